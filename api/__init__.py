@@ -1,0 +1,1 @@
+"""The HTTP face: routes, protocol, errors, command line."""

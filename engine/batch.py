@@ -1,0 +1,108 @@
+"""The plan of one step: what the scheduler decided, in plain ints. Runner and sampler see this and nothing else.
+
+A sequence that runs owns one *row* (a line of the page table and of the sampler's state, 0 <= row < max_num_seqs)
+from its admission to its end or preemption. What a row holds for long is sent once, in ``RowStart``; a step then
+carries only what is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from engine.types import Logprob, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class RowStart:
+    """A sequence takes a row, new or resumed after preemption.
+
+    Attributes:
+        row: the row it takes; whatever was there before is forgotten.
+        params: how its tokens are chosen.
+        tokens: all its tokens so far, int32; the first ``num_prompt`` are the prompt, the rest were generated.
+        stop_ids: the tokens that end it (the model's end tokens unless ignored, and ``params.stop_token_ids``);
+            not to be drawn while fewer than ``params.min_tokens`` are generated.
+        seed: the seed of its draws, always set.
+    """
+
+    row: int
+    params: SamplingParams
+    tokens: Seq[int]
+    num_prompt: int
+    stop_ids: tuple[int, ...]
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence's share of a step: extend the KV by ``tokens``, then perhaps draw the next one.
+
+    Attributes:
+        row: its line in the page table.
+        start: position of ``tokens[0]``, that is, num_computed before the step.
+        tokens: the tokens to compute, drafts included at the end.
+        first_new_page: index in the row's page list where ``new_pages`` go.
+        new_pages: page ids to write into the page table; the list then covers ``start + len(tokens)``.
+        num_drafts: how many of ``tokens`` (its end) are drafts.
+        draws: the last non-draft token is the sequence's last, so a next token is drawn.
+        num_generated: tokens generated before this step (counts the draw: a seed's position).
+        prompt_logprobs: logprobs wanted for positions ``start + 1 ... start + len(tokens)`` inside the prompt.
+    """
+
+    row: int
+    start: int
+    tokens: Seq[int]
+    first_new_page: int
+    new_pages: tuple[int, ...]
+    num_drafts: int
+    draws: bool
+    num_generated: int
+    prompt_logprobs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PageCopy:
+    """Copy the first ``num_tokens`` cells of page ``source`` to page ``target`` in all layers, before the step."""
+
+    source: int
+    target: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step. ``starts`` are applied first, then ``copies`` in order, then the forward of ``rows``."""
+
+    rows: tuple[Row, ...]
+    starts: tuple[RowStart, ...] = ()
+    copies: tuple[PageCopy, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in this step."""
+        return sum(len(row.tokens) for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """What a row brought.
+
+    Attributes:
+        tokens: the tokens drawn, in order: accepted drafts and the one after them; empty if the row did not draw.
+        logprobs: one for each of ``tokens`` if the sequence asked for them.
+        prompt_logprobs: one for each prompt position computed, if asked for: positions ``start + 1 ...``.
+        failed: the row's logits were not finite: the sequence ends with an error, its neighbours go on.
+    """
+
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[Logprob, ...] = ()
+    prompt_logprobs: tuple[Logprob, ...] = ()
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Results of a batch, one for each of its rows in the same order."""
+
+    rows: tuple[RowResult, ...] = field(default_factory=tuple)

@@ -1,0 +1,101 @@
+"""Every option once: its type, default, bounds and help. The command line and its help are made from these fields.
+
+Names are vLLM's where vLLM has the option. A field with ``choices`` takes one of them; ``low`` and ``high`` are
+inclusive. Nothing changes an ``EngineConfig`` after it is made; what is derived from it (the dtype in use, the
+number of pages) is reported by the engine when it is ready.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from engine.errors import ConfigError
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[Any, ...] = (),
+    group: str = "engine",
+) -> Any:
+    """A field of ``EngineConfig`` with what the command line needs to know of it."""
+    metadata = {"help": help, "low": low, "high": high, "choices": choices, "group": group}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """All options of the engine and its model. ``__post_init__`` checks each one and the contradictions."""
+
+    model: str | None = option(
+        None,
+        "Folder in Hugging Face format, GGUF file, or name on the hub. Without it: SmolLM2-135M-Instruct (Q4_1).",
+        group="model",
+    )
+    tokenizer: str | None = option(None, "Folder with tokenizer.json, if not the model's.", group="model")
+    chat_template: str | None = option(None, "File with a Jinja chat template, if not the model's.", group="model")
+    revision: str | None = option(None, "Branch, tag or commit of a model on the hub.", group="model")
+    dtype: str = option(
+        "auto",
+        "Number format of weights and KV. auto: bfloat16 where the device computes it natively, else float32.",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        group="model",
+    )
+    device: str = option("auto", "auto: cuda if there is one, else cpu.", choices=("auto", "cpu", "cuda"))
+    load_format: str = option(
+        "auto", "dummy: random weights in the model's shape.", choices=("auto", "dummy"), group="model"
+    )
+    max_model_len: int | None = option(
+        None, "Most tokens in prompt and answer together. Default: the model's own, if the KV pool holds it.", low=1
+    )
+    seed: int = option(0, "Seed of requests that name none.", low=0, high=(1 << 63) - 1)
+    block_size: int = option(16, "Tokens in a page of KV.", choices=(1, 2, 4, 8, 16, 32, 64, 128))
+    gpu_memory_utilization: float = option(
+        0.9, "Share of the device's memory for weights and KV together.", low=0.05, high=1.0
+    )
+    kv_cache_memory: float | None = option(
+        None,
+        "GiB for the KV pool. Default: from --gpu-memory-utilization; on a CPU at most 4.",
+        low=0.001,
+        high=1 << 20,
+    )
+    num_gpu_blocks_override: int | None = option(None, "Pages in the KV pool, whatever the memory says.", low=2)
+    max_num_seqs: int = option(64, "Most sequences in one step.", low=1, high=4096)
+    max_num_batched_tokens: int = option(
+        512,
+        "Most tokens computed in one step: the longest that running streams wait for a prompt.",
+        low=1,
+        high=1 << 20,
+    )
+    enable_prefix_caching: bool = option(True, "Share the KV of equal prefixes.")
+    threads: int | None = option(
+        None, "Threads that compute on the CPU. Default: the cores this process may use.", low=1
+    )
+    native_kernels: bool = option(True, "Compile and use the C++ kernels on the CPU; else plain torch.")
+
+    def __post_init__(self) -> None:
+        """Raise ``ConfigError`` for the first option out of its bounds, or two that contradict each other."""
+        for spec in fields(self):
+            _check(spec.name, getattr(self, spec.name), spec.metadata)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs "
+                f"({self.max_num_seqs}): every running sequence needs one token a step."
+            )
+
+
+def _check(name: str, value: Any, metadata: Any) -> None:
+    flag = "--" + name.replace("_", "-")
+    if value is None:
+        return
+    if metadata["choices"] and value not in metadata["choices"]:
+        raise ConfigError(f"{flag} must be one of {', '.join(map(str, metadata['choices']))}, not {value}.")
+    low, high = metadata["low"], metadata["high"]
+    if low is not None and not value >= low:
+        raise ConfigError(f"{flag} must be at least {low}, not {value}.")
+    if high is not None and not value <= high:
+        raise ConfigError(f"{flag} must be at most {high}, not {value}.")

@@ -1,0 +1,179 @@
+"""What the two processes say to each other: small frozen messages, in msgpack, never pickle.
+
+    to the engine:    Submit, Abort, Shutdown
+    from the engine:  Ready, then TokenOut, Done, Failed, Heartbeat
+
+Every ``Submit`` ends in exactly one ``Done`` or ``Failed``; an ``Abort`` of a sequence that has ended is ignored.
+A frame on the socket is a list of messages: what belongs to one step travels together. A message is the array
+``[tag, field, field, ...]`` in the order of its dataclass's fields.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, cast
+
+import msgpack
+
+from engine.types import FinishReason, Logprob, SamplingParams, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Start one sequence. ``id`` is the client's, unique among its live sequences.
+
+    Attributes:
+        tokens: the prompt, ``array('i')``, at least one token, checked against the vocabulary.
+        adapter: name of an adapter, None for the base model.
+        salt: who may share KV with this sequence: part of its namespace.
+        arrival: ``time.time()`` at the client.
+    """
+
+    id: int
+    tokens: array[int]
+    params: SamplingParams
+    adapter: str | None = None
+    salt: str = ""
+    arrival: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The client no longer wants these sequences. No answer follows but their ``Done`` with reason abort."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """Leave the loop after the running step; sequences still alive get ``Failed``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The engine is up. Facts that only it knows.
+
+    Attributes:
+        summary: lines for the log: device, dtype, pool size, threads.
+    """
+
+    max_model_len: int
+    vocab_size: int
+    num_pages: int
+    page_size: int
+    summary: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOut:
+    """New tokens of one sequence (more than one where drafts were accepted)."""
+
+    id: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[Logprob, ...] = ()
+    prompt_logprobs: tuple[Logprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The sequence has ended. ``stop_token`` is the token id that ended it, if one of ``stop_ids`` did."""
+
+    id: int
+    reason: FinishReason
+    usage: Usage
+    stop_token: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The sequence was refused or broke. ``kind`` names the class in ``errors`` that the client raises."""
+
+    id: int
+    kind: str
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The step loop is alive. Sent at least twice a second while it is; carries the gauges and counters.
+
+    Attributes:
+        stats: flat name -> number, names as in ``stats.EngineStats``.
+        histograms: name -> observations since the last heartbeat.
+    """
+
+    stats: dict[str, float]
+    histograms: dict[str, list[float]]
+
+
+Message = Submit | Abort | Shutdown | Ready | TokenOut | Done | Failed | Heartbeat
+
+_TYPES: tuple[type[Any], ...] = (Submit, Abort, Shutdown, Ready, TokenOut, Done, Failed, Heartbeat)
+_TAGS = {cls: tag for tag, cls in enumerate(_TYPES)}
+_FIELDS = {cls: tuple(f.name for f in fields(cls)) for cls in (*_TYPES, SamplingParams, Logprob, Usage)}
+
+
+def _plain(value: Any) -> Any:
+    """msgpack's ``default``: an array becomes its bytes, a value type the list of its fields."""
+    if isinstance(value, array):
+        return value.tobytes()
+    return [getattr(value, name) for name in _FIELDS[type(value)]]
+
+
+def encode(messages: Sequence[Message]) -> bytes:
+    """One frame. Raises TypeError for anything that is not a message."""
+    rows = [[_TAGS[type(m)], *(getattr(m, name) for name in _FIELDS[type(m)])] for m in messages]
+    return cast(bytes, msgpack.packb(rows, default=_plain))
+
+
+def _logprobs(rows: list[list[Any]]) -> tuple[Logprob, ...]:
+    return tuple(Logprob(t, lp, rank, tuple((i, v) for i, v in top)) for t, lp, rank, top in rows)
+
+
+def _params(row: list[Any]) -> SamplingParams:
+    values = dict(zip(_FIELDS[SamplingParams], row, strict=True))
+    values["stop_token_ids"] = tuple(values["stop_token_ids"])
+    values["logit_bias"] = tuple((i, b) for i, b in values["logit_bias"])
+    return SamplingParams(**values)
+
+
+def _tokens(data: bytes) -> array[int]:
+    tokens = array("i")
+    tokens.frombytes(data)
+    return tokens
+
+
+# How the fields that msgpack cannot rebuild by itself are rebuilt, by message and field.
+_REBUILD: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
+    (Submit, "tokens"): _tokens,
+    (Submit, "params"): _params,
+    (Abort, "ids"): tuple,
+    (Ready, "summary"): tuple,
+    (TokenOut, "tokens"): tuple,
+    (TokenOut, "logprobs"): _logprobs,
+    (TokenOut, "prompt_logprobs"): _logprobs,
+    (Done, "reason"): FinishReason,
+    (Done, "usage"): lambda row: Usage(*row),
+}
+
+
+def decode(frame: bytes) -> list[Message]:
+    """The messages of a frame that ``encode`` made. Raises ValueError for anything else."""
+    try:
+        return [_decode_one(row) for row in msgpack.unpackb(frame)]
+    except (TypeError, IndexError, KeyError) as error:
+        raise ValueError("not a frame of messages") from error
+
+
+def _decode_one(row: list[Any]) -> Message:
+    cls = _TYPES[row[0]]
+    names = _FIELDS[cls]
+    values = [
+        rebuild(value) if (rebuild := _REBUILD.get((cls, name))) else value
+        for name, value in zip(names, row[1:], strict=True)
+    ]
+    return cast(Message, cls(*values))

@@ -1,0 +1,1 @@
+"""Models: one decoder, families as data."""

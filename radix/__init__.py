@@ -1,0 +1,1 @@
+"""A radix tree of token prefixes. Imports nothing of ours; no torch."""
