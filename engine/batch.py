@@ -41,13 +41,13 @@ class Row:
     Attributes:
         row: its line in the page table.
         start: position of ``tokens[0]``, that is, num_computed before the step.
-        tokens: the tokens to compute, drafts included at the end.
+        tokens: the tokens to compute.
         first_new_page: index in the row's page list where ``new_pages`` go.
         new_pages: page ids to write into the page table; the list then covers ``start + len(tokens)``.
-        num_drafts: how many of ``tokens`` (its end) are drafts.
-        draws: the last non-draft token is the sequence's last, so a next token is drawn.
+        draws: the last of ``tokens`` is the sequence's last, so a next token is drawn.
         num_generated: tokens generated before this step (counts the draw: a seed's position).
-        prompt_logprobs: logprobs wanted for positions ``start + 1 ... start + len(tokens)`` inside the prompt.
+        prompt_targets: where prompt logprobs are wanted, the prompt's tokens at positions ``start + 1 ...``, whose
+            probabilities this step's logits give.
     """
 
     row: int
@@ -55,10 +55,9 @@ class Row:
     tokens: Seq[int]
     first_new_page: int
     new_pages: tuple[int, ...]
-    num_drafts: int
     draws: bool
     num_generated: int
-    prompt_logprobs: bool = False
+    prompt_targets: Seq[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +88,9 @@ class RowResult:
     """What a row brought.
 
     Attributes:
-        tokens: the tokens drawn, in order: accepted drafts and the one after them; empty if the row did not draw.
+        tokens: the tokens drawn; empty if the row did not draw.
         logprobs: one for each of ``tokens`` if the sequence asked for them.
-        prompt_logprobs: one for each prompt position computed, if asked for: positions ``start + 1 ...``.
+        prompt_logprobs: one for each of the row's ``prompt_targets``.
         failed: the row's logits were not finite: the sequence ends with an error, its neighbours go on.
     """
 

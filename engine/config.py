@@ -79,13 +79,18 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Raise ``ConfigError`` for the first option out of its bounds, or two that contradict each other."""
-        for spec in fields(self):
-            _check(spec.name, getattr(self, spec.name), spec.metadata)
+        check_options(self)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs "
                 f"({self.max_num_seqs}): every running sequence needs one token a step."
             )
+
+
+def check_options(config: Any) -> None:
+    """Raise ``ConfigError`` for the first field of a dataclass of options that is out of its bounds."""
+    for spec in fields(config):
+        _check(spec.name, getattr(config, spec.name), spec.metadata)
 
 
 def _check(name: str, value: Any, metadata: Any) -> None:

@@ -28,7 +28,6 @@ class Submit:
         tokens: the prompt, ``array('i')``, at least one token, checked against the vocabulary.
         adapter: name of an adapter, None for the base model.
         salt: who may share KV with this sequence: part of its namespace.
-        arrival: ``time.time()`` at the client.
     """
 
     id: int
@@ -36,7 +35,6 @@ class Submit:
     params: SamplingParams
     adapter: str | None = None
     salt: str = ""
-    arrival: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class TokenOut:
-    """New tokens of one sequence (more than one where drafts were accepted)."""
+    """New tokens of one sequence. A token that ends it is not among them: ``Done.stop_token`` names it."""
 
     id: int
     tokens: tuple[int, ...]
@@ -78,7 +76,12 @@ class TokenOut:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The sequence has ended. ``stop_token`` is the token id that ended it, if one of ``stop_ids`` did."""
+    """The sequence has ended.
+
+    Attributes:
+        stop_token: the token that ended it (the model's own end token or one of ``stop_token_ids``), else None. It
+            counts as a completion token but is part of no ``TokenOut``.
+    """
 
     id: int
     reason: FinishReason

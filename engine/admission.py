@@ -1,0 +1,54 @@
+"""When a waiting sequence may start: are its pages to be had, and would it compute what another is computing now?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.cache import Lease, PrefixCache
+from engine.sequence import Sequence
+from radix.keys import common_prefix
+
+
+def pages_missing(sequence: Sequence, page_size: int) -> int:
+    """Pages that a sequence still lacks to hold all its tokens and the next one."""
+    held = len(sequence.lease.pages) if sequence.lease else 0
+    return max(0, -(-(sequence.num_tokens + 1) // page_size) - held)
+
+
+def try_acquire(cache: PrefixCache, sequence: Sequence, running: Iterable[Sequence]) -> Lease | None:
+    """Lease the cached prefix of a sequence if the pages for the rest of its tokens are to be had as well.
+
+    What the running sequences still need for their prompts, and one page more for each to grow into, is left to
+    them: to admit a sequence and preempt it a step later would be work for nothing. With nothing running every page
+    is free or evictable, and a sequence that fits the pool at all is admitted.
+
+    Returns:
+        The lease, or None (and nothing changed) if it must wait.
+    """
+    spoken_for = sum(pages_missing(other, cache.page_size) + 1 for other in running)
+    lease = cache.acquire(sequence.path, sequence.tokens, sequence.reusable)
+    needed = -(-(sequence.num_tokens + 1) // cache.page_size) - len(lease.pages)
+    if needed + spoken_for > cache.available():
+        cache.release(lease, sequence.tokens, lease.num_tokens)
+        return None
+    return lease
+
+
+def prefix_in_progress(cache: PrefixCache, sequence: Sequence, running: Iterable[Sequence]) -> bool:
+    """Whether a running sequence is about to compute a page that this one needs too and the tree does not hold yet.
+
+    Then waiting is cheaper than computing it twice, and bounded: the other gets tokens in every step until its
+    prompt is done. Sequences that arrive together thereby compute their common part once.
+    """
+    limit = sequence.reusable
+    found = -1
+    for other in running:
+        if not other.prefilling or other.path != sequence.path:
+            continue
+        common = common_prefix(sequence.tokens, other.tokens, limit) // cache.page_size * cache.page_size
+        if common <= other.num_computed:
+            continue
+        found = cache.match(sequence.path, sequence.tokens, limit) if found < 0 else found
+        if common > found:
+            return True
+    return False

@@ -1,0 +1,171 @@
+"""The API process's handle on the engine process: submit, abort, and a call for each frame that comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import cast
+
+from engine import errors
+from engine.channel import FrameReader, frame
+from engine.config import EngineConfig
+from engine.errors import EngineDead, EngineError
+from engine.messages import Abort, Failed, Heartbeat, Message, Ready, Shutdown, Submit, decode, encode
+
+_SOCKET_BUFFER = 4 << 20
+
+
+class EngineClient:
+    """Starts an engine process and talks to it. All methods belong to one event loop.
+
+    Args:
+        config: the engine's options.
+        model_path: folder in Hugging Face format or GGUF file.
+
+    Attributes:
+        on_frame: called with the messages of each frame about sequences, in order. Set before ``start``.
+        on_heartbeat: called with each heartbeat.
+        on_death: called once if the engine ends without having been told to.
+        stats: the last heartbeat's gauges and counters.
+    """
+
+    def __init__(self, config: EngineConfig, model_path: Path) -> None:
+        self._config = config
+        self._model_path = model_path
+        self._process: subprocess.Popen[bytes] | None = None
+        self._transport: asyncio.Transport | None = None
+        self._ready: asyncio.Future[Ready] | None = None
+        self._last_heartbeat = time.monotonic()
+        self._closing = False
+        self.on_frame: Callable[[list[Message]], None] = lambda messages: None
+        self.on_heartbeat: Callable[[Heartbeat], None] = lambda heartbeat: None
+        self.on_death: Callable[[EngineDead], None] = lambda error: None
+        self.stats: dict[str, float] = {}
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine process is connected."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    def last_heartbeat_age(self) -> float:
+        """Seconds since the step loop last said that it is alive."""
+        return time.monotonic() - self._last_heartbeat
+
+    async def start(self) -> Ready:
+        """Start the process and wait until its model is loaded.
+
+        Raises:
+            ModelError, ConfigError: what the engine says is wrong with the model or the options.
+            EngineDead: it ended without saying why; its own output tells.
+        """
+        loop = asyncio.get_running_loop()
+        self._ready = loop.create_future()
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
+        with theirs:
+            self._process = self._spawn(theirs.fileno())
+        await loop.create_connection(lambda: _Protocol(self), sock=ours)
+        return await self._ready
+
+    def submit(self, submits: Sequence[Submit]) -> None:
+        """Start sequences; those of one call arrive together. EngineDead if there is no engine."""
+        self._send(submits)
+
+    def abort(self, ids: Iterable[int]) -> None:
+        """End sequences. Does nothing if the engine is gone: they ended with it."""
+        if self.is_alive:
+            self._send([Abort(tuple(ids))])
+
+    async def close(self) -> None:
+        """Tell the engine to leave and wait for its process, at most ten seconds."""
+        self._closing = True
+        if self.is_alive:
+            self._send([Shutdown()])
+        if self._process is not None:
+            await asyncio.to_thread(_reap, self._process)
+
+    def _spawn(self, fd: int) -> subprocess.Popen[bytes]:
+        root = str(Path(errors.__file__).parent.parent)
+        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        return subprocess.Popen(
+            [sys.executable, "-m", "engine.loop", str(fd), str(self._model_path), json.dumps(asdict(self._config))],
+            pass_fds=[fd],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        )
+
+    def _send(self, messages: Sequence[Message]) -> None:
+        if not self.is_alive or self._transport is None:
+            raise EngineDead("The engine is not running.")
+        self._transport.write(frame(encode(messages)))
+
+    def _connected(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def _received(self, messages: list[Message]) -> None:
+        assert self._ready is not None
+        if not self._ready.done():
+            self._begin(messages.pop(0))
+        if messages and isinstance(messages[-1], Heartbeat):
+            heartbeat = messages.pop()
+            assert isinstance(heartbeat, Heartbeat)
+            self._last_heartbeat = time.monotonic()
+            self.stats = heartbeat.stats
+            self.on_heartbeat(heartbeat)
+        if messages:
+            self.on_frame(messages)
+
+    def _begin(self, message: Message) -> None:
+        """Take the engine's first message: Ready, or Failed with the reason."""
+        assert self._ready is not None
+        if isinstance(message, Ready):
+            self._last_heartbeat = time.monotonic()
+            self._ready.set_result(message)
+        elif isinstance(message, Failed):
+            self._closing = True
+            kind: type[EngineError] = getattr(errors, message.kind)
+            self._ready.set_exception(kind(message.message))
+
+    def _lost(self) -> None:
+        self._transport = None
+        error = EngineDead("The engine process has ended.")
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(error)
+        elif not self._closing:
+            self.on_death(error)
+
+
+class _Protocol(asyncio.Protocol):
+    """Bytes from the engine to frames to the client's ``_received``."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self._reader = FrameReader()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Not asserted: uvloop's transports have the methods, but not the base class.
+        self._client._connected(cast(asyncio.Transport, transport))
+
+    def data_received(self, data: bytes) -> None:
+        for payload in self._reader.feed(data):
+            self._client._received(decode(payload))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._client._lost()
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

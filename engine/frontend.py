@@ -1,0 +1,176 @@
+"""The async face of the engine: requests in tokens go out, text comes back as the engine makes it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from array import array
+from collections.abc import AsyncIterator
+
+from engine.client import EngineClient
+from engine.errors import EngineDead
+from engine.generation import Generation, TextDelta, error_of
+from engine.messages import Done, Failed, Message, Ready, TokenOut
+from engine.requests import RequestLimits, TextRequest
+from engine.stop_strings import StopStrings
+from engine.tokenizer import Tokenizer
+
+_LONG_TEXT = 2048  # characters; encoding fewer takes less time than handing them to a thread
+
+
+class Frontend:
+    """Turns requests into sequences of the engine and their tokens into text. Belongs to one event loop.
+
+    The engine's frames come in through ``client.on_frame``; a stream takes what has come since it last looked, so
+    that a slow reader costs one list and not a task.
+
+    Attributes:
+        tokenizer: the model's.
+        max_model_len: most tokens in prompt and answer together.
+        vocab_size: token ids are below this.
+    """
+
+    def __init__(self, client: EngineClient, tokenizer: Tokenizer, ready: Ready) -> None:
+        self.tokenizer = tokenizer
+        self.max_model_len = ready.max_model_len
+        self.vocab_size = ready.vocab_size
+        self._limits = RequestLimits(ready.max_model_len, ready.vocab_size)
+        self._client = client
+        self._ids = itertools.count(1)
+        self._streams: dict[int, _Stream] = {}
+        client.on_frame = self._on_frame
+        client.on_death = self._on_death
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that have not ended."""
+        return len(self._streams)
+
+    def check(self, request: TextRequest) -> TextRequest:
+        """The request as the engine takes it. Raises RequestError and ContextTooLong: see ``RequestLimits``."""
+        return self._limits.check(request)
+
+    def resolve_max_tokens(self, num_prompt: int, asked: int | None) -> int:
+        """Most tokens to generate, None being as many as fit. Raises ContextTooLong and RequestError."""
+        return self._limits.resolve_max_tokens(num_prompt, asked)
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> array[int]:
+        """Token ids of ``text``; long texts are encoded on another thread. Raises RequestError for lone surrogates."""
+        if len(text) < _LONG_TEXT:
+            return self.tokenizer.encode(text, add_special_tokens)
+        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
+
+    async def stream(self, request: TextRequest) -> AsyncIterator[list[TextDelta]]:
+        """Run a request. Nothing is sent to the engine before the first item is asked for.
+
+        Leaving the iterator early, in whatever way, aborts what still runs. An iterator that is left inside a loop
+        must be closed (``contextlib.aclosing``); otherwise the abort waits for the garbage collector.
+
+        Yields:
+            The deltas of a frame, or of several if the reader was slower than the engine; in order for each sequence.
+
+        Raises:
+            RequestError, CapacityError: the engine refuses one of the sequences.
+            EngineDead: the engine is gone, now or while the stream runs.
+        """
+        stream = self._open(self.check(request))
+        try:
+            while stream.generations or stream.deltas or stream.error:
+                yield await stream.take()
+        finally:
+            self._forget(stream)
+            if unwanted := [number for number in stream.generations if number not in stream.aborted]:
+                self._client.abort(unwanted)
+
+    def _open(self, request: TextRequest) -> _Stream:
+        """Register the request's sequences and send them."""
+        stops = StopStrings(request.stop) if request.stop else None
+        submits = request.submits(self._ids)
+        stream = _Stream(
+            {submit.id: Generation(self.tokenizer, request, stops, index) for index, submit in enumerate(submits)}
+        )
+        self._streams.update(dict.fromkeys(stream.generations, stream))
+        try:
+            self._client.submit(submits)
+        except EngineDead:
+            self._forget(stream)
+            raise
+        return stream
+
+    def _forget(self, stream: _Stream) -> None:
+        for number in stream.generations:
+            self._streams.pop(number, None)
+
+    def _on_frame(self, messages: list[Message]) -> None:
+        """Take a frame of the engine's. Messages of sequences that nobody waits for any more are ignored."""
+        stopped = []
+        for message in messages:
+            if isinstance(message, (TokenOut, Done, Failed)) and (stream := self._streams.get(message.id)):
+                if isinstance(message, (Done, Failed)):
+                    del self._streams[message.id]
+                if stream.push(message):
+                    stopped.append(message.id)
+        if stopped:
+            self._client.abort(stopped)
+
+    def _on_death(self, error: EngineDead) -> None:
+        """Every stream ends with the engine."""
+        streams, self._streams = self._streams, {}
+        for stream in {id(stream): stream for stream in streams.values()}.values():
+            stream.generations.clear()
+            stream.fail(EngineDead(str(error)))
+
+
+class _Stream:
+    """One request between the engine's frames and its reader.
+
+    Attributes:
+        generations: its sequences that have not ended, by id.
+        aborted: those of them that the engine has been told to abort.
+        deltas: what the reader has not taken yet.
+        error: what ends the stream once the deltas are taken.
+    """
+
+    def __init__(self, generations: dict[int, Generation]) -> None:
+        self.generations = generations
+        self.aborted: set[int] = set()
+        self.deltas: list[TextDelta] = []
+        self.error: Exception | None = None
+        self._wake = asyncio.Event()
+
+    def push(self, message: TokenOut | Done | Failed) -> bool:
+        """Take a message. Returns whether the sequence must be aborted, because a stop string ended it just now.
+
+        A bug in the text of one sequence ends this stream and no other.
+        """
+        ends = isinstance(message, (Done, Failed))
+        generation = self.generations.pop(message.id) if ends else self.generations[message.id]
+        try:
+            if isinstance(message, Failed):
+                raise error_of(message)
+            if (delta := generation.push(message)) is not None:
+                self.deltas.append(delta)
+                self._wake.set()
+        except Exception as error:
+            self.fail(error)
+        if ends or not generation.stopped or message.id in self.aborted:
+            return False
+        self.aborted.add(message.id)
+        return True
+
+    def fail(self, error: Exception) -> None:
+        """End the stream with ``error``, the first one if there are several."""
+        self.error = self.error or error
+        self._wake.set()
+
+    async def take(self) -> list[TextDelta]:
+        """What has come since the last call, at least one delta; raises what ended the stream."""
+        await self._wake.wait()
+        self._wake.clear()
+        if self.deltas:
+            deltas, self.deltas = self.deltas, []
+            if self.error is not None:
+                self._wake.set()
+            return deltas
+        assert self.error is not None
+        raise self.error

@@ -1,0 +1,243 @@
+"""The offline face: many prompts in, all answers back in order, in this process and without a server."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.errors import ConfigError, RequestError
+from engine.generation import Generation, error_of
+from engine.messages import Abort, Done, Failed, Message, TokenOut
+from engine.outputs import OutputBuilder, RequestOutput
+from engine.requests import RequestLimits, TextRequest, token_array
+from engine.source import resolve_model
+from engine.stop_strings import StopStrings
+from engine.tokenizer import Tokenizer
+from engine.types import SamplingParams
+
+Prompt = str | Sequence[int]
+Conversation = Sequence[Mapping[str, Any]]
+
+_SHOW_EVERY = 0.5  # seconds between updates of the progress bar
+
+
+class LLM:
+    """A model in this process. Not for use from several threads at once.
+
+    Args:
+        model: folder in Hugging Face format, GGUF file or name on the hub; None for the default model.
+        options: of ``EngineConfig``.
+
+    Raises:
+        ModelError: no such model, or one that is not computed exactly.
+        ConfigError: options that do not exist, are out of bounds or contradict each other.
+
+    >>> llm = LLM()
+    >>> [output] = llm.generate("The capital of France is", SamplingParams(max_tokens=8, temperature=0))
+    >>> output.outputs[0].text
+    """
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        config = _config(model, options)
+        files = resolve_model(config.model, revision=config.revision)
+        self.tokenizer = Tokenizer.load(
+            files.path,
+            tokenizer_path=Path(config.tokenizer) if config.tokenizer is not None else None,
+            chat_template=config.chat_template,
+        )
+        self._core = EngineCore.load(config, files.path)
+        self._limits = RequestLimits(self._core.ready.max_model_len, self._core.ready.vocab_size)
+        self._ids = itertools.count(1)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stop: str | Sequence[str] = (),
+        n: int = 1,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Continue texts.
+
+        Args:
+            prompts: one text or list of token ids, or a list of such.
+            params: for all prompts, or one for each; None for the defaults.
+            stop: strings that end an answer and are no part of it.
+            n: answers to each prompt.
+            use_tqdm: show a progress bar.
+
+        Returns:
+            One output for each prompt, in their order.
+
+        Raises:
+            RequestError: a prompt or parameter out of bounds. Every request is checked before the first one starts.
+        """
+        texts = _listed(prompts)
+        return self._run([self._encoded(prompt, True) for prompt in texts], texts, params, stop, n, use_tqdm)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stop: str | Sequence[str] = (),
+        n: int = 1,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, through the model's chat template. See ``generate``."""
+        conversations = [messages] if _is_conversation(messages) else messages
+        texts = [
+            self.tokenizer.render_chat(
+                conversation,  # type: ignore[arg-type]
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                kwargs=chat_template_kwargs,
+            )
+            for conversation in conversations
+        ]
+        return self._run([self._encoded(text, False) for text in texts], texts, params, stop, n, use_tqdm)
+
+    def _encoded(self, prompt: Prompt, add_special_tokens: bool) -> array[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt, add_special_tokens)
+        return token_array(prompt)
+
+    def _run(
+        self,
+        prompts: list[array[int]],
+        texts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        stop: str | Sequence[str],
+        n: int,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        each = _one_for_each(params, len(prompts))
+        requests = [
+            self._limits.check(TextRequest(tokens, one, stop=stops, n=n))
+            for tokens, one in zip(prompts, each, strict=True)
+        ]
+        builders = [_builder(text, request) for text, request in zip(texts, requests, strict=True)]
+        sequences = self._submit(requests, builders)
+        progress = _Progress(len(requests), shown=use_tqdm)
+        try:
+            while sequences:
+                for message in self._core.step():
+                    self._take(message, sequences, progress)
+        finally:
+            progress.close()
+            if sequences:
+                self._core.handle([Abort(tuple(sequences))])
+        return [builder.build() for builder in builders]
+
+    def _submit(self, requests: list[TextRequest], builders: list[OutputBuilder]) -> dict[int, _Sequence]:
+        """Hand all requests to the engine. Returns their sequences by id."""
+        sequences = {}
+        for request, builder in zip(requests, builders, strict=True):
+            stops = StopStrings(request.stop) if request.stop else None
+            submits = request.submits(self._ids)
+            for index, submit in enumerate(submits):
+                sequences[submit.id] = _Sequence(Generation(self.tokenizer, request, stops, index), builder)
+            self._core.handle(submits)
+        return sequences
+
+    def _take(self, message: Message, sequences: dict[int, _Sequence], progress: _Progress) -> None:
+        """Add what a message says to its request. Sequences of an earlier call that was interrupted are unknown."""
+        if not isinstance(message, (TokenOut, Done, Failed)) or message.id not in sequences:
+            return
+        sequence = sequences[message.id]
+        if isinstance(message, Failed):
+            del sequences[message.id]
+            raise error_of(message)
+        was_stopped = sequence.generation.stopped
+        if (delta := sequence.generation.push(message)) is not None:
+            sequence.builder.add(delta)
+            progress.add_tokens(len(delta.tokens))
+        if isinstance(message, Done):
+            del sequences[message.id]
+            progress.add_requests(int(sequence.builder.is_complete))
+        elif sequence.generation.stopped and not was_stopped:
+            self._core.handle([Abort((message.id,))])
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    generation: Generation
+    builder: OutputBuilder
+
+
+class _Progress:
+    """The bar: requests done, and tokens a second over all of them."""
+
+    def __init__(self, total: int, *, shown: bool) -> None:
+        self._bar = tqdm(total=total, disable=not shown, unit="prompt", desc="Generating", dynamic_ncols=True)
+        self._started = self._last = time.monotonic()
+        self._tokens = 0
+
+    def add_tokens(self, count: int) -> None:
+        self._tokens += count
+        now = time.monotonic()
+        if now - self._last >= _SHOW_EVERY:
+            self._show(now)
+
+    def add_requests(self, count: int) -> None:
+        self._bar.update(count)
+
+    def close(self) -> None:
+        self._show(time.monotonic())
+        self._bar.close()
+
+    def _show(self, now: float) -> None:
+        self._last = now
+        self._bar.set_postfix_str(f"{self._tokens / max(now - self._started, 1e-9):.1f} tokens/s")
+
+
+def _config(model: str | None, options: dict[str, Any]) -> EngineConfig:
+    known = {field.name for field in fields(EngineConfig)}
+    if unknown := sorted(options.keys() - known):
+        raise ConfigError(f"There is no option {unknown[0]!r}; there are {', '.join(sorted(known))}.")
+    return EngineConfig(model=model, **options)
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """A list of prompts, also for one text or one list of token ids."""
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return prompts  # type: ignore[return-value]
+
+
+def _is_conversation(messages: Conversation | Sequence[Conversation]) -> bool:
+    return len(messages) > 0 and isinstance(messages[0], Mapping)
+
+
+def _one_for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise RequestError(f"There are {len(params)} params for {count} prompts: give one, or one for each.")
+    return params
+
+
+def _builder(text: Prompt, request: TextRequest) -> OutputBuilder:
+    return OutputBuilder(
+        text if isinstance(text, str) else None,
+        request.tokens,
+        request.n,
+        with_logprobs=request.params.logprobs is not None,
+        with_prompt_logprobs=request.params.prompt_logprobs is not None,
+    )

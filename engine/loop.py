@@ -1,0 +1,83 @@
+"""The engine process: messages in, steps, messages out. Started by ``client.EngineClient``, one per model.
+
+    python -m engine.loop FD PATH OPTIONS      FD: its end of a socketpair. OPTIONS: EngineConfig as JSON.
+
+It leaves when the channel closes, so it never outlives the process that started it; signals are that one's business.
+Exit codes: 0 after Shutdown or when the client is gone, 70 after an error.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from engine.channel import Channel
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.errors import EngineError
+from engine.messages import Failed, Heartbeat, Message, Shutdown, decode, encode
+
+HEARTBEAT_SECONDS = 0.25
+START_FAILED = -1  # the id of the Failed that says why there will be no Ready
+EXIT_SOFTWARE = 70
+
+
+def serve(core: EngineCore, channel: Channel) -> None:
+    """Run steps until Shutdown arrives. ConnectionError if the client goes away."""
+    due = 0.0
+    while True:
+        waiting = 0.0 if core.has_work else max(0.0, due - time.monotonic())
+        messages = [message for payload in channel.receive(waiting) for message in decode(payload)]
+        if any(isinstance(message, Shutdown) for message in messages):
+            return
+        core.handle(messages)
+        out = core.step() if core.has_work else []
+        if time.monotonic() >= due:
+            out.append(Heartbeat(core.stats(), core.take_observations()))
+            due = time.monotonic() + HEARTBEAT_SECONDS
+        if out:
+            channel.send(encode(out))
+
+
+def start(config: EngineConfig, model_path: Path, channel: Channel) -> EngineCore | None:
+    """Load the engine and tell the client that it is ready, or why it cannot be."""
+    try:
+        core = EngineCore.load(config, model_path)
+    except EngineError as error:
+        _say_goodbye(channel, Failed(START_FAILED, type(error).__name__, str(error)))
+        return None
+    channel.send(encode([core.ready]))
+    return core
+
+
+def main(arguments: list[str]) -> int:
+    """Entry point of the process. Returns its exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    fd, path, options = arguments
+    channel = Channel(socket.socket(fileno=int(fd)))
+    try:
+        core = start(EngineConfig(**json.loads(options)), Path(path), channel)
+        if core is None:
+            return EXIT_SOFTWARE
+        serve(core, channel)
+    except ConnectionError:
+        return 0
+    except Exception:
+        traceback.print_exc()
+        return EXIT_SOFTWARE
+    return 0
+
+
+def _say_goodbye(channel: Channel, message: Message) -> None:
+    channel.send(encode([message]))
+    channel.drain(timeout=5)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,181 @@
+"""From logits to tokens, for all rows of a step at once.
+
+    mask -> logit_bias -> penalties -> min_tokens -> temperature -> top_k -> top_p -> min_p -> draw
+
+What no row of a step uses is not computed. A row's result depends on its own logits, parameters, seed and number of
+generated tokens, never on its neighbours: ``engine.choice`` tells how, and how the draw is defined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.batch import Row, RowResult, RowStart
+from engine.choice import (
+    Draws,
+    best_tokens,
+    block_maxima,
+    draw_any,
+    draw_kept,
+    pad,
+    row_slices,
+    uniforms,
+)
+from engine.logprobs import logprob_columns, prompt_logprobs, to_logprob
+from engine.penalties import LogitEdits
+
+__all__ = ["Sampler", "prompt_logprobs"]
+
+Ints = npt.NDArray[np.int64]
+Params = npt.NDArray[np.void]  # of _ROW
+
+_ROW = np.dtype(
+    [
+        ("temperature", np.float32),
+        ("top_k", np.int64),
+        ("top_p", np.float64),
+        ("min_p", np.float32),
+        ("seed", np.uint64),
+        ("num_logprobs", np.int64),  # -1: none wanted, not even of the chosen token
+        ("num_prompt_logprobs", np.int64),
+    ]
+)
+_COOLEST = 1e-20  # a positive temperature below this is this: in float32 it might become 0, and 0 is greedy
+
+
+class Sampler:
+    """Draws the next token of every row of a step.
+
+    Args:
+        max_num_seqs: how many rows there are.
+        vocab_size: V, the width of the logits.
+        device: where the logits are.
+    """
+
+    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._rows = np.zeros(max_num_seqs, _ROW)
+        self._edits = LogitEdits(max_num_seqs, vocab_size)
+        self._bit = torch.arange(32, dtype=torch.int32, device=device)
+
+    def start(self, starts: Sequence[RowStart]) -> None:
+        """Rows are taken: remember parameters, seed and penalty counts; forget whatever was in those rows before."""
+        for start in starts:
+            params = start.params
+            self._rows[start.row] = (
+                max(params.temperature, _COOLEST) if params.temperature else 0.0,
+                params.top_k if params.top_k < self._vocab_size else 0,
+                params.top_p,
+                params.min_p,
+                start.seed % (1 << 64),
+                -1 if params.logprobs is None else params.logprobs,
+                params.prompt_logprobs or 0,
+            )
+            self._edits.start(start)
+
+    def num_prompt_logprobs(self, row: int) -> int:
+        """How many of the best tokens to name at each position of the row's prompt (``prompt_logprobs``' num_top)."""
+        return int(self._rows["num_prompt_logprobs"][row])
+
+    @torch.inference_mode()
+    def sample(self, logits: Tensor, rows: Sequence[Row], masks: Tensor | None = None) -> list[RowResult]:
+        """Draw one token for each row and count it for the row's penalties.
+
+        A row fails, alone, if its logits hold NaN or +inf, or if nothing may be drawn: everything is masked, banned
+        or -inf.
+
+        Args:
+            logits: [S, V] float32; ``logits[i]`` belongs to ``rows[i]``. May be overwritten.
+            rows: the S rows that draw.
+            masks: [S, ceil(V / 32)] int32 on the same device, or None if every token is allowed everywhere; bit j of
+                word w is set if token 32 * w + j is allowed.
+        """
+        if not rows:
+            return []
+        index = np.fromiter((row.row for row in rows), np.int64, len(rows))
+        num_generated = np.fromiter((row.num_generated for row in rows), np.int64, len(rows))
+        params = self._rows[index]
+        wanted = np.flatnonzero(params["num_logprobs"] >= 0)
+        sound = torch.isfinite(logits.amax(1))
+        edited = self._edited(logits, index, num_generated, masks, keep=bool(len(wanted)))
+        maxima = block_maxima(edited)
+        best = maxima.amax(1)
+        tokens = self._choose(edited, maxima, best, params, num_generated)
+        packed = torch.stack([tokens.double(), (~(sound & torch.isfinite(best))).double()], dim=1)
+        if len(wanted):
+            packed = self._with_logprobs(packed, logits, tokens, wanted, int(params["num_logprobs"].max()))
+        return self._results(packed.tolist(), index, params["num_logprobs"].tolist())
+
+    def _edited(self, logits: Tensor, index: Ints, num_generated: Ints, masks: Tensor | None, keep: bool) -> Tensor:
+        """Logits after mask, bias, penalties and bans, padded; ``logits`` themselves stay as they are if ``keep``."""
+        edited = logits if masks is None else self._masked(logits, masks)
+        if self._edits.concern(index, num_generated):
+            edited = edited.clone() if keep and edited is logits else edited
+            self._edits.apply(edited, index, num_generated)
+        return pad(edited)
+
+    def _masked(self, logits: Tensor, masks: Tensor) -> Tensor:
+        """A copy of the logits with -inf for tokens that are not allowed."""
+        masked = torch.empty_like(logits)
+        for some in row_slices(logits):
+            allowed = ((masks[some, :, None] >> self._bit) & 1).bool().flatten(1)
+            masked[some] = torch.where(allowed[:, : self._vocab_size], logits[some], -torch.inf)
+        return masked
+
+    def _choose(self, logits: Tensor, maxima: Tensor, best: Tensor, params: Params, num_generated: Ints) -> Tensor:
+        """The token of each row, [S] int64. Greedy rows, draws from all and draws by rank go separate ways."""
+        random = params["temperature"] > 0
+        ranked = random & ((params["top_k"] > 0) | (params["top_p"] < 1))
+        tokens = best_tokens(logits, maxima) if not random.all() else torch.zeros_like(best, dtype=torch.int64)
+        for lines, by_rank in ((random & ~ranked, False), (ranked, True)):
+            if lines.any():
+                at = self._column(np.flatnonzero(lines)).squeeze(1)
+                mine = logits if lines.all() else logits[at]
+                tokens[at] = self._draw(mine, best[at, None], params[lines], num_generated[lines], by_rank)
+        return tokens
+
+    def _draw(self, logits: Tensor, best: Tensor, params: Params, num_generated: Ints, by_rank: bool) -> Tensor:
+        u = uniforms(params["seed"], num_generated.astype(np.uint64))
+        fields = (params[name] for name in ("temperature", "top_k", "top_p", "min_p"))
+        draws = Draws(*(self._column(values) for values in (*fields, u)))
+        use_min_p = bool(params["min_p"].any())
+        return torch.cat(
+            [
+                draw_kept(logits[some], best[some], draws.rows(some))
+                if by_rank
+                else draw_any(logits[some], best[some], draws.rows(some), use_min_p)
+                for some in row_slices(logits)
+            ]
+        )
+
+    def _column(self, values: npt.NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)[:, None]).to(self._device)
+
+    def _with_logprobs(self, packed: Tensor, logits: Tensor, tokens: Tensor, wanted: Ints, num_top: int) -> Tensor:
+        """``packed`` [S, 2] with the columns of ``logprob_columns`` behind it, 0 for rows that want none."""
+        at = self._column(wanted).squeeze(1)
+        some = logits if len(wanted) == len(logits) else logits[at]
+        columns = logprob_columns(some, tokens[at], num_top)
+        behind = torch.zeros(len(packed), columns.shape[1], dtype=torch.float64, device=self._device)
+        behind[at] = columns
+        return torch.cat([packed, behind], dim=1)
+
+    def _results(self, packed: list[list[float]], index: Ints, num_logprobs: list[int]) -> list[RowResult]:
+        """Rows of (token, failed, logprob columns ...) as values, and the tokens counted."""
+        tokens = [int(line[0]) for line in packed]
+        failed = [bool(line[1]) for line in packed]
+        self._edits.count(index, tokens, failed)
+        return [
+            RowResult(failed=True)
+            if failed[i]
+            else RowResult(
+                (tokens[i],), (to_logprob(tokens[i], packed[i][2:], num_logprobs[i]),) if num_logprobs[i] >= 0 else ()
+            )
+            for i in range(len(packed))
+        ]

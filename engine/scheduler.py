@@ -1,0 +1,270 @@
+"""Which sequences get how many tokens in the next step, and what follows from the result.
+
+There is one rule: a sequence has ``num_computed`` tokens in the KV pool and wants all ``num_tokens`` there; a step
+gives it ``min(want, budget)``. A sequence that has just drawn a token wants one (decode), one that was just admitted
+wants its prompt less what the cache had (prefill, in chunks), a preempted one wants whatever was evicted meanwhile.
+No branch below asks which of these it is looking at, but for the order: those that want a single token go first, so
+that a long prompt delays running streams by no more than one chunk.
+
+Preemption is "finish without telling the client": the computed pages go to the tree, the sequence to the head of the
+queue, and it comes back as a prefix hit. The victim is the last admitted, so the first admitted always makes
+progress and nobody preempts in circles.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from engine.admission import prefix_in_progress, try_acquire
+from engine.batch import Batch, PageCopy, Row, RowResult, RowStart, StepResult
+from engine.cache import Lease, PrefixCache
+from engine.messages import Done, Failed, Message, TokenOut
+from engine.queue import WaitingQueue
+from engine.sequence import Sequence, Status
+from engine.stats import EngineStats
+from engine.types import FinishReason
+
+
+@dataclass(slots=True)
+class _Plan:
+    """A step in the making: tokens left to give, and what was given, by sequence id."""
+
+    budget: int
+    rows: dict[int, Row] = field(default_factory=dict)
+    starts: list[RowStart] = field(default_factory=list)
+    copies: list[PageCopy] = field(default_factory=list)
+
+
+class Scheduler:
+    """The only writer of sequences and the queue.
+
+    Args:
+        cache: pages and tree.
+        max_num_seqs: rows, that is, most running sequences.
+        max_num_batched_tokens: tokens in one step.
+        max_model_len: a sequence ends with reason length when it holds that many tokens.
+        stats: counters to write to.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        stats: EngineStats,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cache = cache
+        self._max_tokens = max_num_batched_tokens
+        self._max_model_len = max_model_len
+        self._stats = stats
+        self._clock = clock
+        self._queue = WaitingQueue()
+        self._running: list[Sequence] = []  # in order of admission
+        self._alive: dict[int, Sequence] = {}
+        self._by_row: dict[int, Sequence] = {}
+        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences in the queue."""
+        return len(self._queue)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences with a row."""
+        return len(self._running)
+
+    @property
+    def running(self) -> tuple[Sequence, ...]:
+        """The running sequences, for audits."""
+        return tuple(self._running)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence. ValueError if its id is alive already."""
+        if sequence.id in self._alive:
+            raise ValueError(f"sequence {sequence.id} is alive already")
+        self._alive[sequence.id] = sequence
+        self._queue.push(sequence)
+        self._stats.accepted += 1
+
+    def abort(self, ids: Iterable[int]) -> list[Message]:
+        """End these sequences, whatever they are doing; ids that are not alive are ignored."""
+        alive = [self._alive[i] for i in ids if i in self._alive]
+        return [self._finish(sequence, FinishReason.ABORT) for sequence in alive]
+
+    def fail_all(self, kind: str, message: str) -> list[Message]:
+        """End every sequence with an error."""
+        failed: list[Message] = []
+        for sequence in tuple(self._alive.values()):
+            self._finish(sequence, FinishReason.ERROR)
+            failed.append(Failed(sequence.id, kind, message))
+        return failed
+
+    def schedule(self) -> Batch:
+        """Plan a step. An empty batch means that nothing can be done: no sequence is alive."""
+        plan = _Plan(self._max_tokens)
+        for sequence in self._in_turn():
+            if plan.budget and sequence.status is Status.RUNNING:
+                self._extend(sequence, plan)
+        self._admit(plan)
+        return Batch(tuple(plan.rows.values()), tuple(plan.starts), tuple(plan.copies))
+
+    def commit(self, batch: Batch, result: StepResult) -> list[Message]:
+        """Take the result of a step over: tokens, pages for the tree, ends. Returns what the client is told."""
+        messages: list[Message] = []
+        for row, outcome in zip(batch.rows, result.rows, strict=True):
+            messages += self._commit_row(self._by_row[row.row], row, outcome)
+        self._stats.steps += 1
+        self._stats.computed_tokens += batch.num_tokens
+        self._stats.observe("iteration_tokens_total", batch.num_tokens)
+        return messages
+
+    def _in_turn(self) -> list[Sequence]:
+        """Running sequences: those that want one token, then the others, each in order of admission."""
+        return sorted(self._running, key=lambda sequence: sequence.prefilling)
+
+    def _extend(self, sequence: Sequence, plan: _Plan) -> None:
+        """Give a running sequence tokens and their pages, if need be at the cost of the last admitted."""
+        count = min(sequence.num_tokens - sequence.num_computed, plan.budget)
+        while not self._cache.grow(_lease(sequence), sequence.num_computed + count):
+            victim = self._running[-1]
+            self._preempt(victim, plan)
+            if victim is sequence:
+                return
+        self._plan_row(sequence, count, plan)
+
+    def _plan_row(self, sequence: Sequence, count: int, plan: _Plan) -> None:
+        start, end = sequence.num_computed, sequence.num_computed + count
+        first, pages = _lease(sequence).take_changes()
+        scored = sequence.params.prompt_logprobs is not None and not sequence.num_generated
+        plan.rows[sequence.id] = Row(
+            row=sequence.row,
+            start=start,
+            tokens=sequence.tokens[start:end],
+            first_new_page=first,
+            new_pages=pages,
+            draws=end == sequence.num_tokens,
+            num_generated=sequence.num_generated,
+            prompt_targets=sequence.tokens[start + 1 : end + 1] if scored else (),
+        )
+        plan.budget -= count
+
+    def _preempt(self, sequence: Sequence, plan: _Plan) -> None:
+        """Send a running sequence back to the head of the queue; what it computed stays in the tree if it can."""
+        planned = plan.rows.pop(sequence.id, None)
+        if planned:
+            plan.budget += len(planned.tokens)
+        self._leave(sequence)
+        sequence.status = Status.WAITING
+        sequence.num_preempted += 1
+        self._queue.requeue(sequence)
+        self._stats.preemptions += 1
+
+    def _admit(self, plan: _Plan) -> None:
+        """Admit from the queue while rows, pages and budget last.
+
+        A sequence whose prefix is just being computed by another is passed over, so that it finds it; at most as
+        many as there are rows, which bounds the work of a step with a long queue.
+        """
+        passed_over = 0
+        for sequence in self._queue:
+            if not plan.budget or not self._free_rows or passed_over > len(self._by_row) + len(self._free_rows):
+                return
+            if self._cache.sharing and prefix_in_progress(self._cache, sequence, self._running):
+                passed_over += 1
+                continue
+            lease = try_acquire(self._cache, sequence, self._running)
+            if lease is None:
+                return
+            self._start(sequence, lease, plan)
+            count = min(sequence.num_tokens - sequence.num_computed, plan.budget)
+            if self._cache.grow(lease, sequence.num_computed + count):
+                self._plan_row(sequence, count, plan)
+
+    def _start(self, sequence: Sequence, lease: Lease, plan: _Plan) -> None:
+        self._queue.remove(sequence)
+        self._running.append(sequence)
+        sequence.status, sequence.lease = Status.RUNNING, lease
+        sequence.row = self._free_rows.pop()
+        sequence.num_computed = lease.num_tokens
+        self._by_row[sequence.row] = sequence
+        if sequence.num_cached < 0:
+            self._count_admission(sequence)
+        if copy := lease.take_copy():
+            plan.copies.append(copy)
+        stop_ids = tuple(sequence.stop_ids)
+        tokens = sequence.tokens[:]
+        plan.starts.append(
+            RowStart(sequence.row, sequence.params, tokens, sequence.num_prompt, stop_ids, sequence.seed)
+        )
+
+    def _count_admission(self, sequence: Sequence) -> None:
+        sequence.num_cached = sequence.num_computed
+        self._stats.prompt_tokens += sequence.num_prompt
+        self._stats.prompt_tokens_cached += sequence.num_cached
+        self._stats.observe("request_queue_time_seconds", self._clock() - sequence.arrival)
+
+    def _commit_row(self, sequence: Sequence, row: Row, outcome: RowResult) -> list[Message]:
+        sequence.num_computed += len(row.tokens)
+        if outcome.failed:
+            self._finish(sequence, FinishReason.ERROR)
+            return [Failed(sequence.id, "ModelError", "The model's output for this request was not a number.")]
+        self._cache.commit(_lease(sequence), sequence.tokens, sequence.num_computed)
+        ends: tuple[FinishReason, int | None] | None = None
+        kept = 0
+        for token in outcome.tokens:
+            sequence.tokens.append(token)
+            self._stats.generation_tokens += 1
+            ends = self._end(sequence, token)
+            if ends and ends[1] is not None:
+                break
+            kept += 1
+            if ends:
+                break
+        messages: list[Message] = []
+        if kept or outcome.prompt_logprobs:
+            logprobs = outcome.logprobs[:kept]
+            messages.append(TokenOut(sequence.id, outcome.tokens[:kept], logprobs, outcome.prompt_logprobs))
+        if ends:
+            messages.append(self._finish(sequence, *ends))
+        return messages
+
+    def _end(self, sequence: Sequence, token: int) -> tuple[FinishReason, int | None] | None:
+        """Whether the token just appended ends its sequence: the reason, and the token if it is a stop token."""
+        if token in sequence.stop_ids and sequence.num_generated > sequence.params.min_tokens:
+            return FinishReason.STOP, token
+        full = sequence.num_tokens >= self._max_model_len
+        if full or sequence.num_generated >= sequence.params.max_tokens:
+            return FinishReason.LENGTH, None
+        return None
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, stop_token: int | None = None) -> Done:
+        """End a sequence in whatever state it is."""
+        if sequence.status is Status.RUNNING:
+            self._leave(sequence)
+        elif sequence.status is Status.WAITING:
+            self._queue.remove(sequence)
+        sequence.status = Status.FINISHED
+        del self._alive[sequence.id]
+        self._stats.count_finished(reason)
+        return Done(sequence.id, reason, sequence.usage, stop_token)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Give row and pages back; the computed ones go to the tree."""
+        self._cache.release(_lease(sequence), sequence.tokens, sequence.num_computed)
+        self._running.remove(sequence)
+        del self._by_row[sequence.row]
+        self._free_rows.append(sequence.row)
+        sequence.lease, sequence.row, sequence.num_computed = None, -1, 0
+
+
+def _lease(sequence: Sequence) -> Lease:
+    """The lease that every running sequence has."""
+    assert sequence.lease is not None
+    return sequence.lease

@@ -1,0 +1,85 @@
+"""One stream of tokens being generated, and where it stands."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from enum import Enum
+
+from engine.cache import Lease
+from engine.types import SamplingParams, Usage
+from radix.namespace import Path
+
+
+class Status(Enum):
+    """Where a sequence is in its life. Preemption takes it from RUNNING back to WAITING."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A sequence has ``num_computed`` tokens in the KV pool and wants all ``num_tokens`` there; that is all it does.
+
+    Only the ``Scheduler`` writes its fields.
+
+    Attributes:
+        tokens: int32, the prompt and then what was generated.
+        path: the namespaces under which its prefix is shared.
+        stop_ids: tokens that end it.
+        seed: the seed of its draws.
+        arrival: ``time.monotonic()`` at the engine.
+        lease: its hold on pages while it runs, else None.
+        row: its row while it runs, else -1.
+        num_computed: tokens whose KV is in the pool (0 while it waits).
+        num_cached: tokens found in the cache at its first admission, -1 before.
+    """
+
+    id: int
+    tokens: array[int]
+    params: SamplingParams
+    path: Path
+    stop_ids: frozenset[int]
+    seed: int
+    arrival: float
+    num_prompt: int = 0
+    status: Status = Status.WAITING
+    lease: Lease | None = None
+    row: int = -1
+    num_computed: int = 0
+    num_cached: int = -1
+    num_preempted: int = 0
+
+    def __post_init__(self) -> None:
+        """Count the prompt."""
+        self.num_prompt = len(self.tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        """All tokens: prompt and generated."""
+        return len(self.tokens)
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens generated so far."""
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether more than its last token still lacks KV."""
+        return self.num_computed < len(self.tokens) - 1
+
+    @property
+    def reusable(self) -> int:
+        """How many of its tokens may come from the cache: its last one is always computed, for its logits.
+
+        A sequence that wants logprobs of its prompt needs the logits of every position, so none.
+        """
+        return 0 if self.params.prompt_logprobs is not None and not self.num_generated else len(self.tokens) - 1
+
+    @property
+    def usage(self) -> Usage:
+        """Its tokens, as the client is told them."""
+        return Usage(self.num_prompt, max(self.num_cached, 0), self.num_generated)

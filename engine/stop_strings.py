@@ -1,0 +1,105 @@
+"""Stop strings in a text that comes in pieces: one pass, nothing looked at twice.
+
+All stop strings are searched at once by an Aho-Corasick automaton (Aho and Corasick, 1975). Its state after some text
+is the longest end of that text which begins a stop string, so the state's depth is exactly the number of characters
+that must be held back: they may yet turn out to belong to a match.
+
+Of several matches the one that ends first wins, and of those that end together the longest. That does not depend on
+how the text was cut into pieces, so neither do answers depend on the way they were cut into tokens.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+
+class StopStrings:
+    """The automaton of some stop strings, all of them non-empty. Immutable: sequences may share it."""
+
+    __slots__ = ("_depth", "_fallback", "_match", "_next")
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._next: list[dict[str, int]] = [{}]
+        self._depth = [0]
+        self._match = [0]  # length of the longest stop string that ends in this state, 0 for none
+        for stop in stops:
+            self._match[self._insert(stop)] = len(stop)
+        self._fallback = [0] * len(self._next)
+        self._link()
+
+    def matcher(self) -> StopMatcher:
+        """A search that begins with an empty text."""
+        return StopMatcher(self)
+
+    def step(self, state: int, character: str) -> int:
+        """The state after one more character."""
+        while state and character not in self._next[state]:
+            state = self._fallback[state]
+        return self._next[state].get(character, 0)
+
+    def match(self, state: int) -> int:
+        """Length of the longest stop string that ends here, 0 if none does."""
+        return self._match[state]
+
+    def depth(self, state: int) -> int:
+        """How many characters at the end of the text may belong to a match that is still forming."""
+        return self._depth[state]
+
+    def _insert(self, stop: str) -> int:
+        state = 0
+        for character in stop:
+            if character not in self._next[state]:
+                self._next[state][character] = len(self._next)
+                self._next.append({})
+                self._depth.append(self._depth[state] + 1)
+                self._match.append(0)
+            state = self._next[state][character]
+        return state
+
+    def _link(self) -> None:
+        """Set each state's fallback, the state of its longest proper end, parents before children."""
+        waiting = deque(self._next[0].values())
+        while waiting:
+            state = waiting.popleft()
+            self._match[state] = self._match[state] or self._match[self._fallback[state]]
+            for character, child in self._next[state].items():
+                self._fallback[child] = self.step(self._fallback[state], character)
+                waiting.append(child)
+
+
+class StopMatcher:
+    """The search along one text."""
+
+    __slots__ = ("_automaton", "_held", "_state")
+
+    def __init__(self, automaton: StopStrings) -> None:
+        self._automaton = automaton
+        self._state = 0
+        self._held = ""
+
+    def feed(self, text: str, *, armed: bool = True) -> tuple[str, str | None]:
+        """Take more text.
+
+        Args:
+            armed: whether a stop string that ends in ``text`` counts.
+
+        Returns:
+            The text that is certain to stand before any match, and the stop string that was found, if one was. Text
+            after it is dropped; the matcher is of no further use.
+        """
+        automaton, state = self._automaton, self._state
+        whole = self._held + text
+        for end, character in enumerate(text, len(self._held) + 1):
+            state = automaton.step(state, character)
+            if armed and (length := automaton.match(state)):
+                self._held = ""
+                return whole[: end - length], whole[end - length : end]
+        self._state = state
+        certain = len(whole) - automaton.depth(state)
+        self._held = whole[certain:]
+        return whole[:certain], None
+
+    def finish(self) -> str:
+        """The text that was held back: no match will come of it."""
+        held, self._held, self._state = self._held, "", 0
+        return held

@@ -1,0 +1,124 @@
+"""The device's side of the engine: a model, its KV pool and the runner over both."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+
+from engine.batch import Batch, Row, RowStart, StepResult
+from engine.config import EngineConfig
+from engine.device import choose_device, choose_dtype, kv_bytes, num_threads
+from engine.errors import ConfigError
+from engine.inputs import InputBuilder
+from engine.kv_pool import KvPool, bytes_per_page
+from engine.loading.load import load_model
+from engine.models.config import ModelConfig
+from engine.models.decoder import DecoderModel
+from engine.runner import ModelRunner
+from engine.sampler import Sampler
+from engine.types import SamplingParams
+from kernels import ops
+
+
+class Worker:
+    """Loads a model and runs batches on it.
+
+    Args:
+        config: all options.
+        model_path: folder in Hugging Face format or GGUF file.
+
+    Attributes:
+        num_pages: pages in the pool.
+        vocab_size: width of the logits.
+        eos_ids: the model's own end tokens.
+        max_model_len: tokens that a sequence may have: the model's limit, or the pool's where that is less.
+        summary: lines that tell a person what was set up.
+
+    Raises:
+        ModelError: the model cannot be computed exactly.
+        ConfigError: the options do not fit the model or the memory.
+    """
+
+    def __init__(self, config: EngineConfig, model_path: Path) -> None:
+        started = time.monotonic()
+        device = choose_device(config)
+        dtype = choose_dtype(config, device)
+        torch.set_num_threads(num_threads(config))
+        ops.use_native(config.native_kernels)
+        model = load_model(model_path, dtype=dtype, device=device, dummy=config.load_format == "dummy")
+        loaded = time.monotonic()
+        self.vocab_size, self.eos_ids = model.config.vocab_size, model.config.eos_token_ids
+        self._reserve_activations(model, config, dtype, device)
+        page_bytes = bytes_per_page(model.config, config.block_size, dtype)
+        self.num_pages = config.num_gpu_blocks_override or kv_bytes(config, device) // page_bytes
+        self.max_model_len = _max_model_len(config, model.config, self.num_pages)
+        kv = KvPool(model.config, self.num_pages, config.block_size, dtype, device)
+        self._runner = _runner(config, model, kv, self.max_model_len, device)
+        self._warm_up()
+        self.summary = (
+            f"{_shape(model.config)}, {str(dtype).removeprefix('torch.')} on {device}, "
+            f"loaded in {loaded - started:.1f} s, warm after {time.monotonic() - loaded:.1f} s more",
+            f"KV pool: {self.num_pages * config.block_size:,} tokens in pages of {config.block_size} "
+            f"({self.num_pages * page_bytes / 2**30:.2f} GiB); context {self.max_model_len:,}; "
+            f"up to {config.max_num_seqs} sequences and {config.max_num_batched_tokens:,} tokens a step",
+            *([f"{torch.get_num_threads()} threads, {ops.native_status()}"] if device.type == "cpu" else []),
+        )
+
+    def run(self, batch: Batch) -> StepResult:
+        """Compute a step."""
+        return self._runner.run(batch)
+
+    def _reserve_activations(
+        self, model: DecoderModel, config: EngineConfig, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """On a GPU, run the largest step once: torch then holds its activations, and the pool gets what is left."""
+        if device.type != "cuda":
+            return
+        pages = -(-config.max_num_batched_tokens // config.block_size) + 1
+        kv = KvPool(model.config, pages, config.block_size, dtype, device)
+        runner = _runner(config, model, kv, config.max_num_batched_tokens, device)
+        runner.run(_trial(config.max_num_batched_tokens, range(pages)))
+
+    def _warm_up(self) -> None:
+        """Run one small step, so that the first request does not pay for what is set up on first use."""
+        self._runner.run(_trial(1, (0,)))
+
+
+def _shape(config: ModelConfig) -> str:
+    return (
+        f"{config.family}: {config.num_layers} layers of {config.hidden_size}, "
+        f"{config.num_heads} heads over {config.num_kv_heads}, vocabulary {config.vocab_size:,}"
+    )
+
+
+def _trial(num_tokens: int, pages: range | tuple[int, ...]) -> Batch:
+    """One row of token 0, drawn greedily."""
+    tokens = [0] * num_tokens
+    start = RowStart(0, SamplingParams(temperature=0.0), tokens, num_tokens, (), 0)
+    row = Row(0, 0, tokens, 0, tuple(pages), draws=True, num_generated=0)
+    return Batch((row,), (start,))
+
+
+def _runner(
+    config: EngineConfig, model: DecoderModel, kv: KvPool, max_model_len: int, device: torch.device
+) -> ModelRunner:
+    inputs = InputBuilder(config.max_num_seqs, max_model_len, config.block_size, device)
+    sampler = Sampler(config.max_num_seqs, model.config.vocab_size, device)
+    return ModelRunner(model, kv, inputs, sampler)
+
+
+def _max_model_len(config: EngineConfig, model: ModelConfig, num_pages: int) -> int:
+    """The longest sequence, checked against the model and the pool (which keeps a page for copies)."""
+    pool = (num_pages - 1) * config.block_size - 1
+    if pool < 1:
+        raise ConfigError(f"No memory is left for the KV pool: {num_pages} pages. Give it --kv-cache-memory in GiB.")
+    asked = config.max_model_len
+    if asked is None:
+        return min(model.max_position_embeddings, pool)
+    if asked > model.max_position_embeddings:
+        raise ConfigError(f"--max-model-len {asked} is beyond the model's own limit, {model.max_position_embeddings}.")
+    if asked > pool:
+        raise ConfigError(f"--max-model-len {asked} does not fit the KV pool, which holds {pool} tokens.")
+    return asked

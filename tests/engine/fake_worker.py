@@ -1,0 +1,95 @@
+"""A device without tensors: each KV cell holds a hash of all tokens up to it, and the next token follows from it.
+
+A page that is stale, mixed up, freed too early or written by a neighbour changes the hash, and with it every token
+that follows: what ``expected_tokens`` says then differs from what the engine sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.batch import Batch, RowResult, StepResult
+from engine.types import Logprob
+
+_MASK = (1 << 61) - 1
+
+
+def chain(previous: int, token: int) -> int:
+    """The content of a cell from the content of the one before and the cell's token."""
+    return ((previous ^ token) * 0x9E3779B97F4A7C15 + 0x7F4A7C15) & _MASK
+
+
+def next_token(content: int, vocab_size: int) -> int:
+    """The token that the last cell's content leads to."""
+    return (content >> 17) % vocab_size
+
+
+def expected_tokens(prompt: Iterable[int], count: int, vocab_size: int) -> list[int]:
+    """What a sequence alone on a fresh engine generates."""
+    content = 0
+    for token in prompt:
+        content = chain(content, token)
+    tokens = []
+    for _ in range(count):
+        tokens.append(next_token(content, vocab_size))
+        content = chain(content, tokens[-1])
+    return tokens
+
+
+class FakeWorker:
+    """Runs batches on integers, with the same rules as a device: rows read what earlier steps wrote."""
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        *,
+        vocab_size: int = 11,
+        max_model_len: int = 10**6,
+        eos: tuple[int, ...] = (),
+    ) -> None:
+        self.num_pages, self.page_size = num_pages, page_size
+        self.vocab_size, self.eos_ids = vocab_size, eos
+        self.max_model_len = min(max_model_len, (num_pages - 1) * page_size - 1)
+        self.summary = ("fake",)
+        self.cells = [-1] * (num_pages * page_size)
+        self.tables: dict[int, list[int]] = {}
+        self.batches: list[Batch] = []
+        self.failing_rows: set[int] = set()
+
+    def run(self, batch: Batch) -> StepResult:
+        """Compute a step."""
+        self.batches.append(batch)
+        for start in batch.starts:
+            self.tables[start.row] = []
+        for copy in batch.copies:
+            for i in range(copy.num_tokens):
+                self.cells[copy.target * self.page_size + i] = self.cells[copy.source * self.page_size + i]
+        writes: dict[int, int] = {}
+        results = tuple(self._row(row, writes) for row in batch.rows)
+        for cell, content in writes.items():
+            self.cells[cell] = content
+        return StepResult(results)
+
+    def _row(self, row, writes) -> RowResult:
+        table = self.tables[row.row]
+        del table[row.first_new_page :]
+        assert len(table) == row.first_new_page, "a gap in the page table"
+        table.extend(row.new_pages)
+        content = self.cells[self._cell(table, row.start - 1)] if row.start else 0
+        assert content >= 0, "reads a cell that nobody wrote"
+        contents = []
+        for i, token in enumerate(row.tokens):
+            content = chain(content, token)
+            contents.append(content)
+            cell = self._cell(table, row.start + i)
+            assert cell not in writes, "two rows write one cell"
+            writes[cell] = content
+        scores = tuple(Logprob(token, 0.0, 1, ()) for token in row.prompt_targets)
+        if row.row in self.failing_rows:
+            return RowResult(failed=True)
+        tokens = (next_token(content, self.vocab_size),) if row.draws else ()
+        return RowResult(tokens, prompt_logprobs=scores)
+
+    def _cell(self, table: list[int], position: int) -> int:
+        return table[position // self.page_size] * self.page_size + position % self.page_size

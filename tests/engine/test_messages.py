@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import dataclasses
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine import messages
+from engine.messages import (
+    Abort,
+    Done,
+    Failed,
+    Heartbeat,
+    Ready,
+    Shutdown,
+    Submit,
+    TokenOut,
+    decode,
+    encode,
+)
+from engine.types import FinishReason, Logprob, SamplingParams, Usage
+
+ints = st.integers(0, 2**31 - 1)
+floats = st.floats(allow_nan=False)
+logprobs = st.builds(Logprob, ints, floats, ints, st.lists(st.tuples(ints, floats), max_size=3).map(tuple))
+usages = st.builds(Usage, ints, ints, ints)
+params = st.builds(
+    SamplingParams,
+    max_tokens=ints,
+    temperature=floats,
+    seed=st.none() | st.integers(0, 2**63 - 1),
+    stop_token_ids=st.lists(ints, max_size=3).map(tuple),
+    logit_bias=st.lists(st.tuples(ints, floats), max_size=3).map(tuple),
+    logprobs=st.none() | st.integers(0, 20),
+)
+tokens = st.lists(ints, max_size=9)
+any_message = st.one_of(
+    st.builds(Submit, ints, tokens.map(lambda t: array("i", t)), params, st.none() | st.text(), st.text()),
+    st.builds(Abort, tokens.map(tuple)),
+    st.just(Shutdown()),
+    st.builds(Ready, ints, ints, ints, ints, st.lists(st.text(), max_size=2).map(tuple)),
+    st.builds(TokenOut, ints, tokens.map(tuple), st.lists(logprobs, max_size=2).map(tuple)),
+    st.builds(Done, ints, st.sampled_from(FinishReason), usages, st.none() | ints),
+    st.builds(Failed, st.integers(-1, 9), st.text(), st.text(), st.none() | st.text(), st.none()),
+    st.builds(Heartbeat, st.dictionaries(st.text(), floats), st.dictionaries(st.text(), st.lists(floats))),
+)
+
+
+@given(st.lists(any_message, max_size=5))
+def test_a_frame_gives_back_what_went_in(sent):
+    received = decode(encode(sent))
+    assert received == sent
+    assert [type(m) for m in received] == [type(m) for m in sent]
+
+
+def test_every_message_is_covered():
+    covered = {Submit, Abort, Shutdown, Ready, TokenOut, Done, Failed, Heartbeat}
+    assert covered == {
+        c for c in vars(messages).values() if dataclasses.is_dataclass(c) and c.__module__ == messages.__name__
+    }
+
+
+@pytest.mark.parametrize("frame", [b"", b"\x93", b"\x91\x91\x63", b"\x91\x92\x00\x01", b"\xc1"])
+def test_anything_else_is_refused(frame):
+    with pytest.raises(ValueError):
+        decode(frame)

@@ -1,0 +1,104 @@
+"""The engine in its own process: start, answers, abort, refusal, death."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from array import array
+
+import pytest
+
+from engine.client import EngineClient
+from engine.config import EngineConfig
+from engine.errors import ConfigError, EngineDead, ModelError
+from engine.messages import Done, Failed, Submit, TokenOut
+from engine.types import FinishReason, SamplingParams
+
+CONFIG = EngineConfig(dtype="float32", device="cpu", num_gpu_blocks_override=40, threads=1, max_num_seqs=8)
+
+
+class Listener:
+    """Messages by sequence, and a way to wait for an end."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self.tokens: dict[int, list[int]] = {}
+        self.ends: dict[int, asyncio.Future[Done | Failed]] = {}
+        self.death: asyncio.Future[EngineDead] = asyncio.get_running_loop().create_future()
+        client.on_frame = self._frame
+        client.on_death = self.death.set_result
+
+    def end(self, number: int) -> asyncio.Future[Done | Failed]:
+        return self.ends.setdefault(number, asyncio.get_running_loop().create_future())
+
+    def _frame(self, messages) -> None:
+        for message in messages:
+            if isinstance(message, TokenOut):
+                self.tokens.setdefault(message.id, []).extend(message.tokens)
+            else:
+                self.end(message.id).set_result(message)
+
+
+def submit(number: int, **params) -> Submit:
+    return Submit(number, array("i", [1, 2, 3]), SamplingParams(**{"temperature": 0.0, **params}))
+
+
+async def test_answers_aborts_and_leaves(tiny_llama):
+    client = EngineClient(CONFIG, tiny_llama)
+    listener = Listener(client)
+    ready = await client.start()
+    assert (ready.vocab_size, ready.num_pages, ready.page_size) == (97, 40, 16)
+    client.submit([submit(1, max_tokens=5), submit(2, max_tokens=400), submit(3, max_tokens=5)])
+    assert (await listener.end(1)).reason is FinishReason.LENGTH
+    client.abort([2])
+    assert (await listener.end(2)).reason is FinishReason.ABORT
+    await listener.end(3)
+    assert listener.tokens[1] == listener.tokens[3] == listener.tokens[2][:5]
+    while client.stats.get("steps", 0) < 5:  # the heartbeat that follows
+        await asyncio.sleep(0.01)
+    assert client.stats["pages_private"] == 0 and client.stats["finished_abort"] == 1
+    await client.close()
+    assert client._process.returncode == 0 and not listener.death.done()
+
+
+async def test_an_unknown_adapter_is_refused(tiny_llama):
+    client = EngineClient(CONFIG, tiny_llama)
+    listener = Listener(client)
+    await client.start()
+    client.submit([Submit(1, array("i", [1]), SamplingParams(), adapter="nobody")])
+    failed = await listener.end(1)
+    assert isinstance(failed, Failed) and failed.kind == "UnknownModel" and "nobody" in failed.message
+    await client.close()
+
+
+async def test_the_death_of_the_engine_is_told_at_once(tiny_llama):
+    client = EngineClient(CONFIG, tiny_llama)
+    listener = Listener(client)
+    await client.start()
+    os.kill(client._process.pid, signal.SIGKILL)
+    assert isinstance(await listener.death, EngineDead)
+    assert not client.is_alive
+    with pytest.raises(EngineDead):
+        client.submit([submit(1)])
+    await client.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"max_model_len": 5000}, ConfigError, "512"),
+        ({"num_gpu_blocks_override": 2, "block_size": 1}, ConfigError, "KV pool"),
+    ],
+)
+async def test_what_is_wrong_at_the_start_is_said(tiny_llama, options, error, text):
+    client = EngineClient(EngineConfig(dtype="float32", device="cpu", **options), tiny_llama)
+    with pytest.raises(error, match=text):
+        await client.start()
+    await client.close()
+
+
+async def test_a_folder_that_is_no_model_is_refused(tmp_path):
+    client = EngineClient(EngineConfig(device="cpu"), tmp_path)
+    with pytest.raises(ModelError):
+        await client.start()
+    await client.close()

@@ -1,0 +1,282 @@
+"""Streams over a fake client: abort exactly once in every state, death, n, refusals."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from engine.client import EngineClient
+from engine.errors import CapacityError, ContextTooLong, EngineDead, RequestError
+from engine.frontend import Frontend
+from engine.generation import TextDelta
+from engine.messages import Done, Failed, Message, Ready, Submit, TokenOut
+from engine.requests import TextRequest
+from engine.tokenizer import Tokenizer
+from engine.types import FinishReason, SamplingParams, Usage
+
+
+class FakeClient:
+    """Records what it is told; the test says what comes back."""
+
+    def __init__(self) -> None:
+        self.submitted: list[list[Submit]] = []
+        self.aborted: list[list[int]] = []
+        self.dead = False
+        self.on_frame: Any = None
+        self.on_death: Any = None
+
+    def submit(self, submits: list[Submit]) -> None:
+        if self.dead:
+            raise EngineDead("The engine is not running.")
+        self.submitted.append(list(submits))
+
+    def abort(self, ids: list[int]) -> None:
+        self.aborted.append(list(ids))
+
+    @property
+    def ids(self) -> list[int]:
+        return [submit.id for submit in self.submitted[-1]]
+
+    def send(self, *messages: Message) -> None:
+        self.on_frame(list(messages))
+
+
+@pytest.fixture
+def client() -> FakeClient:
+    return FakeClient()
+
+
+@pytest.fixture
+def frontend(client: FakeClient, tiny: Tokenizer) -> Frontend:
+    return Frontend(cast(EngineClient, client), tiny, Ready(100, 420, 10, 16, ()))
+
+
+REQUEST = TextRequest(array("i", [5, 6, 7]), SamplingParams(max_tokens=20))
+
+
+def out(number: int, tiny: Tokenizer, text: str) -> TokenOut:
+    return TokenOut(number, tuple(tiny.encode(text, False)))
+
+
+def end(number: int, reason: FinishReason = FinishReason.LENGTH, completion: int = 4) -> Done:
+    return Done(number, reason, Usage(3, 0, completion))
+
+
+async def collect(frontend: Frontend, request: TextRequest) -> list[list[TextDelta]]:
+    return [deltas async for deltas in frontend.stream(request)]
+
+
+async def started(frontend: Frontend, client: FakeClient, request: TextRequest) -> asyncio.Task[list[list[TextDelta]]]:
+    """A task that reads the stream, once its sequences are submitted."""
+    task = asyncio.create_task(collect(frontend, request))
+    while not client.submitted and not task.done():
+        await asyncio.sleep(0)
+    return task
+
+
+async def test_one_list_for_each_frame(frontend: Frontend, client: FakeClient, tiny: Tokenizer) -> None:
+    task = await started(frontend, client, replace(REQUEST, n=2))
+    first, second = client.ids
+    client.send(out(first, tiny, "Hel"), out(second, tiny, "a"))
+    await asyncio.sleep(0)
+    client.send(out(first, tiny, "lo"), end(first), out(second, tiny, "b"))
+    await asyncio.sleep(0)
+    client.send(end(second))
+    frames = await task
+    assert [[(delta.index, delta.text) for delta in deltas] for deltas in frames] == [
+        [(0, "Hel"), (1, "a")],
+        [(0, "lo"), (0, ""), (1, "b")],
+        [(1, "")],
+    ]
+    assert frames[2][0].finish is not None
+    assert client.aborted == []
+    assert frontend.num_running == 0
+
+
+async def test_frames_collect_while_the_reader_is_away(frontend: Frontend, client: FakeClient, tiny: Tokenizer) -> None:
+    task = await started(frontend, client, REQUEST)
+    [number] = client.ids
+    for letter in "abc":
+        client.send(out(number, tiny, letter))
+    client.send(end(number))
+    [deltas] = await task
+    assert "".join(delta.text for delta in deltas) == "abc"
+
+
+async def test_n_sequences_go_out_in_one_call(frontend: Frontend, client: FakeClient) -> None:
+    seeded = replace(REQUEST, n=3, params=replace(REQUEST.params, seed=41))
+    task = await started(frontend, client, seeded)
+    assert len(client.submitted) == 1
+    assert [submit.params.seed for submit in client.submitted[0]] == [41, 42, 43]
+    other = asyncio.create_task(collect(frontend, REQUEST))
+    await asyncio.sleep(0)
+    assert len({submit.id for submits in client.submitted for submit in submits}) == 4
+    for submits in client.submitted:
+        client.send(*(end(submit.id) for submit in submits))
+    assert len(await task) == len(await other) == 1
+
+
+async def test_nothing_is_sent_before_the_first_item_is_asked_for(frontend: Frontend, client: FakeClient) -> None:
+    stream = cast(Any, frontend.stream(REQUEST))
+    await stream.aclose()
+    assert client.submitted == client.aborted == []
+
+
+@pytest.mark.parametrize("how", ["before any frame", "between frames", "with frames unread"])
+async def test_cancelled_reader_aborts_once(frontend: Frontend, client: FakeClient, tiny: Tokenizer, how: str) -> None:
+    task = await started(frontend, client, replace(REQUEST, n=2))
+    first, second = client.ids
+    if how != "before any frame":
+        client.send(out(first, tiny, "a"), out(second, tiny, "b"))
+    if how == "between frames":
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert client.aborted == [[first, second]]
+    assert frontend.num_running == 0
+    client.send(out(first, tiny, "late"), end(first, FinishReason.ABORT), end(second, FinishReason.ABORT))
+    assert client.aborted == [[first, second]]
+
+
+@pytest.mark.parametrize("leave", ["aclose", "exception"])
+async def test_left_iterator_aborts_only_what_runs(
+    frontend: Frontend, client: FakeClient, tiny: Tokenizer, leave: str
+) -> None:
+    async def read() -> None:
+        async with aclosing(cast(Any, frontend.stream(replace(REQUEST, n=2)))) as stream:
+            async for _ in stream:
+                if leave == "exception":
+                    raise ValueError("reader")
+                return
+
+    task = asyncio.create_task(read())
+    await asyncio.sleep(0)
+    first, second = client.ids
+    client.send(out(first, tiny, "a"), end(first), out(second, tiny, "b"))
+    if leave == "exception":
+        with pytest.raises(ValueError, match="reader"):
+            await task
+    else:
+        await task
+    assert client.aborted == [[second]]
+
+
+async def test_stop_string_aborts_once_and_ends_with_done(
+    frontend: Frontend, client: FakeClient, tiny: Tokenizer
+) -> None:
+    task = await started(frontend, client, replace(REQUEST, stop=("!",), n=2))
+    first, second = client.ids
+    client.send(out(first, tiny, "yes! more"), out(second, tiny, "b!"))
+    assert client.aborted == [[first, second]]
+    client.send(out(first, tiny, "even more"))
+    client.send(end(first, FinishReason.ABORT, 9), end(second, FinishReason.LENGTH, 2))
+    deltas = [delta for deltas in await task for delta in deltas]
+    assert "".join(delta.text for delta in deltas if delta.index == 0) == "yes"
+    finishes = [delta.finish for delta in deltas if delta.finish is not None]
+    assert [(finish.reason, finish.stop_reason) for finish in finishes] == [(FinishReason.STOP, "!")] * 2
+    assert finishes[0].usage.completion == len(tiny.encode("yes!", False))
+    assert client.aborted == [[first, second]]
+
+
+async def test_leaving_after_a_stop_string_does_not_abort_again(
+    frontend: Frontend, client: FakeClient, tiny: Tokenizer
+) -> None:
+    task = await started(frontend, client, replace(REQUEST, stop=("!",), n=2))
+    first, second = client.ids
+    client.send(out(first, tiny, "yes!"))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert client.aborted == [[first], [second]]
+
+
+async def test_refused_sequence_ends_the_request(frontend: Frontend, client: FakeClient, tiny: Tokenizer) -> None:
+    task = await started(frontend, client, replace(REQUEST, n=3))
+    first, second, third = client.ids
+    client.send(out(first, tiny, "a"), Failed(second, "CapacityError", "The queue is full."), end(third))
+    with pytest.raises(CapacityError, match="The queue is full"):
+        await task
+    assert client.aborted == [[first]]
+    assert frontend.num_running == 0
+
+
+async def test_refusal_keeps_field_and_code(frontend: Frontend, client: FakeClient) -> None:
+    task = await started(frontend, client, REQUEST)
+    client.send(Failed(client.ids[0], "UnknownModel", "The model 'x' does not exist.", "model", "model_not_found"))
+    with pytest.raises(RequestError) as caught:
+        await task
+    assert (caught.value.param, caught.value.code) == ("model", "model_not_found")
+    assert client.aborted == []
+
+
+async def test_text_that_came_before_an_error_is_delivered(
+    frontend: Frontend, client: FakeClient, tiny: Tokenizer
+) -> None:
+    seen = []
+
+    async def read() -> None:
+        async for deltas in frontend.stream(REQUEST):
+            seen.extend(deltas)
+
+    task = asyncio.create_task(read())
+    await asyncio.sleep(0)
+    client.send(out(client.ids[0], tiny, "abc"))
+    client.on_death(EngineDead("The engine process has ended."))
+    with pytest.raises(EngineDead, match="The engine process has ended"):
+        await task
+    assert [delta.text for delta in seen] == ["abc"]
+
+
+async def test_death_ends_all_streams_and_aborts_none(frontend: Frontend, client: FakeClient) -> None:
+    tasks = [asyncio.create_task(collect(frontend, replace(REQUEST, n=n))) for n in (1, 2, 3)]
+    await asyncio.sleep(0)
+    assert frontend.num_running == 6
+    client.dead = True
+    client.on_death(EngineDead("gone"))
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(result) for result in results] == [EngineDead] * 3
+    assert client.aborted == []
+    assert frontend.num_running == 0
+    with pytest.raises(EngineDead):
+        await collect(frontend, REQUEST)
+    assert frontend.num_running == 0
+
+
+async def test_bug_in_one_stream_ends_no_other(
+    frontend: Frontend, client: FakeClient, tiny: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = await started(frontend, client, REQUEST)
+    [first] = client.ids
+    healthy = asyncio.create_task(collect(frontend, REQUEST))
+    await asyncio.sleep(0)
+    [second] = client.ids
+    client.send(TokenOut(first, cast(Any, (["no token"],))), out(second, tiny, "fine"), end(second))
+    with pytest.raises(TypeError):
+        await broken
+    [deltas] = await healthy
+    assert deltas[0].text == "fine"
+    assert client.aborted == [[first]]
+
+
+async def test_requests_are_checked(frontend: Frontend, client: FakeClient) -> None:
+    with pytest.raises(ContextTooLong):
+        frontend.check(replace(REQUEST, params=replace(REQUEST.params, max_tokens=98)))
+    with pytest.raises(RequestError, match="prompt must be a token id from 0 to 419"):
+        await collect(frontend, replace(REQUEST, tokens=array("i", [420])))
+    assert client.submitted == []
+    assert frontend.resolve_max_tokens(3, None) == 97
+    assert (frontend.max_model_len, frontend.vocab_size) == (100, 420)
+
+
+async def test_encode_short_and_long(frontend: Frontend, tiny: Tokenizer) -> None:
+    for text in ("the fox", "the fox " * 1000):
+        assert await frontend.encode(text) == tiny.encode(text, True)
+    with pytest.raises(RequestError, match="surrogate"):
+        await frontend.encode("x" * 3000 + "\ud800")

@@ -1,0 +1,142 @@
+"""Bounds of requests, each refused with field, value and bound."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from array import array
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine.errors import ContextTooLong, RequestError
+from engine.requests import RequestLimits, TextRequest, token_array
+from engine.types import MAX_SEED, SamplingParams
+
+LIMITS = RequestLimits(max_model_len=100, vocab_size=50)
+REQUEST = TextRequest(array("i", [1, 2, 3]), SamplingParams(max_tokens=10))
+
+
+def with_params(**values: Any) -> TextRequest:
+    return replace(REQUEST, params=replace(REQUEST.params, **values))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"temperature": 0},
+        {"temperature": 2.0},
+        {"top_p": 1e-9},
+        {"top_k": 0},
+        {"top_k": 1 << 20},
+        {"min_p": 1},
+        {"presence_penalty": -2, "frequency_penalty": 2},
+        {"repetition_penalty": 2},
+        {"min_tokens": 10},
+        {"logprobs": 0, "prompt_logprobs": 20},
+        {"seed": 0},
+        {"seed": MAX_SEED},
+        {"logit_bias": tuple((token % 50, -100.0) for token in range(300))},
+        {"stop_token_ids": tuple(token % 50 for token in range(128))},
+        {"max_tokens": 97},
+    ],
+)
+def test_bounds_are_inclusive(values: dict[str, Any]) -> None:
+    request = with_params(**values)
+    assert LIMITS.check(request) is request
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"temperature": -0.1}, "temperature must be at least 0 and at most 2, not -0.1"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": math.nan}, "temperature must be at least 0 and at most 2, not nan"),
+        ({"temperature": math.inf}, "temperature"),
+        ({"temperature": True}, "temperature must be a number"),
+        ({"temperature": "1"}, "temperature must be a number"),
+        ({"temperature": None}, "temperature must be a number"),
+        ({"top_p": 0}, "top_p must be above 0 and at most 1, not 0"),
+        ({"top_p": 1.01}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"top_k": 1.5}, "top_k must be an integer"),
+        ({"top_k": (1 << 20) + 1}, "top_k"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"presence_penalty": -2.5}, "presence_penalty"),
+        ({"frequency_penalty": -math.inf}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be above 0"),
+        ({"repetition_penalty": 2.5}, "repetition_penalty"),
+        ({"min_tokens": 11}, r"min_tokens must be at most max_tokens \(10\), not 11"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"logprobs": 21}, "logprobs must be at least 0 and at most 20, not 21"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"seed": -1}, "seed"),
+        ({"seed": MAX_SEED + 1}, "seed"),
+        ({"seed": 10**400}, "seed"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1, not 0"),
+        ({"logit_bias": ((50, 1.0),)}, "logit_bias must be a token id from 0 to 49, not 50"),
+        ({"logit_bias": ((1, 100.5),)}, "logit_bias"),
+        ({"logit_bias": ((1, math.nan),)}, "logit_bias"),
+        ({"logit_bias": ((1, 0.0),) * 301}, "logit_bias must be at most 300 entries, not 301 entries"),
+        ({"stop_token_ids": (-1,)}, "stop_token_ids"),
+        ({"stop_token_ids": (1,) * 129}, "stop_token_ids"),
+    ],
+)
+def test_parameters_out_of_bounds(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        LIMITS.check(with_params(**values))
+    assert caught.value.param == next(iter(values))
+
+
+@pytest.mark.parametrize(
+    ("values", "param"),
+    [
+        ({"n": 0}, "n"),
+        ({"n": 17}, "n"),
+        ({"stop": ("a",) * 17}, "stop"),
+        ({"stop": ("",)}, "stop"),
+        ({"stop": ("a" * 257,)}, "stop"),
+        ({"tokens": array("i")}, "prompt"),
+        ({"tokens": array("i", [1, 50])}, "prompt"),
+        ({"tokens": array("i", [1, -1])}, "prompt"),
+    ],
+)
+def test_requests_out_of_bounds(values: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        LIMITS.check(replace(REQUEST, **values))
+    assert caught.value.param == param
+
+
+def test_top_k_of_minus_one_is_off() -> None:
+    assert LIMITS.check(with_params(top_k=-1)).params.top_k == 0
+
+
+def test_context_length() -> None:
+    assert LIMITS.resolve_max_tokens(3, None) == 97
+    assert LIMITS.resolve_max_tokens(99, None) == 1
+    assert LIMITS.resolve_max_tokens(3, 97) == 97
+    with pytest.raises(RequestError, match="max_tokens must be at least 1, not 0"):
+        LIMITS.resolve_max_tokens(3, 0)
+    for num_prompt, asked in ((3, 98), (100, None), (100, 1), (101, None)):
+        with pytest.raises(ContextTooLong, match="maximum context length is 100 tokens") as caught:
+            LIMITS.resolve_max_tokens(num_prompt, asked)
+        assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(ContextTooLong):
+        LIMITS.check(with_params(max_tokens=98))
+
+
+def test_one_submit_for_each_sequence() -> None:
+    request = replace(REQUEST, n=3, adapter="sql", salt="t", params=replace(REQUEST.params, seed=MAX_SEED - 1))
+    submits = request.submits(itertools.count(7))
+    assert [submit.id for submit in submits] == [7, 8, 9]
+    assert [submit.params.seed for submit in submits] == [MAX_SEED - 1, MAX_SEED, 0]
+    assert {(submit.adapter, submit.salt) for submit in submits} == {("sql", "t")}
+    assert [submit.params.seed for submit in replace(REQUEST, n=2).submits(itertools.count())] == [None, None]
+
+
+def test_prompts_of_token_ids() -> None:
+    assert token_array([1, 2]) == array("i", [1, 2])
+    for wrong in ([1 << 31], ["a"], [1.5], [None]):
+        with pytest.raises(RequestError, match="list of token ids"):
+            token_array(wrong)
