@@ -1,0 +1,384 @@
+"""A compressed radix tree over pages of tokens: which page holds the KV of which prefix, computed by whom.
+
+A node is a run of pages; a child is found by the origin (``radix.namespace``) and the tokens of its first page. So
+whole pages are shared in place, and the rest of a hit, up to the token, is a page to copy from: any page that stands
+where the match ends and begins with the same tokens::
+
+    tokens of a sequence     |...... matched pages ......|.... copied ....|.. to compute ..
+                             root -> node -> ... -> node   source page     private pages
+
+The tree holds page ids and counts, never KV. It frees no page itself: every change returns the ids that left the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from radix.cursor import Cursor
+from radix.eviction import EvictionQueue
+from radix.namespace import Namespace, Origin, Path
+from radix.node import TOKEN_BYTES, Node, Siblings, common_tokens
+
+GroupName = TypeVar("GroupName")
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest reusable prefix.
+
+    Attributes:
+        node: where it ends; the root if no whole page was found.
+        inside: pages of ``node``'s run that belong to it.
+        pages: ids of its whole pages, in order.
+        source: a page whose first ``num_copied`` cells go on where ``pages`` end; -1 if none.
+    """
+
+    node: Node
+    inside: int
+    pages: list[int]
+    source: int
+    num_copied: int
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """What became of pages given to ``RadixTree.extend``.
+
+    Attributes:
+        node: the node where they end now, locked in place of the one given.
+        pages: the tree's pages for the same tokens.
+        freed: pages no longer needed: duplicates of those given, and tails that they supersede.
+    """
+
+    node: Node
+    pages: list[int]
+    freed: list[int]
+
+
+class RadixTree:
+    """The tree. ``num_pages`` counts all its pages, ``num_locked`` those that leases go through."""
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.root = Node(None, b"", [])
+        self.num_pages = 0
+        self.num_locked = 0
+        self.dropped: set[Node] = set()
+        self.tops: dict[Namespace, set[Node]] = {}
+        self.queue = EvictionQueue()
+        self._page_bytes = page_size * TOKEN_BYTES
+        self._clock = 0
+
+    # Looking up
+
+    def match(self, path: Path, tokens: bytes) -> Match:
+        """Find the longest prefix of ``tokens`` (int32 as memory) that can be reused. Changes nothing."""
+        cursor = Cursor(path, tokens, self.page_size)
+        node, inside = self.root, 0
+        pages: list[int] = []
+        while inside == len(node.pages) and (child := self._child(node, cursor)):
+            node, inside = child, cursor.agreeing(child)
+            pages += node.pages[:inside]
+            cursor.advance(inside)
+        source, num_copied = self._partial(node, inside, cursor)
+        return Match(node, inside, pages, source, num_copied)
+
+    def _child(self, node: Node, cursor: Cursor) -> Node | None:
+        """The child whose first page is the one at the cursor."""
+        siblings = node.children.get(cursor.origin)
+        key = cursor.page
+        return siblings.find(key) if siblings and len(key) == self._page_bytes else None
+
+    def _partial(self, node: Node, inside: int, cursor: Cursor) -> tuple[int, int]:
+        """The page that goes on longest from the end of a match, and by how many tokens."""
+        namespace, pure = cursor.pure
+        if inside < len(node.pages):
+            following = node.tokens[inside * self._page_bytes :][: self._page_bytes]
+            shared = common_tokens(pure, following) if node.namespace == namespace else 0
+            return (node.pages[inside], shared) if shared else (-1, 0)
+        places = [(node.children.get(Origin(namespace)), pure), (node.heads.get(namespace), pure)]
+        if len(pure) < len(cursor.page):
+            places.append((node.children.get(cursor.origin), cursor.page))
+        found = [siblings.longest(key) for siblings, key in places if siblings]
+        best, shared = max(found, key=lambda each: each[1], default=(None, 0))
+        return (best.pages[0], shared) if best else (-1, 0)
+
+    # Leases
+
+    def lock(self, match: Match) -> Node:
+        """Begin a lease on the whole pages of a match; nothing may have changed since. Returns where they end."""
+        self._clock += 1
+        node = match.node
+        if match.inside < len(node.pages):
+            node = self._split(node, match.inside)
+        for each in upwards(node):
+            each.last_use = self._clock
+            self._add_lock(each)
+        return node
+
+    def unlock(self, node: Node) -> list[int]:
+        """End a lease at ``node``. Returns the pages that left the tree with it: those of a dropped namespace."""
+        self._clock += 1
+        freed: list[int] = []
+        for each in upwards(node):
+            each.last_use = self._clock
+            each.lock -= 1
+            if not each.lock:
+                self.num_locked -= len(each.pages)
+            if each.dropped and not each.lock:
+                self.dropped.remove(each)
+                freed += self._clear(each)
+            if each.evictable:
+                self.queue.push(each)
+        self._join(node)
+        return freed
+
+    def _add_lock(self, node: Node) -> None:
+        if not node.lock:
+            self.num_locked += len(node.pages)
+        node.lock += 1
+
+    # Entering pages
+
+    def extend(self, node: Node, path: Path, position: int, tokens: bytes, pages: list[int]) -> Extension:
+        """Enter whole pages below ``node``, where a lease ends, and move the lease to their end.
+
+        Where the tree has the same tokens already, the given pages are duplicates and are given back.
+
+        Args:
+            node: the end of the lease; not dropped.
+            path: the namespaces of the sequence.
+            position: tokens above ``node``'s end, a multiple of the page size.
+            tokens: the tokens of ``pages``, int32 as memory.
+            pages: page ids.
+        """
+        cursor = Cursor(path, tokens, self.page_size, position)
+        kept: list[int] = []
+        freed: list[int] = []
+        while rest := pages[len(kept) :]:
+            child = self._child(node, cursor)
+            if child is None:
+                num = cursor.run_pages
+                node = self._append(node, cursor, rest[:num], freed)
+                kept += rest[:num]
+            else:
+                num = cursor.agreeing(child)
+                freed += rest[:num]
+                kept += child.pages[:num]
+                node = child if num == len(child.pages) else self._split(child, num)
+                self._add_lock(node)
+            cursor.advance(num)
+        return Extension(node, kept, freed)
+
+    def _append(self, node: Node, cursor: Cursor, pages: list[int], freed: list[int]) -> Node:
+        """Enter pages that the tree lacks: in ``node``'s own run if the lease is its only one, else below it."""
+        origin, tokens = cursor.origin, cursor.tokens[cursor.start :][: len(pages) * self._page_bytes]
+        freed += self._supersede(node, origin, cursor.page)
+        if node.origin and origin == Origin(node.origin.namespace) and node.lock == 1 and not node.children:
+            node.tokens += tokens
+            node.pages += pages
+            self.num_pages += len(pages)
+            self.num_locked += len(pages)
+            return node
+        child = Node(origin, tokens, pages, node.last_use)
+        self._attach(child, node)
+        self.num_pages += len(pages)
+        self._add_lock(child)
+        return child
+
+    def add_tail(self, node: Node, path: Path, position: int, tokens: bytes, page: int) -> list[int]:
+        """Enter a page that is filled only in part, below ``node``. Returns the pages that are not needed (any more).
+
+        Args:
+            node: a node in the tree, which ``path`` reaches after ``position`` tokens.
+            path: the namespaces of the sequence.
+            position: tokens above ``page``, a multiple of the page size.
+            tokens: the tokens of the page, int32 as memory, at least one and fewer than a page.
+            page: the page's id.
+        """
+        origin = path.origin(position, position + len(tokens) // TOKEN_BYTES)
+        siblings = node.children.get(origin)
+        if siblings and siblings.extension_of(tokens):
+            return [page]
+        freed = self._supersede(node, origin, tokens)
+        tail = Node(origin, tokens, [page], node.last_use)
+        self._attach(tail, node)
+        self.num_pages += 1
+        self.queue.push(tail)
+        return freed
+
+    def _supersede(self, node: Node, origin: Origin, key: bytes) -> list[int]:
+        """Remove the tail below ``node`` that ``key`` begins with, if there is one."""
+        siblings = node.children.get(origin)
+        tail = siblings.prefix_of(key) if siblings else None
+        if tail is None:
+            return []
+        self._detach(tail)
+        return self._clear(tail)
+
+    # Removing pages
+
+    def evict(self, num_pages: int) -> list[int]:
+        """Free up to ``num_pages`` pages: from the end of the leaf used least recently, then of the next one."""
+        freed: list[int] = []
+        while len(freed) < num_pages and (leaf := self.queue.oldest()):
+            missing = num_pages - len(freed)
+            if missing < len(leaf.pages):
+                freed += leaf.pages[-missing:]
+                del leaf.pages[-missing:], leaf.tokens[-missing * self._page_bytes :]
+                self.num_pages -= missing
+            else:
+                parent = leaf.parent
+                self._detach(leaf)
+                freed += self._clear(leaf)
+                if parent and parent.evictable:
+                    self.queue.push(parent)
+        return freed
+
+    def drop(self, namespace: Namespace) -> list[int]:
+        """Remove a namespace and all that stands below it. Returns the pages that are free now.
+
+        What leases go through leaves the tree when the last of them ends; until then no match finds it.
+        """
+        freed: list[int] = []
+        for top in tuple(self.tops.get(namespace, ())):
+            if top.parent and not top.dropped:
+                nodes = tuple(descendants(top))
+                self._detach(top)
+                if top.parent.evictable:
+                    self.queue.push(top.parent)
+                for node in nodes:
+                    freed += self._give_up(node)
+        return freed
+
+    def _give_up(self, node: Node) -> list[int]:
+        """Clear a node that matches no longer reach, or leave it to its leases."""
+        self._end_tops(node)
+        if not node.lock:
+            return self._clear(node)
+        node.dropped = True
+        node.children.clear()
+        node.heads.clear()
+        self.dropped.add(node)
+        return []
+
+    def _clear(self, node: Node) -> list[int]:
+        """Take the pages from a node that is no longer anybody's child."""
+        pages, node.pages, node.parent = node.pages, [], None
+        node.tokens.clear()
+        self.num_pages -= len(pages)
+        return pages
+
+    # Changing the shape
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Cut the first ``at`` pages off into a new parent, so that leases that end at ``node`` still do."""
+        assert node.parent and node.origin
+        parent, size = node.parent, at * self._page_bytes
+        self._detach(node)
+        upper = Node(node.origin, node.tokens[:size], node.pages[:at], node.last_use)
+        upper.lock = node.lock
+        node.origin = Origin(node.origin.namespace)
+        del node.tokens[:size], node.pages[:at]
+        self._attach(upper, parent)
+        self._attach(node, upper)
+        return upper
+
+    def _join(self, node: Node) -> None:
+        """Undo splits above ``node`` that tell no leases or branches apart; all there has just been used together."""
+        chain = [node]
+        while parent := chain[-1].parent:
+            if _inseparable(parent, chain[-1]):
+                chain.append(parent)
+                continue
+            self._merge(chain)
+            chain = [parent]
+
+    def _merge(self, chain: list[Node]) -> None:
+        """Make one node of a chain, lowest first: the lowest, since leases may end there."""
+        if len(chain) == 1:
+            return
+        lowest, highest = chain[0], chain[-1]
+        self._detach(highest)
+        tokens, pages = bytearray(), list[int]()
+        for each in reversed(chain):
+            tokens += each.tokens
+            pages += each.pages
+        parent = highest.parent
+        assert parent
+        for each in chain[1:]:
+            each.parent = None
+        lowest.origin, lowest.tokens, lowest.pages = highest.origin, tokens, pages
+        self._attach(lowest, parent)
+
+    def _attach(self, node: Node, parent: Node) -> None:
+        """Make ``node`` a child of ``parent``."""
+        assert node.origin
+        node.parent = parent
+        key = bytes(node.tokens[: self._page_bytes])
+        parent.children.setdefault(node.origin, Siblings()).add(key, node)
+        if before := node.origin.before:
+            parent.heads.setdefault(before, Siblings()).add(key[: node.origin.switch * TOKEN_BYTES], node)
+        for namespace in _begun(node):
+            self.tops.setdefault(namespace, set()).add(node)
+
+    def _detach(self, node: Node) -> None:
+        """Undo ``_attach``, but for the link upwards, by which leases through ``node`` still find its parent."""
+        assert node.parent and node.origin
+        parent = node.parent
+        key = bytes(node.tokens[: self._page_bytes])
+        _remove(parent.children, node.origin, key, node)
+        if before := node.origin.before:
+            _remove(parent.heads, before, key[: node.origin.switch * TOKEN_BYTES], node)
+        self._end_tops(node)
+
+    def _end_tops(self, node: Node) -> None:
+        for namespace in _begun(node):
+            tops = self.tops.get(namespace, set())
+            tops.discard(node)
+            if not tops:
+                self.tops.pop(namespace, None)
+
+
+def _remove(groups: dict[GroupName, Siblings], name: GroupName, key: bytes, node: Node) -> None:
+    """Take a node out of its group, and the group with it if it was the last."""
+    groups[name].remove(key, node)
+    if not groups[name].nodes:
+        del groups[name]
+
+
+def _begun(node: Node) -> set[Namespace]:
+    """The namespaces that begin at a node of the tree: those that its parent does not have."""
+    assert node.parent and node.origin
+    namespaces = {node.origin.namespace, node.origin.before or node.origin.namespace}
+    return namespaces - {node.parent.namespace}
+
+
+def _inseparable(parent: Node, child: Node) -> bool:
+    """Whether ``parent`` and its only child could be one node: same leases, no switch between."""
+    return (
+        parent.parent is not None
+        and parent.lock == child.lock
+        and parent.namespace == child.namespace
+        and parent.only_child() is child
+    )
+
+
+def upwards(node: Node | None) -> Iterator[Node]:
+    """The node, its parent and so on to the root; the node at hand may be cleared on the way."""
+    while node:
+        parent = node.parent
+        yield node
+        node = parent
+
+
+def descendants(node: Node) -> Iterator[Node]:
+    """The node and all below it, parents first."""
+    stack = [node]
+    while stack:
+        node = stack.pop()
+        yield node
+        for siblings in node.children.values():
+            stack += siblings.nodes

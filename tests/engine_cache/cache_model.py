@@ -1,0 +1,208 @@
+"""A cache under test between a fake KV pool and a fake scheduler, with everything checked that can be.
+
+A cell of the fake pool holds a number that stands for all that real KV depends on: the namespace and the token of
+each position up to its own. Steps write cells and execute copies as a runner would. So a sequence that reads back
+the right numbers has seen no stale, foreign or misplaced KV.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from engine.batch import PageCopy
+from engine.cache import Lease, PrefixCache
+from radix.namespace import Namespace, Path
+from radix.node import Node
+
+BASE = Namespace("r1")
+NAMESPACES = (
+    BASE,
+    Namespace("r1", "a"),
+    Namespace("r1", "b"),
+    Namespace("r1", None, "a"),
+    Namespace("r1", "a", "a"),
+    Namespace("r2"),
+)
+GARBAGE = -1
+
+
+def chain(before: int, namespace: Namespace, token: int) -> int:
+    """The content of a cell, from that of the cell before it."""
+    return hash((before, namespace, token))
+
+
+def contents(path: Path, tokens: array[int]) -> list[int]:
+    """The right content of every cell of a sequence."""
+    cells, last = [], 0
+    for position, token in enumerate(tokens):
+        namespace = path.before if path.before and position < path.switch_at else path.namespace
+        last = chain(last, namespace, token)
+        cells.append(last)
+    return cells
+
+
+@dataclass(eq=False)
+class Running:
+    """A sequence that runs, and the line of the page table that its runner sees."""
+
+    path: Path
+    tokens: array[int]
+    lease: Lease
+    num_computed: int
+    cells: list[int]
+    table: list[int] = field(default_factory=list)
+
+
+class Simulation:
+    """Operations on a cache, each followed by every check."""
+
+    def __init__(self, num_pages: int, page_size: int, *, sharing: bool = True) -> None:
+        self.cache = PrefixCache(num_pages, page_size, sharing=sharing)
+        self.pool = [[GARBAGE] * page_size for _ in range(num_pages)]
+        self.copies: list[PageCopy] = []
+        self.running: list[Running] = []
+        self.used: dict[int, int] = {}
+        self.clock = 0
+
+    def start(self, path: Path, tokens: array[int], limit: int) -> Running:
+        """Acquire; what is found must be what a search of the whole tree finds."""
+        expected = self._longest(path, tokens, limit)
+        assert self.cache.match(path, tokens, limit) == expected
+        before = self._evictable()
+        lease = self.cache.acquire(path, tokens, limit)
+        whole = expected // self.cache.page_size
+        assert lease.num_shared == whole
+        if len(lease.pages) == whole:
+            assert lease.num_tokens == whole * self.cache.page_size
+            assert expected % self.cache.page_size == 0 or self.cache.available() == 0
+        else:
+            assert lease.num_tokens == expected
+        self._use(lease.pages[:whole])
+        self._check_evicted(before)
+        sequence = Running(path, tokens, lease, lease.num_tokens, contents(path, tokens))
+        self.running.append(sequence)
+        return sequence
+
+    def give_up(self, sequence: Running) -> None:
+        """End a lease whose copy was not taken."""
+        self._end(sequence)
+
+    def admit(self, sequence: Running) -> None:
+        """Put the copy on the list of the next step."""
+        if copy := sequence.lease.take_copy():
+            self.copies.append(copy)
+        self._follow(sequence)
+
+    def extend(self, sequence: Running, num_new: int) -> bool:
+        """Compute up to ``num_new`` of the sequence's tokens, if pages can be had."""
+        end = min(sequence.num_computed + num_new, len(sequence.tokens))
+        before, pages = self._evictable(), list(sequence.lease.pages)
+        missing = -(-end // self.cache.page_size) - len(pages)
+        possible = missing <= self.cache.available()
+        assert self.cache.grow(sequence.lease, end) == possible
+        if not possible:
+            assert sequence.lease.pages == pages
+            return False
+        self._check_evicted(before)
+        self._follow(sequence)
+        self._step(sequence, end)
+        return True
+
+    def append(self, sequence: Running, token: int) -> None:
+        """Draw a token."""
+        sequence.tokens.append(token)
+        sequence.cells = contents(sequence.path, sequence.tokens)
+
+    def commit(self, sequence: Running) -> None:
+        """Enter what is computed, and let the runner's table follow."""
+        self.cache.commit(sequence.lease, sequence.tokens, sequence.num_computed)
+        self._follow(sequence)
+
+    def finish(self, sequence: Running) -> None:
+        """Release with all that is computed; preemption and abort are the same."""
+        self._end(sequence)
+
+    def drop(self, namespace: Namespace) -> None:
+        """Forget a namespace."""
+        self.cache.drop(namespace)
+        for node, _ in self._nodes():
+            assert node.origin and namespace not in (node.origin.namespace, node.origin.before)
+
+    def check(self) -> None:
+        """All equations, and the content of every cell that anybody may read."""
+        self.cache.check()
+        pool = [list(page) for page in self.pool]
+        for copy in self.copies:
+            pool[copy.target][: copy.num_tokens] = pool[copy.source][: copy.num_tokens]
+        size = self.cache.page_size
+        for node, cells in self._nodes():
+            for index, cell in enumerate(cells):
+                assert pool[node.pages[index // size]][index % size] == cell
+        for sequence in self.running:
+            readable = sequence.num_computed if sequence.lease.copy is None else sequence.lease.num_shared * size
+            for position in range(readable):
+                assert pool[sequence.lease.pages[position // size]][position % size] == sequence.cells[position]
+
+    def _step(self, sequence: Running, end: int) -> None:
+        """A forward: copies in order, then the writes of one sequence, through the runner's table."""
+        for copy in self.copies:
+            self.pool[copy.target][: copy.num_tokens] = self.pool[copy.source][: copy.num_tokens]
+        self.copies.clear()
+        size = self.cache.page_size
+        for position in range(sequence.num_computed, end):
+            assert position // size >= sequence.lease.num_shared
+            self.pool[sequence.table[position // size]][position % size] = sequence.cells[position]
+        sequence.num_computed = end
+
+    def _follow(self, sequence: Running) -> None:
+        first, pages = sequence.lease.take_changes()
+        sequence.table[first:] = pages
+        assert sequence.table == sequence.lease.pages
+
+    def _end(self, sequence: Running) -> None:
+        lease, size = sequence.lease, self.cache.page_size
+        entered = lease.sharing and lease.copy is None
+        self.cache.release(lease, sequence.tokens, sequence.num_computed)
+        self.running.remove(sequence)
+        reachable = {page for node, _ in self._nodes() for page in node.pages}
+        last = sequence.num_computed // size + 1 if entered else lease.num_shared
+        self._use([page for page in lease.pages[:last] if page in reachable])
+
+    # The tree as it is, not as it is searched
+
+    def _nodes(self) -> Iterator[tuple[Node, list[int]]]:
+        """Every node that matches reach, with the right content of its cells."""
+        stack: list[tuple[Node, int]] = [(self.cache._tree.root, 0)]
+        while stack:
+            parent, last = stack.pop()
+            for siblings in parent.children.values():
+                for node in siblings.nodes:
+                    assert node.origin
+                    cells, end = [], last
+                    for index, token in enumerate(array("i", bytes(node.tokens))):
+                        before = node.origin.before if index < node.origin.switch else None
+                        end = chain(end, before or node.origin.namespace, token)
+                        cells.append(end)
+                    yield node, cells
+                    stack.append((node, end))
+
+    def _longest(self, path: Path, tokens: array[int], limit: int) -> int:
+        present = {cell for _, cells in self._nodes() for cell in cells}
+        cells = contents(path, tokens[:limit])
+        return max((count for count in range(1, limit + 1) if cells[count - 1] in present), default=0)
+
+    def _use(self, pages: list[int]) -> None:
+        self.clock += 1
+        self.used.update(dict.fromkeys(pages, self.clock))
+
+    def _evictable(self) -> set[int]:
+        return {page for node, _ in self._nodes() if not node.lock for page in node.pages}
+
+    def _check_evicted(self, before: set[int]) -> None:
+        """No page was evicted that was used later than one that could have been: ``used`` never grows downwards."""
+        after = {page for node, _ in self._nodes() for page in node.pages}
+        left = [self.used[node.pages[-1]] for node, _ in self._nodes() if node.evictable]
+        gone = [self.used[page] for page in before - after]
+        assert max(gone, default=0) <= min(left, default=self.clock)
