@@ -1,0 +1,63 @@
+"""The K and V tensors of all layers, in pages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from engine.batch import PageCopy
+from engine.models.config import ModelConfig
+from kernels.ops import copy_pages
+
+_CACHE_LINE = 64
+
+
+def bytes_per_page(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one page of ``page_size`` tokens: K and V in all layers."""
+    return 2 * config.num_layers * config.kv_size * page_size * dtype.itemsize
+
+
+class KvPool:
+    """K and V of every page, written by the kernels of a forward pass and by ``copy``.
+
+    Attributes:
+        k: [num_layers, num_pages, num_kv_heads, page_size, head_dim].
+        v: the same.
+        k_layers: ``k`` layer by layer, each [num_pages, num_kv_heads, page_size, head_dim].
+        v_layers: the same for ``v``.
+    """
+
+    def __init__(
+        self, config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        shape = (config.num_layers, num_pages, config.num_kv_heads, page_size, config.head_dim)
+        self.k = _zeros(shape, dtype, device)
+        self.v = _zeros(shape, dtype, device)
+        self.k_layers = tuple(self.k.unbind(0))
+        self.v_layers = tuple(self.v.unbind(0))
+        self.num_pages = num_pages
+        self.page_size = page_size
+
+    def copy(self, copies: Sequence[PageCopy]) -> None:
+        """Do the copies in their order. Raises IndexError for a page or a count outside the pool."""
+        source = [copy.source for copy in copies]
+        target = [copy.target for copy in copies]
+        count = [copy.num_tokens for copy in copies]
+        copy_pages(self.k, self.v, source, target, count)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros, not garbage: a masked position still meets its V in a product, and 0 * NaN is NaN.
+
+    On a CPU they come from calloc, through numpy, which takes memory only as it is written: torch's own zeros would
+    fill gigabytes that may never be used. The start is aligned to a cache line.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.zeros(size + _CACHE_LINE, dtype=np.uint8)
+    start = -raw.ctypes.data % _CACHE_LINE
+    return torch.from_numpy(raw[start : start + size]).view(dtype).view(shape)

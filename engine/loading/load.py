@@ -1,0 +1,171 @@
+"""From files to a model on its device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.errors import ModelError
+from engine.gguf import GgufFile
+from engine.loading.model_config import read_model_config
+from engine.loading.names import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    check_tensors,
+    expected_shapes,
+    gate_up_modules,
+    layer_norms,
+    qkv_modules,
+)
+from engine.loading.sources import GgufWeights, RandomWeights, SafetensorsFolder, Source
+from engine.models.config import ModelConfig, Rope
+from engine.models.decoder import DecoderModel
+from engine.models.layers import Attention, DecoderLayer, Mlp, Projection, RmsNorm
+from engine.models.rope import cos_sin_table
+from kernels.ops import pack_linear
+
+
+def load_model(
+    path: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_positions: int | None = None,
+    dummy: bool = False,
+) -> DecoderModel:
+    """Load a model from a folder in Hugging Face format or from a GGUF file.
+
+    Args:
+        path: the folder, or the file.
+        dtype: of weights and hidden states: float32, bfloat16 or float16.
+        max_positions: longest sequence that will be computed; the model's own maximum by default.
+        dummy: random weights in the model's shape; only its config is read.
+
+    Raises:
+        ModelError: the model is not one that we compute, or its files are not what they claim to be.
+    """
+    config = read_model_config(path)
+    source = _open_source(path, config, dummy)
+    optional = frozenset({HEAD}) if config.tied_head else frozenset()
+    check_tensors(expected_shapes(config), source.shapes, optional)
+    if HEAD in source.shapes and config.tied_head:
+        _check_tied(source)
+    return _Assembly(config, source, dtype, device, max_positions or config.max_position_embeddings).model()
+
+
+def _open_source(path: Path, config: ModelConfig, dummy: bool) -> Source:
+    if dummy:
+        return RandomWeights(config)
+    return SafetensorsFolder(path) if path.is_dir() else GgufWeights(GgufFile.open(path), config)
+
+
+def _check_tied(source: Source) -> None:
+    """A head stored beside the embedding it is tied to must be its copy: which of the two is meant otherwise?"""
+    head, embedding = (torch.empty(source.shapes[name]) for name in (HEAD, EMBEDDING))
+    source.read(HEAD, head)
+    source.read(EMBEDDING, embedding)
+    if not torch.equal(head, embedding):
+        raise ModelError(f"The config ties {HEAD} to {EMBEDDING}, but the checkpoint has different values for the two.")
+
+
+class _Assembly:
+    """Builds the decoder layer by layer, reading each tensor where it is needed."""
+
+    def __init__(
+        self, config: ModelConfig, source: Source, dtype: torch.dtype, device: torch.device, max_positions: int
+    ) -> None:
+        self.config = config
+        self.source = source
+        self.dtype = dtype
+        self.device = device
+        self.max_positions = max_positions
+        self.tables: dict[Rope, Tensor] = {}
+
+    def model(self) -> DecoderModel:
+        config = self.config
+        embedding = self.tensor(EMBEDDING)
+        norms = [self.norm(f"model.layers.{index}.input_layernorm.weight") for index in range(config.num_layers)]
+        norms.append(self.norm(FINAL_NORM))
+        return DecoderModel(
+            config=config,
+            embedding=embedding,
+            # Rounded to the model's type as Gemma's makers do it: 55.5, not 55.4256, in bfloat16.
+            embedding_scale=torch.tensor(config.embedding_scale, dtype=self.dtype).item(),
+            first_norm=norms[0],
+            layers=tuple(self.layer(index, norms[index + 1]) for index in range(config.num_layers)),
+            head=self.head(embedding),
+            max_positions=self.max_positions,
+        )
+
+    def layer(self, index: int, next_norm: RmsNorm) -> DecoderLayer:
+        config = self.config
+        prefix = f"model.layers.{index}"
+        _, *inner = (f"{prefix}.{name}.weight" for name in layer_norms(config))
+        if config.post_norms:
+            post_attention, mlp_norm, post_mlp = (self.norm(name) for name in inner)
+        else:
+            post_attention, mlp_norm, post_mlp = None, self.norm(inner[0]), None
+        return DecoderLayer(
+            attention=self.attention(index, f"{prefix}.self_attn"),
+            mlp=Mlp(
+                gate_up=self.projection(f"{prefix}.mlp", gate_up_modules(config), config.mlp_bias),
+                down=self.projection(f"{prefix}.mlp", {"down_proj": config.hidden_size}, config.mlp_bias),
+                activation=config.activation,
+            ),
+            post_attention=post_attention,
+            post_mlp=post_mlp,
+            mlp_norm=mlp_norm,
+            next_norm=next_norm,
+        )
+
+    def attention(self, index: int, prefix: str) -> Attention:
+        config = self.config
+        layer = config.layers[index]
+        return Attention(
+            qkv=self.projection(prefix, qkv_modules(config), config.qkv_bias),
+            output=self.projection(prefix, {"o_proj": config.hidden_size}, config.output_bias),
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            cos_sin=self.table(layer.rope) if layer.rope else None,
+            q_norm=self.tensor(f"{prefix}.q_norm.weight") if config.qk_norm else None,
+            k_norm=self.tensor(f"{prefix}.k_norm.weight") if config.qk_norm else None,
+            norm_eps=config.norm_eps,
+            norm_offset=config.norm_offset,
+            scale=config.attention_scale,
+            window=layer.window,
+            soft_cap=config.attention_soft_cap,
+        )
+
+    def head(self, embedding: Tensor) -> Projection:
+        if not self.config.tied_head:
+            return self.projection("", {"lm_head": self.config.vocab_size}, bias=False)
+        return Projection(("lm_head",), (self.config.vocab_size,), pack_linear(embedding))
+
+    def projection(self, prefix: str, modules: dict[str, int], bias: bool) -> Projection:
+        names = tuple(f"{prefix}.{module}".lstrip(".") for module in modules)
+        sizes = tuple(modules.values())
+        weight = self.stacked([f"{name}.weight" for name in names])
+        bias_vector = self.stacked([f"{name}.bias" for name in names]) if bias else None
+        return Projection(names, sizes, pack_linear(weight, bias_vector))
+
+    def norm(self, name: str) -> RmsNorm:
+        return RmsNorm(self.tensor(name), self.config.norm_eps, self.config.norm_offset)
+
+    def tensor(self, name: str) -> Tensor:
+        return self.stacked([name])
+
+    def stacked(self, names: list[str]) -> Tensor:
+        """The named tensors on top of each other, each read straight to its place."""
+        rows = [self.source.shapes[name][0] for name in names]
+        out = torch.empty((sum(rows), *self.source.shapes[names[0]][1:]), dtype=self.dtype, device=self.device)
+        for name, part in zip(names, torch.split(out, rows), strict=True):
+            self.source.read(name, part)
+        return out
+
+    def table(self, rope: Rope) -> Tensor:
+        if rope not in self.tables:
+            self.tables[rope] = cos_sin_table(rope, self.max_positions, self.device)
+        return self.tables[rope]

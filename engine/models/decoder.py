@@ -1,0 +1,68 @@
+"""The one decoder of all families."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.inputs import ForwardInputs
+from engine.kv_pool import KvPool
+from engine.models.config import ModelConfig
+from engine.models.layers import DecoderLayer, Projection, RmsNorm
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderModel:
+    """Weights on their device, and the way through them. Made by ``engine.loading.load_model``.
+
+    Attributes:
+        embedding: [V, H].
+        first_norm: the norm in front of the first layer.
+        embedding_scale: factor of the embeddings, in the model's type.
+        head: the projection to the vocabulary.
+        max_positions: positions that the rotary tables hold; a forward pass must stay below.
+    """
+
+    config: ModelConfig
+    embedding: Tensor
+    embedding_scale: float
+    first_norm: RmsNorm
+    layers: tuple[DecoderLayer, ...]
+    head: Projection
+    max_positions: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of weights and hidden states."""
+        return self.embedding.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.embedding.device
+
+    @torch.inference_mode()
+    def forward(self, inputs: ForwardInputs, kv: KvPool) -> Tensor:
+        """Compute the KV of all tokens of a step and their last hidden states, after the model's last norm.
+
+        Returns:
+            [T, H] in the model's type, ready for ``logits``.
+        """
+        residual = functional.embedding(inputs.token_ids, self.embedding)
+        if self.embedding_scale != 1.0:
+            residual *= self.embedding_scale
+        x = self.first_norm(residual)
+        for layer, k_cache, v_cache in zip(self.layers, kv.k_layers, kv.v_layers, strict=True):
+            x = layer(x, residual, inputs, k_cache, v_cache)
+        return x
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of the next token: hidden states [S, H] from ``forward`` -> [S, V] fp32, with the model's soft cap."""
+        logits = self.head(hidden).float()
+        if (cap := self.config.logit_soft_cap) is not None:
+            logits = logits.div_(cap).tanh_().mul_(cap)
+        return logits

@@ -1,0 +1,180 @@
+"""The table of model families: how each differs from a Llama, as data.
+
+A family's ``defaults`` are the values that its makers' code takes for keys that a ``config.json`` leaves out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+# Which layers see a window only, where config.json has no "layer_types":
+#   never     no layer, and a "sliding_window" is refused
+#   all       every layer, if there is a "sliding_window"
+#   late      layers from "max_window_layers" on, if "use_sliding_window"
+#   no_rope   layers without rotary embedding, if "use_sliding_window"
+#   pattern   all but every n-th layer, n = "sliding_window_pattern"
+Windows = Literal["never", "all", "late", "no_rope", "pattern"]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One line of the table. ``norm_offset``, ``post_norms`` and ``qk_norm`` are those of ``ModelConfig``.
+
+    Attributes:
+        name: as GGUF files name it.
+        architecture: the class that ``config.json`` names.
+        defaults: values of missing keys in ``config.json``.
+        windows: which layers see a window only.
+        qkv_bias: q, k and v have a bias, whatever the config says.
+        optional_biases: keys by which a config may ask for biases: "attention_bias" (q, k, v, o), "mlp_bias".
+        scaled_embedding: embeddings are multiplied by the root of the hidden size.
+        query_scalar: scores are divided by the root of "query_pre_attn_scalar", not of the head size.
+        attention_soft_cap: honours "attn_logit_softcapping".
+        logit_soft_cap: honours "final_logit_softcapping".
+        partial_rotary: honours "partial_rotary_factor".
+        local_rope: layers with a window have a rotary embedding of their own.
+        no_rope_layers: some layers have no rotary embedding.
+        fused_weights: checkpoints store q, k, v as one matrix, and gate, up as one.
+        permuted_gguf: GGUF files interleave the two halves of each q and k head.
+        gguf_window: window of GGUF files that name none.
+        wide_layers: for GGUF files, which do not say it: the number of layers at which scores are divided by the
+            root of hidden size / heads, not of the head size.
+        remote_code: "auto_map" entries that name this very architecture, and so may be ignored.
+    """
+
+    name: str
+    architecture: str
+    windows: Windows
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    norm_offset: float = 0.0
+    post_norms: bool = False
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    optional_biases: tuple[str, ...] = ()
+    scaled_embedding: bool = False
+    query_scalar: bool = False
+    attention_soft_cap: bool = False
+    logit_soft_cap: bool = False
+    partial_rotary: bool = False
+    local_rope: bool = False
+    no_rope_layers: bool = False
+    fused_weights: bool = False
+    permuted_gguf: bool = False
+    gguf_window: int = 0
+    wide_layers: int | None = None
+    remote_code: tuple[str, ...] = ()
+
+
+_GEMMA = {
+    "tie_word_embeddings": True,
+    "head_dim": 256,
+    "num_key_value_heads": 4,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+}
+
+FAMILIES = (
+    Family(
+        name="llama",
+        architecture="LlamaForCausalLM",
+        windows="never",
+        defaults={"bos_token_id": 1, "eos_token_id": 2},
+        optional_biases=("attention_bias", "mlp_bias"),
+        permuted_gguf=True,
+    ),
+    Family(
+        name="mistral",
+        architecture="MistralForCausalLM",
+        windows="all",
+        defaults={"num_key_value_heads": 8, "sliding_window": 4096, "bos_token_id": 1, "eos_token_id": 2},
+    ),
+    Family(
+        name="qwen2",
+        architecture="Qwen2ForCausalLM",
+        windows="late",
+        defaults={"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28},
+        qkv_bias=True,
+    ),
+    Family(
+        name="qwen3",
+        architecture="Qwen3ForCausalLM",
+        windows="late",
+        defaults={"num_key_value_heads": 32, "head_dim": 128, "sliding_window": 4096, "max_window_layers": 28},
+        optional_biases=("attention_bias",),
+        qk_norm=True,
+    ),
+    Family(
+        name="smollm3",
+        architecture="SmolLM3ForCausalLM",
+        windows="no_rope",
+        defaults={
+            "num_key_value_heads": 4,
+            "tie_word_embeddings": True,
+            "rope_theta": 2_000_000.0,
+            "no_rope_layer_interval": 4,
+            "bos_token_id": 128000,
+            "eos_token_id": 128001,
+        },
+        optional_biases=("attention_bias", "mlp_bias"),
+        no_rope_layers=True,
+        permuted_gguf=True,
+    ),
+    Family(
+        name="gemma2",
+        architecture="Gemma2ForCausalLM",
+        windows="pattern",
+        defaults={
+            **_GEMMA,
+            "sliding_window_pattern": 2,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+        optional_biases=("attention_bias",),
+        norm_offset=1.0,
+        post_norms=True,
+        scaled_embedding=True,
+        query_scalar=True,
+        attention_soft_cap=True,
+        logit_soft_cap=True,
+        gguf_window=4096,
+        wide_layers=46,
+    ),
+    Family(
+        name="gemma3",
+        architecture="Gemma3ForCausalLM",
+        windows="pattern",
+        defaults={
+            **_GEMMA,
+            "sliding_window_pattern": 6,
+            "rope_theta": 1_000_000.0,
+            "rope_local_base_freq": 10_000.0,
+        },
+        optional_biases=("attention_bias",),
+        norm_offset=1.0,
+        post_norms=True,
+        qk_norm=True,
+        scaled_embedding=True,
+        query_scalar=True,
+        logit_soft_cap=True,
+        local_rope=True,
+        wide_layers=62,
+    ),
+    Family(
+        name="phi3",
+        architecture="Phi3ForCausalLM",
+        windows="all",
+        defaults={"bos_token_id": 1, "eos_token_id": 32000},
+        partial_rotary=True,
+        fused_weights=True,
+        remote_code=("configuration_phi3.Phi3Config", "modeling_phi3.Phi3ForCausalLM"),
+    ),
+)
+
+BY_NAME = {family.name: family for family in FAMILIES}
+BY_ARCHITECTURE = {family.architecture: family for family in FAMILIES}
+BY_GGUF_NAME = {family.name: family for family in FAMILIES if family.name != "mistral"}  # GGUF calls it llama

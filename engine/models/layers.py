@@ -1,0 +1,153 @@
+"""The parts of a decoder: objects built once when a model is loaded, so that a forward pass is a list of op calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from engine.inputs import ForwardInputs
+from engine.models.config import Activation
+from kernels.ops import (
+    PackedLinear,
+    add_rms_norm,
+    attention,
+    gated_activation,
+    linear,
+    rms_norm,
+    rope_store_kv,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNorm:
+    """``x / rms(x) * (offset + weight)``, weight [H]."""
+
+    weight: Tensor
+    eps: float
+    offset: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, H] -> [T, H]."""
+        return rms_norm(x, self.weight, self.eps, self.offset)
+
+    def after_add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """``residual += x`` in place, then the norm of it: [T, H], [T, H] -> [T, H]."""
+        return add_rms_norm(x, residual, self.weight, self.eps, self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """One matrix product that may serve several modules of the published model, side by side in its output.
+
+    Attributes:
+        modules: their names as in the checkpoint (``model.layers.3.self_attn.q_proj``), by which adapters address them.
+        sizes: the output columns of each, in the same order.
+    """
+
+    modules: tuple[str, ...]
+    sizes: tuple[int, ...]
+    packed: PackedLinear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, K] -> [T, sum of sizes]."""
+        return linear(x, self.packed)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Self-attention of one layer, from normed hidden states to the output projection.
+
+    Attributes:
+        cos_sin: [positions, rot_dim] fp32, or None for a layer without positions.
+        q_norm: [D], or None.
+        k_norm: [D], or None.
+    """
+
+    qkv: Projection
+    output: Projection
+    num_heads: int
+    num_kv_heads: int
+    cos_sin: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    norm_eps: float
+    norm_offset: float
+    scale: float
+    window: int | None
+    soft_cap: float | None
+
+    def __call__(self, x: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+        """[T, H] -> [T, H]; writes K and V of the T tokens to this layer's cache [pages, Hkv, page, D]."""
+        q = rope_store_kv(
+            self.qkv(x),
+            inputs.positions,
+            self.cos_sin,
+            inputs.kv_loc,
+            k_cache,
+            v_cache,
+            self.num_heads,
+            self.num_kv_heads,
+            self.q_norm,
+            self.k_norm,
+            self.norm_eps,
+            self.norm_offset,
+        )
+        mixed = attention(
+            q,
+            k_cache,
+            v_cache,
+            inputs.page_table,
+            inputs.query_start,
+            inputs.context_len,
+            inputs.max_query,
+            inputs.max_context,
+            scale=self.scale,
+            window=self.window,
+            soft_cap=self.soft_cap,
+        )
+        return self.output(mixed)
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """``down(act(gate(x)) * up(x))``, gate and up as one product."""
+
+    gate_up: Projection
+    down: Projection
+    activation: Activation
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, H] -> [T, H]."""
+        return self.down(gated_activation(self.gate_up(x), self.activation))
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """One layer. It takes hidden states already normed for it and norms its result for what follows.
+
+    So the sum of the residual stream and the norm after it are always one op, from the first layer to the last.
+
+    Attributes:
+        post_attention: norm of attention's output before it is added, or None.
+        post_mlp: the same for the MLP.
+        mlp_norm: the norm in front of the MLP.
+        next_norm: the norm in front of the next layer, or the model's last.
+    """
+
+    attention: Attention
+    mlp: Mlp
+    post_attention: RmsNorm | None
+    post_mlp: RmsNorm | None
+    mlp_norm: RmsNorm
+    next_norm: RmsNorm
+
+    def __call__(self, x: Tensor, residual: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+        """[T, H] normed -> [T, H] normed; ``residual`` [T, H] is updated in place."""
+        x = self.attention(x, inputs, k_cache, v_cache)
+        if self.post_attention is not None:
+            x = self.post_attention(x)
+        x = self.mlp(self.mlp_norm.after_add(x, residual))
+        if self.post_mlp is not None:
+            x = self.post_mlp(x)
+        return self.next_norm.after_add(x, residual)

@@ -1,0 +1,224 @@
+"""Folders in Hugging Face format: what is loaded, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from engine.errors import ModelError
+from engine.loading.load import load_model
+from engine.loading.model_config import read_model_config
+from engine.loading.names import expected_shapes
+from engine.models.decoder import DecoderModel
+
+CPU = torch.device("cpu")
+NORM = "model.layers.1.input_layernorm.weight"
+
+
+@pytest.fixture(scope="module")
+def source_model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=61,
+            hidden_size=24,
+            intermediate_size=40,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=32,
+            tie_word_embeddings=False,
+        )
+    )
+
+
+@pytest.fixture
+def folder(source_model: LlamaForCausalLM, tmp_path: Path) -> Path:
+    source_model.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def load(folder: Path, **options: Any) -> DecoderModel:
+    return load_model(folder, dtype=torch.float32, device=CPU, **options)
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def rewrite(folder: Path, changes: dict[str, Tensor | None]) -> None:
+    tensors = load_file(folder / "model.safetensors") | changes
+    save_file({name: value for name, value in tensors.items() if value is not None}, folder / "model.safetensors")
+
+
+def weights(model: DecoderModel) -> list[Tensor]:
+    layers = [norm for layer in model.layers for norm in (layer.mlp_norm.weight, layer.next_norm.weight)]
+    probe = torch.eye(24)
+    return [model.embedding, model.first_norm.weight, *layers, model.head(probe), model.layers[1].attention.qkv(probe)]
+
+
+def assert_equal_weights(one: DecoderModel, other: DecoderModel) -> None:
+    for left, right in zip(weights(one), weights(other), strict=True):
+        assert torch.equal(left, right)
+
+
+def test_fused_projections_hold_their_parts(folder: Path, source_model: LlamaForCausalLM) -> None:
+    model, x = load(folder), torch.randn(5, 24)
+    own = source_model.model.layers[1]
+    q, k, v = (getattr(own.self_attn, f"{part}_proj")(x) for part in "qkv")
+    torch.testing.assert_close(model.layers[1].attention.qkv(x), torch.cat((q, k, v), dim=1).detach())
+    gate_up = torch.cat((own.mlp.gate_proj(x), own.mlp.up_proj(x)), dim=1).detach()
+    torch.testing.assert_close(model.layers[1].mlp.gate_up(x), gate_up)
+
+
+def test_shards(folder: Path, source_model: LlamaForCausalLM, tmp_path: Path) -> None:
+    sharded = tmp_path / "sharded"
+    source_model.save_pretrained(sharded, max_shard_size="8KB")
+    assert len(list(sharded.glob("*.safetensors"))) > 2
+    assert_equal_weights(load(sharded), load(folder))
+
+
+def test_weights_outlive_their_files(folder: Path) -> None:
+    model, again = load(folder), load(folder)
+    (folder / "model.safetensors").write_bytes(bytes((folder / "model.safetensors").stat().st_size))
+    assert_equal_weights(model, again)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_stored_in_another_type(folder: Path, source_model: LlamaForCausalLM, dtype: torch.dtype) -> None:
+    rewrite(folder, {name: value.to(dtype) for name, value in source_model.state_dict().items()})
+    model = load(folder)
+    assert model.dtype == torch.float32
+    assert torch.equal(model.embedding, source_model.model.embed_tokens.weight.detach().to(dtype).float())
+
+
+def test_computed_frequencies_in_old_checkpoints_are_ignored(folder: Path) -> None:
+    rewrite(folder, {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(3)})
+    load(folder)
+
+
+def test_tied_head(folder: Path, source_model: LlamaForCausalLM) -> None:
+    change_config(folder, tie_word_embeddings=True)
+    with pytest.raises(ModelError, match=r"ties lm_head\.weight to model\.embed_tokens\.weight"):
+        load(folder)
+    embedding = source_model.model.embed_tokens.weight.detach()
+    rewrite(folder, {"lm_head.weight": embedding.clone()})
+    beside = load(folder)
+    rewrite(folder, {"lm_head.weight": None})
+    assert_equal_weights(load(folder), beside)
+    torch.testing.assert_close(beside.head(torch.eye(24)), embedding.T.contiguous())
+
+
+def test_positions_of_the_rotary_table(folder: Path) -> None:
+    assert load(folder).layers[0].attention.cos_sin.shape == (32, 6)
+    model = load(folder, max_positions=9)
+    assert model.max_positions == 9
+    tables = {layer.attention.cos_sin.data_ptr() for layer in model.layers}
+    assert len(tables) == 1 and model.layers[0].attention.cos_sin.shape == (9, 6)
+
+
+def test_dummy_needs_only_the_config(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    one, other = load(folder, dummy=True), load(folder, dummy=True)
+    assert_equal_weights(one, other)
+    assert one.embedding.std() > 0
+    assert torch.equal(one.first_norm.weight, torch.ones(24))
+
+
+def test_expected_shapes_are_those_of_transformers(folder: Path, source_model: LlamaForCausalLM) -> None:
+    theirs = {name: tuple(value.shape) for name, value in source_model.state_dict().items()}
+    assert expected_shapes(read_model_config(folder)) == theirs
+
+
+def test_missing_tensor(folder: Path) -> None:
+    rewrite(folder, {NORM: None})
+    with pytest.raises(ModelError, match=f"lacks {NORM}"):
+        load(folder)
+
+
+def test_unexpected_tensors(folder: Path) -> None:
+    rewrite(folder, {f"model.extra.{index}": torch.ones(1) for index in range(7)})
+    with pytest.raises(ModelError, match=r"does not use: model\.extra\.0, .* and 2 more"):
+        load(folder)
+
+
+def test_wrong_shape(folder: Path) -> None:
+    rewrite(folder, {NORM: torch.ones(25)})
+    with pytest.raises(ModelError, match=rf"{NORM} has shape \(25,\), but the config makes it \(24,\)"):
+        load(folder)
+
+
+def test_wrong_type(folder: Path) -> None:
+    rewrite(folder, {NORM: torch.ones(24, dtype=torch.int8)})
+    with pytest.raises(ModelError, match=f"{NORM} is stored as I8"):
+        load(folder)
+
+
+def test_truncated_file(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    whole = path.read_bytes()
+    for length in (0, 5, 200, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ModelError, match=r"model\.safetensors cannot be read"):
+            load(folder)
+
+
+def test_absurd_header(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"\xff" * 64)
+    with pytest.raises(ModelError, match=r"model\.safetensors cannot be read"):
+        load(folder)
+
+
+def test_same_tensor_in_two_shards(folder: Path) -> None:
+    save_file({NORM: torch.ones(24)}, folder / "b.safetensors")
+    (folder / "model.safetensors").rename(folder / "a.safetensors")
+    index = {"weight_map": {NORM: "a.safetensors", "lm_head.weight": "b.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match=rf"{NORM} is there twice, the second time in b\.safetensors"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ("[", "is malformed"),
+        ("{}", "is malformed"),
+        ('{"weight_map": []}', "is malformed"),
+        ('{"weight_map": {"a": {}}}', "is malformed"),
+        ('{"weight_map": {"a": 5}}', "names 5"),
+        ('{"weight_map": {"a": "../model.safetensors"}}', "names '../model.safetensors'"),
+        ('{"weight_map": {"a": "pytorch_model.bin"}}', "names 'pytorch_model.bin'"),
+        ('{"weight_map": {"a": "gone.safetensors"}}', "gone.safetensors cannot be read"),
+    ],
+)
+def test_bad_index(folder: Path, index: str, message: str) -> None:
+    (folder / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ModelError, match=message):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
+def test_pickles_are_refused(folder: Path, name: str) -> None:
+    (folder / "model.safetensors").rename(folder / name)
+    with pytest.raises(ModelError, match=f"{name} is a pickle"):
+        load(folder)
+
+
+def test_no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"neither model\.safetensors nor"):
+        load(folder)
+
+
+def test_a_pickle_as_the_model(tmp_path: Path) -> None:
+    (tmp_path / "model.pt").write_bytes(b"")
+    with pytest.raises(ModelError, match=r"model\.pt is neither a folder"):
+        load(tmp_path / "model.pt")

@@ -1,0 +1,202 @@
+"""GGUF files: what their metadata and tensors may be, and what is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from engine.errors import ModelError
+from engine.loading.load import load_model
+from engine.loading.model_config import read_model_config
+from engine.models.config import FrequencyFactors, LinearScaling
+from engine.models.decoder import DecoderModel
+
+CPU = torch.device("cpu")
+HIDDEN, VOCAB = 64, 32
+SHAPES: dict[str, tuple[int, ...]] = {
+    "token_embd.weight": (VOCAB, HIDDEN),
+    "output_norm.weight": (HIDDEN,),
+    "blk.0.attn_norm.weight": (HIDDEN,),
+    "blk.0.ffn_norm.weight": (HIDDEN,),
+    "blk.0.attn_q.weight": (HIDDEN, HIDDEN),
+    "blk.0.attn_k.weight": (32, HIDDEN),
+    "blk.0.attn_v.weight": (32, HIDDEN),
+    "blk.0.attn_output.weight": (HIDDEN, HIDDEN),
+    "blk.0.ffn_gate.weight": (96, HIDDEN),
+    "blk.0.ffn_up.weight": (96, HIDDEN),
+    "blk.0.ffn_down.weight": (HIDDEN, 96),
+}
+METADATA: dict[str, Any] = {
+    "context_length": 128,
+    "embedding_length": HIDDEN,
+    "block_count": 1,
+    "feed_forward_length": 96,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+}
+Tensors = dict[str, np.ndarray]
+
+
+def tensors(shapes: dict[str, tuple[int, ...]] = SHAPES) -> Tensors:
+    rng = np.random.default_rng(0)
+    return {name: rng.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
+
+
+def write(
+    path: Path,
+    content: Tensors,
+    *,
+    architecture: str = "llama",
+    types: dict[str, gguf.GGMLQuantizationType] | None = None,
+    **metadata: Any,
+) -> Path:
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in (METADATA | {name.replace("__", "."): value for name, value in metadata.items()}).items():
+        _add(writer, key if key.startswith("tokenizer.") else f"{architecture}.{key}", value)
+    for name, value in content.items():
+        kind = (types or {}).get(name, gguf.GGMLQuantizationType.F32)
+        writer.add_tensor(name, gguf.quants.quantize(value, kind), raw_dtype=kind)
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        step()
+    writer.close()
+    return path
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    adders: dict[type, Callable[[str, Any], None]] = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+        list: writer.add_array,
+    }
+    adders[type(value)](key, value)
+
+
+def load(path: Path) -> DecoderModel:
+    return load_model(path, dtype=torch.float32, device=CPU)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "model.gguf"
+
+
+def test_mixed_types(path: Path) -> None:
+    """Tensors of several types in one file, each as the gguf package reads it."""
+    kinds = gguf.GGMLQuantizationType
+    types = {
+        "token_embd.weight": kinds.Q8_0,
+        "blk.0.attn_v.weight": kinds.Q5_1,
+        "blk.0.ffn_gate.weight": kinds.Q4_0,
+        "blk.0.ffn_up.weight": kinds.BF16,
+        "blk.0.ffn_down.weight": kinds.Q4_1,
+    }
+    content = tensors()
+    model = load(write(path, content, types=types))
+    read = {
+        name: torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(content[name], kind), kind).copy())
+        for name, kind in types.items()
+    }
+    torch.testing.assert_close(model.embedding, read["token_embd.weight"])
+    gate_up = torch.cat((read["blk.0.ffn_gate.weight"], read["blk.0.ffn_up.weight"]))
+    torch.testing.assert_close(model.layers[0].mlp.gate_up(torch.eye(HIDDEN)), gate_up.T.contiguous())
+    torch.testing.assert_close(model.layers[0].mlp.down(torch.eye(96)), read["blk.0.ffn_down.weight"].T.contiguous())
+
+
+def test_a_head_of_its_own(path: Path) -> None:
+    content = tensors(SHAPES | {"output.weight": (VOCAB, HIDDEN)})
+    model = load(write(path, content))
+    assert not model.config.tied_head
+    torch.testing.assert_close(model.head(torch.eye(HIDDEN)), torch.from_numpy(content["output.weight"].T.copy()))
+
+
+def test_end_tokens(path: Path) -> None:
+    special = {f"tokenizer.ggml.{name}_token_id": token for name, token in (("bos", 1), ("eos", 4), ("eot", 9))}
+    config = read_model_config(write(path, tensors(), **special, **{"tokenizer.ggml.eom_token_id": 4}))
+    assert (config.bos_token_id, config.eos_token_ids) == (1, (4, 9))
+
+
+def test_rope_scaling(path: Path) -> None:
+    linear = read_model_config(write(path, tensors(), rope__scaling__type="linear", rope__scaling__factor=2.0))
+    assert linear.layers[0].rope is not None and linear.layers[0].rope.scaling == LinearScaling(2.0)
+    factors = tensors() | {"rope_freqs.weight": np.arange(1, 9, dtype=np.float32)}
+    divided = read_model_config(write(path, factors))
+    assert divided.layers[0].rope is not None
+    assert divided.layers[0].rope.scaling == FrequencyFactors((1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0))
+
+
+def test_windows(path: Path) -> None:
+    pattern = {"attention.sliding_window_pattern": [False], "attention.sliding_window": 9}
+    assert read_model_config(write(path, tensors(), architecture="gemma3", **pattern)).layers[0].window is None
+    pattern["attention.sliding_window_pattern"] = [True]
+    assert read_model_config(write(path, tensors(), architecture="gemma3", **pattern)).layers[0].window == 9
+    assert read_model_config(write(path, tensors(), architecture="gemma3")).layers[0].window is None
+    assert read_model_config(write(path, tensors(), architecture="gemma2")).layers[0].window == 4096
+    assert read_model_config(write(path, tensors(), architecture="phi3")).layers[0].window is None
+
+
+REFUSED_METADATA = {
+    "experts": ({"expert_count": 8}, "llama.expert_count is not supported"),
+    "scale of the scores": ({"attention.scale": 0.1}, "llama.attention.scale is not supported"),
+    "factor of the logits": ({"logit_scale": 0.1}, "llama.logit_scale is not supported"),
+    "YaRN": ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, "rope type 'yarn'"),
+    "window in Llama": ({"attention.sliding_window": 5}, "attention.sliding_window must be absent, not 5"),
+    "pattern in Llama": ({"attention.sliding_window_pattern": 5}, "attention.sliding_window_pattern must be absent"),
+    "heads by layer": ({"attention.head_count": [4]}, "attention.head_count must be an integer"),
+    "unequal head sizes": ({"attention.value_length": 8}, "attention.value_length must be equal"),
+    "half a rotation": ({"rope.dimension_count": 8}, "rotates 8 of 16"),
+    "wide rotation": ({"rope.dimension_count": 32}, "partial_rotary_factor must be"),
+    "soft cap in Llama": ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+    "absurd number of layers": ({"block_count": 1 << 31}, "num_hidden_layers must be an integer"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_METADATA)
+def test_refused_metadata(case: str, path: Path) -> None:
+    changes, message = REFUSED_METADATA[case]
+    with pytest.raises(ModelError) as caught:
+        read_model_config(write(path, tensors(), **changes))
+    assert message in str(caught.value)
+
+
+def test_unknown_architecture(path: Path) -> None:
+    with pytest.raises(ModelError, match="The GGUF architecture 'mamba' is not supported"):
+        load(write(path, tensors(), architecture="mamba"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"blk.0.ffn_down.weight": None}, r"lacks model\.layers\.0\.mlp\.down_proj\.weight"),
+        ({"token_embd.weight": None}, r"no matrix token_embd\.weight"),
+        ({"blk.0.attn_sinks.weight": (4,)}, r"does not use: blk\.0\.attn_sinks\.weight"),
+        ({"blk.0.post_ffw_norm.weight": (HIDDEN,)}, r"does not use: blk\.0\.post_ffw_norm\.weight"),
+        ({"blk.1.attn_norm.weight": (HIDDEN,)}, r"does not use: model\.layers\.1\.input_layernorm\.weight"),
+        ({"model.norm.weight": (HIDDEN,)}, "two tensors for the same purpose"),
+        ({"blk.0.attn_k.weight": (33, HIDDEN)}, r"k_proj\.weight has shape \(33, 64\)"),
+        ({"rope_factors_long.weight": (8,)}, "longrope is not supported"),
+        ({"rope_freqs.weight": (7,)}, "must have"),
+        ({"rope_freqs.weight": (8,)}, "finite numbers above 0"),
+    ],
+)
+def test_refused_tensors(path: Path, changes: dict[str, tuple[int, ...] | None], message: str) -> None:
+    shapes = {name: shape for name, shape in (SHAPES | changes).items() if shape is not None}
+    with pytest.raises(ModelError, match=message):
+        load(write(path, tensors(shapes)))
+
+
+def test_frequency_factors_must_be_the_only_scaling(path: Path) -> None:
+    content = tensors() | {"rope_freqs.weight": np.ones(8, dtype=np.float32)}
+    with pytest.raises(ModelError, match="only rope scaling"):
+        read_model_config(write(path, content, rope__scaling__type="linear", rope__scaling__factor=2.0))
+    half = {"rope_freqs.weight": gguf.GGMLQuantizationType.F16}
+    with pytest.raises(ModelError, match="type F32"):
+        read_model_config(write(path, content, types=half))

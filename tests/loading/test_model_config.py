@@ -1,0 +1,270 @@
+"""What a config may ask for, and what is refused by name."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.errors import ModelError
+from engine.loading.hf_config import model_config
+from engine.loading.model_config import read_model_config
+from engine.models.config import LinearScaling, Llama3Scaling, Rope
+from engine.models.families import FAMILIES, Family
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def of(architecture: str, **changes: Any) -> dict[str, Any]:
+    return LLAMA | {"architectures": [f"{architecture}ForCausalLM"]} | changes
+
+
+def test_smollm2() -> None:
+    """The published config of SmolLM2-135M-Instruct, shortened, with its keys of no effect."""
+    config = model_config(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "hidden_act": "silu",
+            "hidden_size": 576,
+            "initializer_range": 0.041666666666666664,
+            "intermediate_size": 1536,
+            "is_llama_config": True,
+            "max_position_embeddings": 8192,
+            "mlp_bias": False,
+            "model_type": "llama",
+            "num_attention_heads": 9,
+            "num_hidden_layers": 30,
+            "num_key_value_heads": 3,
+            "pad_token_id": 2,
+            "pretraining_tp": 1,
+            "rms_norm_eps": 1e-05,
+            "rope_interleaved": False,
+            "rope_scaling": None,
+            "rope_theta": 100000,
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+            "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}},
+            "use_cache": True,
+            "vocab_size": 49152,
+        }
+    )
+    assert (config.num_layers, config.head_dim, config.query_size, config.kv_size) == (30, 64, 576, 192)
+    assert {layer.rope for layer in config.layers} == {Rope(100000.0, 64)}
+    assert {layer.window for layer in config.layers} == {None}
+    assert (config.attention_scale, config.embedding_scale, config.norm_offset) == (1 / 8, 1.0, 0.0)
+    assert config.tied_head and not config.qkv_bias and not config.fused_weights
+    assert (config.bos_token_id, config.eos_token_ids) == (1, (2,))
+
+
+def test_published_gemma3_1b() -> None:
+    """Windows on five layers of six, with a rotary base of their own."""
+    config = model_config(
+        {
+            "architectures": ["Gemma3ForCausalLM"],
+            "attention_bias": False,
+            "attn_logit_softcapping": None,
+            "bos_token_id": 2,
+            "eos_token_id": [1, 106],
+            "cache_implementation": "hybrid",
+            "final_logit_softcapping": None,
+            "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "hidden_size": 1152,
+            "intermediate_size": 6912,
+            "max_position_embeddings": 32768,
+            "model_type": "gemma3_text",
+            "num_attention_heads": 4,
+            "num_hidden_layers": 26,
+            "num_key_value_heads": 1,
+            "query_pre_attn_scalar": 256,
+            "rms_norm_eps": 1e-06,
+            "rope_local_base_freq": 10000,
+            "rope_scaling": None,
+            "rope_theta": 1000000,
+            "sliding_window": 512,
+            "sliding_window_pattern": 6,
+            "vocab_size": 262144,
+        }
+    )
+    windows = [layer.window for layer in config.layers]
+    assert windows[:7] == [512, 512, 512, 512, 512, None, 512]
+    assert config.layers[0].rope == Rope(10_000.0, 256)
+    assert config.layers[5].rope == Rope(1_000_000.0, 256)
+    assert config.tied_head and config.post_norms and config.qk_norm
+    assert config.eos_token_ids == (1, 106)
+
+
+def test_published_llama32_rope() -> None:
+    scaling = {
+        "factor": 32.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    }
+    config = model_config(LLAMA | {"rope_theta": 500000.0, "rope_scaling": scaling})
+    assert config.layers[0].rope == Rope(500000.0, 16, Llama3Scaling(32.0, 1.0, 4.0, 8192))
+
+
+def test_linear_scaling_by_its_old_name() -> None:
+    config = model_config(LLAMA | {"rope_scaling": {"type": "linear", "factor": 4}})
+    assert config.layers[0].rope == Rope(10_000.0, 16, LinearScaling(4.0))
+
+
+def test_phi3_names_its_own_code_which_is_not_needed() -> None:
+    remote = {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}
+    assert model_config(of("Phi3", auto_map=remote)).fused_weights
+
+
+def test_layer_types_go_before_the_pattern() -> None:
+    config = of("Gemma2", head_dim=16, layer_types=["full_attention", "sliding_attention"])
+    assert [layer.window for layer in model_config(config).layers] == [None, 4096]
+
+
+def test_every_family_has_a_config() -> None:
+    for family in FAMILIES:
+        assert model_config(LLAMA | {"architectures": [family.architecture]}).family == family.name
+
+
+REFUSED = {
+    "unknown architecture": ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM is not supported"),
+    "images": ({"architectures": ["Gemma3ForConditionalGeneration"]}, "Gemma3ForConditionalGeneration is not"),
+    "no architecture": ({"architectures": None}, "architectures must name one class"),
+    "two architectures": ({"architectures": ["A", "B"]}, "architectures must name one class"),
+    "remote code": ({"auto_map": {"AutoModelForCausalLM": "modeling_x.LlamaForCausalLM"}}, "auto_map"),
+    "auto_map of another kind": ({"auto_map": "x"}, "auto_map"),
+    "quantised": ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+    "experts": ({"num_experts": 8}, "num_experts = 8"),
+    "interleaved rope": ({"rope_interleaved": True}, "rope_interleaved"),
+    "bidirectional": (of("Gemma3", head_dim=16, use_bidirectional_attention=True), "use_bidirectional_attention"),
+    "bias in Mistral": (of("Mistral", attention_bias=True), "attention_bias = True"),
+    "MLP bias in Qwen3": (of("Qwen3", mlp_bias=True), "mlp_bias = True"),
+    "attention cap in Gemma 3": (of("Gemma3", head_dim=16, attn_logit_softcapping=50.0), "attn_logit_softcapping"),
+    "logit cap in Llama": ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+    "window in Llama": ({"sliding_window": 4096}, "sliding_window = 4096"),
+    "layer types in Mistral": (of("Mistral", layer_types=["full_attention"] * 2), "layer_types"),
+    "window without its flag": (
+        of("Qwen2", layer_types=["full_attention", "sliding_attention"]),
+        "use_sliding_window is not set",
+    ),
+    "unknown layer type": (of("Qwen2", layer_types=["full_attention", "linear_attention"]), "layer_types must be"),
+    "activation": ({"hidden_act": "gelu"}, "hidden_act must be one of"),
+    "YaRN": ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope type 'yarn' is not supported"),
+    "dynamic": ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope type 'dynamic'"),
+    "longrope": (of("Phi3", rope_parameters={"rope_type": "longrope"}), "rope type 'longrope'"),
+    "su": (of("Phi3", rope_scaling={"type": "su"}), "rope type 'su'"),
+    "two rope types": ({"rope_scaling": {"type": "linear", "rope_type": "llama3"}}, "rope type 'llama3'"),
+    "unknown rope parameter": (
+        {"rope_scaling": {"type": "linear", "factor": 2, "mrope_section": [1]}},
+        "mrope_section",
+    ),
+    "no factor": ({"rope_scaling": {"type": "linear"}}, "factor must be a number above 0, not None"),
+    "llama3 frequencies": (
+        {"rope_scaling": {"type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 4}},
+        "high_freq_factor must be above low_freq_factor",
+    ),
+    "old and new rope": (
+        {"rope_parameters": {"rope_theta": 5.0, "factor": 2}, "rope_scaling": {"type": "linear", "factor": 4}},
+        "disagree on factor",
+    ),
+    "flat rope in Gemma 3": (of("Gemma3", rope_parameters={"rope_theta": 5.0}), "full_attention and sliding_attention"),
+    "partial rotary in Llama": ({"partial_rotary_factor": 0.5}, "rotates 8 of 16"),
+    "odd rotary": (of("Phi3", partial_rotary_factor=0.2), "rotates 3 of 16"),
+    "missing size": ({"hidden_size": None}, "hidden_size must be an integer from 1 to"),
+    "size as text": ({"hidden_size": "64"}, "hidden_size must be an integer from 1 to 16777216, not '64'"),
+    "flag as number": ({"vocab_size": True}, "vocab_size must be an integer"),
+    "negative": ({"intermediate_size": -1}, "intermediate_size must be an integer"),
+    "absurd number of layers": ({"num_hidden_layers": 10**12}, "num_hidden_layers must be an integer from 1 to 2048"),
+    "heads do not divide": ({"num_key_value_heads": 3}, "num_key_value_heads must be a divisor"),
+    "hidden does not divide": ({"hidden_size": 66}, "hidden_size must be a multiple"),
+    "norm": ({"rms_norm_eps": 0}, "rms_norm_eps must be a number above 0"),
+    "end token": ({"eos_token_id": [2, 100]}, "eos_token_id must be token ids below the vocabulary's size 100"),
+    "flag": ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
+    "rope as list": ({"rope_scaling": [1]}, "rope_scaling must be an object"),
+    "rotary share as text": (of("Phi3", partial_rotary_factor="x"), "partial_rotary_factor must be a number"),
+    "NoPE list": (of("SmolLM3", no_rope_layers=[1]), "no_rope_layers must be a list of 2"),
+    "NoPE in Llama": ({"no_rope_layers": [1, 0]}, "no_rope_layers"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str) -> None:
+    changes, message = REFUSED[case]
+    with pytest.raises(ModelError) as caught:
+        model_config(LLAMA | changes)
+    assert message in str(caught.value)
+
+
+def test_end_tokens_of_the_generation_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert read_model_config(tmp_path).eos_token_ids == (2,)
+    generation = tmp_path / "generation_config.json"
+    generation.write_text(json.dumps({"eos_token_id": [7, 5, 7]}))
+    assert read_model_config(tmp_path).eos_token_ids == (7, 5)
+    generation.write_text(json.dumps({"temperature": 0.6}))
+    assert read_model_config(tmp_path).eos_token_ids == (2,)
+    generation.write_text(json.dumps({"eos_token_id": 100}))
+    with pytest.raises(ModelError, match=r"generation_config\.json: eos_token_id"):
+        read_model_config(tmp_path)
+
+
+@pytest.mark.parametrize(("content", "message"), [("[1]", "must be a JSON object"), ("{", "is not JSON")])
+def test_malformed_json(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ModelError, match=message):
+        read_model_config(tmp_path)
+
+
+def test_no_config(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"config\.json is missing"):
+        read_model_config(tmp_path)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+KEYS = [
+    *LLAMA,
+    "rope_parameters",
+    "rope_scaling",
+    "layer_types",
+    "auto_map",
+    "head_dim",
+    "sliding_window",
+    "hidden_act",
+]
+KEYS += ["no_rope_layers", "partial_rotary_factor", "query_pre_attn_scalar", "tie_word_embeddings", "num_experts"]
+
+
+@given(
+    family=st.sampled_from(FAMILIES),
+    changes=st.dictionaries(st.sampled_from(KEYS), JSON, max_size=3),
+    rope=st.dictionaries(st.sampled_from(["rope_type", "type", "factor", "rope_theta", "low_freq_factor"]), JSON),
+)
+def test_any_value_gives_a_config_or_a_model_error(family: Family, changes: Any, rope: Any) -> None:
+    for config in (changes, {"rope_scaling": rope}):
+        with contextlib.suppress(ModelError):
+            model_config(LLAMA | {"architectures": [family.architecture]} | config)

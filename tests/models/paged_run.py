@@ -1,0 +1,70 @@
+"""Drives a decoder through a paged KV pool, in any division of the tokens into steps."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+from torch import Tensor
+
+from engine.inputs import ForwardInputs
+from engine.kv_pool import KvPool
+from engine.models.decoder import DecoderModel
+
+CPU = torch.device("cpu")
+
+
+class PagedRun:
+    """Sequences on random pages of a pool. ``step`` extends some of them and returns logits of each new token."""
+
+    def __init__(self, model: DecoderModel, page_size: int, num_rows: int, max_len: int, seed: int = 0) -> None:
+        per_row = -(-max_len // page_size)
+        self.model = model
+        self.page_size = page_size
+        self.kv = KvPool(model.config, num_rows * per_row + 1, page_size, model.dtype, CPU)
+        pages = list(range(num_rows * per_row + 1))
+        random.Random(seed).shuffle(pages)
+        self.table = torch.tensor(pages[: num_rows * per_row], dtype=torch.int32).view(num_rows, per_row)
+        self.done = [0] * num_rows
+
+    def step(self, chunks: dict[int, list[int]]) -> dict[int, Tensor]:
+        """Compute the next tokens of the given rows together: row -> logits [len(chunk), V]."""
+        rows = list(chunks)
+        lengths = [len(chunks[row]) for row in rows]
+        positions = [torch.arange(self.done[row], self.done[row] + len(chunks[row])) for row in rows]
+        cells = [
+            self.table[row].long()[place // self.page_size] * self.page_size + place % self.page_size
+            for row, place in zip(rows, positions, strict=True)
+        ]
+        contexts = [self.done[row] + len(chunks[row]) for row in rows]
+        inputs = ForwardInputs(
+            token_ids=torch.tensor([token for row in rows for token in chunks[row]]),
+            positions=torch.cat(positions),
+            kv_loc=torch.cat(cells),
+            page_table=self.table[rows],
+            query_start=torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32),
+            context_len=torch.tensor(contexts, dtype=torch.int32),
+            max_query=max(lengths),
+            max_context=max(contexts),
+        )
+        for row, context in zip(rows, contexts, strict=True):
+            self.done[row] = context
+        logits = self.model.logits(self.model.forward(inputs, self.kv))
+        return dict(zip(rows, torch.split(logits, lengths), strict=True))
+
+
+def run_whole(model: DecoderModel, tokens: list[int], page_size: int = 16) -> Tensor:
+    """Logits [T, V] of one prompt in one step."""
+    return PagedRun(model, page_size, 1, len(tokens)).step({0: tokens})[0]
+
+
+def run_ragged(model: DecoderModel, prompts: list[list[int]], page_size: int, rng: random.Random) -> list[Tensor]:
+    """Logits [T, V] of each prompt, computed in steps of random rows and random chunks."""
+    run = PagedRun(model, page_size, len(prompts), max(map(len, prompts)), rng.randrange(1000))
+    parts: list[list[Tensor]] = [[] for _ in prompts]
+    while waiting := [row for row, prompt in enumerate(prompts) if run.done[row] < len(prompt)]:
+        chosen = rng.sample(waiting, rng.randint(1, len(waiting)))
+        chunks = {row: prompts[row][run.done[row] :][: rng.randint(1, 12)] for row in chosen}
+        for row, logits in run.step(chunks).items():
+            parts[row].append(logits)
+    return [torch.cat(part) for part in parts]

@@ -1,0 +1,106 @@
+"""Every family against transformers, from a checkpoint that transformers wrote."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from paged_run import CPU, run_ragged, run_whole
+from tiny_models import MODELS, VOCAB, oracle_logits, save, tiny_model
+from torch import Tensor
+
+from engine.loading.load import load_model
+from engine.loading.model_config import read_model_config
+
+RANDOM = random.Random(7)
+PROMPTS = [[RANDOM.randrange(VOCAB) for _ in range(length)] for length in (41, 1, 23, 64)]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    return request.param, save(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def assert_same(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * theirs.abs().max().item())
+
+
+def test_logits_of_a_whole_prompt(family: tuple[str, Path]) -> None:
+    name, folder = family
+    model = load_model(folder, dtype=torch.float32, device=CPU)
+    for prompt in PROMPTS:
+        assert_same(run_whole(model, prompt), oracle_logits(name, prompt))
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_logits_in_ragged_chunks(family: tuple[str, Path], page_size: int) -> None:
+    name, folder = family
+    model = load_model(folder, dtype=torch.float32, device=CPU)
+    for seed in range(2):
+        results = run_ragged(model, PROMPTS, page_size, random.Random(seed))
+        for prompt, logits in zip(PROMPTS, results, strict=True):
+            assert_same(logits, oracle_logits(name, prompt))
+
+
+def test_bfloat16_stays_near(family: tuple[str, Path]) -> None:
+    name, folder = family
+    model = load_model(folder, dtype=torch.bfloat16, device=CPU)
+    ours, theirs = run_whole(model, PROMPTS[2]), oracle_logits(name, PROMPTS[2])
+    assert ours.dtype == torch.float32
+    assert torch.nn.functional.cosine_similarity(ours, theirs).min() > 0.99
+
+
+def test_the_oracle_feels_what_the_config_says() -> None:
+    """The windows, scalings and caps of these models change their logits, so that the tests above mean something."""
+    for name in ("mistral", "llama_scaled", "gemma2", "gemma3", "phi3_partial"):
+        config = tiny_model(name).config
+        plain = type(tiny_model(name))(_neutral(config)).eval()
+        plain.load_state_dict(tiny_model(name).state_dict())
+        with torch.no_grad():
+            other = plain(torch.tensor([PROMPTS[0]])).logits[0]
+        assert (other - oracle_logits(name, PROMPTS[0])).abs().max() > 0.05
+
+
+def _neutral(config):
+    neutral = type(config).from_dict(config.to_dict())
+    neutral.sliding_window = 1000
+    if neutral.model_type not in ("gemma2", "gemma3_text"):
+        neutral.rope_parameters = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}
+    neutral._attn_implementation = "eager"
+    return neutral
+
+
+def test_older_spellings_mean_the_same(family: tuple[str, Path], tmp_path: Path) -> None:
+    """Rotary keys as before transformers 5, and layers derived from a rule instead of listed."""
+    _, folder = family
+    written = json.loads((folder / "config.json").read_text())
+    new = written.pop("rope_parameters")
+    full = dict(new.get("full_attention", new))
+    written["rope_theta"] = full.pop("rope_theta")
+    if "partial_rotary_factor" in full:
+        written["partial_rotary_factor"] = full.pop("partial_rotary_factor")
+    if full.get("rope_type", "default") != "default":
+        full["type"] = full.pop("rope_type")
+        written["rope_scaling"] = full
+    if "sliding_attention" in new:
+        written["rope_local_base_freq"] = new["sliding_attention"]["rope_theta"]
+    for listed in ("layer_types", "no_rope_layers"):
+        written.pop(listed, None)
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    assert read_model_config(tmp_path) == read_model_config(folder)
+
+
+def test_layers_know_their_modules(tmp_path: Path) -> None:
+    model = load_model(save("llama", tmp_path), dtype=torch.float32, device=CPU)
+    attention, mlp = model.layers[2].attention, model.layers[2].mlp
+    assert attention.qkv.modules == tuple(f"model.layers.2.self_attn.{name}_proj" for name in "qkv")
+    assert attention.qkv.sizes == (48, 16, 16)
+    assert attention.output.modules == ("model.layers.2.self_attn.o_proj",)
+    assert mlp.gate_up.modules == ("model.layers.2.mlp.gate_proj", "model.layers.2.mlp.up_proj")
+    assert mlp.down.modules == ("model.layers.2.mlp.down_proj",)
+    assert model.head.modules == ("lm_head",)
+    assert model.max_positions == 128
+    assert (model.dtype, model.device) == (torch.float32, CPU)

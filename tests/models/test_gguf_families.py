@@ -1,0 +1,83 @@
+"""GGUF files as llama.cpp's converter writes them, against the models in transformers that they were made from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+from gguf_files import gguf_architecture, gguf_name, write_gguf
+from paged_run import CPU, run_whole
+from tiny_models import VOCAB, oracle_logits, save, tiny_model
+
+from engine.loading.load import load_model
+from engine.loading.model_config import read_model_config
+
+# Those of the tiny models whose maths a GGUF file can say. (It has no query scale for Gemma: see below.)
+WRITTEN = [
+    "llama",
+    "llama_tied",
+    "llama_scaled",
+    "llama_linear",
+    "llama_biased",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+    "gemma2_plain",
+    "gemma3_plain",
+    "phi3",
+    "phi3_partial",
+]
+PROMPT = [(17 * index + index * index) % VOCAB for index in range(50)]
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_logits(name: str, tmp_path: Path) -> None:
+    model = load_model(write_gguf(name, tmp_path / "model.gguf"), dtype=torch.float32, device=CPU)
+    theirs = oracle_logits(name, PROMPT)
+    torch.testing.assert_close(run_whole(model, PROMPT), theirs, rtol=1e-4, atol=1e-4 * theirs.abs().max().item())
+
+
+@pytest.mark.parametrize("name", [name for name in WRITTEN if name != "llama_scaled"])
+def test_same_config_as_from_the_folder(name: str, tmp_path: Path) -> None:
+    (tmp_path / "hf").mkdir()
+    from_folder = read_model_config(save(name, tmp_path / "hf"))
+    from_file = read_model_config(write_gguf(name, tmp_path / "model.gguf"))
+    assert from_file.eos_token_ids == (2, 5)
+    # A file keeps its floats in 32 bits.
+    assert from_file.norm_eps == pytest.approx(from_folder.norm_eps)
+    assert replace(from_file, eos_token_ids=(2,), norm_eps=from_folder.norm_eps) == from_folder
+
+
+def test_tensors_named_by_llama_cpp() -> None:
+    """The names that the test's writer gives are those of llama.cpp's own table."""
+    for name in WRITTEN:
+        model = tiny_model(name)
+        architecture = gguf_architecture(model)
+        number = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture)
+        table = gguf.get_tensor_name_map(number, model.config.num_hidden_layers)
+        for key in model.state_dict():
+            if key != "lm_head.weight" or not model.config.tie_word_embeddings:
+                assert table.get_name(key, (".weight", ".bias")) == gguf_name(key, architecture)
+
+
+def test_query_scale_of_the_largest_gemmas(tmp_path: Path) -> None:
+    """A GGUF file does not say it: like llama.cpp, by the number of layers of Gemma 2 27B."""
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "gemma2")
+    writer.add_context_length(64)
+    writer.add_embedding_length(48)
+    writer.add_block_count(46)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_key_length(16)
+    writer.add_value_length(16)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_tensor("token_embd.weight", torch.zeros(10, 48).numpy())
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    assert read_model_config(path).attention_scale == pytest.approx(12**-0.5)

@@ -1,0 +1,65 @@
+"""The KV pool: its size, and copies of parts of pages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.batch import PageCopy
+from engine.kv_pool import KvPool, bytes_per_page
+from engine.loading.hf_config import model_config
+from engine.models.config import ModelConfig
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def config() -> ModelConfig:
+    return model_config(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "hidden_size": 24,
+            "intermediate_size": 8,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 10,
+            "max_position_embeddings": 32,
+            "rms_norm_eps": 1e-6,
+        }
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_size_of_a_page(config: ModelConfig, dtype: torch.dtype) -> None:
+    pool = KvPool(config, 5, 16, dtype, CPU)
+    assert pool.k.shape == pool.v.shape == (3, 5, 2, 16, 6)
+    assert bytes_per_page(config, 16, dtype) * 5 == pool.k.nbytes + pool.v.nbytes
+    assert bytes_per_page(replace(config, layers=config.layers[:1]), 16, dtype) * 3 == bytes_per_page(config, 16, dtype)
+
+
+def test_layers_are_views(config: ModelConfig) -> None:
+    pool = KvPool(config, 5, 4, torch.float32, CPU)
+    pool.k_layers[2][3] = 7.0
+    assert pool.k[2, 3].min() == 7 and pool.k.sum() == 7 * 2 * 4 * 6
+    assert pool.v.sum() == 0
+
+
+def test_copies_in_order(config: ModelConfig) -> None:
+    pool = KvPool(config, 4, 4, torch.float32, CPU)
+    pool.k.copy_(torch.arange(4.0).view(1, 4, 1, 1, 1).expand_as(pool.k))
+    pool.v.copy_(-pool.k)
+    pool.copy([PageCopy(3, 0, 2), PageCopy(0, 1, 3), PageCopy(2, 3, 4)])
+    for values in (pool.k, -pool.v):
+        cells = values.amax(dim=(0, 2, 4))
+        assert torch.equal(cells, values.amin(dim=(0, 2, 4)))
+        assert cells.tolist() == [[3, 3, 0, 0], [3, 3, 0, 1], [2, 2, 2, 2], [2, 2, 2, 2]]
+
+
+def test_copy_outside_the_pool(config: ModelConfig) -> None:
+    pool = KvPool(config, 4, 4, torch.float32, CPU)
+    for copy in (PageCopy(4, 0, 1), PageCopy(0, -1, 1), PageCopy(0, 1, 5)):
+        with pytest.raises(IndexError):
+            pool.copy([copy])

@@ -1,0 +1,167 @@
+"""Tiny random models of every family, made with transformers, which is the oracle: its configs, weights and logits."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
+)
+
+VOCAB = 131
+
+# Odd sizes, grouped heads, and (below) windows, scalings and caps that matter for prompts of a few dozen tokens.
+_COMMON = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 72,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 24,
+}
+_LINEAR = {"rope_type": "linear", "rope_theta": 300.0, "factor": 3.0}
+
+_GEMMA = {"num_hidden_layers": 4, "head_dim": 12, "sliding_window": 5, "query_pre_attn_scalar": 20}
+
+MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM, {}),
+    "llama_tied": (LlamaConfig, LlamaForCausalLM, {"tie_word_embeddings": True, "num_key_value_heads": 6}),
+    "llama_scaled": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": _LLAMA3, "num_key_value_heads": 1}),
+    "llama_linear": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": _LINEAR, "head_dim": 10}),
+    "llama_biased": (LlamaConfig, LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
+    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 7, "head_dim": 16}),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
+    "qwen2_window": (
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+    ),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 14}),
+    "smollm3": (
+        SmolLM3Config,
+        SmolLM3ForCausalLM,
+        {"num_hidden_layers": 5, "tie_word_embeddings": True},
+    ),
+    "smollm3_window": (
+        SmolLM3Config,
+        SmolLM3ForCausalLM,
+        {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 9, "attention_bias": True},
+    ),
+    "gemma2": (
+        Gemma2Config,
+        Gemma2ForCausalLM,
+        {**_GEMMA, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0, "tie_word_embeddings": True},
+    ),
+    "gemma3": (
+        Gemma3TextConfig,
+        Gemma3ForCausalLM,
+        {
+            **_GEMMA,
+            "num_hidden_layers": 7,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "full_attention": _LINEAR,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            },
+        },
+    ),
+    # What a GGUF file can say of a Gemma: no query scale, no period of the windows but the usual one.
+    "gemma2_plain": (
+        Gemma2Config,
+        Gemma2ForCausalLM,
+        {
+            **_GEMMA,
+            "query_pre_attn_scalar": 12,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 2.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma3_plain": (
+        Gemma3TextConfig,
+        Gemma3ForCausalLM,
+        {
+            **_GEMMA,
+            "num_hidden_layers": 7,
+            "query_pre_attn_scalar": 12,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "full_attention": _LINEAR,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            },
+        },
+    ),
+    "phi3": (Phi3Config, Phi3ForCausalLM, {"sliding_window": 11}),
+    "phi3_partial": (
+        Phi3Config,
+        Phi3ForCausalLM,
+        {
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        },
+    ),
+}
+
+
+@functools.cache
+def tiny_model(name: str) -> PreTrainedModel:
+    """The oracle: random weights large enough that every part of the model shows in its logits."""
+    config_class, model_class, changes = MODELS[name]
+    # A copy of every value, for transformers writes its defaults into nested ones.
+    config = config_class(**_COMMON | _copied(changes), attn_implementation="eager")
+    model = model_class(config).eval()
+    generator = torch.Generator().manual_seed(len(name))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.25, generator=generator)
+    return model
+
+
+def _copied(value: Any) -> Any:
+    return {key: _copied(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def save(name: str, folder: Path, *, max_shard_size: str = "1GB") -> Path:
+    """Write the model as transformers does."""
+    tiny_model(name).save_pretrained(folder, max_shard_size=max_shard_size)
+    return folder
+
+
+@torch.no_grad()
+def oracle_logits(name: str, tokens: list[int]) -> Tensor:
+    """[T, V] fp32."""
+    return tiny_model(name)(torch.tensor([tokens])).logits[0]
