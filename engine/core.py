@@ -87,6 +87,10 @@ class EngineCore:
         messages, self._outbox = self._outbox, []
         return messages
 
+    def close(self) -> list[Message]:
+        """Fail every sequence that is still alive. Returns what the client is to be told."""
+        return self._outbox + self._scheduler.fail_all("EngineDead", "The engine is shutting down.")
+
     def stats(self) -> dict[str, float]:
         """Gauges and counters by name, as ``Heartbeat`` carries them."""
         cache = self._cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from engine.client import EngineClient
 from engine.errors import EngineDead
@@ -60,7 +60,7 @@ class Frontend:
             return self.tokenizer.encode(text, add_special_tokens)
         return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
 
-    async def stream(self, request: TextRequest) -> AsyncIterator[list[TextDelta]]:
+    async def stream(self, request: TextRequest) -> AsyncGenerator[list[TextDelta], None]:
         """Run a request. Nothing is sent to the engine before the first item is asked for.
 
         Leaving the iterator early, in whatever way, aborts what still runs. An iterator that is left inside a loop

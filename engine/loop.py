@@ -20,22 +20,24 @@ from engine.channel import Channel
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import EngineError
-from engine.messages import Failed, Heartbeat, Message, Shutdown, decode, encode
+from engine.messages import Failed, Heartbeat, Shutdown, decode, encode
 
 HEARTBEAT_SECONDS = 0.25
+GOODBYE_SECONDS = 5.0  # for the client to take the last frame
 START_FAILED = -1  # the id of the Failed that says why there will be no Ready
 EXIT_SOFTWARE = 70
 
 
 def serve(core: EngineCore, channel: Channel) -> None:
-    """Run steps until Shutdown arrives. ConnectionError if the client goes away."""
+    """Run steps until Shutdown arrives; what still runs then fails. ConnectionError if the client goes away."""
     due = 0.0
     while True:
         waiting = 0.0 if core.has_work else max(0.0, due - time.monotonic())
         messages = [message for payload in channel.receive(waiting) for message in decode(payload)]
-        if any(isinstance(message, Shutdown) for message in messages):
-            return
         core.handle(messages)
+        if any(isinstance(message, Shutdown) for message in messages):
+            channel.send(encode(core.close()))
+            return channel.drain(GOODBYE_SECONDS)
         out = core.step() if core.has_work else []
         if time.monotonic() >= due:
             out.append(Heartbeat(core.stats(), core.take_observations()))
@@ -49,7 +51,8 @@ def start(config: EngineConfig, model_path: Path, channel: Channel) -> EngineCor
     try:
         core = EngineCore.load(config, model_path)
     except EngineError as error:
-        _say_goodbye(channel, Failed(START_FAILED, type(error).__name__, str(error)))
+        channel.send(encode([Failed(START_FAILED, type(error).__name__, str(error))]))
+        channel.drain(GOODBYE_SECONDS)
         return None
     channel.send(encode([core.ready]))
     return core
@@ -72,11 +75,6 @@ def main(arguments: list[str]) -> int:
         traceback.print_exc()
         return EXIT_SOFTWARE
     return 0
-
-
-def _say_goodbye(channel: Channel, message: Message) -> None:
-    channel.send(encode([message]))
-    channel.drain(timeout=5)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,13 @@ class Worker:
         dtype = choose_dtype(config, device)
         torch.set_num_threads(num_threads(config))
         ops.use_native(config.native_kernels)
-        model = load_model(model_path, dtype=dtype, device=device, dummy=config.load_format == "dummy")
+        model = load_model(
+            model_path,
+            dtype=dtype,
+            device=device,
+            max_positions=config.max_model_len,
+            dummy=config.load_format == "dummy",
+        )
         loaded = time.monotonic()
         self.vocab_size, self.eos_ids = model.config.vocab_size, model.config.eos_token_ids
         self._reserve_activations(model, config, dtype, device)
@@ -76,10 +82,10 @@ class Worker:
         """On a GPU, run the largest step once: torch then holds its activations, and the pool gets what is left."""
         if device.type != "cuda":
             return
-        pages = -(-config.max_num_batched_tokens // config.block_size) + 1
+        num_tokens = min(config.max_num_batched_tokens, model.max_positions)
+        pages = -(-num_tokens // config.block_size)
         kv = KvPool(model.config, pages, config.block_size, dtype, device)
-        runner = _runner(config, model, kv, config.max_num_batched_tokens, device)
-        runner.run(_trial(config.max_num_batched_tokens, range(pages)))
+        _runner(config, model, kv, num_tokens, device).run(_trial(num_tokens, range(pages)))
 
     def _warm_up(self) -> None:
         """Run one small step, so that the first request does not pay for what is set up on first use."""

@@ -1,0 +1,67 @@
+"""Puts the routes together, with what stands before them and what becomes of their errors."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from api.errors import handle
+from api.guard import Guard, Identify
+from api.routes import chat, completions, health, models, tokenize
+from api.state import ServerState
+from api.streams import ClientGone
+from engine.errors import EngineError
+
+
+class ErrorInfo(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer that is not a success."""
+
+    error: ErrorInfo
+
+
+async def _nobody_there(_request: Request, _error: Exception) -> Response:
+    """For the log alone: the client that this would go to has left."""
+    return Response(status_code=499)
+
+
+def create_app(state: ServerState) -> FastAPI:
+    """The application. Its middleware reads the options of ``state`` once, its routes read ``state`` each time.
+
+    Raises:
+        ConfigError: the file with keys cannot be read.
+    """
+    app = FastAPI(
+        title="rootgraft",
+        version=state.version,
+        docs_url=None,
+        redoc_url=None,
+        responses={"default": {"model": ErrorBody, "description": "Error"}},
+        redirect_slashes=False,
+    )
+    app.state.server = state
+    for module in (chat, completions, models, tokenize, health):
+        app.include_router(module.router)
+    for kind in (EngineError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, handle)
+    app.add_exception_handler(ClientGone, _nobody_there)
+    options = state.options
+    # The one added last is outermost.
+    app.add_middleware(
+        Guard,
+        keys=options.keys(),
+        max_body=options.max_request_bytes,
+        share_between_keys=options.share_cache_between_keys,
+    )
+    app.add_middleware(Identify)
+    return app

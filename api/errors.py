@@ -1,0 +1,170 @@
+"""What an exception becomes outside: a status, and a body in OpenAI's shape.
+
+    {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+
+Whatever is not an error on purpose becomes a 500 that says nothing about its cause; the cause goes to the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from engine.errors import CapacityError, EngineDead, EngineError, RequestError, UnknownModel
+
+logger = logging.getLogger(__name__)
+
+_RETRY = {"retry-after": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReply:
+    """A status and what the body of an error says; ``headers`` go out with it."""
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def type(self) -> str:
+        """OpenAI's class of the error."""
+        return "server_error" if self.status >= 500 else "invalid_request_error"
+
+    def body(self) -> bytes:
+        """The body, as JSON."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return orjson.dumps({"error": error})
+
+    def response(self) -> Response:
+        """The whole answer."""
+        return Response(self.body(), self.status, dict(self.headers), "application/json")
+
+
+class HTTPError(HTTPException):
+    """An error of HTTP rather than of a request's content: wrong key, too large, too slow.
+
+    A subclass of Starlette's exception, which FastAPI lets through where it reads bodies.
+    """
+
+    def __init__(
+        self, status: int, message: str, *, code: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(status, message, dict(headers or {}))
+        self.code = code
+
+
+def reply_to(error: Exception) -> ErrorReply:
+    """The reply for any exception. Logs those that nobody raised on purpose."""
+    match error:
+        case UnknownModel():
+            return ErrorReply(404, str(error), error.param, error.code)
+        case RequestError():
+            return ErrorReply(400, str(error), error.param, error.code or ("invalid_value" if error.param else None))
+        case CapacityError():
+            return ErrorReply(503, str(error), code="server_overloaded", headers=_RETRY)
+        case EngineDead():
+            return ErrorReply(503, str(error), code="engine_dead", headers=_RETRY)
+        case RequestValidationError():
+            return _reply_to_invalid(error.errors())
+        case HTTPException():
+            return _reply_to_http(error)
+    logger.error("unexpected error", exc_info=error)
+    message = str(error) if isinstance(error, EngineError) else "The server made an error; its log has the details."
+    return ErrorReply(500, message, code="internal_error")
+
+
+def _reply_to_http(error: HTTPException) -> ErrorReply:
+    code = error.code if isinstance(error, HTTPError) else None
+    message = str(error.detail)
+    if error.status_code == 404 and not isinstance(error, HTTPError):
+        message, code = "There is no such route.", "unknown_url"
+    elif error.status_code == 405:
+        message, code = "This route does not take this method.", "method_not_allowed"
+    elif message == HTTPStatus(error.status_code).phrase:
+        message = f"{message}."
+    return ErrorReply(error.status_code, message, code=code, headers=error.headers or {})
+
+
+def _reply_to_invalid(errors: Sequence[Mapping[str, Any]]) -> ErrorReply:
+    """The first of pydantic's findings, as a sentence that names the field."""
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        return ErrorReply(400, f"The body is not valid JSON: {first['ctx']['error']}.", code="invalid_json")
+    context = first.get("ctx", {})
+    param = _param([*first["loc"][1:], *context.get("field", ())])
+    name = f"'{param}'" if param else "The body"
+    wanted = _wanted(first["type"], context)
+    match first["type"]:
+        case "missing":
+            return ErrorReply(400, f"{name} is required.", param, "missing_required_parameter")
+        case "extra_forbidden":
+            return ErrorReply(400, f"{name} is not a parameter of this request.", param, "unknown_parameter")
+        case "rejected":
+            return ErrorReply(400, f"{name} {first['msg']}.", param, "invalid_value")
+        case kind if kind.endswith("_type"):
+            given = _json_type(first["input"])
+            return ErrorReply(400, f"{name} must be {wanted}, not {given}.", param, "invalid_type")
+    given = orjson.dumps(first["input"]).decode()
+    given = given if len(given) <= 40 else given[:40] + "..."
+    return ErrorReply(400, f"{name} must be {wanted}, not {given}.", param, "invalid_value")
+
+
+_WANTED = {
+    "int_type": "an integer of at most 64 bits",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "a string",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "a JSON object",
+    "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
+    "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
+    "literal_error": "one of {expected}",
+}
+
+
+def _wanted(kind: str, context: Mapping[str, Any]) -> str:
+    return _WANTED.get(kind, "valid").format(**context)
+
+
+def _param(location: Sequence[str | int]) -> str | None:
+    """``("messages", 0, "content")`` as ``messages[0].content``; the names of alternatives, in ``<>``, are left out."""
+    text = ""
+    for part in location:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif not part.startswith("<") and part != "[key]":
+            text += f".{part}" if text else part
+    return text or None
+
+
+_JSON_TYPES: tuple[tuple[type, str], ...] = (
+    (bool, "a boolean"),
+    (int, "an integer"),
+    (float, "a number with a fraction or beyond 64 bits"),
+    (str, "a string"),
+    (list, "a list"),
+    (dict, "an object"),
+)
+
+
+def _json_type(value: Any) -> str:
+    return next((name for cls, name in _JSON_TYPES if isinstance(value, cls)), "null")
+
+
+async def handle(_request: Request, error: Exception) -> Response:
+    """Exception handler for all that a route raises."""
+    return reply_to(error).response()

@@ -1,0 +1,199 @@
+"""Prometheus metrics, with vLLM's names under our prefix, so that dashboards and routers know them.
+
+Gauges and counters of the engine are read from its last heartbeat when somebody asks; its histograms arrive with each
+heartbeat; latencies are measured here, where the client waits. ``docs/metrics.md`` lists all of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+
+if TYPE_CHECKING:
+    from engine.generation import Finish, TextDelta
+    from engine.messages import Heartbeat
+
+PREFIX = "rootgraft:"
+
+# No time of creation beside every counter and histogram: nobody reads those.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+_SECONDS_TO_FIRST = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_SECONDS_BETWEEN = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0),
+    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+_SECONDS_IN_ALL = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+_TOKENS = tuple(float(1 << power) for power in range(18))
+_COUNTS = (1.0, 2.0, 5.0, 10.0, 20.0)
+
+# Name in the heartbeat, name outside, help.
+_ENGINE_GAUGES = (
+    ("running", "num_requests_running", "Sequences that take part in steps."),
+    ("waiting", "num_requests_waiting", "Sequences that wait to be admitted."),
+    ("pages", "kv_cache_pages", "Pages of the KV pool."),
+    ("pages_cached", "prefix_cache_pages", "Those of them that the prefix cache holds."),
+)
+_ENGINE_COUNTERS = (
+    ("prompt_tokens", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
+    ("prompt_tokens_cached", "prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+    ("preemptions", "num_preemptions", "Sequences sent back to the queue for lack of pages."),
+    ("prompt_tokens", "prompt_tokens", "Tokens of admitted prompts."),
+    ("prompt_tokens_cached", "prompt_tokens_cached", "Those of them whose KV was cached."),
+    ("computed_tokens", "computed_tokens", "Tokens put through the model."),
+    ("generation_tokens", "generation_tokens", "Tokens drawn."),
+    ("steps", "steps", "Forward passes."),
+)
+_ENGINE_HISTOGRAMS = (
+    ("request_queue_time_seconds", "Seconds from arrival to the first step.", _SECONDS_IN_ALL),
+    ("iteration_tokens_total", "Tokens computed in one step.", _TOKENS),
+)
+_LABELS = ("model_name", "engine")
+
+
+class _EngineCollector:
+    """Reads the engine's last heartbeat at the moment of the scrape."""
+
+    def __init__(self, stats: Callable[[], Mapping[str, float]], labels: Sequence[str]) -> None:
+        self._stats = stats
+        self._labels = labels
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._stats()
+        usage = 1 - stats.get("pages_available", 0.0) / max(1.0, stats.get("pages", 0.0)) if stats else 0.0
+        yield self._gauge("kv_cache_usage_perc", "Share of the KV pool that running sequences hold, 0 to 1.", usage)
+        for key, name, text in _ENGINE_GAUGES:
+            yield self._gauge(name, text, stats.get(key, 0.0))
+        for key, name, text in _ENGINE_COUNTERS:
+            counter = CounterMetricFamily(PREFIX + name, text, labels=_LABELS)
+            counter.add_metric(self._labels, stats.get(key, 0.0))
+            yield counter
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        gauge = GaugeMetricFamily(PREFIX + name, text, labels=_LABELS)
+        gauge.add_metric(self._labels, value)
+        return gauge
+
+
+class Metrics:
+    """All metrics of one server. ``stats`` gives the engine's latest gauges and counters."""
+
+    def __init__(self, model_name: str, stats: Callable[[], Mapping[str, float]]) -> None:
+        self._labels = (model_name, "0")
+        self._registry = CollectorRegistry()
+        self._registry.register(_EngineCollector(stats, self._labels))
+        ProcessCollector(registry=self._registry)
+        self._engine = {name: self._histogram(name, text, buckets) for name, text, buckets in _ENGINE_HISTOGRAMS}
+        self._success = Counter(
+            PREFIX + "request_success",
+            "Sequences that ended, by reason.",
+            (*_LABELS, "finished_reason"),
+            registry=self._registry,
+        )
+        self.first_token = self._histogram(
+            "time_to_first_token_seconds", "Seconds from the request to its first token.", _SECONDS_TO_FIRST
+        )
+        self.inter_token = self._histogram(
+            "inter_token_latency_seconds", "Seconds between tokens of a sequence.", _SECONDS_BETWEEN
+        )
+        self.end_to_end = self._histogram(
+            "e2e_request_latency_seconds", "Seconds from the request to a sequence's end.", _SECONDS_IN_ALL
+        )
+        self.prompt_tokens = self._histogram("request_prompt_tokens", "Tokens of a request's prompt.", _TOKENS)
+        self.generated_tokens = self._histogram("request_generation_tokens", "Tokens of an answer.", _TOKENS)
+        self.params_n = self._histogram("request_params_n", "Answers asked for.", _COUNTS)
+        self.params_max_tokens = self._histogram("request_params_max_tokens", "Limit of tokens asked for.", _TOKENS)
+        for reason in ("stop", "length", "abort", "error"):
+            self._success.labels(*self._labels, reason)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        histogram = Histogram(PREFIX + name, text, _LABELS, buckets=buckets, registry=self._registry)
+        return histogram.labels(*self._labels)
+
+    def on_heartbeat(self, heartbeat: Heartbeat) -> None:
+        """Take the engine's observations since its last heartbeat."""
+        for name, values in heartbeat.histograms.items():
+            if (histogram := self._engine.get(name)) is not None:
+                for value in values:
+                    histogram.observe(value)
+
+    def count_end(self, reason: str) -> None:
+        """Count a sequence that ended."""
+        self._success.labels(*self._labels, reason).inc()
+
+    def exposition(self, accept: str) -> tuple[bytes, str]:
+        """All metrics in the format that the Accept header asks for, and its content type."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
+
+
+class RequestTimer:
+    """Notes the times and counts of one request's sequences. Made when the request has been checked.
+
+    Args:
+        metrics: where the observations go.
+        num_sequences: how many sequences the request makes.
+    """
+
+    def __init__(self, metrics: Metrics, num_sequences: int) -> None:
+        self._metrics = metrics
+        self._start = time.perf_counter()
+        self._first: float | None = None
+        self._last: dict[tuple[int, int], float] = {}
+        self._unfinished = num_sequences
+        self._ends: dict[str, int] = {}
+        self._completion = 0
+        self._cached = 0
+
+    def note(self, prompt: int, deltas: Sequence[TextDelta]) -> None:
+        """Take what just came for the prompt of this number."""
+        now = time.perf_counter() - self._start
+        for delta in deltas:
+            if delta.tokens:
+                self._note_tokens((prompt, delta.index), now)
+            if delta.finish is not None:
+                self._note_finish(delta.finish, now)
+
+    def _note_tokens(self, sequence: tuple[int, int], now: float) -> None:
+        last = self._last.get(sequence)
+        if last is None:
+            self._metrics.first_token.observe(now)
+            self._first = self._first or now
+        else:
+            self._metrics.inter_token.observe(now - last)
+        self._last[sequence] = now
+
+    def _note_finish(self, finish: Finish, now: float) -> None:
+        self._metrics.end_to_end.observe(now)
+        self._metrics.generated_tokens.observe(finish.usage.completion)
+        self._completion += finish.usage.completion
+        self._cached += finish.usage.cached
+        self._unfinished -= 1
+        self._count_end(finish.reason)
+
+    def _count_end(self, reason: str) -> None:
+        self._metrics.count_end(reason)
+        self._ends[str(reason)] = self._ends.get(str(reason), 0) + 1
+
+    def end(self, reason: str) -> dict[str, Any]:
+        """Count the sequences that did not come to their own end. Returns the request's facts for the log."""
+        for _ in range(self._unfinished):
+            self._count_end(reason)
+        self._unfinished = 0
+        return {
+            "first_token_seconds": None if self._first is None else round(self._first, 6),
+            "completion_tokens": self._completion,
+            "cached_tokens": self._cached,
+            "finished": self._ends,
+        }

@@ -1,0 +1,155 @@
+"""From a parsed body to requests that the frontend has checked."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from api.completions import EchoedPrompt
+from api.logprobs import Unscored
+from api.protocol.chat import ChatRequest
+from api.protocol.completions import CompletionRequest
+from api.protocol.messages import ChatMessage, for_template
+from api.protocol.sampling import SamplingFields
+from engine.errors import RequestError
+from engine.requests import TextRequest
+from engine.types import SamplingParams
+
+if TYPE_CHECKING:
+    from engine.frontend import Frontend
+    from engine.tokenizer import Tokenizer
+
+
+# Conversations beyond these are rendered on another thread, so that streams do not wait for them.
+_MANY_MESSAGES = 64
+_LONG_TEXT = 50_000
+
+
+async def chat_request(frontend: Frontend, body: ChatRequest, adapter: str | None, tenant: str) -> TextRequest:
+    """The one request of a chat. Raises RequestError, with the names that the body used."""
+    with _blaming("messages"):
+        tokens = await render(
+            frontend,
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            template_kwargs=body.chat_template_kwargs,
+            add_special_tokens=body.add_special_tokens,
+        )
+        max_tokens = frontend.resolve_max_tokens(len(tokens), body.asked_tokens)
+        params = body.sampling(max_tokens, body.num_logprobs, body.prompt_logprobs)
+        return frontend.check(_text_request(body, tokens, params, adapter, tenant))
+
+
+async def render(
+    frontend: Frontend,
+    messages: Sequence[ChatMessage],
+    *,
+    add_generation_prompt: bool | None,
+    continue_final_message: bool,
+    template_kwargs: dict[str, Any],
+    add_special_tokens: bool,
+) -> array[int]:
+    """The tokens of a conversation. By default a new answer is asked for, unless the last message is continued."""
+    tokenizer = frontend.tokenizer
+    if not tokenizer.has_chat_template:
+        raise RequestError("This model has no chat template: use /v1/completions.", param="messages")
+    job = partial(
+        tokenizer.render_chat,
+        for_template(messages),
+        add_generation_prompt=not continue_final_message if add_generation_prompt is None else add_generation_prompt,
+        continue_final_message=continue_final_message,
+        kwargs=template_kwargs,
+    )
+    is_long = len(messages) > _MANY_MESSAGES or sum(len(message.text or "") for message in messages) > _LONG_TEXT
+    text = await asyncio.to_thread(job) if is_long else job()
+    return await frontend.encode(text, add_special_tokens=add_special_tokens)
+
+
+async def completion_requests(
+    frontend: Frontend, body: CompletionRequest, adapter: str | None, tenant: str
+) -> list[TextRequest]:
+    """One request for each prompt, all checked before any is begun. Raises RequestError."""
+    requests = []
+    for number, prompt in enumerate(body.prompts):
+        name = "prompt" if len(body.prompts) == 1 else f"prompt[{number}]"
+        with _blaming(name):
+            requests.append(await _completion_request(frontend, body, name, prompt, adapter, tenant))
+    return requests
+
+
+async def _completion_request(
+    frontend: Frontend, body: CompletionRequest, name: str, prompt: str | list[int], adapter: str | None, tenant: str
+) -> TextRequest:
+    if isinstance(prompt, str):
+        tokens = await frontend.encode(prompt, add_special_tokens=body.add_special_tokens)
+    else:
+        tokens = token_array(name, prompt, frontend.vocab_size)
+    # The engine always draws one token; where none is asked for, it is dropped again.
+    max_tokens = frontend.resolve_max_tokens(len(tokens), max(1, body.max_tokens))
+    scored = [count for count in (body.echoed_logprobs, body.prompt_logprobs) if count is not None]
+    params = body.sampling(max_tokens, body.logprobs, max(scored, default=None))
+    return frontend.check(_text_request(body, tokens, params, adapter, tenant))
+
+
+def token_array(field: str, ids: list[int], vocab_size: int) -> array[int]:
+    """Token ids of a client's, from this field. RequestError for one outside of the vocabulary."""
+    for position, token in enumerate(ids):
+        if not 0 <= token < vocab_size:
+            raise RequestError(
+                f"'{field}' must hold token ids from 0 to {vocab_size - 1}, not {token} (at position {position}).",
+                param=field,
+            )
+    return array("i", ids)
+
+
+def _text_request(
+    body: SamplingFields, tokens: array[int], params: SamplingParams, adapter: str | None, tenant: str
+) -> TextRequest:
+    return TextRequest(
+        tokens=tokens,
+        params=params,
+        stop=body.stop_strings,
+        include_stop=body.include_stop_str_in_output,
+        n=body.n,
+        adapter=adapter,
+        # A tenant's name has a fixed length, so that no salt of a client's can reach another tenant's.
+        salt=tenant + (body.cache_salt or ""),
+        skip_special_tokens=body.skip_special_tokens,
+    )
+
+
+def echoed_prompts(frontend: Frontend, body: CompletionRequest, requests: Sequence[TextRequest]) -> list[EchoedPrompt]:
+    """What ``echo`` gives back of each prompt: a text as it came, token ids as the text that they stand for."""
+    return [
+        _echoed_prompt(frontend.tokenizer, body, prompt, request)
+        for prompt, request in zip(body.prompts, requests, strict=True)
+    ]
+
+
+def _echoed_prompt(
+    tokenizer: Tokenizer, body: CompletionRequest, prompt: str | list[int], request: TextRequest
+) -> EchoedPrompt:
+    skip = body.skip_special_tokens
+    first = Unscored(request.tokens[0], tokenizer.token_bytes(request.tokens[0]))
+    silent = tokenizer.special_ids if skip else frozenset()
+    if not body.echo:
+        return EchoedPrompt("", first, len(request.tokens), silent)
+    text = prompt if isinstance(prompt, str) else tokenizer.decode(request.tokens, skip)
+    lead = len(tokenizer.join_bytes(request.tokens, skip).decode(errors="replace")) - len(text)
+    return EchoedPrompt(text, first, len(request.tokens), silent, max(0, lead))
+
+
+@contextmanager
+def _blaming(field: str) -> Iterator[None]:
+    """Errors about the prompt name the field that it came in."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param in (None, "prompt"):
+            error.param = field
+        raise

@@ -1,0 +1,1 @@
+"""The shapes of requests and answers, strict in types and complete in names."""

@@ -1,0 +1,71 @@
+"""The body of ``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, Field, model_validator
+
+from api.protocol.base import Refusal, rejected
+from api.protocol.messages import ChatMessage, check_template_kwargs
+from api.protocol.sampling import SamplingFields
+from engine.types import MAX_LOGPROBS
+
+TemplateKwargs = Annotated[dict[str, Any], AfterValidator(check_template_kwargs)]
+
+
+class ChatRequest(SamplingFields):
+    """OpenAI's fields that change the answer and vLLM's extras that are implemented."""
+
+    refused: ClassVar[Mapping[str, Refusal]] = {
+        **SamplingFields.refused,
+        "response_format": Refusal("only plain text can be produced.", ({"type": "text"},)),
+        "tools": Refusal("the model cannot be given tools here.", ([],)),
+        "tool_choice": Refusal("the model cannot be given tools here.", ("none", "auto")),
+        "functions": Refusal("the model cannot be given functions here.", ([],)),
+        "function_call": Refusal("the model cannot be given functions here.", ("none", "auto")),
+        "audio": Refusal("only text can be produced."),
+        "modalities": Refusal("only text can be produced.", (["text"],)),
+        "moderation": Refusal("there is no moderation model here."),
+        "web_search_options": Refusal("nothing is searched here."),
+        "reasoning_effort": Refusal("what the model's template knows can be set by 'chat_template_kwargs'."),
+        "verbosity": Refusal("the length of answers cannot be chosen.", ("medium",)),
+    }
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> ChatRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise rejected("may only be given where 'logprobs' is true", "top_logprobs")
+        if self.max_completion_tokens is not None and self.max_tokens not in (None, self.max_completion_tokens):
+            raise rejected("contradicts 'max_completion_tokens'", "max_tokens")
+        check_continuation(self.messages, self.add_generation_prompt, self.continue_final_message)
+        return self
+
+    @property
+    def asked_tokens(self) -> int | None:
+        """The limit on new tokens, by either name."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """None for no logprobs, else how many of the best tokens to list beside each."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+def check_continuation(messages: list[ChatMessage], add_generation_prompt: bool | None, continue_final: bool) -> None:
+    """The last message is continued, or a new one begun, but not both; only the assistant's can be continued."""
+    if continue_final and add_generation_prompt:
+        raise rejected("contradicts 'add_generation_prompt'", "continue_final_message")
+    if continue_final and (messages[-1].role != "assistant" or not messages[-1].text):
+        raise rejected("needs a last message of the assistant with content", "continue_final_message")

@@ -1,0 +1,77 @@
+"""The body of ``POST /v1/completions``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, cast
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from api.protocol.base import Refusal, rejected
+from api.protocol.sampling import SamplingFields
+from engine.types import MAX_LOGPROBS
+
+MAX_PROMPTS = 64
+DEFAULT_MAX_TOKENS = 16
+
+
+def _prompt_form(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "<string>"
+    if not isinstance(value, list):
+        return None
+    first = value[0] if value else None
+    if isinstance(first, str):
+        return "<strings>"
+    return "<token lists>" if isinstance(first, list) else "<tokens>"
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("<string>")]
+    | Annotated[list[str], Tag("<strings>"), Field(max_length=MAX_PROMPTS)]
+    | Annotated[list[int], Tag("<tokens>"), Field(min_length=1)]
+    | Annotated[list[Annotated[list[int], Field(min_length=1)]], Tag("<token lists>"), Field(max_length=MAX_PROMPTS)],
+    Discriminator(
+        _prompt_form,
+        custom_error_type="rejected",
+        custom_error_message="must be a string, a list of strings, a list of token ids or a list of such lists",
+    ),
+]
+
+
+class CompletionRequest(SamplingFields):
+    """OpenAI's fields that change the answer and vLLM's extras that are implemented.
+
+    ``max_tokens`` may be 0: the prompt is computed, and scored if ``echo`` and ``logprobs`` ask for it.
+    """
+
+    refused: ClassVar[Mapping[str, Refusal]] = {
+        **SamplingFields.refused,
+        "best_of": Refusal("all answers are returned; ask for several with 'n'.", (1,)),
+        "suffix": Refusal("text cannot be inserted before other text.", ("",)),
+        "response_format": Refusal("only plain text can be produced.", ({"type": "text"},)),
+    }
+
+    prompt: Prompt
+    max_tokens: Annotated[int, Field(ge=0)] = DEFAULT_MAX_TOKENS
+    echo: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    add_special_tokens: bool = True
+
+    @model_validator(mode="after")
+    def _check_scoring(self) -> CompletionRequest:
+        if self.max_tokens == 0 and self.min_tokens > 0:
+            raise rejected("contradicts 'max_tokens'", "min_tokens")
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts as a list, whatever form they came in."""
+        if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return cast(list[str | list[int]], self.prompt)
+
+    @property
+    def echoed_logprobs(self) -> int | None:
+        """How many logprobs the prompt's tokens need for ``echo``."""
+        return self.logprobs if self.echo else None

@@ -1,0 +1,139 @@
+"""The fields that chat and completions share: how tokens are drawn, when they stop, how the answer travels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
+
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+
+from api.protocol.base import Refusal, RequestModel, StrictModel, rejected, string_or_list
+from engine.types import MAX_LOGPROBS, SamplingParams
+
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+_PRINTABLE = re.compile(r"[\x20-\x7e]{1,128}")
+
+IGNORED = frozenset(
+    {
+        "metadata",
+        "parallel_tool_calls",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+
+
+def _check_logit_bias(bias: dict[str, float]) -> dict[str, float]:
+    for token in bias:
+        if not _TOKEN_ID.fullmatch(token):
+            raise rejected("must have token ids as keys", token)
+    return bias
+
+
+def _check_salt(salt: str) -> str:
+    if not _PRINTABLE.fullmatch(salt):
+        raise rejected("must be 1 to 128 printable ASCII characters")
+    return salt
+
+
+Stop = Annotated[
+    Annotated[str, Tag("<string>")] | Annotated[list[str], Tag("<list>")],
+    Discriminator(
+        string_or_list, custom_error_type="rejected", custom_error_message="must be a string or a list of strings"
+    ),
+]
+
+
+class StreamOptions(StrictModel):
+    """What a stream carries besides the answer.
+
+    Attributes:
+        include_obfuscation: taken and left alone: nothing is padded here.
+        continuous_usage_stats: the counts so far in every chunk (vLLM's).
+    """
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+    continuous_usage_stats: bool = False
+
+
+class SamplingFields(RequestModel):
+    """Fields of chat and completions alike. Their bounds are checked by ``Frontend.check``."""
+
+    ignored: ClassVar[frozenset[str]] = IGNORED
+    refused: ClassVar[Mapping[str, Refusal]] = {
+        "logits_processors": Refusal("no code of a client's runs here."),
+        "logit_processors": Refusal("no code of a client's runs here."),
+    }
+
+    model: str | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    n: int = 1
+    min_tokens: int = 0
+    stop: Stop = Field(default_factory=list)
+    stop_token_ids: list[int] = Field(default_factory=list)
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logit_bias: Annotated[dict[str, float], AfterValidator(_check_logit_bias)] = Field(default_factory=dict)
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    cache_salt: Annotated[str, AfterValidator(_check_salt)] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    @model_validator(mode="after")
+    def _check_stream(self) -> SamplingFields:
+        if self.stream_options is not None and not self.stream:
+            raise rejected("may only be given where 'stream' is true", "stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise rejected("cannot be streamed", "prompt_logprobs")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether the stream ends in a chunk with the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether each chunk carries the counts so far."""
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """``stop`` as a tuple, whichever form it came in."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def sampling(self, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None) -> SamplingParams:
+        """The parameters for the engine; the three arguments are what chat and completions spell differently."""
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            seed=self.seed,
+            stop_token_ids=tuple(self.stop_token_ids),
+            min_tokens=self.min_tokens,
+            ignore_eos=self.ignore_eos,
+            logit_bias=tuple((int(token), bias) for token, bias in self.logit_bias.items()),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )

@@ -1,0 +1,44 @@
+"""The bodies of ``POST /tokenize`` and ``POST /detokenize``, as vLLM has them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from api.protocol.base import RequestModel, rejected
+from api.protocol.chat import TemplateKwargs, check_continuation
+from api.protocol.messages import ChatMessage
+
+
+class TokenizeRequest(RequestModel):
+    """A text, or a conversation to be put through the chat template first.
+
+    ``add_special_tokens`` is true by default for a text, and false for a conversation, whose template adds its own.
+    """
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool = False
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check_input(self) -> TokenizeRequest:
+        if self.prompt is None and self.messages is None:
+            raise rejected("is required, or 'messages'", "prompt")
+        if self.prompt is not None and self.messages is not None:
+            raise rejected("contradicts 'messages'", "prompt")
+        if self.messages is not None:
+            check_continuation(self.messages, self.add_generation_prompt, self.continue_final_message)
+        return self
+
+
+class DetokenizeRequest(RequestModel):
+    """Token ids, each below the size of the vocabulary."""
+
+    model: str | None = None
+    tokens: list[int]

@@ -1,0 +1,34 @@
+"""``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from api.chat import chat_body, chat_events
+from api.collect import collect
+from api.prepare import chat_request
+from api.protocol.chat import ChatRequest
+from api.reply import ReplyHead, json_response
+from api.routes.body import JsonRoute
+from api.routes.shared import State
+from api.sse import EventStream
+from api.streams import generate, while_connected
+from api.usage import UsageCount
+
+router = APIRouter(route_class=JsonRoute, tags=["generation"])
+
+
+@router.post("/v1/chat/completions")
+async def create_chat_completion(body: ChatRequest, request: Request, state: State) -> Response:
+    """Answer a conversation."""
+    name, adapter = state.resolve(body.model)
+    prepared = await chat_request(state.serving(), body, adapter, request.state.tenant)
+    request.state.facts.update(model=name, prompt_tokens=len(prepared.tokens), n=body.n, stream=body.stream)
+    deltas = generate(state, [prepared], request.state.facts)
+    if body.stream:
+        head = ReplyHead.new("chatcmpl", "chat.completion.chunk", name, state.fingerprint)
+        return EventStream(chat_events(body, head, deltas, len(prepared.tokens)))
+    usage = UsageCount()
+    answers = await while_connected(request.receive, collect(deltas, usage))
+    head = ReplyHead.new("chatcmpl", "chat.completion", name, state.fingerprint)
+    return json_response(chat_body(body, head, answers, usage))

@@ -1,0 +1,36 @@
+"""``POST /v1/completions``."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from api.collect import collect
+from api.completions import completion_body, completion_events
+from api.prepare import completion_requests, echoed_prompts
+from api.protocol.completions import CompletionRequest
+from api.reply import ReplyHead, json_response
+from api.routes.body import JsonRoute
+from api.routes.shared import State
+from api.sse import EventStream
+from api.streams import generate, while_connected
+from api.usage import UsageCount
+
+router = APIRouter(route_class=JsonRoute, tags=["generation"])
+
+
+@router.post("/v1/completions")
+async def create_completion(body: CompletionRequest, request: Request, state: State) -> Response:
+    """Continue one or more prompts."""
+    name, adapter = state.resolve(body.model)
+    frontend = state.serving()
+    prepared = await completion_requests(frontend, body, adapter, request.state.tenant)
+    prompts = echoed_prompts(frontend, body, prepared)
+    num_prompt = sum(len(one.tokens) for one in prepared)
+    request.state.facts.update(model=name, prompt_tokens=num_prompt, n=body.n, stream=body.stream)
+    deltas = generate(state, prepared, request.state.facts)
+    head = ReplyHead.new("cmpl", "text_completion", name, state.fingerprint)
+    if body.stream:
+        return EventStream(completion_events(body, head, prompts, deltas))
+    usage = UsageCount(drop_completion=body.max_tokens == 0)
+    answers = await while_connected(request.receive, collect(deltas, usage))
+    return json_response(completion_body(body, head, prompts, answers, usage))

@@ -1,0 +1,36 @@
+"""``GET /v1/models`` and ``GET /v1/models/{id}``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from api.routes.shared import State
+from api.state import ServerState
+
+router = APIRouter(tags=["models"])
+
+
+def _card(state: ServerState, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": state.started,
+        "owned_by": "rootgraft",
+        "root": state.names[0],
+        "parent": None,
+        "max_model_len": None if state.frontend is None else state.frontend.max_model_len,
+    }
+
+
+@router.get("/v1/models")
+async def list_models(state: State) -> dict[str, Any]:
+    """All names that ``model`` may hold."""
+    return {"object": "list", "data": [_card(state, name) for name in state.names]}
+
+
+@router.get("/v1/models/{name:path}")
+async def get_model(name: str, state: State) -> dict[str, Any]:
+    """One of them."""
+    return _card(state, state.resolve(name)[0])

@@ -1,0 +1,53 @@
+"""``POST /tokenize`` and ``POST /detokenize``, with vLLM's fields."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+from fastapi import APIRouter
+
+from api.prepare import render, token_array
+from api.protocol.tokenize import DetokenizeRequest, TokenizeRequest
+from api.routes.body import JsonRoute
+from api.routes.shared import State
+
+router = APIRouter(route_class=JsonRoute, tags=["tokens"])
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeRequest, state: State) -> dict[str, Any]:
+    """The tokens of a text or of a conversation."""
+    frontend = state.serving()
+    state.resolve(body.model)
+    tokens: array[int]
+    if body.messages is not None:
+        tokens = await render(
+            frontend,
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            template_kwargs=body.chat_template_kwargs,
+            add_special_tokens=body.add_special_tokens or False,
+        )
+    else:
+        add_special_tokens = True if body.add_special_tokens is None else body.add_special_tokens
+        tokens = await frontend.encode(body.prompt or "", add_special_tokens=add_special_tokens)
+    strings = None
+    if body.return_token_strs:
+        strings = [frontend.tokenizer.token_bytes(token).decode(errors="replace") for token in tokens]
+    return {
+        "count": len(tokens),
+        "max_model_len": frontend.max_model_len,
+        "tokens": tokens.tolist(),
+        "token_strs": strings,
+    }
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeRequest, state: State) -> dict[str, Any]:
+    """The text of tokens."""
+    frontend = state.serving()
+    state.resolve(body.model)
+    tokens = token_array("tokens", body.tokens, frontend.vocab_size)
+    return {"prompt": frontend.tokenizer.decode(tokens, skip_special_tokens=False)}

@@ -1,0 +1,181 @@
+"""The server process: the port, the engine process behind it, and the end of both.
+
+The port answers from the start: /health and /ready say 503 until the model is loaded. The first SIGTERM or SIGINT
+makes the server finish what it has begun, for a while; the second one ends it at once. When the engine ends or hangs,
+the process ends with code 70, so that a supervisor starts it anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import uvicorn
+import uvloop
+
+from api.app import create_app
+from api.config import ServerConfig
+from api.connection import uvicorn_options
+from api.metrics import Metrics
+from api.state import ServerState
+from engine.client import EngineClient
+from engine.config import EngineConfig
+from engine.errors import ConfigError, EngineDead
+from engine.frontend import Frontend
+from engine.source import resolve_model
+from engine.tokenizer import Tokenizer
+
+EXIT_ENGINE_DEAD = 70
+_WATCH_SECONDS = 0.1
+_FLUSH_SECONDS = 2
+
+logger = logging.getLogger(__name__)
+
+
+def serve(config: EngineConfig, options: ServerConfig) -> int:
+    """Serve until a signal comes or the engine dies.
+
+    Returns:
+        the exit code: 0 after a signal, 70 when the engine died or hung.
+
+    Raises:
+        ConfigError: the port is taken, the file with keys cannot be read, an option does not fit the model.
+        ModelError: the model cannot be loaded.
+        EngineDead: the engine ended while it was loading.
+    """
+    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    with contextlib.closing(_listen(options)) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve_on(sock, config, options))
+
+
+async def _serve_on(sock: socket.socket, config: EngineConfig, options: ServerConfig) -> int:
+    return await _Service(config, options).run(sock)
+
+
+def _listen(options: ServerConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    sock = socket.socket(family)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((options.host, options.port))
+    except OSError as error:
+        sock.close()
+        reason = error.strerror or "unknown host"
+        raise ConfigError(f"Cannot listen on {options.host}, port {options.port}: {reason}.") from error
+    return sock
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without its own signal handlers: ``_Service`` decides when to end."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals alone."""
+        yield
+
+
+class _Service:
+    """One run of the server, from the open port to the end."""
+
+    def __init__(self, config: EngineConfig, options: ServerConfig) -> None:
+        self._config = config
+        self._options = options
+        name = (options.served_model_name or ("loading",))[0]
+        self._state = ServerState(options, Metrics(name, self._stats), version=_version())
+        settings = uvicorn.Config(
+            create_app(self._state), **uvicorn_options(), timeout_graceful_shutdown=_FLUSH_SECONDS
+        )
+        self._http = _Uvicorn(settings)
+        self._asked_to_end = asyncio.Event()
+
+    def _stats(self) -> dict[str, float]:
+        return {} if self._state.client is None else self._state.client.stats
+
+    async def run(self, sock: socket.socket) -> int:
+        """Load, serve, drain, close. The exit code."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+        http = asyncio.create_task(self._http.serve([sock]))
+        end = asyncio.create_task(self._asked_to_end.wait())
+        load = asyncio.create_task(self._load(sock.getsockname()))
+        try:
+            await asyncio.wait((load, end), return_when=asyncio.FIRST_COMPLETED)
+            if load.done():
+                load.result()
+                return await self._watch()
+            return 0
+        finally:
+            load.cancel()
+            end.cancel()
+            await asyncio.gather(load, end, return_exceptions=True)
+            await self._close(http)
+
+    def _on_signal(self) -> None:
+        if self._state.draining:
+            logger.warning("second signal: ending at once")
+            self._http.force_exit = True
+        else:
+            logger.info("finishing %d requests, at most %g s", self._state.active, self._options.shutdown_timeout)
+        self._state.draining = True
+        self._asked_to_end.set()
+
+    async def _load(self, address: tuple[str, int]) -> None:
+        logger.info("listening on %s, port %d; loading the model", address[0], address[1])
+        files = await asyncio.to_thread(resolve_model, self._config.model, revision=self._config.revision)
+        state = self._state
+        state.names = self._options.served_model_name or (files.name,)
+        state.metrics = Metrics(state.names[0], self._stats)
+        client = EngineClient(self._config, files.path)
+        client.on_heartbeat = state.metrics.on_heartbeat
+        state.client = client
+        tokenizer = await asyncio.to_thread(self._load_tokenizer, files.path)
+        ready = await client.start()
+        state.frontend = Frontend(client, tokenizer, ready)
+        for line in ready.summary:
+            logger.info("%s", line)
+        logger.info("ready: %s at http://%s:%d/v1", ", ".join(state.names), address[0], address[1])
+
+    def _load_tokenizer(self, path: Path) -> Tokenizer:
+        other = self._config.tokenizer
+        return Tokenizer.load(
+            path, tokenizer_path=None if other is None else Path(other), chat_template=self._config.chat_template
+        )
+
+    async def _watch(self) -> int:
+        """Wait until the server may end: nothing runs after a signal, or the engine is dead. The exit code."""
+        loop = asyncio.get_running_loop()
+        deadline = float("inf")
+        while self._state.is_healthy and not self._http.force_exit:
+            if self._state.draining:
+                deadline = min(deadline, loop.time() + self._options.shutdown_timeout)
+                if not self._state.active or loop.time() >= deadline:
+                    break
+            await asyncio.sleep(_WATCH_SECONDS)
+        if self._state.is_healthy:
+            return 0
+        logger.error("the engine is gone or hangs: ending")
+        return EXIT_ENGINE_DEAD
+
+    async def _close(self, http: asyncio.Task[None]) -> None:
+        """End the engine, whose streams then end with an error, and after them the server."""
+        self._state.draining = True
+        client = self._state.client
+        if client is not None:
+            if self._state.active:
+                client.on_death(EngineDead("The server is shutting down."))
+            await client.close()
+        self._http.should_exit = True
+        await http
+
+
+def _version() -> str:
+    try:
+        return version("rootgraft")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,78 @@
+"""What all routes share: the frontend, the engine's health, the names that are served."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from api.config import ServerConfig
+from api.metrics import Metrics
+from engine.errors import CapacityError, EngineDead, UnknownModel
+
+if TYPE_CHECKING:
+    from engine.client import EngineClient
+    from engine.frontend import Frontend
+
+
+@dataclass(slots=True)
+class ServerState:
+    """Made before the model is loaded; ``server`` fills in the rest when it is.
+
+    Attributes:
+        options: the server's options.
+        metrics: where routes note what they measure.
+        names: the names under which the base model is served, the first one first.
+        frontend: None while the model is loading.
+        client: None before the engine process is started.
+        draining: whether the server is about to end, and takes no new work.
+        active: generations under way. Written by ``streams`` alone.
+        version: of the server, for ``/version`` and the fingerprint.
+        started: when the server began, in seconds since 1970.
+    """
+
+    options: ServerConfig
+    metrics: Metrics
+    names: tuple[str, ...] = ("model",)
+    frontend: Frontend | None = None
+    client: EngineClient | None = None
+    draining: bool = False
+    active: int = 0
+    version: str = "unknown"
+    started: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the engine runs and gave a sign of life lately."""
+        if self.client is None or self.frontend is None or not self.client.is_alive:
+            return False
+        return self.client.last_heartbeat_age() < self.options.heartbeat_timeout
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether new requests are taken."""
+        return self.is_healthy and not self.draining
+
+    @property
+    def fingerprint(self) -> str:
+        """OpenAI's ``system_fingerprint``: the same as long as version and model are."""
+        return "fp_" + hashlib.sha256(f"{self.version}\0{self.names[0]}".encode()).hexdigest()[:10]
+
+    def serving(self) -> Frontend:
+        """The frontend, if new requests are taken. CapacityError or EngineDead if not."""
+        if self.frontend is None:
+            raise CapacityError("The model is still being loaded.")
+        if self.draining:
+            raise CapacityError("The server is shutting down.")
+        if not self.is_healthy:
+            raise EngineDead("The engine is not running.")
+        return self.frontend
+
+    def resolve(self, model: str | None) -> tuple[str, str | None]:
+        """The name that the answer carries, and the adapter of that name. UnknownModel if it is not served."""
+        if model is None:
+            return self.names[0], None
+        if model not in self.names:
+            raise UnknownModel(model)
+        return model, None

@@ -1,0 +1,108 @@
+"""The deltas of all sequences of one HTTP request, measured and counted, and given up when the client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from starlette.types import Receive
+
+from api.metrics import RequestTimer
+from api.state import ServerState
+
+if TYPE_CHECKING:
+    from engine.frontend import Frontend
+    from engine.generation import TextDelta
+    from engine.requests import TextRequest
+
+T = TypeVar("T")
+
+Deltas = AsyncGenerator[tuple[int, "list[TextDelta]"], None]
+"""(number of the prompt, what came for its sequences in one go)."""
+
+
+class ClientGone(Exception):
+    """The client closed its connection before it had its answer."""
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, which is cancelled, and ClientGone raised, when the client closes its connection."""
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        watch.cancel()
+        task.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def generate(state: ServerState, requests: Sequence[TextRequest], facts: dict[str, Any]) -> Deltas:
+    """Run requests that ``Frontend.check`` has passed, all at once. Closing it early aborts all of them.
+
+    Args:
+        facts: what the log says of the HTTP request; counts and times are added at the end.
+    """
+    frontend = state.serving()
+    timer = RequestTimer(state.metrics, sum(request.n for request in requests))
+    for request in requests:
+        state.metrics.prompt_tokens.observe(len(request.tokens))
+        state.metrics.params_n.observe(request.n)
+        state.metrics.params_max_tokens.observe(request.params.max_tokens)
+    state.active += 1
+    reason = "abort"
+    try:
+        async with aclosing(_merged(frontend, requests)) as stream:
+            async for prompt, deltas in stream:
+                timer.note(prompt, deltas)
+                yield prompt, deltas
+    except Exception:
+        reason = "error"
+        raise
+    finally:
+        state.active -= 1
+        facts.update(timer.end(reason))
+
+
+async def _merged(frontend: Frontend, requests: Sequence[TextRequest]) -> Deltas:
+    if len(requests) == 1:
+        async with aclosing(frontend.stream(requests[0])) as stream:
+            async for deltas in stream:
+                yield 0, deltas
+        return
+    # Not bounded by itself: each sequence puts at most max_tokens items here.
+    arrived: asyncio.Queue[tuple[int, list[TextDelta]] | None] = asyncio.Queue()
+
+    async def pump(number: int, request: TextRequest) -> None:
+        async with aclosing(frontend.stream(request)) as stream:
+            async for deltas in stream:
+                arrived.put_nowait((number, deltas))
+
+    async def pump_all() -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number, request in enumerate(requests):
+                    group.create_task(pump(number, request))
+        finally:
+            arrived.put_nowait(None)
+
+    pumps = asyncio.create_task(pump_all())
+    try:
+        while (item := await arrived.get()) is not None:
+            yield item
+        await pumps
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
+    finally:
+        pumps.cancel()
+        await asyncio.gather(pumps, return_exceptions=True)

@@ -1,0 +1,56 @@
+"""Token counts of a whole request, over its prompts and the n answers to each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import EngineError
+from engine.types import FinishReason, Usage
+
+if TYPE_CHECKING:
+    from engine.generation import Finish
+
+
+def usage_body(prompt: int, completion: int, cached: int | None = None) -> dict[str, Any]:
+    """OpenAI's ``usage``; without ``cached`` where that is not known yet."""
+    body: dict[str, Any] = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
+    if cached is not None:
+        body["prompt_tokens_details"] = {"cached_tokens": cached}
+    return body
+
+
+class UsageCount:
+    """Adds up what the ends of the sequences report. A prompt counts once, however many answers it gets.
+
+    Args:
+        drop_completion: generated tokens were not asked for, and do not count.
+    """
+
+    def __init__(self, *, drop_completion: bool = False) -> None:
+        self._by_prompt: dict[int, list[Usage]] = {}
+        self._drop_completion = drop_completion
+
+    def add(self, prompt: int, usage: Usage) -> None:
+        """Take the end of a sequence of this prompt."""
+        self._by_prompt.setdefault(prompt, []).append(usage)
+
+    def body(self) -> dict[str, Any]:
+        """The sum. Of a prompt's n sequences the one with the fewest cached tokens computed it: that one counts."""
+        groups = self._by_prompt.values()
+        completion = 0 if self._drop_completion else sum(usage.completion for group in groups for usage in group)
+        return usage_body(
+            sum(group[0].prompt for group in groups),
+            completion,
+            sum(min(usage.cached for usage in group) for group in groups),
+        )
+
+
+def finish_reason(finish: Finish) -> str:
+    """OpenAI's word for the end of a sequence. EngineError if it did not come to an end of its own."""
+    if finish.reason in (FinishReason.STOP, FinishReason.LENGTH):
+        return finish.reason.value
+    raise EngineError("The answer was broken off by the engine.")

@@ -1,0 +1,151 @@
+"""A frontend and an engine client that need no model: what they answer follows from the request alone."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from engine.generation import Finish, TextDelta, TokenLogprob, TopLogprob
+from engine.requests import RequestLimits, TextRequest
+from engine.types import FinishReason, Usage
+
+BOS, EOS, VOCAB = 256, 257, 260
+MAX_LEN = 2048
+
+
+class ByteTokenizer:
+    """One token for each byte; 256 is BOS, 257 EOS."""
+
+    has_chat_template = True
+    eos_ids = (EOS,)
+    bos_id = BOS
+    special_ids = frozenset({BOS, EOS})
+
+    def __init__(self) -> None:
+        self.rendered: list[dict[str, Any]] = []
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> array[int]:
+        return array("i", [*([BOS] if add_special_tokens else []), *text.encode()])
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else {BOS: b"<s>", EOS: b"</s>"}.get(token, b"")
+
+    def join_bytes(self, tokens: Sequence[int], skip_special_tokens: bool) -> bytes:
+        return b"".join(self.token_bytes(t) for t in tokens if not (skip_special_tokens and t in self.special_ids))
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return self.join_bytes(tokens, skip_special_tokens).decode("utf-8", "replace")
+
+    def render_chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
+        self.rendered.append({"messages": list(messages), **options})
+        text = "".join(f"<{m['role']}>{m['content'] or ''}\n" for m in messages)
+        return text + ("<assistant>" if options["add_generation_prompt"] else "")
+
+
+class FakeFrontend:
+    """Answers with the text of ``say``, one token a frame, every sequence of a request in the same frame.
+
+    Attributes:
+        say: makes the answer's text out of request and index.
+        fail_after: raise this error once so many frames are out.
+        gate: when set, every frame waits for it.
+        seen: requests that were started.
+        aborted: those whose stream was left before its end.
+    """
+
+    def __init__(self) -> None:
+        self.tokenizer = ByteTokenizer()
+        self.max_model_len = MAX_LEN
+        self.vocab_size = VOCAB
+        self._limits = RequestLimits(MAX_LEN, VOCAB)
+        self.say: Callable[[TextRequest, int], str] = lambda request, index: f"answer {index}"
+        self.fail_after: tuple[int, Exception] | None = None
+        self.gate: asyncio.Event | None = None
+        self.seen: list[TextRequest] = []
+        self.aborted: list[TextRequest] = []
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> array[int]:
+        return self.tokenizer.encode(text, add_special_tokens)
+
+    def resolve_max_tokens(self, num_prompt: int, asked: int | None) -> int:
+        return self._limits.resolve_max_tokens(num_prompt, asked)
+
+    def check(self, request: TextRequest) -> TextRequest:
+        return self._limits.check(request)
+
+    async def stream(self, request: TextRequest) -> AsyncIterator[list[TextDelta]]:
+        self.seen.append(request)
+        finished = False
+        try:
+            async for frame in self._frames(request):
+                yield frame
+            finished = True
+        finally:
+            if not finished:
+                self.aborted.append(request)
+
+    async def _frames(self, request: TextRequest) -> AsyncIterator[list[TextDelta]]:
+        answers = [self.say(request, index).encode() for index in range(request.n)]
+        live = set(range(request.n))
+        step = 0
+        while live:
+            if self.gate is not None:
+                await self.gate.wait()
+            if self.fail_after is not None and step >= self.fail_after[0]:
+                raise self.fail_after[1]
+            frame = [self._delta(request, index, answers[index], step) for index in sorted(live)]
+            live -= {delta.index for delta in frame if delta.finish is not None}
+            yield frame
+            await asyncio.sleep(0)
+            step += 1
+
+    def _delta(self, request: TextRequest, index: int, answer: bytes, step: int) -> TextDelta:
+        params = request.params
+        limit = min(len(answer), params.max_tokens)
+        token = answer[step]
+        finish = None
+        if step + 1 == limit:
+            reason = FinishReason.STOP if limit == len(answer) else FinishReason.LENGTH
+            usage = Usage(len(request.tokens), len(request.tokens) // 2 + index, limit)
+            finish = Finish(reason, usage, request.stop[0] if request.stop and reason == "stop" else None)
+        return TextDelta(
+            index=index,
+            text=chr(token) if token < 128 else "",
+            tokens=(token,),
+            logprobs=(_logprob(token, params.logprobs),) if params.logprobs is not None else (),
+            prompt_logprobs=_prompt_logprobs(request) if step == 0 else (),
+            finish=finish,
+        )
+
+
+def _logprob(token: int, count: int) -> TokenLogprob:
+    def data(other: int) -> bytes:
+        return bytes([other]) if other < 256 else b""
+
+    def text(other: int) -> str:
+        return data(other).decode("utf-8", "replace")
+
+    others = [token, *(other for other in range(97, 123) if other != token)][:count]
+    top = tuple(TopLogprob(other, text(other), data(other), -0.25 - rank) for rank, other in enumerate(others))
+    return TokenLogprob(token, text(token), data(token), -0.25, 1, top)
+
+
+def _prompt_logprobs(request: TextRequest) -> tuple[TokenLogprob, ...]:
+    count = request.params.prompt_logprobs
+    if count is None:
+        return ()
+    return tuple(_logprob(token, count) for token in request.tokens[1:])
+
+
+class FakeClient:
+    """An engine that is alive as long as the test says so."""
+
+    def __init__(self) -> None:
+        self.is_alive = True
+        self.age = 0.0
+        self.stats: dict[str, float] = {"num_requests_running": 3.0, "prompt_tokens": 40.0, "kv_cache_usage_perc": 0.5}
+
+    def last_heartbeat_age(self) -> float:
+        return self.age

@@ -1,0 +1,130 @@
+"""What is wrong with a request is said with status, param and code, whatever is wrong. Each row is one request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from api_live import Live
+from bad_inputs import CASES, CHAT, CHAT_NUMBERS, COMPLETION_NUMBERS, COMPLETIONS, HI, RAW
+
+
+def check_error(reply: httpx.Response, status: int, param: str | None, code: str | None) -> str:
+    """The whole shape of an error; its message."""
+    assert reply.status_code == status, reply.text
+    assert reply.headers["x-request-id"] and reply.headers["content-type"] == "application/json"
+    body = reply.json()
+    assert list(body) == ["error"] and set(body["error"]) == {"message", "type", "param", "code"}
+    error = body["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param, error
+    assert error["code"] == code, error
+    message = str(error["message"])
+    assert message.endswith(".") and len(message) < 400 and "Traceback" not in message
+    if param is not None:
+        assert param.partition("[")[0].partition(".")[0] in message or code == "context_length_exceeded", message
+    return message
+
+
+def complete(path: str, fields: dict[str, Any]) -> dict[str, Any]:
+    if path == CHAT:
+        return {"messages": HI, **fields}
+    return {"prompt": "ab", **fields} if path == COMPLETIONS else fields
+
+
+def test_the_table_is_large_enough() -> None:
+    assert len(CASES) >= 500
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_the_table(live: Live, part: int) -> None:
+    with live.http() as http:
+        for path, fields, param, code in CASES[part::8]:
+            try:
+                check_error(http.post(path, json=complete(path, fields)), 400, param, code)
+            except AssertionError as error:
+                raise AssertionError(f"{path} {str(fields)[:200]}: {error}") from error
+    assert not live.frontend.seen
+
+
+def test_bodies_that_are_no_json_for_us(live: Live) -> None:
+    with live.http(headers={"content-type": "application/json"}) as http:
+        for body, code in RAW:
+            reply = http.post(COMPLETIONS, content=body)
+            assert reply.status_code == 400, (body[:80], reply.text)
+            assert reply.json()["error"]["code"] == code, (body[:80], reply.text)
+    assert not live.frontend.seen
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+def test_only_json_is_read(live: Live, kind: str) -> None:
+    with live.http() as http:
+        reply = http.post(COMPLETIONS, content=b'{"prompt": "x"}', headers={"content-type": kind})
+    message = check_error(reply, 415, None, None)
+    assert "application/json" in message
+
+
+def test_json_with_a_charset_is_json(live: Live) -> None:
+    with live.http(headers={"content-type": "application/json; charset=utf-8"}) as http:
+        assert http.post(COMPLETIONS, content=b'{"prompt": "x"}').status_code == 200
+
+
+GOOD_TEXTS = ["\x00", "\ufeff", "שלום", "e" + "\u0301" * 500, "<|im_end|><s></s>", "\u2028", "𝄞", "\x7f\x1b[0m", " "]
+
+
+def test_odd_texts_are_texts(live: Live) -> None:
+    with live.http() as http:
+        for text in GOOD_TEXTS:
+            for path, body in (
+                (COMPLETIONS, {"prompt": text}),
+                (CHAT, {"messages": [{"role": "user", "content": text}]}),
+            ):
+                reply = http.post(path, content=orjson.dumps(body), headers={"content-type": "application/json"})
+                assert reply.status_code == 200, (text, reply.text)
+
+
+def test_bounds_themselves_are_taken(live: Live) -> None:
+    with live.http() as http:
+        for path, numbers in ((CHAT, CHAT_NUMBERS), (COMPLETIONS, COMPLETION_NUMBERS)):
+            for name, _, low, high in numbers:
+                for value in (low, high):
+                    if value is not None:
+                        reply = http.post(path, json=complete(path, {name: value}))
+                        assert reply.status_code == 200, (name, value, reply.text)
+
+
+def test_of_repeated_keys_the_last_counts(live: Live) -> None:
+    with live.http(headers={"content-type": "application/json"}) as http:
+        assert http.post(COMPLETIONS, content=b'{"prompt": 5, "prompt": "x"}').status_code == 200
+
+
+def test_ten_thousand_messages(live: Live) -> None:
+    with live.http() as http:
+        reply = http.post(CHAT, json={"messages": HI * 10_000})
+    check_error(reply, 400, "messages", "context_length_exceeded")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nope", 404, "unknown_url"),
+        ("POST", "/v1/embeddings", 404, "unknown_url"),
+        ("GET", "/v1/chat/completions/", 404, "unknown_url"),
+        ("GET", CHAT, 405, "method_not_allowed"),
+        ("DELETE", "/v1/models", 405, "method_not_allowed"),
+        ("POST", "/health", 405, "method_not_allowed"),
+    ],
+)
+def test_routes_that_are_not_there(live: Live, method: str, path: str, status: int, code: str) -> None:
+    with live.http() as http:
+        check_error(http.request(method, path), status, None, code)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/tokenize", "/detokenize"])
+def test_unknown_models(live: Live, path: str) -> None:
+    body = {"/tokenize": {"prompt": "x"}, "/detokenize": {"tokens": [97]}}.get(path) or complete(path, {})
+    with live.http() as http:
+        for name in ("gpt-9", "", "Tiny", "tiny\x00", "../tiny"):
+            check_error(http.post(path, json={**body, "model": name}), 404, "model", "model_not_found")

@@ -1,0 +1,246 @@
+"""The server process from start to end, in this process: a fake engine, real signals, a real port."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from api_fakes import FakeClient, FakeFrontend
+from api_live import wait_until
+
+from api import server
+from api.config import ServerConfig
+from engine.config import EngineConfig
+from engine.errors import ConfigError, EngineDead, ModelError
+
+
+class Engine:
+    """What the server finds in place of the real engine, and what has become of it."""
+
+    def __init__(self) -> None:
+        self.client: Any = None
+        self.frontend = FakeFrontend()
+        self.closed = False
+        self.loaded = threading.Event()
+        self.start_error: Exception | None = None
+
+    def make_client(self, config: EngineConfig, path: Path) -> Any:
+        self.client = FakeClient()
+        self.client.config, self.client.path = config, path
+        self.client.start, self.client.close, self.client.on_death = self._start, self._close, self._on_death
+        return self.client
+
+    async def _start(self) -> Any:
+        while not self.loaded.is_set():
+            await asyncio.sleep(0.002)
+        if self.start_error is not None:
+            raise self.start_error
+        return SimpleNamespace(summary=("a line of the engine's",))
+
+    async def _close(self) -> None:
+        self.closed = True
+
+    def _on_death(self, error: EngineDead) -> None:
+        self.frontend.fail_after = (0, error)
+        if self.frontend.gate is not None:
+            self.frontend.gate.set()
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    fake = Engine()
+    files = SimpleNamespace(path=Path("model.gguf"), name="org/small")
+    monkeypatch.setattr(server, "resolve_model", lambda model, revision: files)
+    monkeypatch.setattr(server, "EngineClient", fake.make_client)
+    monkeypatch.setattr(server.Tokenizer, "load", lambda *args, **options: fake.frontend.tokenizer)
+    monkeypatch.setattr(server, "Frontend", lambda client, tokenizer, ready: fake.frontend)
+    yield fake
+    fake.loaded.set()
+
+
+class Script:
+    """What happens on another thread while ``serve`` holds the main one. An error in it ends the server."""
+
+    def __init__(self, steps: Callable[[httpx.Client], None], port: int) -> None:
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(steps, port))
+        self._thread.start()
+
+    def _run(self, steps: Callable[[httpx.Client], None], port: int) -> None:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False) as http:
+            try:
+                wait_until(lambda: responds(http))
+                steps(http)
+            except BaseException as error:
+                self._error = error
+                interrupt()
+                interrupt()
+
+    def finish(self) -> None:
+        self._thread.join(20)
+        if self._error is not None:
+            raise self._error
+
+
+def responds(http: httpx.Client) -> bool:
+    try:
+        return http.get("/health").status_code in (200, 503)
+    except httpx.ConnectError:
+        return False
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def run(steps: Callable[[httpx.Client], None], **options: Any) -> int:
+    """Serve while ``steps`` happen; the exit code."""
+    with server._listen(ServerConfig(port=0)) as probe:
+        port = probe.getsockname()[1]
+    script = Script(steps, port)
+    try:
+        return server.serve(EngineConfig(model="m"), ServerConfig(port=port, **options))
+    finally:
+        script.finish()
+
+
+def in_thread(http: httpx.Client, replies: list[Any], **body: Any) -> threading.Thread:
+    """A request under way."""
+
+    def ask() -> None:
+        try:
+            replies.append(http.post("/v1/completions", json={"prompt": "x", **body}))
+        except httpx.HTTPError as error:
+            replies.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread
+
+
+def test_loading_serving_ending(engine: Engine) -> None:
+    def steps(http: httpx.Client) -> None:
+        assert http.get("/health").status_code == http.get("/ready").status_code == 503
+        engine.loaded.set()
+        wait_until(lambda: http.get("/ready").status_code == 200)
+        assert http.get("/v1/models").json()["data"][0]["id"] == "org/small"
+        assert http.post("/v1/completions", json={"prompt": "x"}).json()["choices"][0]["text"] == "answer 0"
+        assert 'model_name="org/small"' in http.get("/metrics").text
+        interrupt()
+
+    assert run(steps) == 0
+    assert engine.closed
+    assert engine.client.path == Path("model.gguf")
+
+
+def test_names_of_the_operators(engine: Engine) -> None:
+    engine.loaded.set()
+
+    def steps(http: httpx.Client) -> None:
+        wait_until(lambda: http.get("/ready").status_code == 200)
+        assert [card["id"] for card in http.get("/v1/models").json()["data"]] == ["a", "b"]
+        interrupt()
+
+    assert run(steps, served_model_name=("a", "b")) == 0
+
+
+def test_draining_finishes_what_runs_and_takes_nothing_new(engine: Engine) -> None:
+    engine.loaded.set()
+    engine.frontend.gate = gate = asyncio.Event()
+    replies: list[Any] = []
+
+    def steps(http: httpx.Client) -> None:
+        wait_until(lambda: http.get("/ready").status_code == 200)
+        running = in_thread(http, replies)
+        wait_until(lambda: bool(engine.frontend.seen))
+        interrupt()
+        wait_until(lambda: http.get("/ready").status_code == 503)
+        assert http.get("/health").status_code == 200
+        assert http.post("/v1/completions", json={"prompt": "y"}).status_code == 503
+        assert not replies and not engine.closed
+        gate.set()
+        running.join(20)
+
+    assert run(steps) == 0
+    assert [reply.json()["choices"][0]["text"] for reply in replies] == ["answer 0"]
+    assert len(engine.frontend.seen) == 1 and engine.closed
+
+
+@pytest.mark.parametrize("how", ["time is up", "second signal"])
+def test_what_does_not_finish_gets_an_error(engine: Engine, how: str) -> None:
+    engine.loaded.set()
+    engine.frontend.gate = asyncio.Event()
+    replies: list[Any] = []
+
+    def steps(http: httpx.Client) -> None:
+        wait_until(lambda: http.get("/ready").status_code == 200)
+        running = in_thread(http, replies)
+        wait_until(lambda: bool(engine.frontend.seen))
+        interrupt()
+        if how == "second signal":
+            wait_until(lambda: http.get("/ready").status_code == 503)
+            interrupt()
+        running.join(20)
+
+    assert run(steps, shutdown_timeout=0.2 if how == "time is up" else 600) == 0
+    [reply] = replies
+    assert isinstance(reply, httpx.HTTPError) or reply.json()["error"]["code"] == "engine_dead"
+    assert engine.closed
+
+
+@pytest.mark.parametrize("how", ["gone", "hanging"])
+def test_a_dead_engine_ends_the_process_with_70(engine: Engine, how: str) -> None:
+    engine.loaded.set()
+
+    def steps(http: httpx.Client) -> None:
+        wait_until(lambda: http.get("/ready").status_code == 200)
+        if how == "gone":
+            engine.client.is_alive = False
+        else:
+            engine.client.age = 1e6
+
+    assert run(steps) == server.EXIT_ENGINE_DEAD == 70
+    assert engine.closed
+
+
+def test_a_signal_while_the_model_is_loading(engine: Engine) -> None:
+    def steps(http: httpx.Client) -> None:
+        wait_until(lambda: engine.client is not None)
+        interrupt()
+
+    assert run(steps) == 0
+    assert engine.closed
+
+
+def test_a_model_that_cannot_be_loaded(engine: Engine) -> None:
+    engine.start_error = ModelError("This architecture is not computed.")
+
+    def steps(http: httpx.Client) -> None:
+        engine.loaded.set()
+
+    with pytest.raises(ModelError, match="architecture"):
+        run(steps)
+    assert engine.closed
+
+
+def test_a_port_that_is_taken(engine: Engine) -> None:
+    with server._listen(ServerConfig(port=0)) as sock:
+        sock.listen()
+        with pytest.raises(ConfigError, match=r"Cannot listen on 127\.0\.0\.1"):
+            server.serve(EngineConfig(), ServerConfig(port=sock.getsockname()[1]))
+    with pytest.raises(ConfigError, match="Cannot listen"):
+        server.serve(EngineConfig(), ServerConfig(host="no.such.host.invalid"))
+    assert engine.client is None
+
+
+def test_keys_that_cannot_be_read(engine: Engine, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="api-key-file"):
+        server.serve(EngineConfig(), ServerConfig(port=0, api_key_file=str(tmp_path / "none")))
