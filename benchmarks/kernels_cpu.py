@@ -1,0 +1,206 @@
+"""Times of the CPU kernels on the shapes of a small Llama: each op against torch's, and a whole layer.
+
+    python -m benchmarks.kernels_cpu [--threads 2] [--sections linear attention small layer]
+
+Weights and caches are walked over many distinct copies, so that they come from memory as in a real step. Every time is
+the least of several repeats, in microseconds for each call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels import ops, reference
+
+BF16 = torch.bfloat16
+HIDDEN, INNER, VOCABULARY, HEADS, KV_HEADS, HEAD_DIM, PAGE = 576, 1536, 49152, 9, 3, 64, 16
+LAYERS = 30
+EPS = 1e-5
+SHAPES = {  # name -> in, out, copies
+    "qkv": (HIDDEN, 960, LAYERS),
+    "o": (HIDDEN, HIDDEN, LAYERS),
+    "gate_up": (HIDDEN, 2 * INNER, LAYERS),
+    "down": (INNER, HIDDEN, LAYERS),
+    "head": (HIDDEN, VOCABULARY, 3),
+}
+
+
+def least_time(run: Callable[[], object], calls: int, budget: float = 0.6, most: int = 9) -> float:
+    """Microseconds of one of the calls that run() makes."""
+    run()
+    best, start = float("inf"), time.perf_counter()
+    for _ in range(most):
+        begin = time.perf_counter()
+        run()
+        end = time.perf_counter()
+        best = min(best, end - begin)
+        if end - start > budget:
+            break
+    return best / calls * 1e6
+
+
+def linear_times(weights: list[Tensor], layers: list[ops.PackedLinear], x: Tensor) -> tuple[float, float, float]:
+    """Ours, oneDNN with the weight laid out for it, F.linear."""
+    reordered = [torch.ops.mkldnn._reorder_linear_weight(weight, x.shape[0]) for weight in weights]
+    pointwise, copies = torch.ops.mkldnn._linear_pointwise, len(weights)
+    return (
+        least_time(lambda: [ops.linear(x, layer) for layer in layers], copies),
+        least_time(lambda: [pointwise(x, weight, None, "none", [], "") for weight in reordered], copies),
+        least_time(lambda: [functional.linear(x, weight) for weight in weights], copies),
+    )
+
+
+def bench_linear() -> None:
+    print(f"{'linear':8} {'M':>4} {'ours':>9} {'oneDNN':>9} {'F.linear':>9} {'GFLOP/s':>8} {'GB/s':>6}")
+    for name, (width, columns, copies) in SHAPES.items():
+        weights = [torch.randn(columns, width).to(BF16) for _ in range(copies)]
+        layers = [ops.pack_linear(weight) for weight in weights]
+        for rows in (1, 2, 8, 32, 128) if name == "head" else (1, 2, 8, 32, 128, 512):
+            ours, theirs, plain = linear_times(weights, layers, torch.randn(rows, width).to(BF16))
+            rates = f"{2 * rows * width * columns / ours / 1e3:8.0f} {2 * width * columns / ours / 1e3:6.1f}"
+            print(f"{name:8} {rows:4} {ours:9.1f} {theirs:9.1f} {plain:9.1f} {rates}", flush=True)
+
+
+def make_cache(rows: int, context: int) -> tuple[Tensor, Tensor, Tensor]:
+    """K, V and the page table of rows whose pages lie in random order."""
+    pages = -(-context // PAGE)
+    cache = torch.randn(2, rows * pages, KV_HEADS, PAGE, HEAD_DIM).to(BF16)
+    return cache[0], cache[1], torch.randperm(rows * pages).to(torch.int32).view(rows, pages)
+
+
+def gather_and_sdpa(q: Tensor, k: Tensor, v: Tensor, table: Tensor, context: int, mask: Tensor | None) -> Tensor:
+    """What torch offers: pages gathered, KV heads repeated, one call of its fused attention."""
+    rows, group = table.shape[0], HEADS // KV_HEADS
+    gathered = (cache[table].transpose(1, 2).flatten(2, 3)[:, :, :context] for cache in (k, v))
+    keys, values = (cache.repeat_interleave(group, 1) for cache in gathered)
+    queries = q.view(rows, -1, HEADS, HEAD_DIM).transpose(1, 2)
+    return functional.scaled_dot_product_attention(queries, keys, values, mask).transpose(1, 2).reshape(q.shape[0], -1)
+
+
+def attention_times(rows: int, query: int, context: int) -> tuple[float, float]:
+    """Ours, and torch's."""
+    caches = [make_cache(rows, context) for _ in range(8 if rows * context < 20_000 else 4)]
+    q = torch.randn(rows * query, HEADS, HEAD_DIM).to(BF16)
+    start = (torch.arange(rows + 1) * query).to(torch.int32)
+    lengths = torch.full((rows,), context, dtype=torch.int32)
+    mask = None if query == 1 else torch.ones(query, context, dtype=torch.bool).tril(context - query)
+    batch = (start, lengths, query, context)
+    return (
+        least_time(lambda: [ops.attention(q, *cache, *batch, scale=0.125) for cache in caches], len(caches)),
+        least_time(lambda: [gather_and_sdpa(q, *cache, context, mask) for cache in caches], len(caches)),
+    )
+
+
+def bench_attention() -> None:
+    print(f"\n{'attention':26} {'ours':>9} {'gather+SDPA':>12} {'GFLOP/s':>8} {'GB/s':>6}")
+    cases = ((1, 1, 256), (1, 1, 1500), (32, 1, 256), (16, 1, 1500), (8, 5, 300), (1, 512, 512), (1, 512, 2000))
+    for rows, query, context in cases:
+        ours, theirs = attention_times(rows, query, context)
+        pairs = rows * query * (2 * context - query + 1) / 2
+        rates = f"{4 * pairs * HEADS * HEAD_DIM / ours / 1e3:8.0f} {rows * context * KV_HEADS * 256 / ours / 1e3:6.1f}"
+        print(f"{rows:3} rows {query:4} x {context:5} tokens  {ours:9.1f} {theirs:12.1f} {rates}", flush=True)
+
+
+def small_ops(rows: int) -> dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor]]]:
+    """name -> the op, and the same in plain torch."""
+    x, residual = torch.randn(2, rows, HIDDEN).to(BF16)
+    weight, gate_up = torch.randn(HIDDEN).to(BF16), torch.randn(rows, 2 * INNER).to(BF16)
+    qkv, table = torch.randn(rows, (HEADS + 2 * KV_HEADS) * HEAD_DIM).to(BF16), torch.randn(2048, HEAD_DIM)
+    where = torch.arange(rows)
+    caches = torch.zeros(2, rows, KV_HEADS, PAGE, HEAD_DIM, dtype=BF16)
+    rope = (qkv, where, table, where, *caches, HEADS, KV_HEADS, None, None, EPS, 0.0)
+    return {
+        "rms_norm": (lambda: ops.rms_norm(x, weight, EPS), lambda: functional.rms_norm(x, (HIDDEN,), weight, EPS)),
+        "add_rms_norm": (
+            lambda: ops.add_rms_norm(x, residual, weight, EPS),
+            lambda: functional.rms_norm(residual.add_(x), (HIDDEN,), weight, EPS),
+        ),
+        "rope_store_kv": (lambda: ops.rope_store_kv(*rope), lambda: reference.rope_store_kv(*rope)),
+        "gated_activation": (
+            lambda: ops.gated_activation(gate_up, "silu"),
+            lambda: functional.silu(gate_up[:, :INNER]) * gate_up[:, INNER:],
+        ),
+    }
+
+
+def bench_small() -> None:
+    print(f"\n{'small ops':18} {'M':>4} {'ours':>9} {'torch':>9}")
+    for rows in (1, 32, 512):
+        for name, (ours, theirs) in small_ops(rows).items():
+            times = [least_time(lambda run=run: [run() for _ in range(50)], 50) for run in (ours, theirs)]
+            print(f"{name:18} {rows:4} {times[0]:9.1f} {times[1]:9.1f}", flush=True)
+
+
+class Layer:
+    """One decoder layer's weights and cache, run through ``ops`` whatever serves them."""
+
+    def __init__(self, rows: int, context: int) -> None:
+        self.layers = {
+            name: ops.pack_linear(torch.randn(n, k).to(BF16) / k**0.5)
+            for name, (k, n, _) in SHAPES.items()
+            if n < 10_000
+        }
+        self.k, self.v, table = make_cache(rows, context)
+        self.norm = torch.ones(HIDDEN, dtype=BF16)
+        self.position = torch.full((rows,), context - 1)
+        self.cells = table[:, -1].long() * PAGE + (context - 1) % PAGE
+        self.batch = (
+            table,
+            torch.arange(rows + 1, dtype=torch.int32),
+            torch.full((rows,), context, dtype=torch.int32),
+            1,
+            context,
+        )
+
+    def forward(self, x: Tensor, residual: Tensor, table: Tensor) -> Tensor:
+        """One decode step of the layer."""
+        qkv = ops.linear(ops.add_rms_norm(x, residual, self.norm, EPS), self.layers["qkv"])
+        rotary = (qkv, self.position, table, self.cells, self.k, self.v, HEADS, KV_HEADS, None, None, EPS, 0.0)
+        mixed = ops.attention(ops.rope_store_kv(*rotary), self.k, self.v, *self.batch, scale=0.125)
+        x = ops.linear(mixed, self.layers["o"])
+        gate_up = ops.linear(ops.add_rms_norm(x, residual, self.norm, EPS), self.layers["gate_up"])
+        return ops.linear(ops.gated_activation(gate_up, "silu"), self.layers["down"])
+
+
+def bench_layer() -> None:
+    print(f"\n{'layer, decode':24} {'native':>9} {'torch':>9}   (a layer; {LAYERS} of them, {LAYERS} caches)")
+    cos_sin = torch.randn(2048, HEAD_DIM)
+    for rows, context in ((1, 256), (32, 256)):
+        times = []
+        for native in (True, False):
+            ops.use_native(native)
+            layers = [Layer(rows, context) for _ in range(LAYERS)]
+            x, residual = torch.randn(2, rows, HIDDEN).to(BF16)
+
+            def step(x: Tensor = x, residual: Tensor = residual, layers: list[Layer] = layers) -> None:
+                for layer in layers:
+                    x = layer.forward(x, residual, cos_sin)
+
+            times.append(least_time(step, LAYERS, budget=2.0))
+        ops.use_native(True)
+        print(f"{rows:3} rows x {context:4} tokens    {times[0]:9.1f} {times[1]:9.1f}", flush=True)
+
+
+SECTIONS = {"linear": bench_linear, "attention": bench_attention, "small": bench_small, "layer": bench_layer}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    options = parser.parse_args()
+    ops.set_threads(options.threads)
+    print(f"torch {torch.__version__}; {ops.native_status()}")
+    with torch.inference_mode():
+        for section in options.sections:
+            SECTIONS[section]()
+
+
+if __name__ == "__main__":
+    main()

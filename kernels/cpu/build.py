@@ -1,0 +1,116 @@
+"""Compiles the C++ sources of this folder into a shared library, once for each machine, compiler and version of them.
+
+The library is built without a link to an OpenMP runtime: its calls resolve to the one that torch has loaded, so that
+torch's ops and ours share one pool of threads. (Two runtimes would spin on the same cores, each for its own barrier.)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SOURCES = Path(__file__).parent
+FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing", "-w")
+_TIMEOUT = 600  # seconds for the compiler
+
+
+class BuildError(Exception):
+    """The native kernels cannot be had here; the message says why."""
+
+
+def find_compiler() -> str:
+    """The path of the system's C++ compiler.
+
+    Raises:
+        BuildError: there is none.
+    """
+    for name in ("g++", "c++"):
+        if path := shutil.which(name):
+            return path
+    raise BuildError("no C++ compiler (g++ or c++) was found")
+
+
+def default_cache() -> Path:
+    """The folder of compiled libraries, by the XDG convention."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rootgraft" / "kernels"
+
+
+def load_library(cache: Path, arch: str = "native", compiler: str | None = None) -> ctypes.CDLL:
+    """The compiled library: from the cache folder, or built and put there, with one line on stderr.
+
+    Any number of processes may do this at once: each builds in a folder of its own and renames the result into place.
+
+    Args:
+        cache: folder of compiled libraries, made where missing.
+        arch: the compiler's ``-march``: this machine, or a lesser instruction set.
+        compiler: its path; found where None.
+
+    Raises:
+        BuildError: no compiler, or it fails, or the result does not load.
+    """
+    compiler = compiler or find_compiler()
+    flags = (*FLAGS, f"-march={arch}")
+    target = cache / f"{_fingerprint(compiler, flags)}.so"
+    try:
+        if not target.exists():
+            _make_private(cache)
+            _build(compiler, flags, target)
+        return ctypes.CDLL(str(target))
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(str(error)) from error
+
+
+def _make_private(cache: Path) -> None:
+    """Makes the folder, for this user alone: what lies in it is executed."""
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _fingerprint(compiler: str, flags: tuple[str, ...]) -> str:
+    """A hash of the sources, the flags, and all the compiler says of itself and of the CPU in its predefined macros."""
+    digest = hashlib.sha256(_run([compiler, *flags, "-dM", "-E", "-x", "c++", os.devnull]))
+    digest.update(" ".join((compiler, *flags)).encode())
+    for path in sorted((*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h"))):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def _build(compiler: str, flags: tuple[str, ...], target: Path) -> None:
+    print(f"Compiling the CPU kernels (once, some seconds) into {target}", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        sources = sorted(SOURCES.glob("*.cpp"))
+        objects = [str(Path(folder) / f"{path.stem}.o") for path in sources]
+        _run_all([[compiler, *flags, "-c", str(path), "-o", out] for path, out in zip(sources, objects, strict=True)])
+        library = str(Path(folder) / target.name)
+        # No -fopenmp here: it would link a second runtime.
+        _run([compiler, "-shared", *objects, "-o", library])
+        os.replace(library, target)
+
+
+def _run_all(commands: list[list[str]]) -> None:
+    """Runs all commands at once.
+
+    Raises:
+        BuildError: with the first error's output.
+    """
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for command in commands]
+    outputs = [process.communicate(timeout=_TIMEOUT)[0] for process in running]
+    for process, output in zip(running, outputs, strict=True):
+        _check(process.returncode, output)
+
+
+def _run(command: list[str]) -> bytes:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_TIMEOUT, check=False)
+    _check(done.returncode, done.stdout)
+    return done.stdout
+
+
+def _check(returncode: int, output: bytes) -> None:
+    if returncode:
+        lines = output.decode(errors="replace").strip().splitlines() or [f"exit status {returncode}"]
+        raise BuildError(f"the C++ compiler failed: {next((line for line in lines if 'error' in line), lines[0])}")

@@ -1,0 +1,87 @@
+"""The native low-rank op as a function on tensors."""
+
+from __future__ import annotations
+
+import ctypes
+from struct import Struct
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kernels.cpu.native import _function
+from kernels.lora_types import MOST_MODULES, Factors, Segments
+
+_OP: Final = Struct("16q")
+_TYPES: Final = (torch.bfloat16, torch.float32)
+_NO_MEMORY: Final = 2
+
+ROW_FIELDS: Final = 5 + MOST_MODULES
+"""int64 fields of a line of the table of slots: addresses of a, scale, b, gain, add, and the ranks."""
+
+
+def table_row(factors: Factors | None) -> tuple[int, ...]:
+    """The line of the table of slots for these factors; None means that the slot leaves the projection alone."""
+    if factors is None:
+        return (0,) * ROW_FIELDS
+    tensors = (factors.a, factors.scale, factors.b, factors.gain, factors.add)
+    addresses = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
+    return (*addresses, *factors.ranks, *(0,) * (MOST_MODULES - len(factors.ranks)))
+
+
+class LoraKernels:
+    """The op of a compiled library. Tensors must be such that ``takes`` is true; indices are checked."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._shrink_expand = _function(library, "lora_shrink_expand", _OP)
+
+    @staticmethod
+    def takes(first: Tensor, *others: Tensor) -> bool:
+        """Whether these are contiguous CPU tensors of one type that has a kernel."""
+        return first.dtype in _TYPES and all(
+            tensor.dtype is first.dtype and tensor.is_cpu and tensor.is_contiguous() for tensor in (first, *others)
+        )
+
+    def shrink_expand(
+        self,
+        y: Tensor,
+        x: Tensor | None,
+        token_ids: Tensor | None,
+        table: NDArray[np.int64],
+        sizes: tuple[int, ...],
+        width: int,
+        segments: Segments,
+    ) -> None:
+        """See ``kernels.lora_reference.lora_shrink_expand``; ``table`` has a ``table_row`` for each slot.
+
+        Args:
+            width: K, or the number of tokens of an embedding.
+
+        Raises:
+            IndexError: a token or a slot is out of range; nothing is written.
+        """
+        failed = self._shrink_expand(
+            _OP.pack(
+                0 if x is None else x.data_ptr(),
+                0 if token_ids is None else token_ids.data_ptr(),
+                y.data_ptr(),
+                segments.tokens.data_ptr(),
+                segments.slots.data_ptr(),
+                segments.starts.data_ptr(),
+                table.ctypes.data,
+                *sizes,
+                *(0,) * (MOST_MODULES - len(sizes)),
+                y.shape[0],
+                width,
+                segments.slots.shape[0],
+                table.shape[0],
+                y.dtype is torch.bfloat16,
+                torch.get_num_threads(),
+            )
+        )
+        if failed == _NO_MEMORY:
+            raise MemoryError("the low-rank op could not allocate its intermediate")
+        if failed:
+            raise IndexError(f"a token is not in 0 .. {y.shape[0] - 1}, or a slot not in 0 .. {table.shape[0] - 1}")

@@ -1,0 +1,305 @@
+"""The native kernels as functions on tensors: from torch's tensors to the C functions of the compiled library.
+
+A C function takes one pointer, to a structure of 8-byte fields packed by ``struct``: a call costs a third of a
+microsecond, where ctypes alone needs two for twenty arguments. The order of the fields is that of the C++ structure.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from struct import Struct
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.arena import WeightArena
+from kernels.cpu.build import BuildError
+from kernels.packed import PackedLinear
+
+_PANEL: Final = 16  # output columns of a weight panel
+_MOST_HEAD_DIM: Final = 256
+_BF16: Final = torch.bfloat16
+_FP32: Final = torch.float32
+_TYPES: Final = (_BF16, _FP32)
+
+# The C++ structures: q for integers, booleans and addresses (0 for none), d for real numbers.
+_PACK_LINEAR: Final = Struct("5q")
+_LINEAR: Final = Struct("9q")
+_RMS_NORM: Final = Struct("9q2d")
+_ROPE_STORE_KV: Final = Struct("20q2d")
+_ATTENTION: Final = Struct("18q2d")
+_GATED_ACTIVATION: Final = Struct("7q")
+
+_NO_WINDOW: Final = 1 << 40  # keys: more than any context has
+_NO_MEMORY: Final = 2  # what a C function returns when an allocation fails
+
+
+class Kernels:
+    """The ops of a compiled library. Each method has the meaning of its namesake in ``kernels.ops``.
+
+    Tensors must be such that ``takes`` (and ``takes_heads``, ``takes_weight``) is true of them; lengths, types of
+    index tensors and indices are checked, so that no call reads or writes outside its tensors.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._arena = WeightArena()
+        library.instruction_set.restype = ctypes.c_char_p
+        self.instruction_set: str = library.instruction_set().decode()
+        self._pack_linear = _function(library, "pack_linear", _PACK_LINEAR)
+        self._linear = _function(library, "linear", _LINEAR)
+        self._rms_norm = _function(library, "rms_norm", _RMS_NORM)
+        self._rope_store_kv = _function(library, "rope_store_kv", _ROPE_STORE_KV)
+        self._attention = _function(library, "attention", _ATTENTION)
+        self._gated_activation = _function(library, "gated_activation", _GATED_ACTIVATION)
+
+    @staticmethod
+    def takes(first: Tensor, *others: Tensor) -> bool:
+        """Whether these are contiguous CPU tensors of one type that has kernels."""
+        dtype = first.dtype
+        if (dtype is not _BF16 and dtype is not _FP32) or not (first.is_cpu and first.is_contiguous()):
+            return False
+        for other in others:  # noqa: SIM110 (a generator costs half a microsecond)
+            if not (other.dtype is dtype and other.is_cpu and other.is_contiguous()):
+                return False
+        return True
+
+    @staticmethod
+    def takes_heads(head_dim: int) -> bool:
+        """Whether attention runs natively for heads of this many dimensions."""
+        return head_dim % _PANEL == 0 and head_dim <= _MOST_HEAD_DIM
+
+    @staticmethod
+    def takes_weight(weight: Tensor) -> bool:
+        """Whether a weight [N, K] can be laid out in panels: bf16 needs an even K, to pair neighbours."""
+        even = weight.dtype is not _BF16 or weight.shape[1] % 2 == 0
+        return weight.is_cpu and weight.dtype in _TYPES and even and weight.numel() > 0
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
+        """Lays a weight out in panels of 16 columns: [ceil(N / 16), words of K, 16 columns, values of a word]."""
+        columns, width = weight.shape
+        pair = 2 if weight.dtype is _BF16 else 1
+        weight = weight.detach().contiguous()
+        panels = self._arena.empty((-(-columns // _PANEL), width // pair, _PANEL, pair), weight.dtype)
+        self._pack_linear(
+            _PACK_LINEAR.pack(weight.data_ptr(), panels.data_ptr(), columns, width // pair, torch.get_num_threads())
+        )
+        bias = None if bias is None else bias.detach().to(weight.dtype).contiguous()
+        return PackedLinear(width, columns, panels, bias, self)
+
+    def linear(self, x: Tensor, layer: PackedLinear) -> Tensor:
+        """x [T, K] -> [T, N]; see ``kernels.ops.linear``."""
+        rows, width = x.shape
+        weight, bias = layer.weight, layer.bias
+        if width != layer.in_features or x.dtype is not weight.dtype or not x.is_cpu:
+            raise ValueError(
+                f"x is {x.dtype} [{rows}, {width}] on {x.device}; the layer takes {weight.dtype} "
+                f"[T, {layer.in_features}] on the CPU"
+            )
+        if not x.is_contiguous():
+            x = x.contiguous()
+        out = torch.empty((rows, layer.out_features), dtype=x.dtype)
+        self._linear(
+            _LINEAR.pack(
+                x.data_ptr(),
+                weight.data_ptr(),
+                0 if bias is None else bias.data_ptr(),
+                out.data_ptr(),
+                rows,
+                layer.out_features,
+                weight.shape[1],
+                x.dtype is _BF16,
+                torch.get_num_threads(),
+            )
+        )
+        return out
+
+    def rms_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float) -> Tensor:
+        """The norm of x, or, with a residual, of the sum that is left in it."""
+        rows, width = x.shape
+        if weight.shape != (width,) or (residual is not None and residual.shape != x.shape):
+            raise ValueError(f"x is [{rows}, {width}], weight {list(weight.shape)}, residual must be like x")
+        out = torch.empty_like(x)
+        self._rms_norm(
+            _RMS_NORM.pack(
+                x.data_ptr(),
+                0 if residual is None else residual.data_ptr(),
+                weight.data_ptr(),
+                out.data_ptr(),
+                rows,
+                width,
+                x.dtype is _BF16,
+                weight.dtype is _BF16,
+                torch.get_num_threads(),
+                eps,
+                offset,
+            )
+        )
+        return out
+
+    def rope_store_kv(
+        self,
+        qkv: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor | None,
+        kv_loc: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        num_heads: int,
+        num_kv_heads: int,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        offset: float,
+    ) -> Tensor:
+        """See ``kernels.ops.rope_store_kv``."""
+        tokens = qkv.shape[0]
+        num_pages, cache_heads, page_size, head_dim = k_cache.shape
+        if qkv.shape[1] != (num_heads + 2 * num_kv_heads) * head_dim or cache_heads != num_kv_heads:
+            raise ValueError(
+                f"qkv {list(qkv.shape)} and k_cache {list(k_cache.shape)} do not fit {num_heads} query and "
+                f"{num_kv_heads} KV heads"
+            )
+        _check_index("positions", positions, torch.int64, (tokens,))
+        _check_index("kv_loc", kv_loc, torch.int64, (tokens,))
+        _check_norms(q_norm, k_norm, head_dim)
+        rotary_dim = 0 if cos_sin is None else _check_cos_sin(cos_sin, head_dim)
+        norm = k_norm if q_norm is None else q_norm
+        q = qkv.new_empty((tokens, num_heads, head_dim))
+        failed = self._rope_store_kv(
+            _ROPE_STORE_KV.pack(
+                qkv.data_ptr(),
+                positions.data_ptr(),
+                0 if cos_sin is None else cos_sin.data_ptr(),
+                kv_loc.data_ptr(),
+                k_cache.data_ptr(),
+                v_cache.data_ptr(),
+                0 if q_norm is None else q_norm.data_ptr(),
+                0 if k_norm is None else k_norm.data_ptr(),
+                q.data_ptr(),
+                tokens,
+                num_heads,
+                num_kv_heads,
+                head_dim,
+                rotary_dim,
+                0 if cos_sin is None else cos_sin.shape[0],
+                num_pages,
+                page_size,
+                qkv.dtype is _BF16,
+                norm is not None and norm.dtype is _BF16,
+                torch.get_num_threads(),
+                eps,
+                offset,
+            )
+        )
+        if failed:
+            raise IndexError(f"a position or a cell is out of range: the cache has {num_pages * page_size} cells")
+        return q
+
+    def attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        page_table: Tensor,
+        query_start: Tensor,
+        context_len: Tensor,
+        scale: float,
+        window: int | None,
+        soft_cap: float | None,
+    ) -> Tensor:
+        """See ``kernels.ops.attention``."""
+        tokens, heads, head_dim = q.shape
+        num_pages, kv_heads, page_size, _ = k_cache.shape
+        rows, width = page_table.shape
+        if k_cache.shape != v_cache.shape or k_cache.shape[3] != head_dim or heads % kv_heads:
+            raise ValueError(f"q {list(q.shape)}, k {list(k_cache.shape)} and v {list(v_cache.shape)} do not fit")
+        _check_index("page_table", page_table, torch.int32, (rows, width))
+        _check_index("query_start", query_start, torch.int32, (rows + 1,))
+        _check_index("context_len", context_len, torch.int32, (rows,))
+        out = torch.empty((tokens, heads * head_dim), dtype=q.dtype)
+        failed = self._attention(
+            _ATTENTION.pack(
+                q.data_ptr(),
+                k_cache.data_ptr(),
+                v_cache.data_ptr(),
+                page_table.data_ptr(),
+                query_start.data_ptr(),
+                context_len.data_ptr(),
+                out.data_ptr(),
+                tokens,
+                rows,
+                width,
+                num_pages,
+                heads,
+                kv_heads,
+                page_size,
+                head_dim,
+                _NO_WINDOW if window is None else window,
+                q.dtype is _BF16,
+                torch.get_num_threads(),
+                scale,
+                soft_cap or 0.0,
+            )
+        )
+        if failed == _NO_MEMORY:
+            raise MemoryError("attention could not allocate its partial sums")
+        if failed:
+            raise IndexError(f"the page table or the lengths lead outside {num_pages} pages or {tokens} tokens")
+        return out
+
+    def gated_activation(self, gate_up: Tensor, kind: str) -> Tensor:
+        """See ``kernels.ops.gated_activation``."""
+        rows, both = gate_up.shape
+        out = torch.empty((rows, both // 2), dtype=gate_up.dtype)
+        self._gated_activation(
+            _GATED_ACTIVATION.pack(
+                gate_up.data_ptr(),
+                out.data_ptr(),
+                rows,
+                both // 2,
+                kind == "gelu_tanh",
+                gate_up.dtype is _BF16,
+                torch.get_num_threads(),
+            )
+        )
+        return out
+
+
+def _function(library: ctypes.CDLL, name: str, layout: Struct) -> Callable[[bytes], int]:
+    """A C function, after a check that its structure has the size of ours."""
+    size = library[f"{name}_size"]
+    size.restype = ctypes.c_int64
+    if size() != layout.size:
+        raise BuildError(f"{name} expects {size()} bytes of arguments, not {layout.size}")
+    function: Any = library[name]
+    function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_int
+    return function  # type: ignore[no-any-return]
+
+
+def _check_index(name: str, value: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    if value.dtype is not dtype or value.shape != shape or not value.is_cpu or not value.is_contiguous():
+        raise ValueError(
+            f"{name} must be a contiguous {dtype} CPU tensor of shape {list(shape)}, not {value.dtype} "
+            f"{list(value.shape)} on {value.device}"
+        )
+
+
+def _check_norms(q_norm: Tensor | None, k_norm: Tensor | None, head_dim: int) -> None:
+    for norm in (q_norm, k_norm):
+        if norm is not None and (norm.shape != (head_dim,) or norm.dtype not in _TYPES or not norm.is_contiguous()):
+            raise ValueError(
+                f"a head norm must be bfloat16 or float32 [{head_dim}], not {norm.dtype} {list(norm.shape)}"
+            )
+    if q_norm is not None and k_norm is not None and q_norm.dtype is not k_norm.dtype:
+        raise ValueError(f"q_norm is {q_norm.dtype}, k_norm {k_norm.dtype}; they must be of one type")
+
+
+def _check_cos_sin(cos_sin: Tensor, head_dim: int) -> int:
+    """The rotary dimension."""
+    rotary_dim = cos_sin.shape[1]
+    if rotary_dim % 2 or rotary_dim > head_dim:
+        raise ValueError(f"cos_sin has {rotary_dim} columns; an even number of at most {head_dim} is needed")
+    _check_index("cos_sin", cos_sin, torch.float32, (cos_sin.shape[0], rotary_dim))
+    return rotary_dim

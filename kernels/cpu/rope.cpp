@@ -1,0 +1,109 @@
+// From the fused projection to rotated queries, and to keys and values in their cells of the cache.
+#include "norm.h"
+#include "parallel.h"
+
+namespace rootgraft {
+namespace {
+
+constexpr int64_t kSmall = 1 << 15;  // elements below which one thread is faster
+constexpr int kMaxHeadDim = 256;
+
+// The call, as the caller packs it: fields of 8 bytes in this order.
+struct RopeStore {
+  const void* qkv;              // [tokens][heads + 2 * kv_heads][head_dim]
+  const int64_t* positions;     // [tokens]
+  const float* cos_sin;         // [max_position][rotary_dim] or null
+  const int64_t* cells;         // [tokens]
+  void *k_cache, *v_cache;      // [num_pages][kv_heads][page_size][head_dim]
+  const void *q_norm, *k_norm;  // [head_dim] or null
+  void* q_out;                  // [tokens][heads][head_dim]
+  int64_t tokens, heads, kv_heads, head_dim, rotary_dim, max_position, num_pages, page_size;
+  int64_t is_bf16, norm_is_bf16, threads;
+  double eps, offset;
+};
+
+bool in_bounds(const RopeStore& op) {
+  for (int64_t token = 0; token < op.tokens; token++) {
+    if (op.cells[token] < 0 || op.cells[token] >= op.num_pages * op.page_size) return false;
+    if (op.cos_sin && (op.positions[token] < 0 || op.positions[token] >= op.max_position)) return false;
+  }
+  return true;
+}
+
+// Turns each pair (i, i + half) by its angle.
+INLINE void rotate(float* head, const float* cos, int64_t half) {
+  const float* sin = cos + half;
+  float* second = head + half;
+  int64_t i = 0;
+  for (; i + kWidth <= half; i += kWidth) {
+    const Floats a = load(head + i), b = load(second + i), c = load(cos + i), s = load(sin + i);
+    store(head + i, a * c - b * s);
+    store(second + i, b * c + a * s);
+  }
+  for (; i < half; i++) {
+    const float a = head[i], b = second[i];
+    head[i] = a * cos[i] - b * sin[i];
+    second[i] = b * cos[i] + a * sin[i];
+  }
+}
+
+template <class From, class To>
+INLINE void convert(const typename From::Value* from, typename To::Value* to, int64_t count) {
+  int64_t i = 0;
+  for (; i + kWidth <= count; i += kWidth) To::store(to + i, From::load(from + i));
+  for (; i < count; i++) to[i] = To::narrow(From::widen(from[i]));
+}
+
+template <class E, class W>
+void turn_head(const RopeStore& op, const typename E::Value* from, const void* norm, const float* cos,
+               typename E::Value* to) {
+  float head[kMaxHeadDim];
+  if (norm) {
+    const float scale = 1.0f / std::sqrt(sum_of_squares<E>(from, op.head_dim) / (float)op.head_dim + (float)op.eps);
+    scale_by_weight<E, W, Fp32>(from, static_cast<const typename W::Value*>(norm), (float)op.offset, scale,
+                                head, op.head_dim);
+  } else {
+    convert<E, Fp32>(from, head, op.head_dim);
+  }
+  if (cos) rotate(head, cos, op.rotary_dim / 2);
+  convert<Fp32, E>(head, to, op.head_dim);
+}
+
+template <class E, class W>
+void run_token(const RopeStore& op, int64_t token) {
+  using Value = typename E::Value;
+  const Value* from = static_cast<const Value*>(op.qkv) + token * (op.heads + 2 * op.kv_heads) * op.head_dim;
+  const float* cos = op.cos_sin ? op.cos_sin + op.positions[token] * op.rotary_dim : nullptr;
+  Value* q_out = static_cast<Value*>(op.q_out) + token * op.heads * op.head_dim;
+  for (int64_t head = 0; head < op.heads; head++, from += op.head_dim, q_out += op.head_dim) {
+    turn_head<E, W>(op, from, op.q_norm, cos, q_out);
+  }
+  const Value* values = from + op.kv_heads * op.head_dim;
+  const int64_t page = op.cells[token] / op.page_size, cell = op.cells[token] % op.page_size;
+  for (int64_t head = 0; head < op.kv_heads; head++) {
+    const int64_t target = ((page * op.kv_heads + head) * op.page_size + cell) * op.head_dim;
+    turn_head<E, W>(op, from + head * op.head_dim, op.k_norm, cos, static_cast<Value*>(op.k_cache) + target);
+    std::memcpy(static_cast<Value*>(op.v_cache) + target, values + head * op.head_dim, op.head_dim * sizeof(Value));
+  }
+}
+
+}  // namespace
+}  // namespace rootgraft
+
+using namespace rootgraft;
+
+// 0, or 1: a position or a cell lies outside its table, and nothing was written.
+extern "C" int rope_store_kv(const RopeStore* op) {
+  if (!in_bounds(*op)) return 1;
+  const int64_t tokens = op->tokens, elements = tokens * (op->heads + 2 * op->kv_heads) * op->head_dim;
+  with_types(op->is_bf16, op->norm_is_bf16, [&](auto element, auto norm_element) {
+    parallel(elements < kSmall ? 1 : (int)op->threads, [&](int thread, int team) {
+      for (int64_t token = tokens * thread / team; token < tokens * (thread + 1) / team; token++) {
+        run_token<decltype(element), decltype(norm_element)>(*op, token);
+      }
+    });
+  });
+  return 0;
+}
+
+extern "C" int64_t rope_store_kv_size() { return sizeof(RopeStore); }

@@ -1,0 +1,113 @@
+// Products of a few rows of A with panels of B, the inner loop of everything here, and the making of panels.
+//
+//   A        rows of words, any row stride                        (a word: one fp32 or a pair of bf16 along K)
+//   B panel  [steps][16 words]: 16 columns side by side, K downwards; panels lie b_stride words apart
+//   C        rows of fp32, columns in the order of the panels
+//
+// A sum runs over K in order and alone, however the product is cut into tiles: its bits depend on its row of A and its
+// column of B, nothing else.
+#pragma once
+
+#include "vec.h"
+
+namespace rootgraft {
+
+struct Product {
+  const uint32_t* a;
+  ptrdiff_t a_stride;  // words
+  const uint32_t* b;
+  ptrdiff_t b_stride;  // words
+  ptrdiff_t steps;     // words along K
+  float* c;
+  ptrdiff_t c_stride;    // floats
+  const float* c_scale;  // per row: C = C * c_scale + A B; null: C = A B
+  // Memory to ask for while this runs, for a product soon to come.
+  const uint32_t* ahead = nullptr;
+  ptrdiff_t ahead_lines = 0;  // of 64 bytes
+};
+
+// The largest tile: its sums, one row of B and a word of A fill the registers.
+#if defined(__AVX512F__)
+constexpr int kTileRows = 6, kTilePanels = 4;  // 24 of 32 registers hold sums
+#else
+constexpr int kTileRows = 6, kTilePanels = 1;  // 12 of 16 registers (AVX2)
+#endif
+
+// One tile, rows <= kTileRows and panels <= kTilePanels. Bf16 and Fp32.
+template <class E>
+void multiply_tile(const Product& product, int rows, int panels);
+
+// f(first row, rows, first panel, panels) for tiles that cover rows x panels, all rows of some panels before the next.
+// Rows are cut evenly (8 into 4 + 4, not 6 + 2), because a tile of few rows waits for its loads.
+template <class F>
+INLINE void for_tiles(int rows, int panels, F f) {
+  const int cuts = (rows + kTileRows - 1) / kTileRows;
+  for (int panel = 0; panel < panels; panel += kTilePanels) {
+    for (int cut = 0; cut < cuts; cut++) {
+      const int row = (int)((int64_t)rows * cut / cuts), end = (int)((int64_t)rows * (cut + 1) / cuts);
+      f(row, end - row, panel, panels - panel < kTilePanels ? panels - panel : kTilePanels);
+    }
+  }
+}
+
+// Any rows and panels.
+template <class E>
+INLINE void multiply(const Product& product, int rows, int panels) {
+  for_tiles(rows, panels, [&](int row, int row_count, int panel, int panel_count) {
+    Product tile = product;
+    tile.a += row * product.a_stride;
+    tile.b += panel * product.b_stride;
+    tile.c += row * product.c_stride + panel * kWidth;
+    if (product.c_scale) tile.c_scale += row;
+    multiply_tile<E>(tile, row_count, panel_count);
+  });
+}
+
+// out[w][r] = rows[r][w] for 16 rows of words: the rows become the 16 columns of a B panel.
+INLINE void transpose_rows(const uint32_t* const rows[kWidth], int words, uint32_t* out) {
+#if defined(__AVX512F__)
+  for (int first = 0; first < words; first += kWidth) {
+    const int count = words - first < kWidth ? words - first : kWidth;
+    const __mmask16 present = (__mmask16)((1u << count) - 1);
+    __m512i a[16], b[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) a[i] = _mm512_maskz_loadu_epi32(present, rows[i] + first);
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) {
+      b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+      b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+    }
+    // After this, 128-bit lane l of a[4 * g + c] holds word 4 * l + c of rows 4 * g .. 4 * g + 3.
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {
+      a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+      a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+      a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+      a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; c++) {
+      const __m512i even_low = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x88);
+      const __m512i odd_low = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xDD);
+      const __m512i even_high = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x88);
+      const __m512i odd_high = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0xDD);
+      b[c] = _mm512_shuffle_i32x4(even_low, even_high, 0x88);
+      b[4 + c] = _mm512_shuffle_i32x4(odd_low, odd_high, 0x88);
+      b[8 + c] = _mm512_shuffle_i32x4(even_low, even_high, 0xDD);
+      b[12 + c] = _mm512_shuffle_i32x4(odd_low, odd_high, 0xDD);
+    }
+    if (count == kWidth) {
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; i++) _mm512_storeu_si512(out + (first + i) * kWidth, b[i]);
+    } else {
+      for (int i = 0; i < count; i++) _mm512_storeu_si512(out + (first + i) * kWidth, b[i]);
+    }
+  }
+#else
+  for (int w = 0; w < words; w++) {
+    for (int r = 0; r < kWidth; r++) out[w * kWidth + r] = rows[r][w];
+  }
+#endif
+}
+
+}  // namespace rootgraft

@@ -1,0 +1,291 @@
+// Sixteen lanes of fp32 on any instruction set: one AVX-512 register, two of AVX2 or four of SSE and NEON.
+//
+// Arithmetic is written with the compiler's vector types. The library is built with -ffp-contract=off, so that a fused
+// multiply-add happens only where fma() asks for it: a sum then has the same bits in every instance of a template.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define INLINE inline __attribute__((always_inline))
+
+namespace rootgraft {
+
+constexpr int kWidth = 16;
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+constexpr int kParts = kWidth / kLanes;
+
+typedef float FloatPart __attribute__((vector_size(kLanes * 4)));
+typedef int32_t IntPart __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t WordPart __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t HalfPart __attribute__((vector_size(kLanes * 2)));
+
+struct Words {
+  WordPart part[kParts];
+};
+
+struct Floats {
+  FloatPart part[kParts];
+};
+
+template <class F>
+INLINE Floats map(F f) {
+  Floats result;
+#pragma GCC unroll 4
+  for (int i = 0; i < kParts; i++) result.part[i] = f(i);
+  return result;
+}
+
+template <class T>
+INLINE T load_as(const void* from) {
+  T value;
+  std::memcpy(&value, from, sizeof(T));
+  return value;
+}
+
+INLINE Floats broadcast(float value) {
+  return map([&](int) { return FloatPart{} + value; });
+}
+
+INLINE Words broadcast_word(uint32_t value) {
+  Words result;
+#pragma GCC unroll 4
+  for (int i = 0; i < kParts; i++) result.part[i] = WordPart{} + value;
+  return result;
+}
+
+INLINE Words load_words(const uint32_t* from) { return load_as<Words>(from); }
+INLINE Floats load(const float* from) { return load_as<Floats>(from); }
+INLINE void store(float* to, const Floats& value) { std::memcpy(to, &value, sizeof(value)); }
+
+INLINE Floats operator+(const Floats& a, const Floats& b) {
+  return map([&](int i) { return a.part[i] + b.part[i]; });
+}
+INLINE Floats operator-(const Floats& a, const Floats& b) {
+  return map([&](int i) { return a.part[i] - b.part[i]; });
+}
+INLINE Floats operator*(const Floats& a, const Floats& b) {
+  return map([&](int i) { return a.part[i] * b.part[i]; });
+}
+INLINE Floats operator/(const Floats& a, const Floats& b) {
+  return map([&](int i) { return a.part[i] / b.part[i]; });
+}
+// a > b ? a : b, so that a NaN in b stays.
+INLINE Floats max(const Floats& a, const Floats& b) {
+#if defined(__AVX512F__)
+  return Floats{{(FloatPart)_mm512_max_ps((__m512)a.part[0], (__m512)b.part[0])}};
+#else
+  return map([&](int i) { return a.part[i] > b.part[i] ? a.part[i] : b.part[i]; });
+#endif
+}
+
+// a * b + c, with one rounding where the machine has such an instruction.
+INLINE FloatPart fma(FloatPart a, FloatPart b, FloatPart c) {
+#if defined(__AVX512F__)
+  return (FloatPart)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__) && defined(__FMA__)
+  return (FloatPart)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__FP_FAST_FMAF)
+  for (int i = 0; i < kLanes; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return c;
+#else
+  return a * b + c;
+#endif
+}
+INLINE Floats fma(const Floats& a, const Floats& b, const Floats& c) {
+  return map([&](int i) { return fma(a.part[i], b.part[i], c.part[i]); });
+}
+
+INLINE float first_lane(const Floats& value) { return value.part[0][0]; }
+
+// The lanes are folded in halves: 8 + 8, 4 + 4, ... The order is part of the result.
+template <class Op>
+INLINE float fold(const Floats& value, Op op) {
+  float lane[kWidth];
+  store(lane, value);
+#pragma GCC unroll 4
+  for (int half = kWidth / 2; half > 0; half /= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < half; i++) lane[i] = op(lane[i], lane[i + half]);
+  }
+  return lane[0];
+}
+
+INLINE float sum(const Floats& value) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)value.part[0]);
+#else
+  return fold(value, [](float a, float b) { return a + b; });
+#endif
+}
+
+INLINE float largest(const Floats& value) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)value.part[0]);
+#else
+  return fold(value, [](float a, float b) { return a > b ? a : b; });
+#endif
+}
+
+// value where first <= lane < end, else other.
+INLINE Floats keep_lanes(const Floats& value, int first, int end, float other) {
+  Floats result;
+  for (int i = 0; i < kParts; i++) {
+    IntPart lane;
+    for (int j = 0; j < kLanes; j++) lane[j] = i * kLanes + j;
+    result.part[i] = ((lane >= first) & (lane < end)) ? value.part[i] : FloatPart{} + other;
+  }
+  return result;
+}
+
+// 2^whole * p(fraction), where whole + fraction = x and |fraction| <= 1/2. Exactly 0 below 2^-150.
+template <class Polynomial>
+INLINE Floats exp2_by(const Floats& x, Polynomial p) {
+#if defined(__AVX512F__)
+  const Floats clamped = max(broadcast(-200.0f), x);
+  const __m512 whole = _mm512_roundscale_ps((__m512)clamped.part[0], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const Floats fraction = clamped - Floats{{(FloatPart)whole}};
+  return Floats{{(FloatPart)_mm512_scalef_ps((__m512)p(fraction).part[0], whole)}};
+#else
+  const Floats shifter = broadcast(12582912.0f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+  const Floats lower = max(broadcast(-127.0f), x);
+  const Floats clamped = map([&](int i) { return lower.part[i] > 127.0f ? FloatPart{} + 127.0f : lower.part[i]; });
+  const Floats shifted = clamped + shifter;
+  const Floats power = p(clamped - (shifted - shifter));
+  return map([&](int i) {
+    const IntPart exponent = ((IntPart)shifted.part[i] - 0x4B400000 + 127) << 23;  // 2^-127 becomes 0
+    return power.part[i] * (FloatPart)exponent;
+  });
+#endif
+}
+
+// 2^x to 1e-7 relative, with Cephes' polynomial; exp2(0) is 1.
+INLINE Floats exp2(const Floats& x) {
+  return exp2_by(x, [](const Floats& f) {
+    Floats p = broadcast(1.535336188319500e-4f);
+    p = fma(p, f, broadcast(1.339887440266574e-3f));
+    p = fma(p, f, broadcast(9.618437357674640e-3f));
+    p = fma(p, f, broadcast(5.550332471162809e-2f));
+    p = fma(p, f, broadcast(2.402264791363012e-1f));
+    p = fma(p, f, broadcast(6.931472028550421e-1f));
+    return fma(p, f, broadcast(1.0f));
+  });
+}
+
+// 2^x to 3e-6 relative: enough for what is rounded to bf16 next. A least-maximum fit.
+INLINE Floats rough_exp2(const Floats& x) {
+  return exp2_by(x, [](const Floats& f) {
+    Floats p = broadcast(9.570068844e-3f);
+    p = fma(p, f, broadcast(5.591780839e-2f));
+    p = fma(p, f, broadcast(2.402474506e-1f));
+    p = fma(p, f, broadcast(6.931218213e-1f));
+    return fma(p, f, broadcast(0.9999992616f));
+  });
+}
+
+constexpr float kLog2E = 1.4426950408889634f;
+
+// 1 / (1 + exp(-x))
+INLINE Floats sigmoid(const Floats& x) {
+  return broadcast(1.0f) / (broadcast(1.0f) + exp2(x * broadcast(-kLog2E)));
+}
+
+// Element types. A *word* holds kPerWord neighbours in 32 bits: what one lane of dot() multiplies.
+struct Fp32 {
+  using Value = float;
+  static constexpr int kPerWord = 1;
+
+  static INLINE Floats load(const float* from) { return rootgraft::load(from); }
+  static INLINE void store(float* to, const Floats& value) { rootgraft::store(to, value); }
+  static INLINE Floats weight_exp2(const Floats& x) { return exp2(x); }
+  static INLINE float widen(float value) { return value; }
+  static INLINE float narrow(float value) { return value; }
+  // acc + a * b
+  static INLINE Floats dot(const Words& a, const Words& b, const Floats& acc) {
+    return map([&](int i) { return fma((FloatPart)a.part[i], (FloatPart)b.part[i], acc.part[i]); });
+  }
+};
+
+struct Bf16 {
+  using Value = uint16_t;
+  static constexpr int kPerWord = 2;
+
+  static INLINE Floats load(const uint16_t* from) {
+    return map([&](int i) {
+      const HalfPart half = load_as<HalfPart>(from + i * kLanes);
+      return (FloatPart)(__builtin_convertvector(half, WordPart) << 16);
+    });
+  }
+
+  // Rounds to the nearest, ties to even.
+  static INLINE void store(uint16_t* to, const Floats& value) {
+#if defined(__AVX512BF16__)
+    const __m256bh half = _mm512_cvtneps_pbh((__m512)value.part[0]);
+    std::memcpy(to, &half, sizeof(half));
+#else
+    for (int i = 0; i < kParts; i++) {
+      const WordPart bits = (WordPart)value.part[i];
+      const WordPart rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+      const WordPart quiet_nan = WordPart{} + 0x7FC0;
+      const WordPart result = value.part[i] == value.part[i] ? rounded : quiet_nan;
+      const HalfPart half = __builtin_convertvector(result, HalfPart);
+      std::memcpy(to + i * kLanes, &half, sizeof(half));
+    }
+#endif
+  }
+
+  static INLINE Floats weight_exp2(const Floats& x) { return rough_exp2(x); }
+
+  static INLINE float widen(uint16_t value) {
+    const uint32_t bits = (uint32_t)value << 16;
+    return load_as<float>(&bits);
+  }
+
+  static INLINE uint16_t narrow(float value) {
+    uint16_t all[kWidth];
+    store(all, broadcast(value));
+    return all[0];
+  }
+
+  // to[i] = the word of low[i] and high[i], for 16 of each.
+  static INLINE void interleave(const uint16_t* low, const uint16_t* high, uint32_t* to) {
+#if defined(__AVX512BW__)
+    alignas(64) static constexpr uint16_t kOrder[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                                        8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+    const __m512i even = _mm512_castsi256_si512(load_as<__m256i>(low));
+    const __m512i odd = _mm512_castsi256_si512(load_as<__m256i>(high));
+    _mm512_storeu_si512(to, _mm512_permutex2var_epi16(even, _mm512_load_si512(kOrder), odd));
+#else
+    for (int i = 0; i < kParts; i++) {
+      const HalfPart even = load_as<HalfPart>(low + i * kLanes), odd = load_as<HalfPart>(high + i * kLanes);
+      const WordPart word = __builtin_convertvector(even, WordPart) | __builtin_convertvector(odd, WordPart) << 16;
+      std::memcpy(to + i * kLanes, &word, sizeof(word));
+    }
+#endif
+  }
+
+  // acc + (low of a * low of b) + (high of a * high of b)
+  static INLINE Floats dot(const Words& a, const Words& b, const Floats& acc) {
+#if defined(__AVX512BF16__)
+    return Floats{{(FloatPart)_mm512_dpbf16_ps((__m512)acc.part[0], (__m512bh)a.part[0], (__m512bh)b.part[0])}};
+#else
+    return map([&](int i) {
+      const FloatPart low = fma((FloatPart)(a.part[i] << 16), (FloatPart)(b.part[i] << 16), acc.part[i]);
+      return fma((FloatPart)(a.part[i] & 0xFFFF0000u), (FloatPart)(b.part[i] & 0xFFFF0000u), low);
+    });
+#endif
+  }
+};
+
+}  // namespace rootgraft

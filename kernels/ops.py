@@ -1,0 +1,260 @@
+"""The ops of a forward pass: one public function each, the only import surface of ``kernels``.
+
+Each function chooses by device, type and availability: the native CPU kernels of ``kernels.cpu`` for float32 and
+bfloat16 tensors on the CPU, plain torch (``kernels.reference``, fp32 inside) for everything else.
+
+On the native path a token's result does not depend, bit for bit, on the other tokens of the call, on how a prompt
+was cut into chunks, or on the number of threads: every sum has one fixed order. The torch path promises no such thing.
+
+Words: T tokens of a ragged batch of R rows; Hq and Hkv query and KV heads of D dimensions; a KV cache of one layer
+is [num_pages, Hkv, page_size, D], and *cell* ``loc`` of it is page ``loc // page_size``, offset ``loc % page_size``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels import reference
+from kernels.cpu.build import BuildError, default_cache, load_library
+from kernels.cpu.native import Kernels
+from kernels.packed import PackedLinear
+
+__all__ = [
+    "Activation",
+    "PackedLinear",
+    "add_rms_norm",
+    "attention",
+    "copy_pages",
+    "gated_activation",
+    "linear",
+    "native_status",
+    "pack_linear",
+    "rms_norm",
+    "rope_store_kv",
+    "set_threads",
+    "use_native",
+]
+
+Activation = Literal["silu", "gelu_tanh"]
+
+
+_native_enabled = True
+
+
+def use_native(enabled: bool) -> None:
+    """Allows or forbids the native CPU kernels from now on (allowed at first).
+
+    Weights packed by ``pack_linear`` stay as they were packed, and run accordingly.
+    """
+    global _native_enabled
+    _native_enabled = enabled
+
+
+def native_status() -> str:
+    """One line on the CPU kernels: what they were built for, or why plain torch serves. Builds them if need be."""
+    if not _native_enabled:
+        return "CPU kernels: plain torch, native kernels are turned off"
+    kernels = _load()
+    if isinstance(kernels, BuildError):
+        return f"CPU kernels: plain torch, because {kernels}"
+    return f"CPU kernels: native, {kernels.instruction_set}, {torch.get_num_threads()} threads"
+
+
+def set_threads(count: int) -> None:
+    """Sets the number of threads of torch's and of the native kernels' CPU ops, for the calling thread's ops."""
+    torch.set_num_threads(count)
+
+
+@functools.cache
+def _load() -> Kernels | BuildError:
+    try:
+        return Kernels(load_library(default_cache()))
+    except BuildError as error:
+        return error
+
+
+def _kernels() -> Kernels | None:
+    """The native kernels, where they are allowed and could be built."""
+    if not _native_enabled:
+        return None
+    kernels = _load()
+    return None if isinstance(kernels, BuildError) else kernels
+
+
+def _native(first: Tensor, *others: Tensor) -> Kernels | None:
+    """The native kernels, where they take these tensors."""
+    kernels = _kernels() if first.is_cpu else None
+    return kernels if kernels is not None and kernels.takes(first, *others) else None
+
+
+def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+    """Lays a weight [N, K] out once for ``linear`` on the weight's device; a bias [N] goes along.
+
+    Raises:
+        ValueError: the weight is not a matrix, or the bias does not fit it.
+    """
+    if weight.dim() != 2 or (bias is not None and bias.shape != weight.shape[:1]):
+        shape = None if bias is None else tuple(bias.shape)
+        raise ValueError(f"weight {tuple(weight.shape)} must be [N, K] and bias {shape} must be [N]")
+    kernels = _kernels() if weight.is_cpu else None
+    if kernels is not None and kernels.takes_weight(weight):
+        return kernels.pack_linear(weight, bias)
+    return PackedLinear(weight.shape[1], weight.shape[0], weight.contiguous(), bias, kernels=None)
+
+
+def linear(x: Tensor, layer: PackedLinear) -> Tensor:
+    """``x @ weight.T + bias``: [T, K] -> [T, N] in the type of x, which is the weight's; sums are fp32."""
+    if layer.kernels is not None:
+        return layer.kernels.linear(x, layer)
+    return functional.linear(x, layer.weight, layer.bias)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """``x / sqrt(mean(x^2) + eps) * (offset + weight)`` in fp32: [T, H], [H] -> [T, H]."""
+    kernels = _native(x)
+    if kernels is not None and kernels.takes(weight):
+        return kernels.rms_norm(x, None, weight, eps, offset)
+    return reference.rms_norm(x, weight, eps, offset)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """``residual += x`` in place, rounded to its type; returns ``rms_norm(residual, weight, eps, offset)`` [T, H]."""
+    kernels = _native(x, residual)
+    if kernels is not None and kernels.takes(weight):
+        return kernels.rms_norm(x, residual, weight, eps, offset)
+    return reference.add_rms_norm(x, residual, weight, eps, offset)
+
+
+def rope_store_kv(
+    qkv: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor | None,
+    kv_loc: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    offset: float,
+) -> Tensor:
+    """From the fused projection to rotated q, with K and V written to their cells.
+
+    Args:
+        qkv: [T, (Hq + 2 * Hkv) * D]: heads of q, then of k, then of v.
+        positions: [T] int64, rows of cos_sin.
+        cos_sin: [max_pos, rot_dim] fp32, cosines in the first half and sines in the second, or None for no rotary
+            embedding. Dimension i of a head is paired with i + rot_dim / 2 (rotate-half); those past rot_dim stay.
+        kv_loc: [T] int64, the cell of each token.
+        k_cache: [num_pages, Hkv, page_size, D] of the type of qkv, written.
+        v_cache: the same.
+        num_heads: Hq.
+        num_kv_heads: Hkv.
+        q_norm: [D], the weight of an RMS norm of each query head before the rotation, or None.
+        k_norm: [D], the same for key heads.
+        eps: of these norms.
+        offset: added to their weights.
+
+    Returns:
+        q [T, Hq, D].
+
+    Raises:
+        IndexError: a position or a cell lies outside its table; some cells may have been written.
+    """
+    kernels = _native(qkv, k_cache, v_cache)
+    if kernels is not None and kernels.takes_heads(k_cache.shape[3]):
+        return kernels.rope_store_kv(
+            qkv, positions, cos_sin, kv_loc, k_cache, v_cache, num_heads, num_kv_heads, q_norm, k_norm, eps, offset
+        )
+    return reference.rope_store_kv(
+        qkv, positions, cos_sin, kv_loc, k_cache, v_cache, num_heads, num_kv_heads, q_norm, k_norm, eps, offset
+    )
+
+
+def attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    query_start: Tensor,
+    context_len: Tensor,
+    max_query: int,
+    max_context: int,
+    *,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> Tensor:
+    """Causal attention of a ragged batch over paged K and V, prefill and decode alike.
+
+    Token i of row r has position ``context_len[r] - query_len[r] + i`` and sees the keys at positions up to its own,
+    the last ``window`` of them (itself included) when a window is given. A score is ``s = scale * q.k``, or
+    ``soft_cap * tanh(s / soft_cap)``; query head h reads KV head ``h // (Hq / Hkv)``.
+
+    Args:
+        q: [T, Hq, D].
+        k_cache: [num_pages, Hkv, page_size, D], the KV of the q tokens included.
+        v_cache: the same.
+        page_table: [R, P] int32, the pages of each row in order.
+        query_start: [R + 1] int32, row r owns tokens ``query_start[r]:query_start[r + 1]``.
+        context_len: [R] int32, tokens of each row with KV.
+        max_query: the longest row's number of tokens.
+        max_context: the largest of ``context_len``.
+        scale: of the scores.
+        window: keys seen by a token, or None for all.
+        soft_cap: bound of the scores, or None.
+
+    Returns:
+        [T, Hq * D].
+
+    Raises:
+        IndexError: the page table is too short for a row, or names a page that the cache lacks.
+    """
+    kernels = _native(q, k_cache, v_cache)
+    if kernels is not None and kernels.takes_heads(q.shape[2]) and scale > 0:
+        return kernels.attention(q, k_cache, v_cache, page_table, query_start, context_len, scale, window, soft_cap)
+    return reference.attention(
+        q, k_cache, v_cache, page_table, query_start, context_len, scale=scale, window=window, soft_cap=soft_cap
+    )
+
+
+def gated_activation(gate_up: Tensor, kind: Activation) -> Tensor:
+    """``act(first half) * second half``, computed in fp32: [T, 2 * I] -> [T, I]."""
+    kernels = _native(gate_up)
+    if kernels is not None:
+        return kernels.gated_activation(gate_up, kind)
+    return reference.gated_activation(gate_up, kind)
+
+
+def copy_pages(k: Tensor, v: Tensor, source: Sequence[int], target: Sequence[int], count: Sequence[int]) -> None:
+    """Copies, in list order, the first ``count[i]`` cells of page ``source[i]`` to page ``target[i]`` in all layers.
+
+    Args:
+        k: [L, num_pages, Hkv, page_size, D], the K caches of all layers.
+        v: the same for V.
+        source: pages to copy from.
+        target: pages to copy to.
+        count: cells to copy, at most page_size each.
+
+    Raises:
+        IndexError: a page or a count lies outside the cache.
+    """
+    _check_pages(k, source, target, count)
+    reference.copy_pages(k, v, source, target, count)
+
+
+def _check_pages(k: Tensor, source: Sequence[int], target: Sequence[int], count: Sequence[int]) -> None:
+    num_pages, page_size = k.shape[1], k.shape[3]
+    for page in (*source, *target):
+        if not 0 <= page < num_pages:
+            raise IndexError(f"page {page} is not in 0 .. {num_pages - 1}")
+    for cells in count:
+        if not 0 <= cells <= page_size:
+            raise IndexError(f"count {cells} is not in 0 .. {page_size}")

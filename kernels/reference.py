@@ -1,0 +1,135 @@
+"""Every op in plain torch, computed in fp32: the oracle of the tests, and the path of any device without a kernel.
+
+The functions take and return what their namesakes in ``kernels.ops`` do; only ``linear`` differs, for it takes the
+plain weight. Inputs of any floating type are widened to fp32, and results are rounded once, at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_QUERY_BLOCK = 256  # query tokens scored at once: bounds the [Hq, block, context] fp32 scores
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``x @ weight.T + bias``: [T, K], [N, K], [N] or None -> [T, N] in the type of x."""
+    return functional.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """``x / sqrt(mean(x^2) + eps) * (offset + weight)`` over the last dimension."""
+    wide = x.float()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * scale * (offset + weight.float())).to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """Adds x to residual in place and returns the norm of the (rounded) sum."""
+    residual.add_(x)
+    return rms_norm(residual, weight, eps, offset)
+
+
+def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
+    """Rotary embedding of x [T, H, D] in fp32 by the rows cos_sin [T, rot_dim]; dimensions past rot_dim stay."""
+    half = cos_sin.shape[1] // 2
+    cos, sin = cos_sin[:, None, :half].float(), cos_sin[:, None, half:].float()
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+
+
+def rope_store_kv(
+    qkv: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor | None,
+    kv_loc: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    offset: float,
+) -> Tensor:
+    """Norms and rotates q and k, writes k and v to their cells, returns q [T, Hq, D]."""
+    tokens, head_dim, page_size = qkv.shape[0], k_cache.shape[3], k_cache.shape[2]
+    heads = qkv.view(tokens, num_heads + 2 * num_kv_heads, head_dim)
+    q, k = heads[:, :num_heads].float(), heads[:, num_heads:-num_kv_heads].float()
+    if q_norm is not None:
+        q = rms_norm(q, q_norm, eps, offset)
+    if k_norm is not None:
+        k = rms_norm(k, k_norm, eps, offset)
+    if cos_sin is not None:
+        rows = cos_sin[positions]
+        q, k = rotate(q, rows), rotate(k, rows)
+    page, cell = kv_loc // page_size, kv_loc % page_size
+    k_cache[page, :, cell] = k.to(k_cache.dtype)
+    v_cache[page, :, cell] = heads[:, -num_kv_heads:].to(v_cache.dtype)
+    return q.to(qkv.dtype)
+
+
+def attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    query_start: Tensor,
+    context_len: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> Tensor:
+    """Causal attention of a ragged batch over paged K and V: q [T, Hq, D] -> [T, Hq * D]."""
+    out = torch.empty_like(q)
+    starts, contexts = query_start.tolist(), context_len.tolist()
+    for row, context in enumerate(contexts):
+        k, v = (_gather(cache, page_table[row], context) for cache in (k_cache, v_cache))
+        offset = context - (starts[row + 1] - starts[row]) - starts[row]  # position of a token less its index in q
+        for begin in range(starts[row], starts[row + 1], _QUERY_BLOCK):
+            end = min(begin + _QUERY_BLOCK, starts[row + 1])
+            out[begin:end] = _attend(q[begin:end], k, v, begin + offset, scale, window, soft_cap).to(q.dtype)
+    return out.view(q.shape[0], -1)
+
+
+def _gather(cache: Tensor, pages: Tensor, context: int) -> Tensor:
+    """The first ``context`` tokens of a row as [Hkv, context, D] in fp32."""
+    page_size = cache.shape[2]
+    used = cache[pages[: -(-context // page_size)].long()]  # [pages, Hkv, page, D]
+    return used.transpose(0, 1).flatten(1, 2)[:, :context].float()
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, first: int, scale: float, window: int | None, soft_cap: float | None
+) -> Tensor:
+    """Attention of tokens at positions first, first + 1, ...: q [n, Hq, D], k and v [Hkv, C, D] -> [n, Hq, D]."""
+    tokens, heads, head_dim = q.shape
+    grouped = q.float().view(tokens, k.shape[0], heads // k.shape[0], head_dim).permute(1, 2, 0, 3)
+    scores = grouped @ k[:, None].transpose(-1, -2) * scale  # [Hkv, G, n, C]
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    position = torch.arange(first, first + tokens, device=q.device)[:, None]
+    key = torch.arange(k.shape[1], device=q.device)
+    hidden = key > position
+    if window is not None:
+        hidden |= key <= position - window
+    weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
+    return (weights @ v[:, None]).permute(2, 0, 1, 3).reshape(tokens, heads, head_dim)
+
+
+def gated_activation(gate_up: Tensor, kind: str) -> Tensor:
+    """``act(first half) * second half`` over the last dimension; kind is "silu" or "gelu_tanh"."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    active = functional.silu(gate) if kind == "silu" else functional.gelu(gate, approximate="tanh")
+    return (active * up).to(gate_up.dtype)
+
+
+def copy_pages(k: Tensor, v: Tensor, source: Sequence[int], target: Sequence[int], count: Sequence[int]) -> None:
+    """Copies the first count[i] cells of page source[i] to page target[i] in all layers, in list order."""
+    for origin, destination, cells in zip(source, target, count, strict=True):
+        for cache in (k, v):
+            cache[:, destination, :, :cells] = cache[:, origin, :, :cells]

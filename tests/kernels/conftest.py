@@ -1,0 +1,29 @@
+"""One thread for small ops, and the native kernels where they can be built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from kernels import ops
+from kernels.cpu.build import BuildError
+from kernels.cpu.native import Kernels
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def kernels() -> Kernels:
+    loaded = ops._load()
+    if isinstance(loaded, BuildError):
+        pytest.skip(str(loaded))
+    return loaded

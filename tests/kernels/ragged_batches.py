@@ -1,0 +1,98 @@
+"""Random ragged batches over paged caches, shared by the tests of this room.
+
+Every cell that no row may read holds NaN, so that a read too far shows in the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels import reference
+
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+
+
+@dataclass(frozen=True)
+class RaggedBatch:
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    page_table: Tensor
+    query_start: Tensor
+    context_len: Tensor
+
+    @property
+    def args(self) -> tuple:
+        """The positional arguments of ``ops.attention``."""
+        queries = self.query_start.diff()
+        return (
+            self.q,
+            self.k_cache,
+            self.v_cache,
+            self.page_table,
+            self.query_start,
+            self.context_len,
+            int(queries.max()),
+            int(self.context_len.max()),
+        )
+
+    def expected(self, **options: object) -> Tensor:
+        return reference.attention(*self.args[:6], **options)
+
+    def pick(self, row: int, first: int, end: int) -> RaggedBatch:
+        """One row alone, cut to its query tokens [first, end), with the context that they have."""
+        start, stop = int(self.query_start[row]), int(self.query_start[row + 1])
+        context = int(self.context_len[row]) - (stop - start - end)
+        return RaggedBatch(
+            self.q[start + first : start + end].clone(),
+            self.k_cache,
+            self.v_cache,
+            self.page_table[row : row + 1].clone(),
+            torch.tensor([0, end - first], dtype=torch.int32),
+            torch.tensor([context], dtype=torch.int32),
+        )
+
+
+def ragged_batch(
+    rows: list[tuple[int, int]],
+    *,
+    heads: int = 9,
+    kv_heads: int = 3,
+    head_dim: int = 64,
+    page_size: int = 16,
+    dtype: torch.dtype = torch.bfloat16,
+    seed: int = 0,
+) -> RaggedBatch:
+    """A batch of rows (query tokens, context), with pages in random order."""
+    generator = torch.Generator().manual_seed(seed)
+    pages = [-(-context // page_size) for _, context in rows]
+    order = (torch.randperm(sum(pages), generator=generator) + 1).to(torch.int32)
+    cache = torch.full((2, sum(pages) + 2, kv_heads, page_size, head_dim), float("nan"), dtype=dtype)
+    table = torch.zeros(len(rows), max(pages), dtype=torch.int32)
+    taken = 0
+    for row, ((_, context), count) in enumerate(zip(rows, pages, strict=True)):
+        table[row, :count] = order[taken : taken + count]
+        for i, page in enumerate(order[taken : taken + count].tolist()):
+            cells = min(page_size, context - i * page_size)
+            values = torch.randn(2, kv_heads, cells, head_dim, generator=generator)
+            cache[:, page, :, :cells] = values.to(dtype)
+        taken += count
+    starts = torch.tensor([0] + [query for query, _ in rows]).cumsum(0).to(torch.int32)
+    return RaggedBatch(
+        q=torch.randn(int(starts[-1]), heads, head_dim, generator=generator).to(dtype),
+        k_cache=cache[0].clone(),
+        v_cache=cache[1].clone(),
+        page_table=table,
+        query_start=starts,
+        context_len=torch.tensor([context for _, context in rows], dtype=torch.int32),
+    )
+
+
+def assert_close(actual: Tensor, expected: Tensor) -> None:
+    """Equal within what one rounding of the type, and of the softmax weights, can do."""
+    assert actual.dtype is expected.dtype
+    tolerance = TOLERANCE[actual.dtype]
+    torch.testing.assert_close(actual.float(), expected.float(), atol=tolerance, rtol=tolerance)

@@ -1,0 +1,144 @@
+"""The library is built once for each machine, by any number of processes, and torch serves where it cannot be."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from ragged_batches import assert_close, ragged_batch
+
+from kernels import ops, reference
+from kernels.cpu import build
+from kernels.cpu.native import Kernels
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def small_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Sources that compile in no time instead of ours."""
+    monkeypatch.setattr(build, "SOURCES", tmp_path)
+    (tmp_path / "one.cpp").write_text('#include "one.h"\nextern "C" int one() { return ONE; }\n')
+    (tmp_path / "one.h").write_text("#define ONE 1\n")
+    return tmp_path
+
+
+pytestmark = pytest.mark.usefixtures("kernels")
+
+
+def test_builds_once_and_again_when_anything_changes(small_library, capfd):
+    cache = small_library / "cache" / "kernels"
+    assert build.load_library(cache).one() == 1
+    assert "Compiling the CPU kernels" in capfd.readouterr().err
+    assert build.load_library(cache).one() == 1
+    assert capfd.readouterr().err == ""
+    (small_library / "one.h").write_text("#define ONE 2\n")
+    assert build.load_library(cache).one() == 2
+    assert len(list(cache.iterdir())) == 2
+    assert cache.stat().st_mode & 0o077 == 0
+
+
+def test_a_source_that_does_not_compile_is_named(small_library):
+    (small_library / "one.h").write_text("#define ONE nothing\n")
+    cache = small_library / "cache"
+    with pytest.raises(build.BuildError, match=r"compiler failed: .*nothing"):
+        build.load_library(cache)
+    assert list(cache.iterdir()) == []
+
+
+def test_a_library_that_does_not_load_is_named(small_library):
+    (small_library / "one.h").write_text("int missing();\n#define ONE missing()\n")
+    with pytest.raises(build.BuildError, match=r"undefined symbol.*missing"):
+        build.load_library(small_library / "cache")
+
+
+def test_a_cache_that_cannot_be_written_is_named(small_library):
+    (small_library / "file").touch()
+    with pytest.raises(build.BuildError, match="file"):
+        build.load_library(small_library / "file" / "cache")
+
+
+def test_a_library_of_other_arguments_is_refused(small_library):
+    (small_library / "one.cpp").write_text(
+        'extern "C" const char* instruction_set() { return ""; }\n'
+        'extern "C" int pack_linear(void*) { return 0; }\n'
+        'extern "C" long pack_linear_size() { return 8; }\n'
+    )
+    with pytest.raises(build.BuildError, match="pack_linear expects 8 bytes of arguments, not 40"):
+        Kernels(build.load_library(small_library / "cache"))
+
+
+def test_two_processes_at_once(small_library):
+    program = (
+        "import sys; from pathlib import Path; from kernels.cpu import build; build.SOURCES = Path(sys.argv[1]);"
+        "sys.exit(build.load_library(build.SOURCES / 'cache').one() - 1)"
+    )
+    command = [sys.executable, "-c", program, str(small_library)]
+    running = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE) for _ in range(3)]
+    assert [(process.communicate()[1][:200], process.returncode)[1] for process in running] == [0, 0, 0]
+    assert len(list((small_library / "cache").iterdir())) == 1
+
+
+def test_torch_serves_without_a_compiler(tmp_path):
+    program = (
+        "import torch; from kernels import ops; print(ops.native_status());"
+        "layer = ops.pack_linear(torch.eye(4)); assert layer.kernels is None;"
+        "assert torch.equal(ops.linear(torch.ones(2, 4), layer), torch.ones(2, 4));"
+        "assert ops.rms_norm(torch.ones(2, 4), torch.ones(4), 0.0).shape == (2, 4)"
+    )
+    environment = {"PATH": str(tmp_path), "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "CPU kernels: plain torch, because no C++ compiler (g++ or c++) was found"
+
+
+def test_the_cache_follows_xdg(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
+    assert build.default_cache() == Path("/elsewhere/rootgraft/kernels")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert build.default_cache() == Path.home() / ".cache/rootgraft/kernels"
+
+
+def test_one_openmp_runtime():
+    """Ours and torch's threads are the same."""
+    torch.ones(100_000).exp()
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libgomp" in line}
+    assert len({os.path.realpath(path) for path in mapped}) == 1
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86 instruction sets")
+@pytest.mark.parametrize("arch", ["haswell", pytest.param("x86-64", marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_lesser_instruction_sets(arch, dtype):
+    """What other machines would compile, run on this one."""
+    kernels = Kernels(build.load_library(build.default_cache(), arch))
+    assert kernels.instruction_set != ""
+    for options in ({}, {"window": 20}, {"soft_cap": 5.0}):
+        batch = ragged_batch([(1, 300), (40, 90), (7, 7)], dtype=dtype)
+        arguments = batch.args[:6]
+        out = kernels.attention(*arguments, 0.125, options.get("window"), options.get("soft_cap"))
+        assert_close(out, batch.expected(scale=0.125, **options))
+        alone = kernels.attention(*batch.pick(1, 8, 9).args[:6], 0.125, options.get("window"), options.get("soft_cap"))
+        assert torch.equal(alone[0], out[9])
+    x, weight = torch.randn(9, 70).to(dtype), torch.randn(50, 70).to(dtype)
+    layer = kernels.pack_linear(weight, None)
+    assert_close(kernels.linear(x, layer) / 8, reference.linear(x, weight, None) / 8)
+    assert torch.equal(kernels.linear(x[:1], layer)[0], kernels.linear(x, layer)[0])
+    norm = torch.randn(70).to(dtype)
+    assert_close(kernels.rms_norm(x, None, norm, 1e-5, 1.0), reference.rms_norm(x, norm, 1e-5, 1.0))
+    for kind in ("silu", "gelu_tanh"):
+        assert_close(kernels.gated_activation(x * 8, kind), reference.gated_activation(x * 8, kind))
+    qkv, caches, table = torch.randn(4, 5 * 64).to(dtype), torch.zeros(2, 2, 1, 4, 64).to(dtype), torch.randn(9, 48)
+    where, expected = torch.tensor([0, 3, 5, 7]), caches.clone()
+    q = kernels.rope_store_kv(qkv, where, table, where, *caches, 3, 1, None, None, 1e-5, 0.0)
+    assert_close(q, reference.rope_store_kv(qkv, where, table, where, *expected, 3, 1, None, None, 1e-5, 0.0))
+    assert_close(caches, expected)
+
+
+def test_the_status_names_the_instruction_set(kernels):
+    assert ops.native_status() == f"CPU kernels: native, {kernels.instruction_set}, 1 threads"

@@ -1,0 +1,123 @@
+"""A token's result has the same bits alone and in any batch, in one piece and in chunks, on one thread and on two."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ragged_batches import RaggedBatch, ragged_batch
+
+from kernels import ops
+
+pytestmark = pytest.mark.usefixtures("kernels")
+
+TYPES = [torch.bfloat16, torch.float32]
+OPTIONS = [{}, {"window": 37}, {"soft_cap": 20.0}]
+
+
+def attend(batch: RaggedBatch, **options) -> torch.Tensor:
+    return ops.attention(*batch.args, scale=0.125, **options)
+
+
+def same(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    bits = torch.int16 if actual.element_size() == 2 else torch.int32
+    return torch.equal(actual.view(bits), expected.view(bits))
+
+
+def on_two_threads(run):
+    torch.set_num_threads(2)
+    try:
+        return run()
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_attention_alone_and_in_a_batch(dtype, options):
+    batch = ragged_batch([(1, 700), (60, 600), (1, 1), (33, 33), (5, 300)], dtype=dtype)
+    together = attend(batch, **options)
+    for row in range(5):
+        start, stop = batch.query_start[row : row + 2].tolist()
+        assert same(attend(batch.pick(row, 0, stop - start), **options), together[start:stop])
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@settings(max_examples=25, deadline=None)
+@given(cuts=st.lists(st.integers(1, 399), max_size=4, unique=True), shift=st.integers(0, 300))
+def test_attention_in_chunks(options, cuts, shift):
+    """Chunked prefill, a prefix hit and a decode step are cuts of one prefill."""
+    batch = ragged_batch([(400, 400 + shift)], heads=4, kv_heads=2, head_dim=32)
+    whole = attend(batch, **options)
+    edges = [0, *sorted(cuts), 400]
+    pieces = [attend(batch.pick(0, a, b), **options) for a, b in itertools.pairwise(edges)]
+    assert same(torch.cat(pieces), whole)
+
+
+def test_decode_token_by_token_is_prefill():
+    batch = ragged_batch([(300, 300)], heads=6, kv_heads=2, head_dim=48, page_size=5)
+    whole = attend(batch)
+    assert all(same(attend(batch.pick(0, i, i + 1)), whole[i : i + 1]) for i in range(300))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("rows", [[(1, 2000)], [(1, 900), (2, 1500)], [(1, 200)] * 9, [(300, 900), (1, 50)]])
+def test_attention_on_two_threads(dtype, rows):
+    """Few tiles with long contexts are spread over threads by splits, many tiles one by one."""
+    batch = ragged_batch(rows, dtype=dtype)
+    assert same(on_two_threads(lambda: attend(batch)), attend(batch))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("in_features", "out_features"), [(64, 16), (576, 200), (1536, 576)])
+def test_linear(dtype, in_features, out_features):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(130, in_features, generator=generator).to(dtype)
+    weight = torch.randn(out_features, in_features, generator=generator).to(dtype)
+    layer = ops.pack_linear(weight, torch.randn(out_features, generator=generator).to(dtype))
+    whole = ops.linear(x, layer)
+    for count in (1, 2, 3, 5, 7, 8, 13, 31, 64, 100):
+        assert same(ops.linear(x[:count], layer), whole[:count])
+        assert same(ops.linear(x[130 - count :], layer), whole[130 - count :])
+    for threads in (2, 3, 16):
+        torch.set_num_threads(threads)
+        assert same(ops.linear(x, layer), whole)
+        assert same(ops.linear(x[:1], layer), whole[:1])
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_row_by_row_ops(dtype):
+    generator = torch.Generator().manual_seed(0)
+    x, residual = torch.randn(2, 100, 700, generator=generator).to(dtype)
+    weight = torch.randn(700, generator=generator).to(dtype)
+    runs = (
+        lambda part: ops.rms_norm(x[part], weight, 1e-5),
+        lambda part: ops.add_rms_norm(x[part], residual[part].clone(), weight, 1e-5, 1.0),
+        lambda part: ops.gated_activation(x[part], "silu"),
+        lambda part: ops.gated_activation(x[part], "gelu_tanh"),
+    )
+    for run in runs:
+        whole = run(slice(None))
+        assert same(on_two_threads(lambda run=run: run(slice(None))), whole)
+        assert all(same(run(slice(i, i + 1)), whole[i : i + 1]) for i in range(100))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_rope_store_kv(dtype):
+    generator = torch.Generator().manual_seed(0)
+    qkv = torch.randn(100, 10 * 64, generator=generator).to(dtype)
+    table, norm = torch.randn(100, 32, generator=generator), torch.randn(64, generator=generator).to(dtype)
+    where = torch.arange(100)
+
+    def run(part: slice, caches: torch.Tensor) -> torch.Tensor:
+        arguments = (table, where[part], *caches, 6, 2, norm, norm, 1e-6, 0.0)
+        return ops.rope_store_kv(qkv[part], where[part], *arguments)
+
+    whole_caches, caches = torch.zeros(2, 2, 7, 2, 16, 64, dtype=dtype)
+    whole = on_two_threads(lambda: run(slice(None), whole_caches))
+    parts = [run(slice(i, i + 1), caches) for i in range(100)]
+    assert same(torch.cat(parts), whole)
+    assert same(caches, whole_caches)

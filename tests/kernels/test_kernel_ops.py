@@ -1,0 +1,208 @@
+"""Every op, native where there is a compiler, against the oracle over random shapes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ragged_batches import assert_close, ragged_batch
+
+from kernels import ops, reference
+
+TYPES = st.sampled_from([torch.bfloat16, torch.float32, torch.float16])
+SETTINGS = settings(max_examples=60, deadline=None)
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def randn(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@st.composite
+def row_shapes(draw) -> tuple[int, int]:
+    context = draw(st.one_of(st.integers(1, 80), st.integers(200, 600)))
+    return draw(st.integers(1, min(context, 70))), context
+
+
+@SETTINGS
+@given(
+    rows=st.lists(row_shapes(), min_size=1, max_size=5),
+    kv_heads=st.integers(1, 3),
+    group=st.sampled_from([1, 2, 3, 7, 60]),
+    head_dim=st.sampled_from([16, 24, 64, 80, 128, 256]),
+    page_size=st.sampled_from([1, 3, 16, 128]),
+    window=st.none() | st.integers(1, 400),
+    soft_cap=st.none() | st.floats(1.0, 50.0),
+    dtype=TYPES,
+    seed=SEEDS,
+)
+def test_attention(rows, kv_heads, group, head_dim, page_size, window, soft_cap, dtype, seed):
+    if group == 60:
+        rows = [(min(query, 3), context) for query, context in rows]
+    batch = ragged_batch(
+        rows,
+        heads=kv_heads * group,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        page_size=page_size,
+        dtype=dtype,
+        seed=seed,
+    )
+    options = {"scale": head_dim**-0.5, "window": window, "soft_cap": soft_cap}
+    assert_close(ops.attention(*batch.args, **options), batch.expected(**options))
+
+
+def test_attention_with_a_negative_scale():
+    batch = ragged_batch([(3, 90)])
+    assert_close(ops.attention(*batch.args, scale=-0.1), batch.expected(scale=-0.1))
+
+
+def test_attention_with_large_scores():
+    """Scores of hundreds: the softmax is one key's, and nothing overflows."""
+    batch = ragged_batch([(3, 300)], dtype=torch.float32)
+    assert_close(ops.attention(*batch.args, scale=30.0), batch.expected(scale=30.0))
+
+
+def test_attention_shows_a_nan():
+    batch = ragged_batch([(2, 20)])
+    batch.k_cache[batch.page_table[0, 0], 0, 3] = float("nan")
+    out = ops.attention(*batch.args, scale=0.1).view(2, 3, 3, 64)
+    assert out[:, 0].isnan().all()
+    assert not out[:, 1:].isnan().any()
+
+
+@SETTINGS
+@given(
+    tokens=st.integers(0, 40),
+    in_features=st.integers(1, 150),
+    out_features=st.integers(1, 150),
+    bias=st.booleans(),
+    dtype=TYPES,
+    seed=SEEDS,
+)
+def test_linear(tokens, in_features, out_features, bias, dtype, seed):
+    x = randn(seed, tokens, in_features, dtype=dtype)
+    weight = randn(seed + 1, out_features, in_features, dtype=dtype)
+    offset = randn(seed + 2, out_features, dtype=dtype) if bias else None
+    layer = ops.pack_linear(weight, offset)
+    assert (layer.in_features, layer.out_features) == (in_features, out_features)
+    out, expected = ops.linear(x, layer), reference.linear(x, weight, offset)
+    scale = in_features**0.5
+    assert_close(out / scale, expected / scale)
+
+
+def test_linear_takes_strided_inputs(kernels):
+    weight, x = randn(0, 32, 64), randn(1, 6, 128)
+    layer = ops.pack_linear(weight.t().contiguous().t())
+    assert_close(ops.linear(x[::2, :64], layer), reference.linear(x[::2, :64], weight, None))
+
+
+@SETTINGS
+@given(
+    tokens=st.integers(0, 9),
+    width=st.integers(1, 300),
+    offset=st.sampled_from([0.0, 1.0]),
+    dtype=TYPES,
+    weight_dtype=TYPES,
+    seed=SEEDS,
+)
+def test_norms(tokens, width, offset, dtype, weight_dtype, seed):
+    x, residual = randn(seed, 2, tokens, width, dtype=dtype)
+    weight = randn(seed + 1, width, dtype=weight_dtype)
+    assert_close(ops.rms_norm(x, weight, 1e-5, offset), reference.rms_norm(x, weight, 1e-5, offset))
+    other = residual.clone()
+    out = ops.add_rms_norm(x, residual, weight, 1e-5, offset)
+    assert_close(out, reference.add_rms_norm(x, other, weight, 1e-5, offset))
+    assert torch.equal(residual, other)
+
+
+@SETTINGS
+@given(
+    tokens=st.integers(0, 9),
+    width=st.integers(1, 100),
+    kind=st.sampled_from(["silu", "gelu_tanh"]),
+    spread=st.sampled_from([1.0, 30.0, 1000.0]),
+    dtype=TYPES,
+    seed=SEEDS,
+)
+def test_gated_activation(tokens, width, kind, spread, dtype, seed):
+    x = randn(seed, tokens, 2 * width, dtype=dtype) * torch.tensor([spread, 1.0], dtype=dtype).repeat_interleave(width)
+    assert_close(ops.gated_activation(x, kind), reference.gated_activation(x, kind))
+
+
+@SETTINGS
+@given(
+    tokens=st.integers(0, 9),
+    kv_heads=st.integers(1, 3),
+    group=st.integers(1, 4),
+    head_dim=st.sampled_from([16, 24, 64, 80, 256]),
+    rotary=st.sampled_from([None, 1.0, 0.5, 0.25]),
+    page_size=st.sampled_from([1, 5, 16]),
+    norms=st.sampled_from([(False, False), (True, True), (True, False), (False, True)]),
+    dtype=TYPES,
+    norm_dtype=st.sampled_from([torch.bfloat16, torch.float32]),
+    seed=SEEDS,
+)
+def test_rope_store_kv(tokens, kv_heads, group, head_dim, rotary, page_size, norms, dtype, norm_dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+    heads = kv_heads * group
+    qkv = randn(seed, tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
+    caches = randn(seed + 1, 2, 20, kv_heads, page_size, head_dim, dtype=dtype)
+    expected_caches = caches.clone()
+    positions = torch.randint(0, 50, (tokens,), generator=generator)
+    loc = torch.randperm(20 * page_size, generator=generator)[:tokens]
+    table = None if rotary is None else randn(seed + 2, 50, int(head_dim * rotary) // 2 * 2)
+    q_norm, k_norm = (randn(seed + 3, head_dim, dtype=norm_dtype) if norm else None for norm in norms)
+    shared = (heads, kv_heads, q_norm, k_norm, 1e-6, 1.0)
+    q = ops.rope_store_kv(qkv, positions, table, loc, *caches, *shared)
+    expected = reference.rope_store_kv(qkv, positions, table, loc, *expected_caches, *shared)
+    assert q.shape == (tokens, heads, head_dim)
+    assert_close(q, expected)
+    assert_close(caches, expected_caches)
+    assert torch.equal(caches[1], expected_caches[1])
+
+
+def test_copy_pages_goes_in_list_order():
+    cache = randn(0, 2, 3, 5, 2, 4, 8)
+    expected = cache.clone()
+    for source, target, count in ((0, 1, 3), (1, 2, 2), (4, 1, 4), (2, 2, 0)):
+        expected[:, :, target, :, :count] = expected[:, :, source, :, :count].clone()
+    ops.copy_pages(cache[0], cache[1], [0, 1, 4, 2], [1, 2, 1, 2], [3, 2, 4, 0])
+    assert torch.equal(cache, expected)
+
+
+@pytest.mark.parametrize(("source", "target", "count"), [(5, 0, 1), (0, -1, 1), (0, 1, 5), (0, 1, -1)])
+def test_copy_pages_refuses_what_is_outside(source, target, count):
+    cache = torch.zeros(2, 1, 5, 1, 4, 8)
+    with pytest.raises(IndexError, match="is not in 0"):
+        ops.copy_pages(cache[0], cache[1], [source], [target], [count])
+
+
+def test_torch_serves_when_native_is_off():
+    batch, weight, x = ragged_batch([(2, 20)]), randn(0, 20, 16), randn(1, 3, 16)
+    ops.use_native(False)
+    try:
+        assert "turned off" in ops.native_status()
+        assert ops.pack_linear(weight).kernels is None
+        assert_close(ops.linear(x, ops.pack_linear(weight)), reference.linear(x, weight, None))
+        assert torch.equal(ops.attention(*batch.args, scale=0.1), batch.expected(scale=0.1))
+    finally:
+        ops.use_native(True)
+
+
+def test_a_layer_keeps_the_kernels_it_was_packed_for(kernels):
+    weight, x = randn(0, 20, 16), randn(1, 3, 16)
+    layer = ops.pack_linear(weight)
+    ops.use_native(False)
+    try:
+        assert_close(ops.linear(x, layer), reference.linear(x, weight, None))
+    finally:
+        ops.use_native(True)
+
+
+def test_pack_linear_refuses_what_does_not_fit():
+    with pytest.raises(ValueError, match="must be"):
+        ops.pack_linear(torch.zeros(4, 5), torch.zeros(5))
+    with pytest.raises(ValueError, match="must be"):
+        ops.pack_linear(torch.zeros(4))
