@@ -1,0 +1,233 @@
+"""Our server and a peer, one after the other, under the same loads on the same machine.
+
+    python benchmarks/serve/compare.py --peer 'env MODEL=m.gguf bash benchmarks/serve/peers/llama_cpp.sh {port}'
+    python benchmarks/serve/compare.py --peer-url http://127.0.0.1:9000/v1 --workloads W2 W3 --repeats 5
+
+Each server is started, warmed up, loaded with every workload and stopped before the next one starts. The table shows
+the median over the repeats; ratios are ours / peer. The JSON file holds every repeat, the commands and the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import shlex
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import uvloop  # noqa: E402
+
+from api.bench import timed  # noqa: E402
+from api.bench_report import Timing, summarise  # noqa: E402
+from api.options import RemoteOptions  # noqa: E402
+from api.remote import Remote, RemoteError  # noqa: E402
+from benchmarks.serve.workloads import Workload, workload  # noqa: E402
+
+Figures = dict[str, Any]
+PATH = "chat/completions"
+# Heading, path into the figures of a repeat, digits.
+COLUMNS = (
+    ("out tok/s", ("output_tokens_per_s",), 1),
+    ("TTFT p50 ms", ("ttft_ms", "p50"), 1),
+    ("TTFT p99 ms", ("ttft_ms", "p99"), 1),
+    ("ITL p50 ms", ("itl_ms", "p50"), 2),
+    ("ITL p99 ms", ("itl_ms", "p99"), 2),
+    ("cached", ("cached_tokens",), 0),
+)
+
+
+def main() -> int:
+    args = _arguments()
+    servers = {"rootgraft": _Server(args.ours, None)}
+    if args.peer or args.peer_url:
+        servers[args.peer_name] = _Server(args.peer, args.peer_url)
+    runs = {name: uvloop.run(_measure(name, server, args)) for name, server in servers.items()}
+    print(_table(runs))
+    document = {"machine": _machine(), "arguments": vars(args), "runs": runs}
+    Path(args.output).write_text(json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ours = f"{shlex.quote(sys.executable)} -m api.cli serve --port {{port}}"
+    parser.add_argument("--ours", default=ours, help="command of our server; {port} is filled in")
+    parser.add_argument("--peer", help="command of the peer; {port} is filled in")
+    parser.add_argument("--peer-url", help="address of a peer that already runs")
+    parser.add_argument("--peer-name", default="peer", help="what the table calls it")
+    parser.add_argument("--workloads", nargs="+", default=["W1", "W2", "W3", "W4"], choices=["W1", "W2", "W3", "W4"])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--start-timeout", type=float, default=600.0, help="seconds a server may take to answer")
+    parser.add_argument("--output", default="compare.json")
+    return parser.parse_args()
+
+
+class _Server:
+    """A server to start and stop, or one that runs already."""
+
+    def __init__(self, command: str | None, url: str | None) -> None:
+        self._command = command
+        self._url = url
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[tuple[str, subprocess.Popen[bytes] | None]]:
+        if self._command is None:
+            yield str(self._url), None
+            return
+        port = _free_port()
+        command = shlex.split(self._command.format(port=port))
+        with tempfile.TemporaryFile() as log:
+            process = subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+            try:
+                yield f"http://127.0.0.1:{port}/v1", process
+            except RemoteError:
+                log.seek(0)
+                sys.stderr.write(log.read().decode(errors="replace")[-3000:])
+                raise
+            finally:
+                _stop(process)
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End the whole process group: politely, then for good."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+
+
+async def _measure(name: str, server: _Server, args: argparse.Namespace) -> dict[str, Any]:
+    with server.running() as (url, process):
+        started = time.perf_counter()
+        async with _connected(url, process, args.start_timeout) as remote:
+            ready = time.perf_counter() - started
+            print(f"{name}: {remote.model}, answers after {ready:.1f} s", file=sys.stderr)
+            loads = {load: await _repeats(name, load, remote, args) for load in args.workloads}
+            return {"model": remote.model, "first_answer_s": ready, "load_average": os.getloadavg(), "loads": loads}
+
+
+@contextlib.asynccontextmanager
+async def _connected(url: str, process: subprocess.Popen[bytes] | None, limit: float) -> AsyncIterator[Remote]:
+    """A connection to the server once it gives a whole answer, which is its warm-up too."""
+    deadline = time.monotonic() + limit
+    body = {"messages": [{"role": "user", "content": "Say a word."}], "max_tokens": 8}
+    while True:
+        with contextlib.suppress(RemoteError):
+            async with Remote.connect(RemoteOptions(url=url)) as remote:
+                if (await timed(remote, PATH, body)).error is None:
+                    break
+        if time.monotonic() > deadline or (process is not None and process.poll() is not None):
+            raise RemoteError("not reachable", f"The server at {url} gave no answer.")
+        await asyncio.sleep(0.2)
+    async with Remote.connect(RemoteOptions(url=url)) as remote:
+        yield remote
+
+
+async def _repeats(name: str, load: str, remote: Remote, args: argparse.Namespace) -> list[Figures]:
+    figures = []
+    for repeat in range(args.repeats):
+        figures.append(summarise(await _run(remote, workload(load, repeat, args.seed))))
+        speed, errors = figures[-1]["output_tokens_per_s"], figures[-1]["errors"]
+        print(f"{name} {load} repeat {repeat}: {speed:.1f} tokens/s {errors or ''}", file=sys.stderr)
+    return figures
+
+
+async def _run(remote: Remote, load: Workload) -> list[Timing]:
+    """All conversations of a load. One that fails ends there; the others go on."""
+    limit = asyncio.Semaphore(load.concurrency)
+    timings: list[Timing] = []
+
+    async def conversation(turns: Any) -> None:
+        messages = [{"role": "system", "content": load.system}] if load.system else []
+        async with limit:
+            for turn in turns:
+                messages.append({"role": "user", "content": turn})
+                answer: list[str] = []
+                timing = await timed(remote, PATH, {"messages": messages, **load.fields}, answer.append)
+                timings.append(timing)
+                if timing.error is not None:
+                    return
+                messages.append({"role": "assistant", "content": "".join(answer)})
+
+    await asyncio.gather(*map(conversation, load.turns))
+    return timings
+
+
+def _median(runs: list[Figures], path: tuple[str, ...]) -> float | None:
+    values = []
+    for figures in runs:
+        value: Any = figures
+        for key in path:
+            value = None if value is None else value[key]
+        if value is not None:
+            values.append(float(value))
+    return statistics.median(values) if values else None
+
+
+def _table(runs: dict[str, dict[str, Any]]) -> str:
+    """One line for each workload and server, and one with the ratios where there are two servers."""
+    lines = [f"{'':<6}{'':<14}" + "".join(f"{heading:>13}" for heading, _, _ in COLUMNS) + f"{'failed':>8}"]
+    for load in next(iter(runs.values()))["loads"]:
+        rows = {name: [_median(run["loads"][load], path) for _, path, _ in COLUMNS] for name, run in runs.items()}
+        for name, row in rows.items():
+            cells = [_cell(value, digits) for value, (_, _, digits) in zip(row, COLUMNS, strict=True)]
+            failed = sum(f["requests"] - f["completed"] for f in runs[name]["loads"][load])
+            lines.append(f"{load:<6}{name:<14}" + "".join(f"{cell:>13}" for cell in cells) + f"{failed:>8}")
+        if len(rows) == 2:
+            pairs = zip(*rows.values(), strict=True)
+            ratios = [_cell(a / b, 2) if a is not None and b else "-" for a, b in pairs]
+            lines.append(f"{load:<6}{'ratio':<14}" + "".join(f"{ratio:>13}" for ratio in ratios))
+    return "\n".join(lines)
+
+
+def _cell(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _machine() -> dict[str, Any]:
+    names = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpu": names[0] if names else platform.processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "commit": commit.stdout.strip() or None,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""A small OpenAI-compatible server that does what a test tells it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+
+@dataclass
+class FakeServer:
+    """Answers every request with ``pieces``; tests set what goes wrong and read what was asked.
+
+    Attributes:
+        refuse: each request takes the first entry: None answers, a status refuses with it. Empty: all are answered.
+        endless: send pieces until the client goes away, then set ``left``.
+        cut: end the stream before its last events.
+        counts: whether the server reports usage.
+    """
+
+    url: str = ""
+    pieces: tuple[str, ...] = ("Hel", "lo ", "wörld")
+    refuse: list[int | None] = field(default_factory=list)
+    endless: bool = False
+    cut: bool = False
+    counts: bool = True
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    running: int = 0
+    most_running: int = 0
+    left: threading.Event = field(default_factory=threading.Event)
+
+    async def models(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "first"}, {"id": "second"}]})
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.asked.append(body)
+        self.headers.append(dict(request.headers))
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            if self.refuse and (status := self.refuse.pop(0)):
+                error = {"message": "no room\nnow", "type": "server_error", "param": None, "code": None}
+                return web.json_response({"error": error}, status=status)
+            return await self.stream(request, body)
+        finally:
+            self.running -= 1
+
+    async def stream(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        count = 0
+        try:
+            while self.endless or count < len(self.pieces):
+                piece = self.pieces[count % len(self.pieces)]
+                count += 1
+                delta = {"delta": {"content": piece}} if "messages" in body else {"text": piece}
+                await self.event(response, {"choices": [{"index": 0, "finish_reason": None, **delta}]})
+                await asyncio.sleep(0)
+        except ConnectionError:
+            self.left.set()
+            return response
+        if self.cut:
+            return response
+        await self.event(response, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+        if self.counts:
+            await self.event(response, {"choices": [], "usage": self.usage(body, count)})
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    def usage(self, body: dict[str, Any], count: int) -> dict[str, Any]:
+        """Three tokens for a request, two for each word: what a calibration has to find out."""
+        text = body.get("prompt") or " ".join(message["content"] for message in body["messages"])
+        details = {"cached_tokens": 2}
+        return {
+            "prompt_tokens": 3 + 2 * len(text.split()),
+            "completion_tokens": count,
+            "prompt_tokens_details": details,
+        }
+
+    async def event(self, response: web.StreamResponse, event: dict[str, Any]) -> None:
+        await response.write(b": a comment\n\ndata: " + json.dumps(event).encode() + b"\n\n")

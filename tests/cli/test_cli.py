@@ -1,0 +1,140 @@
+"""The command line itself: help, flags made from dataclasses, mistakes answered in one line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.cli import COMMANDS, main
+from api.config import ServerConfig
+from api.flags import parse
+from api.options import BenchOptions
+from engine.config import EngineConfig
+
+ROOT = Path(__file__).parents[2]
+HEAVY_MODULES = ("torch", "aiohttp", "fastapi", "uvicorn", "transformers", "numpy", "tqdm", "huggingface_hub")
+
+
+def test_the_overview_names_every_command(capsys) -> None:
+    assert main(["--help"]) == 0
+    overview = capsys.readouterr().out
+    assert all(f"  {name} " in overview for name in COMMANDS)
+    assert main([]) == 2
+
+
+def test_the_version_is_one_line(capsys) -> None:
+    assert main(["--version"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("rootgraft ")
+    assert out.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_every_option_of_a_command(name: str, capsys) -> None:
+    assert main([*name.split(), "--help"]) == 0
+    shown = capsys.readouterr().out
+    for cls in COMMANDS[name].classes:
+        for spec in fields(cls):
+            assert "--" + spec.name.replace("_", "-") in shown
+
+
+def test_help_and_mistakes_load_nothing_heavy() -> None:
+    script = (
+        "import sys; from api.cli import main; main(['serve', '--help']); main(['bench', 'serve', '--nope']); "
+        f"print([name for name in {HEAVY_MODULES} if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("serv", "rootgraft: unknown command 'serv'. Did you mean serve?"),
+        ("bench", "rootgraft: unknown command 'bench'. Did you mean bench serve?"),
+        ("serve --prot 8001", "rootgraft serve: unknown option --prot. Did you mean --port?"),
+        ("serve --prot=8001", "rootgraft serve: unknown option --prot. Did you mean --port?"),
+        ("serve --port x", "rootgraft serve: --port: invalid int value: 'x'."),
+        ("serve --port", "rootgraft serve: --port: expected one argument."),
+        ("serve --port 70000", "rootgraft serve: --port must be at most 65535, not 70000."),
+        ("serve --dtype int3", "rootgraft serve: --dtype: invalid choice: 'int3'"),
+        ("serve a b", "rootgraft serve: unexpected argument 'b'."),
+        ("serve a --model b", "rootgraft serve: a and --model b contradict each other."),
+        ("serve --max-num-seqs 64 --max-num-batched-tokens 8", "rootgraft serve: --max-num-batched-tokens (8) must be"),
+        ("serve --gpu-memory-utilization nan", "rootgraft serve: --gpu-memory-utilization must be at least 0.05"),
+        ("chat --temperature -1", "rootgraft chat: --temperature must be at least 0, not -1.0."),
+        ("bench serve --dataset x --shared-prefix-len 5", "rootgraft bench serve: --shared-prefix-len is for random"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(argv: str, message: str, capsys) -> None:
+    assert main(argv.split()) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(message)
+    assert error.count("\n") == 1
+
+
+def test_an_error_of_the_engine_is_one_line_and_exit_code_1(tmp_path: Path, capsys) -> None:
+    assert main(["pull", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("rootgraft pull: --model: ")
+    assert error.count("\n") == 1
+
+
+def test_pull_prints_where_the_model_is(tmp_path: Path, capsys) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert main(["pull", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}\n"
+
+
+def test_flags_become_fields() -> None:
+    argv = "models/x --no-enable-prefix-caching --max-num-seqs 8 --api-key a --api-key b --kv-cache-memory 0.5"
+    engine, server = parse("p", "about", (EngineConfig, ServerConfig), "model", argv.split())
+    assert engine == EngineConfig(model="models/x", enable_prefix_caching=False, max_num_seqs=8, kv_cache_memory=0.5)
+    assert server == ServerConfig(api_key=("a", "b"))
+    assert parse("p", "about", (EngineConfig, ServerConfig), "model", []) == [EngineConfig(), ServerConfig()]
+
+
+@given(
+    st.builds(
+        BenchOptions,
+        endpoint=st.sampled_from(["chat", "completions"]),
+        num_prompts=st.integers(1, 1 << 40),
+        request_rate=st.floats(0.001, allow_nan=False),
+        max_concurrency=st.none() | st.integers(1, 99),
+        ignore_eos=st.booleans(),
+        extra_body=st.none() | st.text(),
+    )
+)
+def test_options_survive_the_way_through_the_command_line(options: BenchOptions) -> None:
+    argv = []
+    for spec in fields(options):
+        value, flag = getattr(options, spec.name), spec.name.replace("_", "-")
+        if isinstance(value, bool):
+            argv.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            argv.append(f"--{flag}={value}")
+    assert parse("p", "about", (BenchOptions,), "", argv) == [options]
+
+
+def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
+    command = f"{sys.executable} -c 'import sys; from api.cli import main; sys.exit(main([\"--help\"]))' | true"
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "Traceback" not in done.stderr
+
+
+def test_serve_fetches_the_model_before_it_starts(tmp_path: Path, monkeypatch) -> None:
+    import api.server
+
+    served = []
+    monkeypatch.setattr(api.server, "serve", lambda *configs: served.append(configs) or 70)
+    (tmp_path / "config.json").write_text("{}")
+    assert main(["serve", str(tmp_path), "--port", "0"]) == 70
+    assert served == [(EngineConfig(model=str(tmp_path)), ServerConfig(port=0))]
+    assert main(["serve", str(tmp_path / "none")]) == 1
+    assert len(served) == 1

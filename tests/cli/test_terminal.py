@@ -1,0 +1,128 @@
+"""``rootgraft chat`` and ``rootgraft complete`` against a small server."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_openai import FakeServer
+
+from api.cli import main
+from api.terminal import Answer
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch):
+    return lambda text: monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+
+
+def test_complete_streams_the_text_and_sends_only_what_was_given(fake_server: FakeServer, capsys) -> None:
+    assert main(["complete", "Once", "--url", fake_server.url, "--max-tokens", "7", "--api-key", "secret"]) == 0
+    assert capsys.readouterr().out == "Hello wörld\n"
+    assert fake_server.asked == [
+        {
+            "model": "first",
+            "prompt": "Once",
+            "max_tokens": 7,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    ]
+    assert fake_server.headers[0]["Authorization"] == "Bearer secret"
+
+
+def test_complete_reads_standard_input(fake_server: FakeServer, typed, capsys) -> None:
+    typed("from a pipe\n")
+    assert main(["complete", "--url", fake_server.url, "--model", "mine"]) == 0
+    assert (fake_server.asked[0]["prompt"], fake_server.asked[0]["model"]) == ("from a pipe\n", "mine")
+
+
+def test_chat_keeps_the_conversation(fake_server: FakeServer, typed, capsys) -> None:
+    typed("one\n\ntwo\n")
+    address = fake_server.url.removesuffix("/v1")
+    assert main(["chat", "--url", address, "--system", "Be brief.", "--temperature", "0"]) == 0
+    assert capsys.readouterr().out == "Hello wörld\nHello wörld\n"
+    assert [message["role"] for message in fake_server.asked[1]["messages"]] == ["system", "user", "assistant", "user"]
+    assert fake_server.asked[1]["messages"][2]["content"] == "Hello wörld"
+    assert fake_server.asked[1]["temperature"] == 0
+
+
+def test_a_refused_turn_is_told_and_forgotten(fake_server: FakeServer, typed, capsys) -> None:
+    fake_server.refuse = [503]
+    typed("one\ntwo\n")
+    assert main(["chat", "--url", fake_server.url]) == 0
+    assert capsys.readouterr().err == "rootgraft: The server answers HTTP 503: no room now\n"
+    assert [message["content"] for message in fake_server.asked[1]["messages"]] == ["two"]
+
+
+def test_a_stream_that_breaks_off_is_a_failure(fake_server: FakeServer, capsys) -> None:
+    fake_server.cut = True
+    assert main(["complete", "x", "--url", fake_server.url]) == 1
+    assert "before its last event" in capsys.readouterr().err
+
+
+def test_no_server_says_how_to_start_one(unused_tcp_port: int, capsys) -> None:
+    assert main(["complete", "x", "--url", f"http://127.0.0.1:{unused_tcp_port}/v1"]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "rootgraft serve" in error
+    assert "connection refused" in error
+
+
+@pytest.mark.parametrize("url", ["ftp://example.org", "http://", "http://[::1"])
+def test_an_address_that_is_none(url: str, capsys) -> None:
+    assert main(["complete", "x", "--url", url]) == 1
+    assert capsys.readouterr().err.startswith("rootgraft complete: --url must be an address")
+
+
+def test_the_summary_counts_tokens_and_hits() -> None:
+    answer = Answer(started=1.0)
+    for text in ("a", "b", "c"):
+        answer.add({"choices": [{"delta": {"content": text}}]})
+    usage = {"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}}
+    answer.add({"choices": [], "usage": usage})
+    answer.first, answer.last = 1.5, 2.5
+    assert answer.text == "abc"
+    assert answer.summary() == "3 tokens, first after 0.50 s, 2.0 tokens/s, 8 of 9 prompt tokens cached"
+
+
+class Screen:
+    """What a program shows in its terminal, read up to given words."""
+
+    def __init__(self, terminal: int) -> None:
+        self.terminal = terminal
+        self.unread = ""
+
+    def until(self, words: str) -> str:
+        while words not in self.unread:
+            self.unread += os.read(self.terminal, 1 << 16).decode(errors="replace")
+        seen, found, self.unread = self.unread.partition(words)
+        return seen + found
+
+
+def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(fake_server: FakeServer) -> None:
+    fake_server.endless = True
+    fake_server.pieces = ("tick\x1b[2J ",)
+    terminal, its = pty.openpty()
+    launch = "import os, sys; os.login_tty(0); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    command = [sys.executable, "-c", launch, "-m", "api.cli", "chat", "--url", fake_server.url]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=its, stdout=its, stderr=its)
+    os.close(its)
+    screen = Screen(terminal)
+    screen.until("> ")
+    os.write(terminal, b"hello\n")
+    assert "\x1b[2J" not in screen.until("tick[2J tick"), "a model must not steer the terminal"
+    os.write(terminal, b"\x03")
+    screen.until("(stopped)")
+    screen.until("> ")
+    assert fake_server.left.wait(10), "the server must see that nobody listens"
+    os.write(terminal, b"\x04")
+    assert process.wait(10) == 0
+    os.close(terminal)
