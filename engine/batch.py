@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.types import Logprob, SamplingParams
 
 
@@ -81,6 +84,19 @@ class Batch:
     def num_tokens(self) -> int:
         """Tokens computed in this step."""
         return sum(len(row.tokens) for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """Which tokens the rows with a grammar may draw.
+
+    Attributes:
+        rows: indices of these rows in the batch, rising.
+        words: int32 [len(rows), ceil(V / 32)]; bit j of word w stands for token 32 * w + j.
+    """
+
+    rows: tuple[int, ...]
+    words: NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from engine import errors
 from engine.channel import FrameReader, frame
 from engine.config import EngineConfig
 from engine.errors import EngineDead, EngineError
-from engine.messages import Abort, Failed, Heartbeat, Message, Ready, Shutdown, Submit, decode, encode
+from engine.messages import Abort, Failed, Heartbeat, Message, Ready, Shutdown, Submit, TokenTexts, decode, encode
 
 _SOCKET_BUFFER = 4 << 20
 
@@ -75,6 +75,10 @@ class EngineClient:
             self._process = self._spawn(theirs.fileno())
         await loop.create_connection(lambda: _Protocol(self), sock=ours)
         return await self._ready
+
+    def describe_tokens(self, texts: TokenTexts) -> None:
+        """Tell the engine what its tokens are as bytes, before the first sequence with a grammar."""
+        self._send([texts])
 
     def submit(self, submits: Sequence[Submit]) -> None:
         """Start sequences; those of one call arrive together. EngineDead if there is no engine."""

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from engine.batch import Batch, StepResult
+from engine.batch import Batch, Masks, StepResult
 from engine.cache import PrefixCache
 from engine.config import EngineConfig
-from engine.errors import RequestError, UnknownModel
-from engine.messages import Abort, Failed, Message, Ready, Submit
+from engine.errors import EngineError, RequestError, UnknownModel
+from engine.messages import Abort, Done, Failed, Message, Ready, Submit, TokenTexts
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.stats import EngineStats
+from engine.types import FinishReason
 from radix.namespace import Namespace
 from radix.namespace import Path as PrefixPath
+
+if TYPE_CHECKING:
+    from engine.grammars import Compilation, Grammars
+
+_COMPILE_PAUSE = 0.001  # seconds between two looks at compiles when there is nothing else to do
 
 
 class StepWorker(Protocol):
@@ -29,8 +35,8 @@ class StepWorker(Protocol):
     eos_ids: tuple[int, ...]
     summary: tuple[str, ...]
 
-    def run(self, batch: Batch) -> StepResult:
-        """Compute a step."""
+    def run(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> StepResult:
+        """Compute a step; ``masks`` is called when the logits are there."""
 
 
 class EngineCore:
@@ -57,6 +63,9 @@ class EngineCore:
         )
         self._seeds = random.Random(config.seed)
         self._outbox: list[Message] = []
+        self._max_num_seqs = config.max_num_seqs
+        self._grammars: Grammars | None = None
+        self._compiling: dict[int, tuple[Sequence, Compilation]] = {}
         self.ready = Ready(worker.max_model_len, worker.vocab_size, worker.num_pages, config.block_size, worker.summary)
 
     @classmethod
@@ -69,7 +78,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether a sequence is alive or a message waits to be taken by ``step``."""
-        return bool(self._scheduler.num_running or self._scheduler.num_waiting or self._outbox)
+        return bool(self._scheduler.num_running or self._scheduler.num_waiting or self._outbox or self._compiling)
 
     def handle(self, messages: Iterable[Message]) -> None:
         """Take messages from the client; answers to them leave with the next step."""
@@ -78,17 +87,27 @@ class EngineCore:
                 self._submit(message)
             elif isinstance(message, Abort):
                 self._outbox += self._scheduler.abort(message.ids)
+                self._abort_compiling(message.ids)
+            elif isinstance(message, TokenTexts):
+                self._learn(message)
 
     def step(self) -> list[Message]:
         """Plan, compute and commit one step. Returns all that the client is to be told."""
+        self._poll_compiling()
         batch = self._scheduler.schedule()
         if batch.rows:
-            self._outbox += self._scheduler.commit(batch, self._worker.run(batch))
+            self._outbox += self._scheduler.commit(batch, self._worker.run(batch, self._masks(batch)))
+        elif self._compiling:
+            time.sleep(_COMPILE_PAUSE)
         messages, self._outbox = self._outbox, []
         return messages
 
     def close(self) -> list[Message]:
         """Fail every sequence that is still alive. Returns what the client is to be told."""
+        if self._grammars:
+            self._grammars.close()
+        for sequence, _ in self._compiling.values():
+            self._outbox.append(Failed(sequence.id, "EngineDead", "The engine is shutting down."))
         return self._outbox + self._scheduler.fail_all("EngineDead", "The engine is shutting down.")
 
     def stats(self) -> dict[str, float]:
@@ -96,8 +115,9 @@ class EngineCore:
         cache = self._cache
         return {
             **self._stats.counters(),
+            **(self._grammars.stats() if self._grammars else {}),
             "running": self._scheduler.num_running,
-            "waiting": self._scheduler.num_waiting,
+            "waiting": self._scheduler.num_waiting + len(self._compiling),
             "pages": cache.num_pages,
             "pages_free": cache.num_free,
             "pages_available": cache.available(),
@@ -115,9 +135,46 @@ class EngineCore:
 
     def _submit(self, submit: Submit) -> None:
         try:
-            self._scheduler.add(self._sequence(submit))
-        except RequestError as error:
-            self._outbox.append(Failed(submit.id, type(error).__name__, str(error), param=error.param, code=error.code))
+            sequence = self._sequence(submit)
+            if submit.grammar is None:
+                self._scheduler.add(sequence)
+            elif self._grammars is None:
+                raise RequestError("This model has no end token, so its answers cannot follow a grammar.")
+            else:
+                self._compiling[submit.id] = sequence, self._grammars.compile(*submit.grammar)
+        except EngineError as error:
+            self._outbox.append(_failed(submit.id, error))
+
+    def _learn(self, texts: TokenTexts) -> None:
+        """Get ready for grammars, unless the model has no token to end an answer with."""
+        if not self._worker.eos_ids:
+            return
+        from engine.grammars import Grammars  # imports llguidance, which an engine without grammars can do without
+
+        self._grammars = Grammars(texts, self._worker.eos_ids, self._worker.vocab_size, self._max_num_seqs)
+
+    def _poll_compiling(self) -> None:
+        """Queue the sequences whose grammar is there. Each waits alone: nobody else is behind it."""
+        for number, (sequence, compilation) in tuple(self._compiling.items()):
+            outcome = compilation.poll()
+            if outcome is None:
+                continue
+            del self._compiling[number]
+            if isinstance(outcome, EngineError):
+                self._outbox.append(_failed(number, outcome))
+            else:
+                sequence.matcher = outcome
+                self._scheduler.add(sequence)
+
+    def _abort_compiling(self, ids: Iterable[int]) -> None:
+        for number in ids:
+            if entry := self._compiling.pop(number, None):
+                self._outbox.append(Done(number, FinishReason.ABORT, entry[0].usage))
+
+    def _masks(self, batch: Batch) -> Callable[[], Masks] | None:
+        """Begin to fill the masks of a step on another thread; None if no row needs one."""
+        jobs = self._scheduler.mask_jobs(batch)
+        return self._grammars.fill(jobs) if jobs and self._grammars else None
 
     def _sequence(self, submit: Submit) -> Sequence:
         if submit.adapter is not None:
@@ -134,3 +191,9 @@ class EngineCore:
             seed=seed,
             arrival=time.monotonic(),
         )
+
+
+def _failed(number: int, error: EngineError) -> Failed:
+    """A refusal as the client is told of it."""
+    param, code = (error.param, error.code) if isinstance(error, RequestError) else (None, None)
+    return Failed(number, type(error).__name__, str(error), param=param, code=code)

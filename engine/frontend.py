@@ -38,6 +38,7 @@ class Frontend:
         self._client = client
         self._ids = itertools.count(1)
         self._streams: dict[int, _Stream] = {}
+        self._described = False
         client.on_frame = self._on_frame
         client.on_death = self._on_death
 
@@ -84,6 +85,9 @@ class Frontend:
 
     def _open(self, request: TextRequest) -> _Stream:
         """Register the request's sequences and send them."""
+        if request.grammar is not None and not self._described:
+            self._client.describe_tokens(self.tokenizer.texts())
+            self._described = True
         stops = StopStrings(request.stop) if request.stop else None
         submits = request.submits(self._ids)
         stream = _Stream(

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from engine.batch import PageCopy
 from engine.models.config import ModelConfig
-from kernels.ops import copy_pages
-
-_CACHE_LINE = 64
+from kernels.ops import copy_pages, lazy_zeros
 
 
 def bytes_per_page(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
@@ -52,12 +48,6 @@ class KvPool:
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Zeros, not garbage: a masked position still meets its V in a product, and 0 * NaN is NaN.
 
-    On a CPU they come from calloc, through numpy, which takes memory only as it is written: torch's own zeros would
-    fill gigabytes that may never be used. The start is aligned to a cache line.
+    On a CPU they take memory only as they are written: torch's own would fill gigabytes that may never be used.
     """
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    size = math.prod(shape) * dtype.itemsize
-    raw = np.zeros(size + _CACHE_LINE, dtype=np.uint8)
-    start = -raw.ctypes.data % _CACHE_LINE
-    return torch.from_numpy(raw[start : start + size]).view(dtype).view(shape)
+    return lazy_zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)

@@ -23,6 +23,7 @@ from engine.source import resolve_model
 from engine.stop_strings import StopStrings
 from engine.tokenizer import Tokenizer
 from engine.types import SamplingParams
+from grammar.spec import GrammarSpec
 
 Prompt = str | Sequence[int]
 Conversation = Sequence[Mapping[str, Any]]
@@ -57,6 +58,7 @@ class LLM:
         self._core = EngineCore.load(config, files.path)
         self._limits = RequestLimits(self._core.ready.max_model_len, self._core.ready.vocab_size)
         self._ids = itertools.count(1)
+        self._described = False  # whether the engine knows its tokens as bytes
 
     def generate(
         self,
@@ -65,6 +67,7 @@ class LLM:
         *,
         stop: str | Sequence[str] = (),
         n: int = 1,
+        grammar: GrammarSpec | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Continue texts.
@@ -74,6 +77,7 @@ class LLM:
             params: for all prompts, or one for each; None for the defaults.
             stop: strings that end an answer and are no part of it.
             n: answers to each prompt.
+            grammar: what every answer must follow, such as ``GrammarSpec.json_schema({...})``.
             use_tqdm: show a progress bar.
 
         Returns:
@@ -83,7 +87,9 @@ class LLM:
             RequestError: a prompt or parameter out of bounds. Every request is checked before the first one starts.
         """
         texts = _listed(prompts)
-        return self._run([self._encoded(prompt, True) for prompt in texts], texts, params, stop, n, use_tqdm)
+        return self._run(
+            [self._encoded(prompt, True) for prompt in texts], texts, params, _Form(stop, n, grammar), use_tqdm
+        )
 
     def chat(
         self,
@@ -92,6 +98,7 @@ class LLM:
         *,
         stop: str | Sequence[str] = (),
         n: int = 1,
+        grammar: GrammarSpec | None = None,
         use_tqdm: bool = True,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -110,7 +117,9 @@ class LLM:
             )
             for conversation in conversations
         ]
-        return self._run([self._encoded(text, False) for text in texts], texts, params, stop, n, use_tqdm)
+        return self._run(
+            [self._encoded(text, False) for text in texts], texts, params, _Form(stop, n, grammar), use_tqdm
+        )
 
     def _encoded(self, prompt: Prompt, add_special_tokens: bool) -> array[int]:
         if isinstance(prompt, str):
@@ -122,14 +131,12 @@ class LLM:
         prompts: list[array[int]],
         texts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
-        stop: str | Sequence[str],
-        n: int,
+        form: _Form,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
         each = _one_for_each(params, len(prompts))
         requests = [
-            self._limits.check(TextRequest(tokens, one, stop=stops, n=n))
+            self._limits.check(TextRequest(tokens, one, stop=form.stops, n=form.n, grammar=form.grammar))
             for tokens, one in zip(prompts, each, strict=True)
         ]
         builders = [_builder(text, request) for text, request in zip(texts, requests, strict=True)]
@@ -148,6 +155,9 @@ class LLM:
     def _submit(self, requests: list[TextRequest], builders: list[OutputBuilder]) -> dict[int, _Sequence]:
         """Hand all requests to the engine. Returns their sequences by id."""
         sequences = {}
+        if not self._described and any(request.grammar for request in requests):
+            self._core.handle([self.tokenizer.texts()])
+            self._described = True
         for request, builder in zip(requests, builders, strict=True):
             stops = StopStrings(request.stop) if request.stop else None
             submits = request.submits(self._ids)
@@ -173,6 +183,19 @@ class LLM:
             progress.add_requests(int(sequence.builder.is_complete))
         elif sequence.generation.stopped and not was_stopped:
             self._core.handle([Abort((message.id,))])
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What all requests of a call have in common beside their parameters."""
+
+    stop: str | Sequence[str]
+    n: int
+    grammar: GrammarSpec | None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
 @dataclass(frozen=True, slots=True)

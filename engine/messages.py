@@ -1,6 +1,6 @@
 """What the two processes say to each other: small frozen messages, in msgpack, never pickle.
 
-    to the engine:    Submit, Abort, Shutdown
+    to the engine:    TokenTexts, Submit, Abort, Shutdown
     from the engine:  Ready, then TokenOut, Done, Failed, Heartbeat
 
 Every ``Submit`` ends in exactly one ``Done`` or ``Failed``; an ``Abort`` of a sequence that has ended is ignored.
@@ -21,11 +21,27 @@ from engine.types import FinishReason, Logprob, SamplingParams, Usage
 
 
 @dataclass(frozen=True, slots=True)
+class TokenTexts:
+    """What the tokens are as bytes, which grammars need to know. Sent once, before the first ``Submit`` with one.
+
+    Attributes:
+        lengths: bytes of each token, ``array('i')``.
+        data: the bytes of all tokens, one after the other.
+        special: ids of tokens that are no text.
+    """
+
+    lengths: array[int]
+    data: bytes
+    special: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Submit:
     """Start one sequence. ``id`` is the client's, unique among its live sequences.
 
     Attributes:
         tokens: the prompt, ``array('i')``, at least one token, checked against the vocabulary.
+        grammar: kind and content of the ``GrammarSpec`` that the answer follows, None for free text.
         adapter: name of an adapter, None for the base model.
         salt: who may share KV with this sequence: part of its namespace.
     """
@@ -35,6 +51,7 @@ class Submit:
     params: SamplingParams
     adapter: str | None = None
     salt: str = ""
+    grammar: tuple[str, bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +130,9 @@ class Heartbeat:
     histograms: dict[str, list[float]]
 
 
-Message = Submit | Abort | Shutdown | Ready | TokenOut | Done | Failed | Heartbeat
+Message = TokenTexts | Submit | Abort | Shutdown | Ready | TokenOut | Done | Failed | Heartbeat
 
-_TYPES: tuple[type[Any], ...] = (Submit, Abort, Shutdown, Ready, TokenOut, Done, Failed, Heartbeat)
+_TYPES: tuple[type[Any], ...] = (TokenTexts, Submit, Abort, Shutdown, Ready, TokenOut, Done, Failed, Heartbeat)
 _TAGS = {cls: tag for tag, cls in enumerate(_TYPES)}
 _FIELDS = {cls: tuple(f.name for f in fields(cls)) for cls in (*_TYPES, SamplingParams, Logprob, Usage)}
 
@@ -152,7 +169,10 @@ def _tokens(data: bytes) -> array[int]:
 
 # How the fields that msgpack cannot rebuild by itself are rebuilt, by message and field.
 _REBUILD: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
+    (TokenTexts, "lengths"): _tokens,
+    (TokenTexts, "special"): tuple,
     (Submit, "tokens"): _tokens,
+    (Submit, "grammar"): lambda pair: tuple(pair) if pair else None,
     (Submit, "params"): _params,
     (Abort, "ids"): tuple,
     (Ready, "summary"): tuple,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from engine.errors import ContextTooLong, RequestError
 from engine.messages import Submit
 from engine.types import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_SEED, MAX_STOP_TOKEN_IDS, MAX_TOP_K, SamplingParams
+from grammar.spec import GrammarSpec
 
 MAX_N = 16
 MAX_STOPS = 16
@@ -46,6 +47,7 @@ class TextRequest:
         adapter: name of an adapter, None for the base model.
         salt: who may share KV with this request.
         skip_special_tokens: special tokens have no text.
+        grammar: what the text must follow, None for free text.
     """
 
     tokens: array[int]
@@ -56,10 +58,12 @@ class TextRequest:
     adapter: str | None = None
     salt: str = ""
     skip_special_tokens: bool = True
+    grammar: GrammarSpec | None = None
 
     def submits(self, ids: Iterator[int]) -> list[Submit]:
         """One ``Submit`` for each of the ``n`` sequences; a given seed is counted up from one to the next."""
         seed = self.params.seed
+        grammar = None if self.grammar is None else (self.grammar.kind.value, self.grammar.content)
         return [
             Submit(
                 id=next(ids),
@@ -67,6 +71,7 @@ class TextRequest:
                 params=self.params if seed is None else replace(self.params, seed=(seed + index) & MAX_SEED),
                 adapter=self.adapter,
                 salt=self.salt,
+                grammar=grammar,
             )
             for index in range(self.n)
         ]

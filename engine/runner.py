@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from engine.batch import Batch, Row, RowResult, StepResult
+from engine.batch import Batch, Masks, Row, RowResult, StepResult
 from engine.inputs import ForwardInputs, InputBuilder
 from engine.kv_pool import KvPool
 from engine.models.decoder import DecoderModel
-from engine.sampler import Sampler, prompt_logprobs
+from engine.sampler import Allowed, Sampler, prompt_logprobs
 from engine.types import Logprob
 
 # Logits of a prompt are made for this many positions at a time: a whole chunk's would take 100 MB and more.
@@ -33,24 +35,33 @@ class ModelRunner:
         self._sampler = sampler
 
     @torch.inference_mode()
-    def run(self, batch: Batch) -> StepResult:
-        """Compute a step. ``batch.rows`` is not empty."""
+    def run(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> StepResult:
+        """Compute a step. ``batch.rows`` is not empty; ``masks`` is called when the logits are there."""
         self._sampler.start(batch.starts)
         self._kv.copy(batch.copies)
         inputs = self._inputs.build(batch)
         hidden = self._model.forward(inputs, self._kv)
-        drawn = self._draw(batch, inputs, hidden)
+        drawn = self._draw(batch, inputs, hidden, masks)
         return StepResult(tuple(self._result(i, row, hidden, inputs, drawn) for i, row in enumerate(batch.rows)))
 
-    def _draw(self, batch: Batch, inputs: ForwardInputs, hidden: Tensor) -> dict[int, RowResult]:
+    def _draw(
+        self, batch: Batch, inputs: ForwardInputs, hidden: Tensor, masks: Callable[[], Masks] | None
+    ) -> dict[int, RowResult]:
         """The next token of each row that draws, by the row's index in the batch."""
         drawing = [i for i, row in enumerate(batch.rows) if row.draws]
         if not drawing:
             return {}
         last = inputs.query_start[1:].long() - 1
         picked = hidden[last if len(drawing) == len(batch.rows) else last[drawing]]
-        results = self._sampler.sample(self._model.logits(picked), [batch.rows[i] for i in drawing])
+        logits = self._model.logits(picked)
+        allowed = self._allowed(drawing, masks()) if masks else None
+        results = self._sampler.sample(logits, [batch.rows[i] for i in drawing], allowed)
         return dict(zip(drawing, results, strict=True))
+
+    def _allowed(self, drawing: list[int], masks: Masks) -> Allowed:
+        """The masks as the sampler takes them: by the line of their row among those that draw."""
+        lines = [drawing.index(row) for row in masks.rows]
+        return Allowed(torch.tensor(lines), torch.from_numpy(masks.words).to(self._model.device))
 
     def _result(
         self, index: int, row: Row, hidden: Tensor, inputs: ForwardInputs, drawn: dict[int, RowResult]

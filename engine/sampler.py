@@ -9,6 +9,7 @@ generated tokens, never on its neighbours: ``engine.choice`` tells how, and how 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +29,9 @@ from engine.choice import (
 )
 from engine.logprobs import logprob_columns, prompt_logprobs, to_logprob
 from engine.penalties import LogitEdits
+from kernels.masking import mask_logits
 
-__all__ = ["Sampler", "prompt_logprobs"]
+__all__ = ["Allowed", "Sampler", "prompt_logprobs"]
 
 Ints = npt.NDArray[np.int64]
 Params = npt.NDArray[np.void]  # of _ROW
@@ -48,6 +50,19 @@ _ROW = np.dtype(
 _COOLEST = 1e-20  # a positive temperature below this is this: in float32 it might become 0, and 0 is greedy
 
 
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Masks of some lines of the logits; the other lines may draw any token.
+
+    Attributes:
+        lines: [G] int64, which lines.
+        words: [G, ceil(V / 32)] int32 on the logits' device; bit j of word w is set if token 32 * w + j is allowed.
+    """
+
+    lines: Tensor
+    words: Tensor
+
+
 class Sampler:
     """Draws the next token of every row of a step.
 
@@ -62,7 +77,6 @@ class Sampler:
         self._device = device
         self._rows = np.zeros(max_num_seqs, _ROW)
         self._edits = LogitEdits(max_num_seqs, vocab_size)
-        self._bit = torch.arange(32, dtype=torch.int32, device=device)
 
     def start(self, starts: Sequence[RowStart]) -> None:
         """Rows are taken: remember parameters, seed and penalty counts; forget whatever was in those rows before."""
@@ -84,7 +98,7 @@ class Sampler:
         return int(self._rows["num_prompt_logprobs"][row])
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, rows: Sequence[Row], masks: Tensor | None = None) -> list[RowResult]:
+    def sample(self, logits: Tensor, rows: Sequence[Row], allowed: Allowed | None = None) -> list[RowResult]:
         """Draw one token for each row and count it for the row's penalties.
 
         A row fails, alone, if its logits hold NaN or +inf, or if nothing may be drawn: everything is masked, banned
@@ -93,8 +107,7 @@ class Sampler:
         Args:
             logits: [S, V] float32; ``logits[i]`` belongs to ``rows[i]``. May be overwritten.
             rows: the S rows that draw.
-            masks: [S, ceil(V / 32)] int32 on the same device, or None if every token is allowed everywhere; bit j of
-                word w is set if token 32 * w + j is allowed.
+            allowed: the masks of rows with a grammar, or None if there are none.
         """
         if not rows:
             return []
@@ -103,7 +116,7 @@ class Sampler:
         params = self._rows[index]
         wanted = np.flatnonzero(params["num_logprobs"] >= 0)
         sound = torch.isfinite(logits.amax(1))
-        edited = self._edited(logits, index, num_generated, masks, keep=bool(len(wanted)))
+        edited = self._edited(logits, index, num_generated, allowed, keep=bool(len(wanted)))
         maxima = block_maxima(edited)
         best = maxima.amax(1)
         tokens = self._choose(edited, maxima, best, params, num_generated)
@@ -112,21 +125,16 @@ class Sampler:
             packed = self._with_logprobs(packed, logits, tokens, wanted, int(params["num_logprobs"].max()))
         return self._results(packed.tolist(), index, params["num_logprobs"].tolist())
 
-    def _edited(self, logits: Tensor, index: Ints, num_generated: Ints, masks: Tensor | None, keep: bool) -> Tensor:
+    def _edited(self, logits: Tensor, index: Ints, num_generated: Ints, allowed: Allowed | None, keep: bool) -> Tensor:
         """Logits after mask, bias, penalties and bans, padded; ``logits`` themselves stay as they are if ``keep``."""
-        edited = logits if masks is None else self._masked(logits, masks)
+        edited = logits
+        if allowed is not None:
+            edited = logits.clone() if keep else logits
+            mask_logits(edited, allowed.lines, allowed.words)
         if self._edits.concern(index, num_generated):
             edited = edited.clone() if keep and edited is logits else edited
             self._edits.apply(edited, index, num_generated)
         return pad(edited)
-
-    def _masked(self, logits: Tensor, masks: Tensor) -> Tensor:
-        """A copy of the logits with -inf for tokens that are not allowed."""
-        masked = torch.empty_like(logits)
-        for some in row_slices(logits):
-            allowed = ((masks[some, :, None] >> self._bit) & 1).bool().flatten(1)
-            masked[some] = torch.where(allowed[:, : self._vocab_size], logits[some], -torch.inf)
-        return masked
 
     def _choose(self, logits: Tensor, maxima: Tensor, best: Tensor, params: Params, num_generated: Ints) -> Tensor:
         """The token of each row, [S] int64. Greedy rows, draws from all and draws by rank go separate ways."""

@@ -22,7 +22,7 @@ from engine.batch import Batch, PageCopy, Row, RowResult, RowStart, StepResult
 from engine.cache import Lease, PrefixCache
 from engine.messages import Done, Failed, Message, TokenOut
 from engine.queue import WaitingQueue
-from engine.sequence import Sequence, Status
+from engine.sequence import MaskJob, Sequence, Status
 from engine.stats import EngineStats
 from engine.types import FinishReason
 
@@ -115,6 +115,15 @@ class Scheduler:
         self._admit(plan)
         return Batch(tuple(plan.rows.values()), tuple(plan.starts), tuple(plan.copies))
 
+    def mask_jobs(self, batch: Batch) -> list[MaskJob]:
+        """The masks that a batch needs: one for each row that draws under a grammar, in the order of the rows."""
+        drawing = ((i, self._by_row[row.row]) for i, row in enumerate(batch.rows) if row.draws)
+        return [
+            MaskJob(i, sequence.matcher, self._remaining(sequence), sequence.num_generated < sequence.params.min_tokens)
+            for i, sequence in drawing
+            if sequence.matcher
+        ]
+
     def commit(self, batch: Batch, result: StepResult) -> list[Message]:
         """Take the result of a step over: tokens, pages for the tree, ends. Returns what the client is told."""
         messages: list[Message] = []
@@ -198,7 +207,8 @@ class Scheduler:
             self._count_admission(sequence)
         if copy := lease.take_copy():
             plan.copies.append(copy)
-        stop_ids = tuple(sequence.stop_ids)
+        # Under a grammar the mask keeps an answer from ending early: it knows where nothing but the end is allowed.
+        stop_ids = () if sequence.matcher else tuple(sequence.stop_ids)
         tokens = sequence.tokens[:]
         plan.starts.append(
             RowStart(sequence.row, sequence.params, tokens, sequence.num_prompt, stop_ids, sequence.seed)
@@ -213,21 +223,22 @@ class Scheduler:
     def _commit_row(self, sequence: Sequence, row: Row, outcome: RowResult) -> list[Message]:
         sequence.num_computed += len(row.tokens)
         if outcome.failed:
-            self._finish(sequence, FinishReason.ERROR)
-            return [Failed(sequence.id, "ModelError", "The model's output for this request was not a number.")]
+            return [self._fail(sequence)]
         self._cache.commit(_lease(sequence), sequence.tokens, sequence.num_computed)
+        messages: list[Message] = []
         ends: tuple[FinishReason, int | None] | None = None
         kept = 0
         for token in outcome.tokens:
             sequence.tokens.append(token)
             self._stats.generation_tokens += 1
+            if sequence.matcher and not sequence.matcher.accept(token):
+                return [*messages, self._fail(sequence)]
             ends = self._end(sequence, token)
             if ends and ends[1] is not None:
                 break
             kept += 1
             if ends:
                 break
-        messages: list[Message] = []
         if kept or outcome.prompt_logprobs:
             logprobs = outcome.logprobs[:kept]
             messages.append(TokenOut(sequence.id, outcome.tokens[:kept], logprobs, outcome.prompt_logprobs))
@@ -236,13 +247,30 @@ class Scheduler:
         return messages
 
     def _end(self, sequence: Sequence, token: int) -> tuple[FinishReason, int | None] | None:
-        """Whether the token just appended ends its sequence: the reason, and the token if it is a stop token."""
+        """Whether the token just appended ends its sequence: the reason, and the token if it is a stop token.
+
+        A structured answer that is complete when its tokens are used up has not been cut: it ends with stop.
+        """
+        matcher = sequence.matcher
         if token in sequence.stop_ids and sequence.num_generated > sequence.params.min_tokens:
             return FinishReason.STOP, token
-        full = sequence.num_tokens >= self._max_model_len
-        if full or sequence.num_generated >= sequence.params.max_tokens:
-            return FinishReason.LENGTH, None
-        return None
+        if matcher and matcher.is_done:
+            return FinishReason.STOP, token
+        if self._remaining(sequence) > 0:
+            return None
+        return (FinishReason.STOP if matcher and matcher.can_end else FinishReason.LENGTH), None
+
+    def _remaining(self, sequence: Sequence) -> int:
+        """Tokens that a sequence may still generate, by its own limit and by the model's length."""
+        return min(sequence.remaining, self._max_model_len - sequence.num_tokens)
+
+    def _fail(self, sequence: Sequence) -> Failed:
+        """End a sequence that cannot go on, because of its logits or of its grammar."""
+        self._finish(sequence, FinishReason.ERROR)
+        reason = sequence.matcher and sequence.matcher.failure
+        if reason:
+            return Failed(sequence.id, "ModelError", f"The grammar of this request could not be followed: {reason}.")
+        return Failed(sequence.id, "ModelError", "The model gave no token for this request that may be drawn.")
 
     def _finish(self, sequence: Sequence, reason: FinishReason, stop_token: int | None = None) -> Done:
         """End a sequence in whatever state it is."""

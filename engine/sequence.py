@@ -5,10 +5,14 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from engine.cache import Lease
 from engine.types import SamplingParams, Usage
 from radix.namespace import Path
+
+if TYPE_CHECKING:
+    from grammar.matcher import Matcher
 
 
 class Status(Enum):
@@ -31,6 +35,7 @@ class Sequence:
         stop_ids: tokens that end it.
         seed: the seed of its draws.
         arrival: ``time.monotonic()`` at the engine.
+        matcher: the state of its grammar after the tokens generated so far, None for free text.
         lease: its hold on pages while it runs, else None.
         row: its row while it runs, else -1.
         num_computed: tokens whose KV is in the pool (0 while it waits).
@@ -44,6 +49,7 @@ class Sequence:
     stop_ids: frozenset[int]
     seed: int
     arrival: float
+    matcher: Matcher | None = None
     num_prompt: int = 0
     status: Status = Status.WAITING
     lease: Lease | None = None
@@ -67,6 +73,11 @@ class Sequence:
         return len(self.tokens) - self.num_prompt
 
     @property
+    def remaining(self) -> int:
+        """Tokens that it may still generate by its own ``max_tokens``."""
+        return self.params.max_tokens - self.num_generated
+
+    @property
     def prefilling(self) -> bool:
         """Whether more than its last token still lacks KV."""
         return self.num_computed < len(self.tokens) - 1
@@ -83,3 +94,20 @@ class Sequence:
     def usage(self) -> Usage:
         """Its tokens, as the client is told them."""
         return Usage(self.num_prompt, max(self.num_cached, 0), self.num_generated)
+
+
+@dataclass(frozen=True, slots=True)
+class MaskJob:
+    """A mask to fill for a step.
+
+    Attributes:
+        row: index of the sequence's row in the batch.
+        matcher: the state of its grammar.
+        remaining: tokens that it may still generate.
+        early: it has not reached ``min_tokens``, so it must not end while the grammar lets it go on.
+    """
+
+    row: int
+    matcher: Matcher
+    remaining: int
+    early: bool

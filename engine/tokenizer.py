@@ -13,6 +13,7 @@ import tokenizers
 
 from engine.chat_template import ChatTemplates, Message
 from engine.errors import ConfigError, ModelError, RequestError
+from engine.messages import TokenTexts
 from engine.token_bytes import DecoderRules, read_rules
 from engine.tokenizer_files import TokenizerFiles, read_folder
 from engine.tokenizer_gguf import read_gguf
@@ -108,6 +109,11 @@ class Tokenizer:
     def token_bytes(self, token: int) -> bytes:
         """The exact bytes that a token adds to a text; a special token's are its name, an unknown id has none."""
         return self._bytes.get(token, b"")
+
+    def texts(self) -> TokenTexts:
+        """All tokens as bytes, for the engine's grammars. An id without a token has none."""
+        data = [self._bytes.get(token, b"") for token in range(self.vocab_size)]
+        return TokenTexts(array("i", map(len, data)), b"".join(data), tuple(sorted(self.special_ids)))
 
     def join_bytes(self, tokens: Iterable[int], skip_special_tokens: bool) -> bytes:
         """The bytes of several tokens, joined."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from engine.batch import Batch, Row, RowStart, StepResult
+from engine.batch import Batch, Masks, Row, RowStart, StepResult
 from engine.config import EngineConfig
 from engine.device import choose_device, choose_dtype, kv_bytes, num_threads
 from engine.errors import ConfigError
@@ -72,9 +73,9 @@ class Worker:
             *([f"{torch.get_num_threads()} threads, {ops.native_status()}"] if device.type == "cpu" else []),
         )
 
-    def run(self, batch: Batch) -> StepResult:
-        """Compute a step."""
-        return self._runner.run(batch)
+    def run(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> StepResult:
+        """Compute a step; ``masks`` is called when the logits are there."""
+        return self._runner.run(batch, masks)
 
     def _reserve_activations(
         self, model: DecoderModel, config: EngineConfig, dtype: torch.dtype, device: torch.device

@@ -51,7 +51,8 @@ class DecoderModel:
         Returns:
             [T, H] in the model's type, ready for ``logits``.
         """
-        residual = functional.embedding(inputs.token_ids, self.embedding)
+        # Fp32, because every layer adds to it: rounded to bfloat16 each time, it would be the largest source of error.
+        residual = functional.embedding(inputs.token_ids, self.embedding).float()
         if self.embedding_scale != 1.0:
             residual *= self.embedding_scale
         x = self.first_norm(residual)
@@ -62,7 +63,7 @@ class DecoderModel:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token: hidden states [S, H] from ``forward`` -> [S, V] fp32, with the model's soft cap."""
-        logits = self.head(hidden).float()
+        logits = self.head(hidden, torch.float32)
         if (cap := self.config.logit_soft_cap) is not None:
             logits = logits.div_(cap).tanh_().mul_(cap)
         return logits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from engine.inputs import ForwardInputs
@@ -28,11 +29,11 @@ class RmsNorm:
     offset: float
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[T, H] -> [T, H]."""
-        return rms_norm(x, self.weight, self.eps, self.offset)
+        """[T, H] -> [T, H] in the weight's type."""
+        return rms_norm(x, self.weight, self.eps, self.offset, self.weight.dtype)
 
     def after_add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """``residual += x`` in place, then the norm of it: [T, H], [T, H] -> [T, H]."""
+        """``residual += x`` in place, then the norm of it: [T, H], fp32 [T, H] -> [T, H] in the type of x."""
         return add_rms_norm(x, residual, self.weight, self.eps, self.offset)
 
 
@@ -49,9 +50,9 @@ class Projection:
     sizes: tuple[int, ...]
     packed: PackedLinear
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, K] -> [T, sum of sizes]."""
-        return linear(x, self.packed)
+    def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+        """[T, K] -> [T, sum of sizes], in the type of x or in float32."""
+        return linear(x, self.packed, out_dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ class DecoderLayer:
     next_norm: RmsNorm
 
     def __call__(self, x: Tensor, residual: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
-        """[T, H] normed -> [T, H] normed; ``residual`` [T, H] is updated in place."""
+        """[T, H] normed -> [T, H] normed; ``residual`` [T, H] fp32 is updated in place."""
         x = self.attention(x, inputs, k_cache, v_cache)
         if self.post_attention is not None:
             x = self.post_attention(x)

@@ -6,9 +6,11 @@ that follows: what ``expected_tokens`` says then differs from what the engine se
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from engine.batch import Batch, RowResult, StepResult
+import numpy as np
+
+from engine.batch import Batch, Masks, Row, RowResult, StepResult
 from engine.types import Logprob
 
 _MASK = (1 << 61) - 1
@@ -57,21 +59,22 @@ class FakeWorker:
         self.batches: list[Batch] = []
         self.failing_rows: set[int] = set()
 
-    def run(self, batch: Batch) -> StepResult:
-        """Compute a step."""
+    def run(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> StepResult:
+        """Compute a step. Of the tokens that a mask allows, the next one at or after the hash's is drawn."""
         self.batches.append(batch)
+        self.allowed = self._allowed(masks()) if masks else {}
         for start in batch.starts:
             self.tables[start.row] = []
         for copy in batch.copies:
             for i in range(copy.num_tokens):
                 self.cells[copy.target * self.page_size + i] = self.cells[copy.source * self.page_size + i]
         writes: dict[int, int] = {}
-        results = tuple(self._row(row, writes) for row in batch.rows)
+        results = tuple(self._row(i, row, writes) for i, row in enumerate(batch.rows))
         for cell, content in writes.items():
             self.cells[cell] = content
         return StepResult(results)
 
-    def _row(self, row, writes) -> RowResult:
+    def _row(self, index: int, row: Row, writes: dict[int, int]) -> RowResult:
         table = self.tables[row.row]
         del table[row.first_new_page :]
         assert len(table) == row.first_new_page, "a gap in the page table"
@@ -88,8 +91,17 @@ class FakeWorker:
         scores = tuple(Logprob(token, 0.0, 1, ()) for token in row.prompt_targets)
         if row.row in self.failing_rows:
             return RowResult(failed=True)
-        tokens = (next_token(content, self.vocab_size),) if row.draws else ()
-        return RowResult(tokens, prompt_logprobs=scores)
+        if not row.draws:
+            return RowResult(prompt_logprobs=scores)
+        token = next_token(content, self.vocab_size)
+        allowed = self.allowed.get(index, range(self.vocab_size))
+        if not allowed:
+            return RowResult(failed=True)
+        return RowResult((min(allowed, key=lambda t: (t - token) % self.vocab_size),), prompt_logprobs=scores)
+
+    def _allowed(self, masks: Masks) -> dict[int, list[int]]:
+        bits = np.unpackbits(masks.words.view(np.uint8), axis=1, count=self.vocab_size, bitorder="little")
+        return {row: np.flatnonzero(line).tolist() for row, line in zip(masks.rows, bits, strict=True)}
 
     def _cell(self, table: list[int], position: int) -> int:
         return table[position // self.page_size] * self.page_size + position % self.page_size

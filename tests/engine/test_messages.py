@@ -17,6 +17,7 @@ from engine.messages import (
     Shutdown,
     Submit,
     TokenOut,
+    TokenTexts,
     decode,
     encode,
 )
@@ -36,8 +37,11 @@ params = st.builds(
     logprobs=st.none() | st.integers(0, 20),
 )
 tokens = st.lists(ints, max_size=9)
+arrays = tokens.map(lambda t: array("i", t))
+grammars = st.none() | st.tuples(st.text(), st.binary())
 any_message = st.one_of(
-    st.builds(Submit, ints, tokens.map(lambda t: array("i", t)), params, st.none() | st.text(), st.text()),
+    st.builds(TokenTexts, arrays, st.binary(), tokens.map(tuple)),
+    st.builds(Submit, ints, arrays, params, st.none() | st.text(), st.text(), grammars),
     st.builds(Abort, tokens.map(tuple)),
     st.just(Shutdown()),
     st.builds(Ready, ints, ints, ints, ints, st.lists(st.text(), max_size=2).map(tuple)),
@@ -56,7 +60,7 @@ def test_a_frame_gives_back_what_went_in(sent):
 
 
 def test_every_message_is_covered():
-    covered = {Submit, Abort, Shutdown, Ready, TokenOut, Done, Failed, Heartbeat}
+    covered = {TokenTexts, Submit, Abort, Shutdown, Ready, TokenOut, Done, Failed, Heartbeat}
     assert covered == {
         c for c in vars(messages).values() if dataclasses.is_dataclass(c) and c.__module__ == messages.__name__
     }

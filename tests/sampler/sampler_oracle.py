@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from engine.batch import Row, RowStart
+from engine.sampler import Allowed
 from engine.types import SamplingParams
 
 EPS = 1e-5  # what float32 probabilities may be off
@@ -32,13 +33,15 @@ def step(row: int, num_generated: int) -> Row:
     return Row(row, 0, (), 0, (), draws=True, num_generated=num_generated)
 
 
-def packed(allowed: list[tuple[bool, ...] | None], vocab: int) -> torch.Tensor:
-    """Mask words of rows of booleans; None allows all."""
-    bits = np.ones((len(allowed), -(-vocab // 32) * 32), np.uint8)
-    for line, row in zip(bits, allowed, strict=True):
-        if row is not None:
-            line[:vocab], line[vocab:] = row, 0
-    return torch.from_numpy(np.packbits(bits, axis=1, bitorder="little").view(np.int32))
+def packed(allowed: list[tuple[bool, ...] | None], vocab: int, device: str = "cpu") -> Allowed | None:
+    """The masks of the rows of booleans that are not None; None if all are."""
+    lines = [line for line, row in enumerate(allowed) if row is not None]
+    if not lines:
+        return None
+    bits = np.zeros((len(lines), -(-vocab // 32) * 32), np.uint8)
+    bits[:, :vocab] = [row for row in allowed if row is not None]
+    words = torch.from_numpy(np.packbits(bits, axis=1, bitorder="little").view(np.int32))
+    return Allowed(torch.tensor(lines, device=device), words.to(device))
 
 
 def edited(logits: np.ndarray, request: Request) -> np.ndarray:

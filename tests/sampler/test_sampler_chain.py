@@ -64,7 +64,7 @@ def test_every_row_gets_what_the_oracle_allows(case: tuple[list[Request], np.nda
     sampler = Sampler(len(batch), vocab, CPU)
     sampler.start([request.start(row) for row, request in enumerate(batch)])
     rows = [step(row, len(request.generated)) for row, request in enumerate(batch)]
-    masks = None if all(r.allowed is None for r in batch) else packed([r.allowed for r in batch], vocab)
+    masks = packed([r.allowed for r in batch], vocab)
     with mock.patch.object(choice, "_WIDTHS", widths):
         results = sampler.sample(torch.from_numpy(logits.copy()), rows, masks)
     for request, line, result in zip(batch, logits, results, strict=True):

@@ -11,7 +11,7 @@ from sampler_oracle import Request, packed, step
 
 from engine import choice
 from engine.batch import RowResult
-from engine.sampler import Sampler
+from engine.sampler import Allowed, Sampler
 from engine.types import SamplingParams
 
 CPU = torch.device("cpu")
@@ -26,7 +26,7 @@ MODES = [
 ]
 
 
-def _draw(requests: list[Request], logits: torch.Tensor, masks: torch.Tensor | None = None) -> list[RowResult]:
+def _draw(requests: list[Request], logits: torch.Tensor, masks: Allowed | None = None) -> list[RowResult]:
     sampler = Sampler(len(requests), logits.shape[1], CPU)
     sampler.start([request.start(row) for row, request in enumerate(requests)])
     rows = [step(row, len(request.generated)) for row, request in enumerate(requests)]

@@ -53,9 +53,8 @@ def _logits(request: Request, position: int, vocab: int) -> torch.Tensor:
 def _sample(sampler: Sampler, batch: list[tuple[int, Request, int]], vocab: int, device: str) -> list[RowResult]:
     """One step of (row, request, number of tokens it has generated)."""
     logits = torch.stack([_logits(request, position, vocab) for _, request, position in batch])
-    masks = [request.allowed for _, request, _ in batch]
-    words = packed(masks, vocab).to(device) if any(masks) else None
-    return sampler.sample(logits.to(device), [step(row, position) for row, _, position in batch], words)
+    masks = packed([request.allowed for _, request, _ in batch], vocab, device)
+    return sampler.sample(logits.to(device), [step(row, position) for row, _, position in batch], masks)
 
 
 @dataclass

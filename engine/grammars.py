@@ -1,0 +1,129 @@
+"""The grammars of running sequences: compiled in other processes, masked on another thread. Needs ``llguidance``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import accumulate, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.batch import Masks
+from engine.errors import CapacityError, EngineError, RequestError
+from engine.messages import TokenTexts
+from engine.sequence import MaskJob
+from grammar.compiler import Compiled
+from grammar.errors import GrammarError
+from grammar.masks import MaskBuffer
+from grammar.matcher import Matcher
+from grammar.service import CompileQueueFull, CompileService
+from grammar.spec import GrammarKind, GrammarSpec
+from grammar.vocabulary import Vocabulary
+
+PARAM = {GrammarKind.JSON_SCHEMA: "response_format", GrammarKind.JSON_OBJECT: "response_format"}
+
+
+class Grammars:
+    """Compiles grammars and fills the masks of a step while the forward pass runs.
+
+    Building the library's view of the vocabulary takes a second, so it is done on the mask thread: nobody waits for
+    it but the first request with a grammar.
+
+    Args:
+        texts: the vocabulary as bytes.
+        eos_ids: the model's end tokens, at least one.
+        vocab_size: width of the logits, which may be padded beyond the vocabulary.
+        max_num_seqs: rows of a batch.
+    """
+
+    def __init__(self, texts: TokenTexts, eos_ids: tuple[int, ...], vocab_size: int, max_num_seqs: int) -> None:
+        self._eos_ids = eos_ids
+        self._thread = ThreadPoolExecutor(1, "grammar-masks")
+        self._built = self._thread.submit(_build, texts, eos_ids, vocab_size, max_num_seqs)
+
+    def compile(self, kind: str, content: bytes) -> Compilation:
+        """Begin to compile, or find it done already. The result is polled: ``Compilation.poll``."""
+        return Compilation(self._built, GrammarSpec(GrammarKind(kind), content))
+
+    def fill(self, jobs: Sequence[MaskJob]) -> Callable[[], Masks]:
+        """Begin to fill masks; the call that is returned waits for them."""
+        pending = self._thread.submit(self._fill, jobs)
+        return pending.result
+
+    def stats(self) -> dict[str, float]:
+        """Counters and gauges of the compiles, for metrics."""
+        if not self._built.done():
+            return {}
+        stats = self._built.result()[0].stats
+        return {
+            "grammar_hits": stats.hits,
+            "grammar_compiled": stats.compiled,
+            "grammar_refused": stats.refused,
+            "grammar_stopped": stats.stopped,
+            "grammar_pending": stats.pending,
+            "grammar_cached_bytes": stats.cached_bytes,
+        }
+
+    def close(self) -> None:
+        """End threads and child processes."""
+        service, _ = self._built.result()
+        service.close()
+        self._thread.shutdown()
+
+    def _fill(self, jobs: Sequence[MaskJob]) -> Masks:
+        """A row whose matcher fails is left without a single token, and so fails in the sampler, alone."""
+        _, buffer = self._built.result()
+        buffer.fill([(line, job.matcher, job.remaining) for line, job in enumerate(jobs)])
+        words = buffer.words[: len(jobs)]
+        for line, job in enumerate(jobs):
+            if job.early:
+                _postpone_end(words[line], self._eos_ids)
+        return Masks(tuple(job.row for job in jobs), words)
+
+
+def _postpone_end(words: NDArray[np.int32], eos_ids: tuple[int, ...]) -> None:
+    """Forbid the end tokens in a mask that allows anything else."""
+    kept = words.view(np.uint32).copy()
+    for token in eos_ids:
+        kept[token // 32] &= ~np.uint32(1 << token % 32)
+    if kept.any():
+        words[:] = kept.view(np.int32)
+
+
+class Compilation:
+    """A compile under way."""
+
+    def __init__(self, built: Future[tuple[CompileService, MaskBuffer]], spec: GrammarSpec) -> None:
+        self._built = built
+        self._spec = spec
+        self._compiled: Future[Compiled] | None = None
+
+    def poll(self) -> Matcher | EngineError | None:
+        """A matcher at the beginning of an answer, or why there is none, or None while the compile goes on."""
+        try:
+            return self._poll()
+        except GrammarError as error:
+            return RequestError(
+                f"The grammar cannot be promised: {error}.", param=PARAM.get(self._spec.kind, "grammar")
+            )
+        except CompileQueueFull:
+            return CapacityError("Too many grammars wait to be compiled.")
+
+    def _poll(self) -> Matcher | None:
+        if self._compiled is None:
+            if not self._built.done():
+                return None
+            service, _ = self._built.result()
+            self._compiled = service.compile(self._spec)
+        return self._compiled.result().matcher() if self._compiled.done() else None
+
+
+def _build(
+    texts: TokenTexts, eos_ids: tuple[int, ...], vocab_size: int, max_num_seqs: int
+) -> tuple[CompileService, MaskBuffer]:
+    bounds = accumulate(texts.lengths, initial=0)
+    tokens = tuple(texts.data[start:end] for start, end in pairwise(bounds))
+    vocabulary = Vocabulary(tokens[:vocab_size], frozenset(texts.special), eos_ids, vocab_size)
+    _ = vocabulary.llguidance
+    return CompileService(vocabulary), MaskBuffer(max_num_seqs, vocabulary)

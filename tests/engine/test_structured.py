@@ -1,0 +1,155 @@
+"""Grammars in the engine: real matchers over a vocabulary of single bytes, on the worker without tensors."""
+
+from __future__ import annotations
+
+import json
+import re
+from array import array
+
+import pytest
+from fake_worker import FakeWorker
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.messages import Abort, Done, Failed, Submit, TokenOut, TokenTexts
+from engine.types import FinishReason, SamplingParams
+from grammar.spec import GrammarSpec
+
+VOCAB = 258  # 256 bytes, an end token, and one id that is no token
+EOS = 256
+TEXTS = TokenTexts(array("i", [1] * 256 + [5]), bytes(range(256)) + b"<eos>", (EOS,))
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 9},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+class Structured:
+    """An engine, and the text and end of each sequence on it."""
+
+    def __init__(self, num_pages: int = 200, page_size: int = 4, max_num_seqs: int = 4, budget: int = 64) -> None:
+        config = EngineConfig(block_size=page_size, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
+        self.worker = FakeWorker(num_pages, page_size, vocab_size=VOCAB, eos=(EOS,))
+        self.core = EngineCore(config, self.worker)
+        self.core.handle([TEXTS])
+        self.texts: dict[int, bytes] = {}
+        self.ends: dict[int, Done | Failed] = {}
+
+    def submit(self, number: int, spec: GrammarSpec | None, prompt: bytes = b"p", **params) -> None:
+        grammar = spec and (spec.kind.value, spec.content)
+        self.texts[number] = b""
+        self.core.handle([Submit(number, array("i", list(prompt)), SamplingParams(**params), grammar=grammar)])
+
+    def step(self) -> None:
+        for message in self.core.step():
+            if isinstance(message, TokenOut):
+                self.texts[message.id] += bytes(message.tokens)
+            else:
+                assert message.id not in self.ends
+                self.ends[message.id] = message
+        self.core.check()
+
+    def run(self) -> None:
+        while self.core.has_work:
+            self.step()
+
+
+@pytest.fixture
+def engine():
+    made = []
+
+    def make(**options):
+        made.append(Structured(**options))
+        return made[-1]
+
+    yield make
+    for structured in made:
+        structured.core.close()
+
+
+def test_each_row_follows_its_own_grammar_beside_free_rows(engine):
+    structured = engine()
+    structured.submit(0, GrammarSpec.json_schema(SCHEMA), max_tokens=80)
+    structured.submit(1, None, max_tokens=30)
+    structured.submit(2, GrammarSpec.regex("[a-f]{3}-[0-9]+"), max_tokens=30)
+    structured.submit(3, GrammarSpec.choice(["yes", "no"]), max_tokens=30)
+    structured.run()
+    value = json.loads(structured.texts[0])
+    assert isinstance(value["name"], str) and 0 <= value["age"] <= 150
+    assert re.fullmatch(rb"[a-f]{3}-[0-9]+", structured.texts[2])
+    assert structured.texts[3] in (b"yes", b"no")
+    assert structured.ends[1].reason is FinishReason.LENGTH
+    assert all(structured.ends[i].reason is FinishReason.STOP for i in (0, 2, 3))
+
+
+def test_the_answer_is_the_same_after_preemption_and_from_the_cache(engine):
+    alone = engine()
+    alone.submit(0, GrammarSpec.json_schema(SCHEMA), max_tokens=60)
+    alone.run()
+    crowded = engine(num_pages=36, max_num_seqs=4)
+    for i in range(4):
+        crowded.submit(i, GrammarSpec.json_schema(SCHEMA), prompt=b"p" if not i else bytes([i]) * 30, max_tokens=60)
+    crowded.run()
+    assert crowded.core.stats()["preemptions"] > 0
+    assert crowded.texts[0] == alone.texts[0]
+    assert all(json.loads(text) for text in crowded.texts.values())
+    crowded.submit(9, GrammarSpec.json_schema(SCHEMA), max_tokens=60)
+    crowded.run()
+    assert crowded.texts[9] == alone.texts[0]
+
+
+@pytest.mark.parametrize("budget", [*range(19, 30), 40])
+def test_an_answer_is_complete_whenever_its_shortest_form_fits(engine, budget):
+    structured = engine()
+    structured.submit(0, GrammarSpec.json_schema(SCHEMA), max_tokens=budget)
+    structured.run()
+    assert structured.ends[0].reason is FinishReason.STOP
+    assert json.loads(structured.texts[0]).keys() == {"name", "age"}
+
+
+def test_a_budget_below_the_shortest_form_ends_with_length(engine):
+    structured = engine()
+    structured.submit(0, GrammarSpec.json_schema(SCHEMA), max_tokens=10)
+    structured.run()
+    assert structured.ends[0].reason is FinishReason.LENGTH
+
+
+def test_min_tokens_hold_as_long_as_the_grammar_goes_on(engine):
+    structured = engine()
+    structured.submit(0, GrammarSpec.regex("[ab]{2,9}"), max_tokens=30, min_tokens=7)
+    structured.submit(1, GrammarSpec.choice(["yes"]), max_tokens=30, min_tokens=7)
+    structured.run()
+    assert 7 <= len(structured.texts[0]) <= 9 and structured.texts[1] == b"yes"
+    assert all(end.reason is FinishReason.STOP for end in structured.ends.values())
+
+
+def test_a_refused_grammar_fails_alone_and_names_its_keyword(engine):
+    structured = engine()
+    structured.submit(0, GrammarSpec.json_schema({"type": "string", "$dynamicRef": "#x"}), max_tokens=5)
+    structured.submit(1, None, max_tokens=5)
+    structured.run()
+    failed = structured.ends[0]
+    assert isinstance(failed, Failed) and failed.kind == "RequestError" and failed.param == "response_format"
+    assert "$dynamicRef" in failed.message
+    assert structured.ends[1].reason is FinishReason.LENGTH
+
+
+def test_an_abort_while_the_grammar_compiles(engine):
+    structured = engine()
+    structured.submit(0, GrammarSpec.json_schema(SCHEMA), max_tokens=5)
+    structured.core.handle([Abort((0,))])
+    structured.run()
+    assert structured.ends[0].reason is FinishReason.ABORT
+    assert structured.core.stats()["waiting"] == 0
+
+
+def test_a_model_without_end_token_follows_no_grammar():
+    core = EngineCore(EngineConfig(), FakeWorker(50, 16, vocab_size=VOCAB))
+    core.handle([TEXTS, Submit(0, array("i", [1]), SamplingParams(), grammar=("choice", b'["a"]'))])
+    [failed] = core.step()
+    assert isinstance(failed, Failed) and "end token" in failed.message
