@@ -1,0 +1,56 @@
+"""A grammar made ready: what a compile hands from the process that did it to the one that uses it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from grammar.schema import Narrowing
+
+
+class Backend(StrEnum):
+    """The library that follows a grammar."""
+
+    LLGUIDANCE = "llguidance"
+    XGRAMMAR = "xgrammar"
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A compiled grammar as text, safe on a pipe.
+
+    Attributes:
+        backend: the library that reads `source`.
+        source: llguidance's grammar text, or XGrammar's serialised automaton.
+        whole: the shortest answer, ``""`` if it is not known.
+        properties: short properties to end an object with.
+        values: short values to end anything with; of an answer that is not JSON, short whole answers.
+        is_json: whether answers are JSON.
+        detour: the longest property that one may begin without need.
+        narrowings: where less is offered than the schema permits.
+        num_bytes: what it takes in memory, about.
+    """
+
+    backend: Backend
+    source: str
+    whole: str = ""
+    properties: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
+    detour: str = ""
+    is_json: bool = False
+    narrowings: tuple[Narrowing, ...] = ()
+    num_bytes: int = 0
+
+    def encode(self) -> bytes:
+        """As JSON."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Artifact:
+        """From JSON."""
+        fields = json.loads(data)
+        fields["backend"] = Backend(fields["backend"])
+        fields["properties"], fields["values"] = tuple(fields["properties"]), tuple(fields["values"])
+        fields["narrowings"] = tuple(Narrowing(**narrowing) for narrowing in fields["narrowings"])
+        return cls(**fields)

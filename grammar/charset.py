@@ -1,0 +1,155 @@
+"""Sets of characters in regular expressions: ranges, Unicode properties, complements."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+MAX_CODE_POINT = 0x10FFFF
+Range = tuple[int, int]
+
+SHORT_ESCAPES = {0x22: '\\"', 0x5C: "\\\\", 0x08: "\\b", 0x0C: "\\f", 0x0A: "\\n", 0x0D: "\\r", 0x09: "\\t"}
+# Every character that a JSON string cannot hold as itself: controls, DEL (kept out by choice), quote, backslash.
+ESCAPED = (*range(0x20), 0x22, 0x5C, 0x7F)
+_PLAIN = r"[^\x22\x5C\x00-\x1F\x7F]"
+_LONG_ESCAPE = r"\\u00(?:0[0-7be-f]|1[0-9a-f]|7f)"
+_NUM_LONG = len(ESCAPED) - len(SHORT_ESCAPES)
+# One decoded character of a JSON string in its only permitted spelling.
+JSON_CHAR = rf"(?:{_PLAIN}|\\[\x22\x5Cbfnrt]|{_LONG_ESCAPE})"
+
+
+@dataclass(frozen=True, slots=True)
+class CharSet:
+    """A set of code points: the union of ranges, properties and complements, itself complemented or not.
+
+    Attributes:
+        ranges: inclusive (first, last) pairs.
+        properties: Unicode general categories by their Rust and ECMAScript name (``"L"``, ``"Nd"``).
+        nested: complemented sets inside a class, as in ``[\\D_]``.
+        negated: the set is everything else.
+    """
+
+    ranges: tuple[Range, ...] = ()
+    properties: tuple[str, ...] = ()
+    nested: tuple[CharSet, ...] = ()
+    negated: bool = False
+
+    def __contains__(self, char: str) -> bool:
+        code = ord(char)
+        inside = (
+            any(first <= code <= last for first, last in self.ranges)
+            or any(unicodedata.category(char).startswith(name) for name in self.properties)
+            or any(char in other for other in self.nested)
+        )
+        return inside != self.negated
+
+    def complement(self) -> CharSet:
+        """Every code point that is not in this set."""
+        return CharSet(self.ranges, self.properties, self.nested, not self.negated)
+
+    def to_rust(self) -> str:
+        """The set as a character class of Rust's regex syntax."""
+        inner = "".join(_rust_range(*pair) for pair in _without_surrogates(self.ranges))
+        inner += "".join(rf"\p{{{name}}}" for name in self.properties)
+        inner += "".join(other.to_rust() for other in self.nested)
+        if not inner:
+            return r"[\x{0}-\x{10FFFF}]" if self.negated else r"[\x{61}&&\x{62}]"
+        return f"[{'^' if self.negated else ''}{inner}]"
+
+    def to_json(self) -> str:
+        """Rust regex for one character of the set as a JSON string spells it."""
+        return _set_to_json(self)
+
+    def _written_out(self) -> str:
+        escaped = [code for code in ESCAPED if chr(code) in self]
+        if len(escaped) == len(ESCAPED) and self.negated and not (self.ranges or self.properties or self.nested):
+            return JSON_CHAR
+        if not escaped:
+            return self.to_rust()
+        parts = [] if self._only_escaped() else [f"[{self.to_rust()}&&{_PLAIN}]"]
+        parts += [rust_literal(json_spelling(chr(code))) for code in escaped if code in SHORT_ESCAPES]
+        long = [f"{code:02x}" for code in escaped if code not in SHORT_ESCAPES]
+        parts += [_LONG_ESCAPE] if len(long) == _NUM_LONG else [rf"\\u00(?:{'|'.join(long)})"] if long else []
+        return f"(?:{'|'.join(parts)})" if parts else r"[\x{61}&&\x{62}]"
+
+    def _only_escaped(self) -> bool:
+        if self.negated or self.properties or self.nested:
+            return False
+        return all(code in ESCAPED for first, last in self.ranges for code in (first, last)) and all(
+            last - first < 32 and all(code in ESCAPED for code in range(first, last + 1)) for first, last in self.ranges
+        )
+
+
+@lru_cache(maxsize=4096)
+def _set_to_json(chars: CharSet) -> str:
+    return chars._written_out()
+
+
+def union(sets: Iterable[CharSet]) -> CharSet:
+    """The union of several sets."""
+    ranges: list[Range] = []
+    properties: list[str] = []
+    nested: list[CharSet] = []
+    for item in sets:
+        if item.negated:
+            nested.append(item)
+        else:
+            ranges += item.ranges
+            properties += item.properties
+            nested += item.nested
+    return CharSet(tuple(ranges), tuple(dict.fromkeys(properties)), tuple(nested))
+
+
+def single(char: str) -> CharSet:
+    """The set of one character."""
+    return CharSet(((ord(char), ord(char)),))
+
+
+def fold_case(chars: CharSet) -> CharSet:
+    """The set with the other case of its letters added, for case-insensitive patterns.
+
+    Raises:
+        ValueError: for a set that is too large to fold letter by letter.
+    """
+    if sum(last - first for first, last in chars.ranges) > 2000 and not chars.negated:
+        raise ValueError("a case-insensitive class of more than 2000 characters")
+    extra = []
+    for first, last in chars.ranges:
+        for code in range(first, last + 1):
+            for variant in (chr(code).lower(), chr(code).upper()):
+                if len(variant) == 1 and ord(variant) != code:
+                    extra.append((ord(variant), ord(variant)))
+    return CharSet((*chars.ranges, *extra), chars.properties, chars.nested, chars.negated)
+
+
+def json_spelling(char: str) -> str:
+    """How a character is spelled inside a JSON string: itself, a short escape, or ``\\u00xx``."""
+    code = ord(char)
+    if code in SHORT_ESCAPES:
+        return SHORT_ESCAPES[code]
+    return f"\\u{code:04x}" if code < 0x20 or code == 0x7F else char
+
+
+def json_string(text: str) -> str:
+    """The only permitted spelling of a string, with its quotes."""
+    return '"' + "".join(map(json_spelling, text)) + '"'
+
+
+def rust_literal(text: str) -> str:
+    """A text as a Rust regex that matches it and nothing else."""
+    return "".join(char if char.isascii() and char.isalnum() else f"\\x{{{ord(char):X}}}" for char in text)
+
+
+def _rust_range(first: int, last: int) -> str:
+    low, high = rust_literal(chr(first)), rust_literal(chr(last))
+    return low if first == last else f"{low}-{high}"
+
+
+def _without_surrogates(ranges: Iterable[Range]) -> Iterable[Range]:
+    for first, last in ranges:
+        if first < 0xD800:
+            yield first, min(last, 0xD7FF)
+        if last > 0xDFFF:
+            yield max(first, 0xE000), last

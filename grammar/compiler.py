@@ -1,0 +1,172 @@
+"""From a grammar's text to a matcher, in this process and without a limit on time or memory.
+
+A server compiles through `service`, which runs `lower` in a process that can be killed; `load` is what remains to be
+done where the grammar is used.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import llguidance
+
+from grammar import dry_run, plain
+from grammar.artifact import Artifact, Backend
+from grammar.closing import Closer, Pieces
+from grammar.document import Document, pointer_join
+from grammar.errors import GrammarError
+from grammar.lark import to_lark
+from grammar.limits import DEFAULT_LIMITS, Limits, check_limits
+from grammar.matcher import Matcher
+from grammar.schema import Analysis
+from grammar.spec import GrammarKind, GrammarSpec
+from grammar.states import LlguidanceState, State, XgrammarState
+from grammar.tool_tags import structural_tag_grammar
+from grammar.vocabulary import Vocabulary
+
+_PARSER_LIMITS = llguidance.LLParserLimits(verbose_errors=False)
+# The keyword to blame when a library finds a schema too complex, likeliest first.
+_SUSPECTS = ("pattern", "patternProperties", "multipleOf", "maxLength", "enum", "oneOf", "anyOf", "allOf", "properties")
+_NOISE = re.compile(r"^at \d+\(\d+\): |\[\d\d:\d\d:\d\d\] |/\S+?:\d+: |Check failed: ")
+
+
+class Compiled:
+    """A grammar that matchers can be made from, for one vocabulary.
+
+    Attributes:
+        narrowings: where less is offered than the schema permits: (keyword, pointer, reason) each.
+        num_bytes: what it takes in memory, about.
+        error: why the library cannot follow the grammar; None after `lower` has let it through.
+    """
+
+    def __init__(self, artifact: Artifact, vocabulary: Vocabulary) -> None:
+        self.narrowings = artifact.narrowings
+        self.num_bytes = artifact.num_bytes
+        self._vocabulary = vocabulary
+        self._state, self.error = _initial_state(artifact, vocabulary)
+        self._pieces = Pieces(
+            vocabulary, artifact.whole, artifact.properties, artifact.values, artifact.detour, artifact.is_json
+        )
+
+    @property
+    def num_shortest(self) -> int | None:
+        """Tokens of a shortest answer (its end token not counted), if one is known: fewer cannot complete one."""
+        whole = self._pieces.whole
+        return None if whole is None else len(whole)
+
+    def matcher(self) -> Matcher:
+        """A matcher at the beginning of an answer."""
+        return Matcher(self._state.copy(), self._vocabulary, Closer(self._pieces))
+
+
+def compile(spec: GrammarSpec, vocabulary: Vocabulary, limits: Limits = DEFAULT_LIMITS) -> Compiled:
+    """Compile in this process.
+
+    Raises:
+        GrammarError: if the grammar is wrong, too large, or cannot be promised.
+    """
+    return load(lower(spec, vocabulary, limits), vocabulary)
+
+
+def lower(spec: GrammarSpec, vocabulary: Vocabulary, limits: Limits = DEFAULT_LIMITS) -> Artifact:
+    """Everything about a compile that may take long or fail, a dry run included.
+
+    Raises:
+        GrammarError: as `compile`.
+    """
+    check_limits(spec, limits)
+    artifact = _translated(spec, vocabulary)
+    compiled = Compiled(artifact, vocabulary)
+    if compiled.error:
+        raise blamed(spec, _readable(compiled.error))
+    try:
+        dry_run.check(compiled, vocabulary)
+    except dry_run.DryRunError as error:
+        raise blamed(spec, str(error)) from None
+    return artifact
+
+
+def load(artifact: Artifact, vocabulary: Vocabulary) -> Compiled:
+    """Make an artifact usable."""
+    return Compiled(artifact, vocabulary)
+
+
+def _translated(spec: GrammarSpec, vocabulary: Vocabulary) -> Artifact:
+    if spec.kind is GrammarKind.JSON_SCHEMA:
+        artifact = _schema(spec.value())
+    elif spec.kind is GrammarKind.JSON_OBJECT:
+        artifact = _schema({"type": "object"})
+    elif spec.kind is GrammarKind.EBNF:
+        return _ebnf(spec, vocabulary)
+    elif spec.kind is GrammarKind.STRUCTURAL_TAG:
+        artifact = structural_tag_grammar(spec.value(), vocabulary)
+    else:
+        source, answers = plain.TRANSLATE[spec.kind](spec)
+        artifact = Artifact(Backend.LLGUIDANCE, source, values=answers)
+    return replace(artifact, num_bytes=20 * len(artifact.source) + (64 << 10))
+
+
+def _schema(schema: Any) -> Artifact:
+    if schema is False:
+        raise GrammarError("false", "", "the schema false admits no value")
+    analysis = Analysis(Document({} if schema is True else schema))
+    grammar = to_lark(analysis)
+    narrowings = tuple(analysis.narrowings)
+    return Artifact(
+        Backend.LLGUIDANCE,
+        grammar.text,
+        grammar.whole,
+        grammar.properties,
+        grammar.values,
+        grammar.detour,
+        True,
+        narrowings,
+    )
+
+
+def _ebnf(spec: GrammarSpec, vocabulary: Vocabulary) -> Artifact:
+    info = vocabulary.xgrammar
+    import xgrammar
+
+    try:
+        compiled = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False).compile_grammar(spec.text)
+    except RuntimeError as error:
+        raise GrammarError("ebnf", "", _readable(str(error))) from None
+    source = compiled.serialize_json()
+    return Artifact(Backend.XGRAMMAR, source, num_bytes=compiled.memory_size_bytes + len(source))
+
+
+def _initial_state(artifact: Artifact, vocabulary: Vocabulary) -> tuple[State, str | None]:
+    if artifact.backend is Backend.XGRAMMAR:
+        info = vocabulary.xgrammar
+        import xgrammar
+
+        automaton = xgrammar.CompiledGrammar.deserialize_json(artifact.source, info)
+        return XgrammarState(xgrammar.GrammarMatcher(automaton)), None
+    matcher = llguidance.LLMatcher(vocabulary.llguidance, artifact.source, log_level=0, limits=_PARSER_LIMITS)
+    return LlguidanceState(matcher), matcher.get_error() or None
+
+
+def _readable(message: str) -> str:
+    """The first line of a library's message, without places in its source."""
+    return _NOISE.sub("", message.strip().split("\n")[0])[:300]
+
+
+def blamed(spec: GrammarSpec, reason: str) -> GrammarError:
+    """An error of a library, blamed on the part of the grammar that is likeliest to have caused it."""
+    if spec.kind is not GrammarKind.JSON_SCHEMA or not isinstance(spec.value(), dict):
+        return GrammarError(spec.kind.value, "", reason)
+    found: dict[str, str] = {}
+    stack: list[tuple[Any, str]] = [(spec.value(), "")]
+    while stack:
+        at, pointer = stack.pop()
+        steps = at.items() if isinstance(at, dict) else enumerate(at)
+        for step, value in steps:
+            where = pointer_join(pointer, step)
+            found.setdefault(str(step), where)
+            if isinstance(value, dict | list):
+                stack.append((value, where))
+    keyword = next((name for name in _SUSPECTS if name in found), next(iter(spec.value()), "schema"))
+    return GrammarError(keyword, found.get(keyword, ""), reason)

@@ -1,0 +1,144 @@
+"""Whether a finite value exists for each part of a schema, and how many bytes the shortest one takes at least."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+from typing import TYPE_CHECKING
+
+from grammar.world import (
+    ALWAYS,
+    ARRAY,
+    FALSE,
+    NULL,
+    NUMBER,
+    OBJECT,
+    STRING,
+    TRUE,
+    Arrays,
+    Conj,
+    Objects,
+    Strings,
+    World,
+)
+
+if TYPE_CHECKING:
+    from grammar.schema import Analysis
+
+
+class Completion:
+    """The least size of every conjunction that a schema can reach, as a least fixed point.
+
+    A conjunction whose size stays infinite has no finite value: a recursion without end, or a part that nothing
+    satisfies.
+    """
+
+    def __init__(self, analysis: Analysis) -> None:
+        self._analysis = analysis
+        self._sizes: dict[Conj, float] = {ALWAYS: 1}
+
+    def explore(self, root: Conj) -> None:
+        """Find everything that is reachable and settle its size."""
+        order: list[Conj] = []
+        seen, todo = {ALWAYS}, [root]
+        while todo:
+            conj = todo.pop()
+            if conj in seen:
+                continue
+            seen.add(conj)
+            order.append(conj)
+            for world in self._analysis.conjunction(conj):
+                todo += _children(world)
+        changed = True
+        while changed:
+            changed = False
+            for conj in reversed(order):
+                size = min((self._world(world) for world in self._analysis.conjunction(conj)), default=inf)
+                if size < self._sizes.get(conj, inf):
+                    self._sizes[conj] = size
+                    changed = True
+
+    def size(self, conj: Conj) -> float:
+        """Bytes of the shortest value, at least; infinite if there is none."""
+        known = self._sizes.get(conj)
+        if known is None:
+            if -1 in conj:
+                return inf
+            self.explore(conj)
+            known = self._sizes.setdefault(conj, inf)
+        return known
+
+    def possible(self, conj: Conj) -> bool:
+        """Whether a finite value exists."""
+        return self.size(conj) < inf
+
+    def reachable(self) -> list[Conj]:
+        """Everything that was found to have a finite value."""
+        return [conj for conj, size in self._sizes.items() if size < inf]
+
+    def world_size(self, world: World) -> float:
+        """Bytes of the shortest value in one world, at least; infinite if there is none."""
+        return self._world(world)
+
+    def array_possible(self, arrays: Arrays) -> bool:
+        """Whether a finite array exists."""
+        return self._array(arrays) < inf
+
+    def object_possible(self, objects: Objects) -> bool:
+        """Whether a finite object exists."""
+        return self._object(objects) < inf
+
+    def _world(self, world: World) -> float:
+        sizes = [inf]
+        if world.types & (NULL | TRUE | FALSE):
+            sizes.append(4)
+        if world.types & NUMBER:
+            sizes.append(1)
+        if world.types & STRING:
+            sizes.append(2 + _string(world.strings))
+        if world.types & ARRAY:
+            sizes.append(self._array(world.arrays))
+        if world.types & OBJECT:
+            sizes.append(self._object(world.objects))
+        return min(sizes)
+
+    def _known(self, conj: Conj) -> float:
+        return inf if -1 in conj else self._sizes.get(conj, inf)
+
+    def _array(self, arrays: Arrays) -> float:
+        size = 2.0
+        for index in range(min(arrays.least, arrays.num_prefix)):
+            size += self._known(arrays.item(index)) + 1
+        if arrays.least > arrays.num_prefix:
+            size += (arrays.least - arrays.num_prefix) * (self._known(arrays.item(arrays.num_prefix)) + 1)
+        needed = [entry.item for entry in arrays.contains if entry.least]
+        return inf if any(-1 in conj for conj in needed) else size
+
+    def _object(self, objects: Objects) -> float:
+        size = 2.0
+        for name in objects.required:
+            if not self._analysis.admits_name(objects.names, name):
+                return inf
+            size += len(name) + 4 + self._known(objects.value(name))
+        return size
+
+
+def _string(strings: Strings) -> float:
+    if strings.values is not None:
+        return min(map(len, strings.values), default=inf)
+    return strings.least
+
+
+def _children(world: World) -> Iterator[Conj]:
+    if world.types & ARRAY:
+        for index in range(world.arrays.num_prefix + 1):
+            yield world.arrays.item(index)
+        for entry in world.arrays.contains:
+            yield world.arrays.item(world.arrays.num_prefix) | entry.item
+            yield world.arrays.item(world.arrays.num_prefix) | entry.negated
+    if world.types & OBJECT:
+        for name in world.objects.declared():
+            conj = world.objects.value(name)
+            if -1 not in conj:
+                yield conj
+        yield ALWAYS.union(*(clause.rest or ALWAYS for clause in world.objects.clauses))

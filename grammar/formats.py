@@ -1,0 +1,112 @@
+r"""The formats that are asserted, each by a pattern over the whole string; every other format is an annotation.
+
+A pattern is never wider than what the standard and python-jsonschema's checkers both admit, so a finished answer
+passes either. Where it is narrower, `NARROWER` says how.
+"""
+
+from __future__ import annotations
+
+from grammar.ecma_regex import Pattern, parse
+
+_YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
+_LEAP = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_DATE = (
+    f"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    f"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP}-02-29)"
+)
+_CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = rf"{_CLOCK}:[0-5][0-9](?:\.[0-9]{{1,9}})?(?:Z|[+-]{_CLOCK})"
+_DURATION_TIME = r"T(?:[0-9]{1,9}H(?:[0-9]{1,9}M(?:[0-9]{1,9}S)?)?|[0-9]{1,9}M(?:[0-9]{1,9}S)?|[0-9]{1,9}S)"
+_DURATION_DATE = r"(?:[0-9]{1,9}Y(?:[0-9]{1,9}M(?:[0-9]{1,9}D)?)?|[0-9]{1,9}M(?:[0-9]{1,9}D)?|[0-9]{1,9}D)"
+_LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
+# A third and fourth character of "--" would announce an internationalised label, which must decode.
+_PLAIN_LABEL = "(?:[a-z0-9](?:[a-z0-9]|-[a-z0-9]){0,30})"
+_OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_IPV4 = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
+_H16 = "[0-9a-fA-F]{1,4}"
+_LS32 = f"(?:{_H16}:{_H16}|{_IPV4})"
+_IPV6 = "(?:" + "|".join(
+    (
+        f"(?:{_H16}:){{6}}{_LS32}",
+        f"::(?:{_H16}:){{5}}{_LS32}",
+        f"(?:{_H16})?::(?:{_H16}:){{4}}{_LS32}",
+        f"(?:(?:{_H16}:){{0,1}}{_H16})?::(?:{_H16}:){{3}}{_LS32}",
+        f"(?:(?:{_H16}:){{0,2}}{_H16})?::(?:{_H16}:){{2}}{_LS32}",
+        f"(?:(?:{_H16}:){{0,3}}{_H16})?::{_H16}:{_LS32}",
+        f"(?:(?:{_H16}:){{0,4}}{_H16})?::{_LS32}",
+        f"(?:(?:{_H16}:){{0,5}}{_H16})?::{_H16}",
+        f"(?:(?:{_H16}:){{0,6}}{_H16})?::",
+    )
+) + ")"  # fmt: skip
+_HEX2 = "%[0-9A-Fa-f]{2}"
+
+
+def _uri(letters: str) -> tuple[str, str]:
+    """The patterns of an absolute reference and of any reference, over given unreserved characters."""
+    plain = rf"{letters}0-9_.~!$&'()*+,;=\-"
+    pchar = f"(?:[{plain}:@]|{_HEX2})"
+    authority = (
+        rf"(?:(?:[{plain}:]|{_HEX2})*@)?(?:\[(?:{_IPV6}|v[0-9A-Fa-f]+\.[a-zA-Z0-9_.~!$&'()*+,;=:\-]+)\]"
+        rf"|(?:[{plain}]|{_HEX2})*)(?::[0-9]*)?"
+    )
+    query = f"(?:[{plain}:@/?]|{_HEX2})*"
+    tail = rf"(?:\?{query})?(?:#{query})?"
+    rooted = f"//{authority}(?:/{pchar}*)*|/(?:{pchar}+(?:/{pchar}*)*)?"
+    absolute = rf"[a-zA-Z][a-zA-Z0-9+.\-]*:(?:{rooted}|{pchar}+(?:/{pchar}*)*|){tail}"
+    relative = rf"(?:{rooted}|(?:[{plain}@]|{_HEX2})+(?:/{pchar}*)*|){tail}"
+    return absolute, f"(?:{absolute}|{relative})"
+
+
+_URI, _URI_REFERENCE = _uri("a-zA-Z")
+# The ucschar ranges of the basic plane.
+_IRI, _IRI_REFERENCE = _uri(r"a-zA-Z\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef")
+_ATOM = r"[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+"
+_DOMAIN = rf"{_LABEL}(?:\.{_LABEL})*"
+_POINTER = "(?:/(?:[^/~]|~[01])*)*"
+_REGEX_ATOM = (
+    r"(?:[A-Za-z0-9 _,:;@#%&=!<>'/\-]|\\[dwsDWS.*+?()\[\]{}|\^$/\-]|\.|\[\^?(?:a-z|A-Z|0-9|[A-Za-z0-9_ .,])+\])"
+)
+_REGEX_UNIT = rf"{_REGEX_ATOM}(?:[*+?]|\{{[0-9]\}})?"
+_REGEX_FLAT = rf"(?:{_REGEX_UNIT})+(?:\|(?:{_REGEX_UNIT})+)*"
+_REGEX_GROUP = rf"(?:{_REGEX_UNIT}|\((?:\?:)?{_REGEX_FLAT}\)[*+?]?)"
+_TEMPLATE_NAME = r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)*(?:\*|:[1-9][0-9]{0,3})?"
+
+SOURCES: dict[str, str] = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}T{_TIME}",
+    "duration": f"P(?:{_DURATION_DATE}(?:{_DURATION_TIME})?|{_DURATION_TIME}|[0-9]{{1,9}}W)",
+    "email": rf"{_ATOM}(?:\.{_ATOM})*@(?:{_DOMAIN}|\[{_IPV4}\])",
+    "idn-email": rf"{_ATOM}(?:\.{_ATOM})*@(?:{_DOMAIN}|\[{_IPV4}\])",
+    "hostname": _DOMAIN,
+    "idn-hostname": rf"{_PLAIN_LABEL}(?:\.{_PLAIN_LABEL})*",
+    "ipv4": _IPV4,
+    "ipv6": _IPV6,
+    "uri": _URI,
+    "uri-reference": _URI_REFERENCE,
+    "iri": _IRI,
+    "iri-reference": _IRI_REFERENCE,
+    "uri-template": rf"(?:[A-Za-z0-9_.~!$&()*+,;=:@/?#\[\]\-]|{_HEX2}|\{{[+#./;?&]?{_TEMPLATE_NAME}"
+    rf"(?:,{_TEMPLATE_NAME})*\}})*",
+    "uuid": "[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+    "json-pointer": _POINTER,
+    "relative-json-pointer": f"(?:0|[1-9]{{1,9}}0?)(?:#|{_POINTER})",
+    "regex": rf"\^?(?:{_REGEX_GROUP}(?:\|{_REGEX_GROUP})?)*\$?",
+}
+
+FORMATS: dict[str, Pattern] = {name: parse(source, whole=True) for name, source in SOURCES.items()}
+
+# How the texts that can be produced are fewer than the standard permits.
+NARROWER: dict[str, str] = {
+    "time": "no leap second, upper-case Z, at most nine digits of a second",
+    "date-time": "as date and time, with an upper-case T",
+    "duration": "at most nine digits a number",
+    "email": "no quoted local part and no address literal but IPv4",
+    "idn-email": "ASCII only, as email",
+    "idn-hostname": "ASCII only, lower case, no two hyphens in a row",
+    "iri": "characters of the basic plane, private ones left out",
+    "iri-reference": "as iri",
+    "uri-template": "ASCII literals",
+    "relative-json-pointer": "no digit after a zero",
+    "regex": "groups one level deep, no lookaround, no back-reference",
+}

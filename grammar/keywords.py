@@ -1,0 +1,166 @@
+"""The table of JSON Schema keywords: what becomes of each. The documentation's table is made from it.
+
+No keyword is ever passed over in silence: it is enforced, or it constrains nothing by the specification, or a schema
+that uses it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Treatment(StrEnum):
+    """What happens to a keyword."""
+
+    ENFORCED = "enforced"
+    ANNOTATION = "annotation"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Keyword:
+    """One row of the table.
+
+    Attributes:
+        treatment: what happens.
+        note: where it is narrower than the specification, or why it is refused.
+        shape: what its value must be, in words; ``""`` for anything.
+    """
+
+    treatment: Treatment
+    note: str = ""
+    shape: str = ""
+
+
+_E, _A, _R = Treatment.ENFORCED, Treatment.ANNOTATION, Treatment.REFUSED
+
+_ANNOTATIONS = (
+    "$schema $id id $anchor $dynamicAnchor $recursiveAnchor $vocabulary $comment $defs definitions title description "
+    "default examples deprecated readOnly writeOnly contentEncoding contentMediaType contentSchema"
+)
+
+KEYWORDS: dict[str, Keyword] = {
+    "type": Keyword(_E, "", "a type name or a list of type names"),
+    "enum": Keyword(_E, "one spelling for each number; keys of an object in the order given", "a list"),
+    "const": Keyword(_E, "as enum"),
+    # strings
+    "minLength": Keyword(_E, "", "a non-negative integer"),
+    "maxLength": Keyword(_E, "", "a non-negative integer"),
+    "pattern": Keyword(
+        _E, "no back-reference, no word boundary, no lookbehind; lookahead only at the beginning", "a pattern"
+    ),
+    "format": Keyword(_E, "the formats of the table below; any other is an annotation", "a string"),
+    # numbers
+    "minimum": Keyword(_E, "bounded numbers are written without an exponent", "a number"),
+    "maximum": Keyword(_E, "bounded numbers are written without an exponent", "a number"),
+    "exclusiveMinimum": Keyword(_E, "also draft-04's boolean", "a number or a boolean"),
+    "exclusiveMaximum": Keyword(_E, "also draft-04's boolean", "a number or a boolean"),
+    "multipleOf": Keyword(
+        _E, "exact in decimal arithmetic; at most 10000 and nine decimal places", "a positive number"
+    ),
+    # arrays
+    "items": Keyword(_E, "also the list form of earlier drafts", "a schema or a list of schemas"),
+    "prefixItems": Keyword(_E, "", "a list of schemas"),
+    "additionalItems": Keyword(_E, "", "a schema"),
+    "minItems": Keyword(_E, "", "a non-negative integer"),
+    "maxItems": Keyword(_E, "", "a non-negative integer"),
+    "uniqueItems": Keyword(_E, "items from at most 60 values, or at most one item", "a boolean"),
+    "contains": Keyword(_E, "one in an array, with up to 200 positions to tell apart", "a schema"),
+    "minContains": Keyword(_E, "", "a non-negative integer"),
+    "maxContains": Keyword(_E, "", "a non-negative integer"),
+    "unevaluatedItems": Keyword(_E, "not beside contains", "a schema"),
+    # objects
+    "properties": Keyword(_E, "keys in the order of the schema, before all others", "an object of schemas"),
+    "patternProperties": Keyword(
+        _E, "of four and more patterns, keys that match more than one are left out", "an object of schemas by pattern"
+    ),
+    "additionalProperties": Keyword(_E, "", "a schema"),
+    "required": Keyword(_E, "", "a list of strings"),
+    "minProperties": Keyword(_E, "with at most one undeclared key towards it", "a non-negative integer"),
+    "maxProperties": Keyword(_E, "", "a non-negative integer"),
+    "propertyNames": Keyword(_E, "", "a schema"),
+    "dependentRequired": Keyword(_E, "", "an object of lists of strings"),
+    "dependentSchemas": Keyword(_E, "", "an object of schemas"),
+    "dependencies": Keyword(_E, "", "an object of schemas or lists of strings"),
+    "unevaluatedProperties": Keyword(_E, "", "a schema"),
+    # applicators
+    "allOf": Keyword(_E, "", "a list of schemas"),
+    "anyOf": Keyword(_E, "", "a list of schemas"),
+    "oneOf": Keyword(
+        _E,
+        "branches are kept apart; what only a negation that cannot be written would tell apart is left out, "
+        "or refused if a whole branch would be",
+        "a list of schemas",
+    ),
+    "not": Keyword(_E, "not over multipleOf, format, uniqueItems, propertyNames or undeclared keys", "a schema"),
+    "if": Keyword(_E, "as not", "a schema"),
+    "then": Keyword(_E, "", "a schema"),
+    "else": Keyword(_E, "", "a schema"),
+    # references
+    "$ref": Keyword(_E, "within the schema only", "a string"),
+    "$dynamicRef": Keyword(_E, "where it can only mean one place", "a string"),
+    "$recursiveRef": Keyword(_R, "its target depends on the path of evaluation", "a string"),
+    # annotations and bookkeeping
+    **dict.fromkeys(_ANNOTATIONS.split(), Keyword(_A)),
+}
+
+_TYPE_NAMES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
+MAX_COUNT = 1 << 53
+
+
+def _is_schema(value: Any) -> bool:
+    return isinstance(value, dict | bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return _is_number(value) and value >= 0 and value == int(value)
+
+
+def _is_strings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+_CHECKS: dict[str, Callable[[Any], bool]] = {
+    "a type name or a list of type names": lambda v: (
+        (isinstance(v, str) and v in _TYPE_NAMES) or (_is_strings(v) and bool(v) and _TYPE_NAMES.issuperset(v))
+    ),
+    "a list": lambda v: isinstance(v, list),
+    "a non-negative integer": _is_count,
+    "a pattern": lambda v: isinstance(v, str),
+    "a string": lambda v: isinstance(v, str),
+    "a number": _is_number,
+    "a number or a boolean": lambda v: isinstance(v, bool) or _is_number(v),
+    "a positive number": lambda v: _is_number(v) and v > 0,
+    "a boolean": lambda v: isinstance(v, bool),
+    "a schema": _is_schema,
+    "a schema or a list of schemas": lambda v: _is_schema(v) or (isinstance(v, list) and all(map(_is_schema, v))),
+    "a list of schemas": lambda v: isinstance(v, list) and bool(v) and all(map(_is_schema, v)),
+    "an object of schemas": lambda v: isinstance(v, dict) and all(map(_is_schema, v.values())),
+    "an object of schemas by pattern": lambda v: isinstance(v, dict) and all(map(_is_schema, v.values())),
+    "a list of strings": _is_strings,
+    "an object of lists of strings": lambda v: isinstance(v, dict) and all(map(_is_strings, v.values())),
+    "an object of schemas or lists of strings": lambda v: (
+        isinstance(v, dict) and all(_is_schema(item) or _is_strings(item) for item in v.values())
+    ),
+}
+
+
+def shape_error(keyword: str, value: Any) -> str | None:
+    """What is wrong with a keyword's value by its mere shape, or None.
+
+    Args:
+        keyword: one of `KEYWORDS`.
+        value: its value, as parsed from JSON.
+    """
+    shape = KEYWORDS[keyword].shape
+    if not shape or _CHECKS[shape](value):
+        return None
+    given = type(value).__name__ if isinstance(value, dict | list) else repr(value)
+    return f"must be {shape}, not {given[:60]}"

@@ -1,0 +1,126 @@
+"""Limits that hold before anything is compiled, all counted on the parsed grammar in one pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from grammar.document import pointer_join
+from grammar.errors import GrammarError
+from grammar.spec import GrammarKind, GrammarSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How large a grammar may be.
+
+    Attributes:
+        schema_bytes: canonical bytes of a schema or structural tag.
+        grammar_bytes: bytes of a regex, EBNF or Lark text.
+        depth: JSON values inside each other.
+        subschemas: objects in a schema.
+        properties: properties of one object.
+        enum_values: values of one ``enum``, and choices.
+        enum_bytes: bytes of all ``enum`` and ``const`` values together, and of all choices.
+        pattern_bytes: bytes of one pattern.
+        branches: schemas in one ``anyOf``, ``oneOf`` or ``allOf``.
+    """
+
+    schema_bytes: int = 128 << 10
+    grammar_bytes: int = 64 << 10
+    depth: int = 64
+    subschemas: int = 10_000
+    properties: int = 1_000
+    enum_values: int = 2_000
+    enum_bytes: int = 64 << 10
+    pattern_bytes: int = 2_048
+    branches: int = 250
+
+
+DEFAULT_LIMITS = Limits()
+
+
+def check_limits(spec: GrammarSpec, limits: Limits = DEFAULT_LIMITS) -> None:
+    """Refuse a grammar that is too large to be worth a compile.
+
+    Raises:
+        GrammarError: with the keyword, limit and value.
+    """
+    json_kind = spec.kind in (GrammarKind.JSON_SCHEMA, GrammarKind.STRUCTURAL_TAG)
+    most = limits.schema_bytes if json_kind or spec.kind is GrammarKind.CHOICE else limits.grammar_bytes
+    if len(spec.content) > most:
+        raise GrammarError(spec.kind.value, "", f"has {len(spec.content)} bytes; the limit is {most}")
+    if spec.kind is GrammarKind.CHOICE:
+        _check_values(spec.value(), "choice", "", limits)
+    if json_kind:
+        _depth(spec.content, spec.kind.value, limits)
+        _Walk(limits).run(spec.value())
+
+
+def _depth(content: bytes, name: str, limits: Limits) -> None:
+    depth = deepest = 0
+    in_string = escaped = False
+    for byte in content:
+        if in_string:
+            in_string = escaped or byte != 0x22
+            escaped = byte == 0x5C and not escaped
+        elif byte == 0x22:
+            in_string = True
+        elif byte in b"[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif byte in b"]}":
+            depth -= 1
+    if deepest > limits.depth:
+        raise GrammarError(name, "", f"is nested {deepest} deep; the limit is {limits.depth}")
+
+
+class _Walk:
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.objects = 0
+        self.value_bytes = 0
+
+    def run(self, root: Any) -> None:
+        stack = [(root, "")] if isinstance(root, dict | list) else []
+        while stack:
+            at, pointer = stack.pop()
+            if isinstance(at, dict):
+                self.objects += 1
+                if self.objects > self.limits.subschemas:
+                    raise GrammarError("schema", "", f"has more than {self.limits.subschemas} objects")
+                self.check(at, pointer)
+                steps: Any = at.items()
+            else:
+                steps = enumerate(at)
+            stack += [(value, pointer_join(pointer, step)) for step, value in steps if isinstance(value, dict | list)]
+
+    def check(self, schema: dict[str, Any], pointer: str) -> None:
+        for keyword in ("properties", "patternProperties"):
+            listed = schema.get(keyword)
+            if isinstance(listed, dict) and len(listed) > self.limits.properties:
+                self.refuse(keyword, pointer, f"has {len(listed)} entries; the limit is {self.limits.properties}")
+        for keyword in ("anyOf", "oneOf", "allOf"):
+            listed = schema.get(keyword)
+            if isinstance(listed, list) and len(listed) > self.limits.branches:
+                self.refuse(keyword, pointer, f"has {len(listed)} branches; the limit is {self.limits.branches}")
+        pattern = schema.get("pattern")
+        if isinstance(pattern, str) and len(pattern.encode()) > self.limits.pattern_bytes:
+            size = len(pattern.encode())
+            self.refuse("pattern", pointer, f"has {size} bytes; the limit is {self.limits.pattern_bytes}")
+        values = schema.get("enum")
+        if isinstance(values, list):
+            self.value_bytes = _check_values(values, "enum", pointer, self.limits, self.value_bytes)
+
+    def refuse(self, keyword: str, pointer: str, reason: str) -> None:
+        raise GrammarError(keyword, pointer_join(pointer, keyword), reason)
+
+
+def _check_values(values: list[Any], keyword: str, pointer: str, limits: Limits, before: int = 0) -> int:
+    where = pointer_join(pointer, keyword) if keyword != "choice" else ""
+    if len(values) > limits.enum_values:
+        raise GrammarError(keyword, where, f"has {len(values)} values; the limit is {limits.enum_values}")
+    total = before + sum(len(str(value)) for value in values)
+    if total > limits.enum_bytes:
+        raise GrammarError(keyword, where, f"values take {total} bytes in all; the limit is {limits.enum_bytes}")
+    return total

@@ -1,0 +1,130 @@
+"""A grammar's state along one answer: masks, tokens, the end, and the way to an end before the budget is spent."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from grammar.closing import Closer
+from grammar.states import Row, State
+from grammar.vocabulary import Vocabulary
+
+
+class GrammarFailure(Exception):
+    """The library ran into a limit of its own in the middle of an answer: the answer is an error, not an end."""
+
+
+class Matcher:
+    """Follows one answer. Not safe for use from two threads at once.
+
+    The answer ends with an end token, which counts as one accepted token; `rollback` may take it back.
+
+    Attributes:
+        num_tokens: accepted tokens, the end token included.
+    """
+
+    def __init__(self, state: State, vocabulary: Vocabulary, closer: Closer) -> None:
+        self.num_tokens = 0
+        self._state = state
+        self._vocabulary = vocabulary
+        self._closer = closer
+        self._ended = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether an end token was accepted."""
+        return self._ended
+
+    @property
+    def can_end(self) -> bool:
+        """Whether the text so far is a complete answer."""
+        return self._ended or self._state.can_end()
+
+    @property
+    def failure(self) -> str | None:
+        """Why no further token can be allowed, if the library has failed."""
+        return self._state.failure()
+
+    def fill_mask(self, row: Row, remaining: int | None = None) -> None:
+        """Write which tokens may come next, one bit each, least significant first.
+
+        Args:
+            row: int32 [ceil(vocabulary / 32)], contiguous; overwritten.
+            remaining: tokens that may still be generated, this one included. As it nears the length of the shortest
+                end, only tokens on the way there are allowed. None leaves the length to chance.
+
+        Raises:
+            GrammarFailure: if the library has failed, or allows no token at all.
+        """
+        if self._ended:
+            self._allow_only_end(row)
+            return
+        plan = None if remaining is None else self._closer.plan(self._state, remaining)
+        if plan is not None:
+            row[:] = 0
+            if plan:
+                _allow(row, plan[0])
+            else:
+                self._allow_only_end(row)
+            return
+        self._state.fill(row)
+        failure = self._state.failure()
+        if failure is not None:
+            raise GrammarFailure(failure)
+        if not row.any():
+            raise GrammarFailure("no token is allowed")
+
+    def accept(self, token: int) -> bool:
+        """Advance by a token. False, and nothing changes, if the grammar does not allow it here."""
+        if self._ended:
+            return False
+        if token in self._vocabulary.eos:
+            self._ended = self._state.can_end()
+            self.num_tokens += self._ended
+            return self._ended
+        if not 0 <= token < self._vocabulary.size or not self._state.accept(token):
+            return False
+        self._closer.follow(token)
+        self.num_tokens += 1
+        return True
+
+    def rollback(self, count: int) -> None:
+        """Take back the last tokens, the end token included.
+
+        Raises:
+            ValueError: if there are not as many.
+        """
+        if not 0 <= count <= self.num_tokens:
+            raise ValueError(f"cannot take back {count} of {self.num_tokens} tokens")
+        self.num_tokens -= count
+        if count and self._ended:
+            self._ended = False
+            count -= 1
+        self._state.rollback(count)
+        self._closer.rollback(count)
+
+    def copy(self) -> Matcher:
+        """An independent matcher at the same place."""
+        other = Matcher(self._state.copy(), self._vocabulary, self._closer.copy())
+        other.num_tokens, other._ended = self.num_tokens, self._ended
+        return other
+
+    def draft(self, limit: int) -> list[int]:
+        """Tokens of the text that must come next, at most `limit`; the state is left as it is.
+
+        The text is forced, its division into tokens is a proposal: verify them under the mask like any draft.
+        """
+        if self._ended or limit < 1:
+            return []
+        forced = self._state.forced()
+        # The last token could begin more text than is forced: leave its choice open.
+        tokens = self._vocabulary.tokenize(forced)[:-1] if forced else []
+        return tokens[:limit]
+
+    def _allow_only_end(self, row: Row) -> None:
+        row[:] = 0
+        for token in self._vocabulary.eos:
+            _allow(row, token)
+
+
+def _allow(row: Row, token: int) -> None:
+    row.view(np.uint32)[token >> 5] |= np.uint32(1 << (token & 31))

@@ -1,0 +1,201 @@
+r"""Intervals of numbers as regular expressions over their JSON spelling.
+
+An interval is the intersection of one-sided conditions, each a union over the places where a number may first differ
+from the bound:
+
+    x >= 37.5   ->   more digits | [4-9]\d | 3[8-9] (\.\d+)? | 37\.([6-9]\d* | 5\d*)
+
+Numbers are spelled without an exponent where they have a bound, and with few enough digits that two spellings are
+never one double: a value that is below the bound as written is below it after parsing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from decimal import Decimal
+from fractions import Fraction
+
+MAX_INT_DIGITS = 200  # with an exponent of two digits still far from overflow
+MAX_BOUND_DIGITS = 40
+MAX_FRACTION_DIGITS = 20
+SIGNIFICANT_DIGITS = 16
+
+_INT = rf"(?:0|[1-9][0-9]{{0,{MAX_INT_DIGITS - 1}}})"
+_FRACTION = rf"(?:\.[0-9]{{1,{MAX_FRACTION_DIGITS}}})"
+INTEGER = f"-?{_INT}"
+NUMBER = rf"-?{_INT}{_FRACTION}?(?:[eE][+-]?[0-9]{{1,2}})?"
+PLAIN_NUMBER = f"-?{_INT}{_FRACTION}?"
+NOT_INTEGER = rf"-?{_INT}\.[0-9]*[1-9]"
+_SOME_DIGIT = "[0-9]*[1-9][0-9]*"
+_NOTHING = r"[ab&&c]"
+# From here on `_rounded` has made every bound a power of ten.
+_POWER_OF_TEN = 10**MAX_BOUND_DIGITS
+
+
+def integer_terms(low: Fraction | None, high: Fraction | None) -> list[str]:
+    """Regexes that an integer's spelling must all match to lie in the closed interval [low, high]."""
+    terms = [INTEGER]
+    if low is not None:
+        terms.append(_signed_ge(-(-low.numerator // low.denominator)))
+    if high is not None:
+        terms.append(_signed_le(high.numerator // high.denominator))
+    return terms
+
+
+def decimal_terms(low: Decimal | None, high: Decimal | None, *, low_open: bool, high_open: bool) -> list[str]:
+    """The same for numbers with a fraction.
+
+    Args:
+        low: lower bound, None for none.
+        high: upper bound, None for none.
+        low_open: the lower bound itself is left out.
+        high_open: the upper bound itself is left out.
+    """
+    bounds = [abs(bound) for bound in (low, high) if bound is not None]
+    whole = max((len(str(int(bound))) for bound in bounds), default=0)
+    digits = max(1, min(MAX_FRACTION_DIGITS, SIGNIFICANT_DIGITS - whole)) if bounds else MAX_FRACTION_DIGITS
+    terms = [rf"-?{_INT}(?:\.[0-9]{{1,{digits}}})?"]
+    if low is not None:
+        low, low_open = _rounded(low, up=True, is_open=low_open)
+        terms.append(_decimal_ge(low, low_open))
+    if high is not None:
+        high, high_open = _rounded(high, up=False, is_open=high_open)
+        terms.append(_decimal_le(high, high_open))
+    return terms
+
+
+def spelling(value: Decimal) -> str:
+    """One JSON spelling of a number, integers without a point."""
+    if abs(value.adjusted()) > MAX_BOUND_DIGITS:
+        return str(value.normalize())
+    text = format(value, "f")
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def any_spelling(value: Decimal) -> str:
+    """Regex of every spelling without an exponent that a number has (for numbers to be left out)."""
+    text = spelling(value).lstrip("-").replace(".", r"\.")
+    sign = "-?" if not value else "-" if value < 0 else ""
+    return sign + text + ("0*" if "." in text else r"(?:\.0+)?")
+
+
+def _rounded(bound: Decimal, *, up: bool, is_open: bool) -> tuple[Decimal, bool]:
+    """A bound with few enough digits to write out, moved inwards if it must be moved."""
+    if abs(bound) >= Decimal(10) ** MAX_BOUND_DIGITS:
+        outwards = up == (bound < 0)
+        power = Decimal(10) ** (bound.adjusted() + (0 if outwards else 1))
+        return power.copy_sign(bound), False
+    exponent = bound.as_tuple().exponent
+    if isinstance(exponent, int) and -exponent > MAX_FRACTION_DIGITS:
+        step = Fraction(1, 10**MAX_FRACTION_DIGITS)
+        scaled = Fraction(bound) / step
+        count = -(-scaled.numerator // scaled.denominator) if up else scaled.numerator // scaled.denominator
+        return Decimal(count).scaleb(-MAX_FRACTION_DIGITS), False
+    return bound, is_open
+
+
+def _signed_ge(low: int) -> str:
+    if low >= 10**MAX_BOUND_DIGITS:
+        low = 10 ** len(str(low))
+    elif low <= -(10**MAX_BOUND_DIGITS):
+        low = -(10 ** (len(str(-low)) - 1))
+    return _int_ge(low) if low >= 0 else f"(?:{_INT}|-{_int_le(-low)})"
+
+
+def _signed_le(high: int) -> str:
+    if high >= 10**MAX_BOUND_DIGITS:
+        high = 10 ** (len(str(high)) - 1)
+    elif high <= -(10**MAX_BOUND_DIGITS):
+        high = -(10 ** len(str(-high)))
+    return f"(?:-{_INT}|{_int_le(high)})" if high >= 0 else f"-{_int_ge(-high)}"
+
+
+def _int_ge(low: int) -> str:
+    """Integers without a sign that are at least `low`."""
+    text = str(low)
+    zeros = len(text) - 1
+    if zeros and low == 10**zeros:
+        return f"(?:[1-9][0-9]{{{zeros},{MAX_INT_DIGITS}}})" if zeros < MAX_INT_DIGITS else _NOTHING
+    options = [f"[1-9][0-9]{{{len(text)},{MAX_INT_DIGITS}}}", *_same_length(text, above=True), text]
+    return _either(options)
+
+
+def _int_le(high: int) -> str:
+    """Integers without a sign that are at most `high`."""
+    text = str(high)
+    zeros = len(text) - 1
+    if zeros and high == 10**zeros:
+        return f"(?:0|[1-9][0-9]{{0,{zeros - 1}}}|10{{{zeros}}})" if zeros < MAX_INT_DIGITS else _INT
+    options = [*_same_length(text, above=False), text]
+    if len(text) > 1:
+        options.append(f"0|[1-9][0-9]{{0,{len(text) - 2}}}")
+    return _either(options)
+
+
+def _same_length(text: str, *, above: bool) -> Iterable[str]:
+    """Integers of the same number of digits that are strictly above or below, by the first place that differs."""
+    for place, char in enumerate(text):
+        first, last = (int(char) + 1, 9) if above else (1 if place == 0 and len(text) > 1 else 0, int(char) - 1)
+        if first <= last:
+            yield text[:place] + _digits(first, last) + _any_digits(len(text) - place - 1)
+
+
+def _decimal_ge(low: Decimal, is_open: bool) -> str:
+    if low < 0:
+        return f"(?:{_INT}{_FRACTION}?|-{_magnitude_le(-low, is_open)})"
+    return _magnitude_ge(low, is_open)
+
+
+def _decimal_le(high: Decimal, is_open: bool) -> str:
+    if high < 0 or (high == 0 and is_open):
+        return f"-{_magnitude_ge(-high, is_open)}"
+    return f"(?:-{_INT}{_FRACTION}?|{_magnitude_le(high, is_open)})"
+
+
+def _magnitude_ge(low: Decimal, is_open: bool) -> str:
+    whole, fraction = _parts(low)
+    if whole >= _POWER_OF_TEN:
+        return f"{_int_ge(whole)}{_FRACTION}?"
+    options = [f"{_int_ge(whole + 1)}{_FRACTION}?"]
+    after = _SOME_DIGIT if is_open else "[0-9]*"
+    if fraction:
+        steps = [f"{fraction[:i]}{_digits(int(c) + 1, 9)}[0-9]*" for i, c in enumerate(fraction) if c < "9"]
+        options.append(rf"{whole}\.{_either([*steps, fraction + after])}")
+    else:
+        options.append(rf"{whole}\.{_SOME_DIGIT}" if is_open else f"{whole}{_FRACTION}?")
+    return _either(options)
+
+
+def _magnitude_le(high: Decimal, is_open: bool) -> str:
+    whole, fraction = _parts(high)
+    if whole >= _POWER_OF_TEN:
+        return f"(?:0|[1-9][0-9]{{0,{min(high.adjusted(), MAX_INT_DIGITS) - 1}}}){_FRACTION}?"
+    options = [f"{_int_le(whole - 1)}{_FRACTION}?"] if whole else []
+    if fraction:
+        options.append(str(whole))
+        steps = [f"{fraction[:i]}{_digits(0, int(c) - 1)}[0-9]*" for i, c in enumerate(fraction) if c > "0"]
+        steps += [fraction[:i] for i in range(1, len(fraction))]
+        steps += [] if is_open else [fraction + "0*"]
+        options.append(rf"{whole}\.{_either(steps)}")
+    elif not is_open:
+        options.append(rf"{whole}(?:\.0+)?")
+    return _either(options) if options else _NOTHING
+
+
+def _parts(value: Decimal) -> tuple[int, str]:
+    """The integer part, and the digits after the point without trailing zeros."""
+    text = format(value, "f")
+    whole, _, fraction = text.partition(".")
+    return int(whole), fraction.rstrip("0")
+
+
+def _digits(first: int, last: int) -> str:
+    return str(first) if first == last else f"[{first}-{last}]"
+
+
+def _any_digits(count: int) -> str:
+    return f"[0-9]{{{count}}}" if count else ""
+
+
+def _either(options: list[str]) -> str:
+    return options[0] if len(options) == 1 else f"(?:{'|'.join(options)})"

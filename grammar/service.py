@@ -1,0 +1,218 @@
+"""Compiling for a server: in processes that can be killed, each grammar once, remembered within a byte budget.
+
+No grammar library bounds its own work, and a thread cannot be stopped, so a compile runs in a child process with a
+wall clock and a memory limit; a child that passes either is killed and replaced. Results and refusals are remembered
+by content. Requests for a grammar that is being compiled share one future.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from grammar.artifact import Artifact
+from grammar.child import Child, ChildDied, ChildTimeout
+from grammar.compiler import Compiled, blamed, load
+from grammar.errors import GrammarError, GrammarTimeout
+from grammar.spec import GrammarSpec
+from grammar.vocabulary import Vocabulary
+from grammar.worker import DONE, decode_error, encode_job
+
+REFUSAL_BYTES = 1_024
+# A compile that was too slow once may have met a busy machine: it may be tried again after so many seconds.
+RETRY_SECONDS = 60.0
+
+
+class CompileQueueFull(Exception):
+    """More grammars wait to be compiled than are allowed to."""
+
+
+@dataclass(slots=True)
+class CompileStats:
+    """Counts since the start, and what is held now.
+
+    Attributes:
+        hits: answered from memory, or by a compile that was already under way.
+        compiled: grammars compiled.
+        refused: grammars refused, those that were stopped included.
+        stopped: compiles ended by the clock, by the memory limit or by a crash.
+        pending: compiles waiting or under way.
+        cached: entries held.
+        cached_bytes: what they take, about.
+    """
+
+    hits: int = 0
+    compiled: int = 0
+    refused: int = 0
+    stopped: int = 0
+    pending: int = 0
+    cached: int = 0
+    cached_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    result: Compiled | GrammarError
+    num_bytes: int
+    expires: float
+
+
+class CompileService:
+    """Compiles for one vocabulary. Every method may be called from any thread.
+
+    Attributes:
+        stats: counts for metrics.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        workers: int = 2,
+        seconds: float = 2.0,
+        memory_bytes: int = 512 << 20,
+        cache_bytes: int = 256 << 20,
+        most_pending: int = 256,
+    ) -> None:
+        """Start one worker; the others start when they are needed.
+
+        Args:
+            vocabulary: the tokenizer's tokens.
+            workers: compiles at once.
+            seconds: wall clock of one compile, its dry run included.
+            memory_bytes: address space that one compile may add.
+            cache_bytes: what compiled grammars may take in memory, about.
+            most_pending: compiles waiting or under way, at most.
+        """
+        self.stats = CompileStats()
+        self._vocabulary = vocabulary
+        self._seconds = seconds
+        self._memory_bytes = memory_bytes
+        self._cache_bytes = cache_bytes
+        self._most_pending = most_pending
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._pending: dict[str, Future[Compiled]] = {}
+        self._pool = ThreadPoolExecutor(workers, "grammar-compile")
+        self._idle: list[Child] = []
+        self._closed = False
+        self._pool.submit(self._warm)
+
+    def compile(self, spec: GrammarSpec) -> Future[Compiled]:
+        """A future of the compiled grammar; its exception is a `GrammarError` for a refusal.
+
+        Raises:
+            CompileQueueFull: if too many compiles wait already.
+        """
+        with self._lock:
+            entry = self._entries.get(spec.key)
+            if entry is not None and time.monotonic() < entry.expires:
+                self._entries.move_to_end(spec.key)
+                self.stats.hits += 1
+                return _settled(entry.result)
+            waiting = self._pending.get(spec.key)
+            if waiting is not None:
+                self.stats.hits += 1
+                return waiting
+            if len(self._pending) >= self._most_pending:
+                raise CompileQueueFull(f"{self._most_pending} grammars wait to be compiled")
+            future: Future[Compiled] = Future()
+            self._pending[spec.key] = future
+            self.stats.pending = len(self._pending)
+        self._pool.submit(self._run, spec, future)
+        return future
+
+    def close(self) -> None:
+        """End all workers; grammars still waiting are refused."""
+        with self._lock:
+            self._closed = True
+            children, self._idle = self._idle, []
+        for child in children:
+            child.kill()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        for future in self._pending.values():
+            future.set_exception(GrammarError("grammar", "", "the server is shutting down"))
+        self._pending.clear()
+
+    def _warm(self) -> None:
+        try:
+            self._give_back(self._child())
+        except ChildDied:
+            return  # the first compile tries again, and reports
+
+    def _run(self, spec: GrammarSpec, future: Future[Compiled]) -> None:
+        result: Compiled | GrammarError
+        try:
+            result = self._compiled(spec)
+        except GrammarError as error:
+            result = error
+        except Exception as error:  # whatever it is, nobody may wait for ever
+            result = GrammarError(spec.kind.value, "", f"could not be compiled: {type(error).__name__}")
+        self._remember(spec.key, result)
+        if isinstance(result, GrammarError):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    def _compiled(self, spec: GrammarSpec) -> Compiled:
+        child = self._child()
+        try:
+            body = child.compile(encode_job(spec, self._seconds, self._memory_bytes), self._seconds)
+        except ChildTimeout:
+            child.kill()
+            raise self._stopped(spec, f"takes longer than {self._seconds:g} s to compile") from None
+        except ChildDied:
+            child.kill()
+            reason = f"needs more than {self._memory_bytes >> 20} MiB to compile, or ends the compiler"
+            raise self._stopped(spec, reason) from None
+        self._give_back(child)
+        if body[:1] != DONE:
+            raise decode_error(body)
+        return load(Artifact.decode(body[1:]), self._vocabulary)
+
+    def _stopped(self, spec: GrammarSpec, reason: str) -> GrammarTimeout:
+        with self._lock:
+            self.stats.stopped += 1
+        error = blamed(spec, reason)
+        return GrammarTimeout(error.keyword, error.pointer, error.reason)
+
+    def _remember(self, key: str, result: Compiled | GrammarError) -> None:
+        refused = isinstance(result, GrammarError)
+        size = REFUSAL_BYTES if isinstance(result, GrammarError) else result.num_bytes
+        expires = time.monotonic() + RETRY_SECONDS if isinstance(result, GrammarTimeout) else float("inf")
+        with self._lock:
+            self._pending.pop(key, None)
+            self._entries[key] = _Entry(result, size, expires)
+            self.stats.compiled += not refused
+            self.stats.refused += refused
+            self.stats.pending = len(self._pending)
+            self.stats.cached_bytes = sum(entry.num_bytes for entry in self._entries.values())
+            while self.stats.cached_bytes > self._cache_bytes and len(self._entries) > 1:
+                _, dropped = self._entries.popitem(last=False)
+                self.stats.cached_bytes -= dropped.num_bytes
+            self.stats.cached = len(self._entries)
+
+    def _child(self) -> Child:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        return Child(self._vocabulary)
+
+    def _give_back(self, child: Child) -> None:
+        with self._lock:
+            if not self._closed:
+                self._idle.append(child)
+                return
+        child.kill()
+
+
+def _settled(result: Compiled | GrammarError) -> Future[Compiled]:
+    future: Future[Compiled] = Future()
+    if isinstance(result, GrammarError):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
+    return future

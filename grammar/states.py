@@ -1,0 +1,111 @@
+"""The state of a grammar along one answer, in either library, behind the same few methods.
+
+An error of a library is kept apart from an end: a failed state allows nothing and says why.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Row: TypeAlias = NDArray[np.int32]
+
+
+class State(Protocol):
+    """What a matcher asks of a grammar library. End tokens are never given to it: an end cannot become an error."""
+
+    def fill(self, row: Row) -> None:
+        """Write the allowed tokens, end tokens included where the answer may end."""
+
+    def accept(self, token: int) -> bool:
+        """Advance by a token; False, and no change, if it is not allowed."""
+
+    def rollback(self, count: int) -> None:
+        """Take back the last tokens."""
+
+    def copy(self) -> State:
+        """An independent state at the same place."""
+
+    def can_end(self) -> bool:
+        """Whether the text so far is complete."""
+
+    def failure(self) -> str | None:
+        """Why the library can go no further, if it cannot."""
+
+    def forced(self) -> bytes:
+        """Bytes that must come next, if the library knows them."""
+
+
+class LlguidanceState:
+    """A state of llguidance's parser."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+
+    def fill(self, row: Row) -> None:
+        """Write the allowed tokens."""
+        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+
+    def accept(self, token: int) -> bool:
+        """Advance by a token, if it is allowed."""
+        return bool(self._matcher.try_consume_tokens([token]))
+
+    def rollback(self, count: int) -> None:
+        """Take back the last tokens."""
+        if count and not self._matcher.rollback(count):
+            raise ValueError(f"cannot take back {count} tokens: {self._matcher.get_error()[:200]}")
+
+    def copy(self) -> LlguidanceState:
+        """An independent state."""
+        return LlguidanceState(self._matcher.deep_copy())
+
+    def can_end(self) -> bool:
+        """Whether the text is complete."""
+        return bool(self._matcher.is_accepting()) and not self._matcher.is_error()
+
+    def failure(self) -> str | None:
+        """Why it can go no further."""
+        return str(self._matcher.stop_reason()) if self._matcher.is_error() else None
+
+    def forced(self) -> bytes:
+        """Bytes that must come next."""
+        return bytes(self._matcher.compute_ff_bytes())
+
+
+class XgrammarState:
+    """A state of XGrammar's automaton."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+
+    def fill(self, row: Row) -> None:
+        """Write the allowed tokens."""
+        if not self._matcher.fill_next_token_bitmask(row.reshape(1, -1), 0):
+            row[:] = -1
+
+    def accept(self, token: int) -> bool:
+        """Advance by a token, if it is allowed."""
+        return bool(self._matcher.accept_token(token))
+
+    def rollback(self, count: int) -> None:
+        """Take back the last tokens."""
+        if count:
+            self._matcher.rollback(count)
+
+    def copy(self) -> XgrammarState:
+        """An independent state."""
+        return XgrammarState(self._matcher.fork())
+
+    def can_end(self) -> bool:
+        """Whether the text is complete."""
+        return bool(self._matcher.is_completed())
+
+    def failure(self) -> str | None:
+        """Why it can go no further."""
+        return None
+
+    def forced(self) -> bytes:
+        """Bytes that must come next."""
+        return bytes(self._matcher.find_jump_forward_string().encode())

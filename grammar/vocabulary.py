@@ -1,0 +1,110 @@
+"""A tokenizer's vocabulary as plain data, and as the two grammar libraries want it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import llguidance
+
+# Masks for the inside of strings are put together from these sets, worked out once per vocabulary.
+_SLICES = [rf'[^"\\\x00-\x1F\x7F]{{1,{length}}}' for length in (10, 30)] + [r'[^"\\\x00-\x1F\x7F]+']
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """Every token's bytes, and which tokens are not text.
+
+    Attributes:
+        tokens: the bytes of each token id; a special token's bytes are its name.
+        special: ids of tokens that are never produced as text.
+        eos: ids that end an answer, at least one.
+        size: entries of a row of logits; ids beyond `tokens` are never allowed.
+    """
+
+    tokens: tuple[bytes, ...]
+    special: frozenset[int]
+    eos: tuple[int, ...]
+    size: int = 0
+    _by_bytes: dict[bytes, int] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.eos or not all(0 <= token < len(self.tokens) for token in self.eos):
+            raise ValueError(f"end tokens must be ids below {len(self.tokens)}, not {self.eos}")
+        object.__setattr__(self, "size", max(self.size, len(self.tokens)))
+        text = {t: i for i, t in reversed(list(enumerate(self.tokens))) if i not in self.special and t}
+        object.__setattr__(self, "_by_bytes", text)
+
+    @property
+    def num_words(self) -> int:
+        """32-bit words in one row of a mask."""
+        return (self.size + 31) // 32
+
+    @cached_property
+    def identity(self) -> str:
+        """A digest of everything that masks depend on."""
+        digest = hashlib.sha256(repr((self.size, self.eos, sorted(self.special))).encode())
+        for token in self.tokens:
+            digest.update(len(token).to_bytes(4, "little") + token)
+        return digest.hexdigest()
+
+    @cached_property
+    def longest(self) -> int:
+        """Bytes in the longest token that is text."""
+        return max(map(len, self._by_bytes), default=1)
+
+    def tokenize(self, text: bytes) -> list[int]:
+        """Tokens for a text, longest first (not the tokenizer's own merges, but a text that reads the same).
+
+        Raises:
+            ValueError: if a byte has no token.
+        """
+        tokens = []
+        at = 0
+        while at < len(text):
+            for length in range(min(self.longest, len(text) - at), 0, -1):
+                token = self._by_bytes.get(text[at : at + length])
+                if token is not None:
+                    tokens.append(token)
+                    at += length
+                    break
+            else:
+                raise ValueError(f"the vocabulary has no token for the byte {text[at]}")
+        return tokens
+
+    @cached_property
+    def llguidance(self) -> llguidance.LLTokenizer:
+        """The vocabulary as llguidance wants it."""
+        return llguidance.LLTokenizer(_Wrapper(self), n_vocab=self.size, eos_token=list(self.eos), slices=_SLICES)
+
+    @cached_property
+    def xgrammar(self) -> Any:
+        """The vocabulary as XGrammar wants it (a ``TokenizerInfo``); its import takes seconds, so it waits for need."""
+        import xgrammar
+
+        words = [b"" if i in self.special else token for i, token in enumerate(self.tokens)]
+        return xgrammar.TokenizerInfo(words, vocab_size=self.size, stop_token_ids=list(self.eos))
+
+
+class _Wrapper(llguidance.TokenizerWrapper):
+    """What llguidance asks of a tokenizer."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.is_tokenizer_wrapper = True
+        self.bos_token_id = None
+        self.eos_token_id = vocabulary.eos[0]
+        self.tokens: Sequence[bytes] = [
+            token if token or i in vocabulary.special else b"<empty>" for i, token in enumerate(vocabulary.tokens)
+        ]
+        self.special_token_ids = sorted({*vocabulary.special, *vocabulary.eos, *self._blank(vocabulary)})
+        self._tokenize = vocabulary.tokenize
+
+    @staticmethod
+    def _blank(vocabulary: Vocabulary) -> list[int]:
+        return [i for i, token in enumerate(vocabulary.tokens) if not token]
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return self._tokenize(text.encode() if isinstance(text, str) else text)
