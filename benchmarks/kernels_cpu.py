@@ -109,7 +109,7 @@ def bench_attention() -> None:
 
 def small_ops(rows: int) -> dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor]]]:
     """name -> the op, and the same in plain torch."""
-    x, residual = torch.randn(2, rows, HIDDEN).to(BF16)
+    x, residual = torch.randn(rows, HIDDEN).to(BF16), torch.randn(rows, HIDDEN)
     weight, gate_up = torch.randn(HIDDEN).to(BF16), torch.randn(rows, 2 * INNER).to(BF16)
     qkv, table = torch.randn(rows, (HEADS + 2 * KV_HEADS) * HEAD_DIM).to(BF16), torch.randn(2048, HEAD_DIM)
     where = torch.arange(rows)
@@ -119,7 +119,7 @@ def small_ops(rows: int) -> dict[str, tuple[Callable[[], Tensor], Callable[[], T
         "rms_norm": (lambda: ops.rms_norm(x, weight, EPS), lambda: functional.rms_norm(x, (HIDDEN,), weight, EPS)),
         "add_rms_norm": (
             lambda: ops.add_rms_norm(x, residual, weight, EPS),
-            lambda: functional.rms_norm(residual.add_(x), (HIDDEN,), weight, EPS),
+            lambda: functional.rms_norm(residual.add_(x).to(BF16), (HIDDEN,), weight, EPS),
         ),
         "rope_store_kv": (lambda: ops.rope_store_kv(*rope), lambda: reference.rope_store_kv(*rope)),
         "gated_activation": (
@@ -176,7 +176,7 @@ def bench_layer() -> None:
         for native in (True, False):
             ops.use_native(native)
             layers = [Layer(rows, context) for _ in range(LAYERS)]
-            x, residual = torch.randn(2, rows, HIDDEN).to(BF16)
+            x, residual = torch.randn(rows, HIDDEN).to(BF16), torch.randn(rows, HIDDEN)
 
             def step(x: Tensor = x, residual: Tensor = residual, layers: list[Layer] = layers) -> None:
                 for layer in layers:

@@ -46,8 +46,9 @@ class Worker:
         started = time.monotonic()
         device = choose_device(config)
         dtype = choose_dtype(config, device)
-        torch.set_num_threads(num_threads(config))
         ops.use_native(config.native_kernels)
+        if device.type == "cpu":
+            ops.set_threads(num_threads(config))
         model = load_model(
             model_path,
             dtype=dtype,
@@ -70,7 +71,7 @@ class Worker:
             f"KV pool: {self.num_pages * config.block_size:,} tokens in pages of {config.block_size} "
             f"({self.num_pages * page_bytes / 2**30:.2f} GiB); context {self.max_model_len:,}; "
             f"up to {config.max_num_seqs} sequences and {config.max_num_batched_tokens:,} tokens a step",
-            *([f"{torch.get_num_threads()} threads, {ops.native_status()}"] if device.type == "cpu" else []),
+            *([ops.native_status()] if device.type == "cpu" else []),
         )
 
     def run(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> StepResult:

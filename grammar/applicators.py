@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from grammar import scalars
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 Alternatives: TypeAlias = "list[World] | tuple[World, ...]"
 # A branch of oneOf that needs more pieces than this to keep it apart from the others loses the last ones.
 MAX_PIECES = 48
+# More branches of anyOf than this are not combined with each other for the sake of unevaluated properties.
+MAX_TRACKED = 4
 
 
 def _enum_holds(analysis: Analysis, number: int, values: list[Any]) -> list[Alternatives]:
@@ -59,7 +62,14 @@ def _not_all_of(analysis: Analysis, number: int) -> Alternatives:
 
 def _any_of(analysis: Analysis, number: int) -> list[Alternatives]:
     listed = enumerate(_get(analysis, number, "anyOf"))
-    return [[world for i, item in listed for world in _branch(analysis, number, item, "anyOf", i)]]
+    branches = [_branch(analysis, number, item, "anyOf", i) for i, item in listed]
+    found = [world for branch in branches for world in branch]
+    if analysis.document.tracks_evaluation and len(branches) <= MAX_TRACKED:
+        # Branches that hold together evaluate together.
+        for size in range(2, len(branches) + 1):
+            for chosen in combinations(branches, size):
+                found += analysis.product(chosen, _blame(analysis, number, "anyOf"))
+    return [found]
 
 
 def _not_any_of(analysis: Analysis, number: int) -> Alternatives:

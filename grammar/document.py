@@ -38,7 +38,14 @@ def pointer_join(pointer: str, *tokens: str | int) -> str:
 
 
 class Document:
-    """All nodes of one schema, by number; every subschema object has one number however it is reached."""
+    """All nodes of one schema, by number; every subschema object has one number however it is reached.
+
+    Attributes:
+        nodes: the nodes met so far.
+        root: the number of the whole schema.
+        draft: 3 to 7, 2019 or 2020, as ``$schema`` says.
+        tracks_evaluation: whether it matters which properties and items are evaluated.
+    """
 
     def __init__(self, root: dict[str, Any]) -> None:
         self.nodes: list[Node] = []
@@ -48,6 +55,7 @@ class Document:
         self._anchors: dict[tuple[int, str], tuple[dict[str, Any], str, str]] = {}
         self._dynamic: dict[str, int] = {}
         self._keep: list[dict[str, Any]] = []
+        self.tracks_evaluation = _mentions(root, ("unevaluatedProperties", "unevaluatedItems"))
         self.root = self._add(root, "", "", root)
 
     def child(self, parent: int, schema: dict[str, Any], *tokens: str | int) -> int:
@@ -165,6 +173,18 @@ class Document:
             raise GrammarError(keyword, where, f"'#{fragment[:200]}' leads to {type(at).__name__}, not to a schema")
         known = self._ids.get(id(at))
         return known if known is not None else self._add(at, pointer, base, resource)
+
+
+def _mentions(root: dict[str, Any], keywords: tuple[str, ...]) -> bool:
+    stack: list[Any] = [root]
+    while stack:
+        at = stack.pop()
+        if isinstance(at, dict):
+            if any(keyword in at for keyword in keywords):
+                return True
+            at = list(at.values())
+        stack += [value for value in at if isinstance(value, dict | list)]
+    return False
 
 
 def _draft(root: dict[str, Any]) -> int:

@@ -71,7 +71,7 @@ KEYWORDS: dict[str, Keyword] = {
     "contains": Keyword(_E, "one in an array, with up to 200 positions to tell apart", "a schema"),
     "minContains": Keyword(_E, "", "a non-negative integer"),
     "maxContains": Keyword(_E, "", "a non-negative integer"),
-    "unevaluatedItems": Keyword(_E, "not beside contains", "a schema"),
+    "unevaluatedItems": Keyword(_E, "not beside contains; otherwise as unevaluatedProperties", "a schema"),
     # objects
     "properties": Keyword(_E, "keys in the order of the schema, before all others", "an object of schemas"),
     "patternProperties": Keyword(
@@ -85,7 +85,7 @@ KEYWORDS: dict[str, Keyword] = {
     "dependentRequired": Keyword(_E, "", "an object of lists of strings"),
     "dependentSchemas": Keyword(_E, "", "an object of schemas"),
     "dependencies": Keyword(_E, "", "an object of schemas or lists of strings"),
-    "unevaluatedProperties": Keyword(_E, "", "a schema"),
+    "unevaluatedProperties": Keyword(_E, "of more than four anyOf branches, one at a time counts", "a schema"),
     # applicators
     "allOf": Keyword(_E, "", "a list of schemas"),
     "anyOf": Keyword(_E, "", "a list of schemas"),

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels import reference
+from kernels.cpu import arena, threads
 from kernels.cpu.build import BuildError, default_cache, load_library
 from kernels.cpu.native import Kernels
 from kernels.packed import PackedLinear
@@ -32,6 +33,7 @@ __all__ = [
     "attention",
     "copy_pages",
     "gated_activation",
+    "lazy_zeros",
     "linear",
     "native_status",
     "pack_linear",
@@ -63,12 +65,17 @@ def native_status() -> str:
     kernels = _load()
     if isinstance(kernels, BuildError):
         return f"CPU kernels: plain torch, because {kernels}"
-    return f"CPU kernels: native, {kernels.instruction_set}, {torch.get_num_threads()} threads"
+    return f"CPU kernels: native, {kernels.instruction_set}, {threads.count()} threads"
 
 
 def set_threads(count: int) -> None:
-    """Sets the number of threads of torch's and of the native kernels' CPU ops, for the calling thread's ops."""
-    torch.set_num_threads(count)
+    """Sets the number of threads of the CPU ops.
+
+    Where the native kernels are, torch's own ops, few and small beside them, get one thread: torch's pool spins for a
+    while after each of its ops, on the cores that the kernels' pool needs.
+    """
+    threads.set_count(count)
+    torch.set_num_threads(count if _kernels() is None else 1)
 
 
 @functools.cache
@@ -108,26 +115,39 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
     return PackedLinear(weight.shape[1], weight.shape[0], weight.contiguous(), bias, kernels=None)
 
 
-def linear(x: Tensor, layer: PackedLinear) -> Tensor:
-    """``x @ weight.T + bias``: [T, K] -> [T, N] in the type of x, which is the weight's; sums are fp32."""
+def linear(x: Tensor, layer: PackedLinear, out_dtype: torch.dtype | None = None) -> Tensor:
+    """``x @ weight.T + bias``: [T, K] -> [T, N], x of the weight's type; sums are fp32.
+
+    Args:
+        out_dtype: the type of x (None), or float32: the sums as they are.
+    """
+    out_dtype = out_dtype or x.dtype
     if layer.kernels is not None:
-        return layer.kernels.linear(x, layer)
-    return functional.linear(x, layer.weight, layer.bias)
+        return layer.kernels.linear(x, layer, out_dtype)
+    if out_dtype is x.dtype:
+        return functional.linear(x, layer.weight, layer.bias)
+    if x.is_cuda:
+        out = torch.mm(x, layer.weight.t(), out_dtype=out_dtype)
+        return out if layer.bias is None else out.add_(layer.bias)
+    return reference.linear_fp32(x, layer.weight, layer.bias)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-    """``x / sqrt(mean(x^2) + eps) * (offset + weight)`` in fp32: [T, H], [H] -> [T, H]."""
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """``x / sqrt(mean(x^2) + eps) * (offset + weight)`` in fp32: [T, H], [H] -> [T, H] of out_dtype, or of x's type."""
+    out_dtype = out_dtype or x.dtype
     kernels = _native(x)
-    if kernels is not None and kernels.takes(weight):
-        return kernels.rms_norm(x, None, weight, eps, offset)
-    return reference.rms_norm(x, weight, eps, offset)
+    if kernels is not None and kernels.takes(weight) and kernels.takes_type(out_dtype):
+        return kernels.rms_norm(x, None, weight, eps, offset, out_dtype)
+    return reference.rms_norm(x, weight, eps, offset, out_dtype)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-    """``residual += x`` in place, rounded to its type; returns ``rms_norm(residual, weight, eps, offset)`` [T, H]."""
-    kernels = _native(x, residual)
-    if kernels is not None and kernels.takes(weight):
-        return kernels.rms_norm(x, residual, weight, eps, offset)
+    """``residual += x`` in place, residual [T, H] in fp32; returns its ``rms_norm`` [T, H] in the type of x."""
+    kernels = _native(x)
+    if kernels is not None and kernels.takes(residual) and kernels.takes(weight):
+        return kernels.rms_norm(x, residual, weight, eps, offset, x.dtype)
     return reference.add_rms_norm(x, residual, weight, eps, offset)
 
 
@@ -231,6 +251,17 @@ def gated_activation(gate_up: Tensor, kind: Activation) -> Tensor:
     if kernels is not None:
         return kernels.gated_activation(gate_up, kind)
     return reference.gated_activation(gate_up, kind)
+
+
+def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros on the CPU, aligned to a memory page, that take memory only as they are written.
+
+    They come in huge pages where the operating system has them. Freed with the last tensor that views them.
+
+    Raises:
+        OSError: there is no such amount of address space.
+    """
+    return arena.lazy_zeros(shape, dtype)
 
 
 def copy_pages(k: Tensor, v: Tensor, source: Sequence[int], target: Sequence[int], count: Sequence[int]) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 _QUERY_BLOCK = 256  # query tokens scored at once: bounds the [Hq, block, context] fp32 scores
+_WEIGHT_BLOCK = 4096  # rows of a weight widened at once
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -20,17 +21,26 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return functional.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+def linear_fp32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The same with an fp32 result, widening a part of the weight at a time: [T, K], [N, K], [N] or None -> [T, N]."""
+    x = x.float()
+    out = torch.cat([functional.linear(x, part.float()) for part in weight.split(_WEIGHT_BLOCK)], dim=1)
+    return out if bias is None else out.add_(bias)
+
+
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, out_dtype: torch.dtype | None = None
+) -> Tensor:
     """``x / sqrt(mean(x^2) + eps) * (offset + weight)`` over the last dimension."""
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * scale * (offset + weight.float())).to(x.dtype)
+    return (wide * scale * (offset + weight.float())).to(out_dtype or x.dtype)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-    """Adds x to residual in place and returns the norm of the (rounded) sum."""
+    """Adds x to the fp32 residual in place and returns the norm of the sum, in the type of x."""
     residual.add_(x)
-    return rms_norm(residual, weight, eps, offset)
+    return rms_norm(residual, weight, eps, offset, x.dtype)
 
 
 def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:

@@ -44,8 +44,8 @@ void run_row(const typename E::Value* gate, typename E::Value* out, int64_t widt
 template <class E, class Act>
 void run(const GatedActivation& op) {
   using Value = typename E::Value;
-  parallel(op.rows * op.width < kSmall ? 1 : (int)op.threads, [&](int thread, int team) {
-    for (int64_t row = op.rows * thread / team; row < op.rows * (thread + 1) / team; row++) {
+  parallel_ranges(op.rows * op.width < kSmall ? 1 : (int)op.threads, op.rows, [&](int64_t row, int64_t end) {
+    for (; row < end; row++) {
       run_row<E, Act>(static_cast<const Value*>(op.gate_up) + row * 2 * op.width,
                       static_cast<Value*>(op.out) + row * op.width, op.width);
     }

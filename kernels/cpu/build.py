@@ -1,8 +1,4 @@
-"""Compiles the C++ sources of this folder into a shared library, once for each machine, compiler and version of them.
-
-The library is built without a link to an OpenMP runtime: its calls resolve to the one that torch has loaded, so that
-torch's ops and ours share one pool of threads. (Two runtimes would spin on the same cores, each for its own barrier.)
-"""
+"""Compiles the C++ sources of this folder into a shared library, once for each machine, compiler and version of them."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
-FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing", "-w")
+FLAGS = ("-O3", "-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing", "-w")
 _TIMEOUT = 600  # seconds for the compiler
 
 
@@ -87,8 +83,7 @@ def _build(compiler: str, flags: tuple[str, ...], target: Path) -> None:
         objects = [str(Path(folder) / f"{path.stem}.o") for path in sources]
         _run_all([[compiler, *flags, "-c", str(path), "-o", out] for path, out in zip(sources, objects, strict=True)])
         library = str(Path(folder) / target.name)
-        # No -fopenmp here: it would link a second runtime.
-        _run([compiler, "-shared", *objects, "-o", library])
+        _run([compiler, "-shared", "-pthread", *objects, "-o", library])
         os.replace(library, target)
 
 

@@ -8,14 +8,15 @@ namespace rootgraft {
 namespace {
 
 constexpr int64_t kSmall = 1 << 14;  // multiplications below which one thread is faster
+constexpr int64_t kSlices = 2;  // of the panels, for each thread
 
 // The call, as the caller packs it: fields of 8 bytes in this order.
 struct Linear {
   const uint32_t* x;       // [rows][steps] words
   const uint32_t* panels;  // [ceil(columns / 16)][steps][16] words
   const void* bias;        // [columns] or null
-  void* out;               // [rows][columns]
-  int64_t rows, columns, steps, is_bf16, threads;
+  void* out;               // [rows][columns], of x's type or fp32
+  int64_t rows, columns, steps, is_bf16, out_is_bf16, threads;
 };
 
 struct PackLinear {
@@ -25,25 +26,24 @@ struct PackLinear {
 };
 
 // Rounds a tile of sums into the output.
-template <class E>
+template <class E, class To>
 void store_tile(const Linear& op, const float* sums, int64_t row, int rows, int64_t column, int columns) {
-  using Value = typename E::Value;
-  const Value* bias = static_cast<const Value*>(op.bias);
+  const auto* bias = static_cast<const typename E::Value*>(op.bias);
   for (int m = 0; m < rows; m++, sums += kTilePanels * kWidth) {
-    Value* out = static_cast<Value*>(op.out) + (row + m) * op.columns + column;
+    auto* out = static_cast<typename To::Value*>(op.out) + (row + m) * op.columns + column;
     int i = 0;
     for (; i + kWidth <= columns; i += kWidth) {
       const Floats sum = load(sums + i);
-      E::store(out + i, bias ? sum + E::load(bias + column + i) : sum);
+      To::store(out + i, bias ? sum + E::load(bias + column + i) : sum);
     }
-    for (; i < columns; i++) out[i] = E::narrow(bias ? sums[i] + E::widen(bias[column + i]) : sums[i]);
+    for (; i < columns; i++) out[i] = To::narrow(bias ? sums[i] + E::widen(bias[column + i]) : sums[i]);
   }
 }
 
 // Rows [row, row_end) times panels [panel, panel_end). Where several tiles of rows use the same panels, they share the
 // asking for the next ones: memory then works while the registers do. (One tile of rows only reads, and the caches'
 // own prefetchers do better.)
-template <class E>
+template <class E, class To>
 void multiply_block(const Linear& op, int64_t row, int64_t row_end, int64_t panel, int64_t panel_end) {
   const int64_t panel_size = op.steps * kWidth, row_count = row_end - row;
   float sums[kTileRows * kTilePanels * kWidth];
@@ -55,24 +55,23 @@ void multiply_block(const Linear& op, int64_t row, int64_t row_end, int64_t pane
                       sums, kTilePanels * kWidth, nullptr, op.panels + next * panel_size + from * kWidth, to - from},
                      rows, panels);
     const int64_t column = (panel + p) * kWidth;
-    store_tile<E>(op, sums, row + m, rows, column, (int)std::min<int64_t>(panels * kWidth, op.columns - column));
+    store_tile<E, To>(op, sums, row + m, rows, column, (int)std::min<int64_t>(panels * kWidth, op.columns - column));
   });
 }
 
-template <class E>
+template <class E, class To>
 void run(const Linear& op) {
   const int64_t panels = (op.columns + kWidth - 1) / kWidth;
   const int64_t multiplications = op.rows * op.steps * panels * kWidth;
-  parallel(multiplications < kSmall ? 1 : (int)op.threads, [&](int thread, int count) {
-    // Few panels and many rows on many threads: cut the rows too.
-    const int64_t wanted = 2 * count / std::max<int64_t>(1, panels / kTilePanels);
-    const int64_t row_cuts = std::max<int64_t>(1, std::min<int64_t>(op.rows / 48, wanted));
-    const int64_t tasks = row_cuts * count;
-    for (int64_t task = thread; task < tasks; task += count) {
-      const int64_t cut = task / count, slice = task % count;
-      multiply_block<E>(op, op.rows * cut / row_cuts, op.rows * (cut + 1) / row_cuts, panels * slice / count,
-                  panels * (slice + 1) / count);
-    }
+  const int threads = multiplications < kSmall ? 1 : (int)op.threads;
+  const int64_t slices = threads == 1 ? 1 : kSlices * threads;
+  // Few panels and many rows on many threads: cut the rows too.
+  const int64_t wanted = 2 * threads / std::max<int64_t>(1, panels / kTilePanels);
+  const int64_t row_cuts = std::max<int64_t>(1, std::min<int64_t>(op.rows / 48, wanted));
+  parallel_items(threads, row_cuts * slices, [&](int64_t item) {
+    const int64_t cut = item / slices, slice = item % slices;
+    multiply_block<E, To>(op, op.rows * cut / row_cuts, op.rows * (cut + 1) / row_cuts, panels * slice / slices,
+                          panels * (slice + 1) / slices);
   });
 }
 
@@ -83,8 +82,8 @@ using namespace rootgraft;
 
 extern "C" int pack_linear(const PackLinear* op) {
   const int64_t count = (op->columns + kWidth - 1) / kWidth;
-  parallel((int)op->threads, [&](int thread, int team) {
-    for (int64_t panel = count * thread / team; panel < count * (thread + 1) / team; panel++) {
+  parallel_ranges((int)op->threads, count, [&](int64_t panel, int64_t end) {
+    for (; panel < end; panel++) {
       const uint32_t* rows[kWidth];
       for (int i = 0; i < kWidth; i++) {
         rows[i] = op->weight + std::min(panel * kWidth + i, op->columns - 1) * op->steps;
@@ -102,8 +101,8 @@ extern "C" int pack_linear(const PackLinear* op) {
 extern "C" int64_t pack_linear_size() { return sizeof(PackLinear); }
 
 extern "C" int linear(const Linear* op) {
-  if (op->is_bf16) run<Bf16>(*op);
-  else run<Fp32>(*op);
+  with_types([&](auto element, auto out_element) { run<decltype(element), decltype(out_element)>(*op); }, op->is_bf16,
+             op->out_is_bf16);
   return 0;
 }
 

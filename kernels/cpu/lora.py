@@ -6,16 +6,15 @@ import ctypes
 from struct import Struct
 from typing import Final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from kernels.cpu import threads
 from kernels.cpu.native import _function
 from kernels.lora_types import MOST_MODULES, Factors, Segments
 
-_OP: Final = Struct("16q")
-_TYPES: Final = (torch.bfloat16, torch.float32)
+_OP: Final = Struct("17q")
+NATIVE_TYPES: Final = (torch.bfloat16, torch.float32)
 _NO_MEMORY: Final = 2
 
 ROW_FIELDS: Final = 5 + MOST_MODULES
@@ -38,26 +37,27 @@ class LoraKernels:
         self._shrink_expand = _function(library, "lora_shrink_expand", _OP)
 
     @staticmethod
-    def takes(first: Tensor, *others: Tensor) -> bool:
-        """Whether these are contiguous CPU tensors of one type that has a kernel."""
-        return first.dtype in _TYPES and all(
-            tensor.dtype is first.dtype and tensor.is_cpu and tensor.is_contiguous() for tensor in (first, *others)
-        )
+    def takes(*tensors: Tensor) -> bool:
+        """Whether these are contiguous CPU tensors of types that have a kernel."""
+        return all(tensor.dtype in NATIVE_TYPES and tensor.is_cpu and tensor.is_contiguous() for tensor in tensors)
 
     def shrink_expand(
         self,
         y: Tensor,
         x: Tensor | None,
         token_ids: Tensor | None,
-        table: NDArray[np.int64],
+        table: int,
+        num_slots: int,
         sizes: tuple[int, ...],
         width: int,
+        dtype: torch.dtype,
         segments: Segments,
     ) -> None:
-        """See ``kernels.lora_reference.lora_shrink_expand``; ``table`` has a ``table_row`` for each slot.
+        """See ``kernels.lora_reference.lora_shrink_expand``; ``table`` is the address of a ``table_row`` for each slot.
 
         Args:
             width: K, or the number of tokens of an embedding.
+            dtype: of x and of the factors.
 
         Raises:
             IndexError: a token or a slot is out of range; nothing is written.
@@ -70,18 +70,19 @@ class LoraKernels:
                 segments.tokens.data_ptr(),
                 segments.slots.data_ptr(),
                 segments.starts.data_ptr(),
-                table.ctypes.data,
+                table,
                 *sizes,
                 *(0,) * (MOST_MODULES - len(sizes)),
                 y.shape[0],
                 width,
                 segments.slots.shape[0],
-                table.shape[0],
+                num_slots,
+                dtype is torch.bfloat16,
                 y.dtype is torch.bfloat16,
-                torch.get_num_threads(),
+                threads.count(),
             )
         )
         if failed == _NO_MEMORY:
             raise MemoryError("the low-rank op could not allocate its intermediate")
         if failed:
-            raise IndexError(f"a token is not in 0 .. {y.shape[0] - 1}, or a slot not in 0 .. {table.shape[0] - 1}")
+            raise IndexError(f"a token is not in 0 .. {y.shape[0] - 1}, or a slot not in 0 .. {num_slots - 1}")

@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from kernels.cpu import threads
 from kernels.cpu.arena import WeightArena
 from kernels.cpu.build import BuildError
 from kernels.packed import PackedLinear
@@ -26,8 +27,8 @@ _TYPES: Final = (_BF16, _FP32)
 
 # The C++ structures: q for integers, booleans and addresses (0 for none), d for real numbers.
 _PACK_LINEAR: Final = Struct("5q")
-_LINEAR: Final = Struct("9q")
-_RMS_NORM: Final = Struct("9q2d")
+_LINEAR: Final = Struct("10q")
+_RMS_NORM: Final = Struct("10q2d")
 _ROPE_STORE_KV: Final = Struct("20q2d")
 _ATTENTION: Final = Struct("18q2d")
 _GATED_ACTIVATION: Final = Struct("7q")
@@ -66,6 +67,11 @@ class Kernels:
         return True
 
     @staticmethod
+    def takes_type(dtype: torch.dtype) -> bool:
+        """Whether kernels can write this type."""
+        return dtype in _TYPES
+
+    @staticmethod
     def takes_heads(head_dim: int) -> bool:
         """Whether attention runs natively for heads of this many dimensions."""
         return head_dim % _PANEL == 0 and head_dim <= _MOST_HEAD_DIM
@@ -83,12 +89,12 @@ class Kernels:
         weight = weight.detach().contiguous()
         panels = self._arena.empty((-(-columns // _PANEL), width // pair, _PANEL, pair), weight.dtype)
         self._pack_linear(
-            _PACK_LINEAR.pack(weight.data_ptr(), panels.data_ptr(), columns, width // pair, torch.get_num_threads())
+            _PACK_LINEAR.pack(weight.data_ptr(), panels.data_ptr(), columns, width // pair, threads.count())
         )
         bias = None if bias is None else bias.detach().to(weight.dtype).contiguous()
         return PackedLinear(width, columns, panels, bias, self)
 
-    def linear(self, x: Tensor, layer: PackedLinear) -> Tensor:
+    def linear(self, x: Tensor, layer: PackedLinear, out_dtype: torch.dtype) -> Tensor:
         """x [T, K] -> [T, N]; see ``kernels.ops.linear``."""
         rows, width = x.shape
         weight, bias = layer.weight, layer.bias
@@ -99,7 +105,7 @@ class Kernels:
             )
         if not x.is_contiguous():
             x = x.contiguous()
-        out = torch.empty((rows, layer.out_features), dtype=x.dtype)
+        out = torch.empty((rows, layer.out_features), dtype=out_dtype)
         self._linear(
             _LINEAR.pack(
                 x.data_ptr(),
@@ -110,17 +116,28 @@ class Kernels:
                 layer.out_features,
                 weight.shape[1],
                 x.dtype is _BF16,
-                torch.get_num_threads(),
+                out_dtype is _BF16,
+                threads.count(),
             )
         )
         return out
 
-    def rms_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float) -> Tensor:
-        """The norm of x, or, with a residual, of the sum that is left in it."""
+    def rms_norm(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor,
+        eps: float,
+        offset: float,
+        out_dtype: torch.dtype,
+    ) -> Tensor:
+        """The norm of x, or, with a residual (fp32), of the sum that is left in it."""
         rows, width = x.shape
-        if weight.shape != (width,) or (residual is not None and residual.shape != x.shape):
-            raise ValueError(f"x is [{rows}, {width}], weight {list(weight.shape)}, residual must be like x")
-        out = torch.empty_like(x)
+        if weight.shape != (width,) or (
+            residual is not None and (residual.shape != x.shape or residual.dtype is not _FP32)
+        ):
+            raise ValueError(f"x is [{rows}, {width}], weight {list(weight.shape)}; a residual must be float32 like x")
+        out = torch.empty((rows, width), dtype=out_dtype)
         self._rms_norm(
             _RMS_NORM.pack(
                 x.data_ptr(),
@@ -131,7 +148,8 @@ class Kernels:
                 width,
                 x.dtype is _BF16,
                 weight.dtype is _BF16,
-                torch.get_num_threads(),
+                out_dtype is _BF16,
+                threads.count(),
                 eps,
                 offset,
             )
@@ -188,7 +206,7 @@ class Kernels:
                 page_size,
                 qkv.dtype is _BF16,
                 norm is not None and norm.dtype is _BF16,
-                torch.get_num_threads(),
+                threads.count(),
                 eps,
                 offset,
             )
@@ -238,7 +256,7 @@ class Kernels:
                 head_dim,
                 _NO_WINDOW if window is None else window,
                 q.dtype is _BF16,
-                torch.get_num_threads(),
+                threads.count(),
                 scale,
                 soft_cap or 0.0,
             )
@@ -261,7 +279,7 @@ class Kernels:
                 both // 2,
                 kind == "gelu_tanh",
                 gate_up.dtype is _BF16,
-                torch.get_num_threads(),
+                threads.count(),
             )
         )
         return out

@@ -32,16 +32,4 @@ void scale_by_weight(const typename From::Value* x, const typename W::Value* wei
   for (; i < count; i++) out[i] = To::narrow(From::widen(x[i]) * scale * (offset + W::widen(weight[i])));
 }
 
-// f(E{}, W{}) for the element types of activations and of a norm's weight.
-template <class F>
-void with_types(bool is_bf16, bool weight_is_bf16, F f) {
-  if (is_bf16) {
-    if (weight_is_bf16) f(Bf16{}, Bf16{});
-    else f(Bf16{}, Fp32{});
-  } else {
-    if (weight_is_bf16) f(Fp32{}, Bf16{});
-    else f(Fp32{}, Fp32{});
-  }
-}
-
 }  // namespace rootgraft

@@ -5,8 +5,9 @@
 namespace rootgraft {
 namespace {
 
-constexpr int64_t kSmall = 1 << 15;  // elements below which one thread is faster
+constexpr int64_t kSmall = 1 << 13;  // elements below which one thread is faster
 constexpr int kMaxHeadDim = 256;
+constexpr int64_t kAhead = 4;  // tokens between the asking for memory and its use
 
 // The call, as the caller packs it: fields of 8 bytes in this order.
 struct RopeStore {
@@ -69,6 +70,30 @@ void turn_head(const RopeStore& op, const typename E::Value* from, const void* n
   convert<Fp32, E>(head, to, op.head_dim);
 }
 
+// Where the key or value of a token and a KV head goes, in elements of its cache.
+INLINE int64_t cell_offset(const RopeStore& op, int64_t token, int64_t head) {
+  const int64_t page = op.cells[token] / op.page_size, cell = op.cells[token] % op.page_size;
+  return ((page * op.kv_heads + head) * op.page_size + cell) * op.head_dim;
+}
+
+// Asks for all that a token reads and writes. The weights that pass between two calls drive everything out of the
+// caches, and accesses that wait for memory one after another would take several times as long as the work.
+template <class E>
+void prefetch_token(const RopeStore& op, int64_t token) {
+  using Value = typename E::Value;
+  const auto ask = [](const void* base, int64_t first, int64_t count) {
+    const auto* values = static_cast<const Value*>(base) + first;
+    for (int64_t i = 0; i < count; i += 64 / sizeof(Value)) __builtin_prefetch(values + i, 1);
+  };
+  const int64_t width = (op.heads + 2 * op.kv_heads) * op.head_dim, q_width = op.heads * op.head_dim;
+  ask(op.qkv, token * width, width);
+  ask(op.q_out, token * q_width, q_width);
+  for (int64_t head = 0; head < op.kv_heads; head++) {
+    ask(op.k_cache, cell_offset(op, token, head), op.head_dim);
+    ask(op.v_cache, cell_offset(op, token, head), op.head_dim);
+  }
+}
+
 template <class E, class W>
 void run_token(const RopeStore& op, int64_t token) {
   using Value = typename E::Value;
@@ -79,9 +104,8 @@ void run_token(const RopeStore& op, int64_t token) {
     turn_head<E, W>(op, from, op.q_norm, cos, q_out);
   }
   const Value* values = from + op.kv_heads * op.head_dim;
-  const int64_t page = op.cells[token] / op.page_size, cell = op.cells[token] % op.page_size;
   for (int64_t head = 0; head < op.kv_heads; head++) {
-    const int64_t target = ((page * op.kv_heads + head) * op.page_size + cell) * op.head_dim;
+    const int64_t target = cell_offset(op, token, head);
     turn_head<E, W>(op, from + head * op.head_dim, op.k_norm, cos, static_cast<Value*>(op.k_cache) + target);
     std::memcpy(static_cast<Value*>(op.v_cache) + target, values + head * op.head_dim, op.head_dim * sizeof(Value));
   }
@@ -96,13 +120,15 @@ using namespace rootgraft;
 extern "C" int rope_store_kv(const RopeStore* op) {
   if (!in_bounds(*op)) return 1;
   const int64_t tokens = op->tokens, elements = tokens * (op->heads + 2 * op->kv_heads) * op->head_dim;
-  with_types(op->is_bf16, op->norm_is_bf16, [&](auto element, auto norm_element) {
-    parallel(elements < kSmall ? 1 : (int)op->threads, [&](int thread, int team) {
-      for (int64_t token = tokens * thread / team; token < tokens * (thread + 1) / team; token++) {
-        run_token<decltype(element), decltype(norm_element)>(*op, token);
+  const auto run = [&](auto element, auto norm_element) {
+    parallel_ranges(elements < kSmall ? 1 : (int)op->threads, tokens, [&](int64_t first, int64_t end) {
+      for (int64_t token = first - kAhead; token < end; token++) {
+        if (token + kAhead < end) prefetch_token<decltype(element)>(*op, token + kAhead);
+        if (token >= first) run_token<decltype(element), decltype(norm_element)>(*op, token);
       }
     });
-  });
+  };
+  with_types(run, op->is_bf16, op->norm_is_bf16);
   return 0;
 }
 

@@ -288,4 +288,15 @@ struct Bf16 {
   }
 };
 
+// f(E{}, ...) with an element type for each flag: Bf16 where it is true, Fp32 where it is not.
+template <class F>
+INLINE void with_types(F f) {
+  f();
+}
+template <class F, class... Flags>
+INLINE void with_types(F f, bool is_bf16, Flags... flags) {
+  if (is_bf16) with_types([&](auto... types) { f(Bf16{}, types...); }, flags...);
+  else with_types([&](auto... types) { f(Fp32{}, types...); }, flags...);
+}
+
 }  // namespace rootgraft

@@ -8,17 +8,18 @@ import pytest
 import torch
 
 from kernels import ops
+from kernels.cpu import threads
 from kernels.cpu.build import BuildError
 from kernels.cpu.native import Kernels
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    before = threads.count()
+    ops.set_threads(1)
     with torch.inference_mode():
         yield
-    torch.set_num_threads(before)
+    ops.set_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -128,16 +128,17 @@ empty = torch.empty
 torch.empty = lambda shape, dtype: guarded(shape, dtype)
 torch.empty_like = lambda tensor: guarded(tensor.shape, tensor.dtype)
 torch.Tensor.new_empty = lambda tensor, shape: guarded(shape, tensor.dtype)
-torch.set_num_threads(int(sys.argv[2]))
+ops.set_threads(int(sys.argv[2]))
 
 for dtype in (torch.bfloat16, torch.float32):
     for rows, width, columns in ((1, 2, 1), (3, 34, 17), (7, 62, 70), (100, 256, 130)):
         layer = ops.pack_linear(guard(torch.randn(columns, width).to(dtype)), guard(torch.randn(columns).to(dtype)))
         assert layer.kernels is not None
         ops.linear(guard(torch.randn(rows, width).to(dtype)), layer)
+        ops.linear(guard(torch.randn(rows, width).to(dtype)), layer, torch.float32)
         x, weight = guard(torch.randn(rows, width).to(dtype)), guard(torch.randn(width).to(dtype))
         ops.rms_norm(x, weight, 1e-5)
-        ops.add_rms_norm(x, guard(x), weight, 1e-5)
+        ops.add_rms_norm(x, guard(x.float()), weight, 1e-5)
         ops.gated_activation(x, "silu")
     for page, head_dim, lengths in ((1, 16, [5, 1]), (16, 80, [33, 16]), (3, 256, [65, 300]), (128, 64, [129, 500])):
         pages = [-(-length // page) for length in lengths]

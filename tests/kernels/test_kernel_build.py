@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import subprocess
 import sys
@@ -104,13 +103,6 @@ def test_the_cache_follows_xdg(monkeypatch):
     assert build.default_cache() == Path.home() / ".cache/rootgraft/kernels"
 
 
-def test_one_openmp_runtime():
-    """Ours and torch's threads are the same."""
-    torch.ones(100_000).exp()
-    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libgomp" in line}
-    assert len({os.path.realpath(path) for path in mapped}) == 1
-
-
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86 instruction sets")
 @pytest.mark.parametrize("arch", ["haswell", pytest.param("x86-64", marks=pytest.mark.heavy)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -127,10 +119,10 @@ def test_lesser_instruction_sets(arch, dtype):
         assert torch.equal(alone[0], out[9])
     x, weight = torch.randn(9, 70).to(dtype), torch.randn(50, 70).to(dtype)
     layer = kernels.pack_linear(weight, None)
-    assert_close(kernels.linear(x, layer) / 8, reference.linear(x, weight, None) / 8)
-    assert torch.equal(kernels.linear(x[:1], layer)[0], kernels.linear(x, layer)[0])
+    assert_close(kernels.linear(x, layer, dtype) / 8, reference.linear(x, weight, None) / 8)
+    assert torch.equal(kernels.linear(x[:1], layer, dtype)[0], kernels.linear(x, layer, dtype)[0])
     norm = torch.randn(70).to(dtype)
-    assert_close(kernels.rms_norm(x, None, norm, 1e-5, 1.0), reference.rms_norm(x, norm, 1e-5, 1.0))
+    assert_close(kernels.rms_norm(x, None, norm, 1e-5, 1.0, dtype), reference.rms_norm(x, norm, 1e-5, 1.0))
     for kind in ("silu", "gelu_tanh"):
         assert_close(kernels.gated_activation(x * 8, kind), reference.gated_activation(x * 8, kind))
     qkv, caches, table = torch.randn(4, 5 * 64).to(dtype), torch.zeros(2, 2, 1, 4, 64).to(dtype), torch.randn(9, 48)

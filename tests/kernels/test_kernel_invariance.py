@@ -28,11 +28,11 @@ def same(actual: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def on_two_threads(run):
-    torch.set_num_threads(2)
+    ops.set_threads(2)
     try:
         return run()
     finally:
-        torch.set_num_threads(1)
+        ops.set_threads(1)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -82,8 +82,9 @@ def test_linear(dtype, in_features, out_features):
     for count in (1, 2, 3, 5, 7, 8, 13, 31, 64, 100):
         assert same(ops.linear(x[:count], layer), whole[:count])
         assert same(ops.linear(x[130 - count :], layer), whole[130 - count :])
+    assert same(ops.linear(x, layer, torch.float32).to(dtype), whole)
     for threads in (2, 3, 16):
-        torch.set_num_threads(threads)
+        ops.set_threads(threads)
         assert same(ops.linear(x, layer), whole)
         assert same(ops.linear(x[:1], layer), whole[:1])
 
@@ -91,7 +92,8 @@ def test_linear(dtype, in_features, out_features):
 @pytest.mark.parametrize("dtype", TYPES)
 def test_row_by_row_ops(dtype):
     generator = torch.Generator().manual_seed(0)
-    x, residual = torch.randn(2, 100, 700, generator=generator).to(dtype)
+    x, residual = torch.randn(2, 100, 700, generator=generator)
+    x = x.to(dtype)
     weight = torch.randn(700, generator=generator).to(dtype)
     runs = (
         lambda part: ops.rms_norm(x[part], weight, 1e-5),

@@ -90,6 +90,10 @@ def test_linear(tokens, in_features, out_features, bias, dtype, seed):
     out, expected = ops.linear(x, layer), reference.linear(x, weight, offset)
     scale = in_features**0.5
     assert_close(out / scale, expected / scale)
+    whole = ops.linear(x, layer, out_dtype=torch.float32)
+    assert whole.dtype is torch.float32
+    wide = (value if value is None else value.float() for value in (weight, offset))
+    assert_close(whole / scale, reference.linear(x.float(), *wide) / scale)
 
 
 def test_linear_takes_strided_inputs(kernels):
@@ -108,9 +112,11 @@ def test_linear_takes_strided_inputs(kernels):
     seed=SEEDS,
 )
 def test_norms(tokens, width, offset, dtype, weight_dtype, seed):
-    x, residual = randn(seed, 2, tokens, width, dtype=dtype)
+    x, residual = randn(seed, tokens, width, dtype=dtype), randn(seed + 2, tokens, width)
     weight = randn(seed + 1, width, dtype=weight_dtype)
     assert_close(ops.rms_norm(x, weight, 1e-5, offset), reference.rms_norm(x, weight, 1e-5, offset))
+    narrow = ops.rms_norm(residual, weight, 1e-5, offset, dtype)
+    assert_close(narrow, reference.rms_norm(residual, weight, 1e-5, offset, dtype))
     other = residual.clone()
     out = ops.add_rms_norm(x, residual, weight, 1e-5, offset)
     assert_close(out, reference.add_rms_norm(x, other, weight, 1e-5, offset))

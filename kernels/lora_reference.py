@@ -1,0 +1,63 @@
+"""The low-rank op in plain torch, computed in fp32: the oracle, and the path of a device without a kernel."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernels.lora_types import Factors, Segments, unpack_expansion
+
+
+def lora_shrink_expand(
+    y: Tensor,
+    x: Tensor | None,
+    token_ids: Tensor | None,
+    factors: Sequence[Factors | None],
+    sizes: Sequence[int],
+    segments: Segments,
+) -> None:
+    """``y[t] = gain * (y[t] + B (scale * A x[t])) + add`` for the tokens of each segment, by its slot's factors.
+
+    Args:
+        y: [T, sum of sizes], changed in place.
+        x: [T, K]; None for an embedding.
+        token_ids: [T] int64 for an embedding, whose A x is the column of A of the token; else None.
+        factors: of each slot, None where the slot's adapter leaves this projection alone.
+        sizes: columns of each module.
+        segments: which tokens belong to which slot.
+    """
+    starts = segments.starts.tolist()
+    for index, slot in enumerate(segments.slots.tolist()):
+        adapter = factors[slot]
+        if adapter is None:
+            continue
+        tokens = segments.tokens[starts[index] : starts[index + 1]].long()
+        if token_ids is None:
+            assert x is not None
+            shrunk = x[tokens].float() @ adapter.a.float().T
+        else:
+            shrunk = adapter.a[token_ids[tokens]].float()
+        y[tokens] = _expand(y[tokens], shrunk * adapter.scale, adapter, sizes)
+
+
+def _expand(y: Tensor, shrunk: Tensor, adapter: Factors, sizes: Sequence[int]) -> Tensor:
+    """The new value of y [n, N] for scaled A x [n, R], module by module; those without rank stay."""
+    out = list(y.split(tuple(sizes), dim=1))
+    ends = list(itertools.accumulate(sizes))
+    ranks = shrunk.split(adapter.ranks, dim=1)
+    packed = adapter.b.split([rank * size for rank, size in zip(adapter.ranks, sizes, strict=True)])
+    for index, (size, rank) in enumerate(zip(sizes, adapter.ranks, strict=True)):
+        if not rank:
+            continue
+        matrix = unpack_expansion(packed[index], size, rank)
+        columns = slice(ends[index] - size, ends[index])
+        value = out[index].float() + ranks[index] @ matrix.float().T
+        if adapter.gain is not None:
+            value = value * adapter.gain[columns]
+        if adapter.add is not None:
+            value = value + adapter.add[columns]
+        out[index] = value.to(y.dtype)
+    return torch.cat(out, dim=1)

@@ -1,0 +1,51 @@
+"""Memory that is taken as it is written."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels import ops
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_zeros_of_any_shape(dtype):
+    for shape in ((3, 5, 7), (1,), (0, 4)):
+        zeros = ops.lazy_zeros(shape, dtype)
+        assert (zeros.shape, zeros.dtype, zeros.is_contiguous()) == (shape, dtype, True)
+        assert not zeros.any()
+        zeros += 1
+        assert zeros.sum() == zeros.numel()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_is_taken_as_it_is_written():
+    before = resident()
+    zeros = ops.lazy_zeros((64, 1 << 26), torch.uint8)  # 4 GiB
+    assert zeros.data_ptr() % mmap.PAGESIZE == 0
+    zeros[:, 0] = 1
+    assert resident() - before < 64 * (4 << 20)  # at most a huge page for each place, and some noise
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_goes_back_with_the_last_view():
+    before = resident()
+    view = ops.lazy_zeros((1 << 26,), torch.uint8).fill_(1)[5:7]
+    assert resident() - before >= 1 << 26
+    assert view.tolist() == [1, 1]
+    del view
+    assert resident() - before < 1 << 25
+
+
+def test_without_huge_pages(monkeypatch):
+    monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
+    assert not ops.lazy_zeros((1000,), torch.float32).any()
