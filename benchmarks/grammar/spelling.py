@@ -1,0 +1,92 @@
+"""How the grammar would spell an instance: keys in its order, numbers without a needless point.
+
+Walks the analysis in plain Python, so it is also a second opinion on what the worlds admit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grammar.scalars import decimal
+from grammar.schema import Analysis
+from grammar.world import ALWAYS, ARRAY, FALSE, FRACTION, INTEGER, NULL, NUMBER, OBJECT, STRING, TRUE, Conj, World
+
+MISSING = object()
+
+
+def spell(analysis: Analysis, conj: Conj, value: Any) -> Any:
+    """The instance as the grammar writes it, or MISSING if no world admits it."""
+    if conj == ALWAYS:
+        return _plain(value)
+    for world in analysis.conjunction(conj):
+        found = _in_world(analysis, world, value)
+        if found is not MISSING:
+            return found
+    return MISSING
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and value == int(value):
+        return int(value)
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def _in_world(analysis: Analysis, world: World, value: Any) -> Any:
+    if value is None or isinstance(value, bool):
+        bit = NULL if value is None else TRUE if value else FALSE
+        return value if world.types & bit else MISSING
+    if isinstance(value, int | float):
+        number = decimal(value)
+        bit = INTEGER if number == int(number) else FRACTION
+        fits = world.types & bit and world.numbers.admits(number)
+        fits = fits and (world.numbers.values is None or number in world.numbers.values)
+        return _plain(value) if fits else MISSING
+    if isinstance(value, str):
+        strings = world.strings
+        fits = world.types & STRING and strings.admits(value)
+        return value if fits and (strings.values is None or value in strings.values) else MISSING
+    if isinstance(value, list):
+        return _array(analysis, world, value) if world.types & ARRAY else MISSING
+    return _object(analysis, world, value) if world.types & OBJECT else MISSING
+
+
+def _array(analysis: Analysis, world: World, value: list[Any]) -> Any:
+    arrays = world.arrays
+    if len(value) < arrays.least or (arrays.most is not None and len(value) > arrays.most):
+        return MISSING
+    items = [spell(analysis, arrays.item(index), item) for index, item in enumerate(value)]
+    if MISSING in items or (arrays.unique and _repeats(items)):
+        return MISSING
+    for entry in arrays.contains:
+        hits = sum(spell(analysis, entry.item, item) is not MISSING for item in value)
+        if hits < entry.least or (entry.most is not None and hits > entry.most):
+            return MISSING
+    return items
+
+
+def _repeats(items: list[Any]) -> bool:
+    marked = [(isinstance(item, bool), item) for item in items]
+    return any(item in marked[:index] for index, item in enumerate(marked))
+
+
+def _object(analysis: Analysis, world: World, value: dict[str, Any]) -> Any:
+    objects = world.objects
+    if len(value) < objects.least or (objects.most is not None and len(value) > objects.most):
+        return MISSING
+    if not value.keys() >= set(objects.required):
+        return MISSING
+    names = objects.declared()
+    order = [name for name in names if name in value] + [name for name in value if name not in names]
+    found = {}
+    for name in order:
+        if objects.names != ALWAYS and spell(analysis, objects.names, name) is MISSING:
+            return MISSING
+        found[name] = spell(analysis, objects.value(name), value[name])
+        if found[name] is MISSING:
+            return MISSING
+    return found
+
+
+__all__ = ["MISSING", "NUMBER", "spell"]

@@ -1,0 +1,109 @@
+"""Vocabularies for the grammar tests: bytes with a few longer tokens, and the real one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.grammar.spelling import MISSING, spell
+from engine.tokenizer import Tokenizer
+from grammar.compiler import Compiled, compile
+from grammar.document import Document
+from grammar.matcher import Matcher
+from grammar.schema import Analysis
+from grammar.spec import GrammarSpec
+from grammar.vocabulary import Vocabulary
+
+LONGER = (
+    b'{"',
+    b'":',
+    b'", "',
+    b'"}',
+    b"}}",
+    b"true",
+    b"null",
+    b"ab",
+    b"aaa",
+    b"12",
+    b"000",
+    b"  ",
+    b"\n  ",
+    b'""',
+    b"[]",
+)
+
+
+@pytest.fixture(scope="session")
+def vocabulary() -> Vocabulary:
+    """Every byte, some longer tokens, a special token and two end tokens."""
+    tokens = (*(bytes([byte]) for byte in range(256)), *LONGER, b"<tool>", b"<end>", b"<stop>")
+    size = len(tokens)
+    return Vocabulary(tokens, frozenset((size - 3, size - 2, size - 1)), (size - 2, size - 1), size + 5)
+
+
+@pytest.fixture(scope="session")
+def real_vocabulary(smollm2_gguf: Path) -> Vocabulary:
+    """SmolLM2's 49,152 tokens."""
+    tokenizer = Tokenizer.load(smollm2_gguf)
+    tokens = tuple(tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size))
+    return Vocabulary(tokens, frozenset(tokenizer.special_ids), tokenizer.eos_ids)
+
+
+class Grammars:
+    """Compiles, walks and draws, checking mask against accept all along."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self.row = np.zeros(vocabulary.num_words, dtype=np.int32)
+
+    def schema(self, schema: Any) -> Compiled:
+        return compile(GrammarSpec.json_schema(schema), self.vocabulary)
+
+    def allowed(self, matcher: Matcher, remaining: int | None = None) -> set[int]:
+        matcher.fill_mask(self.row, remaining)
+        return set(np.flatnonzero(np.unpackbits(self.row.view(np.uint8), bitorder="little")).tolist())
+
+    def admits(self, compiled: Compiled, text: str | bytes) -> bool:
+        data = text.encode() if isinstance(text, str) else text
+        matcher = compiled.matcher()
+        for token in self.vocabulary.tokenize(data):
+            allowed = token in self.allowed(matcher)
+            assert matcher.accept(token) == allowed
+            if not allowed:
+                return False
+        return matcher.can_end
+
+    def admits_value(self, schema: Any, compiled: Compiled, value: Any) -> bool:
+        """Whether an instance can be produced, with its keys as given or in the order of the schema."""
+        if self.admits(compiled, json.dumps(value, ensure_ascii=False)):
+            return True
+        ordered = spell(Analysis(Document(schema)), frozenset((0,)), value)
+        return ordered is not MISSING and self.admits(compiled, json.dumps(ordered, ensure_ascii=False))
+
+    def draw(self, matcher: Matcher, rng: Any, budget: int, *, closes: bool = True) -> bytes | None:
+        """A random answer; None if it was cut off."""
+        text = b""
+        for step in range(budget):
+            allowed = sorted(self.allowed(matcher, budget - step if closes else None))
+            token = allowed[rng.randrange(len(allowed))]
+            assert matcher.accept(token)
+            if matcher.is_done:
+                return text
+            text += self.vocabulary.tokens[token]
+        return text if matcher.can_end else None
+
+
+@pytest.fixture(scope="session")
+def grammars(vocabulary: Vocabulary) -> Grammars:
+    """`Grammars` over the small vocabulary."""
+    return Grammars(vocabulary)
+
+
+@pytest.fixture(scope="session")
+def real_grammars(real_vocabulary: Vocabulary) -> Grammars:
+    """`Grammars` over the real vocabulary."""
+    return Grammars(real_vocabulary)

@@ -1,0 +1,121 @@
+"""The compile service: limits that kill, one compile for many, a bounded memory of results."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from grammar.child import Child, ChildDied
+from grammar.errors import GrammarError, GrammarTimeout
+from grammar.service import CompileQueueFull, CompileService
+from grammar.spec import GrammarSpec
+from grammar.vocabulary import Vocabulary
+from grammar.worker import decode_vocabulary, encode_vocabulary
+
+WAIT = 120
+
+
+@pytest.fixture(scope="module")
+def service(vocabulary: Vocabulary) -> Iterator[CompileService]:
+    service = CompileService(vocabulary, workers=1, seconds=20)
+    yield service
+    service.close()
+
+
+def test_a_grammar_is_compiled_once(service, grammars):
+    spec = GrammarSpec.json_schema({"type": "integer", "minimum": 3})
+    before = service.stats.compiled
+    first, second = service.compile(spec), service.compile(spec)
+    assert first.result(WAIT) is second.result(WAIT) is service.compile(spec).result(WAIT)
+    assert service.stats.compiled == before + 1
+    assert grammars.admits(first.result(), "12")
+    assert not grammars.admits(first.result(), "2")
+
+
+def test_a_refusal_is_remembered_with_its_pointer(service):
+    spec = GrammarSpec.json_schema({"items": {"type": "nope"}})
+    for _ in range(2):
+        with pytest.raises(GrammarError) as caught:
+            service.compile(spec).result(WAIT)
+        assert (caught.value.keyword, caught.value.pointer) == ("type", "/items/type")
+    assert service.stats.refused == 1
+    assert service.stats.hits >= 1
+
+
+def test_a_compile_beyond_the_clock_is_stopped_and_the_next_one_served(vocabulary):
+    service = CompileService(vocabulary, workers=1, seconds=0.3)
+    try:
+        with pytest.raises(GrammarTimeout, match=r"takes longer than 0.3 s") as caught:
+            service.compile(_endless()).result(WAIT)
+        assert caught.value.keyword == "enum"
+        assert service.stats.stopped == 1
+        assert service.compile(GrammarSpec.json_schema({"const": 1})).result(WAIT)
+    finally:
+        service.close()
+
+
+def _endless() -> GrammarSpec:
+    """Within the static limits, and more than a second of work: many objects whose keys all differ."""
+    values = [{f"k{i}_{j}": [i, j] for j in range(12)} for i in range(250)]
+    return GrammarSpec.json_schema({"enum": values})
+
+
+def test_a_compile_beyond_the_memory_limit_is_refused(vocabulary):
+    service = CompileService(vocabulary, workers=1, seconds=20, memory_bytes=1 << 20)
+    try:
+        with pytest.raises(GrammarError, match="more than 1 MiB"):
+            service.compile(_endless()).result(WAIT)
+    finally:
+        service.close()
+
+
+def test_a_worker_that_dies_is_replaced(service, vocabulary):
+    child = Child(vocabulary)
+    os.kill(child._process.pid, signal.SIGKILL)
+    with pytest.raises(ChildDied):
+        child.compile(b"", 5)
+    child.kill()
+    service._idle.append(child)
+    with pytest.raises(GrammarTimeout, match="ends the compiler"):
+        service.compile(GrammarSpec.json_schema({"const": "dies"})).result(WAIT)
+    assert service.compile(GrammarSpec.json_schema({"const": "lives"})).result(WAIT)
+
+
+def test_results_are_dropped_by_bytes(vocabulary):
+    service = CompileService(vocabulary, workers=1, seconds=20, cache_bytes=300_000)
+    try:
+        for value in range(8):
+            service.compile(GrammarSpec.json_schema({"const": value})).result(WAIT)
+        assert service.stats.cached < 8
+        assert service.stats.cached_bytes <= 300_000
+        before = service.stats.compiled
+        service.compile(GrammarSpec.json_schema({"const": 7})).result(WAIT)
+        assert service.stats.compiled == before
+        service.compile(GrammarSpec.json_schema({"const": 0})).result(WAIT)
+        assert service.stats.compiled == before + 1
+    finally:
+        service.close()
+
+
+def test_the_queue_is_bounded_and_closing_answers_everyone(vocabulary):
+    service = CompileService(vocabulary, workers=1, seconds=20, most_pending=2)
+    futures = [service.compile(GrammarSpec.json_schema({"const": value})) for value in range(2)]
+    with pytest.raises(CompileQueueFull, match="2 grammars wait"):
+        for value in range(2, 2000):
+            futures.append(service.compile(GrammarSpec.json_schema({"const": value})))
+    service.close()
+    assert all(future.done() for future in futures)
+
+
+def test_a_vocabulary_survives_the_pipe(vocabulary):
+    copy = decode_vocabulary(encode_vocabulary(vocabulary))
+    assert copy.identity == vocabulary.identity
+    assert (copy.tokens, copy.special, copy.eos, copy.size) == (
+        vocabulary.tokens,
+        vocabulary.special,
+        vocabulary.eos,
+        vocabulary.size,
+    )

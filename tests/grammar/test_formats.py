@@ -1,0 +1,75 @@
+"""The formats that are asserted: never wider than python-jsonschema's checkers, and not much narrower."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import jsonschema
+import pytest
+
+from grammar.formats import FORMATS, NARROWER
+
+CHECKER = jsonschema.Draft202012Validator.FORMAT_CHECKER
+GOOD = {
+    "date": ["2024-02-29", "1999-12-31", "0001-01-01"],
+    "time": ["23:59:59Z", "00:00:00.25+05:30"],
+    "date-time": ["2024-02-29T12:00:00Z", "2023-01-01T00:00:00.123-08:00"],
+    "duration": ["P1Y2M3DT4H5M6S", "PT5M", "P3W"],
+    "email": ["a.b+c@example.co.uk", "x@[127.0.0.1]"],
+    "idn-email": ["a@b.c"],
+    "hostname": ["example.com", "a-b.c", "localhost"],
+    "idn-hostname": ["example.com", "a-b.c"],
+    "ipv4": ["0.0.0.0", "255.249.99.1"],
+    "ipv6": ["::", "::1", "2001:db8::ff00:42:8329", "1:2:3:4:5:6:7:8", "::ffff:192.0.2.1"],
+    "uri": ["http://u:p@e.com:80/a/b?q=1#f", "mailto:a@b.c", "urn:x:y", "http://[::1]/"],
+    "uri-reference": ["../a?b#c", "", "#x", "http://e.com"],
+    "iri": ["http://ƒøø.ßår/?∂éœ=πîx#πîüx"],
+    "iri-reference": ["//ƒøø.ßår/", "a"],
+    "uri-template": ["http://e.com/{a}/{+b,c*}{?q:3}", "plain"],
+    "uuid": ["123e4567-e89b-12d3-a456-426614174000"],
+    "json-pointer": ["", "/a~1b/0", "/~0"],
+    "relative-json-pointer": ["0", "1/a", "2#"],
+    "regex": ["^[a-z]+(foo|bar)?$", "", r"\d{3}.*"],
+}
+BAD = {
+    "date": ["2023-02-29", "2024-13-01", "0000-01-01", "24-01-01", "2024-1-1"],
+    "time": ["24:00:00Z", "12:00:60Z", "12:00:00"],
+    "date-time": ["2023-02-29T12:00:00Z", "2023-01-01 00:00:00Z", "2023-01-01T00:00:00"],
+    "duration": ["P", "PT", "1Y", "P1D2H"],
+    "email": ["a", "a b@c", "@"],
+    "hostname": ["-a.com", "a..b", "a" * 64],
+    "ipv4": ["256.0.0.1", "1.2.3", "01.2.3.4"],
+    "ipv6": [":::", "1:2", "12345::"],
+    "uri": ["a b", "/rel", "http://e.com/<x>"],
+    "uuid": ["123e4567e89b12d3a456426614174000"],
+    "json-pointer": ["a", "/~2"],
+    "regex": ["(", "["],
+}
+
+
+def test_every_asserted_format_is_tested_and_known_to_the_checker():
+    assert set(GOOD) == set(FORMATS)
+    assert set(NARROWER) <= set(FORMATS)
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_good_and_bad_examples(name):
+    for text in GOOD[name]:
+        assert FORMATS[name].matches(text), text
+        CHECKER.check(text, name)
+    for text in BAD.get(name, []):
+        assert not FORMATS[name].matches(text), text
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_random_texts_of_a_format_pass_the_checker(grammars, name):
+    compiled = grammars.schema({"type": "string", "format": name})
+    for seed in range(12):
+        text = grammars.draw(compiled.matcher(), random.Random(seed), 60)
+        assert text is not None
+        CHECKER.check(json.loads(text), name)
+
+
+def test_an_unknown_format_is_an_annotation(grammars):
+    assert grammars.admits(grammars.schema({"format": "no-such-format"}), '"anything"')

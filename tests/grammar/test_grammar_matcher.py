@@ -1,0 +1,176 @@
+"""Matchers: masks agree with accept, rollback undoes, budgets close, failures are not ends."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grammar.compiler import compile
+from grammar.masks import MaskBuffer
+from grammar.matcher import GrammarFailure, Matcher
+from grammar.spec import GrammarSpec
+
+SCHEMAS = [
+    {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "n": {"type": "integer", "minimum": 3}},
+        "required": ["name"],
+    },
+    {"type": "array", "items": {"anyOf": [{"type": "null"}, {"enum": ["ab", "aaa"]}, {"$ref": "#"}]}},
+    {"type": "string", "pattern": "^a+b{2,3}(c|dd)*$"},
+    {
+        "type": "object",
+        "properties": {"d": {"format": "date"}, "k": {"const": "long constant text"}},
+        "required": ["k", "d"],
+    },
+    {"oneOf": [{"type": "object", "required": ["a"]}, {"type": "object", "required": ["b"]}]},
+    {"type": "number"},
+]
+
+
+def state_of(grammars, matcher: Matcher) -> tuple[set[int], bool, bool]:
+    return grammars.allowed(matcher), matcher.can_end, matcher.is_done
+
+
+@given(st.sampled_from(SCHEMAS), st.integers(0, 10**6), st.lists(st.integers(0, 6), max_size=12))
+def test_rollback_and_replay_lead_to_the_same_state(grammars, schema, seed, steps):
+    """Forward some tokens, back some of them, and so on: the state is that of a fresh matcher on the same tokens."""
+    rng = random.Random(seed)
+    compiled = grammars.schema(schema)
+    matcher, tokens = compiled.matcher(), []
+    for step in steps:
+        for _ in range(0 if matcher.is_done else step):
+            token = rng.choice(sorted(grammars.allowed(matcher)))
+            assert matcher.accept(token)
+            tokens.append(token)
+            if matcher.is_done:
+                break
+        back = rng.randint(0, min(len(tokens), 3))
+        matcher.rollback(back)
+        del tokens[len(tokens) - back :]
+        fresh = compiled.matcher()
+        assert all(map(fresh.accept, tokens))
+        assert state_of(grammars, matcher) == state_of(grammars, fresh) == state_of(grammars, matcher.copy())
+        assert matcher.num_tokens == len(tokens)
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+@pytest.mark.parametrize("spare", [0, 1, 5, 40])
+def test_an_answer_is_complete_whenever_its_shortest_form_fits(grammars, schema, spare):
+    compiled = grammars.schema(schema)
+    for seed in range(8):
+        shortest = len(_shortest(grammars, compiled))
+        text = grammars.draw(compiled.matcher(), random.Random(seed), max(1, shortest + spare))
+        assert text is not None
+        jsonschema.validate(json.loads(text), schema, cls=jsonschema.Draft202012Validator)
+
+
+def _shortest(grammars, compiled) -> list[int]:
+    """The tokens that a matcher steers to when there is no budget for anything else."""
+    matcher, tokens = compiled.matcher(), []
+    while not matcher.can_end:
+        [token] = grammars.allowed(matcher, 1)
+        assert matcher.accept(token)
+        tokens.append(token)
+    return tokens
+
+
+def test_closing_survives_rollback(grammars):
+    compiled = grammars.schema(SCHEMAS[0])
+    rng = random.Random(1)
+    for _ in range(10):
+        matcher, left = compiled.matcher(), 40
+        while left and not matcher.is_done:
+            assert matcher.accept(rng.choice(sorted(grammars.allowed(matcher, left))))
+            left -= 1
+            if left and rng.random() < 0.3:
+                matcher.rollback(1)
+                left += 1
+        assert matcher.can_end
+
+
+def test_a_refused_token_changes_nothing(grammars, vocabulary):
+    matcher = grammars.schema(SCHEMAS[0]).matcher()
+    before = state_of(grammars, matcher)
+    for token in (ord("x"), vocabulary.eos[0], vocabulary.size + 5, -1, *vocabulary.special):
+        assert not matcher.accept(token)
+    assert state_of(grammars, matcher) == before
+    assert matcher.num_tokens == 0
+
+
+def test_an_end_is_an_accepted_token_that_can_be_taken_back(grammars, vocabulary):
+    matcher = grammars.schema({"const": 1}).matcher()
+    assert matcher.accept(ord("1"))
+    assert grammars.allowed(matcher) == set(vocabulary.eos)
+    assert matcher.accept(vocabulary.eos[1])
+    assert matcher.is_done
+    assert matcher.num_tokens == 2
+    assert not matcher.accept(vocabulary.eos[1])
+    matcher.rollback(1)
+    assert not matcher.is_done
+    assert matcher.can_end
+    with pytest.raises(ValueError, match="cannot take back 5 of 1"):
+        matcher.rollback(5)
+
+
+def test_a_special_token_is_never_text(grammars, vocabulary):
+    matcher = grammars.schema({"type": "string"}).matcher()
+    assert matcher.accept(ord('"'))
+    assert not grammars.allowed(matcher) & vocabulary.special
+    assert max(grammars.allowed(matcher)) < len(vocabulary.tokens)
+
+
+def test_a_failed_state_is_a_failure_and_not_an_end(grammars, vocabulary):
+    """`a{100000000}` passes a library's own compile and fails in the middle."""
+    from grammar.artifact import Artifact, Backend
+    from grammar.compiler import load
+
+    matcher = load(
+        Artifact(Backend.LLGUIDANCE, "start: /(x{0,1000}){0,1000}(y{0,1000}){0,1000}z/"), vocabulary
+    ).matcher()
+    row = np.zeros(vocabulary.num_words, dtype=np.int32)
+    with pytest.raises(GrammarFailure):
+        for _ in range(10_000):
+            matcher.fill_mask(row)
+            assert not matcher.can_end
+            matcher.accept(ord("x"))
+    assert matcher.failure
+    assert not matcher.can_end
+    assert not matcher.accept(vocabulary.eos[0])
+
+
+def test_drafts_are_what_must_come_next(grammars, vocabulary):
+    compiled = grammars.schema({"const": "forced text"})
+    matcher = compiled.matcher()
+    draft = matcher.draft(100)
+    text = b"".join(vocabulary.tokens[token] for token in draft)
+    assert b'"forced text"'.startswith(text)
+    assert len(text) > 8
+    assert all(map(matcher.copy().accept, draft))
+    assert matcher.draft(2) == draft[:2]
+    assert matcher.num_tokens == 0
+
+
+def test_rows_of_a_batch(vocabulary):
+    number = compile(GrammarSpec.json_schema({"const": 7}), vocabulary)
+    broken = number.matcher()
+    broken.fill_mask = _fail  # type: ignore[method-assign]
+    for threads in (0, 2):
+        buffer = MaskBuffer(4, vocabulary, threads)
+        failures = buffer.fill([(0, number.matcher(), None), (2, broken, None), (3, number.matcher(), 10)])
+        assert list(failures) == [2]
+        assert buffer.forced(0) == buffer.forced(3) == ord("7")
+        assert buffer.forced(1) is None
+        assert not buffer.words[2].any()
+        assert (buffer.words[1] == -1).all()
+        buffer.close()
+
+
+def _fail(row: np.ndarray, remaining: int | None = None) -> None:
+    raise GrammarFailure("too complex")

@@ -1,0 +1,110 @@
+"""Random schemas against python-jsonschema: nothing invalid is admitted, nothing valid is lost unnoticed."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import jsonschema
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from benchmarks.grammar.spelling import MISSING, spell
+from grammar.compiler import compile
+from grammar.document import Document
+from grammar.errors import GrammarError
+from grammar.schema import Analysis
+from grammar.spec import GrammarSpec
+
+NAMES = st.sampled_from(["a", "b", "c"])
+SCALARS = st.sampled_from([None, True, False, 0, 1, 2, -1, 0.5, "", "a", "ab", "b"])
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=6
+)
+PATTERNS = st.sampled_from(["^a", "b$", "^ab?$", "a|b", "^(?!a)"])
+COUNTS = st.integers(0, 2)
+
+
+def keywords(inner: st.SearchStrategy) -> dict[str, st.SearchStrategy]:
+    schemas = st.lists(inner, min_size=1, max_size=3)
+    return {
+        "type": st.sampled_from(
+            ["null", "boolean", "integer", "number", "string", "array", "object", ["string", "null"]]
+        ),
+        "enum": st.lists(VALUES, min_size=1, max_size=4),
+        "const": VALUES,
+        "minimum": st.integers(-1, 2),
+        "exclusiveMaximum": st.sampled_from([0, 0.5, 1]),
+        "multipleOf": st.sampled_from([1, 2, 0.5]),
+        "minLength": COUNTS,
+        "maxLength": COUNTS,
+        "pattern": PATTERNS,
+        "items": inner,
+        "prefixItems": schemas,
+        "minItems": COUNTS,
+        "maxItems": COUNTS,
+        "uniqueItems": st.booleans(),
+        "contains": inner,
+        "minContains": COUNTS,
+        "maxContains": COUNTS,
+        "properties": st.dictionaries(NAMES, inner, max_size=3),
+        "required": st.lists(NAMES, max_size=2, unique=True),
+        "additionalProperties": inner,
+        "patternProperties": st.dictionaries(PATTERNS, inner, max_size=2),
+        "minProperties": COUNTS,
+        "maxProperties": COUNTS,
+        "propertyNames": inner,
+        "dependentRequired": st.dictionaries(NAMES, st.lists(NAMES, max_size=2, unique=True), max_size=2),
+        "dependentSchemas": st.dictionaries(NAMES, inner, max_size=2),
+        "anyOf": schemas,
+        "oneOf": schemas,
+        "allOf": schemas,
+        "not": inner,
+        "if": inner,
+        "then": inner,
+        "else": inner,
+        "unevaluatedProperties": inner,
+        "unevaluatedItems": inner,
+    }
+
+
+def objects(inner: st.SearchStrategy) -> st.SearchStrategy:
+    known = keywords(inner)
+    chosen = st.lists(st.sampled_from(sorted(known)), max_size=4, unique=True)
+    return chosen.flatmap(lambda names: st.fixed_dictionaries({name: known[name] for name in names}))
+
+
+LEAVES = st.booleans() | st.sampled_from(
+    [{}, {"type": "string"}, {"type": "integer"}, {"const": 1}, {"enum": ["a", 1]}]
+)
+SCHEMAS = st.recursive(LEAVES, objects, max_leaves=6).filter(lambda schema: isinstance(schema, dict))
+ROOT = frozenset((0,))
+SLOW = settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+
+
+@SLOW
+@given(SCHEMAS, st.lists(VALUES, min_size=4, max_size=10))
+def test_the_analysis_admits_what_the_validator_admits(schema, values):
+    validator = jsonschema.Draft202012Validator(schema)
+    analysis = Analysis(Document(schema))
+    try:
+        admitted = [spell(analysis, ROOT, value) is not MISSING for value in values]
+    except GrammarError:
+        assume(False)
+    for value, found in zip(values, admitted, strict=True):
+        valid = validator.is_valid(value)
+        assert valid or not found
+        assert found or not valid or analysis.narrowings or "unevaluated" in json.dumps(schema)
+
+
+@SLOW
+@given(SCHEMAS, st.integers(0, 1000))
+def test_random_answers_of_random_schemas_validate(grammars, vocabulary, schema, seed):
+    try:
+        compiled = compile(GrammarSpec.json_schema(schema), vocabulary)
+    except GrammarError as error:
+        assert error.reason
+        assume(False)
+    text = grammars.draw(compiled.matcher(), random.Random(seed), 60)
+    if text is not None:
+        jsonschema.validate(json.loads(text), schema, cls=jsonschema.Draft202012Validator)

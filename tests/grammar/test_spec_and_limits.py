@@ -1,0 +1,100 @@
+"""What a request's grammar must be before anything is compiled."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from grammar.errors import GrammarError
+from grammar.limits import Limits, check_limits
+from grammar.spec import GrammarKind, GrammarSpec, parse_json
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"a": 1, "a": 2}', "repeats the key 'a'"),
+        ('{"x": {"b": 1, "b": 1}}', "repeats the key 'b'"),
+        ("{", "is not JSON"),
+        ("{} x", "is not JSON"),
+        ('{"minimum": NaN}', "NaN is not JSON"),
+        ('{"minimum": 1e999}', "out of range"),
+        ('{"enum": ["\\ud800"]}', "half of a surrogate pair"),
+        ("[]", "must be an object or a boolean, not list"),
+        (b"\xff", "is not JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"minimum": ' + "1" * 5000 + "}", "is not JSON"),
+    ],
+)
+def test_a_schema_must_be_strict_json(text, reason):
+    with pytest.raises(GrammarError, match=reason):
+        GrammarSpec.json_schema(text)
+
+
+def test_specs_are_compared_by_content():
+    loose = GrammarSpec.json_schema('{ "type" : "object",\n "minProperties": 1 }')
+    assert loose == GrammarSpec.json_schema({"type": "object", "minProperties": 1})
+    assert loose.key == GrammarSpec.json_schema('{"type":"object","minProperties":1}').key
+    assert loose.key != GrammarSpec.json_schema({"minProperties": 1, "type": "object"}).key, "answers follow the order"
+    assert GrammarSpec.regex("{}").key != GrammarSpec.json_object().key
+    assert hash(loose) == hash(GrammarSpec(GrammarKind.JSON_SCHEMA, loose.content))
+
+
+@pytest.mark.parametrize("make", [GrammarSpec.regex, GrammarSpec.ebnf, GrammarSpec.lark])
+@pytest.mark.parametrize("text", ["", "a\0b", "\ud800", 5])
+def test_text_grammars_must_be_text(make, text):
+    with pytest.raises(GrammarError):
+        make(text)
+
+
+@pytest.mark.parametrize("options", [[], [""], ["a", 1]])
+def test_choices_must_be_strings(options):
+    with pytest.raises(GrammarError, match="choice"):
+        GrammarSpec.choice(options)
+
+
+def nested(depth: int) -> str:
+    return '{"items":' * depth + "{}" + "}" * depth
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        (nested(100), "json_schema"),
+        ({"description": "x" * 200_000}, "json_schema"),
+        ({"a": {"properties": {str(i): {} for i in range(1001)}}}, "properties"),
+        ({"enum": list(range(2001))}, "enum"),
+        ({"allOf": [{"enum": ["x" * 40_000]}, {"enum": ["y" * 40_000]}]}, "enum"),
+        ({"pattern": "a" * 3000}, "pattern"),
+        ({"anyOf": [{}] * 251}, "anyOf"),
+        ({"x": [{}] * 10_001}, "schema"),
+    ],
+)
+def test_a_schema_beyond_a_limit_is_refused_with_the_limit(schema, keyword):
+    with pytest.raises(GrammarError, match=r"limit is|more than") as caught:
+        check_limits(GrammarSpec.json_schema(schema))
+    assert caught.value.keyword == keyword
+
+
+def test_limits_can_be_set_and_brackets_in_strings_are_no_depth():
+    check_limits(GrammarSpec.json_schema({"const": "[" * 1000 + '\\"' + "{" * 1000}))
+    with pytest.raises(GrammarError, match="nested 3 deep; the limit is 2"):
+        check_limits(GrammarSpec.json_schema({"items": {"items": {}}}), Limits(depth=2))
+    with pytest.raises(GrammarError, match="choice"):
+        check_limits(GrammarSpec.choice(map(str, range(3000))))
+
+
+def test_the_api_can_check_a_schema_without_the_libraries():
+    program = (
+        "import sys, grammar.spec, grammar.schema, grammar.limits, grammar.keywords\n"
+        "print([m for m in ('torch', 'llguidance', 'xgrammar', 'numpy') if m in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert json.loads(result.stdout) == []
+
+
+def test_numbers_keep_their_value():
+    assert parse_json('{"minimum": 0.1, "maximum": 10000000000000000000000}') == {"minimum": 0.1, "maximum": 10**22}
