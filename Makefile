@@ -12,7 +12,7 @@ test-heavy:
 lint:
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
-	$(PYTHON) -m mypy api engine grammar kernels radix
+	$(PYTHON) -m mypy
 
 format:
 	$(PYTHON) -m ruff format .

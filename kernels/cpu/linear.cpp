@@ -8,7 +8,6 @@ namespace rootgraft {
 namespace {
 
 constexpr int64_t kSmall = 1 << 14;  // multiplications below which one thread is faster
-constexpr int64_t kSlices = 2;  // of the panels, for each thread
 
 // The call, as the caller packs it: fields of 8 bytes in this order.
 struct Linear {
@@ -64,7 +63,9 @@ void run(const Linear& op) {
   const int64_t panels = (op.columns + kWidth - 1) / kWidth;
   const int64_t multiplications = op.rows * op.steps * panels * kWidth;
   const int threads = multiplications < kSmall ? 1 : (int)op.threads;
-  const int64_t slices = threads == 1 ? 1 : kSlices * threads;
+  // A thread that comes late finds less left where there are more slices than threads; but those of one tile of rows
+  // only stream the panels from memory, which is fastest in one piece.
+  const int64_t slices = threads == 1 || op.rows <= kTileRows ? threads : 2 * threads;
   // Few panels and many rows on many threads: cut the rows too.
   const int64_t wanted = 2 * threads / std::max<int64_t>(1, panels / kTilePanels);
   const int64_t row_cuts = std::max<int64_t>(1, std::min<int64_t>(op.rows / 48, wanted));

@@ -102,12 +102,12 @@ INLINE void dot_tile(const char* const* x, const char* a, int64_t bytes, const f
   }
   const auto step = [&](auto load, int64_t i) {
     Words row[R];
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (int r = 0; r < R; r++) row[r] = load(a + r * bytes + i);
 #pragma GCC unroll 4
     for (int m = 0; m < M; m++) {
       const Words token = load(x[m] + i);
-#pragma GCC unroll 8
+#pragma GCC unroll 4
       for (int r = 0; r < R; r++) sums[m][r] = E::dot(token, row[r], sums[m][r]);
     }
   };
@@ -126,17 +126,12 @@ void shrink(const LoraOp& op, const Piece& piece) {
   for_tiles(piece.token, piece.token_end, kTile, [&](int64_t token, int tokens) {
     const char* x[kTile];
     for (int m = 0; m < tokens; m++) x[m] = op.x + segment.tokens[token + m] * bytes;
-    const auto tile = [&](auto m_count, auto r_count, int64_t r) {
-      dot_tile<E, m_count.value, r_count.value>(x, segment.slot->a + r * bytes, bytes, segment.slot->scale + r,
-                                                segment.shrunk + token * rank + r, rank);
-    };
-    int64_t r = piece.from;
-    if (tokens == 1) {  // decoding: more sums at a time, to wait less for each
-      for (; r + 2 * kTile <= piece.to; r += 2 * kTile) tile(Count<1>{}, Count<2 * kTile>{}, r);
-    }
-    for_tiles(r, piece.to, kTile, [&](int64_t first, int ranks) {
+    for_tiles(piece.from, piece.to, kTile, [&](int64_t r, int ranks) {
       with_count(tokens, [&](auto m_count) {
-        with_count(ranks, [&](auto r_count) { tile(m_count, r_count, first); });
+        with_count(ranks, [&](auto r_count) {
+          dot_tile<E, m_count.value, r_count.value>(x, segment.slot->a + r * bytes, bytes, segment.slot->scale + r,
+                                                    segment.shrunk + token * rank + r, rank);
+        });
       });
     });
   });

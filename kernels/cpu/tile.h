@@ -38,14 +38,16 @@ template <class E>
 void multiply_tile(const Product& product, int rows, int panels);
 
 // f(first row, rows, first panel, panels) for tiles that cover rows x panels, all rows of some panels before the next.
-// Rows are cut evenly (8 into 4 + 4, not 6 + 2), because a tile of few rows waits for its loads.
+// Both are cut evenly (8 rows into 4 + 4, not 6 + 2), because a small tile waits for its loads.
 template <class F>
 INLINE void for_tiles(int rows, int panels, F f) {
-  const int cuts = (rows + kTileRows - 1) / kTileRows;
-  for (int panel = 0; panel < panels; panel += kTilePanels) {
-    for (int cut = 0; cut < cuts; cut++) {
-      const int row = (int)((int64_t)rows * cut / cuts), end = (int)((int64_t)rows * (cut + 1) / cuts);
-      f(row, end - row, panel, panels - panel < kTilePanels ? panels - panel : kTilePanels);
+  const int row_cuts = (rows + kTileRows - 1) / kTileRows, panel_cuts = (panels + kTilePanels - 1) / kTilePanels;
+  const auto edge = [](int count, int cut, int cuts) { return (int)((int64_t)count * cut / cuts); };
+  for (int p = 0; p < panel_cuts; p++) {
+    const int panel = edge(panels, p, panel_cuts), panel_end = edge(panels, p + 1, panel_cuts);
+    for (int r = 0; r < row_cuts; r++) {
+      const int row = edge(rows, r, row_cuts);
+      f(row, edge(rows, r + 1, row_cuts) - row, panel, panel_end - panel);
     }
   }
 }

@@ -19,6 +19,13 @@ from kernels import ops
 GREEDY = {"temperature": 0.0, "logprobs": 2, "ignore_eos": True}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def native_kernels_again():
+    """The choice is the process's: leave it to the tests that follow as it was."""
+    yield
+    ops.use_native(True)
+
+
 @pytest.fixture(scope="module")
 def cores(tiny_llama):
     """Engines on the tiny model by their options, made once."""

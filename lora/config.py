@@ -1,0 +1,302 @@
+"""``adapter_config.json`` as PEFT 0.21 writes it: what it says of the computation, and what it asks that we do not do.
+
+Every field of PEFT's ``LoraConfig`` is in one of the tables below. Fields that do not touch the forward pass of a
+trained adapter are ignored; those that we compute are read; any other must have the value that means "not used", and
+so must keys that this PEFT does not have.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lora.errors import AdapterError
+from lora.patterns import NamePattern
+
+MOST_BYTES = 1 << 20
+_MOST_ALPHA = 1e6
+_MOST_PATTERNS = 4096
+_MOST_EXPRESSIONS = 64  # of them that are more than a name: slow to match
+_MOST_INVOCATION_TOKENS = 1024
+
+# No effect once training is over, or checked against the tensors instead.
+_IGNORED = frozenset(
+    {
+        "auto_mapping",
+        "base_model_name_or_path",
+        "corda_config",
+        "eva_config",
+        "fan_in_fan_out",  # of the base's own matrices; PEFT itself sets it aside for linear layers
+        "inference_mode",
+        "layers_pattern",
+        "loftq_config",
+        "lora_dropout",
+        "lora_ga_config",
+        "megatron_core",
+        "monteclora_config",  # samples in training only
+        "peft_version",
+        "qalora_group_size",  # read with use_qalora only
+        "revision",
+        "runtime_config",
+        "velora_config",  # the backward pass only
+    }
+)
+
+# Read by ``read_config``.
+_READ = frozenset(
+    {
+        "alora_invocation_tokens",
+        "alpha_pattern",
+        "bias",
+        "exclude_modules",
+        "init_lora_weights",
+        "layers_to_transform",
+        "lora_alpha",
+        "lora_bias",
+        "peft_type",
+        "r",
+        "rank_pattern",
+        "target_modules",
+        "task_type",
+        "use_dora",
+        "use_rslora",
+    }
+)
+
+# Why each of these is refused when it is used.
+_REFUSED = {
+    "arrow_config": "routing between adapters is not computed",
+    "ensure_weight_tying": "adapters tied between embedding and head are not computed; train them apart",
+    "kasa_config": "KaSA changes the base model's own weights, which all adapters share",
+    "layer_replication": "it makes another model of the base, which all adapters share",
+    "megatron_config": "Megatron's parallel layers are not computed",
+    "modules_to_save": "it replaces whole matrices of the base model, which all adapters share; merge the adapter "
+    "into a model of its own, or train it with LoRA on these modules",
+    "target_parameters": "LoRA on bare parameters (mixture of experts) is not computed",
+    "trainable_token_indices": "replaced rows of the embedding are not computed; use LoRA on embed_tokens",
+    "use_bdlora": "block-diagonal factors are not computed",
+    "use_qalora": "QALoRA's pooled inputs are not computed",
+}
+
+# Initialisations whose weights are an ordinary LoRA on the unchanged base once they are trained.
+_PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """What ``adapter_config.json`` says of the computation.
+
+    Attributes:
+        rank: of modules that ``ranks`` does not name.
+        alpha: of modules that ``alphas`` does not name.
+        ranks: pattern of module names -> rank; the first that matches counts.
+        alphas: the same for alpha.
+        rslora: the factor is alpha / sqrt(rank), not alpha / rank.
+        dora: weights have a magnitude of their own (https://arxiv.org/abs/2402.09353).
+        lora_bias: B has a bias.
+        invocation_tokens: of an activated LoRA (https://arxiv.org/abs/2504.12397); empty for an ordinary one.
+        targets: suffixes of module names that may be adapted, None where the config has a regular expression.
+        excluded: suffixes of names that may not.
+        layers: indices of the layers that may be adapted, None for all.
+    """
+
+    rank: int
+    alpha: float
+    ranks: tuple[tuple[NamePattern, int], ...] = ()
+    alphas: tuple[tuple[NamePattern, float], ...] = ()
+    rslora: bool = False
+    dora: bool = False
+    lora_bias: bool = False
+    invocation_tokens: tuple[int, ...] = ()
+    targets: frozenset[str] | None = None
+    excluded: frozenset[str] = frozenset()
+    layers: frozenset[int] | None = None
+
+    def rank_of(self, module: str) -> int:
+        """The rank that the config gives a module."""
+        return next((rank for pattern, rank in self.ranks if pattern.matches(module)), self.rank)
+
+    def scale_of(self, module: str, rank: int) -> float:
+        """The factor of ``B A x`` for a module of this rank."""
+        alpha = next((alpha for pattern, alpha in self.alphas if pattern.matches(module)), self.alpha)
+        return alpha / math.sqrt(rank) if self.rslora else alpha / rank
+
+
+def read_config(text: bytes) -> AdapterConfig:
+    """The config in the bytes of an ``adapter_config.json``.
+
+    Raises:
+        AdapterError: it is malformed, or asks for what is not computed exactly; ``option`` names the key.
+    """
+    fields = _parse(text)
+    _refuse_unsupported(fields)
+    config = AdapterConfig(
+        rank=_rank(fields.get("r", 8), "r"),
+        alpha=_alpha(fields.get("lora_alpha", 8), "lora_alpha"),
+        ranks=tuple((key, _rank(value, "rank_pattern")) for key, value in _patterns(fields, "rank_pattern")),
+        alphas=tuple((key, _alpha(value, "alpha_pattern")) for key, value in _patterns(fields, "alpha_pattern")),
+        rslora=_flag(fields, "use_rslora"),
+        dora=_flag(fields, "use_dora"),
+        lora_bias=_flag(fields, "lora_bias"),
+        invocation_tokens=_invocation_tokens(fields),
+        targets=_targets(fields),
+        excluded=_names(fields.get("exclude_modules"), "exclude_modules") or frozenset(),
+        layers=_layers(fields),
+    )
+    _refuse_combinations(config)
+    return config
+
+
+def _parse(text: bytes) -> dict[str, Any]:
+    if len(text) > MOST_BYTES:
+        raise AdapterError(f"adapter_config.json has {len(text):,} bytes; at most {MOST_BYTES:,} are read.")
+    try:
+        fields = json.loads(text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise AdapterError(f"adapter_config.json is malformed: {reason}.") from None
+    if not isinstance(fields, dict):
+        raise AdapterError(f"adapter_config.json must be a JSON object, not {_shown(fields)}.")
+    return fields
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+def _refuse_unsupported(fields: Mapping[str, Any]) -> None:
+    if fields.get("peft_type") != "LORA":
+        raise AdapterError(
+            f"peft_type is {_shown(fields.get('peft_type'))}; only adapters of type 'LORA' are computed.", "peft_type"
+        )
+    if fields.get("task_type") not in (None, "CAUSAL_LM"):
+        raise AdapterError(
+            f"task_type is {_shown(fields['task_type'])}; only 'CAUSAL_LM' adapters generate text.", "task_type"
+        )
+    for key, value in fields.items():
+        if key in _IGNORED or key in _READ or not _is_used(value):
+            continue
+        reason = _REFUSED.get(key, "this option is not known here and might change the result")
+        raise AdapterError(f"{key} = {_shown(value)} is not supported: {reason}.", key)
+    if fields.get("bias") not in (None, "none"):
+        raise AdapterError(
+            f"bias = {_shown(fields['bias'])} is not supported: it replaces biases of the base model, which all "
+            "adapters share. Train with bias='none' or lora_bias=True.",
+            "bias",
+        )
+    _check_init(fields.get("init_lora_weights", True))
+
+
+def _check_init(value: Any) -> None:
+    if isinstance(value, bool) or value is None or value in _PLAIN_INITS:
+        return
+    raise AdapterError(
+        f"init_lora_weights = {_shown(value)} is not supported: PEFT changes the base model's weights for it. Save the "
+        "adapter with path_initial_model_for_weight_conversion, which makes an ordinary LoRA of it.",
+        "init_lora_weights",
+    )
+
+
+def _refuse_combinations(config: AdapterConfig) -> None:
+    """Combinations that PEFT has no computation for."""
+    if config.dora and config.lora_bias:
+        raise AdapterError("lora_bias and use_dora are both true; PEFT has no such combination.", "lora_bias")
+    if config.dora and config.invocation_tokens:
+        raise AdapterError(
+            "use_dora is true and alora_invocation_tokens given; PEFT has no such combination.",
+            "alora_invocation_tokens",
+        )
+
+
+def _is_used(value: Any) -> bool:
+    """Whether the value of an option says anything but "not used"."""
+    return not (value is None or value is False or (isinstance(value, (list, dict, str)) and not value))
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _flag(fields: Mapping[str, Any], key: str) -> bool:
+    value = fields.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise AdapterError(f"{key} must be true or false, not {_shown(value)}.", key)
+    return bool(value)
+
+
+def _rank(value: Any, key: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise AdapterError(f"{key} must give a rank of at least 1, not {_shown(value)}.", key)
+    return value
+
+
+def _alpha(value: Any, key: str) -> float:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 < value <= _MOST_ALPHA:
+        raise AdapterError(
+            f"{key} must give a number above 0 and at most {_MOST_ALPHA:,.0f}, not {_shown(value)}.", key
+        )
+    return float(value)
+
+
+def _patterns(fields: Mapping[str, Any], key: str) -> list[tuple[NamePattern, Any]]:
+    value = fields.get(key) or {}
+    if not isinstance(value, dict):
+        raise AdapterError(f"{key} must be an object from module names to numbers, not {_shown(value)}.", key)
+    if len(value) > _MOST_PATTERNS:
+        raise AdapterError(f"{key} has {len(value):,} entries; at most {_MOST_PATTERNS:,} are read.", key)
+    patterns = [(NamePattern(pattern, key), number) for pattern, number in value.items()]
+    if sum(not pattern.is_plain for pattern, _ in patterns) > _MOST_EXPRESSIONS:
+        raise AdapterError(f"{key} has more than {_MOST_EXPRESSIONS} regular expressions; use names.", key)
+    return patterns
+
+
+def _invocation_tokens(fields: Mapping[str, Any]) -> tuple[int, ...]:
+    key = "alora_invocation_tokens"
+    value = fields.get(key)
+    if value is None:
+        return ()
+    if (
+        not isinstance(value, list)
+        or not 1 <= len(value) <= _MOST_INVOCATION_TOKENS
+        or not all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 1 << 31 for token in value)
+    ):
+        raise AdapterError(
+            f"{key} must be a list of 1 to {_MOST_INVOCATION_TOKENS:,} token ids, not {_shown(value)}.", key
+        )
+    return tuple(value)
+
+
+def _names(value: Any, key: str) -> frozenset[str] | None:
+    """Suffixes of module names; None for a regular expression, or where nothing is said."""
+    if value is None or isinstance(value, str):
+        return None
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise AdapterError(f"{key} must be a list of module names or a string, not {_shown(value)}.", key)
+    return frozenset(value)
+
+
+def _targets(fields: Mapping[str, Any]) -> frozenset[str] | None:
+    return _names(fields.get("target_modules"), "target_modules")
+
+
+def _layers(fields: Mapping[str, Any]) -> frozenset[int] | None:
+    key = "layers_to_transform"
+    value = fields.get(key)
+    if value is None or value == []:
+        return None
+    indices = value if isinstance(value, list) else [value]
+    if not all(isinstance(index, int) and not isinstance(index, bool) and index >= 0 for index in indices):
+        raise AdapterError(f"{key} must be a layer's index or a list of them, not {_shown(value)}.", key)
+    return frozenset(indices)

@@ -1,0 +1,70 @@
+"""Where an adapter's files may lie, and what an adapter may be called. Both come from strangers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from lora.errors import AdapterError
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+_PICKLE = "adapter_model.bin"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.:@+-]*)*")
+_MOST_NAME = 256
+
+
+def check_name(name: str) -> None:
+    """Raise ``AdapterError`` unless ``name`` can name an adapter, like a model of a hub: ``team/assistant-v2``."""
+    if len(name) > _MOST_NAME:
+        raise AdapterError(
+            f"The adapter's name has {len(name):,} characters; at most {_MOST_NAME} are allowed.", "name"
+        )
+    if not _NAME.fullmatch(name):
+        raise AdapterError(
+            f"{name!r} cannot name an adapter: letters, digits, '_' and then also '.', ':', '@', '+', '-' are allowed, "
+            "in parts divided by '/'.",
+            "name",
+        )
+
+
+def find_folder(path: str, root: Path | None) -> Path:
+    """The folder of an adapter.
+
+    Args:
+        path: as it was given; relative to ``root`` where there is one.
+        root: the folder that no path may leave, by ``..``, by being absolute or by a link; None for no limit.
+
+    Raises:
+        AdapterError: there is no such folder, or it lies outside.
+    """
+    if "\0" in path or len(path) > 4096:
+        raise AdapterError("The adapter's path is not a path.", "path")
+    try:
+        folder = (Path(path) if root is None else root / path).resolve()
+        if root is not None and not folder.is_relative_to(root.resolve()):
+            raise AdapterError("The adapter's path leads outside the folder of adapters.", "path")
+        if not folder.is_dir():
+            raise AdapterError("There is no folder at the adapter's path.", "path")
+    except (OSError, RuntimeError, ValueError):
+        raise AdapterError("The adapter's path cannot be followed.", "path") from None
+    return folder
+
+
+def find_files(folder: Path, root: Path | None) -> tuple[Path, Path]:
+    """The config and the weights in a folder.
+
+    Raises:
+        AdapterError: one of them is missing, or is a link that leads outside ``root``.
+    """
+    config, weights = folder / CONFIG, folder / WEIGHTS
+    if not weights.is_file() and (folder / _PICKLE).is_file():
+        raise AdapterError(
+            f"{_PICKLE} is a pickle, which can run any code when it is loaded. Save the adapter as {WEIGHTS}."
+        )
+    for file in (config, weights):
+        if not file.is_file():
+            raise AdapterError(f"There is no {file.name} in the adapter's folder.", "path")
+        if root is not None and not file.resolve().is_relative_to(root.resolve()):
+            raise AdapterError(f"{file.name} is a link that leads outside the folder of adapters.", "path")
+    return config, weights

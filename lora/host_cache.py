@@ -1,0 +1,83 @@
+"""Adapters in host memory, ready for a slot: bounded in bytes, the longest unused goes first, the pinned stay."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+
+from lora.prepare import PreparedAdapter
+
+
+class HostCache:
+    """Adapters by digest, so that two names for the same content take memory once.
+
+    The limit may be passed by what is pinned, which is bounded by the number of slots, and by one adapter more.
+
+    Attributes:
+        max_bytes: the limit.
+        num_bytes: of the adapters that are in it.
+        hits: lookups that found their adapter.
+        misses: those that did not.
+        num_evicted: adapters that had to go.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+        self.hits = 0
+        self.misses = 0
+        self.num_evicted = 0
+        self._adapters: OrderedDict[str, PreparedAdapter] = OrderedDict()  # the longest unused first
+        self._pins: Counter[str] = Counter()
+
+    def get(self, digest: str) -> PreparedAdapter | None:
+        """An adapter, which is then the last to go; None if it is not here."""
+        adapter = self._adapters.get(digest)
+        if adapter is None:
+            self.misses += 1
+            return None
+        self.hits += 1
+        self._adapters.move_to_end(digest)
+        return adapter
+
+    def put(self, adapter: PreparedAdapter) -> None:
+        """Keep an adapter, and let others go until all fit. One that is here already stays as it is."""
+        if adapter.digest not in self._adapters:
+            self._adapters[adapter.digest] = adapter
+            self.num_bytes += adapter.num_bytes
+        self._adapters.move_to_end(adapter.digest)
+        self._shrink(keep=adapter.digest)
+
+    def pin(self, digest: str) -> None:
+        """Keep an adapter, which must be here, until ``unpin`` was called as often. KeyError if it is not."""
+        if digest not in self._adapters:
+            raise KeyError(digest)
+        self._pins[digest] += 1
+
+    def unpin(self, digest: str) -> None:
+        """Undo one ``pin``. KeyError if there is none."""
+        if not self._pins[digest]:
+            raise KeyError(digest)
+        self._pins[digest] -= 1
+        if not self._pins[digest]:
+            del self._pins[digest]
+            self._shrink(keep=None)
+
+    def drop(self, digest: str) -> None:
+        """Forget an adapter that is no longer registered, unless it is pinned."""
+        if digest in self._adapters and not self._pins[digest]:
+            self.num_bytes -= self._adapters.pop(digest).num_bytes
+
+    def __len__(self) -> int:
+        return len(self._adapters)
+
+    def __contains__(self, digest: str) -> bool:
+        return digest in self._adapters
+
+    def _shrink(self, keep: str | None) -> None:
+        if self.num_bytes <= self.max_bytes:
+            return
+        for digest in [digest for digest in self._adapters if not self._pins[digest] and digest != keep]:
+            if self.num_bytes <= self.max_bytes:
+                return
+            self.num_bytes -= self._adapters.pop(digest).num_bytes
+            self.num_evicted += 1

@@ -1,0 +1,151 @@
+"""Which adapters there are: names, their versions, and who uses them.
+
+    load ---> current ---- replaced or unloaded ----> retired ---- last pin gone ----> ended
+                 |  new sequences pin it                 |  running ones go on with it
+
+A name stands for its current version; a sequence pins the version that it found when it was submitted, and keeps it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lora.errors import AdapterError
+from lora.prepare import PreparedAdapter
+
+
+@dataclass(slots=True, eq=False)
+class AdapterVersion:
+    """One load of an adapter. Written by ``AdapterRegistry`` only.
+
+    Attributes:
+        load_id: of this load; never used again, whatever comes under the name.
+        digest: identity of the content: equal for equal results, so KV may be shared by it.
+        path: where it was loaded from.
+        invocation_tokens: of an activated LoRA; empty for an ordinary one.
+        rank: the largest rank of a module.
+        num_bytes: memory of its factors.
+        pins: sequences that use it or will.
+        retired: no longer what the name stands for.
+    """
+
+    name: str
+    load_id: int
+    digest: str
+    path: str
+    invocation_tokens: tuple[int, ...]
+    rank: int
+    num_bytes: int
+    pins: int = 0
+    retired: bool = False
+
+
+class AdapterRegistry:
+    """The only writer of names and versions. Every operation but iteration takes the same time for any number of them.
+
+    Args:
+        max_adapters: names at a time.
+    """
+
+    def __init__(self, max_adapters: int) -> None:
+        self.max_adapters = max_adapters
+        self._current: dict[str, AdapterVersion] = {}
+        self._alive: dict[int, AdapterVersion] = {}
+        self._digests: Counter[str] = Counter()
+        self._ended: list[AdapterVersion] = []
+        self._next_id = 0
+
+    def add(self, name: str, path: str, adapter: PreparedAdapter) -> AdapterVersion:
+        """Make an adapter the current version of a name; the version before it is retired.
+
+        Raises:
+            AdapterError: there are ``max_adapters`` other names.
+        """
+        self.check_room(name)
+        version = AdapterVersion(
+            name, self._next_id, adapter.digest, path, adapter.invocation_tokens, adapter.rank, adapter.num_bytes
+        )
+        self._next_id += 1
+        self._alive[version.load_id] = version
+        self._digests[version.digest] += 1
+        if name in self._current:
+            self._retire(self._current[name])
+        self._current[name] = version
+        return version
+
+    def check_room(self, name: str) -> None:
+        """Raise ``AdapterError`` if there is no room for this name."""
+        if name not in self._current and len(self._current) >= self.max_adapters:
+            raise AdapterError(f"{self.max_adapters} adapters are loaded, which is the limit (--max-adapters).", "name")
+
+    def get(self, name: str) -> AdapterVersion | None:
+        """The current version of a name."""
+        return self._current.get(name)
+
+    def version(self, load_id: int) -> AdapterVersion | None:
+        """A version that has not ended."""
+        return self._alive.get(load_id)
+
+    def remove(self, name: str) -> AdapterVersion:
+        """Retire the current version of a name, which then stands for nothing.
+
+        Raises:
+            AdapterError: there is no such name.
+        """
+        version = self._current.pop(name, None)
+        if version is None:
+            raise AdapterError(f"There is no adapter {name!r}.", "name")
+        self._retire(version)
+        return version
+
+    def pin(self, version: AdapterVersion) -> None:
+        """One more sequence uses a version, which must not be retired (ValueError)."""
+        if version.retired:
+            raise ValueError(f"version {version.load_id} of {version.name} is retired")
+        version.pins += 1
+
+    def unpin(self, version: AdapterVersion) -> None:
+        """One sequence less uses a version. ValueError if none does."""
+        if not version.pins:
+            raise ValueError(f"version {version.load_id} of {version.name} has no pins")
+        version.pins -= 1
+        self._end_if_unused(version)
+
+    def take_ended(self) -> list[AdapterVersion]:
+        """Versions that ended since the last call: their slots and memory can go."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def is_alive(self, digest: str) -> bool:
+        """Whether a version with this content has not ended: if none, KV computed with it can go."""
+        return self._digests[digest] > 0
+
+    def __iter__(self) -> Iterator[AdapterVersion]:
+        """The current versions, in order of their names' first load."""
+        return iter(tuple(self._current.values()))
+
+    def __len__(self) -> int:
+        return len(self._current)
+
+    def check(self) -> None:
+        """Raise AssertionError if names and versions contradict each other."""
+        for name, version in self._current.items():
+            assert version.name == name and not version.retired, f"{name} stands for {version}"
+        for version in self._alive.values():
+            assert version.pins or not version.retired, f"{version} should have ended"
+        assert self._digests == Counter(version.digest for version in self._alive.values())
+
+    def _retire(self, version: AdapterVersion) -> None:
+        version.retired = True
+        self._end_if_unused(version)
+
+    def _end_if_unused(self, version: AdapterVersion) -> None:
+        if not version.retired or version.pins:
+            return
+        del self._alive[version.load_id]
+        self._digests[version.digest] -= 1
+        if not self._digests[version.digest]:
+            del self._digests[version.digest]
+        self._ended.append(version)

@@ -1,0 +1,162 @@
+"""``adapter_model.safetensors`` read with strict limits (format: https://github.com/huggingface/safetensors).
+
+    | 8 bytes: length n | n bytes: JSON header | tensors, one after another without gaps |
+
+The file comes from a stranger: every number is checked before it is used, and nothing is mapped into memory, so that a
+file that is cut short while it is read is an error and not the end of the process.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lora.errors import AdapterError
+
+MOST_HEADER_BYTES = 1 << 20
+MOST_TENSORS = 4096
+_MOST_NAME = 512
+_MOST_DIMENSION = 1 << 31
+_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def read_tensors(path: Path, most_bytes: int) -> dict[str, Tensor]:
+    """Every tensor of a file, by name, in its own type, all finite.
+
+    Args:
+        most_bytes: the largest file that is read.
+
+    Raises:
+        AdapterError: the file is missing, too large, or is not what the format says it must be.
+    """
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > most_bytes:
+                raise AdapterError(f"{path.name} has {size:,} bytes; at most {most_bytes:,} are read.")
+            data = bytearray(size)
+            if file.readinto(data) != size or file.read(1):
+                raise AdapterError(f"{path.name} changed while it was read.")
+    except OSError as error:
+        raise AdapterError(f"{path.name} cannot be read: {error.strerror}.") from None
+    return parse_tensors(data, path.name)
+
+
+def parse_tensors(data: bytearray, name: str) -> dict[str, Tensor]:
+    """The tensors in the bytes of a file called ``name``; they share its memory.
+
+    Raises:
+        AdapterError: as for ``read_tensors``.
+    """
+    header, start = _header(data, name)
+    entries = [_entry(tensor, value) for tensor, value in header.items() if tensor != "__metadata__"]
+    if not entries:
+        raise AdapterError(f"{name} holds no tensors.")
+    _check_layout(entries, len(data) - start, name)
+    return {entry.name: _tensor(entry, data, start) for entry in entries}
+
+
+def _header(data: bytearray, name: str) -> tuple[dict[str, Any], int]:
+    """The header, and where the tensors begin."""
+    if len(data) < 8:
+        raise AdapterError(f"{name} has {len(data)} bytes; a safetensors file has at least 8.")
+    length = int.from_bytes(data[:8], "little")
+    if length > MOST_HEADER_BYTES:
+        raise AdapterError(f"{name} claims a header of {length:,} bytes; at most {MOST_HEADER_BYTES:,} are read.")
+    if length > len(data) - 8:
+        raise AdapterError(f"{name} claims a header of {length:,} bytes, but has only {len(data) - 8:,} behind it.")
+    try:
+        header = json.loads(data[8 : 8 + length].decode("utf-8"), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise AdapterError(f"{name} has a malformed header: {reason}.") from None
+    if not isinstance(header, dict):
+        raise AdapterError(f"{name} has a header that is not a JSON object.")
+    if len(header) > MOST_TENSORS + 1:
+        raise AdapterError(f"{name} lists {len(header):,} tensors; at most {MOST_TENSORS:,} are read.")
+    return header, 8 + length
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
+def _entry(name: str, value: Any) -> _Entry:
+    if len(name) > _MOST_NAME:
+        raise AdapterError(f"A tensor has a name of {len(name):,} characters; at most {_MOST_NAME} are read.")
+    if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
+        raise AdapterError(f"The tensor {name} must have dtype, shape and data_offsets in the header.", name)
+    dtype = value["dtype"]
+    if not isinstance(dtype, str) or dtype not in _TYPES:
+        raise AdapterError(f"The tensor {name} has type {str(dtype)[:40]!r}; {', '.join(_TYPES)} are read.", name)
+    shape = _naturals(value["shape"])
+    if shape is None or not 1 <= len(shape) <= 2 or not all(1 <= size < _MOST_DIMENSION for size in shape):
+        raise AdapterError(
+            f"The tensor {name} has shape {str(value['shape'])[:80]}; one or two sizes >= 1 are read.", name
+        )
+    offsets = _naturals(value["data_offsets"])
+    if offsets is None or len(offsets) != 2:
+        raise AdapterError(
+            f"The tensor {name} has data_offsets {str(value['data_offsets'])[:80]}, not two numbers.", name
+        )
+    entry = _Entry(name, _TYPES[dtype], shape, *offsets)
+    if entry.end - entry.begin != math.prod(shape) * entry.dtype.itemsize:
+        raise AdapterError(
+            f"The tensor {name} of type {dtype} and shape {list(shape)} cannot lie at {list(offsets)}: "
+            f"it has {math.prod(shape) * entry.dtype.itemsize:,} bytes.",
+            name,
+        )
+    return entry
+
+
+def _naturals(value: Any) -> tuple[int, ...] | None:
+    """A list of whole numbers >= 0, or None."""
+    if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
+        return None
+    return tuple(value)
+
+
+def _check_layout(entries: list[_Entry], size: int, name: str) -> None:
+    """Tensors follow each other and fill the file: no overlap, no gap, nothing left."""
+    at = 0
+    for entry in sorted(entries, key=lambda entry: entry.begin):
+        if entry.begin != at:
+            what = "overlaps the one before it" if entry.begin < at else "leaves a gap before it"
+            raise AdapterError(f"The tensor {entry.name} begins at {entry.begin:,}, which {what}.", entry.name)
+        at = entry.end
+    if at != size:
+        raise AdapterError(f"{name} has {size:,} bytes of tensors, but its header describes {at:,}.")
+
+
+def _tensor(entry: _Entry, data: bytearray, start: int) -> Tensor:
+    flat = _flat(entry, data, start)
+    if not torch.isfinite(flat).all():
+        raise AdapterError(f"The tensor {entry.name} holds values that are not finite.", entry.name)
+    return flat.view(entry.shape)
+
+
+def _flat(entry: _Entry, data: bytearray, start: int) -> Tensor:
+    begin = start + entry.begin
+    if begin % entry.dtype.itemsize == 0:
+        return torch.frombuffer(data, dtype=entry.dtype, count=math.prod(entry.shape), offset=begin)
+    aligned = bytearray(data[begin : start + entry.end])  # older writers did not align the header
+    return torch.frombuffer(aligned, dtype=entry.dtype)

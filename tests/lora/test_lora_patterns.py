@@ -1,0 +1,70 @@
+"""Patterns of rank_pattern and alpha_pattern match as in peft, in a time that does not explode."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lora.errors import AdapterError
+from lora.patterns import NamePattern
+
+NAMES = [
+    "model.layers.0.self_attn.q_proj",
+    "model.layers.11.self_attn.k_proj",
+    "model.layers.3.mlp.down_proj",
+    "model.embed_tokens",
+    "lm_head",
+]
+PATTERNS = [
+    "q_proj", "self_attn.q_proj", ".*proj", r"layers\.\d+\.mlp\..*", "(q|k)_proj", "(?:q|k)_proj$", "^lm_head",
+    "^model", "^q_proj", r"model\.layers\.(0|1{2})\..*", "[qk]_proj", "[^q]_proj", "[a-m]+_proj", "proj", "",
+    r".*\.[0-9]{1,2}\.self_attn.*?", "(a|a)*x", r"\w+_head", r"\D+", r"layers.\d{2,}.*", ".+", "x?lm_head",
+    "q_proj|lm_head", "layers.(?:1.|3.)+.*", r"\S+",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_as_peft_matches(pattern):
+    for name in NAMES:
+        assert NamePattern(pattern, "p").matches(name) == bool(re.match(rf"(.*\.)?({pattern})$", name)), name
+
+
+ATOM = st.sampled_from(["a", "b", r"\.", ".", "[ab]", "[^a]", r"\w"])
+
+
+@settings(max_examples=300)
+@given(
+    st.recursive(
+        ATOM,
+        lambda inner: st.one_of(
+            st.lists(inner, min_size=1, max_size=3).map("".join),
+            st.lists(inner, min_size=1, max_size=3).map(lambda parts: f"({'|'.join(parts)})"),
+            st.tuples(inner, st.sampled_from(["*", "+", "?", "{2}", "{1,2}", "{0,}", "*?"])).map(
+                lambda pair: f"(?:{pair[0]}){pair[1]}"
+            ),
+        ),
+        max_leaves=6,
+    ),
+    st.text("ab.", max_size=7),
+)
+def test_random_patterns(pattern, name):
+    assert NamePattern(pattern, "p").matches(name) == bool(re.match(rf"(.*\.)?({pattern})$", name))
+
+
+def test_a_pattern_that_would_hang():
+    hostile = "(a*)*(a|a)*(.*)*(.*.*.*)*b"
+    assert not NamePattern(hostile, "p").matches("a" * 300)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["(", ")", "a)", "[a", "*a", "a**", "a{3", "a{99}", "a{3,2}", "(?=a)", "(?i)a", "(?P<n>a)", r"\1", r"\bq", "a\\",
+     "[\\d]", "a" * 600, "(" * 40 + ")" * 40, "[z-a]"],
+)  # fmt: skip
+def test_refused(pattern):
+    with pytest.raises(AdapterError) as refused:
+        NamePattern(pattern, "rank_pattern")
+    assert refused.value.option == "rank_pattern"
