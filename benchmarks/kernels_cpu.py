@@ -67,11 +67,13 @@ def bench_linear() -> None:
             print(f"{name:8} {rows:4} {ours:9.1f} {theirs:9.1f} {plain:9.1f} {rates}", flush=True)
 
 
-def make_cache(rows: int, context: int) -> tuple[Tensor, Tensor, Tensor]:
-    """K, V and the page table of rows whose pages lie in random order."""
+def make_cache(rows: int, context: int, shared: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """K, V and the page table of rows whose pages lie in random order; the first ``shared`` tokens are all rows'."""
     pages = -(-context // PAGE)
     cache = torch.randn(2, rows * pages, KV_HEADS, PAGE, HEAD_DIM).to(BF16)
-    return cache[0], cache[1], torch.randperm(rows * pages).to(torch.int32).view(rows, pages)
+    table = torch.randperm(rows * pages).to(torch.int32).view(rows, pages)
+    table[:, : shared // PAGE] = table[0, : shared // PAGE]
+    return cache[0], cache[1], table
 
 
 def gather_and_sdpa(q: Tensor, k: Tensor, v: Tensor, table: Tensor, context: int, mask: Tensor | None) -> Tensor:
@@ -83,9 +85,9 @@ def gather_and_sdpa(q: Tensor, k: Tensor, v: Tensor, table: Tensor, context: int
     return functional.scaled_dot_product_attention(queries, keys, values, mask).transpose(1, 2).reshape(q.shape[0], -1)
 
 
-def attention_times(rows: int, query: int, context: int) -> tuple[float, float]:
+def attention_times(rows: int, query: int, context: int, shared: int) -> tuple[float, float]:
     """Ours, and torch's."""
-    caches = [make_cache(rows, context) for _ in range(8 if rows * context < 20_000 else 4)]
+    caches = [make_cache(rows, context, shared) for _ in range(8 if rows * context < 20_000 else 4)]
     q = torch.randn(rows * query, HEADS, HEAD_DIM).to(BF16)
     start = (torch.arange(rows + 1) * query).to(torch.int32)
     lengths = torch.full((rows,), context, dtype=torch.int32)
@@ -98,13 +100,17 @@ def attention_times(rows: int, query: int, context: int) -> tuple[float, float]:
 
 
 def bench_attention() -> None:
-    print(f"\n{'attention':26} {'ours':>9} {'gather+SDPA':>12} {'GFLOP/s':>8} {'GB/s':>6}")
+    print(f"\n{'attention':39} {'ours':>9} {'gather+SDPA':>12} {'GFLOP/s':>8} {'GB/s':>6}")
     cases = ((1, 1, 256), (1, 1, 1500), (32, 1, 256), (16, 1, 1500), (8, 5, 300), (1, 512, 512), (1, 512, 2000))
-    for rows, query, context in cases:
-        ours, theirs = attention_times(rows, query, context)
+    shared_cases = ((16, 1, 1500, 1488), (8, 1, 1200, 800))
+    for rows, query, context, shared in (*((*unshared, 0) for unshared in cases), *shared_cases):
+        ours, theirs = attention_times(rows, query, context, shared)
         pairs = rows * query * (2 * context - query + 1) / 2
         rates = f"{4 * pairs * HEADS * HEAD_DIM / ours / 1e3:8.0f} {rows * context * KV_HEADS * 256 / ours / 1e3:6.1f}"
-        print(f"{rows:3} rows {query:4} x {context:5} tokens  {ours:9.1f} {theirs:12.1f} {rates}", flush=True)
+        print(
+            f"{rows:3} rows {query:4} x {context:5} tokens {shared:5} shared {ours:9.1f} {theirs:12.1f} {rates}",
+            flush=True,
+        )
 
 
 def small_ops(rows: int) -> dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor]]]:

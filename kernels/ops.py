@@ -214,6 +214,8 @@ def attention(
 ) -> Tensor:
     """Causal attention of a ragged batch over paged K and V, prefill and decode alike.
 
+    On the native path rows whose lines of the page table begin alike read these pages together, with no other result.
+
     Token i of row r has position ``context_len[r] - query_len[r] + i`` and sees the keys at positions up to its own,
     the last ``window`` of them (itself included) when a window is given. A score is ``s = scale * q.k``, or
     ``soft_cap * tanh(s / soft_cap)``; query head h reads KV head ``h // (Hq / Hkv)``.

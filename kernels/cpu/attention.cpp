@@ -28,17 +28,54 @@ bool in_bounds(const Attention& op) {
   return true;
 }
 
-std::vector<QueryTile> plan_tiles(const Attention& op) {
-  std::vector<QueryTile> tiles;
+// What a row has from a shared split: its queries start at `query` of `count`, in the partials of each KV head.
+struct Share {
+  float* partials;  // [kv_heads] partials
+  int count;
+  int64_t query;
+};
+
+struct Plan {
+  std::vector<SharedSplit> shared;
+  std::vector<float> shared_partials;
+  std::vector<std::vector<Share>> shares;  // by row, in the order of splits; empty where nothing is shared
+  std::vector<Queries> queries;            // what the tiles' parts point to
+  std::vector<QueryTile> tiles;            // over what no other row shares; maybe over nothing
+};
+
+void plan_shared(const Attention& op, Plan& plan) {
+  plan.shared = find_shared_splits(op);
+  if (plan.shared.empty()) return;
+  int64_t floats = 0;
+  for (const SharedSplit& shared : plan.shared) floats += op.kv_heads * Partial::floats(shared.count, op.head_dim);
+  if (floats > kMostPartials) return plan.shared.clear();
+  plan.shared_partials.resize(floats);
+  plan.shares.resize(op.rows);
+  float* free = plan.shared_partials.data();
+  for (const SharedSplit& shared : plan.shared) {
+    int64_t query = 0;
+    for (const Queries& part : shared.parts) {
+      plan.shares[part.row].push_back({free, shared.count, query});
+      query += part.count;
+    }
+    free += op.kv_heads * Partial::floats(shared.count, op.head_dim);
+  }
+}
+
+void plan_tiles(const Attention& op, Plan& plan) {
   for (int64_t row = 0; row < op.rows; row++) {
-    const int64_t queries = (op.query_start[row + 1] - op.query_start[row]) * op.group();
-    for (int64_t head = 0; head < op.kv_heads; head++) {
-      for (int64_t first = 0; first < queries; first += kTileQueries) {
-        tiles.push_back({row, head, first, (int)std::min<int64_t>(kTileQueries, queries - first)});
-      }
+    for (int64_t first = 0; first < op.queries(row); first += kTileQueries) {
+      plan.queries.push_back({row, first, (int)std::min<int64_t>(kTileQueries, op.queries(row) - first)});
     }
   }
-  return tiles;
+  for (const Queries& part : plan.queries) {
+    const int64_t shared = plan.shares.empty() ? 0 : (int64_t)plan.shares[part.row].size() * kSplit;
+    const int64_t begin = op.first_key(op.position(part.row, part.first));
+    const int64_t end = op.position(part.row, part.first + part.count - 1) + 1;
+    for (int64_t head = 0; head < op.kv_heads; head++) {
+      plan.tiles.push_back({&part, 1, part.count, head, std::max(begin, shared), end});
+    }
+  }
 }
 
 // Adds the keys of `part` to those of `whole`.
@@ -55,11 +92,17 @@ void merge(const Partial& whole, const Partial& part, int count, int64_t head_di
   }
 }
 
+void copy(const Partial& to, const Partial& from, int count, int64_t head_dim) {
+  std::copy_n(from.largest, count, to.largest);
+  std::copy_n(from.total, count, to.total);
+  std::copy_n(from.values, count * head_dim, to.values);
+}
+
 template <class E>
 void write_out(const Attention& op, const QueryTile& tile, const Partial& whole) {
   const int64_t group = op.group();
   for (int m = 0; m < tile.count; m++) {
-    const int64_t query = tile.first + m, token = op.query_start[tile.row] + query / group;
+    const int64_t query = tile.parts->first + m, token = op.query_start[tile.parts->row] + query / group;
     const int64_t head = tile.kv_head * group + query % group;
     auto* out = static_cast<typename E::Value*>(op.out) + (token * op.heads + head) * op.head_dim;
     const Floats share = broadcast(1.0f / whole.total[m]);
@@ -69,6 +112,40 @@ void write_out(const Attention& op, const QueryTile& tile, const Partial& whole)
   }
 }
 
+// The queries of all rows over the splits that they share.
+template <class E>
+void run_shared(const Attention& op, Plan& plan, int threads) {
+  struct Item {
+    QueryTile tile;
+    Partial result;
+  };
+  std::vector<Item> items;
+  float* free = plan.shared_partials.data();
+  for (const SharedSplit& shared : plan.shared) {
+    for (int64_t head = 0; head < op.kv_heads; head++, free += Partial::floats(shared.count, op.head_dim)) {
+      const int64_t begin = shared.split * kSplit;
+      items.push_back({{shared.parts.data(), (int)shared.parts.size(), shared.count, head, begin, begin + kSplit},
+                       Partial::at(free, shared.count)});
+    }
+  }
+  parallel_items(threads, (int64_t)items.size(), [&](int64_t i) {
+    attend_split<E>(op, items[i].tile, items[i].tile.first_split(), items[i].result);
+  });
+}
+
+// Starts `whole` from the shared splits of the tile's row; false where it has none.
+bool start_from_shares(const Attention& op, const Plan& plan, const QueryTile& tile, const Partial& whole) {
+  if (plan.shares.empty() || plan.shares[tile.parts->row].empty()) return false;
+  const std::vector<Share>& shares = plan.shares[tile.parts->row];
+  for (const Share& share : shares) {
+    float* partials = share.partials + tile.kv_head * Partial::floats(share.count, op.head_dim);
+    const Partial part = Partial::at(partials, share.count).from(share.query, op.head_dim);
+    if (&share == &shares[0]) copy(whole, part, tile.count, op.head_dim);
+    else merge(whole, part, tile.count, op.head_dim);
+  }
+  return true;
+}
+
 struct PartialMemory {
   float whole[kTileQueries * (kMaxHeadDim + 2)], part[kTileQueries * (kMaxHeadDim + 2)];
 };
@@ -76,15 +153,14 @@ thread_local PartialMemory memory;
 
 // A thread takes a tile and walks its splits.
 template <class E>
-void run_by_tile(const Attention& op, const std::vector<QueryTile>& tiles, int threads) {
-  parallel_items(threads, (int64_t)tiles.size(), [&](int64_t i) {
-    const QueryTile& tile = tiles[i];
+void run_by_tile(const Attention& op, const Plan& plan, int threads) {
+  parallel_items(threads, (int64_t)plan.tiles.size(), [&](int64_t i) {
+    const QueryTile& tile = plan.tiles[i];
     const Partial whole = Partial::at(memory.whole, tile.count), part = Partial::at(memory.part, tile.count);
-    const int64_t first = tile.first_split(op), end = tile.end_split(op);
-    attend_split<E>(op, tile, first, whole);
-    for (int64_t split = first + 1; split < end; split++) {
-      attend_split<E>(op, tile, split, part);
-      merge(whole, part, tile.count, op.head_dim);
+    bool started = start_from_shares(op, plan, tile, whole);
+    for (int64_t split = tile.first_split(); split < tile.end_split(); split++, started = true) {
+      attend_split<E>(op, tile, split, started ? part : whole);
+      if (started) merge(whole, part, tile.count, op.head_dim);
     }
     write_out<E>(op, tile, whole);
   });
@@ -98,12 +174,12 @@ struct SplitItem {
 
 // A thread takes one split of one tile: for few tiles with long contexts.
 template <class E>
-void run_by_split(const Attention& op, const std::vector<QueryTile>& tiles, int64_t floats, int threads) {
+void run_by_split(const Attention& op, const Plan& plan, int64_t floats, int threads) {
   std::vector<float> partials(floats);
   std::vector<SplitItem> items;
   float* free = partials.data();
-  for (const QueryTile& tile : tiles) {
-    for (int64_t split = tile.first_split(op); split < tile.end_split(op); split++) {
+  for (const QueryTile& tile : plan.tiles) {
+    for (int64_t split = tile.first_split(); split < tile.end_split(); split++) {
       items.push_back({&tile, split, Partial::at(free, tile.count)});
       free += Partial::floats(tile.count, op.head_dim);
     }
@@ -111,28 +187,33 @@ void run_by_split(const Attention& op, const std::vector<QueryTile>& tiles, int6
   parallel_items(threads, (int64_t)items.size(), [&](int64_t i) {
     attend_split<E>(op, *items[i].tile, items[i].split, items[i].result);
   });
-  for (size_t i = 0; i < items.size();) {
-    const SplitItem& head = items[i];
-    for (i++; i < items.size() && items[i].tile == head.tile; i++) {
-      merge(head.result, items[i].result, head.tile->count, op.head_dim);
+  const Partial whole = Partial::at(memory.whole, kTileQueries);
+  size_t i = 0;
+  for (const QueryTile& tile : plan.tiles) {
+    bool started = start_from_shares(op, plan, tile, whole);
+    for (; i < items.size() && items[i].tile == &tile; i++, started = true) {
+      if (started) merge(whole, items[i].result, tile.count, op.head_dim);
+      else copy(whole, items[i].result, tile.count, op.head_dim);
     }
-    write_out<E>(op, *head.tile, head.result);
+    write_out<E>(op, tile, whole);
   }
 }
 
 template <class E>
 void run(const Attention& op) {
-  const std::vector<QueryTile> tiles = plan_tiles(op);
+  Plan plan;
+  plan_shared(op, plan);
+  plan_tiles(op, plan);
   int64_t work = 0, floats = 0;
-  for (const QueryTile& tile : tiles) {
-    const int64_t splits = tile.end_split(op) - tile.first_split(op);
-    work += tile.count * (tile.last_position(op) - tile.first_key(op) + 1) * op.head_dim;
-    floats += splits * Partial::floats(tile.count, op.head_dim);
+  for (const QueryTile& tile : plan.tiles) {
+    work += tile.count * (tile.end - tile.begin) * op.head_dim;
+    floats += (tile.end_split() - tile.first_split()) * Partial::floats(tile.count, op.head_dim);
   }
-  const int threads = work < kSmall ? 1 : (int)op.threads;
-  const bool few = threads > 1 && (int64_t)tiles.size() < 4 * threads;
-  if (few && floats <= kMostPartials) run_by_split<E>(op, tiles, floats, threads);
-  else run_by_tile<E>(op, tiles, threads);
+  const int threads = work < kSmall && plan.shared.empty() ? 1 : (int)op.threads;
+  run_shared<E>(op, plan, threads);
+  const bool few = threads > 1 && (int64_t)plan.tiles.size() < 4 * threads;
+  if (few && floats <= kMostPartials) run_by_split<E>(op, plan, floats, threads);
+  else run_by_tile<E>(op, plan, threads);
 }
 
 }  // namespace

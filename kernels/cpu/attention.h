@@ -1,7 +1,8 @@
 // What an attention call is given, and how it is cut into parts whose results have the same bits wherever they run.
 //
-//   tile     up to kTileQueries query vectors of one row that share a KV head: all heads of its group, then the next
-//            token. Keys and values are laid out for a whole tile at once.
+//   tile     up to kTileQueries query vectors that share a KV head: all heads of its group, then the next token. Keys
+//            and values are laid out for a whole tile at once. The queries are those of one row, or, for a split whose
+//            pages several rows share, those of all these rows.
 //   block    kBlock keys, from a multiple of kBlock: scored together, one softmax rescaling each.
 //   split    kSplit keys, from a multiple of kSplit: starts from nothing and ends in a Partial; partials are merged in
 //            order. So a long context can be spread over threads, and one thread that walks it does the same sums.
@@ -9,7 +10,9 @@
 // Blocks and splits lie at fixed positions of the context, never of the batch, and masked keys add exact zeros.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "vec.h"
 
@@ -29,27 +32,30 @@ struct Attention {
   double scale, soft_cap;  // soft_cap 0: none
 
   int64_t group() const { return heads / kv_heads; }
+  int64_t queries(int64_t row) const { return (query_start[row + 1] - query_start[row]) * group(); }
+  // The position of a query vector of a row: of token query / group.
+  int64_t position(int64_t row, int64_t query) const {
+    return context_len[row] - (query_start[row + 1] - query_start[row]) + query / group();
+  }
+  // The first key that a token at a position sees.
+  int64_t first_key(int64_t position) const { return std::max<int64_t>(position - window + 1, 0); }
+  const int32_t* pages(int64_t row) const { return page_table + row * table_width; }
+};
+
+// Query vectors [first, first + count) of a row.
+struct Queries {
+  int64_t row, first;
+  int count;
 };
 
 struct QueryTile {
-  int64_t row, kv_head;
-  int64_t first;  // query vector of the row: token first / group, head first % group of the KV head
-  int count;
+  const Queries* parts;
+  int num_parts, count;
+  int64_t kv_head;
+  int64_t begin, end;  // keys that any of the queries sees, and whose pages, those of the first row, serve them all
 
-  // Positions of the first and the last query vector.
-  int64_t first_position(const Attention& op) const { return position(op, first); }
-  int64_t last_position(const Attention& op) const { return position(op, first + count - 1); }
-  int64_t position(const Attention& op, int64_t query) const {
-    const int64_t tokens = op.query_start[row + 1] - op.query_start[row];
-    return op.context_len[row] - tokens + query / op.group();
-  }
-  // Splits [first, end) with keys that any of its queries sees.
-  int64_t first_split(const Attention& op) const { return first_key(op) / kSplit; }
-  int64_t end_split(const Attention& op) const { return last_position(op) / kSplit + 1; }
-  int64_t first_key(const Attention& op) const {
-    const int64_t key = first_position(op) - op.window + 1;
-    return key > 0 ? key : 0;
-  }
+  int64_t first_split() const { return begin / kSplit; }
+  int64_t end_split() const { return (end + kSplit - 1) / kSplit; }
 };
 
 // Attention over some of the keys: for each query the largest score (base 2), the sum of 2^(score - largest), and the
@@ -61,10 +67,23 @@ struct Partial {
 
   static int64_t floats(int64_t count, int64_t head_dim) { return count * (head_dim + 2); }
   static Partial at(float* memory, int64_t count) { return {memory, memory + count, memory + 2 * count}; }
+  Partial from(int64_t query, int64_t head_dim) const {
+    return {largest + query, total + query, values + query * head_dim};
+  }
 };
 
 // One tile over one split.
 template <class E>
 void attend_split(const Attention& op, const QueryTile& tile, int64_t split, const Partial& result);
+
+// A split that several rows see whole, through the same pages.
+struct SharedSplit {
+  int64_t split;
+  std::vector<Queries> parts;  // all queries of each row
+  int count;                   // of all queries
+};
+
+// In the order of splits, as far as each row shares; no split holds more queries than a tile.
+std::vector<SharedSplit> find_shared_splits(const Attention& op);
 
 }  // namespace rootgraft

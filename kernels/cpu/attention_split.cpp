@@ -27,11 +27,11 @@ struct BlockRows {
   int panels;  // panels of 16 keys in use
 
   BlockRows(const Attention& op, const QueryTile& tile, int64_t first_key) {
-    const int begin = (int)std::max<int64_t>(tile.first_key(op) - first_key, 0);
-    const int end = (int)std::clamp<int64_t>(tile.last_position(op) + 1 - first_key, 0, kBlock);
+    const int begin = (int)std::max<int64_t>(tile.begin - first_key, 0);
+    const int end = (int)std::clamp<int64_t>(tile.end - first_key, 0, kBlock);
     panels = (end + kWidth - 1) / kWidth;
     std::fill_n(offset, begin, kNowhere);
-    const int32_t* pages = op.page_table + tile.row * op.table_width;
+    const int32_t* pages = op.pages(tile.parts->row);
     const int64_t head_size = op.page_size * op.head_dim;
     for (int i = begin; i < end;) {
       const int64_t page = (first_key + i) / op.page_size, cell = (first_key + i) % op.page_size;
@@ -59,17 +59,25 @@ struct BlockRows {
   }
 };
 
+// f(m, row, query) for the queries of a tile in order.
+template <class F>
+INLINE void for_queries(const QueryTile& tile, F f) {
+  int m = 0;
+  for (int p = 0; p < tile.num_parts; p++) {
+    const Queries& part = tile.parts[p];
+    for (int i = 0; i < part.count; i++) f(m++, part.row, part.first + i);
+  }
+}
+
 template <class E>
 void gather_queries(const Attention& op, const QueryTile& tile, Scratch& scratch) {
   using Value = typename E::Value;
-  const int64_t group = op.group(), token = op.query_start[tile.row];
-  const int64_t words = op.head_dim / E::kPerWord;
-  for (int m = 0; m < tile.count; m++) {
-    const int64_t query = tile.first + m;
-    const int64_t head = tile.kv_head * group + query % group;
-    const Value* from = static_cast<const Value*>(op.q) + ((token + query / group) * op.heads + head) * op.head_dim;
+  const int64_t group = op.group(), words = op.head_dim / E::kPerWord;
+  for_queries(tile, [&](int m, int64_t row, int64_t query) {
+    const int64_t token = op.query_start[row] + query / group, head = tile.kv_head * group + query % group;
+    const Value* from = static_cast<const Value*>(op.q) + (token * op.heads + head) * op.head_dim;
     std::memcpy(scratch.queries + m * words, from, op.head_dim * sizeof(Value));
-  }
+  });
 }
 
 // The rows of the next block are asked for a few at a time while those of this one are laid out: the caches' own
@@ -147,10 +155,10 @@ void attend_block(const Attention& op, const QueryTile& tile, int64_t first_key,
   lay_out_keys<E>(op, rows, next, scratch);
   multiply<E>({scratch.queries, words, scratch.keys, words * kWidth, words, scratch.scores, kBlock, nullptr},
               tile.count, rows.panels);
-  for (int m = 0; m < tile.count; m++) {
-    const int64_t end = tile.position(op, tile.first + m) + 1 - first_key;
+  for_queries(tile, [&](int m, int64_t row, int64_t query) {
+    const int64_t end = op.position(row, query) + 1 - first_key;
     weigh<E>(op, m, rows.panels, end - op.window, end, result.largest[m], scratch);
-  }
+  });
   lay_out_values<E>(op, rows, next, scratch);
   multiply<E>({reinterpret_cast<const uint32_t*>(scratch.scores), kBlock, scratch.values,
                kBlock / E::kPerWord * kWidth, rows.panels * kWidth / E::kPerWord, result.values, op.head_dim,
@@ -167,8 +175,8 @@ void attend_split(const Attention& op, const QueryTile& tile, int64_t split, con
   std::fill_n(result.values, tile.count * op.head_dim, 0.0f);
   std::fill_n(scratch.totals, tile.count * kWidth, 0.0f);
   gather_queries<E>(op, tile, scratch);
-  const int64_t begin = std::max(split * kSplit, tile.first_key(op) / kBlock * kBlock);
-  const int64_t end = std::min((split + 1) * kSplit, tile.last_position(op) + 1);
+  const int64_t begin = std::max(split * kSplit, tile.begin / kBlock * kBlock);
+  const int64_t end = std::min((split + 1) * kSplit, tile.end);
   BlockRows rows(op, tile, begin);
   rows.prefetch<E>(op, op.k_cache, 0, rows.panels * kWidth);
   rows.prefetch<E>(op, op.v_cache, 0, rows.panels * kWidth);

@@ -1,4 +1,4 @@
-"""Compiles the C++ sources of this folder into a shared library, once for each machine, compiler and version of them."""
+"""Compiles the C++ sources of this folder into a shared library, once for each machine, compiler and their version."""
 
 from __future__ import annotations
 

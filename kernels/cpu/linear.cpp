@@ -8,6 +8,8 @@ namespace rootgraft {
 namespace {
 
 constexpr int64_t kSmall = 1 << 14;  // multiplications below which one thread is faster
+constexpr int64_t kSlicePanels = 16;         // at least in a slice, where several are cut for a thread
+constexpr int64_t kMostSlices = 8;           // for each thread
 
 // The call, as the caller packs it: fields of 8 bytes in this order.
 struct Linear {
@@ -63,9 +65,10 @@ void run(const Linear& op) {
   const int64_t panels = (op.columns + kWidth - 1) / kWidth;
   const int64_t multiplications = op.rows * op.steps * panels * kWidth;
   const int threads = multiplications < kSmall ? 1 : (int)op.threads;
-  // A thread that comes late finds less left where there are more slices than threads; but those of one tile of rows
-  // only stream the panels from memory, which is fastest in one piece.
-  const int64_t slices = threads == 1 || op.rows <= kTileRows ? threads : 2 * threads;
+  // The more slices, the shorter the wait for a thread that came late or lost its core; but each starts with cold
+  // caches, and a product with one tile of rows only streams the panels, which is fastest in one piece.
+  const int64_t each = op.rows <= kTileRows ? 1 : panels / (kSlicePanels * threads);
+  const int64_t slices = threads == 1 ? 1 : threads * std::clamp<int64_t>(each, 1, kMostSlices);
   // Few panels and many rows on many threads: cut the rows too.
   const int64_t wanted = 2 * threads / std::max<int64_t>(1, panels / kTilePanels);
   const int64_t row_cuts = std::max<int64_t>(1, std::min<int64_t>(op.rows / 48, wanted));

@@ -76,8 +76,8 @@ INLINE int64_t cell_offset(const RopeStore& op, int64_t token, int64_t head) {
   return ((page * op.kv_heads + head) * op.page_size + cell) * op.head_dim;
 }
 
-// Asks for all that a token reads and writes. The weights that pass between two calls drive everything out of the
-// caches, and accesses that wait for memory one after another would take several times as long as the work.
+// Asks for all that a token reads and writes: the weights that pass between two calls drive everything out of the
+// caches, and stores to memory wait for one another.
 template <class E>
 void prefetch_token(const RopeStore& op, int64_t token) {
   using Value = typename E::Value;

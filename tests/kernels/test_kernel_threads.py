@@ -1,0 +1,68 @@
+"""The kernels' own pool: any number of callers, of threads and of processes gets the bits of one thread."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+import torch
+
+from kernels import ops
+from kernels.cpu import threads
+
+pytestmark = pytest.mark.usefixtures("kernels")
+
+
+def product(layer: ops.PackedLinear, x: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        return ops.linear(x, layer)
+
+
+def test_torch_gets_one_thread():
+    ops.set_threads(2)
+    assert (threads.count(), torch.get_num_threads()) == (2, 1)
+    ops.use_native(False)
+    ops.set_threads(2)
+    assert (threads.count(), torch.get_num_threads()) == (2, 2)
+    ops.use_native(True)
+
+
+def test_callers_at_once():
+    """One of them has the pool, the others do without."""
+    layer, x = ops.pack_linear(torch.randn(500, 64)), torch.randn(40, 64)
+    expected = product(layer, x)
+    ops.set_threads(3)
+    wrong = []
+
+    def call() -> None:
+        wrong.extend(i for i in range(200) if not torch.equal(product(layer, x), expected))
+
+    callers = [threading.Thread(target=call) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert wrong == []
+
+
+def test_calls_after_every_length_of_idleness():
+    """Workers fall asleep and wake, or are on their way to either."""
+    layer, x = ops.pack_linear(torch.randn(500, 64)), torch.randn(40, 64)
+    expected = product(layer, x)
+    ops.set_threads(4)
+    for microseconds in (0, 50, 150, 190, 200, 210, 250, 400, 1000) * 5:
+        threading.Event().wait(microseconds / 1e6)
+        assert torch.equal(product(layer, x), expected)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_works_alone():
+    layer, x = ops.pack_linear(torch.randn(500, 64)), torch.randn(40, 64)
+    ops.set_threads(2)
+    expected = product(layer, x)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if torch.equal(product(layer, x), expected) else 1)
+    assert os.waitpid(child, 0)[1] == 0

@@ -1,0 +1,95 @@
+"""Rows whose pages begin alike read them together, and get the bits that they get alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ragged_batches import RaggedBatch, assert_close
+
+from kernels import ops
+
+pytestmark = pytest.mark.usefixtures("kernels")
+
+Branch = tuple[int, int, int, int]  # parent row, tokens in common with it, tokens more, tokens of the step
+
+
+@st.composite
+def branches(draw) -> Branch:
+    common = draw(st.sampled_from([0, 200, 256, 300, 512, 640, 1100]))
+    more = draw(st.one_of(st.integers(1, 40), st.integers(200, 600)))
+    return draw(st.integers(0, 50)), common, more, draw(st.sampled_from([1, 1, 1, 2, 7, 16, 40]))
+
+
+def tree_batch(
+    rows: list[Branch], page_size: int, dtype: torch.dtype, heads: tuple[int, int], head_dim: int = 32
+) -> RaggedBatch:
+    """Row i shares the whole pages of the common tokens with an earlier row; the other pages are its own."""
+    pages: list[list[int]] = []
+    contexts: list[int] = []
+    unused = iter(torch.randperm(20_000).tolist())
+    for i, (parent, common, more, _) in enumerate(rows):
+        shared = pages[parent % i][: min(common, contexts[parent % i]) // page_size] if i else []
+        contexts.append(len(shared) * page_size + more)
+        pages.append(shared + [next(unused) for _ in range(-(-more // page_size))])
+    used = sorted({page for line in pages for page in line})
+    number = {page: i for i, page in enumerate(used)}
+    table = torch.zeros(len(rows), max(map(len, pages)), dtype=torch.int32)
+    for line, own in zip(table, pages, strict=True):
+        line[: len(own)] = torch.tensor([number[page] for page in own], dtype=torch.int32)
+    queries = [min(query, context) for (*_, query), context in zip(rows, contexts, strict=True)]
+    caches = torch.randn(2, len(used), heads[1], page_size, head_dim).to(dtype)
+    starts = torch.tensor([0, *queries]).cumsum(0).to(torch.int32)
+    q = torch.randn(sum(queries), heads[0], head_dim).to(dtype)
+    return RaggedBatch(q, caches[0], caches[1], table, starts, torch.tensor(contexts, dtype=torch.int32))
+
+
+def assert_same_bits_as_alone(batch: RaggedBatch, **options) -> None:
+    together = ops.attention(*batch.args, scale=0.2, **options)
+    for row in range(len(batch.context_len)):
+        start, stop = batch.query_start[row : row + 2].tolist()
+        alone = ops.attention(*batch.pick(row, 0, stop - start).args, scale=0.2, **options)
+        assert torch.equal(alone, together[start:stop])
+    assert_close(together, batch.expected(scale=0.2, **options))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(branches(), min_size=2, max_size=7),
+    page_size=st.sampled_from([1, 5, 16, 100, 256]),
+    heads=st.sampled_from([(6, 2), (4, 4), (14, 1)]),
+    dtype=st.sampled_from([torch.bfloat16, torch.float32]),
+    window=st.sampled_from([None, None, 100, 700]),
+    soft_cap=st.sampled_from([None, 20.0]),
+    threads=st.sampled_from([1, 2]),
+    seed=st.integers(0, 1000),
+)
+def test_trees_of_rows(rows, page_size, heads, dtype, window, soft_cap, threads, seed):
+    torch.manual_seed(seed)
+    ops.set_threads(threads)
+    batch = tree_batch(rows, page_size, dtype, heads)
+    assert_same_bits_as_alone(batch, window=window, soft_cap=soft_cap)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_more_sharers_than_a_tile_holds(threads):
+    ops.set_threads(threads)
+    torch.manual_seed(0)
+    batch = tree_batch([(0, 0, 700, 1)] + [(0, 600, 1 + 9 * i, 1) for i in range(40)], 16, torch.bfloat16, (6, 2))
+    assert_same_bits_as_alone(batch)
+
+
+def test_a_context_that_is_shared_to_its_last_token():
+    torch.manual_seed(0)
+    batch = tree_batch([(0, 0, 512, 1), (0, 256, 256, 1), (0, 512, 1, 1)], 16, torch.bfloat16, (6, 2))
+    batch.page_table[1] = batch.page_table[0]
+    assert_same_bits_as_alone(batch)
+
+
+def test_equal_pages_after_different_ones_are_no_shared_prefix():
+    torch.manual_seed(0)
+    batch = tree_batch([(0, 0, 800, 1), (0, 0, 800, 1), (0, 0, 800, 1)], 16, torch.float32, (6, 2))
+    batch.page_table[1:, 16:] = batch.page_table[0, 16:]
+    batch.page_table[2, :8] = batch.page_table[0, :8]
+    assert_same_bits_as_alone(batch)
