@@ -8,6 +8,8 @@ from pathlib import Path
 from engine.config import check_options, option
 from engine.errors import ConfigError
 
+# "auto" and the formats of api/tools/formats.py, named here so that the command line loads none of that.
+TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "generic")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -28,6 +30,12 @@ class ServerConfig:
     api_key_file: str | None = option(None, "File with such keys, one a line.", group="server")
     share_cache_between_keys: bool = option(
         False, "Let requests with different keys share the KV of equal prefixes.", group="server"
+    )
+    tool_call_parser: str = option(
+        "auto",
+        "How the model writes tool calls. auto: as its chat template does; generic: told in plain text.",
+        choices=TOOL_CALL_PARSERS,
+        group="server",
     )
     max_request_bytes: int = option(
         4 << 20, "Longest request body that is read.", low=1024, high=1 << 30, group="server"

@@ -14,6 +14,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
+from grammar.spec import GrammarKind
+
 if TYPE_CHECKING:
     from engine.generation import Finish, TextDelta
     from engine.messages import Heartbeat
@@ -44,6 +46,8 @@ _ENGINE_GAUGES = (
     ("waiting", "num_requests_waiting", "Sequences that wait to be admitted."),
     ("pages", "kv_cache_pages", "Pages of the KV pool."),
     ("pages_cached", "prefix_cache_pages", "Those of them that the prefix cache holds."),
+    ("grammar_pending", "grammar_compiles_pending", "Grammars that wait to be compiled, or are being compiled."),
+    ("grammar_cached_bytes", "grammar_cache_bytes", "What compiled grammars take in memory, about."),
 )
 _ENGINE_COUNTERS = (
     ("prompt_tokens", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
@@ -54,6 +58,10 @@ _ENGINE_COUNTERS = (
     ("computed_tokens", "computed_tokens", "Tokens put through the model."),
     ("generation_tokens", "generation_tokens", "Tokens drawn."),
     ("steps", "steps", "Forward passes."),
+    ("grammar_hits", "grammar_cache_hits", "Grammars found compiled, or being compiled."),
+    ("grammar_compiled", "grammar_compiles", "Grammars compiled."),
+    ("grammar_refused", "grammar_refusals", "Grammars refused by the compiler, those it was stopped on included."),
+    ("grammar_stopped", "grammar_compiles_stopped", "Compiles ended by their limits of time or memory."),
 )
 _ENGINE_HISTOGRAMS = (
     ("request_queue_time_seconds", "Seconds from arrival to the first step.", _SECONDS_IN_ALL),
@@ -101,6 +109,18 @@ class Metrics:
             (*_LABELS, "finished_reason"),
             registry=self._registry,
         )
+        self._structured = Counter(
+            PREFIX + "structured_requests",
+            "Requests for an answer of a certain form, by its kind.",
+            (*_LABELS, "kind"),
+            registry=self._registry,
+        )
+        self._broken = Counter(
+            PREFIX + "structured_answers_broken",
+            "Finished answers that the safety net found invalid.",
+            _LABELS,
+            registry=self._registry,
+        ).labels(*self._labels)
         self.first_token = self._histogram(
             "time_to_first_token_seconds", "Seconds from the request to its first token.", _SECONDS_TO_FIRST
         )
@@ -116,6 +136,8 @@ class Metrics:
         self.params_max_tokens = self._histogram("request_params_max_tokens", "Limit of tokens asked for.", _TOKENS)
         for reason in ("stop", "length", "abort", "error"):
             self._success.labels(*self._labels, reason)
+        for kind in (*GrammarKind, "tools"):
+            self._structured.labels(*self._labels, str(kind))
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         histogram = Histogram(PREFIX + name, text, _LABELS, buckets=buckets, registry=self._registry)
@@ -131,6 +153,14 @@ class Metrics:
     def count_end(self, reason: str) -> None:
         """Count a sequence that ended."""
         self._success.labels(*self._labels, reason).inc()
+
+    def count_structured(self, kind: str) -> None:
+        """Count a request for an answer of this kind."""
+        self._structured.labels(*self._labels, kind).inc()
+
+    def count_broken(self, answers: int) -> None:
+        """Count finished answers that broke their promise."""
+        self._broken.inc(answers)
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """All metrics in the format that the Accept header asks for, and its content type."""

@@ -6,18 +6,25 @@ import asyncio
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from api.completions import EchoedPrompt
 from api.logprobs import Unscored
+from api.promise import Promise, asked_promise
 from api.protocol.chat import ChatRequest
 from api.protocol.completions import CompletionRequest
 from api.protocol.messages import ChatMessage, for_template
 from api.protocol.sampling import SamplingFields
+from api.protocol.tools import Tool
+from api.tools.formats import Dialect
+from api.tools.messages import for_dialect
+from api.tools.plan import tool_promise
 from engine.errors import RequestError
 from engine.requests import TextRequest
 from engine.types import SamplingParams
+from grammar.spec import GrammarSpec
 
 if TYPE_CHECKING:
     from engine.frontend import Frontend
@@ -29,12 +36,25 @@ _MANY_MESSAGES = 64
 _LONG_TEXT = 50_000
 
 
-async def chat_request(frontend: Frontend, body: ChatRequest, adapter: str | None, tenant: str) -> TextRequest:
-    """The one request of a chat. Raises RequestError, with the names that the body used."""
+async def chat_request(
+    frontend: Frontend, dialect: Dialect, body: ChatRequest, adapter: str | None, tenant: str
+) -> tuple[TextRequest, Promise | None]:
+    """The one request of a chat, and the form that its answer will have.
+
+    Raises:
+        RequestError: with the names that the body used.
+    """
+    promise = asked_promise(body)
+    if body.tools:
+        promise = tool_promise(body.tools, body.tool_choice, dialect.format, promise, parallel=body.parallel_tool_calls)
+    plan = None if promise is None else promise.tools
     with _blaming("messages"):
         tokens = await render(
             frontend,
+            dialect,
             body.messages,
+            tools=body.tools,
+            prefill="" if plan is None else plan.prefill,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             template_kwargs=body.chat_template_kwargs,
@@ -42,48 +62,69 @@ async def chat_request(frontend: Frontend, body: ChatRequest, adapter: str | Non
         )
         max_tokens = frontend.resolve_max_tokens(len(tokens), body.asked_tokens)
         params = body.sampling(max_tokens, body.num_logprobs, body.prompt_logprobs)
-        return frontend.check(_text_request(body, tokens, params, adapter, tenant))
+        grammar = None if promise is None else promise.spec
+        request = _text_request(body, tokens, params, grammar, adapter, tenant)
+        if plan is not None:
+            # What opens a call may be a special token, and no other one fits the grammar.
+            request = replace(request, skip_special_tokens=False)
+        return frontend.check(request), promise
 
 
 async def render(
     frontend: Frontend,
+    dialect: Dialect,
     messages: Sequence[ChatMessage],
     *,
+    tools: Sequence[Tool] = (),
+    prefill: str = "",
     add_generation_prompt: bool | None,
     continue_final_message: bool,
     template_kwargs: dict[str, Any],
     add_special_tokens: bool,
 ) -> array[int]:
-    """The tokens of a conversation. By default a new answer is asked for, unless the last message is continued."""
+    """The tokens of a conversation. By default a new answer is asked for, unless the last message is continued.
+
+    Args:
+        tools: functions that the model is told of.
+        prefill: what the answer begins with.
+    """
     tokenizer = frontend.tokenizer
     if not tokenizer.has_chat_template:
         raise RequestError("This model has no chat template: use /v1/completions.", param="messages")
+    definitions = [tool.for_template() for tool in tools]
     job = partial(
         tokenizer.render_chat,
-        for_template(messages),
+        for_dialect(for_template(messages), definitions, dialect),
         add_generation_prompt=not continue_final_message if add_generation_prompt is None else add_generation_prompt,
         continue_final_message=continue_final_message,
+        tools=definitions if dialect.by_template and definitions else None,
         kwargs=template_kwargs,
     )
     is_long = len(messages) > _MANY_MESSAGES or sum(len(message.text or "") for message in messages) > _LONG_TEXT
     text = await asyncio.to_thread(job) if is_long else job()
-    return await frontend.encode(text, add_special_tokens=add_special_tokens)
+    return await frontend.encode(text + prefill, add_special_tokens=add_special_tokens)
 
 
 async def completion_requests(
-    frontend: Frontend, body: CompletionRequest, adapter: str | None, tenant: str
+    frontend: Frontend, body: CompletionRequest, grammar: GrammarSpec | None, adapter: str | None, tenant: str
 ) -> list[TextRequest]:
     """One request for each prompt, all checked before any is begun. Raises RequestError."""
     requests = []
     for number, prompt in enumerate(body.prompts):
         name = "prompt" if len(body.prompts) == 1 else f"prompt[{number}]"
         with _blaming(name):
-            requests.append(await _completion_request(frontend, body, name, prompt, adapter, tenant))
+            requests.append(await _completion_request(frontend, body, name, prompt, grammar, adapter, tenant))
     return requests
 
 
 async def _completion_request(
-    frontend: Frontend, body: CompletionRequest, name: str, prompt: str | list[int], adapter: str | None, tenant: str
+    frontend: Frontend,
+    body: CompletionRequest,
+    name: str,
+    prompt: str | list[int],
+    grammar: GrammarSpec | None,
+    adapter: str | None,
+    tenant: str,
 ) -> TextRequest:
     if isinstance(prompt, str):
         tokens = await frontend.encode(prompt, add_special_tokens=body.add_special_tokens)
@@ -93,7 +134,7 @@ async def _completion_request(
     max_tokens = frontend.resolve_max_tokens(len(tokens), max(1, body.max_tokens))
     scored = [count for count in (body.echoed_logprobs, body.prompt_logprobs) if count is not None]
     params = body.sampling(max_tokens, body.logprobs, max(scored, default=None))
-    return frontend.check(_text_request(body, tokens, params, adapter, tenant))
+    return frontend.check(_text_request(body, tokens, params, grammar, adapter, tenant))
 
 
 def token_array(field: str, ids: list[int], vocab_size: int) -> array[int]:
@@ -108,7 +149,12 @@ def token_array(field: str, ids: list[int], vocab_size: int) -> array[int]:
 
 
 def _text_request(
-    body: SamplingFields, tokens: array[int], params: SamplingParams, adapter: str | None, tenant: str
+    body: SamplingFields,
+    tokens: array[int],
+    params: SamplingParams,
+    grammar: GrammarSpec | None,
+    adapter: str | None,
+    tenant: str,
 ) -> TextRequest:
     return TextRequest(
         tokens=tokens,
@@ -120,6 +166,7 @@ def _text_request(
         # A tenant's name has a fixed length, so that no salt of a client's can reach another tenant's.
         salt=tenant + (body.cache_salt or ""),
         skip_special_tokens=body.skip_special_tokens,
+        grammar=grammar,
     )
 
 

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING
 
 from api.config import ServerConfig
 from api.metrics import Metrics
+from api.tools.formats import Dialect, dialect_of
+from api.validators import Validators
 from engine.errors import CapacityError, EngineDead, UnknownModel
 
 if TYPE_CHECKING:
     from engine.client import EngineClient
     from engine.frontend import Frontend
+    from engine.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)
@@ -27,6 +30,7 @@ class ServerState:
         frontend: None while the model is loading.
         client: None before the engine process is started.
         draining: whether the server is about to end, and takes no new work.
+        validators: of structured answers. Used by ``streams`` alone.
         active: generations under way. Written by ``streams`` alone.
         version: of the server, for ``/version`` and the fingerprint.
         started: when the server began, in seconds since 1970.
@@ -38,9 +42,11 @@ class ServerState:
     frontend: Frontend | None = None
     client: EngineClient | None = None
     draining: bool = False
+    validators: Validators = field(default_factory=Validators)
     active: int = 0
     version: str = "unknown"
     started: int = field(default_factory=lambda: int(time.time()))
+    _dialect: tuple[Tokenizer, Dialect] | None = None
 
     @property
     def is_healthy(self) -> bool:
@@ -68,6 +74,13 @@ class ServerState:
         if not self.is_healthy:
             raise EngineDead("The engine is not running.")
         return self.frontend
+
+    def dialect(self) -> Dialect:
+        """How the model that is served writes tool calls. Found out when it is first asked for."""
+        tokenizer = self.serving().tokenizer
+        if self._dialect is None or self._dialect[0] is not tokenizer:
+            self._dialect = tokenizer, dialect_of(tokenizer, self.options.tool_call_parser)
+        return self._dialect[1]
 
     def resolve(self, model: str | None) -> tuple[str, str | None]:
         """The name that the answer carries, and the adapter of that name. UnknownModel if it is not served."""

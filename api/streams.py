@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from starlette.types import Receive
 
 from api.metrics import RequestTimer
+from api.promise import Promise
+from api.safety_net import SafetyNet
 from api.state import ServerState
 
 if TYPE_CHECKING:
@@ -47,11 +49,14 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def generate(state: ServerState, requests: Sequence[TextRequest], facts: dict[str, Any]) -> Deltas:
+async def generate(
+    state: ServerState, requests: Sequence[TextRequest], facts: dict[str, Any], promise: Promise | None = None
+) -> Deltas:
     """Run requests that ``Frontend.check`` has passed, all at once. Closing it early aborts all of them.
 
     Args:
         facts: what the log says of the HTTP request; counts and times are added at the end.
+        promise: the form of every answer, watched over here.
     """
     frontend = state.serving()
     timer = RequestTimer(state.metrics, sum(request.n for request in requests))
@@ -62,7 +67,11 @@ async def generate(state: ServerState, requests: Sequence[TextRequest], facts: d
     state.active += 1
     reason = "abort"
     try:
-        async with aclosing(_merged(frontend, requests)) as stream:
+        stream_of_all = _merged(frontend, requests)
+        if promise is not None:
+            state.metrics.count_structured(promise.kind)
+            stream_of_all = _watched(state, stream_of_all, promise)
+        async with aclosing(stream_of_all) as stream:
             async for prompt, deltas in stream:
                 timer.note(prompt, deltas)
                 yield prompt, deltas
@@ -72,6 +81,18 @@ async def generate(state: ServerState, requests: Sequence[TextRequest], facts: d
     finally:
         state.active -= 1
         facts.update(timer.end(reason))
+
+
+async def _watched(state: ServerState, deltas: Deltas, promise: Promise) -> Deltas:
+    """Refusals name the request's field, and answers that break the promise end in ``error``."""
+    net = SafetyNet(promise, state.validators)
+    try:
+        with promise.blaming():
+            async with aclosing(deltas) as stream:
+                async for prompt, several in stream:
+                    yield prompt, await net.judge(prompt, several)
+    finally:
+        state.metrics.count_broken(net.num_broken)
 
 
 async def _merged(frontend: Frontend, requests: Sequence[TextRequest]) -> Deltas:

@@ -50,7 +50,7 @@ class UsageCount:
 
 
 def finish_reason(finish: Finish) -> str:
-    """OpenAI's word for the end of a sequence. EngineError if it did not come to an end of its own."""
-    if finish.reason in (FinishReason.STOP, FinishReason.LENGTH):
+    """OpenAI's word for the end of a sequence, or ``error``. EngineError if it did not come to an end of its own."""
+    if finish.reason is not FinishReason.ABORT:
         return finish.reason.value
     raise EngineError("The answer was broken off by the engine.")

@@ -9,22 +9,22 @@ from pydantic import AfterValidator, Field, model_validator
 
 from api.protocol.base import Refusal, rejected
 from api.protocol.messages import ChatMessage, check_template_kwargs
-from api.protocol.sampling import SamplingFields
+from api.protocol.sampling import IGNORED, SamplingFields
+from api.protocol.structured import StructuredFields
+from api.protocol.tools import ToolChoice, Tools, check_tools
 from engine.types import MAX_LOGPROBS
 
 TemplateKwargs = Annotated[dict[str, Any], AfterValidator(check_template_kwargs)]
 
 
-class ChatRequest(SamplingFields):
+class ChatRequest(StructuredFields):
     """OpenAI's fields that change the answer and vLLM's extras that are implemented."""
 
+    ignored: ClassVar[frozenset[str]] = IGNORED - {"parallel_tool_calls"}
     refused: ClassVar[Mapping[str, Refusal]] = {
         **SamplingFields.refused,
-        "response_format": Refusal("only plain text can be produced.", ({"type": "text"},)),
-        "tools": Refusal("the model cannot be given tools here.", ([],)),
-        "tool_choice": Refusal("the model cannot be given tools here.", ("none", "auto")),
-        "functions": Refusal("the model cannot be given functions here.", ([],)),
-        "function_call": Refusal("the model cannot be given functions here.", ("none", "auto")),
+        "functions": Refusal("give functions as 'tools'.", ([],)),
+        "function_call": Refusal("choose functions with 'tool_choice'.", ("none", "auto")),
         "audio": Refusal("only text can be produced."),
         "modalities": Refusal("only text can be produced.", (["text"],)),
         "moderation": Refusal("there is no moderation model here."),
@@ -36,6 +36,9 @@ class ChatRequest(SamplingFields):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    tools: Tools = Field(default_factory=list)
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
@@ -49,6 +52,9 @@ class ChatRequest(SamplingFields):
             raise rejected("may only be given where 'logprobs' is true", "top_logprobs")
         if self.max_completion_tokens is not None and self.max_tokens not in (None, self.max_completion_tokens):
             raise rejected("contradicts 'max_completion_tokens'", "max_tokens")
+        check_tools(self.tools, self.tool_choice)
+        if self.tools and self.include_stop_str_in_output:
+            raise rejected("contradicts 'tools': calls leave no room for it", "include_stop_str_in_output")
         check_continuation(self.messages, self.add_generation_prompt, self.continue_final_message)
         return self
 

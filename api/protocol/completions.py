@@ -9,6 +9,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from api.protocol.base import Refusal, rejected
 from api.protocol.sampling import SamplingFields
+from api.protocol.structured import StructuredFields
 from engine.types import MAX_LOGPROBS
 
 MAX_PROMPTS = 64
@@ -39,7 +40,7 @@ Prompt = Annotated[
 ]
 
 
-class CompletionRequest(SamplingFields):
+class CompletionRequest(StructuredFields):
     """OpenAI's fields that change the answer and vLLM's extras that are implemented.
 
     ``max_tokens`` may be 0: the prompt is computed, and scored if ``echo`` and ``logprobs`` ask for it.
@@ -49,7 +50,6 @@ class CompletionRequest(SamplingFields):
         **SamplingFields.refused,
         "best_of": Refusal("all answers are returned; ask for several with 'n'.", (1,)),
         "suffix": Refusal("text cannot be inserted before other text.", ("",)),
-        "response_format": Refusal("only plain text can be produced.", ({"type": "text"},)),
     }
 
     prompt: Prompt

@@ -135,5 +135,10 @@ _RESERVED = {
 
 
 def for_template(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """All messages as chat templates know them."""
-    return [message.for_template() for message in messages]
+    """All messages as chat templates know them. Results get the names of their calls, which some templates need."""
+    names = {call.id: call.function.name for message in messages for call in message.tool_calls if call.id}
+    rendered = [message.for_template() for message in messages]
+    for message in rendered:
+        if message["role"] == "tool" and (name := names.get(message["tool_call_id"])):
+            message.setdefault("name", name)
+    return rendered

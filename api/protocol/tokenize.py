@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from api.protocol.base import RequestModel, rejected
 from api.protocol.chat import TemplateKwargs, check_continuation
 from api.protocol.messages import ChatMessage
+from api.protocol.tools import Tools, check_tools
 
 
 class TokenizeRequest(RequestModel):
@@ -20,6 +21,7 @@ class TokenizeRequest(RequestModel):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    tools: Tools = Field(default_factory=list)
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
     add_generation_prompt: bool | None = None
@@ -32,6 +34,9 @@ class TokenizeRequest(RequestModel):
             raise rejected("is required, or 'messages'", "prompt")
         if self.prompt is not None and self.messages is not None:
             raise rejected("contradicts 'messages'", "prompt")
+        if self.prompt is not None and self.tools:
+            raise rejected("is for 'messages' only", "tools")
+        check_tools(self.tools, "auto")
         if self.messages is not None:
             check_continuation(self.messages, self.add_generation_prompt, self.continue_final_message)
         return self

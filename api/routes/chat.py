@@ -22,13 +22,14 @@ router = APIRouter(route_class=JsonRoute, tags=["generation"])
 async def create_chat_completion(body: ChatRequest, request: Request, state: State) -> Response:
     """Answer a conversation."""
     name, adapter = state.resolve(body.model)
-    prepared = await chat_request(state.serving(), body, adapter, request.state.tenant)
+    prepared, promise = await chat_request(state.serving(), state.dialect(), body, adapter, request.state.tenant)
     request.state.facts.update(model=name, prompt_tokens=len(prepared.tokens), n=body.n, stream=body.stream)
-    deltas = generate(state, [prepared], request.state.facts)
+    deltas = generate(state, [prepared], request.state.facts, promise)
+    plan = None if promise is None else promise.tools
     if body.stream:
         head = ReplyHead.new("chatcmpl", "chat.completion.chunk", name, state.fingerprint)
-        return EventStream(chat_events(body, head, deltas, len(prepared.tokens)))
+        return EventStream(chat_events(body, head, deltas, len(prepared.tokens), plan))
     usage = UsageCount()
     answers = await while_connected(request.receive, collect(deltas, usage))
     head = ReplyHead.new("chatcmpl", "chat.completion", name, state.fingerprint)
-    return json_response(chat_body(body, head, answers, usage))
+    return json_response(chat_body(body, head, answers, usage, plan))

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 from api.collect import collect
 from api.completions import completion_body, completion_events
 from api.prepare import completion_requests, echoed_prompts
+from api.promise import asked_promise
 from api.protocol.completions import CompletionRequest
 from api.reply import ReplyHead, json_response
 from api.routes.body import JsonRoute
@@ -23,11 +24,13 @@ async def create_completion(body: CompletionRequest, request: Request, state: St
     """Continue one or more prompts."""
     name, adapter = state.resolve(body.model)
     frontend = state.serving()
-    prepared = await completion_requests(frontend, body, adapter, request.state.tenant)
+    promise = asked_promise(body)
+    grammar = None if promise is None else promise.spec
+    prepared = await completion_requests(frontend, body, grammar, adapter, request.state.tenant)
     prompts = echoed_prompts(frontend, body, prepared)
     num_prompt = sum(len(one.tokens) for one in prepared)
     request.state.facts.update(model=name, prompt_tokens=num_prompt, n=body.n, stream=body.stream)
-    deltas = generate(state, prepared, request.state.facts)
+    deltas = generate(state, prepared, request.state.facts, promise)
     head = ReplyHead.new("cmpl", "text_completion", name, state.fingerprint)
     if body.stream:
         return EventStream(completion_events(body, head, prompts, deltas))

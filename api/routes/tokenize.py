@@ -24,7 +24,9 @@ async def tokenize(body: TokenizeRequest, state: State) -> dict[str, Any]:
     if body.messages is not None:
         tokens = await render(
             frontend,
+            state.dialect(),
             body.messages,
+            tools=body.tools,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             template_kwargs=body.chat_template_kwargs,

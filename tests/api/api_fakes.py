@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ class ByteTokenizer:
 
     def __init__(self) -> None:
         self.rendered: list[dict[str, Any]] = []
+        self.speaks = "hermes"  # how the chat template writes tool calls; "" if it knows none
 
     def encode(self, text: str, add_special_tokens: bool = True) -> array[int]:
         return array("i", [*([BOS] if add_special_tokens else []), *text.encode()])
@@ -40,8 +42,21 @@ class ByteTokenizer:
 
     def render_chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
         self.rendered.append({"messages": list(messages), **options})
-        text = "".join(f"<{m['role']}>{m['content'] or ''}\n" for m in messages)
+        tools = options.get("tools") if self.speaks else None
+        text = f"<tools>{json.dumps(tools)}\n" if tools else ""
+        text += "".join(f"<{m['role']}>{m['content'] or ''}{self._calls(m)}\n" for m in messages)
         return text + ("<assistant>" if options["add_generation_prompt"] else "")
+
+    def _calls(self, message: dict[str, Any]) -> str:
+        calls = [json.dumps(call["function"]) for call in message.get("tool_calls", ())]
+        match self.speaks:
+            case "hermes":
+                return "".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
+            case "llama3_json":
+                return "".join(call.replace('"arguments"', '"parameters"') for call in calls)
+            case "mistral" if calls:
+                return f"[TOOL_CALLS][{', '.join(calls)}]"
+        return ""
 
 
 class FakeFrontend:
@@ -65,6 +80,10 @@ class FakeFrontend:
         self.gate: asyncio.Event | None = None
         self.seen: list[TextRequest] = []
         self.aborted: list[TextRequest] = []
+
+    def set_max_len(self, max_model_len: int) -> None:
+        self.max_model_len = max_model_len
+        self._limits = RequestLimits(max_model_len, VOCAB)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> array[int]:
         return self.tokenizer.encode(text, add_special_tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import bad_structured
 from api_fakes import MAX_LEN, VOCAB
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -49,7 +50,6 @@ def number_cases(path: str, numbers: list[tuple[str, str, float | None, float | 
 OTHERS: list[Case] = [
     # Fields that nobody knows.
     (CHAT, {"foo": 1}, "foo", "unknown_parameter"),
-    (CHAT, {"guided_json": {}}, "guided_json", "unknown_parameter"),
     (CHAT, {"echo": True}, "echo", "unknown_parameter"),
     (CHAT, {"prompt": "x"}, "prompt", "unknown_parameter"),
     (CHAT, {"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown_parameter"),
@@ -57,15 +57,8 @@ OTHERS: list[Case] = [
     (COMPLETIONS, {"messages": HI}, "messages", "unknown_parameter"),
     (COMPLETIONS, {"top_logprobs": 1}, "top_logprobs", "unknown_parameter"),
     # Fields that would change the answer.
-    (CHAT, {"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
-    (CHAT, {"tools": "x"}, "tools", "unsupported_parameter"),
-    (CHAT, {"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
-    (CHAT, {"tool_choice": {"type": "function"}}, "tool_choice", "unsupported_parameter"),
     (CHAT, {"functions": [{"name": "f"}]}, "functions", "unsupported_parameter"),
     (CHAT, {"function_call": {"name": "f"}}, "function_call", "unsupported_parameter"),
-    (CHAT, {"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
-    (CHAT, {"response_format": {"type": "json_schema"}}, "response_format", "unsupported_parameter"),
-    (CHAT, {"response_format": "text"}, "response_format", "unsupported_parameter"),
     (CHAT, {"audio": {"voice": "x"}}, "audio", "unsupported_parameter"),
     (CHAT, {"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
     (CHAT, {"modalities": []}, "modalities", "unsupported_parameter"),
@@ -77,7 +70,6 @@ OTHERS: list[Case] = [
     (COMPLETIONS, {"best_of": 2}, "best_of", "unsupported_parameter"),
     (COMPLETIONS, {"best_of": True}, "best_of", "unsupported_parameter"),
     (COMPLETIONS, {"suffix": "x"}, "suffix", "unsupported_parameter"),
-    (COMPLETIONS, {"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
     # Messages.
     (CHAT, {"messages": None}, "messages", "missing_required_parameter"),
     (CHAT, {"messages": []}, "messages", "invalid_value"),
@@ -285,7 +277,12 @@ OTHERS: list[Case] = [
     ("/detokenize", {"tokens": [VOCAB]}, "tokens", "invalid_value"),
 ]
 
-CASES = [*number_cases(CHAT, CHAT_NUMBERS), *number_cases(COMPLETIONS, COMPLETION_NUMBERS), *OTHERS]
+CASES = [
+    *number_cases(CHAT, CHAT_NUMBERS),
+    *number_cases(COMPLETIONS, COMPLETION_NUMBERS),
+    *OTHERS,
+    *bad_structured.CASES,
+]
 
 
 RAW: list[tuple[bytes, str | None]] = [

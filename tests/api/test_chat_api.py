@@ -238,7 +238,7 @@ def test_messages_in_every_form(live: Live) -> None:
     with live.http() as http:
         reply = http.post("/v1/chat/completions", json={"messages": messages, "chat_template_kwargs": {"deep": True}})
     assert reply.status_code == 200, reply.text
-    [seen] = live.frontend.tokenizer.rendered
+    seen = live.frontend.tokenizer.rendered[-1]
     assert seen["messages"] == [
         {"role": "system", "content": "be brief", "name": "boss"},
         {"role": "user", "content": "ab"},
@@ -250,7 +250,7 @@ def test_messages_in_every_form(live: Live) -> None:
                 {"type": "function", "id": "c2", "function": {"name": "g", "arguments": '{"a": '}},
             ],
         },
-        {"role": "tool", "content": "7", "tool_call_id": "c1"},
+        {"role": "tool", "content": "7", "tool_call_id": "c1", "name": "f"},
         {"role": "assistant", "content": "so", "reasoning_content": "hm"},
         {"role": "user", "content": ""},
     ]
@@ -270,7 +270,7 @@ def test_continuing_the_last_message(live: Live) -> None:
     messages = [*HI, {"role": "assistant", "content": "so far"}]
     with live.http() as http:
         http.post("/v1/chat/completions", json={"messages": messages, "continue_final_message": True})
-    [seen] = live.frontend.tokenizer.rendered
+    seen = live.frontend.tokenizer.rendered[-1]
     assert (seen["add_generation_prompt"], seen["continue_final_message"]) == (False, True)
 
 

@@ -1,0 +1,370 @@
+"""Tools as clients use them: grammars and prompts that reach the engine, calls that come back, whole and streamed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import jsonschema
+import openai
+import pydantic
+import pytest
+from api_live import Live
+from bad_structured import named, schema_format, tool
+from test_operation import scrape, value
+
+from engine.errors import RequestError
+from grammar.spec import GrammarKind
+
+CHAT = "/v1/chat/completions"
+HI: Any = [{"role": "user", "content": "hi"}]
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER, PING = tool("weather", description="Of a city.", parameters=CITY, strict=True), tool("ping")
+TOOLS = [WEATHER, PING]
+ONE = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
+TWO = ONE + '\n<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'
+FORCED = '[{"name": "weather", "arguments": {"city": "Ulm"}}, {"name":"ping","arguments":{}}]'
+SHORT = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named("ping")]}}
+
+
+def post(live: Live, **fields: Any) -> dict[str, Any]:
+    with live.http() as http:
+        reply = http.post(CHAT, json={"messages": HI, "tools": TOOLS, **fields})
+    assert reply.status_code == 200, reply.text
+    return dict(reply.json())
+
+
+def say(live: Live, text: str) -> None:
+    live.frontend.say = lambda request, index: text
+
+
+def prompt(live: Live) -> str:
+    return bytes(live.frontend.seen[-1].tokens.tolist()).decode()
+
+
+CASES: list[tuple[Any, str, list[tuple[str, str]], str | None]] = [
+    ("auto", ONE, [("weather", '{"city": "Ulm"}')], None),
+    ("auto", TWO, [("weather", '{"city": "Ulm"}'), ("ping", "{}")], None),
+    ("auto", "Well. " + TWO, [("weather", '{"city": "Ulm"}'), ("ping", "{}")], "Well."),
+    ("auto", "No need to.", [], "No need to."),
+    ("none", ONE, [], ONE),
+    ("required", FORCED, [("weather", '{"city": "Ulm"}'), ("ping", "{}")], None),
+    (named("weather"), '{"city":"Ulm"}', [("weather", '{"city":"Ulm"}')], None),
+    (named("ping"), "{}", [("ping", "{}")], None),
+    (SHORT, '[{"name":"ping","arguments":{}}]', [("ping", "{}")], None),
+]
+
+
+@pytest.mark.parametrize(("choice", "text", "calls", "content"), CASES)
+def test_calls_whole_and_streamed(
+    live: Live, choice: Any, text: str, calls: list[tuple[str, str]], content: str | None
+) -> None:
+    say(live, text)
+    asked: Any = {"model": "tiny", "messages": HI, "tools": TOOLS, "tool_choice": choice, "n": 2}
+    with live.openai() as client:
+        whole = client.chat.completions.create(**asked).choices
+        with client.chat.completions.stream(**asked) as events:
+            streamed = events.get_final_completion().choices
+    for choices in (whole, streamed):
+        assert len(choices) == 2
+        for answer in choices:
+            found = answer.message.tool_calls or []
+            assert [(call.function.name, call.function.arguments) for call in found] == calls
+            assert all(call.type == "function" and call.id.startswith("call_") for call in found)
+            assert len({call.id for call in found}) == len(found)
+            assert answer.message.content == content
+            assert answer.finish_reason == ("tool_calls" if calls else "stop")
+
+
+def test_a_stream_of_calls_chunk_by_chunk(live: Live) -> None:
+    say(live, "Well. " + TWO)
+    with live.openai() as client:
+        chunks = list(client.chat.completions.create(model="tiny", messages=HI, tools=TOOLS, stream=True))  # type: ignore
+    first, *middle, last = [chunk.choices[0] for chunk in chunks]
+    assert (first.delta.role, first.delta.content, first.delta.tool_calls) == ("assistant", None, None)
+    deltas = [call for choice in middle for call in choice.delta.tool_calls or []]
+    starts = [call for call in deltas if call.id is not None]
+    assert [(call.index, call.type, call.function.name, call.function.arguments) for call in starts] == [  # type: ignore
+        (0, "function", "weather", ""),
+        (1, "function", "ping", ""),
+    ]
+    for call in deltas:
+        if call not in starts:
+            assert call.type is None and call.function is not None
+            assert call.function.name is None and call.function.arguments
+    assert [call.index for call in deltas] == sorted(call.index for call in deltas)
+    assert last.finish_reason == "tool_calls" and last.delta.model_dump(exclude_none=True) == {}
+
+
+def test_the_grammar_of_each_choice(live: Live) -> None:
+    for choice, kind in (
+        ("auto", GrammarKind.STRUCTURAL_TAG),
+        ("required", GrammarKind.JSON_SCHEMA),
+        (named("weather"), GrammarKind.JSON_SCHEMA),
+    ):
+        say(live, {"auto": "x", "required": FORCED}.get(str(choice), '{"city": "x"}'))
+        post(live, tool_choice=choice)
+        assert live.frontend.seen[-1].grammar.kind is kind and live.frontend.seen[-1].skip_special_tokens is False
+    assert live.frontend.seen[-1].grammar.value() == CITY
+    post(live, tool_choice="none")
+    assert live.frontend.seen[-1].grammar is None and live.frontend.seen[-1].skip_special_tokens is True
+
+
+def test_forced_calls_are_calls_of_the_tools_that_are_allowed(live: Live) -> None:
+    say(live, FORCED)
+    post(live, tool_choice="required")
+    schema = live.frontend.seen[-1].grammar.value()
+    good = [{"name": "weather", "arguments": {"city": "x"}}, {"name": "ping", "arguments": {}}]
+    validator = jsonschema.Draft202012Validator(schema)
+    assert validator.is_valid(good)
+    bad: list[Any] = [[], [*good] * 9, [{"name": "other", "arguments": {}}], [{"name": "ping", "arguments": {"x": 1}}]]
+    bad += [good[0], [{"name": "weather", "arguments": {}}], [{"name": "ping"}], [{**good[1], "x": 1}]]
+    assert not any(validator.is_valid(value) for value in bad)
+    say(live, '{"name": "ping", "arguments": {}}')
+    post(live, tool_choice="required", parallel_tool_calls=False)
+    validator = jsonschema.Draft202012Validator(live.frontend.seen[-1].grammar.value())
+    assert validator.is_valid(good[0]) and not validator.is_valid(good)
+    say(live, '[{"name":"ping","arguments":{}}]')
+    post(live, tool_choice=SHORT)
+    validator = jsonschema.Draft202012Validator(live.frontend.seen[-1].grammar.value())
+    assert validator.is_valid(good[1:]) and not validator.is_valid(good)
+
+
+def test_references_of_a_tool_stay_within_it(live: Live) -> None:
+    def typed(kind: str) -> dict[str, Any]:
+        return {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"type": kind}}}
+
+    say(live, '[{"name": "i", "arguments": {"a": 1}}, {"name": "s", "arguments": {"a": "1"}}]')
+    tools = [tool("i", parameters=typed("integer")), tool("s", parameters=typed("string"))]
+    answer = post(live, tools=tools, tool_choice="required")
+    assert answer["choices"][0]["finish_reason"] == "tool_calls"
+    validator = jsonschema.Draft202012Validator(live.frontend.seen[-1].grammar.value())
+    assert validator.is_valid([{"name": "i", "arguments": {"a": 1}}, {"name": "s", "arguments": {"a": "1"}}])
+    assert not validator.is_valid([{"name": "i", "arguments": {"a": "1"}}])
+
+
+def test_one_call_at_most(live: Live) -> None:
+    say(live, ONE)
+    post(live, parallel_tool_calls=False)
+    assert live.frontend.seen[-1].grammar.value()["format"]["stop_after_first"] is True
+    post(live)
+    assert live.frontend.seen[-1].grammar.value()["format"]["stop_after_first"] is False
+
+
+def test_prompts_of_forced_calls_end_in_their_beginning(live: Live) -> None:
+    say(live, '{"city": "x"}')
+    post(live, tool_choice=named("weather"))
+    assert prompt(live).endswith('<assistant><tool_call>\n{"name": "weather", "arguments": ')
+    say(live, '{"name": "ping", "arguments": {}}')
+    post(live, tool_choice="required", parallel_tool_calls=False)
+    assert prompt(live).endswith("<assistant><tool_call>\n")
+    say(live, "x")
+    post(live)
+    assert prompt(live).endswith("<assistant>")
+
+
+FAMILIES = {
+    "hermes": ONE,
+    "llama3_json": '{"name": "weather", "parameters": {"city": "Ulm"}}',
+    "mistral": '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Ulm"}}]',
+    "": ONE,
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_format_follows_the_chat_template(live: Live, family: str) -> None:
+    live.frontend.tokenizer.speaks = family
+    say(live, FAMILIES[family])
+    [choice] = post(live)["choices"]
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Ulm"}'}
+    assert live.state.dialect() is live.state.dialect()
+    assert live.state.dialect().format.name == (family or "generic")
+    assert live.state.dialect().by_template is bool(family)
+
+
+def test_templates_get_tools_as_they_know_them(live: Live) -> None:
+    say(live, "x")
+    post(live)
+    assert live.frontend.tokenizer.rendered[-1]["tools"] == [
+        {"type": "function", "function": {"name": "weather", "description": "Of a city.", "parameters": CITY}},
+        {
+            "type": "function",
+            "function": {"name": "ping", "description": "", "parameters": {"type": "object", "properties": {}}},
+        },
+    ]
+    post(live, tool_choice="none")
+    assert "weather" in prompt(live)
+    post(live, tools=[])
+    assert live.frontend.tokenizer.rendered[-1]["tools"] is None and live.frontend.seen[-1].grammar is None
+
+
+HISTORY: Any = [
+    {"role": "user", "content": "And now?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Ulm"}'}},
+            {"id": "b", "type": "function", "function": {"name": "ping", "arguments": ""}},
+        ],
+    },
+    {"role": "tool", "tool_call_id": "a", "content": "rain"},
+    {"role": "tool", "tool_call_id": "b", "content": [{"type": "text", "text": "pong"}]},
+    {"role": "assistant", "content": "It rains."},
+]
+
+
+def test_a_template_without_tools_gets_them_as_text(live: Live) -> None:
+    live.frontend.tokenizer.speaks = ""
+    say(live, "x")
+    post(live, messages=HISTORY)
+    seen = live.frontend.tokenizer.rendered[-1]
+    assert seen["tools"] is None
+    system, user, calls, results, answer = seen["messages"]
+    assert system["role"] == "system" and json.dumps(CITY, separators=(",", ":")) in system["content"]
+    assert '<tool_call>\n{"name": "NAME", "arguments": {...}}\n</tool_call>' in system["content"]
+    assert user == {"role": "user", "content": "And now?"}
+    assert calls == {"role": "assistant", "content": TWO.replace('{"city": "Ulm"}', '{"city":"Ulm"}')}
+    assert results == {
+        "role": "user",
+        "content": "<tool_response>\nrain\n</tool_response>\n<tool_response>\npong\n</tool_response>",
+    }
+    assert answer == {"role": "assistant", "content": "It rains."}
+    post(live, messages=[{"role": "system", "content": "Be brief."}, *HISTORY])
+    system = live.frontend.tokenizer.rendered[-1]["messages"][0]
+    assert system["content"].startswith("Be brief.\n\nYou can call functions.")
+    post(live, messages=HISTORY, tools=[])
+    assert live.frontend.tokenizer.rendered[-1]["messages"][0] == {"role": "user", "content": "And now?"}
+
+
+def test_tokenize_counts_tools_as_chat_does(live: Live) -> None:
+    say(live, "x")
+    for family in ("hermes", ""):
+        live.frontend.tokenizer.speaks = family
+        live.state._dialect = None
+        post(live, messages=HISTORY)
+        with live.http() as http:
+            tokens = http.post("/tokenize", json={"messages": HISTORY, "tools": TOOLS}).json()["tokens"]
+        assert tokens == list(live.frontend.seen[-1].tokens)
+
+
+def test_calls_or_the_form_that_was_asked_for(live: Live) -> None:
+    asked: Any = {"tools": TOOLS, **schema_format({"type": "object", "required": ["a"]})}
+    for text, reason in ((ONE, "tool_calls"), ('{"a": 1}', "stop"), ('{"b": 1}', "error"), ("text", "error")):
+        say(live, text)
+        assert post(live, **asked)["choices"][0]["finish_reason"] == reason
+    assert [part["type"] for part in live.frontend.seen[-1].grammar.value()["format"]["elements"]] == [
+        "tags_with_separator",
+        "json_schema",
+    ]
+    say(live, FORCED)
+    assert post(live, **asked, tool_choice="required")["choices"][0]["finish_reason"] == "tool_calls"
+    say(live, '{"a": 1}')
+    answer = post(live, **asked, tool_choice="none")["choices"][0]
+    assert (answer["finish_reason"], answer["message"]["content"]) == ("stop", '{"a": 1}')
+
+
+def test_bare_json_calls_and_a_form_at_once_are_refused(live: Live) -> None:
+    live.frontend.tokenizer.speaks = "llama3_json"
+    with live.openai() as client, pytest.raises(openai.BadRequestError, match="bare JSON") as caught:
+        client.chat.completions.create(model="tiny", messages=HI, tools=TOOLS, **schema_format({}))  # type: ignore
+    assert caught.value.param == "response_format"
+
+
+BROKEN: list[tuple[Any, str]] = [
+    ("auto", ONE.replace('"Ulm"', "5")),
+    ("required", "[]"),
+    ("required", "text"),
+    ("required", '[{"name": "weather", "arguments": {}}]'),
+    (named("weather"), "{}"),
+    (named("weather"), '{"city": "Ul'),
+    (named("ping"), '{"x": 1}'),
+    ("auto", '<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>'),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_invalid_calls_end_in_error(live: Live, stream: bool) -> None:
+    before = value(scrape(live), "structured_answers_broken", "_total")
+    with live.http() as http:
+        for choice, text in BROKEN:
+            say(live, text)
+            body = {"messages": HI, "tools": TOOLS, "tool_choice": choice, "stream": stream}
+            reply = http.post(CHAT, json=body)
+            assert '"finish_reason":"error"' in reply.text and "tool_calls" not in reply.text.rpartition("finish")[2]
+    families = scrape(live)
+    assert value(families, "structured_answers_broken", "_total") == before + len(BROKEN)
+    assert value(families, "structured_requests", "_total", kind="tools") >= len(BROKEN)
+
+
+def test_a_call_cut_off_by_the_budget(live: Live) -> None:
+    say(live, '{"city": "Ulm"}')
+    [choice] = post(live, tool_choice=named("weather"), max_tokens=9)["choices"]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": '
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", named("b")])
+def test_refused_schemas_name_tool_keyword_and_pointer(live: Live, choice: Any) -> None:
+    tools = [tool("a"), tool("b", parameters={"type": "object", "properties": {"x": {"not": {}}}})]
+    where = {
+        "auto": "/format/tags/0/content/elements/1/content/json_schema",
+        "required": "/items/anyOf/1/properties/arguments",
+    }.get(str(choice), "")
+    message = f"The grammar cannot be promised: 'not' at '{where}/properties/x/not': no."
+    live.frontend.fail_after = (0, RequestError(message, param="response_format" if choice != "auto" else "grammar"))
+    with live.http() as http:
+        reply = http.post(CHAT, json={"messages": HI, "tools": tools, "tool_choice": choice})
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert error["param"] == "tools[1].function.parameters"
+    assert error["message"] == (
+        "'tools[1].function.parameters': The grammar cannot be promised: 'not' at '/properties/x/not': no."
+    )
+
+
+def test_logprobs_of_calls_are_all_there(live: Live) -> None:
+    say(live, "a " + ONE)
+    asked: Any = {"model": "tiny", "messages": HI, "tools": TOOLS, "logprobs": True}
+    with live.openai() as client:
+        whole = client.chat.completions.create(**asked).choices[0].logprobs
+        streamed = [
+            entry.token
+            for chunk in client.chat.completions.create(**asked, stream=True)
+            if chunk.choices[0].logprobs
+            for entry in chunk.choices[0].logprobs.content or []
+        ]
+    assert whole is not None and whole.content is not None
+    assert "".join(entry.token for entry in whole.content) == "a " + ONE == "".join(streamed)
+
+
+class Weather(pydantic.BaseModel):
+    """Of a city."""
+
+    city: str
+    unit: Literal["C", "F"]
+
+
+def test_pydantic_tools_of_the_client(live: Live) -> None:
+    say(live, '[{"name": "Weather", "arguments": {"city": "Ulm", "unit": "C"}}]')
+    asked: Any = {"model": "tiny", "messages": HI, "tools": [openai.pydantic_function_tool(Weather)]}
+    asked["tool_choice"] = "required"
+    with live.openai() as client:
+        [call] = client.chat.completions.parse(**asked).choices[0].message.tool_calls or []
+        with client.chat.completions.stream(**asked) as events:
+            kinds = [event.type for event in events]
+            [streamed] = events.get_final_completion().choices[0].message.tool_calls or []
+    expected = Weather(city="Ulm", unit="C")
+    assert call.function.parsed_arguments == streamed.function.parsed_arguments == expected
+    assert "tool_calls.function.arguments.delta" in kinds and "tool_calls.function.arguments.done" in kinds
+
+
+def test_an_answer_with_calls_can_be_sent_back(live: Live) -> None:
+    say(live, TWO)
+    with live.openai() as client:
+        message = client.chat.completions.create(model="tiny", messages=HI, tools=TOOLS).choices[0].message  # type: ignore
+        results: Any = [{"role": "tool", "tool_call_id": call.id, "content": "1"} for call in message.tool_calls or []]
+        history: Any = [*HI, message, *results]
+        client.chat.completions.create(model="tiny", messages=history, tools=TOOLS)  # type: ignore[arg-type]
+    calls = live.frontend.tokenizer.rendered[-1]["messages"][1]["tool_calls"]
+    assert [call["function"]["arguments"] for call in calls] == [{"city": "Ulm"}, {}]

@@ -1,0 +1,128 @@
+"""The grammars of answers with tools, compiled: what each format's grammar lets through, over a vocabulary of bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from api.config import TOOL_CALL_PARSERS
+from api.promise import Promise
+from api.protocol.tools import Function, NamedChoice, Tool
+from api.tools.formats import FORMATS, ToolFormat
+from api.tools.parser import read_calls
+from api.tools.plan import tool_promise
+from grammar.compiler import Compiled, compile
+from grammar.spec import GrammarSpec
+from grammar.vocabulary import Vocabulary
+
+EOS, TOOL_CALLS = 256, 257
+VOCABULARY = Vocabulary(
+    (*(bytes([byte]) for byte in range(256)), b"</s>", b"[TOOL_CALLS]"), frozenset({EOS, TOOL_CALLS}), (EOS,), 258
+)
+CITY = {
+    "type": "object",
+    "properties": {"city": {"$ref": "#/$defs/name"}},
+    "required": ["city"],
+    "additionalProperties": False,
+    "$defs": {"name": {"enum": ["Ulm", "Bonn"]}},
+}
+TOOLS = [
+    Tool(type="function", function=Function(name="weather", parameters=CITY)),
+    Tool(type="function", function=Function(name="ping")),
+]
+ULM, PING = ("weather", '{"city": "Ulm"}'), ("ping", "{}")
+DOCUMENT = GrammarSpec.json_schema({"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}})
+ASKED = Promise(DOCUMENT, "response_format", "json_schema", DOCUMENT)
+
+
+def compiled(
+    form: ToolFormat, choice: Any = "auto", asked: Promise | None = None, *, parallel: bool = True
+) -> Compiled:
+    promise = tool_promise(TOOLS, choice, form, asked, parallel=parallel)
+    assert promise is not None
+    return compile(promise.spec, VOCABULARY)
+
+
+def lets_through(grammar: Compiled, text: str) -> bool:
+    matcher = grammar.matcher()
+    for number, piece in enumerate(text.split("[TOOL_CALLS]")):
+        if number and not matcher.accept(TOOL_CALLS):
+            return False
+        if not all(matcher.accept(byte) for byte in piece.encode()):
+            return False
+    return matcher.can_end
+
+
+def written(form: ToolFormat, *calls: tuple[str, str]) -> str:
+    texts = [f"{form.head(name)}{arguments}}}" for name, arguments in calls]
+    if form.separator is not None:
+        return form.opening + form.separator.join(texts) + form.closing
+    return "\n".join(form.opening + text + form.closing for text in texts)
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+def test_free_text_and_calls(form: ToolFormat) -> None:
+    grammar = compiled(form)
+    for text in ("", "Hello!\n", '{"a": 1}', "<tool", '{"name"', written(form, ULM), written(form, PING)):
+        assert lets_through(grammar, text), text
+    for call in (
+        ("weather", '{"city": "Rome"}'),
+        ("weather", "{}"),
+        ("ping", '{"a": 1}'),
+        ("other", "{}"),
+        ("ping", "{"),
+    ):
+        assert not lets_through(grammar, written(form, call)), call
+    assert not lets_through(grammar, written(form, ULM)[:-1])
+    text = "Well.\n" + written(form, ULM)
+    if form.only_at_start:
+        assert lets_through(grammar, text)  # text, as it does not begin like a call
+    else:
+        assert lets_through(grammar, text) and not lets_through(grammar, text[:-1])
+        assert lets_through(grammar, written(form, ULM, PING, ULM))
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+def test_one_call_at_most(form: ToolFormat) -> None:
+    grammar = compiled(form, parallel=False)
+    assert lets_through(grammar, written(form, PING)) and lets_through(grammar, "text")
+    assert not lets_through(grammar, written(form, PING, PING))
+
+
+@pytest.mark.parametrize("form", [form for form in FORMATS.values() if not form.only_at_start], ids=lambda f: f.name)
+def test_calls_or_a_document(form: ToolFormat) -> None:
+    grammar = compiled(form, asked=ASKED)
+    for text in ('{"a": 5}', written(form, ULM), written(form, PING, ULM)):
+        assert lets_through(grammar, text), text
+    for text in ("", "text", "{}", '{"a": 5}' + written(form, PING), written(form, PING) + "!"):
+        assert not lets_through(grammar, text), text
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+def test_forced_calls(form: ToolFormat) -> None:
+    def item(name: str, arguments: str) -> str:
+        return f"{form.head(name)}{arguments}}}"
+
+    one = compiled(form, "required", parallel=form.only_at_start)
+    assert lets_through(one, item(*PING)) and not lets_through(one, f"[{item(*PING)}]")
+    named = compiled(form, NamedChoice.model_validate({"type": "function", "function": {"name": "weather"}}))
+    assert lets_through(named, ULM[1]) and not lets_through(named, "{}")
+    if form.only_at_start:
+        return
+    several = compiled(form, "required")
+    assert lets_through(several, f"[{item(*ULM)}]") and lets_through(several, f"[{item(*ULM)}, {item(*PING)}]")
+    for text in ("[]", "", item(*ULM), f"[{item('ping', '5')}]", f"[{item('weather', '{}')}]", f"[{item(*PING)}"):
+        assert not lets_through(several, text), text
+
+
+def test_the_option_knows_the_formats() -> None:
+    assert ("auto", *sorted(FORMATS)) == ("auto", *sorted(TOOL_CALL_PARSERS[1:]))
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+def test_what_the_grammar_lets_through_is_read(form: ToolFormat) -> None:
+    promise = tool_promise(TOOLS, "auto", form, None, parallel=True)
+    assert promise is not None and promise.tools is not None
+    _, calls = read_calls(promise.tools, written(form, ULM))
+    assert [(call.name, call.arguments) for call in calls] == [ULM]
