@@ -258,7 +258,7 @@ class Scheduler:
             return FinishReason.STOP, token
         if self._remaining(sequence) > 0:
             return None
-        return (FinishReason.STOP if matcher and matcher.can_end else FinishReason.LENGTH), None
+        return (FinishReason.STOP if matcher and matcher.is_whole else FinishReason.LENGTH), None
 
     def _remaining(self, sequence: Sequence) -> int:
         """Tokens that a sequence may still generate, by its own limit and by the model's length."""

@@ -30,6 +30,8 @@ class Artifact:
         detour: the longest property that one may begin without need.
         narrowings: where less is offered than the schema permits.
         num_bytes: what it takes in memory, about.
+        open_ended: answers are free text that may end anywhere, with structured parts in it: never cut short in favour
+            of an end, and not complete merely because they could end.
     """
 
     backend: Backend
@@ -41,6 +43,7 @@ class Artifact:
     is_json: bool = False
     narrowings: tuple[Narrowing, ...] = ()
     num_bytes: int = 0
+    open_ended: bool = False
 
     def encode(self) -> bytes:
         """As JSON."""

@@ -44,6 +44,7 @@ class Compiled:
     def __init__(self, artifact: Artifact, vocabulary: Vocabulary) -> None:
         self.narrowings = artifact.narrowings
         self.num_bytes = artifact.num_bytes
+        self._open_ended = artifact.open_ended
         self._vocabulary = vocabulary
         self._state, self.error = _initial_state(artifact, vocabulary)
         self._pieces = Pieces(
@@ -58,7 +59,7 @@ class Compiled:
 
     def matcher(self) -> Matcher:
         """A matcher at the beginning of an answer."""
-        return Matcher(self._state.copy(), self._vocabulary, Closer(self._pieces))
+        return Matcher(self._state.copy(), self._vocabulary, Closer(self._pieces), open_ended=self._open_ended)
 
 
 def compile(spec: GrammarSpec, vocabulary: Vocabulary, limits: Limits = DEFAULT_LIMITS) -> Compiled:

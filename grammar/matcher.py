@@ -22,8 +22,9 @@ class Matcher:
         num_tokens: accepted tokens, the end token included.
     """
 
-    def __init__(self, state: State, vocabulary: Vocabulary, closer: Closer) -> None:
+    def __init__(self, state: State, vocabulary: Vocabulary, closer: Closer, *, open_ended: bool = False) -> None:
         self.num_tokens = 0
+        self._open_ended = open_ended
         self._state = state
         self._vocabulary = vocabulary
         self._closer = closer
@@ -38,6 +39,11 @@ class Matcher:
     def can_end(self) -> bool:
         """Whether the text so far is a complete answer."""
         return self._ended or self._state.can_end()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether an answer that is cut here lacks nothing: complete, and not free text that was going on."""
+        return self._ended or (not self._open_ended and self._state.can_end())
 
     @property
     def failure(self) -> str | None:
@@ -58,7 +64,7 @@ class Matcher:
         if self._ended:
             self._allow_only_end(row)
             return
-        plan = None if remaining is None else self._closer.plan(self._state, remaining)
+        plan = None if remaining is None or self._is_free else self._closer.plan(self._state, remaining)
         if plan is not None:
             row[:] = 0
             if plan:
@@ -104,7 +110,7 @@ class Matcher:
 
     def copy(self) -> Matcher:
         """An independent matcher at the same place."""
-        other = Matcher(self._state.copy(), self._vocabulary, self._closer.copy())
+        other = Matcher(self._state.copy(), self._vocabulary, self._closer.copy(), open_ended=self._open_ended)
         other.num_tokens, other._ended = self.num_tokens, self._ended
         return other
 
@@ -119,6 +125,11 @@ class Matcher:
         # The last token could begin more text than is forced: leave its choice open.
         tokens = self._vocabulary.tokenize(forced)[:-1] if forced else []
         return tokens[:limit]
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether this is free text outside of its structured parts, which needs no closing."""
+        return self._open_ended and self._state.can_end()
 
     def _allow_only_end(self, row: Row) -> None:
         row[:] = 0

@@ -42,7 +42,9 @@ def structural_tag_grammar(tag: dict[str, Any], vocabulary: Vocabulary) -> Artif
     start = writer.element(form, "/format")
     lines = [FREE.strip(), f"start: {start}", *(f"{name}: {body}" for name, body in writer.rules.items())]
     grammars = [{"lark_grammar": "\n".join(lines) + "\n"}, *writer.grammars]
-    return Artifact(Backend.LLGUIDANCE, json.dumps({"grammars": grammars}), narrowings=tuple(writer.narrowings))
+    source = json.dumps({"grammars": grammars})
+    free = isinstance(form, dict) and form.get("type") in ("any_text", "triggered_tags")
+    return Artifact(Backend.LLGUIDANCE, source, narrowings=tuple(writer.narrowings), open_ended=free)
 
 
 class _TagWriter:

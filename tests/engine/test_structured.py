@@ -119,6 +119,15 @@ def test_a_budget_below_the_shortest_form_ends_with_length(engine):
     assert structured.ends[0].reason is FinishReason.LENGTH
 
 
+def test_free_text_with_tags_is_neither_ended_early_nor_called_complete_when_cut(engine):
+    tag = {"begin": "<c>", "content": {"type": "json_schema", "json_schema": SCHEMA}, "end": "</c>"}
+    spec = GrammarSpec.structural_tag({"format": {"type": "triggered_tags", "triggers": ["<c>"], "tags": [tag]}})
+    structured = engine()
+    structured.submit(0, spec, max_tokens=40, min_tokens=40)
+    structured.run()
+    assert len(structured.texts[0]) == 40 and structured.ends[0].reason is FinishReason.LENGTH
+
+
 def test_min_tokens_hold_as_long_as_the_grammar_goes_on(engine):
     structured = engine()
     structured.submit(0, GrammarSpec.regex("[ab]{2,9}"), max_tokens=30, min_tokens=7)
