@@ -114,19 +114,12 @@ class AdapterDesk:
 
     def load_named(self, folders: Mapping[str, str]) -> tuple[AdapterInfo, ...]:
         """Load adapters by name, and wait for them. Raises ConfigError for the first one that cannot be loaded."""
-        results: list[LoadResult] = []
         try:
             for name, folder in folders.items():
-                self._pool.load(name, folder)
-            while len(results) < len(folders):
-                time.sleep(_PAUSE)
-                results += self._pool.poll()
-                for result in results:
-                    if result.error is not None:
-                        raise result.error
-        except AdapterError as error:
+                self._await(name, folder)
+        except ConfigError:
             self._pool.close()
-            raise ConfigError(f"--lora-modules: {error}") from None
+            raise
         return tuple(map(self.describe, self._pool.registry))
 
     def load(self, message: LoadAdapter) -> None:
@@ -271,6 +264,17 @@ class AdapterDesk:
                 self._outbox.append(Reply(load.call, Failed(load.call, "EngineDead", "The engine is shutting down.")))
         self._loads.clear()
         self._pool.close()
+
+    def _await(self, name: str, folder: str) -> None:
+        """Load one adapter before the engine is ready, when there are no others."""
+        try:
+            self._pool.load(name, folder)
+            while not (results := self._pool.poll()):
+                time.sleep(_PAUSE)
+            if results[0].error is not None:
+                raise results[0].error
+        except AdapterError as error:
+            raise ConfigError(f"--lora-modules {name}: {error}") from None
 
     def _is_known(self, name: str) -> bool:
         """Whether a name is loaded or being loaded."""

@@ -29,7 +29,7 @@ FLOORS = {
     4: "choice logprobs penalties sampler runner",
     5: "core grammars adapters worker loop",
     6: "tokenizer_files tokenizer_gguf token_bytes chat_template tokenizer detokenizer stop_strings requests generation"
-    " client frontend outputs",
+    " adapter_calls client frontend outputs",
     7: "llm",  # Drives a core of its own, in the same process.
 }
 FLOOR = {f"engine.{name}": floor for floor, names in FLOORS.items() for name in names.split()}
