@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 
 from api.errors import handle
 from api.guard import Guard, Identify
-from api.routes import chat, completions, health, models, tokenize
+from api.routes import adapters, chat, completions, health, models, tokenize
 from api.state import ServerState
 from api.streams import ClientGone
 from engine.errors import EngineError
@@ -50,7 +50,7 @@ def create_app(state: ServerState) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.server = state
-    for module in (chat, completions, models, tokenize, health):
+    for module in (chat, completions, models, adapters, tokenize, health):
         app.include_router(module.router)
     for kind in (EngineError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, handle)

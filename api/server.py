@@ -131,6 +131,9 @@ class _Service:
         state = self._state
         state.names = self._options.served_model_name or (files.name,)
         state.metrics = Metrics(state.names[0], self._stats)
+        state.finds_adapters = self._config.lora_dir is not None
+        for name in self._config.named_adapters.keys() & set(state.names):
+            raise ConfigError(f"--lora-modules: {name} is the name of the base model.")
         client = EngineClient(self._config, files.path)
         client.on_heartbeat = state.metrics.on_heartbeat
         state.client = client

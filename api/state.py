@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from api.metrics import Metrics
 from api.tools.formats import Dialect, dialect_of
 from api.validators import Validators
 from engine.errors import CapacityError, EngineDead, UnknownModel
+from engine.types import AdapterInfo
 
 if TYPE_CHECKING:
     from engine.client import EngineClient
@@ -27,6 +29,7 @@ class ServerState:
         options: the server's options.
         metrics: where routes note what they measure.
         names: the names under which the base model is served, the first one first.
+        finds_adapters: whether the engine looks for adapters that nobody has loaded (``--lora-dir``).
         frontend: None while the model is loading.
         client: None before the engine process is started.
         draining: whether the server is about to end, and takes no new work.
@@ -39,6 +42,7 @@ class ServerState:
     options: ServerConfig
     metrics: Metrics
     names: tuple[str, ...] = ("model",)
+    finds_adapters: bool = False
     frontend: Frontend | None = None
     client: EngineClient | None = None
     draining: bool = False
@@ -83,9 +87,19 @@ class ServerState:
         return self._dialect[1]
 
     def resolve(self, model: str | None) -> tuple[str, str | None]:
-        """The name that the answer carries, and the adapter of that name. UnknownModel if it is not served."""
+        """The name that the answer carries, and the adapter of that name. UnknownModel if it is not served.
+
+        Where the engine looks for adapters itself, it is the one that knows which names there are.
+        """
         if model is None:
             return self.names[0], None
-        if model not in self.names:
-            raise UnknownModel(model)
-        return model, None
+        if model in self.names:
+            return model, None
+        if model in self.adapters or self.finds_adapters:
+            return model, model
+        raise UnknownModel(model)
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterInfo]:
+        """The adapters that are loaded, by name."""
+        return {} if self.client is None else self.client.adapters

@@ -1,12 +1,26 @@
-"""When a waiting sequence may start: are its pages to be had, and would it compute what another is computing now?"""
+"""When a waiting sequence may start: are pages and slot to be had, would it compute what another is computing now?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 
 from engine.cache import Lease, PrefixCache
 from engine.sequence import Sequence
 from radix.keys import common_prefix
+
+
+class AdapterSlots(Protocol):
+    """What admission needs of the adapters' slots: ints. ``lora.slots.SlotPool``, or a fake in tests."""
+
+    def acquire(self, adapter: int) -> int:
+        """A slot for one more sequence of an adapter, held until ``release``; negative if it must wait."""
+
+    def release(self, index: int) -> None:
+        """A sequence is done with a slot."""
+
+    def is_ready(self, adapter: int) -> bool:
+        """Whether an adapter is in a slot."""
 
 
 def pages_missing(sequence: Sequence, page_size: int) -> int:

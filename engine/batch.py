@@ -27,6 +27,8 @@ class RowStart:
         stop_ids: the tokens that end it (the model's end tokens unless ignored, and ``params.stop_token_ids``);
             not to be drawn while fewer than ``params.min_tokens`` are generated.
         seed: the seed of its draws, always set.
+        slot: the slot of its adapter, -1 for the base model.
+        adapted_from: position of the first token that the adapter reads.
     """
 
     row: int
@@ -35,6 +37,8 @@ class RowStart:
     num_prompt: int
     stop_ids: tuple[int, ...]
     seed: int
+    slot: int = -1
+    adapted_from: int = 0
 
 
 @dataclass(frozen=True, slots=True)

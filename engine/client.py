@@ -9,16 +9,18 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
 from engine import errors
+from engine.adapter_calls import AdapterCalls
 from engine.channel import FrameReader, frame
 from engine.config import EngineConfig
 from engine.errors import EngineDead, EngineError
 from engine.messages import Abort, Failed, Heartbeat, Message, Ready, Shutdown, Submit, TokenTexts, decode, encode
+from engine.types import AdapterInfo
 
 _SOCKET_BUFFER = 4 << 20
 
@@ -49,11 +51,17 @@ class EngineClient:
         self.on_heartbeat: Callable[[Heartbeat], None] = lambda heartbeat: None
         self.on_death: Callable[[EngineDead], None] = lambda error: None
         self.stats: dict[str, float] = {}
+        self._calls = AdapterCalls(self._send)
 
     @property
     def is_alive(self) -> bool:
         """Whether the engine process is connected."""
         return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterInfo]:
+        """Names that are loaded, and what each stood for when it last changed."""
+        return self._calls.names
 
     def last_heartbeat_age(self) -> float:
         """Seconds since the step loop last said that it is alive."""
@@ -88,6 +96,23 @@ class EngineClient:
         """End sequences. Does nothing if the engine is gone: they ended with it."""
         if self.is_alive:
             self._send([Abort(tuple(ids))])
+
+    async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> None:
+        """Load an adapter under a name, which may be in use with ``replace``. Returns when requests can name it.
+
+        Raises:
+            RequestError: it cannot be loaded.
+            EngineDead: there is no engine, or it ended before it answered.
+        """
+        await self._calls.load(name, path, replace=replace)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Let a name stand for nothing; requests that run go on. Raises UnknownModel, and EngineDead as above."""
+        await self._calls.unload(name)
+
+    async def list_adapters(self) -> tuple[AdapterInfo, ...]:
+        """All adapters as they stand now. RequestError if the engine was started without, EngineDead as above."""
+        return await self._calls.tell()
 
     async def close(self) -> None:
         """Tell the engine to leave and wait for its process, at most ten seconds."""
@@ -125,7 +150,7 @@ class EngineClient:
             self._last_heartbeat = time.monotonic()
             self.stats = heartbeat.stats
             self.on_heartbeat(heartbeat)
-        if messages:
+        if messages := self._calls.take(messages):
             self.on_frame(messages)
 
     def _begin(self, message: Message) -> None:
@@ -133,6 +158,7 @@ class EngineClient:
         assert self._ready is not None
         if isinstance(message, Ready):
             self._last_heartbeat = time.monotonic()
+            self._calls.names = {info.name: info for info in message.adapters}
             self._ready.set_result(message)
         elif isinstance(message, Failed):
             self._closing = True
@@ -142,6 +168,7 @@ class EngineClient:
     def _lost(self) -> None:
         self._transport = None
         error = EngineDead("The engine process has ended.")
+        self._calls.fail(error)
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(error)
         elif not self._closing:

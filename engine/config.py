@@ -77,13 +77,58 @@ class EngineConfig:
     )
     native_kernels: bool = option(True, "Compile and use the C++ kernels on the CPU; else plain torch.")
 
+    enable_lora: bool = option(False, "Serve LoRA adapters of the model as well.", group="adapters")
+    lora_modules: tuple[str, ...] = option(
+        (), "Adapter to load at the start, as NAME=FOLDER; may be given several times.", group="adapters"
+    )
+    lora_dir: str | None = option(
+        None,
+        "Folder of adapters: each below it is loaded when a request names it, and none is loaded from elsewhere.",
+        group="adapters",
+    )
+    max_loras: int = option(8, "Most adapters in one step: slots on the device.", low=1, high=1024, group="adapters")
+    max_lora_rank: int = option(64, "Largest rank of an adapter that is taken.", low=1, high=4096, group="adapters")
+    max_cpu_loras: int | None = option(
+        None,
+        "Memory on the host, in adapters of the largest rank; smaller ones take less. Default: four times --max-loras.",
+        low=1,
+        high=1 << 20,
+        group="adapters",
+    )
+    max_adapters: int = option(
+        10000, "Most adapters that are loaded at a time, wherever they are kept.", low=1, high=1 << 20, group="adapters"
+    )
+
+    @property
+    def named_adapters(self) -> dict[str, str]:
+        """``lora_modules`` by name: the folders."""
+        return dict(module.split("=", 1) for module in self.lora_modules)
+
     def __post_init__(self) -> None:
         """Raise ``ConfigError`` for the first option out of its bounds, or two that contradict each other."""
         check_options(self)
+        self._check_adapters()
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs "
                 f"({self.max_num_seqs}): every running sequence needs one token a step."
+            )
+
+    def _check_adapters(self) -> None:
+        for spec in fields(self):
+            is_set = getattr(self, spec.name) != spec.default
+            if spec.metadata["group"] == "adapters" and is_set and not self.enable_lora:
+                raise ConfigError(f"--{spec.name.replace('_', '-')} needs --enable-lora.")
+        for module in self.lora_modules:
+            name, equals, folder = module.partition("=")
+            if not (name and equals and folder):
+                raise ConfigError(f"--lora-modules must be NAME=FOLDER, not {module}.")
+        if len(self.named_adapters) < len(self.lora_modules):
+            raise ConfigError("--lora-modules gives one name to two folders.")
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            raise ConfigError(
+                f"--max-cpu-loras ({self.max_cpu_loras}) must be at least --max-loras ({self.max_loras}): what is on "
+                "the device is kept on the host too."
             )
 
 

@@ -8,22 +8,36 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from engine.adapters import BASE, Adaptation, AdapterDesk
 from engine.batch import Batch, Masks, StepResult
 from engine.cache import PrefixCache
 from engine.config import EngineConfig
-from engine.errors import EngineError, RequestError, UnknownModel
-from engine.messages import Abort, Done, Failed, Message, Ready, Submit, TokenTexts
+from engine.errors import EngineDead, EngineError, RequestError, UnknownModel
+from engine.messages import (
+    Abort,
+    Done,
+    ListAdapters,
+    LoadAdapter,
+    Message,
+    Ready,
+    Reply,
+    Submit,
+    TokenTexts,
+    UnloadAdapter,
+    failure_of,
+)
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.stats import EngineStats
-from engine.types import FinishReason
+from engine.types import FinishReason, Usage
 from radix.namespace import Namespace
 from radix.namespace import Path as PrefixPath
 
 if TYPE_CHECKING:
     from engine.grammars import Compilation, Grammars
+    from lora.adapters import Adapters
 
-_COMPILE_PAUSE = 0.001  # seconds between two looks at compiles when there is nothing else to do
+_PAUSE = 0.001  # seconds between two looks at compiles and loads when there is nothing else to do
 
 
 class StepWorker(Protocol):
@@ -34,6 +48,7 @@ class StepWorker(Protocol):
     vocab_size: int
     eos_ids: tuple[int, ...]
     summary: tuple[str, ...]
+    adapters: Adapters | None
 
     def run(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> StepResult:
         """Compute a step; ``masks`` is called when the logits are there."""
@@ -48,6 +63,9 @@ class EngineCore:
 
     Attributes:
         ready: facts for the client.
+
+    Raises:
+        ConfigError: an adapter that the options name cannot be loaded.
     """
 
     def __init__(self, config: EngineConfig, worker: StepWorker) -> None:
@@ -60,13 +78,23 @@ class EngineCore:
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=worker.max_model_len,
             stats=self._stats,
+            slots=worker.adapters.slots if worker.adapters else None,
         )
         self._seeds = random.Random(config.seed)
         self._outbox: list[Message] = []
         self._max_num_seqs = config.max_num_seqs
         self._grammars: Grammars | None = None
         self._compiling: dict[int, tuple[Sequence, Compilation]] = {}
-        self.ready = Ready(worker.max_model_len, worker.vocab_size, worker.num_pages, config.block_size, worker.summary)
+        folder = None if config.lora_dir is None else Path(config.lora_dir)
+        self._adapters = AdapterDesk(worker.adapters, folder) if worker.adapters else None
+        self.ready = Ready(
+            max_model_len=worker.max_model_len,
+            vocab_size=worker.vocab_size,
+            num_pages=worker.num_pages,
+            page_size=config.block_size,
+            summary=worker.summary,
+            adapters=self._adapters.load_named(config.named_adapters) if self._adapters else (),
+        )
 
     @classmethod
     def load(cls, config: EngineConfig, model_path: Path) -> EngineCore:
@@ -78,7 +106,8 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether a sequence is alive or a message waits to be taken by ``step``."""
-        return bool(self._scheduler.num_running or self._scheduler.num_waiting or self._outbox or self._compiling)
+        alive = self._scheduler.num_running or self._scheduler.num_waiting or self._compiling
+        return bool(alive or self._outbox or (self._adapters and self._adapters.has_work))
 
     def handle(self, messages: Iterable[Message]) -> None:
         """Take messages from the client; answers to them leave with the next step."""
@@ -86,29 +115,35 @@ class EngineCore:
             if isinstance(message, Submit):
                 self._submit(message)
             elif isinstance(message, Abort):
-                self._outbox += self._scheduler.abort(message.ids)
-                self._abort_compiling(message.ids)
+                self._abort(message.ids)
             elif isinstance(message, TokenTexts):
                 self._learn(message)
+            elif isinstance(message, (LoadAdapter, UnloadAdapter, ListAdapters)):
+                self._manage(message)
 
     def step(self) -> list[Message]:
         """Plan, compute and commit one step. Returns all that the client is to be told."""
         self._poll_compiling()
+        self._poll_adapters()
         batch = self._scheduler.schedule()
         if batch.rows:
             self._outbox += self._scheduler.commit(batch, self._worker.run(batch, self._masks(batch)))
-        elif self._compiling:
-            time.sleep(_COMPILE_PAUSE)
-        messages, self._outbox = self._outbox, []
-        return messages
+        elif self.has_work and not self._outbox:
+            time.sleep(_PAUSE)
+        return self._take_outbox()
 
     def close(self) -> list[Message]:
         """Fail every sequence that is still alive. Returns what the client is to be told."""
+        error = EngineDead("The engine is shutting down.")
         if self._grammars:
             self._grammars.close()
-        for sequence, _ in self._compiling.values():
-            self._outbox.append(Failed(sequence.id, "EngineDead", "The engine is shutting down."))
-        return self._outbox + self._scheduler.fail_all("EngineDead", "The engine is shutting down.")
+        self._outbox += [failure_of(number, error) for number in self._compiling]
+        self._compiling.clear()
+        self._outbox += self._scheduler.fail_all(error)
+        if self._adapters:
+            self._outbox += [failure_of(submit.id, error) for submit in self._adapters.take_waiting()]
+            self._adapters.close()
+        return self._take_outbox()
 
     def stats(self) -> dict[str, float]:
         """Gauges and counters by name, as ``Heartbeat`` carries them."""
@@ -116,8 +151,11 @@ class EngineCore:
         return {
             **self._stats.counters(),
             **(self._grammars.stats() if self._grammars else {}),
+            **(self._adapters.stats() if self._adapters else {}),
             "running": self._scheduler.num_running,
-            "waiting": self._scheduler.num_waiting + len(self._compiling),
+            "waiting": self._scheduler.num_waiting
+            + len(self._compiling)
+            + (self._adapters.num_waiting if self._adapters else 0),
             "pages": cache.num_pages,
             "pages_free": cache.num_free,
             "pages_available": cache.available(),
@@ -130,12 +168,26 @@ class EngineCore:
         return self._stats.take_observations()
 
     def check(self) -> None:
-        """Raise AssertionError if pages, tree and leases contradict each other."""
+        """Raise AssertionError if pages, tree and leases contradict each other, or adapters, slots and pins."""
         self._cache.check()
+        if self._adapters:
+            self._adapters.check()
+
+    def _take_outbox(self) -> list[Message]:
+        """All that the client is to be told; with the sequences that end here end their holds on adapters."""
+        messages, self._outbox = self._outbox, []
+        if self._adapters:
+            if ended := self._adapters.settle(messages):
+                self._cache.drop_adapters(frozenset(ended))
+            messages += self._adapters.take_messages()
+        return messages
 
     def _submit(self, submit: Submit) -> None:
         try:
-            sequence = self._sequence(submit)
+            adaptation = self._adapt(submit)
+            if adaptation is None:
+                return
+            sequence = self._sequence(submit, adaptation)
             if submit.grammar is None:
                 self._scheduler.add(sequence)
             elif self._grammars is None:
@@ -143,7 +195,40 @@ class EngineCore:
             else:
                 self._compiling[submit.id] = sequence, self._grammars.compile(*submit.grammar)
         except EngineError as error:
-            self._outbox.append(_failed(submit.id, error))
+            self._outbox.append(failure_of(submit.id, error))
+
+    def _adapt(self, submit: Submit) -> Adaptation | None:
+        """The adapter's part in a sequence; None while the adapter is being loaded."""
+        if submit.adapter is None:
+            return Adaptation(PrefixPath(Namespace(BASE, None, submit.salt)))
+        if self._adapters is None:
+            raise UnknownModel(submit.adapter)
+        return self._adapters.begin(submit)
+
+    def _manage(self, message: LoadAdapter | UnloadAdapter | ListAdapters) -> None:
+        if self._adapters is None:
+            error = RequestError("The engine was started without adapters (--enable-lora).")
+            self._outbox.append(Reply(message.id, failure_of(message.id, error)))
+        elif isinstance(message, LoadAdapter):
+            self._adapters.load(message)
+        elif isinstance(message, UnloadAdapter):
+            self._adapters.unload(message)
+        else:
+            self._adapters.tell(message)
+
+    def _poll_adapters(self) -> None:
+        """Begin the sequences whose adapter is there, and end those whose adapter is lost."""
+        if self._adapters is None:
+            return
+        for arrival in self._adapters.poll():
+            if arrival.error is None:
+                self._submit(arrival.submit)
+            else:
+                self._outbox.append(failure_of(arrival.submit.id, arrival.error))
+        for loss in self._adapters.take_lost():
+            self._outbox += self._scheduler.fail(loss.ids, loss.error)
+            compiling = [number for number in loss.ids if self._compiling.pop(number, None)]
+            self._outbox += [failure_of(number, loss.error) for number in compiling]
 
     def _learn(self, texts: TokenTexts) -> None:
         """Get ready for grammars, unless the model has no token to end an answer with."""
@@ -161,24 +246,28 @@ class EngineCore:
                 continue
             del self._compiling[number]
             if isinstance(outcome, EngineError):
-                self._outbox.append(_failed(number, outcome))
+                self._outbox.append(failure_of(number, outcome))
             else:
                 sequence.matcher = outcome
                 self._scheduler.add(sequence)
 
-    def _abort_compiling(self, ids: Iterable[int]) -> None:
+    def _abort(self, ids: tuple[int, ...]) -> None:
+        """End sequences, whatever they are doing or waiting for."""
+        self._outbox += self._scheduler.abort(ids)
         for number in ids:
             if entry := self._compiling.pop(number, None):
                 self._outbox.append(Done(number, FinishReason.ABORT, entry[0].usage))
+        if self._adapters:
+            waiting = self._adapters.take_waiting(frozenset(ids))
+            usages = ((submit.id, Usage(len(submit.tokens), 0, 0)) for submit in waiting)
+            self._outbox += [Done(number, FinishReason.ABORT, usage) for number, usage in usages]
 
     def _masks(self, batch: Batch) -> Callable[[], Masks] | None:
         """Begin to fill the masks of a step on another thread; None if no row needs one."""
         jobs = self._scheduler.mask_jobs(batch)
         return self._grammars.fill(jobs) if jobs and self._grammars else None
 
-    def _sequence(self, submit: Submit) -> Sequence:
-        if submit.adapter is not None:
-            raise UnknownModel(submit.adapter)
+    def _sequence(self, submit: Submit, adaptation: Adaptation) -> Sequence:
         params = submit.params
         ends = () if params.ignore_eos else self._worker.eos_ids
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
@@ -186,14 +275,10 @@ class EngineCore:
             id=submit.id,
             tokens=submit.tokens[:],
             params=params,
-            path=PrefixPath(Namespace(base="base", adapter=None, salt=submit.salt)),
+            path=adaptation.path,
             stop_ids=frozenset((*ends, *params.stop_token_ids)),
             seed=seed,
             arrival=time.monotonic(),
+            adapter=adaptation.adapter,
+            adapted_from=adaptation.adapted_from,
         )
-
-
-def _failed(number: int, error: EngineError) -> Failed:
-    """A refusal as the client is told of it."""
-    param, code = (error.param, error.code) if isinstance(error, RequestError) else (None, None)
-    return Failed(number, type(error).__name__, str(error), param=param, code=code)

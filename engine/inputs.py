@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.batch import Batch, Row
+from lora.apply import AdapterBank, LoraStep
+from lora.segments import BASE, token_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,8 @@ class ForwardInputs:
         context_len: [R] int32, tokens with KV after this step: start + len(tokens).
         max_query: the longest row's number of tokens.
         max_context: the largest of ``context_len``.
+        slots: [T] int32 on the host, the slot of each token's adapter, -1 for none; None if no row has an adapter.
+        lora: the adapters' part in this step, None if they have none.
     """
 
     token_ids: Tensor
@@ -37,6 +41,8 @@ class ForwardInputs:
     context_len: Tensor
     max_query: int
     max_context: int
+    slots: NDArray[np.int32] | None = None
+    lora: LoraStep | None = None
 
 
 class InputBuilder:
@@ -47,16 +53,29 @@ class InputBuilder:
         max_model_len: tokens of the longest sequence, in positions.
         page_size: tokens in a page.
         device: where the tensors go.
+        bank: the adapters on the device, None for none.
     """
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, page_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        page_size: int,
+        device: torch.device,
+        bank: AdapterBank | None = None,
+    ) -> None:
         self._page_size = page_size
         self._device = device
+        self._bank = bank
+        self._slots = np.full(max_num_seqs, BASE, np.int32)
+        self._adapted_from = np.zeros(max_num_seqs, np.int32)
         self._pages = np.zeros((max_num_seqs, -(-max_model_len // page_size)), dtype=np.int32)
 
     def build(self, batch: Batch) -> ForwardInputs:
         """The tensors of a step; enters the batch's new pages in the page table."""
         rows = batch.rows
+        for start in batch.starts:
+            self._slots[start.row], self._adapted_from[start.row] = start.slot, start.adapted_from
         for row in rows:
             if row.new_pages:
                 end = row.first_new_page + len(row.new_pages)
@@ -72,6 +91,7 @@ class InputBuilder:
         page, cell = np.divmod(positions, self._page_size)
         kv_loc = self._pages[np.repeat(line, lengths), page].astype(np.int64) * self._page_size + cell
         max_context = int(context.max())
+        slots = self._token_slots(line, lengths, starts)
         return ForwardInputs(
             token_ids=self._to_device(_token_ids(rows)),
             positions=self._to_device(positions),
@@ -81,7 +101,18 @@ class InputBuilder:
             context_len=self._to_device(context),
             max_query=int(lengths.max()),
             max_context=max_context,
+            slots=slots,
+            lora=None if slots is None or self._bank is None else self._bank.step(slots),
         )
+
+    def _token_slots(
+        self, line: NDArray[np.int64], lengths: NDArray[np.int32], starts: NDArray[np.int32]
+    ) -> NDArray[np.int32] | None:
+        """``ForwardInputs.slots``, from the rows' lines, lengths and first positions."""
+        if self._bank is None:
+            return None
+        slots = self._slots[line]
+        return token_slots(slots, self._adapted_from[line], lengths, starts) if (slots >= 0).any() else None
 
     def _to_device(self, values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._device, non_blocking=True)

@@ -16,7 +16,7 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import ConfigError, RequestError
 from engine.generation import Generation, error_of
-from engine.messages import Abort, Done, Failed, Message, TokenOut
+from engine.messages import Abort, Done, Failed, LoadAdapter, Message, Reply, TokenOut, UnloadAdapter
 from engine.outputs import OutputBuilder, RequestOutput
 from engine.requests import RequestLimits, TextRequest, token_array
 from engine.source import resolve_model
@@ -68,6 +68,7 @@ class LLM:
         stop: str | Sequence[str] = (),
         n: int = 1,
         grammar: GrammarSpec | None = None,
+        adapter: str | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Continue texts.
@@ -78,6 +79,7 @@ class LLM:
             stop: strings that end an answer and are no part of it.
             n: answers to each prompt.
             grammar: what every answer must follow, such as ``GrammarSpec.json_schema({...})``.
+            adapter: name of the adapter that answers, None for the base model.
             use_tqdm: show a progress bar.
 
         Returns:
@@ -85,10 +87,11 @@ class LLM:
 
         Raises:
             RequestError: a prompt or parameter out of bounds. Every request is checked before the first one starts.
+            UnknownModel: there is no such adapter.
         """
         texts = _listed(prompts)
         return self._run(
-            [self._encoded(prompt, True) for prompt in texts], texts, params, _Form(stop, n, grammar), use_tqdm
+            [self._encoded(prompt, True) for prompt in texts], texts, params, _Form(stop, n, grammar, adapter), use_tqdm
         )
 
     def chat(
@@ -99,6 +102,7 @@ class LLM:
         stop: str | Sequence[str] = (),
         n: int = 1,
         grammar: GrammarSpec | None = None,
+        adapter: str | None = None,
         use_tqdm: bool = True,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -118,8 +122,37 @@ class LLM:
             for conversation in conversations
         ]
         return self._run(
-            [self._encoded(text, False) for text in texts], texts, params, _Form(stop, n, grammar), use_tqdm
+            [self._encoded(text, False) for text in texts], texts, params, _Form(stop, n, grammar, adapter), use_tqdm
         )
+
+    def load_adapter(self, name: str, path: str, *, replace: bool = False) -> None:
+        """Load a LoRA adapter under a name. Needs ``enable_lora=True``.
+
+        Args:
+            path: its folder, as PEFT saves it.
+            replace: the name may be in use.
+
+        Raises:
+            RequestError: it cannot be loaded.
+        """
+        self._call(LoadAdapter(next(self._ids), name, path, replace))
+
+    def unload_adapter(self, name: str) -> None:
+        """Let a name stand for nothing. Raises UnknownModel if it does already."""
+        self._call(UnloadAdapter(next(self._ids), name))
+
+    def close(self) -> None:
+        """End what runs beside the model: threads that load adapters, processes that compile grammars."""
+        self._core.close()
+
+    def _call(self, call: LoadAdapter | UnloadAdapter) -> None:
+        """Have the engine do something, and wait for its reply."""
+        self._core.handle([call])
+        replies: list[Reply] = []
+        while not replies:
+            replies = [message for message in self._core.step() if isinstance(message, Reply)]
+        if (failure := replies[0].failure) is not None:
+            raise error_of(failure)
 
     def _encoded(self, prompt: Prompt, add_special_tokens: bool) -> array[int]:
         if isinstance(prompt, str):
@@ -136,7 +169,9 @@ class LLM:
     ) -> list[RequestOutput]:
         each = _one_for_each(params, len(prompts))
         requests = [
-            self._limits.check(TextRequest(tokens, one, stop=form.stops, n=form.n, grammar=form.grammar))
+            self._limits.check(
+                TextRequest(tokens, one, stop=form.stops, n=form.n, adapter=form.adapter, grammar=form.grammar)
+            )
             for tokens, one in zip(prompts, each, strict=True)
         ]
         builders = [_builder(text, request) for text, request in zip(texts, requests, strict=True)]
@@ -192,6 +227,7 @@ class _Form:
     stop: str | Sequence[str]
     n: int
     grammar: GrammarSpec | None
+    adapter: str | None
 
     @property
     def stops(self) -> tuple[str, ...]:

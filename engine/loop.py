@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 from engine.channel import Channel
 from engine.config import EngineConfig
@@ -58,6 +59,14 @@ def start(config: EngineConfig, model_path: Path, channel: Channel) -> EngineCor
     return core
 
 
+def _config(options: str) -> EngineConfig:
+    """The options out of their JSON, which has lists for tuples."""
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(options).items()
+    }
+    return EngineConfig(**values)
+
+
 def main(arguments: list[str]) -> int:
     """Entry point of the process. Returns its exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -65,7 +74,7 @@ def main(arguments: list[str]) -> int:
     fd, path, options = arguments
     channel = Channel(socket.socket(fileno=int(fd)))
     try:
-        core = start(EngineConfig(**json.loads(options)), Path(path), channel)
+        core = start(_config(options), Path(path), channel)
         if core is None:
             return EXIT_SOFTWARE
         serve(core, channel)

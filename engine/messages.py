@@ -1,9 +1,10 @@
 """What the two processes say to each other: small frozen messages, in msgpack, never pickle.
 
-    to the engine:    TokenTexts, Submit, Abort, Shutdown
-    from the engine:  Ready, then TokenOut, Done, Failed, Heartbeat
+    to the engine:    TokenTexts, Submit, Abort, LoadAdapter, UnloadAdapter, ListAdapters, Shutdown
+    from the engine:  Ready, then TokenOut, Done, Failed, AdapterChanged, Reply, Adapters, Heartbeat
 
 Every ``Submit`` ends in exactly one ``Done`` or ``Failed``; an ``Abort`` of a sequence that has ended is ignored.
+Every ``LoadAdapter`` and ``UnloadAdapter`` is answered by one ``Reply``, every ``ListAdapters`` by one ``Adapters``.
 A frame on the socket is a list of messages: what belongs to one step travels together. A message is the array
 ``[tag, field, field, ...]`` in the order of its dataclass's fields.
 """
@@ -13,11 +14,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import msgpack
 
-from engine.types import FinishReason, Logprob, SamplingParams, Usage
+from engine.errors import EngineError, RequestError
+from engine.types import AdapterInfo, FinishReason, Logprob, SamplingParams, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +69,42 @@ class Shutdown:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Load an adapter under a name. ``id`` is the client's, unique among its calls that have no answer yet.
+
+    Attributes:
+        path: its folder, below the folder of adapters if there is one.
+        replace: the name may be in use; sequences that come later then get the new version.
+    """
+
+    id: int
+    name: str
+    path: str
+    replace: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadAdapter:
+    """Let a name stand for nothing. Sequences that use the adapter go on to their end."""
+
+    id: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListAdapters:
+    """Tell all adapters as they stand."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """The engine is up. Facts that only it knows.
 
     Attributes:
         summary: lines for the log: device, dtype, pool size, threads.
+        adapters: those that were loaded at the start.
     """
 
     max_model_len: int
@@ -79,6 +112,7 @@ class Ready:
     num_pages: int
     page_size: int
     summary: tuple[str, ...]
+    adapters: tuple[AdapterInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +152,30 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterChanged:
+    """A name stands for something new, or for nothing (None)."""
+
+    name: str
+    info: AdapterInfo | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to a call about adapters: it is done, or why it cannot be."""
+
+    id: int
+    failure: Failed | None
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """The answer to ``ListAdapters``, in order of the names' first load."""
+
+    id: int
+    adapters: tuple[AdapterInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
     """The step loop is alive. Sent at least twice a second while it is; carries the gauges and counters.
 
@@ -130,11 +188,33 @@ class Heartbeat:
     histograms: dict[str, list[float]]
 
 
-Message = TokenTexts | Submit | Abort | Shutdown | Ready | TokenOut | Done | Failed | Heartbeat
+Message = (
+    TokenTexts
+    | Submit
+    | Abort
+    | LoadAdapter
+    | UnloadAdapter
+    | ListAdapters
+    | Shutdown
+    | Ready
+    | TokenOut
+    | Done
+    | Failed
+    | AdapterChanged
+    | Reply
+    | Adapters
+    | Heartbeat
+)
 
-_TYPES: tuple[type[Any], ...] = (TokenTexts, Submit, Abort, Shutdown, Ready, TokenOut, Done, Failed, Heartbeat)
+_TYPES: tuple[type[Any], ...] = get_args(Message)
 _TAGS = {cls: tag for tag, cls in enumerate(_TYPES)}
-_FIELDS = {cls: tuple(f.name for f in fields(cls)) for cls in (*_TYPES, SamplingParams, Logprob, Usage)}
+_FIELDS = {cls: tuple(f.name for f in fields(cls)) for cls in (*_TYPES, SamplingParams, Logprob, Usage, AdapterInfo)}
+
+
+def failure_of(number: int, error: EngineError) -> Failed:
+    """A refusal as the client is told of it."""
+    param, code = (error.param, error.code) if isinstance(error, RequestError) else (None, None)
+    return Failed(number, type(error).__name__, str(error), param=param, code=code)
 
 
 def _plain(value: Any) -> Any:
@@ -167,6 +247,10 @@ def _tokens(data: bytes) -> array[int]:
     return tokens
 
 
+def _infos(rows: list[list[Any]]) -> tuple[AdapterInfo, ...]:
+    return tuple(AdapterInfo(*row) for row in rows)
+
+
 # How the fields that msgpack cannot rebuild by itself are rebuilt, by message and field.
 _REBUILD: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
     (TokenTexts, "lengths"): _tokens,
@@ -176,11 +260,15 @@ _REBUILD: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
     (Submit, "params"): _params,
     (Abort, "ids"): tuple,
     (Ready, "summary"): tuple,
+    (Ready, "adapters"): _infos,
     (TokenOut, "tokens"): tuple,
     (TokenOut, "logprobs"): _logprobs,
     (TokenOut, "prompt_logprobs"): _logprobs,
     (Done, "reason"): FinishReason,
     (Done, "usage"): lambda row: Usage(*row),
+    (AdapterChanged, "info"): lambda row: AdapterInfo(*row) if row else None,
+    (Reply, "failure"): lambda row: Failed(*row) if row else None,
+    (Adapters, "adapters"): _infos,
 }
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.batch import Batch, Masks, Row, RowResult, StepResult
@@ -13,6 +15,7 @@ from engine.kv_pool import KvPool
 from engine.models.decoder import DecoderModel
 from engine.sampler import Allowed, Sampler, prompt_logprobs
 from engine.types import Logprob
+from lora.apply import AdapterBank, LoraStep
 
 # Logits of a prompt are made for this many positions at a time: a whole chunk's would take 100 MB and more.
 _PROMPT_SLICE = 64
@@ -26,13 +29,22 @@ class ModelRunner:
         kv: the pool that the batch's page ids point into.
         inputs: the builder that keeps the page table.
         sampler: the rows' parameters and draws.
+        bank: the adapters on the device, None for none; the same as the builder's.
     """
 
-    def __init__(self, model: DecoderModel, kv: KvPool, inputs: InputBuilder, sampler: Sampler) -> None:
+    def __init__(
+        self,
+        model: DecoderModel,
+        kv: KvPool,
+        inputs: InputBuilder,
+        sampler: Sampler,
+        bank: AdapterBank | None = None,
+    ) -> None:
         self._model = model
         self._kv = kv
         self._inputs = inputs
         self._sampler = sampler
+        self._bank = bank
 
     @torch.inference_mode()
     def run(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> StepResult:
@@ -53,10 +65,15 @@ class ModelRunner:
             return {}
         last = inputs.query_start[1:].long() - 1
         picked = hidden[last if len(drawing) == len(batch.rows) else last[drawing]]
-        logits = self._model.logits(picked)
+        lora = None if inputs.slots is None else self._head_lora(inputs.slots, _last_tokens(batch)[drawing])
+        logits = self._model.logits(picked, lora)
         allowed = self._allowed(drawing, masks()) if masks else None
         results = self._sampler.sample(logits, [batch.rows[i] for i in drawing], allowed)
         return dict(zip(drawing, results, strict=True))
+
+    def _head_lora(self, slots: NDArray[np.int32] | None, tokens: NDArray[np.int64] | slice) -> LoraStep | None:
+        """The adapters' part in the head for some tokens of the step."""
+        return None if slots is None or self._bank is None else self._bank.head_step(slots[tokens])
 
     def _allowed(self, drawing: list[int], masks: Masks) -> Allowed:
         """The masks as the sampler takes them: by the line of their row among those that draw."""
@@ -70,14 +87,28 @@ class ModelRunner:
         if not row.prompt_targets:
             return result
         first = int(inputs.query_start[index])
-        scores = self._score_prompt(row, hidden[first : first + len(row.prompt_targets)])
+        scores = self._score_prompt(row, first, hidden, inputs.slots)
         return RowResult(result.tokens, result.logprobs, scores, result.failed)
 
-    def _score_prompt(self, row: Row, hidden: Tensor) -> tuple[Logprob, ...]:
-        """Logprobs of the row's ``prompt_targets``, from the hidden states of the positions before them."""
+    def _score_prompt(
+        self, row: Row, first: int, hidden: Tensor, slots: NDArray[np.int32] | None
+    ) -> tuple[Logprob, ...]:
+        """Logprobs of the row's ``prompt_targets``, from the hidden states of the positions before them.
+
+        Args:
+            first: where the row's tokens begin in the step.
+        """
         scores: list[Logprob] = []
         num_top = self._sampler.num_prompt_logprobs(row.row)
         targets = torch.as_tensor(row.prompt_targets, dtype=torch.int64, device=hidden.device)
-        for states, wanted in zip(hidden.split(_PROMPT_SLICE), targets.split(_PROMPT_SLICE), strict=True):
-            scores += prompt_logprobs(self._model.logits(states), wanted, num_top)
+        for wanted in targets.split(_PROMPT_SLICE):
+            part = slice(first, first + len(wanted))
+            logits = self._model.logits(hidden[part], self._head_lora(slots, part))
+            scores += prompt_logprobs(logits, wanted, num_top)
+            first = part.stop
         return tuple(scores)
+
+
+def _last_tokens(batch: Batch) -> NDArray[np.int64]:
+    """[R] int64, index in the step of each row's last token."""
+    return np.cumsum([len(row.tokens) for row in batch.rows]) - 1

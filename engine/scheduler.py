@@ -17,10 +17,11 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from engine.admission import prefix_in_progress, try_acquire
+from engine.admission import AdapterSlots, prefix_in_progress, try_acquire
 from engine.batch import Batch, PageCopy, Row, RowResult, RowStart, StepResult
 from engine.cache import Lease, PrefixCache
-from engine.messages import Done, Failed, Message, TokenOut
+from engine.errors import EngineError
+from engine.messages import Done, Failed, Message, TokenOut, failure_of
 from engine.queue import WaitingQueue
 from engine.sequence import MaskJob, Sequence, Status
 from engine.stats import EngineStats
@@ -46,6 +47,7 @@ class Scheduler:
         max_num_batched_tokens: tokens in one step.
         max_model_len: a sequence ends with reason length when it holds that many tokens.
         stats: counters to write to.
+        slots: of adapters; None if there are none, and no sequence has one.
         clock: seconds, monotonic.
     """
 
@@ -57,17 +59,20 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         stats: EngineStats,
+        slots: AdapterSlots | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cache = cache
         self._max_tokens = max_num_batched_tokens
         self._max_model_len = max_model_len
         self._stats = stats
+        self._slots = slots
         self._clock = clock
         self._queue = WaitingQueue()
         self._running: list[Sequence] = []  # in order of admission
         self._alive: dict[int, Sequence] = {}
         self._by_row: dict[int, Sequence] = {}
+        self._num_rows = max_num_seqs
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
 
     @property
@@ -98,16 +103,19 @@ class Scheduler:
         alive = [self._alive[i] for i in ids if i in self._alive]
         return [self._finish(sequence, FinishReason.ABORT) for sequence in alive]
 
-    def fail_all(self, kind: str, message: str) -> list[Message]:
-        """End every sequence with an error."""
-        failed: list[Message] = []
-        for sequence in tuple(self._alive.values()):
+    def fail(self, ids: Iterable[int], error: EngineError) -> list[Message]:
+        """End these sequences with an error; ids that are not alive are ignored."""
+        alive = [self._alive[i] for i in ids if i in self._alive]
+        for sequence in alive:
             self._finish(sequence, FinishReason.ERROR)
-            failed.append(Failed(sequence.id, kind, message))
-        return failed
+        return [failure_of(sequence.id, error) for sequence in alive]
+
+    def fail_all(self, error: EngineError) -> list[Message]:
+        """End every sequence with an error."""
+        return self.fail(tuple(self._alive), error)
 
     def schedule(self) -> Batch:
-        """Plan a step. An empty batch means that nothing can be done: no sequence is alive."""
+        """Plan a step. An empty batch means that nothing can be done now: who waits, waits for a slot to be loaded."""
         plan = _Plan(self._max_tokens)
         for sequence in self._in_turn():
             if plan.budget and sequence.status is Status.RUNNING:
@@ -179,22 +187,48 @@ class Scheduler:
         """Admit from the queue while rows, pages and budget last.
 
         A sequence whose prefix is just being computed by another is passed over, so that it finds it; at most as
-        many as there are rows, which bounds the work of a step with a long queue.
+        many as there are rows, which bounds the work of a step with a long queue. One whose adapter has no slot yet
+        is passed over too: nobody waits with it.
         """
         passed_over = 0
+        waiting: set[int] = set()  # adapters that have no slot
         for sequence in self._queue:
-            if not plan.budget or not self._free_rows or passed_over > len(self._by_row) + len(self._free_rows):
+            if not plan.budget or not self._free_rows or passed_over > self._num_rows:
                 return
             if self._cache.sharing and prefix_in_progress(self._cache, sequence, self._running):
                 passed_over += 1
                 continue
+            if not self._take_slot(sequence, waiting):
+                continue
             lease = try_acquire(self._cache, sequence, self._running)
             if lease is None:
+                self._give_slot_back(sequence)
                 return
             self._start(sequence, lease, plan)
             count = min(sequence.num_tokens - sequence.num_computed, plan.budget)
             if self._cache.grow(lease, sequence.num_computed + count):
                 self._plan_row(sequence, count, plan)
+
+    def _take_slot(self, sequence: Sequence, waiting: set[int]) -> bool:
+        """Whether a sequence has all it needs of the adapters: a slot, or nothing.
+
+        Slots are asked for by the adapters that wait longest, at most as many as there are rows, and by those that
+        are on the device already.
+        """
+        adapter = sequence.adapter
+        if adapter < 0 or self._slots is None:
+            return True
+        if adapter in waiting or (len(waiting) >= self._num_rows and not self._slots.is_ready(adapter)):
+            return False
+        sequence.slot = self._slots.acquire(adapter)
+        if sequence.slot < 0:
+            waiting.add(adapter)
+        return sequence.slot >= 0
+
+    def _give_slot_back(self, sequence: Sequence) -> None:
+        if sequence.slot >= 0 and self._slots is not None:
+            self._slots.release(sequence.slot)
+            sequence.slot = -1
 
     def _start(self, sequence: Sequence, lease: Lease, plan: _Plan) -> None:
         self._queue.remove(sequence)
@@ -211,7 +245,16 @@ class Scheduler:
         stop_ids = () if sequence.matcher else tuple(sequence.stop_ids)
         tokens = sequence.tokens[:]
         plan.starts.append(
-            RowStart(sequence.row, sequence.params, tokens, sequence.num_prompt, stop_ids, sequence.seed)
+            RowStart(
+                sequence.row,
+                sequence.params,
+                tokens,
+                sequence.num_prompt,
+                stop_ids,
+                sequence.seed,
+                sequence.slot,
+                sequence.adapted_from,
+            )
         )
 
     def _count_admission(self, sequence: Sequence) -> None:
@@ -284,11 +327,12 @@ class Scheduler:
         return Done(sequence.id, reason, sequence.usage, stop_token)
 
     def _leave(self, sequence: Sequence) -> None:
-        """Give row and pages back; the computed ones go to the tree."""
+        """Give row, slot and pages back; the computed pages go to the tree."""
         self._cache.release(_lease(sequence), sequence.tokens, sequence.num_computed)
         self._running.remove(sequence)
         del self._by_row[sequence.row]
         self._free_rows.append(sequence.row)
+        self._give_slot_back(sequence)
         sequence.lease, sequence.row, sequence.num_computed = None, -1, 0
 
 

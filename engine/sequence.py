@@ -36,6 +36,9 @@ class Sequence:
         seed: the seed of its draws.
         arrival: ``time.monotonic()`` at the engine.
         matcher: the state of its grammar after the tokens generated so far, None for free text.
+        adapter: load id of its adapter's version, -1 for the base model.
+        adapted_from: position of the first token that the adapter reads.
+        slot: the slot that it holds for its adapter while it runs, else -1.
         lease: its hold on pages while it runs, else None.
         row: its row while it runs, else -1.
         num_computed: tokens whose KV is in the pool (0 while it waits).
@@ -50,6 +53,9 @@ class Sequence:
     seed: int
     arrival: float
     matcher: Matcher | None = None
+    adapter: int = -1
+    adapted_from: int = 0
+    slot: int = -1
     num_prompt: int = 0
     status: Status = Status.WAITING
     lease: Lease | None = None

@@ -94,3 +94,28 @@ class Usage:
     prompt: int
     cached: int
     completion: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterInfo:
+    """What a name stands for.
+
+    Attributes:
+        rank: the largest of its modules.
+        num_bytes: memory of its factors.
+        activated: an activated LoRA, which works from its invocation tokens on.
+        tier: where it is now: ``device``, ``host`` or ``disk``.
+        pins: sequences that use it or wait to.
+        running: those of them that have a row.
+        requests: sequences that have named it since the name was loaded.
+    """
+
+    name: str
+    path: str
+    rank: int
+    num_bytes: int
+    activated: bool
+    tier: str
+    pins: int
+    running: int
+    requests: int

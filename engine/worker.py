@@ -14,6 +14,7 @@ from engine.device import choose_device, choose_dtype, kv_bytes, num_threads
 from engine.errors import ConfigError
 from engine.inputs import InputBuilder
 from engine.kv_pool import KvPool, bytes_per_page
+from engine.loading.base_layout import adapter_bytes, base_layout
 from engine.loading.load import load_model
 from engine.models.config import ModelConfig
 from engine.models.decoder import DecoderModel
@@ -21,6 +22,11 @@ from engine.runner import ModelRunner
 from engine.sampler import Sampler
 from engine.types import SamplingParams
 from kernels import ops
+from lora.adapters import Adapters
+from lora.layout import BaseLayout
+from lora.reading import AdapterReader
+
+_PATIENCE = 64  # steps that an adapter waits for a slot before one is closed for it
 
 
 class Worker:
@@ -35,6 +41,7 @@ class Worker:
         vocab_size: width of the logits.
         eos_ids: the model's own end tokens.
         max_model_len: tokens that a sequence may have: the model's limit, or the pool's where that is less.
+        adapters: names, memory and slots of adapters; None without ``enable_lora``.
         summary: lines that tell a person what was set up.
 
     Raises:
@@ -57,13 +64,16 @@ class Worker:
             dummy=config.load_format == "dummy",
         )
         loaded = time.monotonic()
+        layout = base_layout(model, model_path, dummy=config.load_format == "dummy") if config.enable_lora else None
+        self.adapters = _adapters(config, layout) if layout else None
+        slot_bytes = config.max_loras * adapter_bytes(layout, config.max_lora_rank) if layout else 0
         self.vocab_size, self.eos_ids = model.config.vocab_size, model.config.eos_token_ids
         self._reserve_activations(model, config, dtype, device)
         page_bytes = bytes_per_page(model.config, config.block_size, dtype)
-        self.num_pages = config.num_gpu_blocks_override or kv_bytes(config, device) // page_bytes
+        self.num_pages = config.num_gpu_blocks_override or _kv_bytes(config, device, slot_bytes) // page_bytes
         self.max_model_len = _max_model_len(config, model.config, self.num_pages)
         kv = KvPool(model.config, self.num_pages, config.block_size, dtype, device)
-        self._runner = _runner(config, model, kv, self.max_model_len, device)
+        self._runner = _runner(config, model, kv, self.max_model_len, device, self.adapters)
         self._warm_up()
         self.summary = (
             f"{_shape(model.config)}, {str(dtype).removeprefix('torch.')} on {device}, "
@@ -71,6 +81,7 @@ class Worker:
             f"KV pool: {self.num_pages * config.block_size:,} tokens in pages of {config.block_size} "
             f"({self.num_pages * page_bytes / 2**30:.2f} GiB); context {self.max_model_len:,}; "
             f"up to {config.max_num_seqs} sequences and {config.max_num_batched_tokens:,} tokens a step",
+            *([_slots(config, slot_bytes)] if self.adapters else []),
             *([ops.native_status()] if device.type == "cpu" else []),
         )
 
@@ -101,6 +112,32 @@ def _shape(config: ModelConfig) -> str:
     )
 
 
+def _slots(config: EngineConfig, slot_bytes: int) -> str:
+    return (
+        f"Adapters: {config.max_loras} slots up to rank {config.max_lora_rank} (at most {slot_bytes / 2**30:.2f} GiB); "
+        f"up to {config.max_adapters:,} loaded"
+    )
+
+
+def _adapters(config: EngineConfig, layout: BaseLayout) -> Adapters:
+    root = None if config.lora_dir is None else Path(config.lora_dir)
+    if root is not None and not root.is_dir():
+        raise ConfigError("--lora-dir must be a folder.")
+    return Adapters(
+        AdapterReader(layout, config.max_lora_rank, root=root),
+        max_loras=config.max_loras,
+        max_adapters=config.max_adapters,
+        max_cpu_bytes=(config.max_cpu_loras or 4 * config.max_loras) * adapter_bytes(layout, config.max_lora_rank),
+        patience=_PATIENCE,
+    )
+
+
+def _kv_bytes(config: EngineConfig, device: torch.device, slot_bytes: int) -> int:
+    """Memory for the KV pool. On a GPU what full slots take is left free; on a CPU they are the host's copies."""
+    is_shared = device.type == "cuda" and config.kv_cache_memory is None
+    return max(0, kv_bytes(config, device) - (slot_bytes if is_shared else 0))
+
+
 def _trial(num_tokens: int, pages: range | tuple[int, ...]) -> Batch:
     """One row of token 0, drawn greedily."""
     tokens = [0] * num_tokens
@@ -110,11 +147,17 @@ def _trial(num_tokens: int, pages: range | tuple[int, ...]) -> Batch:
 
 
 def _runner(
-    config: EngineConfig, model: DecoderModel, kv: KvPool, max_model_len: int, device: torch.device
+    config: EngineConfig,
+    model: DecoderModel,
+    kv: KvPool,
+    max_model_len: int,
+    device: torch.device,
+    adapters: Adapters | None = None,
 ) -> ModelRunner:
-    inputs = InputBuilder(config.max_num_seqs, max_model_len, config.block_size, device)
+    bank = adapters.bank if adapters else None
+    inputs = InputBuilder(config.max_num_seqs, max_model_len, config.block_size, device, bank)
     sampler = Sampler(config.max_num_seqs, model.config.vocab_size, device)
-    return ModelRunner(model, kv, inputs, sampler)
+    return ModelRunner(model, kv, inputs, sampler, bank)
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig, num_pages: int) -> int:

@@ -119,7 +119,7 @@ def _run(y: Tensor, x: Tensor | None, token_ids: Tensor | None, table: SlotTable
 def _native(y: Tensor, x: Tensor | None, table: SlotTable) -> LoraKernels | None:
     """The native op, where it is allowed, could be built and takes these tensors."""
     taken = LoraKernels.takes(y) if x is None else LoraKernels.takes(y, x)
-    return _load() if taken and table.dtype in NATIVE_TYPES and ops._kernels() is not None else None
+    return _load() if taken and table.dtype in NATIVE_TYPES and ops.native_kernels() is not None else None
 
 
 @functools.cache

@@ -75,7 +75,7 @@ def set_threads(count: int) -> None:
     while after each of its ops, on the cores that the kernels' pool needs.
     """
     threads.set_count(count)
-    torch.set_num_threads(count if _kernels() is None else 1)
+    torch.set_num_threads(count if native_kernels() is None else 1)
 
 
 @functools.cache
@@ -86,7 +86,7 @@ def _load() -> Kernels | BuildError:
         return error
 
 
-def _kernels() -> Kernels | None:
+def native_kernels() -> Kernels | None:
     """The native kernels, where they are allowed and could be built."""
     if not _native_enabled:
         return None
@@ -96,7 +96,7 @@ def _kernels() -> Kernels | None:
 
 def _native(first: Tensor, *others: Tensor) -> Kernels | None:
     """The native kernels, where they take these tensors."""
-    kernels = _kernels() if first.is_cpu else None
+    kernels = native_kernels() if first.is_cpu else None
     return kernels if kernels is not None and kernels.takes(first, *others) else None
 
 
@@ -109,7 +109,7 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
     if weight.dim() != 2 or (bias is not None and bias.shape != weight.shape[:1]):
         shape = None if bias is None else tuple(bias.shape)
         raise ValueError(f"weight {tuple(weight.shape)} must be [N, K] and bias {shape} must be [N]")
-    kernels = _kernels() if weight.is_cpu else None
+    kernels = native_kernels() if weight.is_cpu else None
     if kernels is not None and kernels.takes_weight(weight):
         return kernels.pack_linear(weight, bias)
     return PackedLinear(weight.shape[1], weight.shape[0], weight.contiguous(), bias, kernels=None)

@@ -87,6 +87,11 @@ class SlotPool:
         index = self._of.get(adapter)
         return 0 if index is None else self._slots[index].pins
 
+    def is_ready(self, adapter: int) -> bool:
+        """Whether an adapter is in a slot."""
+        index = self._of.get(adapter)
+        return index is not None and self._slots[index].ready
+
     def tick(self) -> None:
         """A step begins."""
         self._step += 1

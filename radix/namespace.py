@@ -88,6 +88,11 @@ class Path:
             return self.namespace, ENDLESS
         return self.before, self.switch_at
 
+    @property
+    def namespaces(self) -> tuple[Namespace, ...]:
+        """All to which a position may belong."""
+        return (self.namespace,) if self.before is None else (self.before, self.namespace)
+
     def touches(self, namespace: Namespace) -> bool:
         """Whether any position may belong to ``namespace``."""
         return namespace in (self.namespace, self.before)

@@ -27,9 +27,9 @@ FLOORS = {
     2: "cache sequence queue admission scheduler",
     3: "device inputs kv_pool models loading",
     4: "choice logprobs penalties sampler runner",
-    5: "core grammars worker loop",
+    5: "core grammars adapters worker loop",
     6: "tokenizer_files tokenizer_gguf token_bytes chat_template tokenizer detokenizer stop_strings requests generation"
-    " client frontend outputs",
+    " adapter_calls client frontend outputs",
     7: "llm",  # Drives a core of its own, in the same process.
 }
 FLOOR = {f"engine.{name}": floor for floor, names in FLOORS.items() for name in names.split()}

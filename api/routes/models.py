@@ -8,18 +8,20 @@ from fastapi import APIRouter
 
 from api.routes.shared import State
 from api.state import ServerState
+from engine.errors import UnknownModel
 
 router = APIRouter(tags=["models"])
 
 
 def _card(state: ServerState, name: str) -> dict[str, Any]:
+    adapter = None if name in state.names else state.adapters.get(name)
     return {
         "id": name,
         "object": "model",
         "created": state.started,
         "owned_by": "rootgraft",
-        "root": state.names[0],
-        "parent": None,
+        "root": adapter.path if adapter else state.names[0],
+        "parent": state.names[0] if adapter else None,
         "max_model_len": None if state.frontend is None else state.frontend.max_model_len,
     }
 
@@ -27,10 +29,12 @@ def _card(state: ServerState, name: str) -> dict[str, Any]:
 @router.get("/v1/models")
 async def list_models(state: State) -> dict[str, Any]:
     """All names that ``model`` may hold."""
-    return {"object": "list", "data": [_card(state, name) for name in state.names]}
+    return {"object": "list", "data": [_card(state, name) for name in (*state.names, *state.adapters)]}
 
 
 @router.get("/v1/models/{name:path}")
 async def get_model(name: str, state: State) -> dict[str, Any]:
     """One of them."""
-    return _card(state, state.resolve(name)[0])
+    if name not in state.names and name not in state.adapters:
+        raise UnknownModel(name)
+    return _card(state, name)

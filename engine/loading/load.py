@@ -48,7 +48,7 @@ def load_model(
         ModelError: the model is not one that we compute, or its files are not what they claim to be.
     """
     config = read_model_config(path)
-    source = _open_source(path, config, dummy)
+    source = open_source(path, config, dummy)
     optional = frozenset({HEAD}) if config.tied_head else frozenset()
     check_tensors(expected_shapes(config), source.shapes, optional)
     if HEAD in source.shapes and config.tied_head:
@@ -56,7 +56,8 @@ def load_model(
     return _Assembly(config, source, dtype, device, max_positions or config.max_position_embeddings).model()
 
 
-def _open_source(path: Path, config: ModelConfig, dummy: bool) -> Source:
+def open_source(path: Path, config: ModelConfig, dummy: bool) -> Source:
+    """Where the weights of a model come from; see ``load_model``. Raises ModelError."""
     if dummy:
         return RandomWeights(config)
     return SafetensorsFolder(path) if path.is_dir() else GgufWeights(GgufFile.open(path), config)

@@ -12,6 +12,7 @@ from engine.inputs import ForwardInputs
 from engine.kv_pool import KvPool
 from engine.models.config import ModelConfig
 from engine.models.layers import DecoderLayer, Projection, RmsNorm
+from lora.apply import LoraStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class DecoderModel:
         """
         # Fp32, because every layer adds to it: rounded to bfloat16 each time, it would be the largest source of error.
         residual = functional.embedding(inputs.token_ids, self.embedding).float()
+        if inputs.lora is not None:
+            inputs.lora.embed(inputs.token_ids, residual)
         if self.embedding_scale != 1.0:
             residual *= self.embedding_scale
         x = self.first_norm(residual)
@@ -61,9 +64,17 @@ class DecoderModel:
         return x
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of the next token: hidden states [S, H] from ``forward`` -> [S, V] fp32, with the model's soft cap."""
-        logits = self.head(hidden, torch.float32)
+    def logits(self, hidden: Tensor, lora: LoraStep | None = None) -> Tensor:
+        """Scores of the next token, with the model's soft cap.
+
+        Args:
+            hidden: [S, H] from ``forward``.
+            lora: the adapters of these rows, if one of them changes the head.
+
+        Returns:
+            [S, V] fp32.
+        """
+        logits = self.head(hidden, lora, torch.float32)
         if (cap := self.config.logit_soft_cap) is not None:
             logits = logits.div_(cap).tanh_().mul_(cap)
         return logits

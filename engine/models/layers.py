@@ -18,6 +18,7 @@ from kernels.ops import (
     rms_norm,
     rope_store_kv,
 )
+from lora.apply import LoraStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +51,12 @@ class Projection:
     sizes: tuple[int, ...]
     packed: PackedLinear
 
-    def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-        """[T, K] -> [T, sum of sizes], in the type of x or in float32."""
-        return linear(x, self.packed, out_dtype)
+    def __call__(self, x: Tensor, lora: LoraStep | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
+        """[T, K] -> [T, sum of sizes], in the type of x or in float32, with the adapters' part where there is one."""
+        y = linear(x, self.packed, out_dtype)
+        if lora is not None:
+            lora.project(self.modules[0], x, y)
+        return y
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,7 @@ class Attention:
     def __call__(self, x: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """[T, H] -> [T, H]; writes K and V of the T tokens to this layer's cache [pages, Hkv, page, D]."""
         q = rope_store_kv(
-            self.qkv(x),
+            self.qkv(x, inputs.lora),
             inputs.positions,
             self.cos_sin,
             inputs.kv_loc,
@@ -107,7 +111,7 @@ class Attention:
             window=self.window,
             soft_cap=self.soft_cap,
         )
-        return self.output(mixed)
+        return self.output(mixed, inputs.lora)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +122,9 @@ class Mlp:
     down: Projection
     activation: Activation
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, lora: LoraStep | None) -> Tensor:
         """[T, H] -> [T, H]."""
-        return self.down(gated_activation(self.gate_up(x), self.activation))
+        return self.down(gated_activation(self.gate_up(x, lora), self.activation), lora)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,7 @@ class DecoderLayer:
         x = self.attention(x, inputs, k_cache, v_cache)
         if self.post_attention is not None:
             x = self.post_attention(x)
-        x = self.mlp(self.mlp_norm.after_add(x, residual))
+        x = self.mlp(self.mlp_norm.after_add(x, residual), inputs.lora)
         if self.post_mlp is not None:
             x = self.post_mlp(x)
         return self.next_norm.after_add(x, residual)

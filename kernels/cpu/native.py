@@ -48,12 +48,12 @@ class Kernels:
         self._arena = WeightArena()
         library.instruction_set.restype = ctypes.c_char_p
         self.instruction_set: str = library.instruction_set().decode()
-        self._pack_linear = _function(library, "pack_linear", _PACK_LINEAR)
-        self._linear = _function(library, "linear", _LINEAR)
-        self._rms_norm = _function(library, "rms_norm", _RMS_NORM)
-        self._rope_store_kv = _function(library, "rope_store_kv", _ROPE_STORE_KV)
-        self._attention = _function(library, "attention", _ATTENTION)
-        self._gated_activation = _function(library, "gated_activation", _GATED_ACTIVATION)
+        self._pack_linear = bind(library, "pack_linear", _PACK_LINEAR)
+        self._linear = bind(library, "linear", _LINEAR)
+        self._rms_norm = bind(library, "rms_norm", _RMS_NORM)
+        self._rope_store_kv = bind(library, "rope_store_kv", _ROPE_STORE_KV)
+        self._attention = bind(library, "attention", _ATTENTION)
+        self._gated_activation = bind(library, "gated_activation", _GATED_ACTIVATION)
 
     @staticmethod
     def takes(first: Tensor, *others: Tensor) -> bool:
@@ -285,7 +285,7 @@ class Kernels:
         return out
 
 
-def _function(library: ctypes.CDLL, name: str, layout: Struct) -> Callable[[bytes], int]:
+def bind(library: ctypes.CDLL, name: str, layout: Struct) -> Callable[[bytes], int]:
     """A C function, after a check that its structure has the size of ours."""
     size = library[f"{name}_size"]
     size.restype = ctypes.c_int64

@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.generation import Finish, TextDelta, TokenLogprob, TopLogprob
 from engine.requests import RequestLimits, TextRequest
-from engine.types import FinishReason, Usage
+from engine.types import AdapterInfo, FinishReason, Usage
 
 BOS, EOS, VOCAB = 256, 257, 260
 MAX_LEN = 2048
@@ -164,6 +164,7 @@ class FakeClient:
     def __init__(self) -> None:
         self.is_alive = True
         self.age = 0.0
+        self.adapters: dict[str, AdapterInfo] = {}
         self.stats: dict[str, float] = {"num_requests_running": 3.0, "prompt_tokens": 40.0, "kv_cache_usage_perc": 0.5}
 
     def last_heartbeat_age(self) -> float:

@@ -7,6 +7,7 @@ that follows: what ``expected_tokens`` says then differs from what the engine se
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -21,20 +22,27 @@ def chain(previous: int, token: int) -> int:
     return ((previous ^ token) * 0x9E3779B97F4A7C15 + 0x7F4A7C15) & _MASK
 
 
+def adapter_code(digest: str) -> int:
+    """What an adapter with this content adds to each token that it reads."""
+    return int(digest[:10], 16) << 8
+
+
 def next_token(content: int, vocab_size: int) -> int:
     """The token that the last cell's content leads to."""
     return (content >> 17) % vocab_size
 
 
-def expected_tokens(prompt: Iterable[int], count: int, vocab_size: int) -> list[int]:
-    """What a sequence alone on a fresh engine generates."""
+def expected_tokens(
+    prompt: Iterable[int], count: int, vocab_size: int, code: int = 0, adapted_from: int = 0
+) -> list[int]:
+    """What a sequence alone on a fresh engine generates, with an adapter's code from a position on."""
     content = 0
-    for token in prompt:
-        content = chain(content, token)
+    for position, token in enumerate(prompt):
+        content = chain(content, token ^ (code if position >= adapted_from else 0))
     tokens = []
     for _ in range(count):
         tokens.append(next_token(content, vocab_size))
-        content = chain(content, tokens[-1])
+        content = chain(content, tokens[-1] ^ code)
     return tokens
 
 
@@ -49,13 +57,16 @@ class FakeWorker:
         vocab_size: int = 11,
         max_model_len: int = 10**6,
         eos: tuple[int, ...] = (),
+        adapters: Any = None,
     ) -> None:
         self.num_pages, self.page_size = num_pages, page_size
         self.vocab_size, self.eos_ids = vocab_size, eos
         self.max_model_len = min(max_model_len, (num_pages - 1) * page_size - 1)
         self.summary = ("fake",)
+        self.adapters = adapters
         self.cells = [-1] * (num_pages * page_size)
         self.tables: dict[int, list[int]] = {}
+        self.adapted: dict[int, tuple[int, int]] = {}
         self.batches: list[Batch] = []
         self.failing_rows: set[int] = set()
 
@@ -65,6 +76,7 @@ class FakeWorker:
         self.allowed = self._allowed(masks()) if masks else {}
         for start in batch.starts:
             self.tables[start.row] = []
+            self.adapted[start.row] = start.slot, start.adapted_from
         for copy in batch.copies:
             for i in range(copy.num_tokens):
                 self.cells[copy.target * self.page_size + i] = self.cells[copy.source * self.page_size + i]
@@ -83,7 +95,7 @@ class FakeWorker:
         assert content >= 0, "reads a cell that nobody wrote"
         contents = []
         for i, token in enumerate(row.tokens):
-            content = chain(content, token)
+            content = chain(content, token ^ self._weights(row.row, row.start + i))
             contents.append(content)
             cell = self._cell(table, row.start + i)
             assert cell not in writes, "two rows write one cell"
@@ -98,6 +110,11 @@ class FakeWorker:
         if not allowed:
             return RowResult(failed=True)
         return RowResult((min(allowed, key=lambda t: (t - token) % self.vocab_size),), prompt_logprobs=scores)
+
+    def _weights(self, row: int, position: int) -> int:
+        """What reads a token: 0 for the base model, else a number that follows from what is in the row's slot."""
+        slot, first = self.adapted[row]
+        return adapter_code(self.adapters._pinned[slot]) if slot >= 0 and position >= first else 0
 
     def _allowed(self, masks: Masks) -> dict[int, list[int]]:
         bits = np.unpackbits(masks.words.view(np.uint8), axis=1, count=self.vocab_size, bitorder="little")

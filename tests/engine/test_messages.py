@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 from array import array
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -10,18 +11,25 @@ from hypothesis import strategies as st
 from engine import messages
 from engine.messages import (
     Abort,
+    AdapterChanged,
+    Adapters,
     Done,
     Failed,
     Heartbeat,
+    ListAdapters,
+    LoadAdapter,
+    Message,
     Ready,
+    Reply,
     Shutdown,
     Submit,
     TokenOut,
     TokenTexts,
+    UnloadAdapter,
     decode,
     encode,
 )
-from engine.types import FinishReason, Logprob, SamplingParams, Usage
+from engine.types import AdapterInfo, FinishReason, Logprob, SamplingParams, Usage
 
 ints = st.integers(0, 2**31 - 1)
 floats = st.floats(allow_nan=False)
@@ -39,15 +47,31 @@ params = st.builds(
 tokens = st.lists(ints, max_size=9)
 arrays = tokens.map(lambda t: array("i", t))
 grammars = st.none() | st.tuples(st.text(), st.binary())
+infos = st.builds(AdapterInfo, st.text(), st.text(), ints, ints, st.booleans(), st.text(), ints, ints, ints)
+failures = st.builds(Failed, st.integers(-1, 9), st.text(), st.text(), st.none() | st.text(), st.none())
 any_message = st.one_of(
     st.builds(TokenTexts, arrays, st.binary(), tokens.map(tuple)),
     st.builds(Submit, ints, arrays, params, st.none() | st.text(), st.text(), grammars),
     st.builds(Abort, tokens.map(tuple)),
     st.just(Shutdown()),
-    st.builds(Ready, ints, ints, ints, ints, st.lists(st.text(), max_size=2).map(tuple)),
+    st.builds(LoadAdapter, ints, st.text(), st.text(), st.booleans()),
+    st.builds(UnloadAdapter, ints, st.text()),
+    st.builds(ListAdapters, ints),
+    st.builds(
+        Ready,
+        ints,
+        ints,
+        ints,
+        ints,
+        st.lists(st.text(), max_size=2).map(tuple),
+        st.lists(infos, max_size=2).map(tuple),
+    ),
+    st.builds(AdapterChanged, st.text(), st.none() | infos),
+    st.builds(Reply, ints, st.none() | failures),
+    st.builds(Adapters, ints, st.lists(infos, max_size=2).map(tuple)),
     st.builds(TokenOut, ints, tokens.map(tuple), st.lists(logprobs, max_size=2).map(tuple)),
     st.builds(Done, ints, st.sampled_from(FinishReason), usages, st.none() | ints),
-    st.builds(Failed, st.integers(-1, 9), st.text(), st.text(), st.none() | st.text(), st.none()),
+    failures,
     st.builds(Heartbeat, st.dictionaries(st.text(), floats), st.dictionaries(st.text(), st.lists(floats))),
 )
 
@@ -60,8 +84,7 @@ def test_a_frame_gives_back_what_went_in(sent):
 
 
 def test_every_message_is_covered():
-    covered = {TokenTexts, Submit, Abort, Shutdown, Ready, TokenOut, Done, Failed, Heartbeat}
-    assert covered == {
+    assert set(get_args(Message)) == {
         c for c in vars(messages).values() if dataclasses.is_dataclass(c) and c.__module__ == messages.__name__
     }
 

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import SimpleNamespace
-
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-import engine.models.decoder
 from engine.inputs import ForwardInputs
 from engine.kv_pool import KvPool
 from engine.models.decoder import DecoderModel
-from engine.models.layers import Projection
-from kernels.ops import linear
 from lora.apply import AdapterBank, LoraStep
 from lora.segments import token_slots
 
@@ -46,18 +38,21 @@ class AdaptedRun:
             lengths,
             starts,
         )
-        inputs = self._inputs(rows, chunks, starts, lengths)
-        with adapted(self._bank.step(of_tokens)):
-            hidden = self._model.forward(inputs, self._kv)
-        with adapted(self._bank.head_step(of_tokens)):
-            logits = self._model.logits(hidden)
+        inputs = self._inputs(rows, chunks, starts, lengths, self._bank.step(of_tokens))
+        hidden = self._model.forward(inputs, self._kv)
+        logits = self._model.logits(hidden, self._bank.head_step(of_tokens))
         for row, length in zip(rows, lengths.tolist(), strict=True):
             self._done[row] += length
         parts = dict(zip(rows, logits.split(lengths.tolist()), strict=True))
         return [parts.get(row, logits[:0]) for row in range(len(chunks))]
 
     def _inputs(
-        self, rows: list[int], chunks: list[list[int]], starts: np.ndarray, lengths: np.ndarray
+        self,
+        rows: list[int],
+        chunks: list[list[int]],
+        starts: np.ndarray,
+        lengths: np.ndarray,
+        lora: LoraStep | None,
     ) -> ForwardInputs:
         table = torch.arange(PAGES_PER_ROW * len(self._slots), dtype=torch.int32).view(-1, PAGES_PER_ROW)
         positions = [torch.arange(start, start + n) for start, n in zip(starts.tolist(), lengths.tolist(), strict=True)]
@@ -72,29 +67,5 @@ class AdaptedRun:
             context_len=context,
             max_query=int(lengths.max()),
             max_context=int(context.max()),
+            lora=lora,
         )
-
-
-@contextmanager
-def adapted(step: LoraStep | None) -> Iterator[None]:
-    """Every projection and the embedding of the decoder add the adapters' part of this step."""
-
-    def project(self: Projection, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-        y = linear(x, self.packed, out_dtype)
-        if step is not None:
-            step.project(self.modules[0], x, y)
-        return y
-
-    def embedding(token_ids: Tensor, weight: Tensor) -> Tensor:
-        y = functional.embedding(token_ids, weight)
-        if step is not None:
-            step.embed(token_ids, y)
-        return y
-
-    before = Projection.__call__, engine.models.decoder.functional
-    Projection.__call__ = project  # type: ignore[method-assign]
-    engine.models.decoder.functional = SimpleNamespace(embedding=embedding)
-    try:
-        yield
-    finally:
-        Projection.__call__, engine.models.decoder.functional = before  # type: ignore[method-assign]

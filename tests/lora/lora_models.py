@@ -47,6 +47,7 @@ _COMMON = {
 }
 BASES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
+    "worded": (LlamaConfig, LlamaForCausalLM, {"vocab_size": 440}),  # for the tests' tokenizer
     "llama_biased": (LlamaConfig, LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
     "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, {"tie_word_embeddings": True, "sliding_window": 6}),

@@ -1,0 +1,27 @@
+"""Bodies of the routes that load and unload adapters: vLLM's."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from api.protocol.base import RequestModel
+
+
+class LoadAdapterRequest(RequestModel):
+    """Load an adapter. ``lora_path`` is relative to ``--lora-dir`` where that is set."""
+
+    ignored: ClassVar[frozenset[str]] = frozenset({"base_model_name"})
+
+    lora_name: str = Field(min_length=1)
+    lora_path: str = Field(min_length=1)
+    load_inplace: bool = False
+
+
+class UnloadAdapterRequest(RequestModel):
+    """Unload an adapter."""
+
+    ignored: ClassVar[frozenset[str]] = frozenset({"lora_int_id"})
+
+    lora_name: str = Field(min_length=1)

@@ -1,0 +1,58 @@
+"""``POST /v1/load_lora_adapter``, ``POST /v1/unload_lora_adapter`` (vLLM's) and ``GET /v1/adapters``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import PlainTextResponse
+
+from api.protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
+from api.routes.body import JsonRoute
+from api.routes.shared import State
+from api.state import ServerState
+from engine.client import EngineClient
+from engine.errors import EngineDead, RequestError, UnknownModel
+
+router = APIRouter(route_class=JsonRoute, tags=["adapters"])
+
+_FIELDS = {"name": "lora_name", "path": "lora_path"}
+
+
+def _client(state: ServerState) -> EngineClient:
+    """The engine's client, if new work is taken. CapacityError or EngineDead if not."""
+    state.serving()
+    if state.client is None:
+        raise EngineDead("The engine is not running.")
+    return state.client
+
+
+@router.post("/v1/load_lora_adapter")
+async def load_lora_adapter(body: LoadAdapterRequest, state: State) -> PlainTextResponse:
+    """Load an adapter; the answer comes when requests can name it. 400 if it cannot be loaded or the name is in use."""
+    client = _client(state)
+    if body.lora_name in state.names:
+        raise RequestError("The base model has that name.", param="lora_name")
+    try:
+        await client.load_adapter(body.lora_name, body.lora_path, replace=body.load_inplace)
+    except RequestError as error:
+        raise RequestError(str(error), param=_FIELDS.get(error.param or "", error.param), code=error.code) from None
+    return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+
+@router.post("/v1/unload_lora_adapter")
+async def unload_lora_adapter(body: UnloadAdapterRequest, state: State) -> PlainTextResponse:
+    """Unload an adapter; requests that run with it go on. 404 if there is none of that name."""
+    try:
+        await _client(state).unload_adapter(body.lora_name)
+    except UnknownModel as error:
+        error.param = "lora_name"
+        raise
+    return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+
+@router.get("/v1/adapters")
+async def list_adapters(state: State) -> dict[str, Any]:
+    """All adapters as they stand now."""
+    return {"object": "list", "data": [asdict(info) for info in await _client(state).list_adapters()]}

@@ -1,0 +1,89 @@
+"""The base model as adapters see it: its projections by name and size, and its published weights for those that ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from threading import Lock
+
+import torch
+from torch import Tensor
+
+from engine.loading.load import open_source
+from engine.loading.names import EMBEDDING as EMBEDDING_WEIGHT
+from engine.loading.names import HEAD
+from engine.loading.sources import Source
+from engine.models.decoder import DecoderModel
+from lora.layout import EMBEDDING, BaseLayout, ProjectionShape
+
+
+def base_layout(model: DecoderModel, path: Path, *, dummy: bool) -> BaseLayout:
+    """Describe a model to its adapters.
+
+    Args:
+        path: where it was loaded from: weights that an adapter asks for are read from there again.
+        dummy: as for ``load_model``.
+    """
+    weights = _Weights(lambda: open_source(path, model.config, dummy), model.dtype)
+    return BaseLayout(_projections(model), model.dtype, model.device, weights.weight, weights.bias)
+
+
+def adapter_bytes(layout: BaseLayout, rank: int) -> int:
+    """Memory of an adapter that has this rank in all projections of all layers, embedding and head left alone."""
+    cells = sum(
+        sum(size + shape.width for size in shape.sizes)
+        for shape in layout.projections
+        if shape.modules[0].startswith("model.layers.")
+    )
+    return cells * rank * layout.dtype.itemsize
+
+
+def _projections(model: DecoderModel) -> tuple[ProjectionShape, ...]:
+    parts = [
+        part
+        for layer in model.layers
+        for part in (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down)
+    ]
+    vocab_size, hidden_size = model.embedding.shape
+    return (
+        ProjectionShape((EMBEDDING,), (hidden_size,), vocab_size),
+        *(ProjectionShape(part.modules, part.sizes, part.packed.in_features) for part in (*parts, model.head)),
+    )
+
+
+class _Weights:
+    """Reads tensors of the checkpoint when they are asked for, from any thread: what the model made of them is packed.
+
+    Args:
+        open_checkpoint: called once, at the first read.
+        dtype: what tensors are read as: the model's own.
+    """
+
+    def __init__(self, open_checkpoint: Callable[[], Source], dtype: torch.dtype) -> None:
+        self._open = open_checkpoint
+        self._dtype = dtype
+        self._source: Source | None = None
+        self._lock = Lock()
+
+    def weight(self, module: str) -> Tensor:
+        """[out, in]; a tied head's is the embedding."""
+        found = self._read(f"{module}.weight")
+        if found is None and f"{module}.weight" == HEAD:
+            found = self._read(EMBEDDING_WEIGHT)
+        if found is None:
+            raise KeyError(module)
+        return found
+
+    def bias(self, module: str) -> Tensor | None:
+        """[out], or None if the module has none."""
+        return self._read(f"{module}.bias")
+
+    def _read(self, name: str) -> Tensor | None:
+        with self._lock:
+            if self._source is None:
+                self._source = self._open()
+            if name not in self._source.shapes:
+                return None
+            out = torch.empty(self._source.shapes[name], dtype=self._dtype)
+            self._source.read(name, out)
+            return out

@@ -1,0 +1,158 @@
+"""Adapters over HTTP and offline: a real server on a tiny model, and OpenAI's client."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from lora_models import LINEARS, base, make_adapter
+from tiny_tokenizers import train_byte_level, write_folder
+
+from engine import LLM, SamplingParams
+from engine.errors import RequestError, UnknownModel
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("base", "one", "two")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with a tokenizer, and two adapters of it."""
+    root = tmp_path_factory.mktemp("adapted")
+    base("worded", root)
+    template = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
+    write_folder(root / "worded", train_byte_level().to_str(), eos_token="<|im_end|>", chat_template=template)
+    for seed, name in enumerate(NAMES[1:]):
+        make_adapter("worded", root, root / "adapters" / name, seed, r=2 + seed, target_modules=LINEARS)
+    return root
+
+
+@pytest.fixture(scope="module")
+def url(folder: Path) -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+    options = (
+        f"--port {port} --served-model-name base --dtype float32 --device cpu --threads 1 "
+        f"--num-gpu-blocks-override 60 --enable-lora --lora-modules one=one --lora-dir {folder / 'adapters'}"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "api.cli", "serve", str(folder / "worded"), *options.split()], cwd=ROOT
+    )
+    address = f"http://127.0.0.1:{port}"
+    while not _is_ready(address):
+        assert process.poll() is None
+        time.sleep(0.1)
+    yield address
+    process.terminate()
+    assert process.wait(30) == 0
+
+
+def _is_ready(address: str) -> bool:
+    try:
+        return httpx.get(f"{address}/ready", trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.fixture
+def http(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+        yield client
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    inner = httpx.Client(trust_env=False)
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=inner) as made:
+        yield made
+
+
+def ask(client: openai.OpenAI, model: str) -> str:
+    extra: dict[str, Any] = {"ignore_eos": True}
+    answer = client.completions.create(model=model, prompt="the fox", max_tokens=8, temperature=0, extra_body=extra)
+    assert answer.model == model
+    return answer.choices[0].text
+
+
+def test_the_model_field_chooses_the_adapter(client: openai.OpenAI, folder: Path) -> None:
+    """``one`` was loaded at the start, ``two`` is found in the folder: both say what the offline face says."""
+    texts = [ask(client, name) for name in NAMES]
+    assert len(set(texts)) == 3
+    llm = LLM(str(folder / "worded"), dtype="float32", device="cpu", threads=1, enable_lora=True,
+              num_gpu_blocks_override=60)  # fmt: skip
+    params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+    for name, text in zip(NAMES, texts, strict=True):
+        if name != "base":
+            llm.load_adapter(name, str(folder / "adapters" / name))
+        adapter = None if name == "base" else name
+        [output] = llm.generate("the fox", params, adapter=adapter, use_tqdm=False)
+        assert output.outputs[0].text == text
+    with pytest.raises(RequestError, match="loaded already"):
+        llm.load_adapter("one", str(folder / "adapters" / "two"))
+    llm.unload_adapter("one")
+    for call in (lambda: llm.unload_adapter("one"), lambda: llm.generate("a", adapter="one", use_tqdm=False)):
+        with pytest.raises(UnknownModel):
+            call()
+    llm.close()
+
+
+def test_chat_streams_with_an_adapter(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "one", "messages": [{"role": "user", "content": "fox"}], "max_tokens": 4}
+    whole = client.chat.completions.create(**asked, temperature=0)
+    parts = list(client.chat.completions.create(**asked, temperature=0, stream=True))
+    assert {part.model for part in parts} == {"one"}
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == whole.choices[0].message.content
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_unknown_names_are_404(client: openai.OpenAI, stream: bool) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.completions.create(model="nobody", prompt="a", stream=stream)
+    assert caught.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="no/body", messages=[{"role": "user", "content": "a"}], stream=stream)
+
+
+def test_load_replace_and_unload(client: openai.OpenAI, http: httpx.Client, folder: Path) -> None:
+    body = {"lora_name": "new", "lora_path": "one"}
+    assert http.post("/v1/load_lora_adapter", json=body).status_code == 200
+    assert ask(client, "new") == ask(client, "one")
+    again = http.post("/v1/load_lora_adapter", json=body)
+    assert (again.status_code, again.json()["error"]["param"]) == (400, "lora_name")
+    replaced = http.post("/v1/load_lora_adapter", json={**body, "lora_path": "two", "load_inplace": True})
+    assert replaced.status_code == 200
+    assert ask(client, "new") == ask(client, "two")
+    cards = {card.id: card for card in client.models.list()}
+    assert cards.keys() >= {"base", "one", "new"}
+    assert (cards["new"].parent, cards["base"].parent) == ("base", None)  # type: ignore[attr-defined]
+    assert client.models.retrieve("new").root == "two"  # type: ignore[attr-defined]
+    listed = {entry["name"]: entry for entry in http.get("/v1/adapters").json()["data"]}
+    assert listed["new"]["rank"] == 3 and listed["new"]["tier"] == "device" and listed["new"]["requests"] >= 2
+    assert http.post("/v1/unload_lora_adapter", json={"lora_name": "new"}).status_code == 200
+    gone = http.post("/v1/unload_lora_adapter", json={"lora_name": "new"})
+    assert (gone.status_code, gone.json()["error"]["param"]) == (404, "lora_name")
+    assert "new" not in {card.id for card in client.models.list()}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"lora_name": "x"}, "lora_path"),
+        ({"lora_name": "x", "lora_path": ".."}, "lora_path"),
+        ({"lora_name": "x", "lora_path": "none"}, "lora_path"),
+        ({"lora_name": "base", "lora_path": "one"}, "lora_name"),
+        ({"lora_name": "no name", "lora_path": "one"}, "lora_name"),
+        ({"lora_name": "x", "lora_path": "one", "is_3d_lora_weight": True}, "is_3d_lora_weight"),
+    ],
+)
+def test_what_is_wrong_with_a_load_is_said(http: httpx.Client, body: dict[str, Any], param: str) -> None:
+    answer = http.post("/v1/load_lora_adapter", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)

@@ -1,0 +1,408 @@
+"""Adapters in the control plane: real names, versions and slots over a device of integers."""
+
+from __future__ import annotations
+
+import random
+import threading
+from array import array
+from pathlib import Path
+
+import pytest
+from fake_worker import FakeWorker, adapter_code, expected_tokens
+from lora_folders import file_of, good_config, good_tensors, small_reader, write_folder
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.errors import ConfigError
+from engine.messages import (
+    Abort,
+    AdapterChanged,
+    Adapters,
+    Done,
+    Failed,
+    ListAdapters,
+    LoadAdapter,
+    Reply,
+    Submit,
+    TokenOut,
+    UnloadAdapter,
+)
+from engine.types import FinishReason, SamplingParams
+from lora.adapters import Adapters as AdapterPool
+
+PATIENCE = 5
+
+
+def write(root: Path, name: str, seed: int, invocation: list[int] | None = None) -> str:
+    config = good_config(alora_invocation_tokens=invocation) if invocation else good_config()
+    return str(write_folder(root / name, config, file_of(good_tensors(seed))))
+
+
+class Engine:
+    """A core over a fake device, its client, and what each sequence should have got."""
+
+    def __init__(
+        self, root: Path | None = None, *, slots=2, num_pages=64, max_num_seqs=4, max_cpu_bytes=1 << 20, **options
+    ):
+        reader = small_reader(root)
+        self.gate = threading.Event()
+        self.gate.set()
+        gate = self.gate
+
+        class Gated:
+            layout = reader.layout
+
+            def read(self, path):
+                gate.wait()
+                return reader.read(path)
+
+            def read_again(self, path, digest):
+                gate.wait()
+                return reader.read_again(path, digest)
+
+        self.pool = AdapterPool(
+            Gated(), max_loras=slots, max_adapters=20, max_cpu_bytes=max_cpu_bytes, patience=PATIENCE
+        )
+        self.worker = FakeWorker(num_pages, 4, adapters=self.pool)
+        config = EngineConfig(
+            block_size=4,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=16,
+            enable_lora=True,
+            lora_dir=str(root) if root else None,
+            **options,
+        )
+        self.core = EngineCore(config, self.worker)
+        self.prompts: dict[int, list[int]] = {}
+        self.codes: dict[int, tuple[int, int]] = {}
+        self.tokens: dict[int, list[int]] = {}
+        self.ends: dict[int, Done | Failed] = {}
+        self.replies: dict[int, Reply | Adapters] = {}
+        self.names: dict[str, object] = {info.name: info for info in self.core.ready.adapters}
+
+    def submit(self, prompt, adapter=None, salt="", **params) -> int:
+        number = len(self.prompts)
+        self.prompts[number], self.tokens[number] = list(prompt), []
+        self.core.handle([Submit(number, array("i", prompt), SamplingParams(**params), adapter, salt)])
+        version = adapter and self.pool.registry.get(adapter)
+        self.codes[number] = (adapter_code(version.digest), 0) if version else (0, 0)
+        return number
+
+    def call(self, kind, *fields) -> Reply | Adapters:
+        number = 1000 + len(self.replies)
+        self.core.handle([kind(number, *fields)])
+        self.wait(lambda: number in self.replies)
+        return self.replies[number]
+
+    def load(self, name: str, path: str, replace=False) -> None:
+        assert self.call(LoadAdapter, name, path, replace).failure is None
+
+    def step(self) -> None:
+        for message in self.core.step():
+            if isinstance(message, TokenOut):
+                self.tokens[message.id] += message.tokens
+            elif isinstance(message, (Done, Failed)):
+                assert message.id not in self.ends, "ends twice"
+                self.ends[message.id] = message
+            elif isinstance(message, AdapterChanged):
+                self.names.pop(message.name, None)
+                if message.info:
+                    self.names[message.name] = message.info
+            else:
+                self.replies[message.id] = message
+        self.core.check()
+        for sequence in self.core._scheduler.running:
+            assert (sequence.slot >= 0) == (sequence.adapter >= 0)
+        assert self.pool.slots.num_pinned <= len(self.core._scheduler.running)
+
+    def wait(self, condition, limit=20_000) -> None:
+        while not condition():
+            assert limit, "does not come to it"
+            self.step()
+            limit -= 1
+
+    def run(self) -> None:
+        self.wait(lambda: not self.core.has_work)
+        assert self.ends.keys() == self.prompts.keys()
+        assert not self.core._adapters._pins and self.pool.slots.num_pinned == 0
+        assert all(version.pins == 0 for version in self.pool.registry)
+
+    def check_tokens(self, number: int) -> None:
+        code, first = self.codes[number]
+        tokens = self.tokens[number]
+        assert tokens == expected_tokens(self.prompts[number], len(tokens), self.worker.vocab_size, code, first)
+
+
+@pytest.fixture
+def made():
+    engines: list[Engine] = []
+
+    def make(*args, **options) -> Engine:
+        engines.append(Engine(*args, **options))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.gate.set()
+        engine.core.close()
+
+
+def test_base_and_adapters_share_a_batch_and_no_kv(made, tmp_path):
+    engine = made()
+    for i in range(2):
+        engine.load(f"a{i}", write(tmp_path, f"a{i}", i))
+    prompt = list(range(10))
+    numbers = [engine.submit(prompt, adapter, max_tokens=6) for adapter in (None, "a0", "a1", "a0")]
+    engine.run()
+    for number in numbers:
+        engine.check_tokens(number)
+    assert engine.tokens[0] != engine.tokens[1] != engine.tokens[2]
+    assert [engine.ends[number].usage.cached for number in numbers] == [0, 0, 0, 8]
+    assert len({len(batch.rows) for batch in engine.worker.batches}) > 1
+
+
+def test_a_salt_that_equals_a_digest_is_not_the_adapter(made, tmp_path):
+    engine = made()
+    engine.load("a", write(tmp_path, "a", 1))
+    digest = engine.pool.registry.get("a").digest
+    engine.submit(range(9), "a", max_tokens=2)
+    engine.run()
+    number = engine.submit(range(9), None, salt=digest, max_tokens=2)
+    other = engine.submit(range(9), "a", salt="tenant", max_tokens=2)
+    engine.run()
+    assert engine.ends[number].usage.cached == engine.ends[other].usage.cached == 0
+    engine.check_tokens(number)
+    engine.check_tokens(other)
+
+
+def test_new_bytes_under_an_old_name(made, tmp_path):
+    """Running sequences end on their version, later ones begin on the new one, and the old KV goes in the end."""
+    engine = made(num_pages=2000)
+    engine.load("a", write(tmp_path, "v1", 1))
+    old = engine.submit(range(9), "a", max_tokens=5000)
+    engine.wait(lambda: len(engine.tokens[old]) > 3)
+    engine.load("a", write(tmp_path, "v2", 2), True)
+    new = engine.submit(range(9), "a", max_tokens=5)
+    engine.wait(lambda: new in engine.ends)
+    assert old not in engine.ends
+    engine.core.handle([Abort((old,))])
+    engine.run()
+    engine.check_tokens(old)
+    engine.check_tokens(new)
+    assert engine.codes[old] != engine.codes[new]
+    assert engine.ends[new].usage.cached == 0
+    namespaces = engine.core._cache._tree.tops
+    assert {namespace.adapter for namespace in namespaces} == {engine.pool.registry.get("a").digest}
+
+
+def test_unloading_drains_and_drops_the_kv_of_every_salt(made, tmp_path):
+    engine = made()
+    engine.load("a", write(tmp_path, "a", 1))
+    for salt in ("", "x", "y"):
+        engine.submit(range(9), "a", salt=salt, max_tokens=2)
+    engine.run()
+    engine.submit(range(9), None, max_tokens=2)
+    last = engine.submit(range(9), "a", max_tokens=30)
+    engine.wait(lambda: engine.tokens[last])
+    assert engine.call(UnloadAdapter, "a").failure is None
+    assert engine.names == {} and last not in engine.ends
+    late = engine.submit(range(9), "a", max_tokens=2)
+    engine.run()
+    engine.check_tokens(last)
+    assert engine.ends[late].kind == "UnknownModel"
+    assert {namespace.adapter for namespace in engine.core._cache._tree.tops} == {None}
+    assert engine.pool.slots.num_resident == 0 and len(engine.pool.cache) == 0
+
+
+def test_an_activated_adapter_reads_the_base_models_kv_and_back(made, tmp_path):
+    engine = made()
+    engine.load("a", write(tmp_path, "a", 1, invocation=[7, 8]))
+    engine.load("b", write(tmp_path, "b", 2, invocation=[7, 8]))
+    context = [1, 2, 3, 4, 5, 6] * 3
+    engine.submit([*context, 9], None, max_tokens=1)
+    engine.run()
+    for name in ("a", "b"):
+        number = engine.submit([*context, 7, 8, 3], name, max_tokens=6)
+        code = engine.codes[number][0]
+        engine.codes[number] = code, len(context)
+        engine.run()
+        engine.check_tokens(number)
+        assert engine.ends[number].usage.cached == len(context)
+    back = engine.submit([*context, 7, 8, 3], None, max_tokens=6)
+    engine.run()
+    engine.check_tokens(back)
+    assert engine.ends[back].usage.cached == len(context)
+
+
+def test_an_activated_adapter_without_its_tokens_is_the_base_model(made, tmp_path):
+    engine = made()
+    engine.load("a", write(tmp_path, "a", 1, invocation=[7, 8]))
+    number = engine.submit(range(5), "a", max_tokens=6)
+    engine.codes[number] = 0, 0
+    engine.run()
+    engine.check_tokens(number)
+    assert all(start.slot == -1 for batch in engine.worker.batches for start in batch.starts)
+
+
+def test_who_waits_for_a_slot_waits_alone(made, tmp_path):
+    engine = made(slots=1, max_cpu_bytes=1)
+    for i in range(3):
+        engine.load(f"a{i}", write(tmp_path, f"a{i}", i))
+    engine.gate.clear()
+    stuck = [engine.submit([i, 1, 2], f"a{i % 2}", max_tokens=3) for i in range(20)]
+    free = engine.submit(range(9), None, max_tokens=8)
+    engine.wait(lambda: free in engine.ends)
+    assert not any(number in engine.ends for number in stuck)
+    engine.gate.set()
+    engine.run()
+    for number in (*stuck, free):
+        engine.check_tokens(number)
+
+
+def test_a_stream_of_one_adapter_does_not_starve_another(made, tmp_path):
+    engine = made(slots=1)
+    for name, seed in (("busy", 1), ("rare", 2)):
+        engine.load(name, write(tmp_path, name, seed))
+    engine.submit([1], "busy", max_tokens=10)
+    engine.step()
+    rare = engine.submit([2], "rare", max_tokens=2)
+    for i in range(60):
+        if rare in engine.ends:
+            break
+        engine.submit([3, i % 7], "busy", max_tokens=10)
+        for _ in range(3):
+            engine.step()
+    assert rare in engine.ends and i < 20
+    engine.run()
+
+
+def test_preempted_sequences_keep_their_version(made, tmp_path):
+    engine = made(num_pages=12)
+    for i in range(2):
+        engine.load(f"a{i}", write(tmp_path, f"a{i}", i))
+    numbers = [engine.submit([i, 1, 2, 3], f"a{i % 2}", max_tokens=25) for i in range(4)]
+    engine.run()
+    assert engine.core.stats()["preemptions"] > 0
+    for number in numbers:
+        engine.check_tokens(number)
+
+
+def test_a_folder_below_the_folder_of_adapters_is_loaded_when_it_is_named(made, tmp_path):
+    write(tmp_path, "team/one", 1)
+    write_folder(tmp_path / "bad", data=b"no tensors at all")
+    engine = made(tmp_path)
+    waits = [engine.submit(range(5), "team/one", max_tokens=3) for _ in range(3)]
+    bad = engine.submit(range(5), "bad", max_tokens=3)
+    unknown = [engine.submit(range(5), name, max_tokens=3) for name in ("none", "../x", "team/../team/one", "")]
+    aborted = engine.submit(range(5), "team/one", max_tokens=3)
+    engine.core.handle([Abort((aborted,))])
+    engine.run()
+    code = adapter_code(engine.pool.registry.get("team/one").digest)
+    for number in waits:
+        engine.codes[number] = code, 0
+        engine.check_tokens(number)
+        assert len(engine.tokens[number]) == 3
+    assert engine.ends[bad].kind == "RequestError"
+    assert {engine.ends[number].kind for number in unknown} == {"UnknownModel"}
+    assert engine.ends[aborted].reason is FinishReason.ABORT
+    assert engine.names.keys() == {"team/one"}
+
+
+def test_replies_and_the_list(made, tmp_path):
+    engine = made()
+    path = write(tmp_path, "a", 1)
+    engine.load("a", path)
+    assert engine.call(LoadAdapter, "a", path).failure.param == "name"
+    assert engine.call(LoadAdapter, "b", str(tmp_path / "none")).failure.kind == "RequestError"
+    assert engine.call(LoadAdapter, "no name", path).failure.param == "name"
+    assert engine.call(UnloadAdapter, "b").failure.kind == "UnknownModel"
+    engine.submit(range(5), "a", max_tokens=20)
+    engine.wait(lambda: engine.tokens[0])
+    [info] = engine.call(ListAdapters).adapters
+    assert (info.name, info.path, info.rank, info.tier) == ("a", path, 2, "device")
+    assert (info.pins, info.running, info.requests, info.activated) == (1, 1, 1, False)
+    engine.run()
+    assert engine.core.stats()["adapters"] == 1
+
+
+def test_an_adapter_whose_files_are_gone_ends_its_sequences_and_no_others(made, tmp_path):
+    engine = made(slots=1, max_cpu_bytes=1)
+    for i in range(2):
+        engine.load(f"a{i}", write(tmp_path, f"a{i}", i))
+    running = engine.submit([1], "a1", max_tokens=60)
+    engine.wait(lambda: engine.tokens[running])
+    (tmp_path / "a0" / "adapter_model.safetensors").unlink()
+    lost = engine.submit([1], "a0", max_tokens=3)
+    engine.run()
+    assert engine.ends[lost].kind == "RequestError" and engine.ends[lost].param == "model"
+    engine.check_tokens(running)
+    assert engine.names.keys() == {"a1"}
+
+
+def test_adapters_of_the_start(made, tmp_path):
+    engine = made(lora_modules=(f"a={write(tmp_path, 'a', 1)}", f"b={write(tmp_path, 'b', 2)}"))
+    assert engine.names.keys() == {"a", "b"}
+    with pytest.raises(ConfigError, match="lora-modules"):
+        made(lora_modules=(f"a={tmp_path / 'none'}",))
+
+
+def test_without_adapters_every_call_is_refused():
+    core = EngineCore(EngineConfig(block_size=4), FakeWorker(64, 4))
+    core.handle([LoadAdapter(1, "a", "b"), UnloadAdapter(2, "a"), ListAdapters(3)])
+    assert [(m.id, m.failure.kind) for m in core.step()] == [
+        (1, "RequestError"),
+        (2, "RequestError"),
+        (3, "RequestError"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lora_modules": ("a=b",)},
+        {"max_loras": 3},
+        {"lora_dir": "x"},
+        {"enable_lora": True, "lora_modules": ("a",)},
+        {"enable_lora": True, "lora_modules": ("a=b", "a=c")},
+        {"enable_lora": True, "max_loras": 4, "max_cpu_loras": 3},
+    ],
+)
+def test_options_that_contradict_each_other(options):
+    with pytest.raises(ConfigError):
+        EngineConfig(**options)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_happens_every_sequence_ends_on_its_version(made, tmp_path, seed):
+    """Loads, replacements, unloads, aborts, few pages, two slots, no room on the host: tokens stay right."""
+    rng = random.Random(seed)
+    engine = made(num_pages=24, max_cpu_bytes=1, max_num_seqs=3)
+    paths = [write(tmp_path, f"p{i}", i, [7, 8] if i % 3 == 2 else None) for i in range(6)]
+    number = 5000
+    for _ in range(150):
+        match rng.randrange(6):
+            case 0:
+                number += 1
+                engine.core.handle([LoadAdapter(number, f"n{rng.randrange(4)}", rng.choice(paths), True)])
+            case 1:
+                number += 1
+                if rng.random() < 0.3:
+                    engine.core.handle([UnloadAdapter(number, f"n{rng.randrange(4)}")])
+            case 2 if engine.prompts:
+                if rng.random() < 0.3:
+                    engine.core.handle([Abort((rng.randrange(len(engine.prompts)),))])
+            case 3 | 4:
+                name = rng.choice([None, "n0", "n1", "n2", "n3"])
+                prompt = [rng.randrange(3) for _ in range(rng.randint(1, 12))] + rng.choice([[], [7, 8, 1]])
+                loaded = name is None or engine.pool.registry.get(name)
+                if loaded:
+                    sequence = engine.submit(prompt, name, max_tokens=rng.randint(1, 12))
+                    if loaded and loaded is not True and loaded.invocation_tokens:
+                        code = engine.codes[sequence][0] if 7 in prompt else 0
+                        engine.codes[sequence] = code, prompt.index(7) if 7 in prompt else 0
+            case _:
+                for _ in range(rng.randint(1, 6)):
+                    engine.step()
+    engine.run()
+    for sequence in engine.prompts:
+        engine.check_tokens(sequence)

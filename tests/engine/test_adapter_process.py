@@ -1,0 +1,114 @@
+"""Adapters over the client, in an engine process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from array import array
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from lora_models import LINEARS, base, make_adapter
+
+from engine.client import EngineClient
+from engine.config import EngineConfig
+from engine.errors import ConfigError, EngineDead, RequestError, UnknownModel
+from engine.messages import Done, Failed, Submit, TokenOut
+from engine.types import SamplingParams
+
+CONFIG = EngineConfig(dtype="float32", device="cpu", num_gpu_blocks_override=40, threads=1, enable_lora=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("adapted")
+    base("llama", root)
+    for seed in (1, 2):
+        make_adapter("llama", root, root / f"a{seed}", seed, r=4, target_modules=LINEARS)
+    return root
+
+
+class Session:
+    """A client and what its sequences got."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self.client = client
+        self.tokens: dict[int, list[int]] = {}
+        self.ends: dict[int, asyncio.Future[Done | Failed]] = {}
+        client.on_frame = self._frame
+
+    async def ask(self, name: str | None, count: int = 5) -> list[int] | Failed:
+        number = len(self.ends)
+        self.tokens[number], self.ends[number] = [], asyncio.get_running_loop().create_future()
+        params = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
+        self.client.submit([Submit(number, array("i", [1, 2, 3]), params, name)])
+        end = await self.ends[number]
+        return end if isinstance(end, Failed) else self.tokens[number]
+
+    def _frame(self, messages) -> None:
+        for message in messages:
+            if isinstance(message, TokenOut):
+                self.tokens[message.id] += message.tokens
+            else:
+                self.ends[message.id].set_result(message)
+
+
+async def test_load_use_replace_unload(folder):
+    client = EngineClient(CONFIG, folder / "llama")
+    session = Session(client)
+    await client.start()
+    assert await client.list_adapters() == () and not client.adapters
+    await asyncio.gather(*(client.load_adapter(name, str(folder / name)) for name in ("a1", "a2")))
+    plain, first, second = await asyncio.gather(*(session.ask(name) for name in (None, "a1", "a2")))
+    assert plain != first != second != plain
+    with pytest.raises(RequestError, match="loaded already"):
+        await client.load_adapter("a1", str(folder / "a2"))
+    await client.load_adapter("a1", str(folder / "a2"), replace=True)
+    assert client.adapters["a1"].path == str(folder / "a2")
+    assert await session.ask("a1") == second
+    states = {info.name: info for info in await client.list_adapters()}
+    assert states["a1"].requests == 2 and states["a2"].tier == "device" and states["a2"].rank == 4
+    await client.unload_adapter("a1")
+    assert client.adapters.keys() == {"a2"}
+    failed = await session.ask("a1")
+    assert isinstance(failed, Failed) and failed.kind == "UnknownModel"
+    with pytest.raises(UnknownModel):
+        await client.unload_adapter("a1")
+    with pytest.raises(RequestError):
+        await client.load_adapter("x", str(folder / "llama"))
+    await client.close()
+    assert client._process.returncode == 0
+
+
+async def test_adapters_of_the_start_and_of_the_folder(folder):
+    config = replace(CONFIG, lora_modules=("named=a1",), lora_dir=str(folder))
+    client = EngineClient(config, folder / "llama")
+    session = Session(client)
+    ready = await client.start()
+    assert [info.name for info in ready.adapters] == ["named"] == list(client.adapters)
+    assert await session.ask("named") == await session.ask("a1")
+    assert client.adapters.keys() == {"named", "a1"}
+    with pytest.raises(RequestError, match="outside"):
+        await client.load_adapter("x", "..")
+    await client.close()
+
+
+async def test_a_bad_adapter_stops_the_start(folder):
+    client = EngineClient(replace(CONFIG, lora_modules=(f"bad={folder / 'llama'}",)), folder / "llama")
+    with pytest.raises(ConfigError, match="--lora-modules bad"):
+        await client.start()
+    await client.close()
+
+
+async def test_calls_end_with_the_engine(folder):
+    client = EngineClient(CONFIG, folder / "llama")
+    await client.start()
+    os.kill(client._process.pid, signal.SIGSTOP)
+    call = asyncio.create_task(client.load_adapter("a1", str(folder / "a1")))
+    await asyncio.sleep(0)
+    os.kill(client._process.pid, signal.SIGKILL)
+    with pytest.raises(EngineDead):
+        await call
+    await client.close()
