@@ -44,6 +44,9 @@ _ENGINE_GAUGES = (
     ("waiting", "num_requests_waiting", "Sequences that wait to be admitted."),
     ("pages", "kv_cache_pages", "Pages of the KV pool."),
     ("pages_cached", "prefix_cache_pages", "Those of them that the prefix cache holds."),
+    ("adapters", "adapters_loaded", "Adapters that requests can name."),
+    ("adapters_resident", "adapters_resident", "Adapters in a slot on the device."),
+    ("adapters_host_bytes", "adapters_host_bytes", "Memory of adapters on the host."),
 )
 _ENGINE_COUNTERS = (
     ("prompt_tokens", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
@@ -54,6 +57,7 @@ _ENGINE_COUNTERS = (
     ("computed_tokens", "computed_tokens", "Tokens put through the model."),
     ("generation_tokens", "generation_tokens", "Tokens drawn."),
     ("steps", "steps", "Forward passes."),
+    ("adapters_evicted", "adapters_evicted", "Adapters that left the host's memory for others."),
 )
 _ENGINE_HISTOGRAMS = (
     ("request_queue_time_seconds", "Seconds from arrival to the first step.", _SECONDS_IN_ALL),
