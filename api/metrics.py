@@ -48,6 +48,9 @@ _ENGINE_GAUGES = (
     ("pages_cached", "prefix_cache_pages", "Those of them that the prefix cache holds."),
     ("grammar_pending", "grammar_compiles_pending", "Grammars that wait to be compiled, or are being compiled."),
     ("grammar_cached_bytes", "grammar_cache_bytes", "What compiled grammars take in memory, about."),
+    ("adapters", "adapters_loaded", "Adapters that requests can name."),
+    ("adapters_resident", "adapters_resident", "Adapters in a slot on the device."),
+    ("adapters_host_bytes", "adapters_host_bytes", "Memory of adapters on the host."),
 )
 _ENGINE_COUNTERS = (
     ("prompt_tokens", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
@@ -62,6 +65,7 @@ _ENGINE_COUNTERS = (
     ("grammar_compiled", "grammar_compiles", "Grammars compiled."),
     ("grammar_refused", "grammar_refusals", "Grammars refused by the compiler, those it was stopped on included."),
     ("grammar_stopped", "grammar_compiles_stopped", "Compiles ended by their limits of time or memory."),
+    ("adapters_evicted", "adapters_evicted", "Adapters that left the host's memory for others."),
 )
 _ENGINE_HISTOGRAMS = (
     ("request_queue_time_seconds", "Seconds from arrival to the first step.", _SECONDS_IN_ALL),
