@@ -78,7 +78,8 @@ class ModelRunner:
     def _allowed(self, drawing: list[int], masks: Masks) -> Allowed:
         """The masks as the sampler takes them: by the line of their row among those that draw."""
         lines = [drawing.index(row) for row in masks.rows]
-        return Allowed(torch.tensor(lines), torch.from_numpy(masks.words).to(self._model.device))
+        device = self._model.device
+        return Allowed(torch.tensor(lines, device=device), torch.from_numpy(masks.words).to(device))
 
     def _result(
         self, index: int, row: Row, hidden: Tensor, inputs: ForwardInputs, drawn: dict[int, RowResult]
