@@ -30,7 +30,7 @@ class FakeServer:
     counts: bool = True
     asked: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
-    running: int = 0
+    running: set[int] = field(default_factory=set)
     most_running: int = 0
     left: threading.Event = field(default_factory=threading.Event)
 
@@ -41,15 +41,15 @@ class FakeServer:
         body = await request.json()
         self.asked.append(body)
         self.headers.append(dict(request.headers))
-        self.running += 1
-        self.most_running = max(self.most_running, self.running)
+        self.running.add(id(request))
+        self.most_running = max(self.most_running, len(self.running))
         try:
             if self.refuse and (status := self.refuse.pop(0)):
                 error = {"message": "no room\nnow", "type": "server_error", "param": None, "code": None}
                 return web.json_response({"error": error}, status=status)
             return await self.stream(request, body)
         finally:
-            self.running -= 1
+            self.leave(request)
 
     async def stream(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -70,8 +70,13 @@ class FakeServer:
         await self.event(response, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
         if self.counts:
             await self.event(response, {"choices": [], "usage": self.usage(body, count)})
+        self.leave(request)
         await response.write(b"data: [DONE]\n\n")
         return response
+
+    def leave(self, request: web.Request) -> None:
+        """Count a request as over, once: before its last bytes, after which the client may send the next at once."""
+        self.running.discard(id(request))
 
     def usage(self, body: dict[str, Any], count: int) -> dict[str, Any]:
         """Three tokens for a request, two for each word: what a calibration has to find out."""
