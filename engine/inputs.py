@@ -71,6 +71,11 @@ class InputBuilder:
         self._adapted_from = np.zeros(max_num_seqs, np.int32)
         self._pages = np.zeros((max_num_seqs, -(-max_model_len // page_size)), dtype=np.int32)
 
+    @property
+    def table_width(self) -> int:
+        """Pages of the longest sequence."""
+        return self._pages.shape[1]
+
     def build(self, batch: Batch) -> ForwardInputs:
         """The tensors of a step; enters the batch's new pages in the page table."""
         rows = batch.rows

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.batch import Batch, Masks, Row, RowResult, StepResult
+from engine.graphs import StepGraphs
 from engine.inputs import ForwardInputs, InputBuilder
 from engine.kv_pool import KvPool
 from engine.models.decoder import DecoderModel
@@ -42,6 +43,7 @@ class ModelRunner:
     ) -> None:
         self._model = model
         self._kv = kv
+        self._graphs = StepGraphs(model, kv, inputs.table_width)
         self._inputs = inputs
         self._sampler = sampler
         self._bank = bank
@@ -52,7 +54,7 @@ class ModelRunner:
         self._sampler.start(batch.starts)
         self._kv.copy(batch.copies)
         inputs = self._inputs.build(batch)
-        hidden = self._model.forward(inputs, self._kv)
+        hidden = self._graphs.forward(inputs)
         drawn = self._draw(batch, inputs, hidden, masks)
         return StepResult(tuple(self._result(i, row, hidden, inputs, drawn) for i, row in enumerate(batch.rows)))
 

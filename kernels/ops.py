@@ -13,7 +13,7 @@ is [num_pages, Hkv, page_size, D], and *cell* ``loc`` of it is page ``loc // pag
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -24,11 +24,13 @@ from kernels import reference
 from kernels.cpu import arena, threads
 from kernels.cpu.build import BuildError, default_cache, load_library
 from kernels.cpu.native import Kernels
+from kernels.cpu.tape import Tape
 from kernels.packed import PackedLinear
 
 __all__ = [
     "Activation",
     "PackedLinear",
+    "Tape",
     "add_rms_norm",
     "attention",
     "copy_pages",
@@ -37,6 +39,7 @@ __all__ = [
     "linear",
     "native_status",
     "pack_linear",
+    "record",
     "rms_norm",
     "rope_store_kv",
     "set_threads",
@@ -264,6 +267,20 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         OSError: there is no such amount of address space.
     """
     return arena.lazy_zeros(shape, dtype)
+
+
+def record(forward: Callable[[], Tensor]) -> tuple[Tensor, Tape | None]:
+    """Run a forward pass over ops of this module, and keep it for later steps over the same buffers.
+
+    The tensors that ``forward`` reads must live as long as the tape. It may hold no other torch ops than those that
+    make tensors, and must not depend on what the tensors hold.
+
+    Returns:
+        Its result, which each ``Tape.replay`` writes anew into the same memory; and the tape, or None where the pass
+        cannot be kept, because some of it runs in plain torch.
+    """
+    kernels = native_kernels()
+    return (forward(), None) if kernels is None else kernels.record(forward)
 
 
 def copy_pages(k: Tensor, v: Tensor, source: Sequence[int], target: Sequence[int], count: Sequence[int]) -> None:

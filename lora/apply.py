@@ -26,6 +26,27 @@ class LoraStep:
         self._tables = tables
         self._segments = segments
 
+    @property
+    def projections(self) -> frozenset[str]:
+        """The names of the projections that it changes."""
+        return frozenset(self._tables)
+
+    def fixed(self, num_tokens: int) -> LoraStep:
+        """A copy with memory of its own for any segments of at most ``num_tokens`` tokens: see ``refill``."""
+        sizes = (num_tokens, num_tokens, num_tokens + 1)
+        tokens, slots, starts = (self._segments.slots.new_zeros(size) for size in sizes)
+        copy = LoraStep(self._tables, Segments(tokens, slots, starts))
+        copy.refill(self)
+        return copy
+
+    def refill(self, step: LoraStep) -> None:
+        """Take over the segments of a step that changes the same projections. What is left of the memory is empty."""
+        own, new = self._segments, step._segments
+        own.tokens[: len(new.tokens)] = new.tokens
+        own.slots[: len(new.slots)] = new.slots
+        own.starts[: len(new.starts)] = new.starts
+        own.starts[len(new.starts) :] = len(new.tokens)
+
     def project(self, projection: str, x: Tensor, y: Tensor) -> None:
         """Add the adapters' part to ``y`` [T, N], the projection of ``x`` [T, K], in place."""
         if (table := self._tables.get(projection)) is not None:

@@ -26,7 +26,7 @@ FLOORS = {
     1: "stats pages gguf source channel models.config models.families",
     2: "cache sequence queue admission scheduler",
     3: "device inputs kv_pool models loading",
-    4: "choice logprobs penalties sampler runner",
+    4: "choice logprobs penalties sampler graphs runner",
     5: "core grammars adapters worker loop",
     6: "tokenizer_files tokenizer_gguf token_bytes chat_template tokenizer detokenizer stop_strings requests generation"
     " adapter_calls client frontend outputs",

@@ -52,12 +52,25 @@ class DecoderModel:
         Returns:
             [T, H] in the model's type, ready for ``logits``.
         """
-        # Fp32, because every layer adds to it: rounded to bfloat16 each time, it would be the largest source of error.
+        return self.run_layers(self.embed(inputs), inputs, kv)
+
+    @torch.inference_mode()
+    def embed(self, inputs: ForwardInputs) -> Tensor:
+        """The residual stream in front of the first layer: [T, H].
+
+        It is fp32, because every layer adds to it: rounded to bfloat16 each time, it would be the largest source of
+        error.
+        """
         residual = functional.embedding(inputs.token_ids, self.embedding).float()
         if inputs.lora is not None:
             inputs.lora.embed(inputs.token_ids, residual)
         if self.embedding_scale != 1.0:
             residual *= self.embedding_scale
+        return residual
+
+    @torch.inference_mode()
+    def run_layers(self, residual: Tensor, inputs: ForwardInputs, kv: KvPool) -> Tensor:
+        """The rest of ``forward``, made of ops of ``kernels.ops`` alone. Changes ``residual``; reads no token ids."""
         x = self.first_norm(residual)
         for layer, k_cache, v_cache in zip(self.layers, kv.k_layers, kv.v_layers, strict=True):
             x = layer(x, residual, inputs, k_cache, v_cache)

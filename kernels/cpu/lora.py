@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import threads
-from kernels.cpu.native import bind
+from kernels.cpu.calls import bind
 from kernels.lora_types import MOST_MODULES, Factors, Segments
 
 _OP: Final = Struct("17q")

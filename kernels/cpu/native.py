@@ -9,14 +9,15 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from struct import Struct
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from kernels.cpu import threads
+from kernels.cpu import tape, threads
 from kernels.cpu.arena import WeightArena
-from kernels.cpu.build import BuildError
+from kernels.cpu.calls import bind, empty
+from kernels.cpu.tape import Tape
 from kernels.packed import PackedLinear
 
 _PANEL: Final = 16  # output columns of a weight panel
@@ -46,6 +47,7 @@ class Kernels:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._arena = WeightArena()
+        self._library = library
         library.instruction_set.restype = ctypes.c_char_p
         self.instruction_set: str = library.instruction_set().decode()
         self._pack_linear = bind(library, "pack_linear", _PACK_LINEAR)
@@ -82,6 +84,10 @@ class Kernels:
         even = weight.dtype is not _BF16 or weight.shape[1] % 2 == 0
         return weight.is_cpu and weight.dtype in _TYPES and even and weight.numel() > 0
 
+    def record(self, forward: Callable[[], Tensor]) -> tuple[Tensor, Tape | None]:
+        """See ``kernels.ops.record``."""
+        return tape.record(self._library, forward)
+
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
         """Lays a weight out in panels of 16 columns: [ceil(N / 16), words of K, 16 columns, values of a word]."""
         columns, width = weight.shape
@@ -105,7 +111,7 @@ class Kernels:
             )
         if not x.is_contiguous():
             x = x.contiguous()
-        out = torch.empty((rows, layer.out_features), dtype=out_dtype)
+        out = empty((rows, layer.out_features), dtype=out_dtype)
         self._linear(
             _LINEAR.pack(
                 x.data_ptr(),
@@ -137,7 +143,7 @@ class Kernels:
             residual is not None and (residual.shape != x.shape or residual.dtype is not _FP32)
         ):
             raise ValueError(f"x is [{rows}, {width}], weight {list(weight.shape)}; a residual must be float32 like x")
-        out = torch.empty((rows, width), dtype=out_dtype)
+        out = empty((rows, width), dtype=out_dtype)
         self._rms_norm(
             _RMS_NORM.pack(
                 x.data_ptr(),
@@ -184,7 +190,7 @@ class Kernels:
         _check_norms(q_norm, k_norm, head_dim)
         rotary_dim = 0 if cos_sin is None else _check_cos_sin(cos_sin, head_dim)
         norm = k_norm if q_norm is None else q_norm
-        q = qkv.new_empty((tokens, num_heads, head_dim))
+        q = empty((tokens, num_heads, head_dim), dtype=qkv.dtype)
         failed = self._rope_store_kv(
             _ROPE_STORE_KV.pack(
                 qkv.data_ptr(),
@@ -236,7 +242,7 @@ class Kernels:
         _check_index("page_table", page_table, torch.int32, (rows, width))
         _check_index("query_start", query_start, torch.int32, (rows + 1,))
         _check_index("context_len", context_len, torch.int32, (rows,))
-        out = torch.empty((tokens, heads * head_dim), dtype=q.dtype)
+        out = empty((tokens, heads * head_dim), dtype=q.dtype)
         failed = self._attention(
             _ATTENTION.pack(
                 q.data_ptr(),
@@ -270,7 +276,7 @@ class Kernels:
     def gated_activation(self, gate_up: Tensor, kind: str) -> Tensor:
         """See ``kernels.ops.gated_activation``."""
         rows, both = gate_up.shape
-        out = torch.empty((rows, both // 2), dtype=gate_up.dtype)
+        out = empty((rows, both // 2), dtype=gate_up.dtype)
         self._gated_activation(
             _GATED_ACTIVATION.pack(
                 gate_up.data_ptr(),
@@ -283,17 +289,6 @@ class Kernels:
             )
         )
         return out
-
-
-def bind(library: ctypes.CDLL, name: str, layout: Struct) -> Callable[[bytes], int]:
-    """A C function, after a check that its structure has the size of ours."""
-    size = library[f"{name}_size"]
-    size.restype = ctypes.c_int64
-    if size() != layout.size:
-        raise BuildError(f"{name} expects {size()} bytes of arguments, not {layout.size}")
-    function: Any = library[name]
-    function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_int
-    return function  # type: ignore[no-any-return]
 
 
 def _check_index(name: str, value: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:

@@ -19,6 +19,7 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_hidden_layers=3,
         num_attention_heads=6,
         num_key_value_heads=2,
+        head_dim=16,  # a multiple of what the native attention takes
         max_position_embeddings=512,
         eos_token_id=None,
         initializer_range=0.3,

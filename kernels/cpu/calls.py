@@ -1,0 +1,96 @@
+"""What native ops are made of: calls with one structure of packed arguments, and memory for results.
+
+Both can be recorded, for ``kernels.cpu.tape``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from struct import Struct
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.build import BuildError
+
+_UNUSED: Final = 3  # references to a buffer while it is looked at, if only the list of buffers holds it
+
+
+class Call(NamedTuple):
+    """A call that was made.
+
+    Attributes:
+        address: of the function.
+        arguments: its structure.
+    """
+
+    address: int
+    arguments: bytes
+
+
+class Recording:
+    """What was called, and the memory for the results.
+
+    Attributes:
+        made: the calls, in order.
+        buffers: the memory. A buffer that nobody else refers to is used again within the recording.
+    """
+
+    def __init__(self) -> None:
+        self.made: list[Call] = []
+        self.buffers: list[Tensor] = []
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """See ``empty``."""
+        for buffer in self.buffers:
+            if buffer.shape == shape and buffer.dtype is dtype and sys.getrefcount(buffer) == _UNUSED:
+                return buffer
+        buffer = torch.empty(shape, dtype=dtype)
+        self.buffers.append(buffer)
+        return buffer
+
+
+_recording: Recording | None = None
+
+
+@contextmanager
+def recorded() -> Iterator[Recording]:
+    """Keep every native call that is made inside. Only one thread may make calls meanwhile."""
+    global _recording
+    _recording = Recording()
+    try:
+        yield _recording
+    finally:
+        _recording = None
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """An uninitialised CPU tensor for the result of an op."""
+    return torch.empty(shape, dtype=dtype) if _recording is None else _recording.empty(shape, dtype)
+
+
+def bind(library: ctypes.CDLL, name: str, layout: Struct) -> Callable[[bytes], int]:
+    """A C function, after a check that its structure has the size of ours.
+
+    Raises:
+        BuildError: it has not.
+    """
+    size = library[f"{name}_size"]
+    size.restype = ctypes.c_int64
+    if size() != layout.size:
+        raise BuildError(f"{name} expects {size()} bytes of arguments, not {layout.size}")
+    function: Any = library[name]
+    function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_int
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address is not None
+
+    def call(arguments: bytes) -> int:
+        if _recording is not None:
+            _recording.made.append(Call(address, arguments))
+        return function(arguments)  # type: ignore[no-any-return]
+
+    return call

@@ -1,0 +1,116 @@
+"""Recorded forward passes: the same bits when they are replayed, and refused where a part is no native call."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import ops
+from kernels.lora import Factors, Segments, SlotTable, lora_shrink_expand, pack_expansion
+
+pytestmark = pytest.mark.skipif(ops.native_kernels() is None, reason="no C++ compiler")
+
+TOKENS, WIDTH, INNER = 5, 64, 96
+
+
+class TinyMlp:
+    """Some ops in a row, as a decoder layer has them."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        generator = torch.Generator().manual_seed(3)
+        self.norm = torch.rand(WIDTH, generator=generator).to(dtype)
+        self.up = ops.pack_linear(torch.randn(2 * INNER, WIDTH, generator=generator).to(dtype))
+        self.down = ops.pack_linear(torch.randn(WIDTH, INNER, generator=generator).to(dtype))
+
+    def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
+        for _ in range(3):
+            x = ops.add_rms_norm(x, residual, self.norm, 1e-5)
+            x = ops.linear(ops.gated_activation(ops.linear(x, self.up), "silu"), self.down)
+        return ops.add_rms_norm(x, residual, self.norm, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_replay_gives_the_bits_of_a_pass(dtype: torch.dtype) -> None:
+    mlp = TinyMlp(dtype)
+    x, residual = torch.randn(TOKENS, WIDTH).to(dtype), torch.randn(TOKENS, WIDTH)
+    expected = mlp(x.clone(), residual.clone())
+    with torch.inference_mode():
+        own_x, own_residual = x.clone(), residual.clone()
+        first, tape = ops.record(lambda: mlp(own_x, own_residual))
+    assert tape is not None
+    assert torch.equal(first, expected)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        x, residual = torch.randn(TOKENS, WIDTH).to(dtype), torch.randn(TOKENS, WIDTH)
+        expected = mlp(x.clone(), residual.clone())
+        own_x.copy_(x)
+        own_residual.copy_(residual)
+        torch.empty(1 << 16).fill_(float("nan"))  # what the recording let go must not be anybody else's memory
+        tape.replay()
+        assert torch.equal(first, expected)
+
+
+@pytest.mark.parametrize(
+    "alien",
+    [lambda x: x + 1, lambda x: x.view(-1, 1), lambda x: x[1:], lambda x: x.float()],
+    ids=["add", "view", "slice", "cast"],
+)
+def test_a_pass_with_a_torch_op_is_not_recorded(alien: object) -> None:
+    mlp = TinyMlp(torch.bfloat16)
+    x, residual = torch.randn(TOKENS, WIDTH).bfloat16(), torch.randn(TOKENS, WIDTH)
+
+    def forward() -> Tensor:
+        y = mlp(x, residual)
+        alien(y)  # type: ignore[operator]
+        return y
+
+    with torch.inference_mode():
+        _, tape = ops.record(forward)
+    assert tape is None
+
+
+def test_without_native_kernels_nothing_is_recorded() -> None:
+    mlp = TinyMlp(torch.float32)
+    ops.use_native(False)
+    try:
+        _, tape = ops.record(lambda: mlp(torch.randn(TOKENS, WIDTH), torch.randn(TOKENS, WIDTH)))
+    finally:
+        ops.use_native(True)
+    assert tape is None
+
+
+def test_the_low_rank_op_takes_its_segments_anew() -> None:
+    table = SlotTable((WIDTH,), WIDTH, 2, torch.float32)
+    for slot in range(2):
+        a, b = torch.randn(3, WIDTH), torch.randn(WIDTH, 3)
+        table.put(slot, Factors(a, torch.ones(3), (3,), pack_expansion(b)))
+    x, y = torch.randn(TOKENS, WIDTH), torch.zeros(TOKENS, WIDTH)
+    own = Segments(*(torch.zeros(size, dtype=torch.int32) for size in (TOKENS, TOKENS, TOKENS + 1)))
+
+    def forward() -> Tensor:
+        lora_shrink_expand(y, x, table, own)
+        return y
+
+    _, tape = ops.record(forward)
+    assert tape is not None
+    for tokens, slots, starts in [([4, 1], [1], [0, 2]), ([0, 3, 2], [0, 1], [0, 1, 3])]:
+        segments = Segments(*(torch.tensor(part, dtype=torch.int32) for part in (tokens, slots, starts)))
+        expected = torch.zeros_like(y)
+        lora_shrink_expand(expected, x, table, segments)
+        own.tokens[: len(tokens)], own.slots[: len(slots)] = segments.tokens, segments.slots
+        own.starts[: len(starts)], own.starts[len(starts) :] = segments.starts, len(tokens)
+        y.zero_()
+        tape.replay()
+        assert torch.equal(y, expected)
+
+
+def test_a_replay_reports_what_a_call_would() -> None:
+    qkv = torch.randn(1, 3 * 16)
+    positions, cells = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    k, v = torch.zeros(2, 1, 4, 16), torch.zeros(2, 1, 4, 16)
+    _, tape = ops.record(lambda: ops.rope_store_kv(qkv, positions, None, cells, k, v, 1, 1, None, None, 1e-5, 0.0))
+    assert tape is not None
+    cells.fill_(8)
+    with pytest.raises(IndexError, match="recorded op 0"):
+        tape.replay()
