@@ -26,6 +26,11 @@ def use_for(device_type: str, enabled: bool = True) -> None:
     (_device_types.add if enabled else _device_types.discard)(device_type)
 
 
+def serves(device: torch.device) -> bool:
+    """Whether tensors on the device go to the kernels."""
+    return device.type in _device_types
+
+
 def is_known(*tensors: Tensor) -> bool:
     """Whether kernels run on such tensors: on a device that they are used for, floating, contiguous and aligned."""
     return all(
