@@ -1,4 +1,4 @@
-"""The low-rank op of many adapters in two kernels: shrink, ``s = scale * A x``, and expand, ``y = gain (y + B s) + add``.
+"""The low-rank op of many adapters in two kernels: shrink, ``s = scale * A x``; expand, ``y = gain (y + B s) + add``.
 
 A program owns a tile, tokens of one adapter, and reads the adapter's own factors through the table of slots, at its own
 ranks: nothing is padded to those of another, and tokens of the base model are in no tile. The modules of a projection

@@ -99,12 +99,10 @@ def test_against_plain_torch(sizes, width, slots, dtype, wide, data):
     assert torch.equal(actual[untouched], y[untouched])
 
 
-@pytest.mark.parametrize(
-    ("ranks", "dtype"), [((1,), TYPES[1]), ((16,), TYPES[2]), ((100,), TYPES[0]), ((256,), TYPES[1])]
-)
-def test_ranks_from_one_to_the_largest(ranks, dtype):
+@pytest.mark.parametrize(("rank", "dtype"), [(1, TYPES[1]), (16, TYPES[2]), (100, TYPES[0]), (256, TYPES[1])])
+def test_ranks_from_one_to_the_largest(rank, dtype):
     """Beside a slot of rank 8, in the same step, whose launches are made for the larger one."""
-    _, actual, expected = both(table_of((192,), 320, [ranks, (8,)], dtype), [1, 0, -1, 0, 1], dtype, dtype)
+    _, actual, expected = both(table_of((192,), 320, [(rank,), (8,)], dtype), [1, 0, -1, 0, 1], dtype, dtype)
     assert close(actual, expected)
 
 
@@ -219,7 +217,7 @@ def test_form_of_a_shrink(tile, num_tiles, ranks, width, expected):
 
 @pytest.mark.parametrize(
     ("tile", "num_tiles", "columns", "expected"),
-    [(16, 1, 4096, 64), (16, 1, 128_256, 256), (16, 16, 4096, 128), (16, 32, 6144, 256), (64, 32, 6144, 128)],
+    [(16, 1, 4096, 64), (16, 1, 128_256, 256), (16, 16, 4096, 64), (16, 32, 6144, 256), (64, 32, 6144, 128)],
 )
 def test_form_of_an_expansion(tile, num_tiles, columns, expected):
     assert lora_config.expand_config(tile, num_tiles, columns, H100).columns == expected
