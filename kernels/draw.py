@@ -1,0 +1,42 @@
+"""A draw among the kept tokens of each row, where the device has a kernel for it: the face of ``sampling_draw``."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+
+from torch import Tensor
+
+from kernels.triton import launch
+
+
+def has_kernel(logits: Tensor) -> bool:
+    """Whether ``draw_ranked`` computes for these logits [n, V]."""
+    return launch.is_known(logits)
+
+
+def draw_ranked(logits: Tensor, probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, u: Tensor) -> Tensor:
+    """Draw one of the tokens that all filters keep, as ``engine.choice`` defines it, without waiting for the device.
+
+    Equal logits of a row must have equal probabilities, and larger ones no smaller.
+
+    Args:
+        logits: [n, V] float32, contiguous.
+        probs: [n, V] float32, the softmax after temperature.
+        top_k: [n, 1] int64, 0 is off.
+        top_p: [n, 1] float64, 1 is off.
+        min_p: [n, 1] float32, 0 is off.
+        u: [n, 1] float64 in [0, 1), the random number that decides.
+
+    Returns: [n] int64; 0 for rows whose probabilities are NaN.
+    """
+    drawn: Tensor = _triton().draw_ranked(logits, probs, top_k, top_p, min_p, u)
+    return drawn
+
+
+@functools.cache
+def _triton() -> ModuleType:
+    """The kernels; where there is no GPU the import of Triton is spared."""
+    from kernels.triton import sampling_draw
+
+    return sampling_draw
