@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-from types import ModuleType
-
 from torch import Tensor
 
+from kernels import ops
 from kernels.triton import launch
 
 
 def has_kernel(logits: Tensor) -> bool:
     """Whether ``draw_ranked`` computes for these logits [n, V]."""
-    return launch.is_known(logits)
+    return ops.on_triton(logits.device) and launch.is_known(logits)
 
 
 def draw_ranked(logits: Tensor, probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, u: Tensor) -> Tensor:
@@ -30,13 +28,6 @@ def draw_ranked(logits: Tensor, probs: Tensor, top_k: Tensor, top_p: Tensor, min
 
     Returns: [n] int64; 0 for rows whose probabilities are NaN.
     """
-    drawn: Tensor = _triton().draw_ranked(logits, probs, top_k, top_p, min_p, u)
-    return drawn
-
-
-@functools.cache
-def _triton() -> ModuleType:
-    """The kernels; where there is no GPU the import of Triton is spared."""
     from kernels.triton import sampling_draw
 
-    return sampling_draw
+    return sampling_draw.draw_ranked(logits, probs, top_k, top_p, min_p, u)

@@ -14,7 +14,6 @@ the same in every run of the same step.
 from __future__ import annotations
 
 import functools
-from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -147,24 +146,20 @@ def _run(y: Tensor, x: Tensor | None, token_ids: Tensor | None, table: SlotTable
 
 def _on_device(y: Tensor, x: Tensor | None, table: SlotTable) -> bool:
     """Whether the GPU's kernels take these tensors."""
-    return table.dtype in launch.TYPES.values() and launch.is_known(y) and (x is None or launch.is_known(x))
+    types = launch.TYPES.values()
+    aligned = launch.is_known(y) if x is None else launch.is_known(y, x)
+    return ops.on_triton(y.device) and aligned and y.dtype in types and table.dtype in types
 
 
 def _run_on_device(y: Tensor, x: Tensor | None, token_ids: Tensor | None, table: SlotTable, segments: Segments) -> None:
-    assert segments.tiles is not None
-    common = (table.lines, table.total_rank, table.sizes, segments.tokens, segments.tiles)
-    if token_ids is not None:
-        _triton().embed(y, token_ids, *common, table.width, table.dtype)
-    else:
-        _triton().shrink_expand(y, x, *common)
-
-
-@functools.cache
-def _triton() -> ModuleType:
-    """The GPU's kernels; a server without a GPU is spared the import of Triton."""
     from kernels.triton import lora
 
-    return lora
+    assert segments.tiles is not None
+    common = (table.lines, table.total_rank, table.sizes, segments.tokens, segments.tiles)
+    if x is not None:
+        lora.shrink_expand(y, x, *common)
+    elif token_ids is not None:
+        lora.embed(y, token_ids, *common, table.width, table.dtype)
 
 
 def _native(y: Tensor, x: Tensor | None, table: SlotTable) -> LoraKernels | None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-from types import ModuleType
-
 import numpy as np
 import torch
 from torch import Tensor
 
+from kernels import ops
 from kernels.triton import launch
 
 
@@ -20,18 +18,12 @@ def mask_logits(logits: Tensor, lines: Tensor, words: Tensor) -> None:
         lines: [G] int64 on the logits' device, each line once.
         words: [G, ceil(V / 32)] int32 on the logits' device; bit j of word w is set if token 32 * w + j is allowed.
     """
-    if launch.is_known(logits) and words.is_contiguous():
-        _triton().mask_logits(logits, lines, words)
+    if ops.on_triton(logits.device) and launch.is_known(logits, words) and logits.dtype is torch.float32:
+        from kernels.triton import sampling_mask
+
+        sampling_mask.mask_logits(logits, lines, words)
         return
     logits[lines] = logits[lines].masked_fill_(_banned(words, logits.shape[1]), -torch.inf)
-
-
-@functools.cache
-def _triton() -> ModuleType:
-    """The kernel; where there is no GPU the import of Triton is spared."""
-    from kernels.triton import sampling_mask
-
-    return sampling_mask
 
 
 def _banned(words: Tensor, width: int) -> Tensor:

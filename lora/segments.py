@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kernels import ops
 from kernels.lora import Segments, Tiles
-from kernels.triton import launch
 from kernels.triton.lora_config import SHORT, tile_size
 from kernels.triton.lora_tiles import make_tiles
 
@@ -50,8 +50,9 @@ def make_segments(of_tokens: Ints, device: torch.device) -> Segments | None:
     tokens, slots, starts = _sorted(of_tokens)
     if not len(tokens):
         return None
-    if not launch.serves(device):
-        return Segments(*(torch.from_numpy(values).to(device) for values in (tokens, slots, starts)))
+    if not ops.on_triton(device):
+        first, second, third = (torch.from_numpy(values).to(device) for values in (tokens, slots, starts))
+        return Segments(first, second, third)
     size = tile_size(len(tokens), len(slots))
     parts = [tokens, slots, starts, make_tiles(slots, starts, size).reshape(-1)]
     on_device = torch.from_numpy(np.concatenate(parts)).to(device, non_blocking=True)

@@ -150,10 +150,7 @@ def _search(values, shares, number, lowest, highest, wanted, WEIGHTS: tl.constex
         for start in range(0, number, _BLOCK):
             place = start + tl.arange(0, _BLOCK)
             taken = place < number
-            if WEIGHTS:
-                amount = _weight(tl.load(shares + place, taken, other=0.0))
-            else:
-                amount = taken.to(tl.int64)
+            amount = _weight(tl.load(shares + place, taken, other=0.0)) if WEIGHTS else taken.to(tl.int64)
             above = _keys(values, place, taken)[None, :] >= threshold[:, None]
             reached += tl.sum(tl.where(above, amount[None, :], 0), 1)
         digits = tl.sum(((reached >= wanted) & (digit > 0)).to(tl.int64), 0)
@@ -278,10 +275,11 @@ def _launches(
 def variants() -> Iterator[tuple[str, Launch]]:
     """Every compilation for vocabularies of up to 262,144 tokens, as they are padded."""
     n = 32
-    columns = [meta(n, 1, dtype=dtype) for dtype in (torch.int64, torch.float64, torch.float32, torch.float64)]
+    kinds = (torch.int64, torch.float64, torch.float32, torch.float64)
+    top_k, top_p, min_p, u = (meta(n, 1, dtype=kind) for kind in kinds)
     for width in (49_152, 128_256, 262_144):
         rows = meta(n, width, dtype=torch.float32)
-        levels, pick, draw = _launches(rows, rows, *columns, meta(n, dtype=torch.int64))
+        levels, pick, draw = _launches(rows, rows, top_k, top_p, min_p, u, meta(n, dtype=torch.int64))
         yield f"sampling_pick/{power_of_two(cdiv(width, CHUNK), 16)}chunks", pick
     yield "sampling_levels/all", levels
     yield "sampling_draw/all", draw
