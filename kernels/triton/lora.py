@@ -34,7 +34,7 @@ from kernels.triton.lora_config import (
 _BLOCK = tl.constexpr(BLOCK)
 _FIELDS = tl.constexpr(ROW_FIELDS)
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
-_GATHERED = 128  # ranks of an embedding that a program copies in one turn
+_GATHERED = 32  # ranks of an embedding that a program copies in one turn
 
 
 @triton.jit

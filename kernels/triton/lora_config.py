@@ -101,8 +101,8 @@ def expand_config(tile: int, num_tiles: int, columns: int, num_sms: int) -> Expa
     """
     if tile == LONG:
         return _expand_config(tile, 128)
-    is_enough = num_tiles * cdiv(columns, 256) >= _WAVES * num_sms
-    return _expand_config(tile, 256 if is_enough else 64)
+    is_enough = num_tiles * cdiv(columns, 128) >= _WAVES * num_sms
+    return _expand_config(tile, 128 if is_enough else 64)
 
 
 def shrink_configs(tile: int, item_size: int) -> Iterator[ShrinkConfig]:
@@ -120,7 +120,7 @@ def numbers_of_splits(tile: int) -> list[int]:
 
 def expand_configs(tile: int) -> Iterator[ExpandConfig]:
     """Every form that ``expand_config`` can give for a size of tiles."""
-    for columns in (64, 256) if tile == SHORT else (128,):
+    for columns in (64, 128) if tile == SHORT else (128,):
         yield _expand_config(tile, columns)
 
 

@@ -217,7 +217,7 @@ def test_form_of_a_shrink(tile, num_tiles, ranks, width, expected):
 
 @pytest.mark.parametrize(
     ("tile", "num_tiles", "columns", "expected"),
-    [(16, 1, 4096, 64), (16, 1, 128_256, 256), (16, 16, 4096, 64), (16, 32, 6144, 256), (64, 32, 6144, 128)],
+    [(16, 1, 4096, 64), (16, 1, 128_256, 128), (16, 8, 4096, 64), (16, 32, 6144, 128), (64, 32, 6144, 128)],
 )
 def test_form_of_an_expansion(tile, num_tiles, columns, expected):
     assert lora_config.expand_config(tile, num_tiles, columns, H100).columns == expected
