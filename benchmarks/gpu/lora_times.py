@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from benchmarks.gpu.measure import Ceilings, Line, Machine, seconds
 from torch import Tensor
 
+from benchmarks.gpu.measure import Ceilings, Line, Machine, seconds
 from kernels.lora import Factors, Segments, SlotTable, lora_shrink_expand
 from lora.segments import make_segments
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator
 
 import torch
-from benchmarks.gpu.measure import Ceilings, Line, Machine, seconds, synchronize
 
+from benchmarks.gpu.measure import Ceilings, Line, Machine, seconds, synchronize
 from engine import choice
 from engine.batch import Row, RowStart
 from engine.choice import Draws
