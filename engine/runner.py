@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,7 +57,8 @@ class ModelRunner:
         inputs = self._inputs.build(batch)
         hidden = self._graphs.forward(inputs)
         drawn = self._draw(batch, inputs, hidden, masks)
-        return StepResult(tuple(self._result(i, row, hidden, inputs, drawn) for i, row in enumerate(batch.rows)))
+        rows = enumerate(zip(batch.rows, _last_tokens(batch).tolist(), strict=True))
+        return StepResult(tuple(self._result(i, row, last, hidden, inputs, drawn) for i, (row, last) in rows))
 
     def _draw(
         self, batch: Batch, inputs: ForwardInputs, hidden: Tensor, masks: Callable[[], Masks] | None
@@ -65,10 +67,8 @@ class ModelRunner:
         drawing = [i for i, row in enumerate(batch.rows) if row.draws]
         if not drawing:
             return {}
-        last = inputs.query_start[1:].long() - 1
-        picked = hidden[last if len(drawing) == len(batch.rows) else last[drawing]]
-        lora = None if inputs.slots is None else self._head_lora(inputs.slots, _last_tokens(batch)[drawing])
-        logits = self._model.logits(picked, lora)
+        last = _last_tokens(batch)[drawing]
+        logits = self._model.logits(hidden[_to(hidden.device, last)], self._head_lora(inputs.slots, last))
         allowed = self._allowed(drawing, masks()) if masks else None
         results = self._sampler.sample(logits, [batch.rows[i] for i in drawing], allowed)
         return dict(zip(drawing, results, strict=True))
@@ -81,15 +81,15 @@ class ModelRunner:
         """The masks as the sampler takes them: by the line of their row among those that draw."""
         lines = [drawing.index(row) for row in masks.rows]
         device = self._model.device
-        return Allowed(torch.tensor(lines, device=device), torch.from_numpy(masks.words).to(device))
+        return Allowed(_to(device, np.asarray(lines, np.int64)), _to(device, masks.words))
 
     def _result(
-        self, index: int, row: Row, hidden: Tensor, inputs: ForwardInputs, drawn: dict[int, RowResult]
+        self, index: int, row: Row, last: int, hidden: Tensor, inputs: ForwardInputs, drawn: dict[int, RowResult]
     ) -> RowResult:
         result = drawn.get(index, RowResult())
         if not row.prompt_targets:
             return result
-        first = int(inputs.query_start[index])
+        first = last - len(row.tokens) + 1
         scores = self._score_prompt(row, first, hidden, inputs.slots)
         return RowResult(result.tokens, result.logprobs, scores, result.failed)
 
@@ -115,3 +115,8 @@ class ModelRunner:
 def _last_tokens(batch: Batch) -> NDArray[np.int64]:
     """[R] int64, index in the step of each row's last token."""
     return np.cumsum([len(row.tokens) for row in batch.rows]) - 1
+
+
+def _to(device: torch.device, values: NDArray[Any]) -> Tensor:
+    """A copy on the device, of which the host does not wait for the end: it would wait for the forward too."""
+    return torch.from_numpy(values).to(device, non_blocking=True)

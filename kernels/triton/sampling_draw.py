@@ -63,6 +63,7 @@ def _levels(probs, counts, sums, width, chunks, CHUNK: tl.constexpr):
     for start in range(0, CHUNK, _BLOCK):
         column = chunk * CHUNK + start + tl.arange(0, _BLOCK)
         p = tl.load(probs + row * width + column, column < width, other=0.0)
+        p = tl.where(p >= 0.0, p, 0.0)  # a broken row's are NaN, and belong nowhere
         belongs = p[None, :] >= threshold[:, None]
         count += tl.sum(belongs.to(tl.int64), 1)
         total += tl.sum(tl.where(belongs, _weight(p)[None, :], 0), 1)
