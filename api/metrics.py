@@ -51,6 +51,8 @@ _ENGINE_GAUGES = (
     ("adapters", "adapters_loaded", "Adapters that requests can name."),
     ("adapters_resident", "adapters_resident", "Adapters in a slot on the device."),
     ("adapters_host_bytes", "adapters_host_bytes", "Memory of adapters on the host."),
+    ("responses_stored", "responses_stored", "Responses that clients may go on from."),
+    ("responses_stored_bytes", "responses_stored_bytes", "What those take in memory, about."),
 )
 _ENGINE_COUNTERS = (
     ("prompt_tokens", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
@@ -83,7 +85,7 @@ class _EngineCollector:
 
     def collect(self) -> Iterator[Metric]:
         stats = self._stats()
-        usage = 1 - stats.get("pages_available", 0.0) / max(1.0, stats.get("pages", 0.0)) if stats else 0.0
+        usage = 1 - stats.get("pages_available", 0.0) / max(1.0, stats["pages"]) if "pages" in stats else 0.0
         yield self._gauge("kv_cache_usage_perc", "Share of the KV pool that running sequences hold, 0 to 1.", usage)
         for key, name, text in _ENGINE_GAUGES:
             yield self._gauge(name, text, stats.get(key, 0.0))

@@ -95,7 +95,7 @@ class _Service:
         self._asked_to_end = asyncio.Event()
 
     def _stats(self) -> dict[str, float]:
-        return {} if self._state.client is None else self._state.client.stats
+        return self._state.responses.stats() | ({} if self._state.client is None else self._state.client.stats)
 
     async def run(self, sock: socket.socket) -> int:
         """Load, serve, drain, close. The exit code."""
