@@ -50,6 +50,11 @@ class Child:
             self.kill()
             raise ChildDied from None
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
     def compile(self, job: bytes, seconds: float) -> bytes:
         """The answer to a job, as the worker sent it.
 

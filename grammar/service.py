@@ -149,8 +149,8 @@ class CompileService:
             result = self._compiled(spec)
         except GrammarError as error:
             result = error
-        except Exception as error:  # whatever it is, nobody may wait for ever
-            result = GrammarError(spec.kind.value, "", f"could not be compiled: {type(error).__name__}")
+        except Exception as error:  # whatever it is, nobody may wait for ever; and it may pass
+            result = GrammarTimeout(spec.kind.value, "", f"could not be compiled: {type(error).__name__}")
         self._remember(spec.key, result)
         if isinstance(result, GrammarError):
             future.set_exception(result)
@@ -196,10 +196,14 @@ class CompileService:
             self.stats.cached = len(self._entries)
 
     def _child(self) -> Child:
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
-        return Child(self._vocabulary)
+        while True:
+            with self._lock:
+                child = self._idle.pop() if self._idle else None
+            if child is None:
+                return Child(self._vocabulary)
+            if child.is_alive:
+                return child
+            child.kill()  # somebody ended it while it was idle: no grammar is to blame
 
     def _give_back(self, child: Child) -> None:
         with self._lock:

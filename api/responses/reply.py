@@ -143,6 +143,8 @@ def _echoed(body: ResponseRequest, model: str, *, stored: bool) -> dict[str, Any
         "user": body.user,
         "safety_identifier": body.safety_identifier,
         "prompt_cache_key": body.prompt_cache_key,
+        # Newer clients read these even where the library that parses answers for them does not know them yet.
+        **dict.fromkeys(("conversation", "moderation", "prompt", "prompt_cache_diagnostics", "prompt_cache_retention")),
     }
 
 
