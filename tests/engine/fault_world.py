@@ -24,7 +24,7 @@ from engine.batch import Batch
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.errors import EngineDead, EngineError
+from engine.errors import CapacityError, EngineDead, EngineError
 from engine.frontend import Frontend
 from engine.messages import Abort, Done, Failed, Heartbeat, Message, Submit, TokenOut, TokenTexts, decode, encode
 from engine.requests import TextRequest
@@ -211,6 +211,7 @@ class World:
         )
         self.max_num_seqs = 4
         self.kills = 0
+        self.has_preempted = False
         self.open_ids: set[int] = set()
         self.ended: set[int] = set()
         self.readers: list[Reader] = []
@@ -319,6 +320,7 @@ class World:
         core, scheduler = self.core, self.core._scheduler
         core.check()
         stats = core.stats()
+        self.has_preempted |= stats["preemptions"] > 0
         finished = sum(count for name, count in stats.items() if name.startswith("finished_"))
         assert stats["accepted"] == finished + scheduler.num_running + scheduler.num_waiting
         assert len(scheduler._free_rows) + scheduler.num_running == self.max_num_seqs
@@ -357,6 +359,8 @@ class World:
         request = reader.request
         if reader.error is None and not reader.left:
             assert sorted(reader.ends) == list(range(request.n))
+        # Lack of pages is nobody's error: who fits alone waits, or is preempted and comes back.
+        assert not isinstance(reader.error, CapacityError) or request.grammar is not None
         if request.adapter is None and request.grammar is None:
             for tokens in reader.tokens.values():
                 assert tokens == expected_tokens(request.tokens, len(tokens), VOCAB)

@@ -323,7 +323,7 @@ async def test_every_request_ends_once_whatever_breaks(
             if number % 4 == 3:
                 await world.settle()
         await world.settle()
-        assert world.kills
+        assert world.kills and world.has_preempted
         # After all of it the engine answers as if nothing had been.
         reader = world.ask(max_tokens=5, ignore_eos=True)
         await world.settle()
