@@ -48,6 +48,11 @@ class Format(IntEnum):
     CHANNELS = 2
     WIDENED = 3
 
+    @property
+    def description(self) -> str:
+        """What a person needs to know of it."""
+        return ("4-bit blocks", "8-bit blocks", "8 bits (x too)", "8 bits")[self]
+
 
 @dataclass(frozen=True, slots=True)
 class QuantisedLinear:

@@ -31,7 +31,7 @@ _WIDENED: Final = Struct("11q")
 
 
 class QuantisedKernels:
-    """The ops of a compiled library on quantised weights. Each has the meaning of its namesake in ``kernels.quantised``.
+    """Quantised ops of a compiled library, each with the meaning of its namesake in ``kernels.quantised``.
 
     Args:
         arena: where packed weights are put.
