@@ -12,6 +12,7 @@ from engine.batch import Batch, Masks, Row, RowStart, StepResult
 from engine.config import EngineConfig
 from engine.device import choose_device, choose_dtype, kv_bytes, num_threads
 from engine.errors import ConfigError
+from engine.graphs import SIGHTINGS
 from engine.inputs import InputBuilder
 from engine.kv_pool import KvPool, bytes_per_page
 from engine.loading.base_layout import adapter_bytes, base_layout
@@ -103,8 +104,9 @@ class Worker:
         _runner(config, model, kv, num_tokens, device).run(_trial(num_tokens, range(pages)))
 
     def _warm_up(self) -> None:
-        """Run one small step, so that the first request does not pay for what is set up on first use."""
-        self._runner.run(_trial(1, (0,)))
+        """Run the smallest step until it is recorded: the first request does not pay for what is set up on first use."""
+        for _ in range(SIGHTINGS):
+            self._runner.run(_trial(1, (0,)))
 
 
 def _shape(config: ModelConfig) -> str:
