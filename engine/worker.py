@@ -104,7 +104,7 @@ class Worker:
         _runner(config, model, kv, num_tokens, device).run(_trial(num_tokens, range(pages)))
 
     def _warm_up(self) -> None:
-        """Run the smallest step until it is recorded: the first request does not pay for what is set up on first use."""
+        """Run the smallest step until it is recorded, so that no request pays for what is set up on first use."""
         for _ in range(SIGHTINGS):
             self._runner.run(_trial(1, (0,)))
 
