@@ -1,4 +1,8 @@
-"""What all tests share: the small real model, one torch thread, and Hypothesis without deadlines."""
+"""What all tests share: the small real model, one torch thread, and Hypothesis without deadlines.
+
+Tests use no GPU, even where there is one: the GPU's kernels run in Triton's interpreter, and are compiled in processes
+of their own. What needs the device itself is ``benchmarks/gpu``.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,10 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# Before anything imports Triton, which looks here when it is imported.
+os.environ["TRITON_INTERPRET"] = "1"
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 from engine.source import resolve_model
 
