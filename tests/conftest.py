@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,17 @@ def one_torch_thread() -> None:
 def smollm2_gguf() -> Path:
     """The default model's GGUF file, downloaded into the user's cache at first use."""
     return resolve_model(None).path
+
+
+@pytest.fixture
+def interpreted() -> Iterator[None]:
+    """The GPU's kernels take tensors on the CPU, interpreted, and what is undefined on a GPU is found."""
+    import triton_interpreter
+
+    from kernels.triton import launch
+
+    triton_interpreter.install()
+    launch.use_for("cpu")
+    yield
+    launch.use_for("cpu", False)
+    triton_interpreter.forget_allowed()

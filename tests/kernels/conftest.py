@@ -6,13 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import triton_interpreter
 
 from kernels import ops
 from kernels.cpu import threads
 from kernels.cpu.build import BuildError
 from kernels.cpu.native import Kernels
-from kernels.triton import launch
 
 
 @pytest.fixture(autouse=True)
@@ -30,13 +28,3 @@ def kernels() -> Kernels:
     if isinstance(loaded, BuildError):
         pytest.skip(str(loaded))
     return loaded
-
-
-@pytest.fixture
-def interpreted() -> Iterator[None]:
-    """The GPU's kernels take tensors on the CPU, interpreted, with undefined behaviour found."""
-    triton_interpreter.install()
-    launch.use_for("cpu")
-    yield
-    launch.use_for("cpu", False)
-    triton_interpreter.forget_allowed()

@@ -48,6 +48,12 @@ def _sum_some(x, out, n, DEFINED: tl.constexpr):
 
 
 @triton.jit
+def _one_or(x, out, n, DEFINED: tl.constexpr):
+    value = tl.load(x, n > 0, other=0) if DEFINED else tl.load(x, n > 0)
+    tl.store(out, value)
+
+
+@triton.jit
 def _count(out, VALUE: tl.constexpr):
     tl.atomic_add(out + 8 * VALUE, 1.0)
 
@@ -120,6 +126,14 @@ def test_undefined_integers_do_harm():
     x, out = torch.ones(8, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     _sum_some[(1,)](x, out, 5, False)
     assert out == 5 + 3 * triton_interpreter.UNDEFINED_INT
+
+
+def test_a_scalar_that_is_masked_has_its_default():
+    x, out = torch.ones(1), torch.ones(1)
+    _one_or[(1,)](x, out, 0, True)
+    assert out == 0
+    _one_or[(1,)](x, out, 0, False)
+    assert out.isnan()
 
 
 def test_addresses_from_a_table_must_be_allowed():

@@ -22,12 +22,14 @@ import numpy as np
 import torch
 import triton.language as tl
 from numpy.typing import NDArray
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.runtime.interpreter import GridExecutor, InterpreterBuilder, TensorHandle
 
 Array = NDArray[Any]
 UNDEFINED_INT = 0x5BAD  # fits 16 bits; as an index it is outside of what small tests hold
 
+_others: list[bool] = [False]  # whether the running load says what masked lanes hold
 _memory: list[tuple[int, int]] = []  # [begin, end) of what the running launch may touch
 _reachable: list[tuple[int, int]] = []  # the same for tensors that kernels reach through tables of addresses
 
@@ -139,6 +141,7 @@ def _fp_to_fp(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _check_memory() -> None:
     GridExecutor._init_args_hst = _recording(GridExecutor._init_args_hst)
+    TritonSemantic.load = _noting_other(TritonSemantic.load)
     InterpreterBuilder.create_masked_load = _checked_load(InterpreterBuilder.create_masked_load)
     InterpreterBuilder.create_masked_store = _checked_store(InterpreterBuilder.create_masked_store)
     InterpreterBuilder.create_atomic_rmw = _checked_atomic(InterpreterBuilder.create_atomic_rmw)
@@ -164,6 +167,19 @@ def _recording(original: Callable[..., Any]) -> Callable[..., Any]:
     return init_args
 
 
+def _noting_other(original: Callable[..., Any]) -> Callable[..., Any]:
+    """For a scalar, Triton drops an ``other`` that is 0: under interpretation such a tensor is false."""
+
+    def load(self: Any, pointer: Any, mask: Any, other: Any, *rest: Any) -> Any:
+        _others[0] = other is not None
+        try:
+            return original(self, pointer, mask, other, *rest)
+        finally:
+            _others[0] = False
+
+    return load
+
+
 def _check(pointers: Any, mask: Any, what: str) -> Array:
     """The lanes in use, all of them inside of some tensor."""
     addresses = np.asarray(pointers.data, dtype=np.uint64)
@@ -183,7 +199,11 @@ def _checked_load(original: Callable[..., Any]) -> Callable[..., Any]:
     def create_masked_load(self: Any, pointers: Any, mask: Any, other: Any, *rest: Any) -> Any:
         used = _check(pointers, mask, "load")
         loaded = original(self, pointers, TensorHandle(used, tl.int1), other, *rest)
-        return loaded if other is not None or used.all() else TensorHandle(_spoil(loaded, used), loaded.dtype)
+        return (
+            loaded
+            if other is not None or _others[0] or used.all()
+            else TensorHandle(_spoil(loaded, used), loaded.dtype)
+        )
 
     return create_masked_load
 
