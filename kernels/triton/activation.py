@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.launch import TYPES, Launch, cdiv, is_known, meta
+from kernels.triton.launch import NARROW_TYPES, Launch, cdiv, is_known, meta
 
 BLOCK = 1024  # columns of a program
 KINDS = ("silu", "gelu_tanh")
@@ -60,7 +60,7 @@ def _launch(gate_up: Tensor, out: Tensor, kind: str) -> Launch:
 
 def variants() -> Iterator[tuple[str, Launch]]:
     """Every compilation that ``gated_activation`` can ask for."""
-    for name, dtype in TYPES.items():
+    for name, dtype in NARROW_TYPES.items():
         for kind in KINDS:
             yield f"gated_activation/{name}-{kind}", _launch(_meta(512, dtype), _meta(256, dtype), kind)
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+NARROW_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 ALIGNMENT = 16  # bytes; Triton compiles another kernel where an address, or a number, is no multiple of 16
-_FLOATING = frozenset(TYPES.values())
+_NARROW = frozenset(NARROW_TYPES.values())
 _INTERPRETED_SMS = 4  # of the device that the interpreter plays: few, so that small tests meet both kinds of split
 
 _device_types = {"cuda"}
@@ -26,14 +26,22 @@ def use_for(device_type: str, enabled: bool = True) -> None:
     (_device_types.add if enabled else _device_types.discard)(device_type)
 
 
-def is_known(*tensors: Tensor) -> bool:
-    """Whether kernels run on such tensors: on a device that they are used for, floating, contiguous and aligned."""
+def is_placed(*tensors: Tensor) -> bool:
+    """Whether kernels reach these tensors: on a device that they are used for, contiguous and aligned."""
     return all(
-        tensor.device.type in _device_types
-        and tensor.dtype in _FLOATING
-        and tensor.is_contiguous()
-        and tensor.data_ptr() % ALIGNMENT == 0
+        tensor.device.type in _device_types and tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0
         for tensor in tensors
+    )
+
+
+def is_known(*tensors: Tensor) -> bool:
+    """Whether kernels compute with these tensors: placed so, and of 16-bit numbers.
+
+    The interpreter also takes fp32, for tests. A model in fp32 on a GPU runs in plain torch, with whose results one
+    may then compare.
+    """
+    return is_placed(*tensors) and all(
+        tensor.dtype in _NARROW or (tensor.dtype is torch.float32 and not tensor.is_cuda) for tensor in tensors
     )
 
 
