@@ -85,7 +85,7 @@ class Worker:
             f"({self.num_pages * page_bytes / 2**30:.2f} GiB); context {self.max_model_len:,}; "
             f"up to {config.max_num_seqs} sequences and {config.max_num_batched_tokens:,} tokens a step",
             *([_slots(config, slot_bytes)] if self.adapters else []),
-            *([ops.native_status()] if device.type == "cpu" else []),
+            ops.native_status() if device.type == "cpu" else ops.triton_status(),
         )
 
     def run(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> StepResult:

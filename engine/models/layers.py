@@ -110,6 +110,7 @@ class Attention:
             scale=self.scale,
             window=self.window,
             soft_cap=self.soft_cap,
+            shared=inputs.shared,
         )
         return self.output(mixed, inputs.lora)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 NARROW_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+TYPES = {**NARROW_TYPES, "fp32": torch.float32}
 ALIGNMENT = 16  # bytes; Triton compiles another kernel where an address, or a number, is no multiple of 16
 _NARROW = frozenset(NARROW_TYPES.values())
 _INTERPRETED_SMS = 4  # of the device that the interpreter plays: few, so that small tests meet both kinds of split
@@ -26,11 +27,15 @@ def use_for(device_type: str, enabled: bool = True) -> None:
     (_device_types.add if enabled else _device_types.discard)(device_type)
 
 
+def serves(device: torch.device) -> bool:
+    """Whether tensors on this device go to the kernels."""
+    return device.type in _device_types
+
+
 def is_placed(*tensors: Tensor) -> bool:
     """Whether kernels reach these tensors: on a device that they are used for, contiguous and aligned."""
     return all(
-        tensor.device.type in _device_types and tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0
-        for tensor in tensors
+        serves(tensor.device) and tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0 for tensor in tensors
     )
 
 
@@ -85,7 +90,7 @@ class Launch:
 
     kernel: Any
     grid: tuple[int, int, int]
-    args: tuple[Tensor | int | float | None, ...]
+    args: tuple[Any, ...]
     constants: Mapping[str, Any]
     num_warps: int = 4
     num_stages: int = 1

@@ -80,7 +80,8 @@ def find_shared_prefixes(
 def _common_pages(lines: Ints, shareable: Ints) -> Ints:
     """How many leading pages each line has in common with the next: [R, P], [R] -> [R - 1]."""
     differ = np.column_stack([lines[1:] != lines[:-1], np.ones(len(lines) - 1, bool)])
-    return np.minimum(differ.argmax(axis=1), np.minimum(shareable[1:], shareable[:-1]))
+    common: Ints = np.minimum(differ.argmax(axis=1), np.minimum(shareable[1:], shareable[:-1]))
+    return common
 
 
 @dataclass(slots=True)
