@@ -83,7 +83,9 @@ class EngineConfig:
     threads: int | None = option(
         None, "Threads that compute on the CPU. Default: the cores this process may use.", low=1
     )
-    native_kernels: bool = option(True, "Compile and use our kernels, C++ on a CPU and Triton on a GPU; else plain torch.")
+    native_kernels: bool = option(
+        True, "Compile and use our kernels, C++ on a CPU and Triton on a GPU; else plain torch."
+    )
 
     enable_lora: bool = option(False, "Serve LoRA adapters of the model as well.", group="adapters")
     lora_modules: tuple[str, ...] = option(
