@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,6 +11,8 @@ from typing import Any
 
 import llguidance
 
+# How llguidance writes a special token among bytes that must come next.
+_MARKED = re.compile(rb"\xff\[(\d+)\]")
 # Masks for the inside of strings are put together from these sets, worked out once per vocabulary.
 _SLICES = [rf'[^"\\\x00-\x1F\x7F]{{1,{length}}}' for length in (10, 30)] + [r'[^"\\\x00-\x1F\x7F]+']
 
@@ -74,6 +77,34 @@ class Vocabulary:
             else:
                 raise ValueError(f"the vocabulary has no token for the byte {text[at]}")
         return tokens
+
+    def tokenize_forced(self, data: bytes) -> list[int]:
+        """As `tokenize`, for bytes in which ``\\xff[5]`` stands for token 5."""
+        parts = _MARKED.split(data)
+        tokens = self.tokenize(parts[0])
+        for number, text in zip(parts[1::2], parts[2::2], strict=True):
+            tokens += [int(number), *self.tokenize(text)]
+        return tokens
+
+    def tokenize_named(self, text: str) -> list[int]:
+        """As `tokenize`, for a text in which the names of special tokens stand for those tokens."""
+        parts = self.named_parts(text)
+        return [t for part in parts for t in ([part] if isinstance(part, int) else self.tokenize(part.encode()))]
+
+    def named_parts(self, text: str) -> list[str | int]:
+        """A text cut up into plain parts, none of them empty, and the special tokens that it names."""
+        pieces = self._names.split(text) if self._names else [text]
+        return [self._specials.get(piece, piece) for piece in pieces if piece]
+
+    @cached_property
+    def _specials(self) -> dict[str, int]:
+        return {self.tokens[token].decode(errors="replace"): token for token in self.special if self.tokens[token]}
+
+    @cached_property
+    def _names(self) -> re.Pattern[str] | None:
+        """Finds names of special tokens, longer ones first."""
+        names = sorted(self._specials, key=len, reverse=True)
+        return re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
 
     @cached_property
     def llguidance(self) -> llguidance.LLTokenizer:
