@@ -10,9 +10,10 @@ the completion longer by about one piece; from that bound follows how long nothi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import chain, islice, zip_longest
 
 import numpy as np
 
@@ -20,7 +21,9 @@ from grammar.artifact import Artifact
 from grammar.states import Row, State
 from grammar.vocabulary import Vocabulary
 
-MAX_STEPS = 2_000
+MAX_TOKENS = 2_000
+MAX_STEPS = 800
+HEAD_START = 40
 MAX_SEARCH = 300
 MAX_TAILS = 600
 DEFAULT_JUMP = 10
@@ -202,27 +205,44 @@ class Closer:
         whole, inside = self._pieces.whole, self._marks[-1].inside
         if len(self._marks) == 1 and whole and _advance(state.copy(), whole):
             return list(whole)
-        found = self._walk(state.copy(), inside)
-        if found is None and self._pieces.rests:
-            # Text before a tag may be taken for JSON, and quotes in it for those of a string.
-            found = self._walk(state.copy(), inside, rests_first=True)
-            flipped = _INSIDE if inside == _OUTSIDE else _OUTSIDE
-            found = found if found is not None else self._walk(state.copy(), flipped)
-        return found
+        pieces = self._pieces
+        walk = self._walk(state.copy(), inside)
+        # Values may have to differ before an array is complete; other text may be taken for JSON, and quotes in it for
+        # those of a string. Whichever walk arrives first is right, but the plain one has a start.
+        others = [self._walk(state.copy(), inside, turning=True)] if pieces.listed else []
+        if pieces.rests:
+            others += [self._walk(state.copy(), inside, first) for first in (pieces.ends, pieces.rests)]
+            others.append(self._walk(state.copy(), _INSIDE if inside == _OUTSIDE else _OUTSIDE))
+        for found in chain(islice(walk, HEAD_START), chain.from_iterable(zip_longest(walk, *others))):
+            if found is not None:
+                return found
+        return None
 
-    def _walk(self, state: State, inside: int, *, rests_first: bool = False) -> list[int] | None:
-        """The tokens to an end, taken one step after the other."""
+    def _walk(
+        self, state: State, inside: int, first: Sequence[list[int]] = (), *, turning: bool = False
+    ) -> Iterator[list[int] | None]:
+        """A step to an end each time, and the tokens of all steps at the end; nothing more where there is no way.
+
+        Args:
+            state: advances.
+            inside: where it stands in JSON.
+            first: what to try before all else.
+            turning: try other values in each step.
+        """
         tokens: list[int] = []
-        while not state.can_end():
-            step = self._step(state, inside, rests_first)
-            if not step or len(tokens) > MAX_STEPS:
-                return None
+        for turn in range(MAX_STEPS):
+            if state.can_end():
+                yield tokens
+                return
+            step = self._step(state, inside, first, turn if turning else 0)
+            if not step or len(tokens) > MAX_TOKENS:
+                return
             for token in step:
                 inside = self._pieces.lexical(inside, token)
             tokens += step
-        return tokens
+            yield None
 
-    def _step(self, state: State, inside: int, rests_first: bool) -> list[int] | None:
+    def _step(self, state: State, inside: int, first: Sequence[list[int]], turn: int) -> list[int] | None:
         """The next tokens of a completion; the state advances by them."""
         pieces = self._pieces
         forced = state.forced()
@@ -232,19 +252,21 @@ class Closer:
         end = next((end for end in pieces.ends if _ends(state, end)), None)
         if end is not None and _advance(state, end):
             return list(end)
-        found = _first(state, pieces.rests) if rests_first else None
-        return found or self._json_step(state, inside) or _first(state, pieces.rests) or self._search(state, inside)
+        found = _first(state, first) or self._json_step(state, inside, turn)
+        return found or _first(state, pieces.rests) or self._search(state, inside)
 
-    def _json_step(self, state: State, inside: int) -> list[int] | None:
+    def _json_step(self, state: State, inside: int, turn: int) -> list[int] | None:
         """The next tokens by where the state stands in a JSON text; of other texts, the rest of a short one."""
         pieces = self._pieces
         if inside == _INSIDE:
             return _first(state, pieces.tails)
         if pieces.is_json and inside != _ESCAPED:
+            turn %= len(pieces.listed)
+            listed = [*pieces.listed[turn:], *pieces.listed[:turn]] if turn else pieces.listed
             return (
                 _first(state, pieces.closers)
-                or _first(state, pieces.listed, then=pieces.closers)
-                or _first(state, (*pieces.listed, pieces.quote))
+                or _first(state, listed, then=pieces.closers)
+                or _first(state, (*listed, pieces.quote))
             )
         tail = next((tail for tail in pieces.tails if _ends(state, tail)), None)
         return list(tail) if tail and _advance(state, tail) else None

@@ -67,14 +67,14 @@ class _Short:
     Attributes:
         properties: short properties of all schemas.
         values: short values of all schemas.
-        texts: begins of tags and examples of expressions, each with the size of what it leads to.
+        texts: begins of tags and examples of expressions: how many tags they are in, and the size of what they lead to.
         ends: what ends a tag and all tags around it.
         wholes: short texts of the parts met so far, in their order.
     """
 
     properties: dict[str, None] = field(default_factory=dict)
     values: dict[str, None] = field(default_factory=dict)
-    texts: dict[str, int] = field(default_factory=dict)
+    texts: dict[str, tuple[int, int]] = field(default_factory=dict)
     ends: dict[str, None] = field(default_factory=dict)
     wholes: list[str] = field(default_factory=list)
 
@@ -86,6 +86,7 @@ class _TagWriter:
         self.narrowings: list[Narrowing] = []
         self.short = _Short()
         self.enclosing = ""
+        self.depth = 0
         self.parts_of = vocabulary.named_parts
 
     def element(self, form: Any, pointer: str) -> str:
@@ -147,7 +148,7 @@ class _TagWriter:
         except RegexError as error:
             raise GrammarError("pattern", pointer_join(pointer, "pattern"), f"cannot be used: {error}") from None
         answers = [text for node in pattern.must for text in examples(node) if pattern.matches(text)]
-        self.short.texts |= {text: len(text) for text in answers}
+        self.short.texts |= {text: (self.depth, len(text)) for text in answers}
         self.short.wholes.append(min(answers, key=len, default=""))
         terms = [f"/{to_rust(node)}/" for node in pattern.must] + [f"~/{to_rust(n)}/" for n in pattern.must_not]
         return self.named(" & ".join(terms), terminal=True)
@@ -185,15 +186,17 @@ class _TagWriter:
         content = form.get("content")
         outside, first = self.enclosing, len(self.short.wholes)
         self.enclosing = end + outside
+        self.depth += 1
         self.short.ends[self.enclosing] = None
         if isinstance(content, dict) and content.get("type") == "any_text" and end:
             rest = self.until([end])
         else:
             rest = f"{self.element(content, pointer_join(pointer, 'content'))} {self.fixed(end)}"
         self.enclosing = outside
+        self.depth -= 1
         longest = max(self.short.wholes[first:], key=len, default="")
         self.short.wholes.append(f"{begin}{longest}{end}")
-        self.short.texts[str(begin)] = len(self.short.wholes[-1])
+        self.short.texts[str(begin)] = (self.depth, len(self.short.wholes[-1]))
         return str(begin), rest
 
     def until(self, stops: list[str]) -> str:

@@ -208,6 +208,20 @@ def test_what_was_cut_off_is_not_judged(live: Live) -> None:
     assert (stopped["finish_reason"], stopped["stop_reason"]) == ("stop", "x")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_budget_below_the_minimum_is_told_the_minimum(live: Live, stream: bool) -> None:
+    live.frontend.say, live.frontend.shortest = (lambda request, index: '{"a": 1}'), 7
+    with live.http() as http:
+        for path, body in ((CHAT, {"messages": HI}), (COMPLETIONS, {"prompt": "x"})):
+            for budget, told in ((3, 1), (50, 0)):
+                fields = {**body, **schema_format(SCHEMA), "max_tokens": budget, "stream": stream}
+                text = http.post(path, json=fields).text
+                assert text.count('"min_completion_tokens":7') == text.count('"finish_reason":"length"') == told
+        live.frontend.shortest = None
+        text = http.post(path, json={**fields, "max_tokens": 3}).text
+    assert '"finish_reason":"length"' in text and "min_completion_tokens" not in text
+
+
 def test_one_broken_answer_of_several(live: Live) -> None:
     live.frontend.say = lambda request, index: '{"a": 1}' if index else '{"a": null}'
     with live.openai() as client:
