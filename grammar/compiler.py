@@ -39,11 +39,13 @@ class Compiled:
         narrowings: where less is offered than the schema permits: (keyword, pointer, reason) each.
         num_bytes: what it takes in memory, about.
         error: why the library cannot follow the grammar; None after `lower` has let it through.
+        is_plain: nothing in it is known to make masks slow.
     """
 
     def __init__(self, artifact: Artifact, vocabulary: Vocabulary) -> None:
         self.narrowings = artifact.narrowings
         self.num_bytes = artifact.num_bytes
+        self.is_plain = dry_run.is_plain(artifact)
         self._open_ended = artifact.open_ended
         self._vocabulary = vocabulary
         self._state, self.error = _initial_state(artifact, vocabulary)

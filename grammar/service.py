@@ -1,7 +1,7 @@
 """Compiling for a server: in processes that can be killed, each grammar once, remembered within a byte budget.
 
-No grammar library bounds its own work, and a thread cannot be stopped, so a compile runs in a child process with a
-wall clock and a memory limit; a child that passes either is killed and replaced. Results and refusals are remembered
+No grammar library bounds its own work, and a thread cannot be stopped, so a compile runs in a child process with limits
+of time and memory; a child that passes either is killed and replaced. Results and refusals are remembered
 by content. Requests for a grammar that is being compiled share one future.
 """
 
@@ -82,7 +82,7 @@ class CompileService:
         Args:
             vocabulary: the tokenizer's tokens.
             workers: compiles at once.
-            seconds: wall clock of one compile, its dry run included.
+            seconds: processor time of one compile, its dry run included; ten times as much by the clock.
             memory_bytes: address space that one compile may add.
             cache_bytes: what compiled grammars may take in memory, about.
             most_pending: compiles waiting or under way, at most.
