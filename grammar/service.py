@@ -22,6 +22,7 @@ from grammar.vocabulary import Vocabulary
 from grammar.worker import DONE, decode_error, encode_job
 
 REFUSAL_BYTES = 1_024
+MAX_OBSERVATIONS = 4_096
 # A compile that was too slow once may have met a busy machine: it may be tried again after so many seconds.
 RETRY_SECONDS = 60.0
 
@@ -99,6 +100,7 @@ class CompileService:
         self._pool = ThreadPoolExecutor(workers, "grammar-compile")
         self._idle: list[Child] = []
         self._closed = False
+        self._seconds_taken: list[float] = []
         self._pool.submit(self._warm)
 
     def compile(self, spec: GrammarSpec) -> Future[Compiled]:
@@ -125,6 +127,12 @@ class CompileService:
         self._pool.submit(self._run, spec, future)
         return future
 
+    def take_seconds(self) -> list[float]:
+        """Seconds of each compile since the last call, refusals included, waiting left out; at most 4096 of them."""
+        with self._lock:
+            taken, self._seconds_taken = self._seconds_taken, []
+        return taken
+
     def close(self) -> None:
         """End all workers; grammars still waiting are refused."""
         with self._lock:
@@ -145,12 +153,17 @@ class CompileService:
 
     def _run(self, spec: GrammarSpec, future: Future[Compiled]) -> None:
         result: Compiled | GrammarError
+        start = time.perf_counter()
         try:
             result = self._compiled(spec)
         except GrammarError as error:
             result = error
         except Exception as error:  # whatever it is, nobody may wait for ever; and it may pass
-            result = GrammarTimeout(spec.kind.value, "", f"could not be compiled: {type(error).__name__}")
+            blame = blamed(spec, f"could not be compiled: {type(error).__name__}")
+            result = GrammarTimeout(blame.keyword, blame.pointer, blame.reason)
+        with self._lock:
+            if len(self._seconds_taken) < MAX_OBSERVATIONS:
+                self._seconds_taken.append(time.perf_counter() - start)
         self._remember(spec.key, result)
         if isinstance(result, GrammarError):
             future.set_exception(result)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -12,10 +14,29 @@ from fastapi.routing import APIRoute
 from api.errors import HTTPError
 
 
+_WITH_SCHEMAS = frozenset(("response_format", "structured_outputs", "guided_json", "tools"))
+_LONG_INTEGER = re.compile(rb"[0-9]{19}")
+
+
 class _StrictRequest(Request):
     async def json(self) -> Any:
-        """The body, without NaN, infinities or lone surrogates. Of keys that repeat, the last one counts."""
-        return orjson.loads(await self.body())
+        """The body, without NaN, infinities or lone surrogates. Of keys that repeat, the last one counts.
+
+        Integers beyond 64 bits are exact in the fields that hold schemas, and floats elsewhere.
+        """
+        body = await self.body()
+        value = orjson.loads(body)
+        if isinstance(value, dict) and not value.keys().isdisjoint(_WITH_SCHEMAS) and _LONG_INTEGER.search(body):
+            value |= {name: part for name, part in _exact(body).items() if name in _WITH_SCHEMAS}
+        return value
+
+
+def _exact(body: bytes) -> Any:
+    """An object that orjson has found to be correct JSON, with integers of any length."""
+    try:
+        return json.loads(body)
+    except ValueError:
+        raise HTTPError(400, "The body holds an integer of more than 4300 digits.", code="invalid_json") from None
 
 
 class JsonRoute(APIRoute):

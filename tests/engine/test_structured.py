@@ -146,7 +146,7 @@ def test_a_refused_grammar_fails_alone_and_names_its_keyword(engine):
     structured.submit(1, None, max_tokens=5)
     structured.run()
     failed = structured.ends[0]
-    assert isinstance(failed, Failed) and failed.kind == "RequestError" and failed.param == "response_format"
+    assert isinstance(failed, Failed) and failed.kind == "GrammarRefused"
     assert "$dynamicRef" in failed.message
     assert structured.ends[1].reason is FinishReason.LENGTH
 
