@@ -60,7 +60,8 @@ def _limits() -> str:
     lead = "A schema beyond one of these is refused before anything is compiled.\n\n"
     limits = Limits()
     described = dict(line.strip().split(": ", 1) for line in (Limits.__doc__ or "").splitlines() if ": " in line)
-    rows = [f"| {described[field.name].replace("``", "`").rstrip('.')} | {getattr(limits, field.name):,} |" for field in fields(limits)]
+    rows = [f"| {described[field.name].rstrip('.')} | {getattr(limits, field.name):,} |" for field in fields(limits)]
+    rows = [row.replace("``", "`") for row in rows]
     return lead + "\n".join(["| at most | |", "|---|---|", *rows]) + "\n"
 
 

@@ -135,7 +135,7 @@ def test_integers_beyond_64_bits_are_exact_in_schemas(live: Live) -> None:
         assert http.post(CHAT, json={"messages": HI, "tools": [tool], "tool_choice": "none"}).status_code == 200
         digits = '{"prompt": "x", "guided_json": {"minimum": ' + "1" * 5_000 + "}}"
         reply = http.post(COMPLETIONS, content=digits, headers={"content-type": "application/json"})
-        assert reply.status_code == 400 and "4300 digits" in reply.text
+        assert reply.status_code == 400 and "infinity" in reply.text
         seed = http.post(COMPLETIONS, json={"prompt": "x", "seed": BIG, **schema_format(schema)})
         assert seed.status_code == 400 and seed.json()["error"]["param"] == "seed"
 
