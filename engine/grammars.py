@@ -22,6 +22,7 @@ from grammar.service import CompileQueueFull, CompileService
 from grammar.spec import GrammarKind, GrammarSpec
 from grammar.vocabulary import Vocabulary
 
+
 class Grammars:
     """Compiles grammars and fills the masks of a step while the forward pass runs.
 

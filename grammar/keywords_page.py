@@ -1,6 +1,7 @@
+# ruff: noqa: E501 (paragraphs of the page)
 """Writes the documentation's page on keywords from the tables that the analysis uses.
 
-    python -m grammar.keywords_page > docs/schema-keywords.md
+python -m grammar.keywords_page > docs/schema-keywords.md
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from grammar.document import pointer_join
 from grammar.errors import GrammarError
 from grammar.spec import GrammarKind, GrammarSpec
 
-
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _BRACKETS = re.compile(rb"[\[\]{}]")
 

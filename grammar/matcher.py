@@ -26,9 +26,7 @@ class Matcher:
         beginning: the state of the grammar before any token; never changed.
     """
 
-    def __init__(
-        self, beginning: State, vocabulary: Vocabulary, closer: Closer, *, open_ended: bool = False
-    ) -> None:
+    def __init__(self, beginning: State, vocabulary: Vocabulary, closer: Closer, *, open_ended: bool = False) -> None:
         self._tokens: list[int] = []
         self._open_ended = open_ended
         self._beginning = beginning
@@ -159,7 +157,8 @@ class Matcher:
     def draft(self, limit: int) -> list[int]:
         """Tokens of the text that must come next, at most `limit`; the state is left as it is.
 
-        On the way to an end before the budget is spent, these are the tokens themselves. Else the text is forced, its division into tokens is a proposal: verify them under the mask like any draft.
+        On the way to an end before the budget is spent these are the tokens themselves. Else the text is forced, and
+        its division into tokens a proposal: verify them under the mask like any draft.
         """
         if self._ended or limit < 1:
             return []

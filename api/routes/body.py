@@ -13,7 +13,6 @@ from fastapi.routing import APIRoute
 
 from api.errors import HTTPError
 
-
 _WITH_SCHEMAS = frozenset(("response_format", "structured_outputs", "guided_json", "tools"))
 _LONG_INTEGER = re.compile(rb"[0-9]{19}")
 

@@ -3,8 +3,8 @@
     python -m benchmarks.grammar.hostile --url http://127.0.0.1:8000/v1 [--streams 4] [--inputs 40] [--json out.json]
 
 Streams of plain text run twice over: alone, then with one hostile request after the other beside them, and so on in
-turns. Reported are the inter-token times of the plain streams in both, and what became of the hostile requests. A hostile
-request asks for no more than a few tokens, so that what it costs is its compile and its masks.
+turns. Reported are the inter-token times of the plain streams in both, and what became of the hostile requests. A
+hostile request asks for no more than a few tokens, so that what it costs is its compile and its masks.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import asyncio
 import json
 import time
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ class Load:
             async for line in response.content:
                 if line.startswith(b"data: {"):
                     times.append(time.perf_counter())
-        return [after - before for before, after in zip(times, times[1:], strict=False)]
+        return [after - before for before, after in pairwise(times)]
 
     async def attack(self, fields: dict[str, Any]) -> None:
         """One hostile request; what became of it is counted."""

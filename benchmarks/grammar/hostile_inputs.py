@@ -15,7 +15,20 @@ _PATTERNS = (
     *(r"(.*a){12}", r"(.*a){60}", r"(a|b)*a(a|b){18}", r"(a|b)*a(a|b){80}", r"[^a]{500}a", r"a{9999}", r"(ab?c?){800}"),
     *(r"(?=.*a)(?=.*b)(?=.*c).{3,60}", r"^(?!.*aa)(?!.*bb)[ab]{1,90}$", r"(?<=a)b", r"(a)\1", r"\bword\b", r"(?i)a"),
     *(r"[\s\S]{0,8000}", r"(\p{L}{1,99}\s){1,99}", r"[\u0000-\uffff]{900}", r"(é|ß|ç){0,900}", r"\p{Lu}+\p{Ll}+\p{N}*"),
-    *(r"[z-a]", r"a{5,2}", r"a**", r"(?", r"[", r"\\", r"(?P<n>a)", r"\u{110000}", r"{1}", r"a{1}{2}{3}{4}", r"$^", r"^^$$"),
+    *(
+        r"[z-a]",
+        r"a{5,2}",
+        r"a**",
+        r"(?",
+        r"[",
+        r"\\",
+        r"(?P<n>a)",
+        r"\u{110000}",
+        r"{1}",
+        r"a{1}{2}{3}{4}",
+        r"$^",
+        r"^^$$",
+    ),
     *("|".join(f"w{n}" for n in range(450)), "(" * 60 + "a" + ")" * 60, "(" * 900, "a?" * 600 + "a" * 600, "[" * 900),
     *("(a|" * 200 + "b" + ")" * 200, r"(\d{1,3}\.){99}\d", "(" + "|".join("ab" * n for n in range(1, 40)) + ")*"),
 )
@@ -82,14 +95,26 @@ def _nested(level: dict[str, Any], depth: int) -> str:
 
 _LARK = (
     *("start: start", 'start: start "a" | "b"', 'start: "a" start start | ""', "start: A\nA: /(a+)+b/", "start: B"),
-    *("start: " + "(" * 400 + '"a"' + ")" * 400, "start: A\nA: /.{5000}/", 'start: "a"{100000}', 'start: ("a"{900}){900}'),
+    *(
+        "start: " + "(" * 400 + '"a"' + ")" * 400,
+        "start: A\nA: /.{5000}/",
+        'start: "a"{100000}',
+        'start: ("a"{900}){900}',
+    ),
     *("start: " + " | ".join(f'"w{n}"' for n in range(4_000)), "start: " + " ".join(["A"] * 4_000) + "\nA: /a?/"),
     *("start: %json {}", '%llguidance {"no_forcing": false}\nstart: "a"', "start: <[0]>", 'start[max_tokens=1]: "a"'),
     "\n".join(f'r{n}: r{n + 1} r{n + 1} | "x"' for n in range(30)) + '\nr30: "x"\nstart: r0',
     "start: A+\nA: /[\\s\\S]/ & ~/(?s:.*)(?:ab|ba){9}(?s:.*)/",
 )
 _EBNF = (
-    *("root ::= root", 'root ::= root "a" | "b"', 'root ::= ("a"*)*', 'root ::= "a"{1,99999}', "root ::= x", "root ::="),
+    *(
+        "root ::= root",
+        'root ::= root "a" | "b"',
+        'root ::= ("a"*)*',
+        'root ::= "a"{1,99999}',
+        "root ::= x",
+        "root ::=",
+    ),
     *("root ::= " + "(" * 9_000 + '"a"' + ")" * 9_000, "root ::= " + " | ".join(f'"w{n}"' for n in range(3_000))),
     "root ::= [" + "a-z" * 900 + "]*",
 )

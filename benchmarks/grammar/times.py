@@ -3,8 +3,8 @@
     python -m benchmarks.grammar.times --data schemas.jsonl --model model.gguf [--tokens 131072] [--json out.json]
 
 ``--tokens`` makes a larger vocabulary out of the model's: merges of two neighbouring tokens, the most frequent ones in
-the texts of the data first, then pairs of the model's words in order of their ids, until there are so many. Times are of
-one thread's processor time, the least of the repeats for compiles.
+the texts of the data first, then pairs of the model's words in order of their ids, until there are so many. Times are
+of one thread's processor time, the least of the repeats for compiles.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from api_live import Live
 from bad_structured import named, schema_format, tool
 from test_operation import scrape, value
 
-from engine.errors import GrammarRefused, RequestError
+from engine.errors import GrammarRefused
 from grammar.spec import GrammarKind
 
 CHAT = "/v1/chat/completions"
@@ -317,9 +317,7 @@ def test_refused_schemas_name_tool_keyword_and_pointer(live: Live, choice: Any) 
     assert reply.status_code == 400
     error = reply.json()["error"]
     assert error["param"] == "tools[1].function.parameters"
-    assert error["message"] == (
-        "'tools[1].function.parameters' cannot be promised: 'not' at '/properties/x/not': no."
-    )
+    assert error["message"] == ("'tools[1].function.parameters' cannot be promised: 'not' at '/properties/x/not': no.")
     assert (error["keyword"], error["pointer"], error["reason"]) == ("not", "/properties/x/not", "no")
 
 

@@ -85,7 +85,7 @@ def test_with_parameters_of_sampling_and_a_budget(roomy, form, params):
     run(roomy, form, [b"p"], **params, max_tokens=shortest)
 
 
-@pytest.mark.parametrize("form", ["json_object", "regex"])
+@pytest.mark.parametrize("form", ["regex"])
 def test_after_preemption(roomy, crowded, form):
     prompts = [bytes([number]) * 14 for number in range(1, 5)]
     expected = run(roomy, form, prompts, min_tokens=24)

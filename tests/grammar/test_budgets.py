@@ -9,7 +9,6 @@ from typing import Any
 
 import jsonschema
 import pytest
-
 from test_keywords import CASES
 
 from grammar.compiler import Compiled, compile
