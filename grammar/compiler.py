@@ -26,7 +26,8 @@ from grammar.states import LlguidanceState, State, XgrammarState
 from grammar.tool_tags import structural_tag_grammar
 from grammar.vocabulary import Vocabulary
 
-_PARSER_LIMITS = llguidance.LLParserLimits(verbose_errors=False)
+# A vocabulary of 128k tokens needs more items for a mask than the library grants by default.
+_PARSER_LIMITS = llguidance.LLParserLimits(verbose_errors=False, step_max_items=500_000)
 # The keyword to blame when a library finds a schema too complex, likeliest first.
 _SUSPECTS = ("pattern", "patternProperties", "multipleOf", "maxLength", "enum", "oneOf", "anyOf", "allOf", "properties")
 _NOISE = re.compile(r"^at \d+\(\d+\): |\[\d\d:\d\d:\d\d\] |/\S+?:\d+: |Check failed: ")
