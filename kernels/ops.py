@@ -31,13 +31,15 @@ from kernels.cpu import arena, threads
 from kernels.cpu.build import BuildError, default_cache, load_library
 from kernels.cpu.native import Kernels
 from kernels.cpu.tape import Tape
-from kernels.packed import PackedLinear
+from kernels.packed import Linear, PackedLinear, QuantisedLinear
 from kernels.triton import launch, sharing
 from kernels.triton.sharing import Ints, SharedPrefixes
 
 __all__ = [
     "Activation",
+    "Linear",
     "PackedLinear",
+    "QuantisedLinear",
     "SharedPrefixes",
     "Tape",
     "add_rms_norm",
@@ -48,7 +50,6 @@ __all__ = [
     "lazy_zeros",
     "linear",
     "native_status",
-    "on_triton",
     "pack_linear",
     "record",
     "rms_norm",
@@ -149,13 +150,17 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
     return PackedLinear(weight.shape[1], weight.shape[0], weight.contiguous(), bias, kernels=None)
 
 
-def linear(x: Tensor, layer: PackedLinear, out_dtype: torch.dtype | None = None) -> Tensor:
+def linear(x: Tensor, layer: Linear, out_dtype: torch.dtype | None = None) -> Tensor:
     """``x @ weight.T + bias``: [T, K] -> [T, N], x of the weight's type; sums are fp32.
+
+    A quantised weight takes bfloat16 and float32; what it computes is said in ``kernels.quantised``.
 
     Args:
         out_dtype: the type of x (None), or float32: the sums as they are.
     """
     out_dtype = out_dtype or x.dtype
+    if isinstance(layer, QuantisedLinear):
+        return layer.kernels.linear(x, layer, out_dtype)
     if layer.kernels is not None:
         return layer.kernels.linear(x, layer, out_dtype)
     if out_dtype is x.dtype:

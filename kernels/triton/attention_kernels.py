@@ -7,7 +7,7 @@ larger score.
 What they have in common: q and out [T, kv_heads * group, dim]; k_cache and v_cache [num_pages, kv_heads, page_size,
 dim] with page_size ``1 << page_bits``; page_table [R, table_width]; query_start [R + 1]; context_len [R]. A score is
 ``factor * q.k``, or ``bound * tanh(factor * q.k)`` where CAPPED, both for base 2. A token sees the last
-``window`` keys.
+``window`` keys. ``is_shared`` says whether the tensor of shared prefixes is one; else any tensor stands in its place.
 """
 
 from __future__ import annotations
@@ -96,8 +96,10 @@ def _attend_keys(
 
 @triton.jit
 def _row_of_tile(query_start, tile, rows, group, BLOCK_M: tl.constexpr):
-    """The last row whose tiles begin at ``tile`` or before. Row r's begin at ``query_start[r] * group // BLOCK_M + r``,
-    which leaves room for the incomplete tile of every row."""
+    """The last row whose tiles begin at ``tile`` or before.
+
+    Those of row r begin at ``query_start[r] * group // BLOCK_M + r``, which leaves room for an incomplete tile of each.
+    """
     low = 0
     high = rows - 1
     while low < high:
@@ -115,8 +117,11 @@ def extend(
     window, factor, bound, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     CAPPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program (t, h): a tile of a row that has more than one token, for KV head h."""
-    tile = tl.program_id(0)
+    """Program (t, h): a tile of a row that has more than one token, for KV head h.
+
+    The last tiles of a row see most keys, so they start first: what ends late had better be short.
+    """
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
     row = _row_of_tile(query_start, tile, rows, group, BLOCK_M)
     start = tl.load(query_start + row)
