@@ -159,7 +159,7 @@ class AdapterDesk:
             UnknownModel: the name stands for nothing.
             RequestError: the adapter cannot be loaded.
         """
-        name, base = submit.adapter, Namespace(BASE, None, submit.salt)
+        name, base = submit.adapter, Namespace(BASE, None, submit.salt, submit.cache_tenant)
         assert name is not None
         version = self._pool.registry.get(name)
         if version is None:
@@ -172,7 +172,7 @@ class AdapterDesk:
         self._pool.registry.pin(version)
         self._pins[submit.id] = version
         self._pool.slots.prefetch(version.load_id)
-        own = Namespace(BASE, version.digest, submit.salt)
+        own = Namespace(BASE, version.digest, submit.salt, submit.cache_tenant)
         path = PrefixPath(own, switch_at=start, before=base) if start else PrefixPath(own)
         return Adaptation(path, version.load_id, start)
 

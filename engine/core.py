@@ -200,7 +200,7 @@ class EngineCore:
     def _adapt(self, submit: Submit) -> Adaptation | None:
         """The adapter's part in a sequence; None while the adapter is being loaded."""
         if submit.adapter is None:
-            return Adaptation(PrefixPath(Namespace(BASE, None, submit.salt)))
+            return Adaptation(PrefixPath(Namespace(BASE, None, submit.salt, submit.cache_tenant)))
         if self._adapters is None:
             raise UnknownModel(submit.adapter)
         return self._adapters.begin(submit)
@@ -281,4 +281,6 @@ class EngineCore:
             arrival=time.monotonic(),
             adapter=adaptation.adapter,
             adapted_from=adaptation.adapted_from,
+            tenant=submit.tenant,
+            priority=submit.priority,
         )

@@ -19,7 +19,7 @@ from typing import Any, cast, get_args
 import msgpack
 
 from engine.errors import EngineError, GrammarRefused, RequestError
-from engine.types import AdapterInfo, FinishReason, Logprob, SamplingParams, Usage
+from engine.types import AdapterInfo, FinishReason, Logprob, Priority, SamplingParams, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,10 @@ class Submit:
         tokens: the prompt, ``array('i')``, at least one token, checked against the vocabulary.
         grammar: kind and content of the ``GrammarSpec`` that the answer follows, None for free text.
         adapter: name of an adapter, None for the base model.
-        salt: who may share KV with this sequence: part of its namespace.
+        salt: sets its KV apart from that of other salts of the same ``cache_tenant``.
+        tenant: whose share of the engine it uses up.
+        cache_tenant: who alone may share its KV; "" is a tenant like any other here.
+        priority: its band in the queue.
     """
 
     id: int
@@ -54,6 +57,9 @@ class Submit:
     adapter: str | None = None
     salt: str = ""
     grammar: tuple[str, bytes] | None = None
+    tenant: str = ""
+    cache_tenant: str = ""
+    priority: Priority = Priority.INTERACTIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +270,7 @@ _REBUILD: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
     (Submit, "tokens"): _tokens,
     (Submit, "grammar"): lambda pair: tuple(pair) if pair else None,
     (Submit, "params"): _params,
+    (Submit, "priority"): Priority,
     (Abort, "ids"): tuple,
     (Ready, "summary"): tuple,
     (Ready, "adapters"): _infos,

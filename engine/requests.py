@@ -9,7 +9,15 @@ from dataclasses import dataclass, replace
 
 from engine.errors import ContextTooLong, RequestError
 from engine.messages import Submit
-from engine.types import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_SEED, MAX_STOP_TOKEN_IDS, MAX_TOP_K, SamplingParams
+from engine.types import (
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_SEED,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TOP_K,
+    Priority,
+    SamplingParams,
+)
 from grammar.spec import GrammarSpec
 
 MAX_N = 16
@@ -45,9 +53,13 @@ class TextRequest:
         include_stop: leave in the text what stopped it, a stop string or an end token.
         n: how many sequences.
         adapter: name of an adapter, None for the base model.
-        salt: who may share KV with this request.
+        salt: sets its KV apart from that of other salts of the same ``cache_tenant``.
         skip_special_tokens: special tokens have no text.
         grammar: what the text must follow, None for free text.
+        tenant: whose share of the engine it uses up.
+        cache_tenant: who alone may share its KV.
+        priority: its band in the queue.
+        timeout: seconds after which it ends, wherever it is; None: never.
     """
 
     tokens: array[int]
@@ -59,6 +71,10 @@ class TextRequest:
     salt: str = ""
     skip_special_tokens: bool = True
     grammar: GrammarSpec | None = None
+    tenant: str = ""
+    cache_tenant: str = ""
+    priority: Priority = Priority.INTERACTIVE
+    timeout: float | None = None
 
     def submits(self, ids: Iterator[int]) -> list[Submit]:
         """One ``Submit`` for each of the ``n`` sequences; a given seed is counted up from one to the next."""
@@ -72,6 +88,9 @@ class TextRequest:
                 adapter=self.adapter,
                 salt=self.salt,
                 grammar=grammar,
+                tenant=self.tenant,
+                cache_tenant=self.cache_tenant,
+                priority=self.priority,
             )
             for index in range(self.n)
         ]

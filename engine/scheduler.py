@@ -6,9 +6,9 @@ wants its prompt less what the cache had (prefill, in chunks), a preempted one w
 No branch below asks which of these it is looking at, but for the order: those that want a single token go first, so
 that a long prompt delays running streams by no more than one chunk.
 
-Preemption is "finish without telling the client": the computed pages go to the tree, the sequence to the head of the
-queue, and it comes back as a prefix hit. The victim is the last admitted, so the first admitted always makes
-progress and nobody preempts in circles.
+Preemption is "finish without telling the client": the computed pages go to the tree, the sequence to the head of its
+band of the queue, and it comes back as a prefix hit. The victim is the last admitted of the last band, so the first
+admitted of the first band always makes progress and nobody preempts in circles.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Scheduler:
         self._stats = stats
         self._slots = slots
         self._clock = clock
-        self._queue = WaitingQueue()
+        self._queue = WaitingQueue(self._num_cached if cache.sharing else None, clock)
         self._running: list[Sequence] = []  # in order of admission
         self._alive: dict[int, Sequence] = {}
         self._by_row: dict[int, Sequence] = {}
@@ -150,7 +150,7 @@ class Scheduler:
         """Give a running sequence tokens and their pages, if need be at the cost of the last admitted."""
         count = min(sequence.num_tokens - sequence.num_computed, plan.budget)
         while not self._cache.grow(_lease(sequence), sequence.num_computed + count):
-            victim = self._running[-1]
+            victim = max(reversed(self._running), key=lambda running: running.priority)
             self._preempt(victim, plan)
             if victim is sequence:
                 return
@@ -172,8 +172,12 @@ class Scheduler:
         )
         plan.budget -= count
 
+    def _num_cached(self, sequence: Sequence) -> int:
+        """Tokens of a waiting sequence that are in the cache now."""
+        return self._cache.match(sequence.path, sequence.tokens, sequence.reusable)
+
     def _preempt(self, sequence: Sequence, plan: _Plan) -> None:
-        """Send a running sequence back to the head of the queue; what it computed stays in the tree if it can."""
+        """Send a running sequence back to the head of its band; what it computed stays in the tree if it can."""
         planned = plan.rows.pop(sequence.id, None)
         if planned:
             plan.budget += len(planned.tokens)
@@ -190,6 +194,8 @@ class Scheduler:
         many as there are rows, which bounds the work of a step with a long queue. One whose adapter has no slot yet
         is passed over too: nobody waits with it.
         """
+        if not plan.budget or not self._free_rows:
+            return
         passed_over = 0
         waiting: set[int] = set()  # adapters that have no slot
         for sequence in self._queue:
@@ -231,7 +237,7 @@ class Scheduler:
             sequence.slot = -1
 
     def _start(self, sequence: Sequence, lease: Lease, plan: _Plan) -> None:
-        self._queue.remove(sequence)
+        self._queue.admit(sequence)
         self._running.append(sequence)
         sequence.status, sequence.lease = Status.RUNNING, lease
         sequence.row = self._free_rows.pop()
@@ -259,6 +265,7 @@ class Scheduler:
 
     def _count_admission(self, sequence: Sequence) -> None:
         sequence.num_cached = sequence.num_computed
+        self._queue.charge_prompt(sequence)
         self._stats.prompt_tokens += sequence.num_prompt
         self._stats.prompt_tokens_cached += sequence.num_cached
         self._stats.observe("request_queue_time_seconds", self._clock() - sequence.arrival)
@@ -274,6 +281,7 @@ class Scheduler:
         for token in outcome.tokens:
             sequence.tokens.append(token)
             self._stats.generation_tokens += 1
+            self._queue.charge_token(sequence)
             if sequence.matcher and not sequence.matcher.accept(token):
                 return [*messages, self._fail(sequence)]
             ends = self._end(sequence, token)

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from engine.cache import Lease
-from engine.types import SamplingParams, Usage
+from engine.types import Priority, SamplingParams, Usage
 from radix.namespace import Path
 
 if TYPE_CHECKING:
@@ -43,6 +43,9 @@ class Sequence:
         row: its row while it runs, else -1.
         num_computed: tokens whose KV is in the pool (0 while it waits).
         num_cached: tokens found in the cache at its first admission, -1 before.
+        tenant: whose share of the engine it uses up.
+        priority: its band in the queue. Written by the queue alone, when it has waited for long.
+        num_overtaken: sequences of its own tenant and band that came later and were admitted before it.
     """
 
     id: int
@@ -63,6 +66,9 @@ class Sequence:
     num_computed: int = 0
     num_cached: int = -1
     num_preempted: int = 0
+    tenant: str = ""
+    priority: Priority = Priority.INTERACTIVE
+    num_overtaken: int = 0
 
     def __post_init__(self) -> None:
         """Count the prompt."""

@@ -6,7 +6,7 @@ Everything here is built from ints, floats, strings and tuples, so that ``messag
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
 MAX_LOGPROBS = 20
 MAX_TOP_K = 1 << 20
@@ -22,6 +22,18 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    TIMEOUT = "timeout"
+
+
+class Priority(IntEnum):
+    """The bands of the queue: nobody of a later one starts while somebody of an earlier one waits and fits.
+
+    A sequence that has waited for long in its band goes over to the first: see ``queue.WaitingQueue``.
+    """
+
+    REALTIME = 0
+    INTERACTIVE = 1
+    BATCH = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,18 +21,20 @@ ENDLESS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """Who computed the KV, and for whom. Three fields, never joined: a salt cannot pass for an adapter.
+    """Who computed the KV, and for whom. Four fields, never joined: a salt cannot pass for an adapter or a tenant.
 
     Attributes:
         base: revision of the base model's weights.
         adapter: identity of one load of an adapter, never its name, since new weights may come under an old name;
             None for the base model.
-        salt: separates tenants that must not share.
+        salt: chosen by a tenant, to set some of its own KV apart.
+        tenant: those with different ones never share.
     """
 
     base: str
     adapter: str | None = None
     salt: str = ""
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

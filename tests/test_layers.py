@@ -24,7 +24,7 @@ LAYERS = {
 FLOORS = {
     0: "errors types messages config batch",
     1: "stats pages gguf source channel models.config models.families",
-    2: "cache sequence queue admission scheduler",
+    2: "cache sequence fairness queue admission scheduler",
     3: "device inputs kv_pool models loading",
     4: "choice logprobs penalties sampler graphs runner",
     5: "core grammars adapters worker loop",

@@ -1,0 +1,247 @@
+"""Whose turn it is: bands, ageing, tenants, and the cache's favourites, each with the bound that it has."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections import defaultdict
+
+import pytest
+from fake_worker import FakeWorker
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.fairness import CACHED_WEIGHT, INPUT_WEIGHT, OUTPUT_WEIGHT, TokenCounters
+from engine.messages import Submit, TokenOut
+from engine.queue import MAX_OVERTAKEN, PATIENCE, WINDOW, WaitingQueue
+from engine.sequence import Sequence
+from engine.types import Priority, SamplingParams
+from radix.namespace import Namespace, Path
+
+PATH = Path(Namespace("base"))
+R, I, B = Priority  # noqa: E741
+
+
+def sequence(number: int, tenant: str = "", priority: Priority = I, num_prompt: int = 4) -> Sequence:
+    tokens = array("i", range(num_prompt))
+    return Sequence(
+        number, tokens, SamplingParams(), PATH, frozenset(), 0, 0.0, tenant=tenant, priority=priority, num_cached=0
+    )
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def start(queue: WaitingQueue, count: int = 1) -> list[int]:
+    """Admit the next ``count`` sequences, as the scheduler does."""
+    started = []
+    for each in queue:
+        queue.admit(each)
+        queue.charge_prompt(each)
+        started.append(each.id)
+        if len(started) == count:
+            break
+    return started
+
+
+def test_first_come_first_served_within_a_tenant_and_band() -> None:
+    queue = WaitingQueue()
+    for number in range(20):
+        queue.push(sequence(number))
+    assert len(queue) == 20 and [each.id for each in queue] == list(range(20))
+    assert start(queue, 20) == list(range(20)) and len(queue) == 0
+
+
+def test_an_earlier_band_comes_first() -> None:
+    queue = WaitingQueue()
+    for number, priority in enumerate([B, I, R, B, I, R]):
+        queue.push(sequence(number, priority=priority))
+    assert start(queue, 6) == [2, 5, 1, 4, 0, 3]
+
+
+def test_a_preempted_sequence_is_the_first_of_its_band() -> None:
+    queue = WaitingQueue()
+    first, second = sequence(0), sequence(1)
+    for each in (first, second, sequence(2), sequence(3, priority=R)):
+        queue.push(each)
+    assert start(queue, 3) == [3, 0, 1]
+    queue.requeue(first)
+    queue.requeue(second)
+    assert [each.id for each in queue] == [1, 0, 2]
+    queue.remove(second)
+    assert start(queue, 2) == [0, 2]
+
+
+@pytest.mark.parametrize("priority", [I, B])
+def test_who_waits_for_long_goes_over_to_the_first_band(priority: Priority) -> None:
+    clock = Clock()
+    queue = WaitingQueue(clock=clock)
+    queue.push(sequence(0, priority=priority))
+    clock.now = PATIENCE[priority] - 1
+    queue.push(sequence(1, priority=R))
+    assert [each.id for each in queue] == [1, 0]
+    clock.now += 1
+    queue.push(sequence(2, priority=R))
+    assert [each.id for each in queue] == [1, 2, 0]
+    for number in range(3, 9):
+        queue.push(sequence(number, priority=R))
+    assert 0 in start(queue, 3)
+
+
+def test_a_flood_of_earlier_bands_holds_nobody_up_for_ever() -> None:
+    clock = Clock()
+    queue = WaitingQueue(clock=clock)
+    queue.push(sequence(0, priority=B))
+    for number in range(1, 10_000):
+        clock.now = number
+        queue.push(sequence(number, priority=R))
+        if start(queue) == [0]:
+            break
+    assert PATIENCE[B] <= clock.now <= PATIENCE[B] + 2
+
+
+def test_the_tenant_who_was_served_least_comes_next() -> None:
+    queue = WaitingQueue()
+    for number in range(8):
+        queue.push(sequence(number, "many", num_prompt=5))
+    assert start(queue, 2) == [0, 1]
+    for number in range(8, 10):
+        queue.push(sequence(number, "few", num_prompt=5))
+    # Lifted to what "many" has been served, it takes turns with it from here on.
+    assert start(queue, 4) == [2, 8, 3, 9]
+
+
+def test_a_pause_is_not_saved_up() -> None:
+    counters = TokenCounters()
+    counters.join("a", [])
+    counters.charge_prompt("a", 100, 0)
+    counters.join("b", ["a"])
+    assert counters.served("b") == 100 * INPUT_WEIGHT
+    counters.charge_token("b")
+    assert counters.served("b") == 100 * INPUT_WEIGHT + OUTPUT_WEIGHT
+    counters.leave("b")
+    counters.leave("a")
+    counters.join("c", [])
+    assert counters.served("c") == counters.served("a")
+    counters.charge_prompt("c", 100, 100)
+    assert counters.served("c") == pytest.approx(counters.served("a") + 100 * CACHED_WEIGHT)
+
+
+def test_what_is_in_the_cache_comes_first_and_overtakes_a_bounded_number_of_times() -> None:
+    queue = WaitingQueue(lambda each: each.id % 2)
+    for number in range(6):
+        queue.push(sequence(number))
+    assert start(queue, 6) == [1, 3, 5, 0, 2, 4]
+    queue.push(sequence(0))
+    overtaken = 0
+    for number in range(1, 1000, 2):
+        queue.push(sequence(number))
+        [started] = start(queue)
+        if started == 0:
+            break
+        overtaken += 1
+    assert overtaken == MAX_OVERTAKEN
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32))
+def test_nobody_is_overtaken_more_often_than_the_bound(seed: int) -> None:
+    """Random arrivals with random luck in the cache: by later ones of the own tenant, as counted from outside."""
+    rng = random.Random(seed)
+    luck: dict[int, int] = {}
+    queue = WaitingQueue(lambda each: luck[each.id])
+    waiting: list[Sequence] = []
+    overtaken: dict[int, int] = defaultdict(int)
+    for number in range(400):
+        luck[number] = rng.choice([0, 0, 1, number])
+        each = sequence(number, rng.choice("ab"))
+        queue.push(each)
+        waiting.append(each)
+        if rng.random() < 0.8 and waiting:
+            [started] = start(queue)
+            [found] = [each for each in waiting if each.id == started]
+            earlier = [each for each in waiting if each.id < started and each.tenant == found.tenant]
+            assert len(earlier) < WINDOW
+            for each in earlier:
+                overtaken[each.id] += 1
+            waiting.remove(found)
+        if waiting and rng.random() < 0.1:
+            gone = rng.choice(waiting)
+            queue.remove(gone)
+            waiting.remove(gone)
+        assert sorted(each.id for each in queue) == sorted(each.id for each in waiting)
+    assert max(overtaken.values(), default=0) <= MAX_OVERTAKEN
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 2**32),
+    rows=st.integers(1, 6),
+    longest=st.integers(1, 40),
+    most=st.integers(1, 30),
+    shares=st.lists(st.integers(1, 10), min_size=2, max_size=4),
+    sharing=st.booleans(),
+)
+def test_the_bound_of_fair_queueing_holds(
+    seed: int, rows: int, longest: int, most: int, shares: list[int], sharing: bool
+) -> None:
+    """Theorem 4.8 of the paper, on the real scheduler: backlogged tenants are served alike, up to 2 U."""
+    rng = random.Random(seed)
+    config = EngineConfig(
+        block_size=4, max_num_seqs=rows, max_num_batched_tokens=64, num_gpu_blocks_override=200,
+        enable_prefix_caching=sharing,
+    )  # fmt: skip
+    core = EngineCore(config, FakeWorker(200, 4, vocab_size=997))
+    tenants = [str(number) for number in range(len(shares))]
+    owner: dict[int, str] = {}
+    for number in range(150):
+        owner[number] = rng.choices(tenants, shares)[0]
+        stem = [rng.randrange(5)] * rng.randrange(longest)
+        prompt = [*stem, *(rng.randrange(997) for _ in range(longest - len(stem)))]
+        params = SamplingParams(max_tokens=rng.randint(1, most))
+        core.handle([Submit(number, array("i", prompt), params, tenant=owner[number])])
+    bound = max(INPUT_WEIGHT * longest, OUTPUT_WEIGHT * rows * (longest + most))
+    waiting = dict(owner)
+    served = dict.fromkeys(tenants, 0.0)
+    gaps: dict[tuple[str, str], list[float]] = {(a, b): [] for a in tenants for b in tenants if a < b}
+    while core.has_work:
+        backlogged = set(waiting.values())
+        messages = core.step()
+        for each in core._scheduler.running:
+            if waiting.pop(each.id, None):
+                served[each.tenant] += INPUT_WEIGHT * (each.num_prompt - each.num_cached)
+                served[each.tenant] += CACHED_WEIGHT * each.num_cached
+        for message in messages:
+            if waiting.pop(message.id, None):  # began and ended in one step
+                served[owner[message.id]] += INPUT_WEIGHT * longest
+            if isinstance(message, TokenOut):
+                served[owner[message.id]] += OUTPUT_WEIGHT * len(message.tokens)
+        for (a, b), history in gaps.items():
+            if {a, b} <= backlogged:
+                history.append(served[a] - served[b])
+    for history in gaps.values():
+        assert max(history, default=0) - min(history, default=0) <= 2 * bound
+
+
+def test_two_tenants_with_very_different_demand_get_the_same() -> None:
+    """Ten times as many requests of one tenant: while both wait, what they are served differs by less than 10 %."""
+    core = EngineCore(
+        EngineConfig(block_size=4, max_num_seqs=8, num_gpu_blocks_override=400), FakeWorker(400, 4, vocab_size=997)
+    )
+    rng = random.Random(1)
+    for number in range(1100):
+        prompt = array("i", [rng.randrange(997) for _ in range(20)])
+        tenant = "few" if number % 11 == 10 else "many"
+        core.handle([Submit(number, prompt, SamplingParams(max_tokens=10), tenant=tenant)])
+    tokens = {"few": 0, "many": 0}
+    while tokens["few"] < 800:
+        for message in core.step():
+            if isinstance(message, TokenOut):
+                tokens["few" if message.id % 11 == 10 else "many"] += len(message.tokens)
+    assert abs(tokens["few"] - tokens["many"]) < 0.1 * tokens["few"]
