@@ -6,6 +6,7 @@
     │   ├── ContextTooLong    prompt + answer exceed the model's length              HTTP 400
     │   └── UnknownModel      no base model or adapter of that name                  HTTP 404
     ├── CapacityError         right request, wrong moment; may be asked again        HTTP 503
+    ├── DeadlineExceeded      it did not begin within the time that it was given       HTTP 504
     ├── EngineDead            the engine process is gone or hangs                    HTTP 503
     ├── ModelError            weights, tokenizer or config that we do not compute    stops the start
     └── ConfigError           options that contradict each other                     stops the start
@@ -75,6 +76,10 @@ class UnknownModel(RequestError):
 
 class CapacityError(EngineError):
     """A correct request that cannot be taken now."""
+
+
+class DeadlineExceeded(EngineError):
+    """The time that a request was given is up, and it has no token yet."""
 
 
 class EngineDead(EngineError):

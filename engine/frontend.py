@@ -8,7 +8,7 @@ from array import array
 from collections.abc import AsyncGenerator
 
 from engine.client import EngineClient
-from engine.errors import EngineDead
+from engine.errors import DeadlineExceeded, EngineDead
 from engine.generation import Generation, TextDelta, error_of
 from engine.messages import Done, Failed, Message, Ready, TokenOut
 from engine.requests import RequestLimits, TextRequest
@@ -72,6 +72,8 @@ class Frontend:
 
         Raises:
             RequestError, CapacityError: the engine refuses one of the sequences.
+            DeadlineExceeded: ``request.timeout`` is over before the first token. What has begun by then ends with
+                reason ``TIMEOUT`` instead.
             EngineDead: the engine is gone, now or while the stream runs.
         """
         stream = self._open(self.check(request))
@@ -99,9 +101,21 @@ class Frontend:
         except EngineDead:
             self._forget(stream)
             raise
+        if request.timeout is not None:
+            loop = asyncio.get_running_loop()
+            stream.timer = loop.call_later(request.timeout, self._expire, stream, request.timeout)
         return stream
 
+    def _expire(self, stream: _Stream, timeout: float) -> None:
+        """The time of a request is up: an error if it has no token yet, else the end of what still runs."""
+        if not stream.has_begun:
+            stream.fail(DeadlineExceeded(f"The request had no token after the {timeout:g} seconds that it was given."))
+        elif numbers := stream.expire():
+            self._client.abort(numbers)
+
     def _forget(self, stream: _Stream) -> None:
+        if stream.timer is not None:
+            stream.timer.cancel()
         for number in stream.generations:
             self._streams.pop(number, None)
 
@@ -133,6 +147,8 @@ class _Stream:
         aborted: those of them that the engine has been told to abort.
         deltas: what the reader has not taken yet.
         error: what ends the stream once the deltas are taken.
+        has_begun: whether any token has come.
+        timer: of the request's timeout.
     """
 
     def __init__(self, generations: dict[int, Generation]) -> None:
@@ -140,6 +156,8 @@ class _Stream:
         self.aborted: set[int] = set()
         self.deltas: list[TextDelta] = []
         self.error: Exception | None = None
+        self.has_begun = False
+        self.timer: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
 
     def push(self, message: TokenOut | Done | Failed) -> bool:
@@ -148,6 +166,7 @@ class _Stream:
         A bug in the text of one sequence ends this stream and no other.
         """
         ends = isinstance(message, (Done, Failed))
+        self.has_begun |= isinstance(message, TokenOut)
         generation = self.generations.pop(message.id) if ends else self.generations[message.id]
         try:
             if isinstance(message, Failed):
@@ -161,6 +180,14 @@ class _Stream:
             return False
         self.aborted.add(message.id)
         return True
+
+    def expire(self) -> list[int]:
+        """Let what still runs end with reason ``TIMEOUT``. Returns the sequences that must be aborted."""
+        unwanted = [number for number in self.generations if number not in self.aborted]
+        for number in unwanted:
+            self.generations[number].expire()
+        self.aborted.update(unwanted)
+        return unwanted
 
     def fail(self, error: Exception) -> None:
         """End the stream with ``error``, the first one if there are several."""

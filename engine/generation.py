@@ -93,11 +93,16 @@ class Generation:
         self._matcher = stops.matcher() if stops is not None else None
         self._num_tokens = 0
         self._stop: str | None = None
+        self._expired = False
 
     @property
     def stopped(self) -> bool:
         """Whether a stop string has been found."""
         return self._stop is not None
+
+    def expire(self) -> None:
+        """Its time is up: the caller aborts it, and the ``Done`` that follows ends it with ``TIMEOUT``."""
+        self._expired = True
 
     def push(self, message: TokenOut | Done) -> TextDelta | None:
         """The delta that ``message`` makes, None if it makes none."""
@@ -149,6 +154,8 @@ class Generation:
         if self._stop is not None:
             usage = replace(done.usage, completion=self._num_tokens)
             return Finish(FinishReason.STOP, usage, self._stop)
+        if self._expired and done.reason is FinishReason.ABORT:
+            return Finish(FinishReason.TIMEOUT, done.usage)
         asked = done.stop_token in self._request.params.stop_token_ids
         return Finish(done.reason, done.usage, done.stop_token if asked else None)
 

@@ -23,6 +23,7 @@ from grammar.spec import GrammarSpec
 MAX_N = 16
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
+MAX_TIMEOUT = 86400.0
 
 # Numbers of SamplingParams with their inclusive bounds; None is no bound. OpenAI's where OpenAI has the field.
 _BOUNDS: tuple[tuple[str, type[int] | type[float], float, float | None], ...] = (
@@ -39,8 +40,8 @@ _BOUNDS: tuple[tuple[str, type[int] | type[float], float, float | None], ...] = 
     ("logprobs", int, 0, MAX_LOGPROBS),
     ("prompt_logprobs", int, 0, MAX_LOGPROBS),
 )
-_ABOVE_ZERO = ("top_p", "repetition_penalty")
-_OPTIONAL = ("seed", "logprobs", "prompt_logprobs")
+_ABOVE_ZERO = ("top_p", "repetition_penalty", "timeout")
+_OPTIONAL = ("seed", "logprobs", "prompt_logprobs", "timeout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,7 @@ class RequestLimits:
         for name, kind, low, high in _BOUNDS:
             _check_number(name, getattr(params, name), kind, low, high)
         _check_number("n", request.n, int, 1, MAX_N)
+        _check_number("timeout", request.timeout, float, 0, MAX_TIMEOUT)
         if params.min_tokens > params.max_tokens:
             raise _out_of_bounds("min_tokens", params.min_tokens, f"at most max_tokens ({params.max_tokens})")
         _check_stops(request.stop)

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from engine.client import EngineClient
-from engine.errors import CapacityError, ContextTooLong, EngineDead, RequestError
+from engine.errors import CapacityError, ContextTooLong, DeadlineExceeded, EngineDead, RequestError
 from engine.frontend import Frontend
 from engine.generation import TextDelta
 from engine.messages import Done, Failed, Message, Ready, Submit, TokenOut
@@ -280,3 +280,36 @@ async def test_encode_short_and_long(frontend: Frontend, tiny: Tokenizer) -> Non
         assert await frontend.encode(text) == tiny.encode(text, True)
     with pytest.raises(RequestError, match="surrogate"):
         await frontend.encode("x" * 3000 + "\ud800")
+
+
+async def test_time_that_is_up_before_the_first_token_is_an_error(frontend: Frontend, client: FakeClient) -> None:
+    task = await started(frontend, client, replace(REQUEST, n=2, timeout=0.01))
+    with pytest.raises(DeadlineExceeded, match=r"0\.01 seconds"):
+        await task
+    assert client.aborted == [client.ids] and frontend.num_running == 0
+
+
+async def test_time_that_is_up_later_ends_what_has_begun(
+    frontend: Frontend, client: FakeClient, tiny: Tokenizer
+) -> None:
+    task = await started(frontend, client, replace(REQUEST, n=3, timeout=0.01))
+    first, second, third = client.ids
+    client.send(out(first, tiny, "Hel"), out(second, tiny, "a"), end(second))
+    while not client.aborted:
+        await asyncio.sleep(0)
+    assert client.aborted == [[first, third]]
+    client.send(end(first, FinishReason.ABORT), end(third, FinishReason.LENGTH))
+    finishes = {delta.index: delta.finish for deltas in await task for delta in deltas if delta.finish}
+    reasons = {index: finish.reason for index, finish in finishes.items()}
+    assert reasons == {0: FinishReason.TIMEOUT, 1: FinishReason.LENGTH, 2: FinishReason.LENGTH}
+    assert finishes[0].usage == Usage(3, 0, 4) and client.aborted == [[first, third]]
+
+
+async def test_an_answer_in_time_leaves_no_timer(frontend: Frontend, client: FakeClient, tiny: Tokenizer) -> None:
+    task = await started(frontend, client, replace(REQUEST, timeout=60.0))
+    client.send(out(client.ids[0], tiny, "a"), end(client.ids[0]))
+    await task
+    assert client.aborted == []
+    for timeout in (0.0, -1.0, float("nan"), float("inf"), True, 1e6):
+        with pytest.raises(RequestError, match="timeout"):
+            frontend.check(replace(REQUEST, timeout=timeout))
