@@ -37,11 +37,7 @@ async def _nobody_there(_request: Request, _error: Exception) -> Response:
 
 
 def create_app(state: ServerState) -> FastAPI:
-    """The application. Its middleware reads the options of ``state`` once, its routes read ``state`` each time.
-
-    Raises:
-        ConfigError: the file with keys cannot be read.
-    """
+    """The application on a state."""
     app = FastAPI(
         title="rootgraft",
         version=state.version,
@@ -56,19 +52,14 @@ def create_app(state: ServerState) -> FastAPI:
     for kind in (EngineError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, handle)
     app.add_exception_handler(ClientGone, _nobody_there)
-    options = state.options
     # The one added last is outermost.
-    app.add_middleware(
-        Guard,
-        keys=options.keys(),
-        max_body=options.max_request_bytes,
-        share_between_keys=options.share_cache_between_keys,
-    )
-    if options.allowed_origins:
+    app.add_middleware(Guard, state=state)
+    origins = state.options.allowed_origins
+    if origins:
         # Outside of the guard: a browser's preflight brings no key.
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=options.allowed_origins,
+            allow_origins=origins,
             allow_methods=["*"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],

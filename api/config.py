@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from engine.config import check_options, option
 from engine.errors import ConfigError
@@ -27,9 +26,33 @@ class ServerConfig:
         "Keys, one of which each request must bring as a bearer token. Default: no key is asked for.",
         group="server",
     )
-    api_key_file: str | None = option(None, "File with such keys, one a line.", group="server")
+    api_key_file: str | None = option(
+        None,
+        "File (.toml or .json) with hashed keys, their limits and scopes; read again when it changes.",
+        group="server",
+    )
     share_cache_between_keys: bool = option(
-        False, "Let requests with different keys share the KV of equal prefixes.", group="server"
+        False, "Let requests of different tenants share the KV of equal prefixes.", group="server"
+    )
+    max_queued_requests: int = option(
+        1024, "Most sequences that may wait for their first token.", low=1, high=1 << 20, group="overload"
+    )
+    max_queued_tokens: int = option(
+        1 << 20, "Most tokens in the prompts of those.", low=1, high=1 << 40, group="overload"
+    )
+    max_queue_seconds: float = option(
+        60.0,
+        "A request that would wait longer for its first token, by the measured rate, is refused at once.",
+        low=0.01,
+        high=86400,
+        group="overload",
+    )
+    request_timeout: float | None = option(
+        None,
+        "Seconds after which a request ends, wherever it is; the header x-request-timeout may ask for fewer.",
+        low=0.001,
+        high=86400,
+        group="overload",
     )
     tool_call_parser: str = option(
         "auto",
@@ -63,16 +86,3 @@ class ServerConfig:
         for flag, values in (("--served-model-name", self.served_model_name), ("--api-key", self.api_key)):
             if not all(value.strip() for value in values):
                 raise ConfigError(f"{flag} must not be empty.")
-
-    def keys(self) -> tuple[str, ...]:
-        """All keys, those in the file included. Raises ``ConfigError`` if the file cannot be read or holds none."""
-        if self.api_key_file is None:
-            return self.api_key
-        try:
-            lines = Path(self.api_key_file).read_text("utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError("--api-key-file cannot be read as a text file.") from error
-        found = tuple(key for line in lines if (key := line.strip()))
-        if not found:
-            raise ConfigError("--api-key-file holds no key.")
-        return self.api_key + found

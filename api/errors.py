@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -19,11 +20,20 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from engine.errors import CapacityError, EngineDead, EngineError, GrammarRefused, RequestError, UnknownModel
+from engine.errors import (
+    CapacityError,
+    DeadlineExceeded,
+    EngineDead,
+    EngineError,
+    GrammarRefused,
+    RequestError,
+    UnknownModel,
+)
 
 logger = logging.getLogger(__name__)
 
 _RETRY = {"retry-after": "1"}
+_LONGEST_RETRY = 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +50,13 @@ class ErrorReply:
     code: str | None = None
     details: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
+    kind: str | None = None
 
     @property
     def type(self) -> str:
-        """OpenAI's class of the error."""
+        """OpenAI's class of the error; of a limit, what is limited (``requests`` or ``tokens``)."""
+        if self.kind is not None:
+            return self.kind
         return "server_error" if self.status >= 500 else "invalid_request_error"
 
     def body(self) -> bytes:
@@ -69,6 +82,25 @@ class HTTPError(HTTPException):
         self.code = code
 
 
+class Rejection(HTTPError):
+    """A right request that is not taken now: 429 if its key or tenant asks for too much, 503 if all together do.
+
+    Args:
+        reason: for metrics, one of ``REASONS``.
+        seconds: when asking again may help.
+        kind: what is limited, for a 429.
+    """
+
+    REASONS = ("requests_per_minute", "tokens_per_minute", "tenant_share", "queue_full", "queue_slow")
+
+    def __init__(self, status: int, message: str, reason: str, seconds: float, *, kind: str = "requests") -> None:
+        retry = min(_LONGEST_RETRY, max(1, math.ceil(seconds)))
+        code = "rate_limit_exceeded" if status == 429 else "server_overloaded"
+        super().__init__(status, message, code=code, headers={"retry-after": str(retry)})
+        self.reason = reason
+        self.kind = kind if status == 429 else None
+
+
 def reply_to(error: Exception) -> ErrorReply:
     """The reply for any exception. Logs those that nobody raised on purpose."""
     match error:
@@ -81,6 +113,8 @@ def reply_to(error: Exception) -> ErrorReply:
             return ErrorReply(400, str(error), error.param, error.code or ("invalid_value" if error.param else None))
         case CapacityError():
             return ErrorReply(503, str(error), code="server_overloaded", headers=_RETRY)
+        case DeadlineExceeded():
+            return ErrorReply(504, str(error), code="timeout")
         case EngineDead():
             return ErrorReply(503, str(error), code="engine_dead", headers=_RETRY)
         case RequestValidationError():
@@ -101,7 +135,8 @@ def _reply_to_http(error: HTTPException) -> ErrorReply:
         message, code = "This route does not take this method.", "method_not_allowed"
     elif message == HTTPStatus(error.status_code).phrase:
         message = f"{message}."
-    return ErrorReply(error.status_code, message, code=code, headers=error.headers or {})
+    kind = error.kind if isinstance(error, Rejection) else None
+    return ErrorReply(error.status_code, message, code=code, headers=error.headers or {}, kind=kind)
 
 
 def _reply_to_invalid(errors: Sequence[Mapping[str, Any]]) -> ErrorReply:

@@ -6,24 +6,26 @@ Both classes are plain ASGI middleware: one call a request, and none for each ch
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import logging
 import re
 import time
 import uuid
-from collections.abc import Iterable
 
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.caller import Caller
 from api.errors import HTTPError, reply_to
+from api.keys import Key, needed_scope
+from api.state import ServerState
+from engine.requests import MAX_TIMEOUT
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
 MAX_HEADER_BYTES = 32 << 10
 MAX_HEADERS = 100
 BODY_TIMEOUT = 30.0
 
+_SECONDS = re.compile(rb"[0-9]{1,6}(\.[0-9]{1,6})?")
 _QUIET_PATHS = OPEN_PATHS | {"/metrics"}
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _CLOSE = {"connection": "close"}
@@ -50,7 +52,7 @@ class Identify:
         asked = header(scope, b"x-request-id")
         request_id = asked if asked and _REQUEST_ID.fullmatch(asked) else uuid.uuid4().hex.encode()
         facts: dict[str, object] = {}
-        scope.setdefault("state", {}).update(request_id=request_id.decode(), facts=facts, tenant="")
+        scope.setdefault("state", {}).update(request_id=request_id.decode(), facts=facts)
         start, status = time.perf_counter(), 0
 
         async def send_with_id(message: Message) -> None:
@@ -86,21 +88,12 @@ def _log(scope: Scope, request_id: bytes, status: int, seconds: float, facts: di
 
 
 class Guard:
-    """Keys and limits. Refuses before a route sees anything, and while a body is being read.
+    """Keys, scopes and limits. Refuses before a route sees anything, and while a body is being read."""
 
-    Args:
-        keys: one of them must come as a bearer token; none: no key is asked for.
-        max_body: bytes of a body that are read at most.
-        share_between_keys: whether requests with different keys belong to one tenant.
-    """
-
-    def __init__(
-        self, app: ASGIApp, *, keys: Iterable[str] = (), max_body: int = 4 << 20, share_between_keys: bool = False
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, state: ServerState) -> None:
         self._app = app
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
-        self._max_body = max_body
-        self._share = share_between_keys
+        self._state = state
+        self._max_body = state.options.max_request_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the request, or answer it with what is wrong."""
@@ -110,7 +103,9 @@ class Guard:
         try:
             self._check_headers(scope)
             if scope["path"] not in OPEN_PATHS:
-                scope["state"]["tenant"] = self._tenant(scope)
+                key = self._key(scope)
+                scope["state"]["caller"] = self._caller(scope, key)
+                send = self._telling_limits(key, send)
         except HTTPError as error:
             await reply_to(error).response()(scope, receive, send)
             return
@@ -128,21 +123,57 @@ class Guard:
         if length is not None and length.isdigit() and int(length) > self._max_body:
             raise _too_large(self._max_body)
 
-    def _tenant(self, scope: Scope) -> str:
-        """Who sends the request: the start of its key's digest, or nobody where no keys are in use."""
-        if not self._digests:
-            return ""
+    def _key(self, scope: Scope) -> Key:
+        """The key that the request comes with. HTTPError: 401 for none, 403 for one that does not open this path."""
         scheme, _, token = (header(scope, b"authorization") or b"").partition(b" ")
-        digest = hashlib.sha256(token.strip()).digest()
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        if scheme.lower() != b"bearer" or not any(matches):
+        key = self._state.keys.find(token.strip() if scheme.lower() == b"bearer" else b"")
+        if key is None:
             raise HTTPError(
                 401,
                 "The API key is missing or wrong: send it as 'Authorization: Bearer KEY'.",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
-        return "" if self._share else digest.hex()[:16]
+        if key.name:
+            scope["state"]["facts"]["key"] = key.name
+        if (needed := needed_scope(scope["path"])) not in key.scopes:
+            raise HTTPError(403, f"This needs a key with the scope '{needed}'.", code="insufficient_scope")
+        return key
+
+    def _caller(self, scope: Scope, key: Key) -> Caller:
+        options = self._state.options
+        asked = header(scope, b"x-request-timeout")
+        timeouts = [options.request_timeout, None if asked is None else _seconds(asked)]
+        return Caller(
+            key,
+            "" if options.share_cache_between_keys else key.tenant,
+            min((timeout for timeout in timeouts if timeout is not None), default=None),
+            scope["state"]["facts"],
+        )
+
+    def _telling_limits(self, key: Key, send: Send) -> Send:
+        """``send``, with how the key stands in the headers of the answer, if it has limits."""
+        if key.requests_per_minute is None and key.tokens_per_minute is None:
+            return send
+        limits = self._state.admission.limits
+
+        async def send_with_limits(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                told = [(name.encode(), value.encode()) for name, value in limits.headers(key).items()]
+                message["headers"] = [*message["headers"], *told]
+            await send(message)
+
+        return send_with_limits
+
+
+def _seconds(value: bytes) -> float:
+    if _SECONDS.fullmatch(value) and 0 < float(value) <= MAX_TIMEOUT:
+        return float(value)
+    raise HTTPError(
+        400,
+        f"The header x-request-timeout must be a number of seconds, above 0 and at most {MAX_TIMEOUT:.0f}.",
+        code="invalid_header",
+    )
 
 
 class _LimitedBody:

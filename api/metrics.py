@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
+from api.errors import Rejection
 from grammar.spec import GrammarKind
 
 if TYPE_CHECKING:
@@ -146,7 +147,15 @@ class Metrics:
         self.generated_tokens = self._histogram("request_generation_tokens", "Tokens of an answer.", _TOKENS)
         self.params_n = self._histogram("request_params_n", "Answers asked for.", _COUNTS)
         self.params_max_tokens = self._histogram("request_params_max_tokens", "Limit of tokens asked for.", _TOKENS)
-        for reason in ("stop", "length", "abort", "error"):
+        self._rejections = Counter(
+            PREFIX + "admission_rejections",
+            "Requests that were not taken, by reason.",
+            (*_LABELS, "reason"),
+            registry=self._registry,
+        )
+        for reason in Rejection.REASONS:
+            self._rejections.labels(*self._labels, reason)
+        for reason in ("stop", "length", "abort", "error", "timeout"):
             self._success.labels(*self._labels, reason)
         for kind in (*GrammarKind, "tools"):
             self._structured.labels(*self._labels, str(kind))
@@ -165,6 +174,10 @@ class Metrics:
     def count_end(self, reason: str) -> None:
         """Count a sequence that ended."""
         self._success.labels(*self._labels, reason).inc()
+
+    def count_rejection(self, reason: str) -> None:
+        """Count a request that was not taken."""
+        self._rejections.labels(*self._labels, reason).inc()
 
     def count_structured(self, kind: str) -> None:
         """Count a request for an answer of this kind."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from api.caller import Caller
 from api.completions import EchoedPrompt
 from api.logprobs import Unscored
 from api.promise import Promise, asked_promise
@@ -37,7 +38,7 @@ _LONG_TEXT = 50_000
 
 
 async def chat_request(
-    frontend: Frontend, dialect: Dialect, body: ChatRequest, adapter: str | None, tenant: str
+    frontend: Frontend, dialect: Dialect, body: ChatRequest, adapter: str | None, caller: Caller
 ) -> tuple[TextRequest, Promise | None]:
     """The one request of a chat, and the form that its answer will have.
 
@@ -63,7 +64,7 @@ async def chat_request(
         max_tokens = frontend.resolve_max_tokens(len(tokens), body.asked_tokens)
         params = body.sampling(max_tokens, body.num_logprobs, body.prompt_logprobs)
         grammar = None if promise is None else promise.spec
-        request = _text_request(body, tokens, params, grammar, adapter, tenant)
+        request = _text_request(body, tokens, params, grammar, adapter, caller)
         if plan is not None:
             # What opens a call may be a special token, and no other one fits the grammar.
             request = replace(request, skip_special_tokens=False)
@@ -106,14 +107,14 @@ async def render(
 
 
 async def completion_requests(
-    frontend: Frontend, body: CompletionRequest, grammar: GrammarSpec | None, adapter: str | None, tenant: str
+    frontend: Frontend, body: CompletionRequest, grammar: GrammarSpec | None, adapter: str | None, caller: Caller
 ) -> list[TextRequest]:
     """One request for each prompt, all checked before any is begun. Raises RequestError."""
     requests = []
     for number, prompt in enumerate(body.prompts):
         name = "prompt" if len(body.prompts) == 1 else f"prompt[{number}]"
         with _blaming(name):
-            requests.append(await _completion_request(frontend, body, name, prompt, grammar, adapter, tenant))
+            requests.append(await _completion_request(frontend, body, name, prompt, grammar, adapter, caller))
     return requests
 
 
@@ -124,7 +125,7 @@ async def _completion_request(
     prompt: str | list[int],
     grammar: GrammarSpec | None,
     adapter: str | None,
-    tenant: str,
+    caller: Caller,
 ) -> TextRequest:
     if isinstance(prompt, str):
         tokens = await frontend.encode(prompt, add_special_tokens=body.add_special_tokens)
@@ -134,7 +135,7 @@ async def _completion_request(
     max_tokens = frontend.resolve_max_tokens(len(tokens), max(1, body.max_tokens))
     scored = [count for count in (body.echoed_logprobs, body.prompt_logprobs) if count is not None]
     params = body.sampling(max_tokens, body.logprobs, max(scored, default=None))
-    return frontend.check(_text_request(body, tokens, params, grammar, adapter, tenant))
+    return frontend.check(_text_request(body, tokens, params, grammar, adapter, caller))
 
 
 def token_array(field: str, ids: list[int], vocab_size: int) -> array[int]:
@@ -154,7 +155,7 @@ def _text_request(
     params: SamplingParams,
     grammar: GrammarSpec | None,
     adapter: str | None,
-    tenant: str,
+    caller: Caller,
 ) -> TextRequest:
     return TextRequest(
         tokens=tokens,
@@ -163,10 +164,13 @@ def _text_request(
         include_stop=body.include_stop_str_in_output,
         n=body.n,
         adapter=adapter,
-        # A tenant's name has a fixed length, so that no salt of a client's can reach another tenant's.
-        salt=tenant + (body.cache_salt or ""),
+        salt=body.cache_salt or "",
         skip_special_tokens=body.skip_special_tokens,
         grammar=grammar,
+        tenant=caller.key.tenant,
+        cache_tenant=caller.cache_tenant,
+        priority=caller.band(body.band),
+        timeout=caller.timeout,
     )
 
 

@@ -6,10 +6,16 @@ import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from api.admission import Admission
+from api.backlog import Backlog
+from api.caller import Caller
 from api.config import ServerConfig
+from api.keyring import KeyRing
 from api.metrics import Metrics
+from api.rate_limits import RateLimits
 from api.responses.store import ResponseStore
 from api.tools.formats import Dialect, dialect_of
 from api.validators import Validators
@@ -26,6 +32,9 @@ if TYPE_CHECKING:
 class ServerState:
     """Made before the model is loaded; ``server`` fills in the rest when it is.
 
+    Raises:
+        ConfigError: the file with keys cannot be taken.
+
     Attributes:
         options: the server's options.
         metrics: where routes note what they measure.
@@ -39,6 +48,8 @@ class ServerState:
         version: of the server, for ``/version`` and the fingerprint.
         started: when the server began, in seconds since 1970.
         responses: those that can be asked for again.
+        keys: who may ask.
+        admission: whether more may be asked now. Used by ``streams`` alone.
     """
 
     options: ServerConfig
@@ -52,12 +63,18 @@ class ServerState:
     active: int = 0
     version: str = "unknown"
     started: int = field(default_factory=lambda: int(time.time()))
+    keys: KeyRing = field(init=False)
+    admission: Admission = field(init=False)
     responses: ResponseStore = field(init=False)
     _dialect: tuple[Tokenizer, Dialect] | None = None
 
     def __post_init__(self) -> None:
-        """Open the store of responses."""
-        self.responses = ResponseStore(self.options.max_stored_response_bytes, self.options.stored_response_ttl)
+        """Read the keys, open an empty queue and the store of responses."""
+        options = self.options
+        self.keys = KeyRing(options.api_key, None if options.api_key_file is None else Path(options.api_key_file))
+        backlog = Backlog(options.max_queued_requests, options.max_queued_tokens, options.max_queue_seconds)
+        self.admission = Admission(backlog, RateLimits())
+        self.responses = ResponseStore(options.max_stored_response_bytes, options.stored_response_ttl)
 
     @property
     def is_healthy(self) -> bool:
@@ -93,8 +110,10 @@ class ServerState:
             self._dialect = tokenizer, dialect_of(tokenizer, self.options.tool_call_parser)
         return self._dialect[1]
 
-    def resolve(self, model: str | None) -> tuple[str, str | None]:
-        """The name that the answer carries, and the adapter of that name. UnknownModel if it is not served.
+    def resolve(self, model: str | None, caller: Caller) -> tuple[str, str | None]:
+        """The name that the answer carries, and the adapter of that name.
+
+        UnknownModel if it is not served, or not to this caller: it cannot find out which of both.
 
         Where the engine looks for adapters itself, it is the one that knows which names there are.
         """
@@ -102,7 +121,7 @@ class ServerState:
             return self.names[0], None
         if model in self.names:
             return model, None
-        if model in self.adapters or self.finds_adapters:
+        if caller.may_use(model) and (model in self.adapters or self.finds_adapters):
             return model, model
         raise UnknownModel(model)
 

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.types import Receive
 
+from api.caller import Caller
+from api.errors import Rejection
 from api.metrics import RequestTimer
 from api.promise import Promise
 from api.safety_net import SafetyNet
 from api.state import ServerState
+from engine.errors import DeadlineExceeded
 
 if TYPE_CHECKING:
     from engine.frontend import Frontend
@@ -50,15 +53,23 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def generate(
-    state: ServerState, requests: Sequence[TextRequest], facts: dict[str, Any], promise: Promise | None = None
+    state: ServerState, requests: Sequence[TextRequest], caller: Caller, promise: Promise | None = None
 ) -> Deltas:
     """Run requests that ``Frontend.check`` has passed, all at once. Closing it early aborts all of them.
 
     Args:
-        facts: what the log says of the HTTP request; counts and times are added at the end.
+        caller: whose queue places and tokens they use; counts and times are added to its facts at the end.
         promise: the form of every answer, watched over here.
+
+    Raises:
+        Rejection: they are not taken now.
     """
     frontend = state.serving()
+    try:
+        ticket = state.admission.admit(caller, requests)
+    except Rejection as error:
+        state.metrics.count_rejection(error.reason)
+        raise
     timer = RequestTimer(state.metrics, sum(request.n for request in requests))
     for request in requests:
         state.metrics.prompt_tokens.observe(len(request.tokens))
@@ -74,13 +85,18 @@ async def generate(
         async with aclosing(stream_of_all) as stream:
             async for prompt, deltas in stream:
                 timer.note(prompt, deltas)
+                ticket.note(prompt, deltas)
                 yield prompt, deltas
+    except DeadlineExceeded:
+        reason = "timeout"
+        raise
     except Exception:
         reason = "error"
         raise
     finally:
         state.active -= 1
-        facts.update(timer.end(reason))
+        ticket.close()
+        caller.facts.update(timer.end(reason))
 
 
 async def _watched(state: ServerState, deltas: Deltas, promise: Promise) -> Deltas:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from api.protocol.base import Refusal, RequestModel, StrictModel, rejected, string_or_list
-from engine.types import MAX_LOGPROBS, SamplingParams
+from engine.types import MAX_LOGPROBS, Priority, SamplingParams
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 _PRINTABLE = re.compile(r"[\x20-\x7e]{1,128}")
+
+PriorityName = Literal["realtime", "interactive", "batch"]
+ModelName = Annotated[str, Field(max_length=256)]
 
 IGNORED = frozenset(
     {
@@ -28,6 +31,11 @@ IGNORED = frozenset(
         "user",
     }
 )
+
+
+def priority_of(name: PriorityName) -> Priority:
+    """The band of this name."""
+    return Priority[name.upper()]
 
 
 def _check_logit_bias(bias: dict[str, float]) -> dict[str, float]:
@@ -74,7 +82,7 @@ class SamplingFields(RequestModel):
         "logit_processors": Refusal("no code of a client's runs here."),
     }
 
-    model: str | None = None
+    model: ModelName | None = None
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -93,6 +101,7 @@ class SamplingFields(RequestModel):
     logit_bias: Annotated[dict[str, float], AfterValidator(_check_logit_bias)] = Field(default_factory=dict)
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     cache_salt: Salt | None = None
+    priority: PriorityName | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
 
@@ -118,6 +127,11 @@ class SamplingFields(RequestModel):
     def stop_strings(self) -> tuple[str, ...]:
         """``stop`` as a tuple, whichever form it came in."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def band(self) -> Priority | None:
+        """The band that ``priority`` asks for."""
+        return None if self.priority is None else priority_of(self.priority)
 
     def sampling(self, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None) -> SamplingParams:
         """The parameters for the engine; the three arguments are what chat and completions spell differently."""

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from api.protocol.base import RequestModel, rejected
 from api.protocol.chat import TemplateKwargs, check_continuation
 from api.protocol.messages import ChatMessage
+from api.protocol.sampling import ModelName
 from api.protocol.tools import Tools, check_tools
 
 
@@ -18,7 +19,7 @@ class TokenizeRequest(RequestModel):
     ``add_special_tokens`` is true by default for a text, and false for a conversation, whose template adds its own.
     """
 
-    model: str | None = None
+    model: ModelName | None = None
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
     tools: Tools = Field(default_factory=list)
@@ -45,5 +46,5 @@ class TokenizeRequest(RequestModel):
 class DetokenizeRequest(RequestModel):
     """Token ids, each below the size of the vocabulary."""
 
-    model: str | None = None
+    model: ModelName | None = None
     tokens: list[int]

@@ -10,7 +10,7 @@ from api.prepare import chat_request
 from api.protocol.chat import ChatRequest
 from api.reply import ReplyHead, json_response
 from api.routes.body import JsonRoute
-from api.routes.shared import State
+from api.routes.shared import CallerOf, State
 from api.sse import EventStream
 from api.streams import generate, while_connected
 from api.usage import UsageCount
@@ -19,12 +19,12 @@ router = APIRouter(route_class=JsonRoute, tags=["generation"])
 
 
 @router.post("/v1/chat/completions")
-async def create_chat_completion(body: ChatRequest, request: Request, state: State) -> Response:
+async def create_chat_completion(body: ChatRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Answer a conversation."""
-    name, adapter = state.resolve(body.model)
-    prepared, promise = await chat_request(state.serving(), state.dialect(), body, adapter, request.state.tenant)
-    request.state.facts.update(model=name, prompt_tokens=len(prepared.tokens), n=body.n, stream=body.stream)
-    deltas = generate(state, [prepared], request.state.facts, promise)
+    name, adapter = state.resolve(body.model, caller)
+    prepared, promise = await chat_request(state.serving(), state.dialect(), body, adapter, caller)
+    caller.facts.update(model=name, prompt_tokens=len(prepared.tokens), n=body.n, stream=body.stream)
+    deltas = generate(state, [prepared], caller, promise)
     plan = None if promise is None else promise.tools
     if body.stream:
         head = ReplyHead.new("chatcmpl", "chat.completion.chunk", name, state.fingerprint)

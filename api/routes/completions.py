@@ -11,7 +11,7 @@ from api.promise import asked_promise
 from api.protocol.completions import CompletionRequest
 from api.reply import ReplyHead, json_response
 from api.routes.body import JsonRoute
-from api.routes.shared import State
+from api.routes.shared import CallerOf, State
 from api.sse import EventStream
 from api.streams import generate, while_connected
 from api.usage import UsageCount
@@ -20,17 +20,17 @@ router = APIRouter(route_class=JsonRoute, tags=["generation"])
 
 
 @router.post("/v1/completions")
-async def create_completion(body: CompletionRequest, request: Request, state: State) -> Response:
+async def create_completion(body: CompletionRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Continue one or more prompts."""
-    name, adapter = state.resolve(body.model)
+    name, adapter = state.resolve(body.model, caller)
     frontend = state.serving()
     promise = asked_promise(body)
     grammar = None if promise is None else promise.spec
-    prepared = await completion_requests(frontend, body, grammar, adapter, request.state.tenant)
+    prepared = await completion_requests(frontend, body, grammar, adapter, caller)
     prompts = echoed_prompts(frontend, body, prepared)
     num_prompt = sum(len(one.tokens) for one in prepared)
-    request.state.facts.update(model=name, prompt_tokens=num_prompt, n=body.n, stream=body.stream)
-    deltas = generate(state, prepared, request.state.facts, promise)
+    caller.facts.update(model=name, prompt_tokens=num_prompt, n=body.n, stream=body.stream)
+    deltas = generate(state, prepared, caller, promise)
     head = ReplyHead.new("cmpl", "text_completion", name, state.fingerprint)
     if body.stream:
         return EventStream(completion_events(body, head, prompts, deltas))

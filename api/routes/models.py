@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from api.routes.shared import State
+from api.routes.shared import CallerOf, State
 from api.state import ServerState
 from engine.errors import UnknownModel
 
@@ -27,14 +27,15 @@ def _card(state: ServerState, name: str) -> dict[str, Any]:
 
 
 @router.get("/v1/models")
-async def list_models(state: State) -> dict[str, Any]:
+async def list_models(state: State, caller: CallerOf) -> dict[str, Any]:
     """All names that ``model`` may hold."""
-    return {"object": "list", "data": [_card(state, name) for name in (*state.names, *state.adapters)]}
+    adapters = filter(caller.may_use, state.adapters)
+    return {"object": "list", "data": [_card(state, name) for name in (*state.names, *adapters)]}
 
 
 @router.get("/v1/models/{name:path}")
-async def get_model(name: str, state: State) -> dict[str, Any]:
+async def get_model(name: str, state: State, caller: CallerOf) -> dict[str, Any]:
     """One of them."""
-    if name not in state.names and name not in state.adapters:
+    if name not in state.names and not (name in state.adapters and caller.may_use(name)):
         raise UnknownModel(name)
     return _card(state, name)

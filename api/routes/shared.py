@@ -1,4 +1,4 @@
-"""The server's state, as routes get it."""
+"""The server's state and who asks, as routes get them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Annotated, cast
 
 from fastapi import Depends, Request
 
+from api.caller import Caller
 from api.state import ServerState
 
 
@@ -13,4 +14,9 @@ async def _state(request: Request) -> ServerState:
     return cast(ServerState, request.app.state.server)
 
 
+async def _caller(request: Request) -> Caller:
+    return cast(Caller, request.state.caller)
+
+
 State = Annotated[ServerState, Depends(_state)]
+CallerOf = Annotated[Caller, Depends(_caller)]

@@ -10,16 +10,16 @@ from fastapi import APIRouter
 from api.prepare import render, token_array
 from api.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from api.routes.body import JsonRoute
-from api.routes.shared import State
+from api.routes.shared import CallerOf, State
 
 router = APIRouter(route_class=JsonRoute, tags=["tokens"])
 
 
 @router.post("/tokenize")
-async def tokenize(body: TokenizeRequest, state: State) -> dict[str, Any]:
+async def tokenize(body: TokenizeRequest, state: State, caller: CallerOf) -> dict[str, Any]:
     """The tokens of a text or of a conversation."""
     frontend = state.serving()
-    state.resolve(body.model)
+    state.resolve(body.model, caller)
     tokens: array[int]
     if body.messages is not None:
         tokens = await render(
@@ -47,9 +47,9 @@ async def tokenize(body: TokenizeRequest, state: State) -> dict[str, Any]:
 
 
 @router.post("/detokenize")
-async def detokenize(body: DetokenizeRequest, state: State) -> dict[str, Any]:
+async def detokenize(body: DetokenizeRequest, state: State, caller: CallerOf) -> dict[str, Any]:
     """The text of tokens."""
     frontend = state.serving()
-    state.resolve(body.model)
+    state.resolve(body.model, caller)
     tokens = token_array("tokens", body.tokens, frontend.vocab_size)
     return {"prompt": frontend.tokenizer.decode(tokens, skip_special_tokens=False)}

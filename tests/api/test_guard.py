@@ -16,7 +16,7 @@ from api_live import Live, make_state, serve, wait_until
 
 from api import connection, guard
 from api.config import ServerConfig
-from engine.errors import CapacityError, ConfigError, EngineDead, EngineError
+from engine.errors import CapacityError, ConfigError, DeadlineExceeded, EngineDead, EngineError
 
 COMPLETIONS = "/v1/completions"
 Start = Callable[[ServerConfig], Live]
@@ -58,36 +58,6 @@ def test_the_openai_client_and_its_key(locked: Live) -> None:
         assert [model.id for model in client.models.list()] == ["tiny", "org/alias"]
     with locked.openai(api_key="wrong") as client, pytest.raises(openai.AuthenticationError):
         client.models.list()
-
-
-def test_keys_do_not_share_cache(locked: Live, serve_with: Start) -> None:
-    shared = serve_with(ServerConfig(api_key=("first-key", "zweiter"), share_cache_between_keys=True))
-    salts = []
-    for live in (locked, shared):
-        live.reset()
-        for key in ("first-key", "zweiter"):
-            with live.http(headers={"authorization": f"Bearer {key}"}) as http:
-                http.post(COMPLETIONS, json={"prompt": "x"})
-                http.post(COMPLETIONS, json={"prompt": "x", "cache_salt": "s"})
-        salts.append([request.salt for request in live.frontend.seen])
-    first, first_salted, second, second_salted = salts[0]
-    assert len(set(salts[0])) == 4
-    assert len(first) == len(second) == 16 and first_salted == first + "s" and second_salted == second + "s"
-    assert salts[1] == ["", "s", "", "s"]
-
-
-def test_keys_from_a_file(tmp_path: Any, serve_with: Start) -> None:
-    file = tmp_path / "keys"
-    file.write_text("\n  in-file  \n\nother\n")
-    live = serve_with(ServerConfig(api_key=("given",), api_key_file=str(file)))
-    for key, status in (("given", 200), ("in-file", 200), ("other", 200), ("in", 401)):
-        with live.http(headers={"authorization": f"Bearer {key}"}) as http:
-            assert http.get("/v1/models").status_code == status
-    file.write_text(" \n")
-    with pytest.raises(ConfigError, match="holds no key"):
-        ServerConfig(api_key_file=str(file)).keys()
-    with pytest.raises(ConfigError, match="cannot be read"):
-        ServerConfig(api_key_file=str(tmp_path / "none")).keys()
 
 
 @pytest.mark.parametrize(
@@ -163,6 +133,7 @@ def test_one_log_line_for_each_request(live: Live, caplog: pytest.LogCaptureFixt
     [
         (CapacityError("The queue is full."), 503, "server_overloaded"),
         (EngineDead("The engine process has ended."), 503, "engine_dead"),
+        (DeadlineExceeded("The request had no token after the 5 seconds that it was given."), 504, "timeout"),
         (EngineError("Something of ours."), 500, "internal_error"),
         (ValueError("a secret path"), 500, "internal_error"),
     ],

@@ -1,0 +1,179 @@
+"""What waits for its first token, and whether more may join it: limits, room for others, and the expected wait.
+
+    0 ........................................ limit
+    |----- batch ------|                               a band leaves room for those before it
+    |----- interactive -----------------|
+    |----- realtime -----------------------|
+
+A tenant may have as many sequences waiting as there are places left (Choudhury and Hahne, "Dynamic Queue Length
+Thresholds", 1998): alone half of the queue, and whoever comes after it still finds a place.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from api.errors import Rejection
+from engine.types import Priority
+
+ROOM = {Priority.REALTIME: 1.0, Priority.INTERACTIVE: 0.9, Priority.BATCH: 0.5}
+"""Share of the queue that is open to a band."""
+
+MEMORY_SECONDS = 10.0
+_LEAST_SECONDS = 0.5  # of observation before a rate means anything
+
+
+class DrainRate:
+    """How many sequences and prompt tokens leave the queue in a second, while there is something in it.
+
+    Averages over the last ``MEMORY_SECONDS`` in which something waited; earlier ones fade out.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._sequences = 0.0
+        self._tokens = 0.0
+
+    def wait(self, seconds: float) -> None:
+        """So much time has passed with something in the queue."""
+        keep = math.exp(-seconds / MEMORY_SECONDS)
+        self._seconds = self._seconds * keep + seconds
+        self._sequences *= keep
+        self._tokens *= keep
+
+    def leave(self, num_tokens: int) -> None:
+        """A sequence has its first token."""
+        self._sequences += 1
+        self._tokens += num_tokens
+
+    def seconds_for(self, sequences: int, num_tokens: int) -> float | None:
+        """Until so much has left the queue, whichever of both takes longer; None while nothing is known."""
+        if self._seconds < _LEAST_SECONDS or not self._sequences:
+            return None
+        by_count = sequences * self._seconds / self._sequences
+        by_tokens = num_tokens * self._seconds / self._tokens if self._tokens else 0.0
+        return max(by_count, by_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one HTTP request adds to the queue: sequences, and tokens of their prompts."""
+
+    tenant: str
+    priority: Priority
+    sequences: int
+    tokens: int
+
+
+class Backlog:
+    """The sequences that have no token yet. Belongs to one event loop.
+
+    Args:
+        max_sequences: most that may wait.
+        max_tokens: most tokens in their prompts.
+        max_seconds: longest that a new one may be expected to wait, if it is not of the last band.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self, max_sequences: int, max_tokens: int, max_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._max_sequences = max_sequences
+        self._max_tokens = max_tokens
+        self._max_seconds = max_seconds
+        self._clock = clock
+        self._rate = DrainRate()
+        self._at = clock()
+        self._by_band = {priority: [0, 0] for priority in Priority}
+        self._by_tenant: Counter[str] = Counter()
+
+    @property
+    def sequences(self) -> int:
+        """How many wait."""
+        return sum(count for count, _ in self._by_band.values())
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of their prompts."""
+        return sum(tokens for _, tokens in self._by_band.values())
+
+    def waiting(self, priority: Priority) -> int:
+        """How many wait in a band."""
+        return self._by_band[priority][0]
+
+    def expected_wait(self, priority: Priority = Priority.BATCH) -> float:
+        """Seconds until what waits in this band and those before it has its first tokens; 0 while nothing is known."""
+        self._pass_time()
+        ahead = [self._by_band[band] for band in Priority if band <= priority]
+        return self._rate.seconds_for(sum(count for count, _ in ahead), sum(tokens for _, tokens in ahead)) or 0.0
+
+    def check(self, load: Load) -> None:
+        """Whether a request may join. One that finds the queue empty always may.
+
+        Raises:
+            Rejection: 503 if the queue is full or too slow for it, 429 if its tenant has too much in it; both say
+                when to come back.
+        """
+        if not self.sequences:
+            return
+        room = ROOM[load.priority]
+        for what, waiting, more, limit in (
+            ("requests", self.sequences, load.sequences, self._max_sequences),
+            ("prompt tokens", self.tokens, load.tokens, self._max_tokens),
+        ):
+            if waiting + more > limit * room:
+                text = f"The server is busy: {waiting} {what} are waiting, of {limit} that may."
+                raise Rejection(503, text, "queue_full", self._until_room())
+        self._check_wait(load)
+        self._check_share(load)
+
+    def join(self, load: Load) -> None:
+        """A request waits."""
+        self._change(load, load.sequences, load.tokens)
+
+    def leave(self, load: Load, num_tokens: int, *, begun: bool) -> None:
+        """A sequence of a request no longer waits: it has its first token, or has ended without one.
+
+        Args:
+            load: of the request, as it joined.
+            num_tokens: of its tokens, those of this sequence's prompt.
+            begun: whether the engine has taken it.
+        """
+        self._change(load, -1, -num_tokens)
+        if begun:
+            self._rate.leave(num_tokens)
+
+    def _check_wait(self, load: Load) -> None:
+        wait = self.expected_wait(load.priority)
+        if load.priority is Priority.BATCH or wait <= self._max_seconds:
+            return
+        text = f"The server is busy: a new request would wait about {wait:.1f} seconds, of {self._max_seconds:g} that"
+        raise Rejection(503, f"{text} are allowed.", "queue_slow", wait - self._max_seconds)
+
+    def _check_share(self, load: Load) -> None:
+        own, left = self._by_tenant[load.tenant], self._max_sequences - self.sequences
+        if load.tenant and own and own + load.sequences > left:
+            text = f"Too many requests with keys of yours are waiting: {own}, where {left} places are left."
+            raise Rejection(429, text, "tenant_share", self._until_room())
+
+    def _until_room(self) -> float:
+        """Seconds until a tenth of what waits is gone."""
+        return self.expected_wait() / 10
+
+    def _change(self, load: Load, sequences: int, tokens: int) -> None:
+        self._pass_time()
+        self._by_band[load.priority][0] += sequences
+        self._by_band[load.priority][1] += tokens
+        self._by_tenant[load.tenant] += sequences
+        if not self._by_tenant[load.tenant]:
+            del self._by_tenant[load.tenant]
+
+    def _pass_time(self) -> None:
+        now = self._clock()
+        if self.sequences:
+            self._rate.wait(now - self._at)
+        self._at = now
