@@ -1,4 +1,4 @@
-"""The command line ``rootgraft``: serve, chat, complete, bench serve, pull.
+"""The command line ``rootgraft``: serve, chat, complete, bench serve, pull, key.
 
 A command's code is loaded when it runs, so that help and mistakes are answered at once. Exit codes: 0 done, 1 the
 command failed, 2 the command line is wrong, 130 interrupted.
@@ -15,7 +15,15 @@ from typing import Any
 
 from api.config import ServerConfig
 from api.flags import closest, parse
-from api.options import BenchOptions, ChatOptions, CompleteOptions, DrawOptions, PullOptions, RemoteOptions
+from api.options import (
+    BenchOptions,
+    ChatOptions,
+    CompleteOptions,
+    DrawOptions,
+    KeyOptions,
+    PullOptions,
+    RemoteOptions,
+)
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineError
 
@@ -75,6 +83,15 @@ def _pull(options: PullOptions) -> int:
     return 0
 
 
+def _key(options: KeyOptions) -> int:
+    from api.keys import new_key
+
+    key, lines = new_key(options.name)
+    print(f"The key, which is shown only now: {key}", file=sys.stderr)
+    print(lines)
+    return 0
+
+
 COMMANDS = {
     "serve": Command(
         "Serve a model with OpenAI's interface.", (EngineConfig, ServerConfig), _serve, positional="model"
@@ -87,6 +104,7 @@ COMMANDS = {
         positional="prompt",
     ),
     "bench serve": Command("Load a server with requests and measure it.", (RemoteOptions, BenchOptions), _bench_serve),
+    "key": Command("Make an API key, and the lines for --api-key-file.", (KeyOptions,), _key, "name"),
     "pull": Command("Bring a model to this machine and say where it is.", (PullOptions,), _pull, "model"),
 }
 

@@ -174,6 +174,8 @@ _WANTED = {
     "model_attributes_type": "a JSON object",
     "greater_than_equal": "at least {ge}",
     "less_than_equal": "at most {le}",
+    "string_too_short": "at least {min_length} characters long",
+    "string_too_long": "at most {max_length} characters long",
     "too_short": "a list of at least {min_length}",
     "too_long": "a list of at most {max_length}",
     "literal_error": "one of {expected}",

@@ -26,15 +26,11 @@ class KeyRing:
         file: more of them; see ``keys.read_keys``.
         clock: seconds, monotonic.
 
-    Attributes:
-        num_failed: how often a changed file could not be taken, and the keys stayed as they were.
-
     Raises:
         ConfigError: the file cannot be taken at the start.
     """
 
     def __init__(self, given: Sequence[str], file: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self.num_failed = 0
         self._given = tuple(map(Key.given, given))
         self._file = file
         self._clock = clock
@@ -75,7 +71,6 @@ class KeyRing:
             self._keys = self._given + read_keys(self._file)
             logger.info("the file with keys has changed: %d keys are valid now", len(self._keys))
         except ConfigError as error:
-            self.num_failed += 1
             logger.error("the file with keys has changed and cannot be taken, so the keys stay as they were: %s", error)
 
     def _look(self) -> tuple[int, int, int] | None:

@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -133,6 +134,17 @@ class KeyFile(StrictModel):
     """The whole file."""
 
     keys: Annotated[list[KeyEntry], Field(min_length=1, max_length=MAX_KEYS)]
+
+
+def new_key(name: str) -> tuple[str, str]:
+    """A key made of 32 random bytes, and its entry in a TOML file. ConfigError for a name that the file cannot have."""
+    key = f"rg-{secrets.token_urlsafe(32)}"
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    try:
+        KeyEntry(name=name, sha256=digest)
+    except ValidationError as error:
+        raise ConfigError(f"--{_first_of(error)}") from None
+    return key, f'[[keys]]\nname = "{name}"\nsha256 = "{digest}"'
 
 
 def read_keys(path: Path) -> tuple[Key, ...]:

@@ -98,3 +98,10 @@ class BenchOptions:
         check_options(self)
         if self.dataset is not None and self.shared_prefix_len:
             raise ConfigError("--shared-prefix-len is for random prompts: it cannot go with --dataset.")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyOptions:
+    """Options of ``rootgraft key``."""
+
+    name: str = option("default", "Name of the key, for the log.", group="key")

@@ -7,6 +7,9 @@ from typing import ClassVar
 from pydantic import Field
 
 from api.protocol.base import RequestModel
+from api.protocol.sampling import MAX_MODEL_NAME
+
+MAX_PATH = 4096
 
 
 class LoadAdapterRequest(RequestModel):
@@ -14,8 +17,8 @@ class LoadAdapterRequest(RequestModel):
 
     ignored: ClassVar[frozenset[str]] = frozenset({"base_model_name"})
 
-    lora_name: str = Field(min_length=1)
-    lora_path: str = Field(min_length=1)
+    lora_name: str = Field(min_length=1, max_length=MAX_MODEL_NAME)
+    lora_path: str = Field(min_length=1, max_length=MAX_PATH)
     load_inplace: bool = False
 
 
@@ -24,4 +27,4 @@ class UnloadAdapterRequest(RequestModel):
 
     ignored: ClassVar[frozenset[str]] = frozenset({"lora_int_id"})
 
-    lora_name: str = Field(min_length=1)
+    lora_name: str = Field(min_length=1, max_length=MAX_MODEL_NAME)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field, model_validator
 
 from api.protocol.base import Refusal, rejected
-from api.protocol.messages import ChatMessage, check_template_kwargs
+from api.protocol.messages import ChatMessage, Messages, check_template_kwargs
 from api.protocol.sampling import IGNORED, SamplingFields
 from api.protocol.structured import StructuredFields
 from api.protocol.tools import ToolChoice, Tools, check_tools
@@ -33,7 +33,7 @@ class ChatRequest(StructuredFields):
         "verbosity": Refusal("the length of answers cannot be chosen.", ("medium",)),
     }
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Messages
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     tools: Tools = Field(default_factory=list)

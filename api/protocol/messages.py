@@ -10,6 +10,14 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from api.protocol.base import StrictModel, rejected, string_or_list
 
+MAX_MESSAGES = 4096
+MAX_PARTS = 1024
+MAX_CALLS = 128
+MAX_TEMPLATE_KWARGS = 32
+MAX_NAME = 256
+
+Name = Annotated[str, Field(max_length=MAX_NAME)]
+
 _PART_KINDS = {"image_url": "images", "input_audio": "audio", "file": "files", "refusal": "refusals"}
 
 
@@ -36,7 +44,8 @@ class TextPart(StrictModel):
 
 
 Content = Annotated[
-    Annotated[str, Tag("<string>")] | Annotated[list[Annotated[TextPart, BeforeValidator(_check_part)]], Tag("<list>")],
+    Annotated[str, Tag("<string>")]
+    | Annotated[list[Annotated[TextPart, BeforeValidator(_check_part)]], Field(max_length=MAX_PARTS), Tag("<list>")],
     Discriminator(
         string_or_list, custom_error_type="rejected", custom_error_message="must be a string or a list of text parts"
     ),
@@ -46,7 +55,7 @@ Content = Annotated[
 class FunctionCall(StrictModel):
     """A function that the model called in an earlier turn. ``arguments`` is the text that it wrote."""
 
-    name: str
+    name: Name
     arguments: str = ""
 
     def for_template(self) -> dict[str, Any]:
@@ -61,7 +70,7 @@ class FunctionCall(StrictModel):
 class ToolCall(StrictModel):
     """A tool call of an earlier turn. Streams number calls by ``index``, which clients may send back."""
 
-    id: str | None = None
+    id: Name | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
     index: int | None = None
@@ -72,9 +81,9 @@ class ChatMessage(StrictModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
-    name: str | None = None
-    tool_calls: list[ToolCall] = Field(default_factory=list)
-    tool_call_id: str | None = None
+    name: Name | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS)] = Field(default_factory=list)
+    tool_call_id: Name | None = None
     reasoning_content: str | None = None
     annotations: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
 
@@ -114,6 +123,8 @@ class ChatMessage(StrictModel):
 
 def check_template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Refuse what a template gets from elsewhere, and anything but scalars: a template need not be safe with those."""
+    if len(kwargs) > MAX_TEMPLATE_KWARGS:
+        raise rejected(f"must have at most {MAX_TEMPLATE_KWARGS} entries")
     for key, value in kwargs.items():
         if key in _RESERVED:
             raise rejected("cannot be set here", key)
@@ -121,6 +132,8 @@ def check_template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
             raise rejected("must be a string, a number or a boolean", key)
     return kwargs
 
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 _RESERVED = {
     "messages",

@@ -15,7 +15,8 @@ _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 _PRINTABLE = re.compile(r"[\x20-\x7e]{1,128}")
 
 PriorityName = Literal["realtime", "interactive", "batch"]
-ModelName = Annotated[str, Field(max_length=256)]
+MAX_MODEL_NAME = 256
+ModelName = Annotated[str, Field(max_length=MAX_MODEL_NAME)]
 
 IGNORED = frozenset(
     {

@@ -8,9 +8,11 @@ from pydantic import Field, model_validator
 
 from api.protocol.base import RequestModel, rejected
 from api.protocol.chat import TemplateKwargs, check_continuation
-from api.protocol.messages import ChatMessage
+from api.protocol.messages import Messages
 from api.protocol.sampling import ModelName
 from api.protocol.tools import Tools, check_tools
+
+MAX_TOKENS = 1 << 20
 
 
 class TokenizeRequest(RequestModel):
@@ -21,7 +23,7 @@ class TokenizeRequest(RequestModel):
 
     model: ModelName | None = None
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    messages: Messages | None = None
     tools: Tools = Field(default_factory=list)
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
@@ -47,4 +49,4 @@ class DetokenizeRequest(RequestModel):
     """Token ids, each below the size of the vocabulary."""
 
     model: ModelName | None = None
-    tokens: list[int]
+    tokens: Annotated[list[int], Field(max_length=MAX_TOKENS)]
