@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -75,7 +74,7 @@ class Backlog:
     Args:
         max_sequences: most that may wait.
         max_tokens: most tokens in their prompts.
-        max_seconds: longest that a new one may be expected to wait, if it is not of the last band.
+        max_seconds: longest that a tenant's may be expected to wait, if they are not of the last band.
         clock: seconds, monotonic.
     """
 
@@ -88,28 +87,35 @@ class Backlog:
         self._clock = clock
         self._rate = DrainRate()
         self._at = clock()
-        self._by_band = {priority: [0, 0] for priority in Priority}
-        self._by_tenant: Counter[str] = Counter()
+        self._waiting: dict[tuple[str, Priority], list[int]] = {}  # sequences and tokens
 
     @property
     def sequences(self) -> int:
         """How many wait."""
-        return sum(count for count, _ in self._by_band.values())
+        return sum(count for count, _ in self._waiting.values())
 
     @property
     def tokens(self) -> int:
         """Tokens of their prompts."""
-        return sum(tokens for _, tokens in self._by_band.values())
+        return sum(tokens for _, tokens in self._waiting.values())
 
     def waiting(self, priority: Priority) -> int:
         """How many wait in a band."""
-        return self._by_band[priority][0]
+        return sum(count for (_, band), (count, _) in self._waiting.items() if band is priority)
 
-    def expected_wait(self, priority: Priority = Priority.BATCH) -> float:
-        """Seconds until what waits in this band and those before it has its first tokens; 0 while nothing is known."""
+    def expected_wait(self, tenant: str, priority: Priority) -> float:
+        """Seconds until all of a tenant's in this band and those before it have begun; 0 while nothing is known.
+
+        Tenants take turns, so it waits for its own, times the number of tenants, and never for more than there is.
+        """
         self._pass_time()
-        ahead = [self._by_band[band] for band in Priority if band <= priority]
-        return self._rate.seconds_for(sum(count for count, _ in ahead), sum(tokens for _, tokens in ahead)) or 0.0
+        ahead = {who: load for who, load in self._waiting.items() if who[1] <= priority}
+        own = [load for who, load in ahead.items() if who[0] == tenant]
+        tenants = len({who[0] for who in ahead})
+        sequences, tokens = (
+            min(tenants * sum(load[i] for load in own), sum(load[i] for load in ahead.values())) for i in (0, 1)
+        )
+        return self._rate.seconds_for(sequences, tokens) or 0.0
 
     def check(self, load: Load) -> None:
         """Whether a request may join. One that finds the queue empty always may.
@@ -148,29 +154,32 @@ class Backlog:
             self._rate.leave(num_tokens)
 
     def _check_wait(self, load: Load) -> None:
-        wait = self.expected_wait(load.priority)
+        wait = self.expected_wait(load.tenant, load.priority)
         if load.priority is Priority.BATCH or wait <= self._max_seconds:
             return
         text = f"The server is busy: a new request would wait about {wait:.1f} seconds, of {self._max_seconds:g} that"
         raise Rejection(503, f"{text} are allowed.", "queue_slow", wait - self._max_seconds)
 
     def _check_share(self, load: Load) -> None:
-        own, left = self._by_tenant[load.tenant], self._max_sequences - self.sequences
+        own = sum(count for (tenant, _), (count, _) in self._waiting.items() if tenant == load.tenant)
+        left = self._max_sequences - self.sequences
         if load.tenant and own and own + load.sequences > left:
             text = f"Too many requests with keys of yours are waiting: {own}, where {left} places are left."
             raise Rejection(429, text, "tenant_share", self._until_room())
 
     def _until_room(self) -> float:
-        """Seconds until a tenth of what waits is gone."""
-        return self.expected_wait() / 10
+        """Seconds until a tenth of what waits has begun."""
+        self._pass_time()
+        return (self._rate.seconds_for(self.sequences, self.tokens) or 0.0) / 10
 
     def _change(self, load: Load, sequences: int, tokens: int) -> None:
         self._pass_time()
-        self._by_band[load.priority][0] += sequences
-        self._by_band[load.priority][1] += tokens
-        self._by_tenant[load.tenant] += sequences
-        if not self._by_tenant[load.tenant]:
-            del self._by_tenant[load.tenant]
+        who = (load.tenant, load.priority)
+        waiting = self._waiting.setdefault(who, [0, 0])
+        waiting[0] += sequences
+        waiting[1] += tokens
+        if not waiting[0]:
+            del self._waiting[who]
 
     def _pass_time(self) -> None:
         now = self._clock()

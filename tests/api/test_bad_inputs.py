@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import bad_fields
 import httpx
 import orjson
 import pytest
 from api_live import Live
+from bad_fields import GOOD
 from bad_inputs import CASES, CHAT, CHAT_NUMBERS, COMPLETION_NUMBERS, COMPLETIONS, HI, RAW
 
 
@@ -38,26 +41,40 @@ def complete(path: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_table_is_large_enough() -> None:
-    assert len(CASES) >= 500
+    distinct = {str(case[:2]) for case in (*CASES, *bad_fields.CASES)}
+    assert len(distinct) + len(RAW) * len(GOOD) >= 1_500
+    assert {path for path, *_ in bad_fields.CASES} == GOOD.keys()
 
 
-@pytest.mark.parametrize("part", range(8))
-def test_the_table(live: Live, part: int) -> None:
+def check_cases(live: Live, cases: Sequence[Any], body_of: Callable[[str, dict[str, Any]], dict[str, Any]]) -> None:
     with live.http() as http:
-        for path, fields, param, code in CASES[part::8]:
+        for path, fields, param, code in cases:
             try:
-                check_error(http.post(path, json=complete(path, fields)), 400, param, code)
+                check_error(http.post(path, json=body_of(path, fields)), 400, param, code)
             except AssertionError as error:
                 raise AssertionError(f"{path} {str(fields)[:200]}: {error}") from error
     assert not live.frontend.seen
 
 
+@pytest.mark.parametrize("part", range(8))
+def test_the_table(live: Live, part: int) -> None:
+    check_cases(live, CASES[part::8], complete)
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_the_families(live: Live, part: int) -> None:
+    check_cases(live, bad_fields.CASES[part::8], lambda path, fields: {**GOOD[path], **fields})
+
+
 def test_bodies_that_are_no_json_for_us(live: Live) -> None:
+    """On every route. The fields of the rows are those of completions; what is wrong comes before the fields."""
     with live.http(headers={"content-type": "application/json"}) as http:
-        for body, code in RAW:
-            reply = http.post(COMPLETIONS, content=body)
-            assert reply.status_code == 400, (body[:80], reply.text)
-            assert reply.json()["error"]["code"] == code, (body[:80], reply.text)
+        for path in GOOD:
+            for body, code in RAW:
+                reply = http.post(path, content=body)
+                assert reply.status_code == 400, (path, body[:80], reply.text)
+                if path == COMPLETIONS or code == "invalid_json":
+                    assert reply.json()["error"]["code"] == code, (path, body[:80], reply.text)
     assert not live.frontend.seen
 
 

@@ -1,0 +1,189 @@
+"""Families of wrong requests, over every route with a body: each field with each wrong type, names nobody knows, sizes.
+
+A row is as in ``bad_inputs``: path, fields that make a good body wrong, and the param and code to expect.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Case = tuple[str, dict[str, Any], str | None, str | None]
+
+CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+HI = [{"role": "user", "content": "hi"}]
+
+GOOD: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": HI},
+    COMPLETIONS: {"prompt": "ab"},
+    TOKENIZE: {"prompt": "ab"},
+    DETOKENIZE: {"tokens": [97]},
+    LOAD: {"lora_name": "new", "lora_path": "new"},
+    UNLOAD: {"lora_name": "new"},
+}
+"""A good body for each route."""
+
+ANY: dict[str, list[Any]] = {
+    "boolean": [True, False],
+    "integer": [5, 0, -1, 1 << 62],
+    "number": [1.5, -0.5, 1e308],
+    "string": ["5", "", "true", "null", "x" * 1000],
+    "list": [[], [5], ["a"], [[]], [None]],
+    "object": [{}, {"a": 5}, {"type": "text"}],
+}
+
+
+def wrong_for(*right: str) -> list[Any]:
+    """Values of every JSON type but these."""
+    return [value for kind, values in ANY.items() if kind not in right for value in values]
+
+
+# Field and what is right for it, by route. The code for a wrong type is "invalid_type".
+SHARED = {
+    "model": ("string",),
+    "include_stop_str_in_output": ("boolean",),
+    "ignore_eos": ("boolean",),
+    "skip_special_tokens": ("boolean",),
+    "stop_token_ids": ("list",),
+    "logit_bias": ("object",),
+    "cache_salt": ("string",),
+    "stream": ("boolean",),
+    "guided_regex": ("string",),
+    "guided_choice": ("list",),
+    "guided_grammar": ("string",),
+    "regex": ("string",),
+    "ebnf": ("string",),
+    "response_format": ("object",),
+    "structured_outputs": ("object",),
+}
+FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
+    CHAT: SHARED
+    | {
+        "messages": ("list",),
+        "tools": ("list",),
+        "parallel_tool_calls": ("boolean",),
+        "logprobs": ("boolean",),
+        "add_generation_prompt": ("boolean",),
+        "continue_final_message": ("boolean",),
+        "add_special_tokens": ("boolean",),
+        "chat_template_kwargs": ("object",),
+    },
+    COMPLETIONS: SHARED | {"echo": ("boolean",), "add_special_tokens": ("boolean",)},
+    TOKENIZE: {
+        "model": ("string",),
+        "prompt": ("string",),
+        "messages": ("list",),
+        "tools": ("list",),
+        "add_special_tokens": ("boolean",),
+        "return_token_strs": ("boolean",),
+        "add_generation_prompt": ("boolean",),
+        "continue_final_message": ("boolean",),
+        "chat_template_kwargs": ("object",),
+    },
+    DETOKENIZE: {"model": ("string",), "tokens": ("list",)},
+    LOAD: {"lora_name": ("string",), "lora_path": ("string",), "load_inplace": ("boolean",)},
+    UNLOAD: {"lora_name": ("string",)},
+}
+
+TYPES: list[Case] = [
+    (path, {name: value}, name, "invalid_type")
+    for path, fields in FIELDS.items()
+    for name, right in fields.items()
+    for value in wrong_for(*right)
+]
+
+PRIORITIES: list[Case] = [
+    (path, {"priority": value}, "priority", "invalid_value")
+    for path in (CHAT, COMPLETIONS)
+    for value in (0, 1, -1, 5, True, 1.5, "", "high", "REALTIME", "realtime ", "default", [], ["batch"], {})
+]
+
+# Fields of other servers, of internals, and of nobody: none may be passed over in silence.
+STRANGERS = (
+    *(
+        "foo",
+        "Model",
+        "MAX_TOKENS",
+        "max-tokens",
+        "maxTokens",
+        "temperature ",
+        " temperature",
+        "__class__",
+        "__proto__",
+    ),
+    *("constructor", "allowed_token_ids", "bad_words", "prompt_embeds", "chat_template", "documents", "mm_processor"),
+    *("kv_transfer_params", "vllm_xargs", "request_id", "data_parallel_rank", "return_tokens_as_token_ids", "dill"),
+    *("custom_logit_processor", "lora_path_x", "rid", "bootstrap_host", "input_ids", "sampling_params", "image_data"),
+    *("best_of_x", "use_beam_search", "length_penalty", "truncate_prompt_tokens", "spaces_between_special_tokens"),
+    *(
+        "tenant",
+        "cache_tenant",
+        "salt",
+        "adapter",
+        "timeout",
+        "grammar",
+        "path",
+        "\u0000",
+        "a.b",
+        "a[0]",
+        "ä",
+        "x" * 300,
+    ),
+)
+UNKNOWN: list[Case] = [
+    (path, {name: value}, name, "unknown_parameter")
+    for path in GOOD
+    for name, value in zip(STRANGERS, (1, "x", [1], {"a": 1}, True) * len(STRANGERS), strict=False)
+]
+
+LONG = "x" * 257
+SIZES: list[Case] = [
+    *((path, {"model": LONG}, "model", "invalid_value") for path in (CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE)),
+    *((path, {"model": "x" * 1_000_000}, "model", "invalid_value") for path in (CHAT, COMPLETIONS)),
+    (LOAD, {"lora_name": ""}, "lora_name", "invalid_value"),
+    (LOAD, {"lora_path": ""}, "lora_path", "invalid_value"),
+    (LOAD, {"lora_name": LONG}, "lora_name", "invalid_value"),
+    (LOAD, {"lora_path": "x" * 4097}, "lora_path", "invalid_value"),
+    (UNLOAD, {"lora_name": ""}, "lora_name", "invalid_value"),
+    (UNLOAD, {"lora_name": LONG}, "lora_name", "invalid_value"),
+    (LOAD, {"lora_name": None}, "lora_name", "missing_required_parameter"),
+    (LOAD, {"lora_path": None}, "lora_path", "missing_required_parameter"),
+    (UNLOAD, {"lora_name": None}, "lora_name", "missing_required_parameter"),
+    (DETOKENIZE, {"tokens": None}, "tokens", "missing_required_parameter"),
+    (DETOKENIZE, {"tokens": [97] * ((1 << 20) + 1)}, "tokens", "invalid_value"),
+    (CHAT, {"messages": HI * 4097}, "messages", "invalid_value"),
+    (TOKENIZE, {"prompt": None, "messages": HI * 4097}, "messages", "invalid_value"),
+    (CHAT, {"chat_template_kwargs": {str(n): n for n in range(33)}}, "chat_template_kwargs", "invalid_value"),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 1025}]},
+        "messages[0].content",
+        "invalid_value",
+    ),
+    (
+        CHAT,
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}] * 129}]},
+        "messages[0].tool_calls",
+        "invalid_value",
+    ),
+    (CHAT, {"messages": [{"role": "user", "content": "x", "name": LONG}]}, "messages[0].name", "invalid_value"),
+    (
+        CHAT,
+        {"messages": [{"role": "tool", "content": "x", "tool_call_id": LONG}]},
+        "messages[0].tool_call_id",
+        "invalid_value",
+    ),
+]
+
+_FAR = (-1, -(1 << 31), -(1 << 63), 260, 261, 1 << 31, (1 << 31) - 1, 1 << 32, (1 << 63) - 1)
+IDS: list[Case] = [
+    *((path, {"stop_token_ids": [97, far]}, "stop_token_ids", "invalid_value") for path in (CHAT, COMPLETIONS)
+      for far in _FAR),
+    *((path, {"logit_bias": {str(far): 1}}, "logit_bias" if 0 <= far < 10**10 else f"logit_bias.{far}", "invalid_value")
+      for path in (CHAT, COMPLETIONS) for far in _FAR),
+    *((COMPLETIONS, {"prompt": [97, far]}, "prompt", "invalid_value") for far in _FAR),
+    *((COMPLETIONS, {"prompt": [[97], [97, far]]}, "prompt[1]", "invalid_value") for far in _FAR),
+    *((DETOKENIZE, {"tokens": [97, far]}, "tokens", "invalid_value") for far in _FAR),
+]  # fmt: skip
+
+CASES: list[Case] = [*TYPES, *PRIORITIES, *UNKNOWN, *SIZES, *IDS]
