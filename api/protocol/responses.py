@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 from api.protocol.base import Refusal, RequestModel, StrictModel, rejected
 from api.protocol.chat import TemplateKwargs
 from api.protocol.response_items import Input
-from api.protocol.sampling import Salt, Stop
+from api.protocol.sampling import ModelName, PriorityName, Salt, Stop
 from api.protocol.structured import Schema
 from api.protocol.tools import MAX_TOOLS
 from engine.types import MAX_LOGPROBS
@@ -147,7 +147,7 @@ class ResponseRequest(RequestModel):
         "truncation": Refusal("nothing is left out of a conversation here.", ("disabled",)),
     }
 
-    model: str | None = None
+    model: ModelName | None = None
     input: Input
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -175,6 +175,7 @@ class ResponseRequest(RequestModel):
     stop: Stop = Field(default_factory=list)
     ignore_eos: bool = False
     cache_salt: Salt | None = None
+    priority: PriorityName | None = None
     chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
 
     @model_validator(mode="after")

@@ -26,7 +26,7 @@ _NAMES = (
 )
 _SAME = (
     *("model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop", "ignore_eos"),
-    *("parallel_tool_calls", "cache_salt", "chat_template_kwargs"),
+    *("parallel_tool_calls", "cache_salt", "priority", "chat_template_kwargs"),
 )
 
 

@@ -20,6 +20,7 @@ from engine.types import FinishReason
 if TYPE_CHECKING:
     from engine.generation import Finish, TextDelta
 
+_OUT_OF_TIME = ErrorReply(504, "The time that the request was given is up.", code="timeout")
 _BROKEN = ErrorReply(500, "The answer does not have the form that was asked for.", code="internal_error")
 
 
@@ -97,6 +98,10 @@ class Reply:
                 self.status, self._completed_at = "completed", int(time.time())
             case FinishReason.LENGTH:
                 self.status = "incomplete"
+            case FinishReason.TIMEOUT:
+                events = self._output.finish("incomplete")
+                self.fail(_OUT_OF_TIME)
+                return events
             case reason:
                 events = self._output.finish("incomplete")
                 self.fail(_BROKEN if reason is FinishReason.ERROR else ErrorReply(500, "The answer was broken off."))

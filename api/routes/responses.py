@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from fastapi import APIRouter, Query, Request, Response
 
+from api.caller import Caller
 from api.errors import HTTPError, reply_to
 from api.prepare import chat_request
 from api.protocol.responses import ResponseRequest
@@ -19,7 +20,7 @@ from api.responses.conversation import Conversation, conversation_of
 from api.responses.reply import Reply, response_events
 from api.responses.store import StoredResponse
 from api.routes.body import JsonRoute
-from api.routes.shared import State
+from api.routes.shared import CallerOf, State
 from api.sse import EventStream
 from api.state import ServerState
 from api.streams import Deltas, generate, while_connected
@@ -31,24 +32,23 @@ router = APIRouter(route_class=JsonRoute, tags=["responses"])
 
 
 @router.post("/v1/responses")
-async def create_response(body: ResponseRequest, request: Request, state: State) -> Response:
+async def create_response(body: ResponseRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Answer an input, and remember the answer unless ``store`` is false."""
-    owner = request.state.tenant
-    name, adapter = state.resolve(body.model)
+    owner = caller.key.tenant
+    name, adapter = state.resolve(body.model, caller)
     conversation = conversation_of(body, state.responses, owner)
     with blaming_responses():
         chat = as_chat(body, conversation.messages(body.instructions))
-        prepared, promise = await chat_request(state.serving(), state.dialect(), chat, adapter, owner)
+        prepared, promise = await chat_request(state.serving(), state.dialect(), chat, adapter, caller)
     promise = renamed_promise(promise)
-    facts = request.state.facts
-    facts.update(model=name, prompt_tokens=len(prepared.tokens), n=1, stream=body.stream)
+    caller.facts.update(model=name, prompt_tokens=len(prepared.tokens), n=1, stream=body.stream)
     reply = Reply(body, name, None if promise is None else promise.tools, stored=body.store and state.responses.is_on)
 
     def keep(ended: Reply) -> None:
         if body.store:
             state.responses.put(_record(ended, owner, conversation))
 
-    deltas = generate(state, [prepared], facts, promise)
+    deltas = generate(state, [prepared], caller, promise)
     if body.stream:
         return EventStream(response_events(reply, deltas, keep))
     if body.background:
@@ -100,53 +100,53 @@ def _begin(state: ServerState, reply: Reply, deltas: Deltas, owner: str, convers
     return json_response(reply.body())
 
 
-def _find(state: ServerState, request: Request, response_id: str) -> StoredResponse:
-    record = state.responses.get(request.state.tenant, response_id)
+def _find(state: ServerState, caller: Caller, response_id: str) -> StoredResponse:
+    record = state.responses.get(caller.key.tenant, response_id)
     if record is None:
         raise HTTPError(404, f"Response with id '{response_id[:128]}' not found.")
     return record
 
 
 @router.get("/v1/responses/{response_id}")
-async def get_response(response_id: str, request: Request, state: State, stream: bool = False) -> Response:
+async def get_response(response_id: str, caller: CallerOf, state: State, stream: bool = False) -> Response:
     """A stored response as it stands."""
     if stream:
         raise RequestError("'stream' is not supported: stream a response when it is made.", param="stream")
-    return Response(_find(state, request, response_id).body, media_type="application/json")
+    return Response(_find(state, caller, response_id).body, media_type="application/json")
 
 
 @router.delete("/v1/responses/{response_id}")
-async def delete_response(response_id: str, request: Request, state: State) -> Response:
+async def delete_response(response_id: str, caller: CallerOf, state: State) -> Response:
     """Forget a stored response; one that is still being made is given up."""
-    _find(state, request, response_id)
-    state.responses.delete(request.state.tenant, response_id)
+    _find(state, caller, response_id)
+    state.responses.delete(caller.key.tenant, response_id)
     return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
 @router.post("/v1/responses/{response_id}/cancel")
-async def cancel_response(response_id: str, request: Request, state: State) -> Response:
+async def cancel_response(response_id: str, caller: CallerOf, state: State) -> Response:
     """Give up a background response. One that has ended stays as it is."""
-    record = _find(state, request, response_id)
+    record = _find(state, caller, response_id)
     if not orjson.loads(record.body)["background"]:
         raise RequestError("Only a response that was made with 'background' can be cancelled.")
     if record.job is not None:
         record.job.cancel()
         await asyncio.wait([record.job])
-        record = _find(state, request, response_id)
+        record = _find(state, caller, response_id)
     return Response(record.body, media_type="application/json")
 
 
 @router.get("/v1/responses/{response_id}/input_items")
 async def list_input_items(
     response_id: str,
-    request: Request,
+    caller: CallerOf,
     state: State,
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
 ) -> Response:
     """The items that a response answers, those of the responses that it goes on from included."""
-    items = _find(state, request, response_id).items()
+    items = _find(state, caller, response_id).items()
     if order == "desc":
         items.reverse()
     page = _after(items, after)

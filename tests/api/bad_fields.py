@@ -10,12 +10,13 @@ from typing import Any
 Case = tuple[str, dict[str, Any], str | None, str | None]
 
 CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"
-LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+RESPONSES, LOAD, UNLOAD = "/v1/responses", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 HI = [{"role": "user", "content": "hi"}]
 
 GOOD: dict[str, dict[str, Any]] = {
     CHAT: {"messages": HI},
     COMPLETIONS: {"prompt": "ab"},
+    RESPONSES: {"input": "hi"},
     TOKENIZE: {"prompt": "ab"},
     DETOKENIZE: {"tokens": [97]},
     LOAD: {"lora_name": "new", "lora_path": "new"},
@@ -69,6 +70,7 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
         "chat_template_kwargs": ("object",),
     },
     COMPLETIONS: SHARED | {"echo": ("boolean",), "add_special_tokens": ("boolean",)},
+    RESPONSES: {name: ("boolean",) for name in ("stream", "store", "background", "parallel_tool_calls", "ignore_eos")},
     TOKENIZE: {
         "model": ("string",),
         "prompt": ("string",),
