@@ -70,7 +70,7 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
         "chat_template_kwargs": ("object",),
     },
     COMPLETIONS: SHARED | {"echo": ("boolean",), "add_special_tokens": ("boolean",)},
-    RESPONSES: {name: ("boolean",) for name in ("stream", "store", "background", "parallel_tool_calls", "ignore_eos")},
+    RESPONSES: dict.fromkeys(("stream", "store", "background", "parallel_tool_calls", "ignore_eos"), ("boolean",)),
     TOKENIZE: {
         "model": ("string",),
         "prompt": ("string",),
