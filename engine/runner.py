@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -61,27 +63,42 @@ class ModelRunner:
     def _draw(
         self, batch: Batch, inputs: ForwardInputs, hidden: Tensor, masks: Callable[[], Masks] | None
     ) -> dict[int, RowResult]:
-        """The next token of each row that draws, by the row's index in the batch."""
+        """The next tokens of each row that draws, by the row's index in the batch.
+
+        The masks are waited for before the head: where they leave no choice, no logits are needed.
+        """
         drawing = [i for i, row in enumerate(batch.rows) if row.draws]
         if not drawing:
             return {}
-        last = inputs.query_start[1:].long() - 1
-        picked = hidden[last if len(drawing) == len(batch.rows) else last[drawing]]
-        lora = None if inputs.slots is None else self._head_lora(inputs.slots, _last_tokens(batch)[drawing])
-        logits = self._model.logits(picked, lora)
-        allowed = self._allowed(drawing, masks()) if masks else None
-        results = self._sampler.sample(logits, [batch.rows[i] for i in drawing], allowed)
+        filled = masks() if masks else None
+        forced = _forced(filled) if filled else {}
+        at = _logit_tokens(batch, forced)
+        logits = self._logits(hidden, inputs, at) if len(at) else None
+        allowed = self._allowed(filled, forced) if filled else None
+        results = self._sampler.sample(logits, [batch.rows[i] for i in drawing], allowed, forced)
         return dict(zip(drawing, results, strict=True))
+
+    def _logits(self, hidden: Tensor, inputs: ForwardInputs, at: NDArray[np.int64]) -> Tensor:
+        """Logits [len(at), V] of some tokens of the step."""
+        lora = self._head_lora(inputs.slots, at)
+        if len(at) == len(hidden):
+            return self._model.logits(hidden, lora)
+        return self._model.logits(hidden[torch.from_numpy(at).to(hidden.device)], lora)
 
     def _head_lora(self, slots: NDArray[np.int32] | None, tokens: NDArray[np.int64] | slice) -> LoraStep | None:
         """The adapters' part in the head for some tokens of the step."""
         return None if slots is None or self._bank is None else self._bank.head_step(slots[tokens])
 
-    def _allowed(self, drawing: list[int], masks: Masks) -> Allowed:
-        """The masks as the sampler takes them: by the line of their row among those that draw."""
-        lines = [drawing.index(row) for row in masks.rows]
+    def _allowed(self, masks: Masks, forced: Mapping[int, int]) -> Allowed | None:
+        """The masks as the sampler takes them: by the place of their line among those with logits."""
+        kept = [i for i, token in enumerate(masks.forced) if token < 0]
+        if not kept:
+            return None
+        before = np.searchsorted(sorted(forced), [masks.lines[i] for i in kept])
+        lines = np.take(masks.lines, kept) - before
+        words = masks.words if len(kept) == len(masks.lines) else masks.words[kept]
         device = self._model.device
-        return Allowed(torch.tensor(lines, device=device), torch.from_numpy(masks.words).to(device))
+        return Allowed(torch.from_numpy(lines).to(device), torch.from_numpy(words).to(device))
 
     def _result(
         self, index: int, row: Row, hidden: Tensor, inputs: ForwardInputs, drawn: dict[int, RowResult]
@@ -91,7 +108,7 @@ class ModelRunner:
             return result
         first = int(inputs.query_start[index])
         scores = self._score_prompt(row, first, hidden, inputs.slots)
-        return RowResult(result.tokens, result.logprobs, scores, result.failed)
+        return replace(result, prompt_logprobs=scores)
 
     def _score_prompt(
         self, row: Row, first: int, hidden: Tensor, slots: NDArray[np.int32] | None
@@ -112,6 +129,13 @@ class ModelRunner:
         return tuple(scores)
 
 
-def _last_tokens(batch: Batch) -> NDArray[np.int64]:
-    """[R] int64, index in the step of each row's last token."""
-    return np.cumsum([len(row.tokens) for row in batch.rows]) - 1
+def _forced(masks: Masks) -> dict[int, int]:
+    """The tokens about which masks leave no choice, by their lines."""
+    return {line: token for line, token in zip(masks.lines, masks.forced, strict=True) if token >= 0}
+
+
+def _logit_tokens(batch: Batch, forced: Mapping[int, int]) -> NDArray[np.int64]:
+    """[S] int64, index in the step of the token before each line, but for lines that are forced."""
+    ends = accumulate(len(row.tokens) for row in batch.rows)
+    at = [token for row, end in zip(batch.rows, ends, strict=True) for token in range(end - row.num_lines, end)]
+    return np.asarray([token for line, token in enumerate(at) if line not in forced], np.int64)

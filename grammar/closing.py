@@ -11,6 +11,7 @@ the completion longer by about one piece; from that bound follows how long nothi
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -89,41 +90,54 @@ class Pieces:
         return move
 
 
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """What a closer knows at one position of the answer.
+
+    Attributes:
+        inside: whether it is in a JSON string.
+        plan: where the plan under way starts, and its tokens.
+        known: the length of a completion found at a position.
+    """
+
+    inside: int = _OUTSIDE
+    plan: tuple[int, list[int]] | None = None
+    known: tuple[int, int] | None = None
+
+
 class Closer:
-    """Plans the end of one answer."""
+    """Plans the end of one answer.
+
+    It keeps a mark for each position, so that tokens taken back leave no trace: what it allows depends on the tokens
+    of the answer alone, not on drafts that were tried and dropped.
+    """
 
     def __init__(self, pieces: Pieces) -> None:
         self._pieces = pieces
-        self._lexical = [_OUTSIDE]
-        self._plan: tuple[int, list[int]] | None = None  # where it starts, its tokens
-        self._known: tuple[int, int] | None = None  # the length of a completion found at a position
+        self._marks = [_Mark()]
 
     def copy(self) -> Closer:
         """An independent closer with the same knowledge."""
         other = Closer(self._pieces)
-        other._lexical = list(self._lexical)
-        other._plan, other._known = self._plan, self._known
+        other._marks = list(self._marks)
         return other
+
+    @property
+    def planned(self) -> list[int]:
+        """The tokens of the plan under way that are still to come."""
+        plan = self._marks[-1].plan
+        return plan[1][len(self._marks) - 1 - plan[0] :] if plan else []
 
     def follow(self, token: int) -> None:
         """Note an accepted token; a plan that it leaves is dropped."""
-        if self._plan is not None:
-            start, tokens = self._plan
-            at = len(self._lexical) - 1 - start
-            if at >= len(tokens) or tokens[at] != token:
-                self._plan = None
-        inside = self._lexical[-1]
-        self._lexical.append(self._pieces.lexical(inside, token) if self._pieces.is_json else inside)
+        mark, planned = self._marks[-1], self.planned
+        inside = self._pieces.lexical(mark.inside, token) if self._pieces.is_json else mark.inside
+        self._marks.append(_Mark(inside, mark.plan if planned[:1] == [token] else None, mark.known))
 
     def rollback(self, count: int) -> None:
         """Forget the last tokens."""
         if count:
-            del self._lexical[-count:]
-        position = len(self._lexical) - 1
-        if self._plan is not None and position < self._plan[0]:
-            self._plan = None
-        if self._known is not None and position < self._known[0]:
-            self._known = None
+            del self._marks[-count:]
 
     def plan(self, state: State, remaining: int) -> list[int] | None:
         """The tokens to an end if it is time to go there, else None: every token is still free.
@@ -132,29 +146,26 @@ class Closer:
             state: where the answer stands; left as it is.
             remaining: tokens that may still be generated.
         """
-        position, jump = len(self._lexical) - 1, self._pieces.jump
-        if self._plan is not None:
-            start, tokens = self._plan
-            return tokens[position - start :]
-        if self._known is not None and remaining > self._known[1] + (position - self._known[0] + 1) * jump:
+        mark, position, jump = self._marks[-1], len(self._marks) - 1, self._pieces.jump
+        if mark.plan is not None:
+            return self.planned
+        if mark.known is not None and remaining > mark.known[1] + (position - mark.known[0] + 1) * jump:
             return None
         found = self.completion(state)
         if found is None:
             # Nothing was found: look again only after some more tokens.
-            self._known = (position, max(0, remaining - 2 * jump))
+            self._marks[-1] = replace(mark, known=(position, max(0, remaining - 2 * jump)))
             return None
-        self._known = (position, len(found))
-        if remaining > len(found) + jump:
-            return None
-        self._plan = (position, found)
-        return found
+        near = remaining <= len(found) + jump
+        self._marks[-1] = replace(mark, known=(position, len(found)), plan=(position, found) if near else None)
+        return found if near else None
 
     def completion(self, state: State) -> list[int] | None:
         """A short way to an end, or None if none was found."""
         whole = self._pieces.whole
-        if len(self._lexical) == 1 and whole is not None and _advance(state.copy(), whole):
+        if len(self._marks) == 1 and whole is not None and _advance(state.copy(), whole):
             return list(whole)
-        state, inside = state.copy(), self._lexical[-1]
+        state, inside = state.copy(), self._marks[-1].inside
         tokens: list[int] = []
         while not state.can_end():
             step = self._step(state, inside)

@@ -59,7 +59,7 @@ class Compiled:
 
     def matcher(self) -> Matcher:
         """A matcher at the beginning of an answer."""
-        return Matcher(self._state.copy(), self._vocabulary, Closer(self._pieces), open_ended=self._open_ended)
+        return Matcher(self._state, self._vocabulary, Closer(self._pieces), open_ended=self._open_ended)
 
 
 def compile(spec: GrammarSpec, vocabulary: Vocabulary, limits: Limits = DEFAULT_LIMITS) -> Compiled:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from grammar.closing import Closer
@@ -16,19 +18,29 @@ class GrammarFailure(Exception):
 class Matcher:
     """Follows one answer. Not safe for use from two threads at once.
 
-    The answer ends with an end token, which counts as one accepted token; `rollback` may take it back.
+    The answer ends with an end token, which counts as one accepted token; `rollback` may take it back. Tokens that
+    were taken back leave no trace, not even where the library failed on them: the state then is made again from its
+    beginning.
 
-    Attributes:
-        num_tokens: accepted tokens, the end token included.
+    Args:
+        beginning: the state of the grammar before any token; never changed.
     """
 
-    def __init__(self, state: State, vocabulary: Vocabulary, closer: Closer, *, open_ended: bool = False) -> None:
-        self.num_tokens = 0
+    def __init__(
+        self, beginning: State, vocabulary: Vocabulary, closer: Closer, *, open_ended: bool = False
+    ) -> None:
+        self._tokens: list[int] = []
         self._open_ended = open_ended
-        self._state = state
+        self._beginning = beginning
+        self._state = beginning.copy()
         self._vocabulary = vocabulary
         self._closer = closer
         self._ended = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Accepted tokens, the end token included."""
+        return len(self._tokens)
 
     @property
     def is_done(self) -> bool:
@@ -85,12 +97,12 @@ class Matcher:
             return False
         if token in self._vocabulary.eos:
             self._ended = self._state.can_end()
-            self.num_tokens += self._ended
+            self._tokens += [token] * self._ended
             return self._ended
         if not 0 <= token < self._vocabulary.size or not self._state.accept(token):
             return False
         self._closer.follow(token)
-        self.num_tokens += 1
+        self._tokens.append(token)
         return True
 
     def rollback(self, count: int) -> None:
@@ -101,26 +113,53 @@ class Matcher:
         """
         if not 0 <= count <= self.num_tokens:
             raise ValueError(f"cannot take back {count} of {self.num_tokens} tokens")
-        self.num_tokens -= count
-        if count and self._ended:
+        if not count:
+            return
+        del self._tokens[self.num_tokens - count :]
+        if self._ended:
             self._ended = False
             count -= 1
-        self._state.rollback(count)
         self._closer.rollback(count)
+        if self._state.failure() is None:
+            self._state.rollback(count)
+        else:
+            self._replay()
+
+    def admits(self, tokens: Sequence[int]) -> int:
+        """How many of some tokens of text could come next, one after the other; the state is left as it is."""
+        if self._state.failure() is not None:
+            return 0
+        start = self.num_tokens
+        for token in tokens:
+            if token in self._vocabulary.eos or not self.accept(token):
+                break
+        admitted = self.num_tokens - start
+        self.rollback(admitted)
+        if self._state.failure() is not None:
+            self._replay()
+        return admitted
+
+    def _replay(self) -> None:
+        """Make the state again from the tokens that stand: a library that has failed takes nothing back."""
+        self._state = self._beginning.copy()
+        for token in self._tokens:
+            self._state.accept(token)
 
     def copy(self) -> Matcher:
         """An independent matcher at the same place."""
-        other = Matcher(self._state.copy(), self._vocabulary, self._closer.copy(), open_ended=self._open_ended)
-        other.num_tokens, other._ended = self.num_tokens, self._ended
+        other = Matcher(self._beginning, self._vocabulary, self._closer.copy(), open_ended=self._open_ended)
+        other._state, other._tokens, other._ended = self._state.copy(), list(self._tokens), self._ended
         return other
 
     def draft(self, limit: int) -> list[int]:
         """Tokens of the text that must come next, at most `limit`; the state is left as it is.
 
-        The text is forced, its division into tokens is a proposal: verify them under the mask like any draft.
+        On the way to an end before the budget is spent, these are the tokens themselves. Else the text is forced, its division into tokens is a proposal: verify them under the mask like any draft.
         """
         if self._ended or limit < 1:
             return []
+        if not self._is_free and (planned := self._closer.planned):
+            return planned[:limit]
         forced = self._state.forced()
         # The last token could begin more text than is forced: leave its choice open.
         tokens = self._vocabulary.tokenize(forced)[:-1] if forced else []
