@@ -52,7 +52,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> StepResult:
-        """Compute a step. ``batch.rows`` is not empty; ``masks`` is called when the logits are there."""
+        """Compute a step. ``batch.rows`` is not empty; ``masks`` is called when the forward is done."""
         self._sampler.start(batch.starts)
         self._kv.copy(batch.copies)
         inputs = self._inputs.build(batch)
