@@ -26,9 +26,7 @@ class Matcher:
         beginning: the state of the grammar before any token; never changed.
     """
 
-    def __init__(
-        self, beginning: State, vocabulary: Vocabulary, closer: Closer, *, open_ended: bool = False
-    ) -> None:
+    def __init__(self, beginning: State, vocabulary: Vocabulary, closer: Closer, *, open_ended: bool = False) -> None:
         self._tokens: list[int] = []
         self._open_ended = open_ended
         self._beginning = beginning

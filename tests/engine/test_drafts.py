@@ -202,7 +202,10 @@ def test_any_drafts_change_nothing_but_the_number_of_steps(asks, seed, page_size
     rng = random.Random(seed)
 
     def guess(sequence: Sequence) -> list[int]:
-        tokens, *_, = expected[sequence.id]
+        (
+            tokens,
+            *_,
+        ) = expected[sequence.id]
         right = [*tokens, EOS, 7, 7][sequence.num_generated :][: rng.randint(0, 16)]
         wrong = [rng.randrange(VOCAB) for _ in range(rng.randint(0, 16))]
         cut = rng.randint(0, len(right))
