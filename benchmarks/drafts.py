@@ -27,7 +27,7 @@ from grammar.spec import GrammarSpec
 
 NAMES = ("Alice Moore", "Bilal Khan", "Carla Diaz", "Dmitri Orlov", "Emi Sato", "Farah Aziz", "Greta Holm", "Hugo Leroy")
 PLACES = ("Lisbon", "Nairobi", "Osaka", "Quito", "Riga", "Sydney", "Tunis", "Vienna")
-SCHEMA = {
+SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "customer_identification_number": {"type": "integer", "minimum": 0, "maximum": 99999},
@@ -39,7 +39,7 @@ SCHEMA = {
     },
     "additionalProperties": False,
 }
-SCHEMA["required"] = list(SCHEMA["properties"])  # type: ignore[call-overload]
+SCHEMA["required"] = list(SCHEMA["properties"])
 TOPICS = ("a lighthouse keeper", "the history of bread", "a robot gardener", "rain in a large city", "an old violin")
 
 
@@ -65,11 +65,12 @@ def record(draw: random.Random) -> dict[str, Any]:
 
 
 def schema_prompt(draw: random.Random) -> str:
-    """Facts to be put into the form of SCHEMA."""
+    """Facts to be put into the form of SCHEMA, whose names the prompt tells, as they should."""
     entry = record(draw)
+    names = json.dumps(dict.fromkeys(SCHEMA["properties"], "..."), indent=2)
     return (
         f"Fill in the customer record as JSON. Customer {entry['id']} is {entry['name']} from {entry['city']}, with "
-        f"{draw.randrange(9)} open invoices{' and a premium subscription' if entry['active'] else ''}."
+        f"{draw.randrange(9)} open invoices{' and a premium subscription' if entry['active'] else ''}.\n\n{names}"
     )
 
 
