@@ -25,7 +25,16 @@ from engine.outputs import RequestOutput
 from engine.types import SamplingParams
 from grammar.spec import GrammarSpec
 
-NAMES = ("Alice Moore", "Bilal Khan", "Carla Diaz", "Dmitri Orlov", "Emi Sato", "Farah Aziz", "Greta Holm", "Hugo Leroy")
+NAMES = (
+    "Alice Moore",
+    "Bilal Khan",
+    "Carla Diaz",
+    "Dmitri Orlov",
+    "Emi Sato",
+    "Farah Aziz",
+    "Greta Holm",
+    "Hugo Leroy",
+)
 PLACES = ("Lisbon", "Nairobi", "Osaka", "Quito", "Riga", "Sydney", "Tunis", "Vienna")
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -110,6 +110,21 @@ class Simulation:
         self._step(sequence, end)
         return True
 
+    def draft(self, sequence: Running, num_drafts: int) -> None:
+        """Compute tokens behind the sequence's own that then do not stand, and give their pages back."""
+        before, table = self._evictable(), list(sequence.table)
+        if not self.cache.grow(sequence.lease, len(sequence.tokens) + num_drafts):
+            return
+        self._check_evicted(before)
+        self._follow(sequence)
+        size = self.cache.page_size
+        for position in range(len(sequence.tokens), len(sequence.tokens) + num_drafts):
+            assert position // size >= sequence.lease.num_shared
+            self.pool[sequence.table[position // size]][position % size] = "draft"
+        self.cache.shrink(sequence.lease, sequence.num_computed)
+        self._follow(sequence)
+        assert sequence.table == table[: len(sequence.table)]
+
     def append(self, sequence: Running, token: int) -> None:
         """Draw a token."""
         sequence.tokens.append(token)

@@ -77,9 +77,7 @@ def sample(sampler: Sampler, models: list[Model], rows: list[Row], skip_forced: 
 def test_drafts_leave_no_trace_in_what_is_drawn(params, seed, masked):
     rng = random.Random(seed)
     models = [Model(seed + i, masked[i]) for i in range(len(params))]
-    requests = [
-        Request(each, prompt=(1, 2, 3), stops=(4, 5), seed=rng.randrange(100)) for each in params
-    ]
+    requests = [Request(each, prompt=(1, 2, 3), stops=(4, 5), seed=rng.randrange(100)) for each in params]
     alone, drafting = Sampler(8, VOCAB, CPU), Sampler(8, VOCAB, CPU)
     for sampler in (alone, drafting):
         sampler.start([request.start(i) for i, request in enumerate(requests)])
@@ -107,7 +105,9 @@ def test_drafts_leave_no_trace_in_what_is_drawn(params, seed, masked):
             done[i] += len(result.tokens)
     for i in range(len(params)):
         assert [token for result in got[i] for token in result.tokens] == tokens[i]
-        assert [x for result in got[i] for x in result.logprobs] == [x for result in expected[i] for x in result.logprobs]
+        assert [x for result in got[i] for x in result.logprobs] == [
+            x for result in expected[i] for x in result.logprobs
+        ]
 
 
 def test_a_place_that_cannot_draw_fails_the_row_only_if_it_counts():
