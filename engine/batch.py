@@ -49,7 +49,9 @@ class Row:
     token is drawn after the last of those and after each draft::
 
         tokens    | known ... known | draft 0 | draft 1 | ...
-        lines                  drawn 0   drawn 1   drawn 2      drawn i + 1 counts if drawn 0 to i were the drafts 0 to i
+        lines                  drawn 0   drawn 1   drawn 2
+
+    What is drawn after a draft counts if that draft and those before it are what was drawn in their places.
 
     A *line* is one of these places: a row of the step's logits.
 

@@ -191,7 +191,7 @@ class Scheduler:
         plan.budget -= count
 
     def _add_drafts(self, drafter: Drafter, plan: _Plan) -> None:
-        """Give the rows that draw drafts, in equal parts of what budget is left; nobody is preempted for their pages."""
+        """Give the rows that draw drafts, in equal parts of the budget left; nobody is preempted for their pages."""
         drawing = [self._alive[number] for number, row in plan.rows.items() if row.draws]
         left = min(plan.budget, self._max_drafts)
         for behind, sequence in enumerate(drawing):

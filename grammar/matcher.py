@@ -152,7 +152,8 @@ class Matcher:
     def draft(self, limit: int) -> list[int]:
         """Tokens of the text that must come next, at most `limit`; the state is left as it is.
 
-        On the way to an end before the budget is spent, these are the tokens themselves. Else the text is forced, its division into tokens is a proposal: verify them under the mask like any draft.
+        On the way to an end before the budget is spent, these are the tokens themselves. Else the text is forced, its
+        division into tokens is a proposal: verify them under the mask like any draft.
         """
         if self._ended or limit < 1:
             return []

@@ -182,7 +182,7 @@ ASKS = st.lists(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     asks=ASKS,
     seed=st.integers(0, 2**32),
@@ -192,7 +192,7 @@ ASKS = st.lists(
     kind=st.sampled_from(["right", "wrong", "mixed", "sources"]),
 )
 def test_any_drafts_change_nothing_but_the_number_of_steps(asks, seed, page_size, budget, num_pages, kind):
-    """Chunks, preemption, ends inside of drafts and budgets that close: what each sequence gets is what it got without."""
+    """Chunks, preemption, ends inside of drafts, budgets that close: each sequence gets what it got without."""
     options = {"num_pages": num_pages // page_size + 4, "page_size": page_size, "budget": budget}
     plain = Engine.make("off", **options)
     for number, ask in enumerate(asks):

@@ -39,7 +39,7 @@ def test_a_guess_goes_on_where_the_last_tokens_stood_before(prompt, generated, e
 
 @given(st.integers(0, 10**6))
 def test_a_copy_is_followed_through_places_that_look_alike(seed):
-    """A copy of a text, some tokens in: the guess is what comes next in the text, however common its last tokens are."""
+    """A copy of a text, some tokens in: the guess is what comes next there, however common the last tokens are."""
     rng = random.Random(seed)
     text = [rng.randrange(50) if rng.random() < 0.2 else 7 for _ in range(300)]
     tokens = array("i", [*text, 60, 61])

@@ -14,13 +14,9 @@ from engine.messages import Abort, Done, Failed, Submit, TokenOut
 from engine.types import FinishReason, SamplingParams
 
 
-def make_core(num_pages=64, page_size=4, max_num_seqs=4, budget=16, sharing=True, drafts="auto", **worker):
+def make_core(num_pages=64, page_size=4, max_num_seqs=4, budget=16, sharing=True, **worker):
     config = EngineConfig(
-        block_size=page_size,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=budget,
-        enable_prefix_caching=sharing,
-        speculative_config=f'{{"method": "{drafts}"}}',
+        block_size=page_size, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, enable_prefix_caching=sharing
     )
     return EngineCore(config, FakeWorker(num_pages, page_size, **worker))
 
