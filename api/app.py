@@ -6,10 +6,11 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from api.errors import handle
 from api.guard import Guard, Identify
-from api.routes import adapters, chat, completions, health, models, tokenize
+from api.routes import adapters, chat, completions, health, models, responses, tokenize
 from api.state import ServerState
 from api.streams import ClientGone
 from engine.errors import EngineError
@@ -50,7 +51,7 @@ def create_app(state: ServerState) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.server = state
-    for module in (chat, completions, models, adapters, tokenize, health):
+    for module in (chat, completions, responses, models, adapters, tokenize, health):
         app.include_router(module.router)
     for kind in (EngineError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, handle)
@@ -63,5 +64,14 @@ def create_app(state: ServerState) -> FastAPI:
         max_body=options.max_request_bytes,
         share_between_keys=options.share_cache_between_keys,
     )
+    if options.allowed_origins:
+        # Outside of the guard: a browser's preflight brings no key.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=options.allowed_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
     app.add_middleware(Identify)
     return app

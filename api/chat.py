@@ -16,7 +16,7 @@ from api.sse import DONE
 from api.streams import Deltas
 from api.tools.parser import Arguments, CallStart, Content, Event, ToolParser, read_calls
 from api.tools.plan import ToolPlan
-from api.usage import UsageCount, finish_reason, usage_body
+from api.usage import UsageCount, finish_reason, min_completion_tokens, usage_body
 
 if TYPE_CHECKING:
     from engine.generation import TextDelta
@@ -51,13 +51,14 @@ def _choice(request: ChatRequest, index: int, answer: Answer, plan: ToolPlan | N
                 for call in calls
             ]
             reason = _with_calls(reason)
-    return {
+    fields = {
         "index": index,
         "message": message,
         "logprobs": None if asked is None else chat_logprobs(answer.logprobs, asked),
         "finish_reason": reason,
         "stop_reason": answer.stop_reason,
     }
+    return fields if answer.min_tokens is None else fields | {"min_completion_tokens": answer.min_tokens}
 
 
 def _with_calls(reason: str) -> str:
@@ -112,9 +113,13 @@ class _Chunks:
         elif delta.text or delta.logprobs:
             events.append(self._event(delta.index, {"content": delta.text}, logprobs))
         if delta.finish is not None:
-            reason, stop = finish_reason(delta.finish), delta.finish.stop_reason
+            reason = finish_reason(delta.finish)
             reason = _with_calls(reason) if delta.index in self._calling else reason
-            events.append(self._event(delta.index, {}, None, reason, stop))
+            end: dict[str, Any] = {"finish_reason": reason, "stop_reason": delta.finish.stop_reason}
+            least = min_completion_tokens(delta.finish)
+            if least is not None:
+                end["min_completion_tokens"] = least
+            events.append(self._event(delta.index, {}, None, end))
         return events
 
     def _read(self, delta: TextDelta, logprobs: dict[str, Any] | None) -> list[bytes]:
@@ -138,14 +143,11 @@ class _Chunks:
         index: int,
         content: dict[str, Any],
         logprobs: dict[str, Any] | None = None,
-        reason: str | None = None,
-        stop: str | int | None = None,
+        end_fields: dict[str, Any] | None = None,
     ) -> bytes:
         rest = b',"logprobs":null,"finish_reason":null}]'
-        if logprobs is not None or reason is not None:
-            fields: dict[str, Any] = {"logprobs": logprobs, "finish_reason": reason}
-            if reason is not None:
-                fields["stop_reason"] = stop
+        if logprobs is not None or end_fields is not None:
+            fields = {"logprobs": logprobs, **(end_fields or {"finish_reason": None})}
             rest = b"," + orjson.dumps(fields)[1:] + b"]"
         end = self._end
         if self._continuous:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from api.streams import Deltas
-from api.usage import UsageCount, finish_reason
+from api.usage import UsageCount, finish_reason, min_completion_tokens
 from engine.errors import EngineError
 
 if TYPE_CHECKING:
@@ -34,6 +34,11 @@ class Answer:
     def stop_reason(self) -> str | int | None:
         """The stop string or token that ended it."""
         return None if self.finish is None else self.finish.stop_reason
+
+    @property
+    def min_tokens(self) -> int | None:
+        """See ``usage.min_completion_tokens``."""
+        return None if self.finish is None else min_completion_tokens(self.finish)
 
 
 async def collect(deltas: Deltas, usage: UsageCount) -> dict[tuple[int, int], Answer]:

@@ -15,7 +15,7 @@ from api.protocol.completions import CompletionRequest
 from api.reply import ReplyHead
 from api.sse import DONE
 from api.streams import Deltas
-from api.usage import UsageCount, finish_reason, usage_body
+from api.usage import UsageCount, finish_reason, min_completion_tokens, usage_body
 
 if TYPE_CHECKING:
     from engine.generation import TextDelta, TokenLogprob
@@ -79,6 +79,8 @@ def completion_body(
                 "".join(answer.text), answer.logprobs, answer.prompt_logprobs
             )
             fields = _fields(number * request.n + index, text, logprobs, answer.reason, answer.stop_reason)
+            if answer.min_tokens is not None:
+                fields["min_completion_tokens"] = answer.min_tokens
             if request.prompt_logprobs is not None:
                 fields["prompt_logprobs"] = prompt_logprobs(answer.prompt_logprobs, request.prompt_logprobs)
             choices.append(fields)
@@ -129,16 +131,19 @@ class _Chunks:
         if self._request.max_tokens != 0:
             self._num_tokens += len(delta.tokens)
         text, logprobs = self._choices[index].piece(delta.text, delta.logprobs, delta.prompt_logprobs)
-        reason = stop = None
+        finish: dict[str, Any] = {"finish_reason": None, "stop_reason": None}
         if delta.finish is not None:
-            reason, stop = finish_reason(delta.finish), delta.finish.stop_reason
-        if not text and reason is None and not (logprobs and logprobs["tokens"]):
+            finish = {"finish_reason": finish_reason(delta.finish), "stop_reason": delta.finish.stop_reason}
+            least = min_completion_tokens(delta.finish)
+            if least is not None:
+                finish["min_completion_tokens"] = least
+        if not text and delta.finish is None and not (logprobs and logprobs["tokens"]):
             return []
         end = self._end
         if self._request.continuous_usage:
             end = b',"usage":' + orjson.dumps(usage_body(self._num_prompt, self._num_tokens)) + b"}\n\n"
-        if logprobs is None and reason is None:
+        if logprobs is None and delta.finish is None:
             rest = b',"logprobs":null,"finish_reason":null}]'
         else:
-            rest = b"," + orjson.dumps({"logprobs": logprobs, "finish_reason": reason, "stop_reason": stop})[1:] + b"]"
+            rest = b"," + orjson.dumps({"logprobs": logprobs, **finish})[1:] + b"]"
         return [b'%b%d,"text":%b%b%b' % (self._start, index, orjson.dumps(text), rest, end)]

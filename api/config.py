@@ -40,6 +40,15 @@ class ServerConfig:
     max_request_bytes: int = option(
         4 << 20, "Longest request body that is read.", low=1024, high=1 << 30, group="server"
     )
+    max_stored_response_bytes: int = option(
+        256 << 20, "Memory for responses that clients may go on from. 0: none is stored.", low=0, group="server"
+    )
+    stored_response_ttl: float = option(
+        86400.0, "Seconds after which a stored response that nobody asks for is forgotten.", low=0, group="server"
+    )
+    allowed_origins: tuple[str, ...] = option(
+        (), "Origins whose web pages may ask this server; * for all. Default: none.", group="server"
+    )
     shutdown_timeout: float = option(
         30.0, "Seconds that running requests get to finish after the first SIGTERM.", low=0, high=86400, group="server"
     )

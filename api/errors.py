@@ -7,6 +7,7 @@ Whatever is not an error on purpose becomes a 500 that says nothing about its ca
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from engine.errors import CapacityError, EngineDead, EngineError, RequestError, UnknownModel
+from engine.errors import CapacityError, EngineDead, EngineError, GrammarRefused, RequestError, UnknownModel
 
 logger = logging.getLogger(__name__)
 
@@ -27,12 +28,17 @@ _RETRY = {"retry-after": "1"}
 
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
-    """A status and what the body of an error says; ``headers`` go out with it."""
+    """A status and what the body of an error says; ``headers`` go out with it.
+
+    Attributes:
+        details: fields beyond OpenAI's.
+    """
 
     status: int
     message: str
     param: str | None = None
     code: str | None = None
+    details: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -43,7 +49,7 @@ class ErrorReply:
     def body(self) -> bytes:
         """The body, as JSON."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return orjson.dumps({"error": error})
+        return orjson.dumps({"error": {**error, **self.details}})
 
     def response(self) -> Response:
         """The whole answer."""
@@ -68,6 +74,9 @@ def reply_to(error: Exception) -> ErrorReply:
     match error:
         case UnknownModel():
             return ErrorReply(404, str(error), error.param, error.code)
+        case GrammarRefused():
+            details = {"keyword": error.keyword, "pointer": error.pointer, "reason": error.reason}
+            return ErrorReply(400, str(error), error.param, "invalid_value", details)
         case RequestError():
             return ErrorReply(400, str(error), error.param, error.code or ("invalid_value" if error.param else None))
         case CapacityError():
@@ -114,7 +123,7 @@ def _reply_to_invalid(errors: Sequence[Mapping[str, Any]]) -> ErrorReply:
         case kind if kind.endswith("_type"):
             given = _json_type(first["input"])
             return ErrorReply(400, f"{name} must be {wanted}, not {given}.", param, "invalid_type")
-    given = orjson.dumps(first["input"]).decode()
+    given = json.dumps(first["input"], ensure_ascii=False)
     given = given if len(given) <= 40 else given[:40] + "..."
     return ErrorReply(400, f"{name} must be {wanted}, not {given}.", param, "invalid_value")
 

@@ -37,6 +37,10 @@ _SECONDS_IN_ALL = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
+_SECONDS_OF_MASKS = (
+    *(0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 20.0),
+)
 _TOKENS = tuple(float(1 << power) for power in range(18))
 _COUNTS = (1.0, 2.0, 5.0, 10.0, 20.0)
 
@@ -51,6 +55,8 @@ _ENGINE_GAUGES = (
     ("adapters", "adapters_loaded", "Adapters that requests can name."),
     ("adapters_resident", "adapters_resident", "Adapters in a slot on the device."),
     ("adapters_host_bytes", "adapters_host_bytes", "Memory of adapters on the host."),
+    ("responses_stored", "responses_stored", "Responses that clients may go on from."),
+    ("responses_stored_bytes", "responses_stored_bytes", "What those take in memory, about."),
 )
 _ENGINE_COUNTERS = (
     ("prompt_tokens", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
@@ -74,6 +80,8 @@ _ENGINE_COUNTERS = (
 _ENGINE_HISTOGRAMS = (
     ("request_queue_time_seconds", "Seconds from arrival to the first step.", _SECONDS_IN_ALL),
     ("iteration_tokens_total", "Tokens computed in one step.", _TOKENS),
+    ("grammar_mask_seconds", "Seconds that the masks of one step took to fill.", _SECONDS_OF_MASKS),
+    ("grammar_compile_seconds", "Seconds of one compile of a grammar.", _SECONDS_OF_MASKS),
 )
 _LABELS = ("model_name", "engine")
 
@@ -87,7 +95,7 @@ class _EngineCollector:
 
     def collect(self) -> Iterator[Metric]:
         stats = self._stats()
-        usage = 1 - stats.get("pages_available", 0.0) / max(1.0, stats.get("pages", 0.0)) if stats else 0.0
+        usage = 1 - stats.get("pages_available", 0.0) / max(1.0, stats["pages"]) if "pages" in stats else 0.0
         yield self._gauge("kv_cache_usage_perc", "Share of the KV pool that running sequences hold, 0 to 1.", usage)
         for key, name, text in _ENGINE_GAUGES:
             yield self._gauge(name, text, stats.get(key, 0.0))

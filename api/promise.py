@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from api.protocol.structured import ResponseFormat, StructuredFields, StructuredOutputs
-from engine.errors import RequestError
+from engine.errors import GrammarRefused
 from grammar.errors import GrammarError
 from grammar.limits import check_limits
 from grammar.spec import GrammarKind, GrammarSpec
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 _EBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 _LARK_RULE = re.compile(r"^[ \t]*[?!]?\w+(?:\.\d+)?[ \t]*:", re.MULTILINE)
-# What the engine blames for a grammar that does not compile.
-_ENGINE_FIELDS = ("response_format", "grammar")
 JSON_KINDS = (GrammarKind.JSON_SCHEMA, GrammarKind.JSON_OBJECT)
 
 
@@ -48,20 +46,18 @@ class Promise:
         """Errors of the engine about the grammar name the field that asked for it."""
         try:
             yield
-        except RequestError as error:
-            if error.param not in _ENGINE_FIELDS:
-                raise
-            field, message = self.field, str(error)
+        except GrammarRefused as error:
+            field, pointer = self.field, error.pointer
             if self.tools is not None:
-                field, message = self.tools.locate(message)
-            raise RequestError(f"'{field}': {message}", param=field, code=error.code) from None
+                field, pointer = self.tools.locate(pointer)
+            raise GrammarRefused(error.keyword, pointer, error.reason, param=field) from None
 
 
 def asked_promise(body: StructuredFields) -> Promise | None:
     """The form that the body asks for, None for text of any form.
 
     Raises:
-        RequestError: it is malformed or beyond the limits; it names the field.
+        GrammarRefused: it is malformed or beyond the limits; it names the field.
     """
     if not body.form_fields:
         return None
@@ -76,11 +72,11 @@ def asked_promise(body: StructuredFields) -> Promise | None:
 
 @contextmanager
 def refusing(field: str) -> Iterator[None]:
-    """A ``GrammarError`` becomes a ``RequestError`` that names the field."""
+    """A ``GrammarError`` becomes a ``GrammarRefused`` that names the field."""
     try:
         yield
     except GrammarError as error:
-        raise RequestError(f"'{field}' cannot be promised: {error}.", param=field) from None
+        raise GrammarRefused(error.keyword, error.pointer, error.reason, param=field) from None
 
 
 def _spec(body: StructuredFields, field: str) -> GrammarSpec:

@@ -1,8 +1,9 @@
 """The server process: the port, the engine process behind it, and the end of both.
 
 The port answers from the start: /health and /ready say 503 until the model is loaded. The first SIGTERM or SIGINT
-makes the server finish what it has begun, for a while; the second one ends it at once. When the engine ends or hangs,
-the process ends with code 70, so that a supervisor starts it anew.
+makes the server finish what it has begun, for a while; the second one ends it at once. The process ends with code 0
+only if everything was finished, with 1 if answers were cut off, and with 70 when the engine ends or hangs, so that a
+supervisor starts it anew.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from engine.frontend import Frontend
 from engine.source import resolve_model
 from engine.tokenizer import Tokenizer
 
+EXIT_CUT_OFF = 1
 EXIT_ENGINE_DEAD = 70
 _WATCH_SECONDS = 0.1
 _FLUSH_SECONDS = 2
@@ -42,7 +44,8 @@ def serve(config: EngineConfig, options: ServerConfig) -> int:
     """Serve until a signal comes or the engine dies.
 
     Returns:
-        the exit code: 0 after a signal, 70 when the engine died or hung.
+        the exit code: 0 after a signal and the end of all requests, 1 if some were cut off, 70 when the engine died
+        or hung.
 
     Raises:
         ConfigError: the port is taken, the file with keys cannot be read, an option does not fit the model.
@@ -95,7 +98,7 @@ class _Service:
         self._asked_to_end = asyncio.Event()
 
     def _stats(self) -> dict[str, float]:
-        return {} if self._state.client is None else self._state.client.stats
+        return self._state.responses.stats() | ({} if self._state.client is None else self._state.client.stats)
 
     async def run(self, sock: socket.socket) -> int:
         """Load, serve, drain, close. The exit code."""
@@ -161,7 +164,9 @@ class _Service:
                     break
             await asyncio.sleep(_WATCH_SECONDS)
         if self._state.is_healthy:
-            return 0
+            if self._state.active:
+                logger.warning("cutting off %d requests", self._state.active)
+            return EXIT_CUT_OFF if self._state.active else 0
         logger.error("the engine is gone or hangs: ending")
         return EXIT_ENGINE_DEAD
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from api.config import ServerConfig
 from api.metrics import Metrics
+from api.responses.store import ResponseStore
 from api.tools.formats import Dialect, dialect_of
 from api.validators import Validators
 from engine.errors import CapacityError, EngineDead, UnknownModel
@@ -37,6 +38,7 @@ class ServerState:
         active: generations under way. Written by ``streams`` alone.
         version: of the server, for ``/version`` and the fingerprint.
         started: when the server began, in seconds since 1970.
+        responses: those that can be asked for again.
     """
 
     options: ServerConfig
@@ -50,7 +52,12 @@ class ServerState:
     active: int = 0
     version: str = "unknown"
     started: int = field(default_factory=lambda: int(time.time()))
+    responses: ResponseStore = field(init=False)
     _dialect: tuple[Tokenizer, Dialect] | None = None
+
+    def __post_init__(self) -> None:
+        """Open the store of responses."""
+        self.responses = ResponseStore(self.options.max_stored_response_bytes, self.options.stored_response_ttl)
 
     @property
     def is_healthy(self) -> bool:

@@ -49,6 +49,11 @@ class UsageCount:
         )
 
 
+def min_completion_tokens(finish: Finish) -> int | None:
+    """Of an answer that was cut off at its budget: the budget that its form needs at least, if that is known."""
+    return finish.usage.shortest if finish.reason is FinishReason.LENGTH else None
+
+
 def finish_reason(finish: Finish) -> str:
     """OpenAI's word for the end of a sequence, or ``error``. EngineError if it did not come to an end of its own."""
     if finish.reason is not FinishReason.ABORT:

@@ -1,6 +1,6 @@
 """Times of the CPU kernels on the shapes of a small Llama: each op against torch's, and a whole layer.
 
-    python -m benchmarks.kernels_cpu [--threads 2] [--sections linear attention small layer]
+    python -m benchmarks.kernels_cpu [--threads 2] [--sections linear quantised attention small layer]
 
 Weights and caches are walked over many distinct copies, so that they come from memory as in a real step. Every time is
 the least of several repeats, in microseconds for each call.
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels import ops, reference
+from kernels import ops, quantised, reference
 
 BF16 = torch.bfloat16
 HIDDEN, INNER, VOCABULARY, HEADS, KV_HEADS, HEAD_DIM, PAGE = 576, 1536, 49152, 9, 3, 64, 16
@@ -65,6 +65,65 @@ def bench_linear() -> None:
             ours, theirs, plain = linear_times(weights, layers, torch.randn(rows, width).to(BF16))
             rates = f"{2 * rows * width * columns / ours / 1e3:8.0f} {2 * width * columns / ours / 1e3:6.1f}"
             print(f"{name:8} {rows:4} {ours:9.1f} {theirs:9.1f} {plain:9.1f} {rates}", flush=True)
+
+
+def random_blocks(columns: int, width: int, block_type: quantised.BlockType) -> ops.QuantisedLinear:
+    """Random integers, scales (and minima) of about 1."""
+    size, halves = quantised.BLOCK_BYTES[block_type], 2 if block_type == "Q4_1" else 1
+    raw = torch.randint(256, (columns, width // 32, size), dtype=torch.uint8)
+    raw[:, :, : 2 * halves] = torch.randn(columns, width // 32, halves).half().view(torch.uint8)
+    return quantised.pack_blocks(raw.view(columns, -1), block_type)
+
+
+def peak_products(seconds: float = 0.3) -> float:
+    """Products of bf16 in a second, in 1e9, at this number of threads: a product from the first cache, bf16's limit."""
+    layer, x = ops.pack_linear(torch.randn(1024, 128).to(BF16)), torch.randn(2048, 128).to(BF16)
+    return 2048 * 1024 * 128 / least_time(lambda: ops.linear(x, layer), 1, budget=seconds, most=200) / 1e3
+
+
+def reading_rate() -> float:
+    """Bytes of weights in a microsecond, from memory: products of one row with 226 MB of bf16."""
+    layers = [ops.pack_linear(torch.ones(VOCABULARY, HIDDEN, dtype=BF16)) for _ in range(4)]
+    x = torch.ones(1, HIDDEN, dtype=BF16)
+    return layers[0].weight.nbytes / least_time(lambda: [ops.linear(x, layer) for layer in layers], len(layers))
+
+
+def bench_quantised() -> None:
+    """Times of a form, how much faster than bf16 that is, and its share of two limits.
+
+    ``% read``: bytes of the weight a second, of those of reading 226 MB; above 100 where a part of all copies stays in
+    the last cache. ``% peak``: products a second, of twice those
+    of bf16, for the machine multiplies twice as many bytes in an instruction (half of that for int8_weight_only,
+    which multiplies bf16).
+    """
+    read, peak = reading_rate(), peak_products()
+    print(f"\nreading: {read / 1e3:.1f} GB/s; bf16: {peak:.0f} G products/s")
+    print(f"{'quantised':8} {'M':>4} {'bf16':>9} " + " ".join(f"{name:>32}" for name in FORMS))
+    print(f"{'':23} " + " ".join(f"{'us':>9} {'x':>6} {'% read':>7} {'% peak':>7}" for _ in FORMS))
+    for name, (width, columns, copies) in SHAPES.items():
+        plain = [ops.pack_linear(torch.randn(columns, width).to(BF16)) for _ in range(copies)]
+        forms = [[make(columns, width) for _ in range(copies)] for make in FORMS.values()]
+        for rows in (1, 8, 32, 128) if name == "head" else (1, 8, 32, 128, 512):
+            x = torch.randn(rows, width).to(BF16)
+            bf16 = least_time(lambda x=x, plain=plain: [ops.linear(x, layer) for layer in plain], copies)
+            cells = []
+            for form, layers in zip(FORMS, forms, strict=True):
+                took = least_time(lambda x=x, layers=layers: [ops.linear(x, layer) for layer in layers], copies)
+                products = rows * width * columns / took / 1e3
+                limit = peak if form == "int8_weight_only" else 2 * peak
+                size = layers[0].weight.nbytes + layers[0].scales.nbytes
+                cells.append(
+                    f"{took:9.1f} {bf16 / took:6.2f} {100 * size / took / read:7.0f} {100 * products / limit:7.0f}"
+                )
+            print(f"{name:8} {rows:4} {bf16:9.1f} " + " ".join(cells), flush=True)
+
+
+FORMS: dict[str, Callable[[int, int], ops.QuantisedLinear]] = {
+    "Q4_1": lambda columns, width: random_blocks(columns, width, "Q4_1"),
+    "Q8_0": lambda columns, width: random_blocks(columns, width, "Q8_0"),
+    "int8_dynamic": lambda columns, width: quantised.pack_channels(torch.randn(columns, width), dynamic=True),
+    "int8_weight_only": lambda columns, width: quantised.pack_channels(torch.randn(columns, width), dynamic=False),
+}
 
 
 def make_cache(rows: int, context: int, shared: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -193,7 +252,13 @@ def bench_layer() -> None:
         print(f"{rows:3} rows x {context:4} tokens    {times[0]:9.1f} {times[1]:9.1f}", flush=True)
 
 
-SECTIONS = {"linear": bench_linear, "attention": bench_attention, "small": bench_small, "layer": bench_layer}
+SECTIONS = {
+    "linear": bench_linear,
+    "quantised": bench_quantised,
+    "attention": bench_attention,
+    "small": bench_small,
+    "layer": bench_layer,
+}
 
 
 def main() -> None:

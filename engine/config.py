@@ -42,8 +42,16 @@ class EngineConfig:
     revision: str | None = option(None, "Branch, tag or commit of a model on the hub.", group="model")
     dtype: str = option(
         "auto",
-        "Number format of weights and KV. auto: bfloat16 where the device computes it natively, else float32.",
+        "Number format of weights, hidden states and KV. auto: bfloat16 where the device computes it natively, else "
+        "float32; and on a CPU the 4- and 8-bit weights of a GGUF file (Q4_0, Q4_1, Q8_0) stay as they are.",
         choices=("auto", "float32", "bfloat16", "float16"),
+        group="model",
+    )
+    quantization: str | None = option(
+        None,
+        "Round weights to 8 bits at the start, a scale for each output (CPU only). int8_weight_only: half the memory, "
+        "otherwise exact. int8_dynamic: also round what they are multiplied with, a scale for each token: fastest.",
+        choices=("int8_weight_only", "int8_dynamic"),
         group="model",
     )
     device: str = option("auto", "auto: cuda if there is one, else cpu.", choices=("auto", "cpu", "cuda"))
@@ -81,7 +89,9 @@ class EngineConfig:
     threads: int | None = option(
         None, "Threads that compute on the CPU. Default: the cores this process may use.", low=1
     )
-    native_kernels: bool = option(True, "Compile and use the C++ kernels on the CPU; else plain torch.")
+    native_kernels: bool = option(
+        True, "Compile and use our kernels, C++ on a CPU and Triton on a GPU; else plain torch."
+    )
 
     enable_lora: bool = option(False, "Serve LoRA adapters of the model as well.", group="adapters")
     lora_modules: tuple[str, ...] = option(

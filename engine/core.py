@@ -168,7 +168,7 @@ class EngineCore:
 
     def take_observations(self) -> dict[str, list[float]]:
         """Histogram observations since the last call."""
-        return self._stats.take_observations()
+        return self._stats.take_observations() | (self._grammars.take_observations() if self._grammars else {})
 
     def check(self) -> None:
         """Raise AssertionError if pages, tree and leases contradict each other, or adapters, slots and pins."""

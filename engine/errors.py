@@ -2,6 +2,7 @@
 
     EngineError
     ├── RequestError          the request is wrong; asking again will not help       HTTP 400
+    │   ├── GrammarRefused    a form of answer that cannot be promised               HTTP 400
     │   ├── ContextTooLong    prompt + answer exceed the model's length              HTTP 400
     │   └── UnknownModel      no base model or adapter of that name                  HTTP 404
     ├── CapacityError         right request, wrong moment; may be asked again        HTTP 503
@@ -44,6 +45,25 @@ class ContextTooLong(RequestError):
             param=param,
             code="context_length_exceeded",
         )
+
+
+class GrammarRefused(RequestError):
+    """A form of answer that cannot be promised.
+
+    Args:
+        keyword: the schema's keyword, or the kind of grammar, that is to blame.
+        pointer: JSON Pointer to it from the root of ``param``; ``""`` is the root.
+        reason: what is wrong.
+        param: the field that asked for the form; None as long as only the engine has seen it.
+    """
+
+    def __init__(self, keyword: str, pointer: str, reason: str, *, param: str | None = None) -> None:
+        subject = f"'{param}'" if param else "The grammar"
+        where = f" at {pointer!r}" if pointer else ""
+        super().__init__(f"{subject} cannot be promised: {keyword!r}{where}: {reason}.", param=param)
+        self.keyword = keyword
+        self.pointer = pointer
+        self.reason = reason
 
 
 class UnknownModel(RequestError):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from engine import errors
 from engine.detokenizer import Detokenizer
-from engine.errors import EngineError, RequestError
+from engine.errors import EngineError, GrammarRefused, RequestError
 from engine.messages import Done, Failed, TokenOut
 from engine.requests import TextRequest
 from engine.stop_strings import StopStrings
@@ -174,6 +174,8 @@ def _text_and_bytes(tokenizer: Tokenizer, token: int) -> tuple[str, bytes]:
 
 def error_of(failed: Failed) -> EngineError:
     """The exception that ``failed`` stands for, of the class in ``errors`` that it names."""
+    if failed.refusal is not None:
+        return GrammarRefused(*failed.refusal, param=failed.param)
     kind = getattr(errors, failed.kind, EngineError)
     error: EngineError = kind.__new__(kind)  # subclasses take other arguments than the text
     if isinstance(error, RequestError):

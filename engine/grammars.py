@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate, pairwise
+from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.batch import Masks
-from engine.errors import CapacityError, EngineError, RequestError
+from engine.errors import CapacityError, EngineError, GrammarRefused
 from engine.messages import TokenTexts
 from engine.sequence import MaskJob
 from grammar.compiler import Compiled
@@ -20,8 +21,6 @@ from grammar.matcher import Matcher
 from grammar.service import CompileQueueFull, CompileService
 from grammar.spec import GrammarKind, GrammarSpec
 from grammar.vocabulary import Vocabulary
-
-PARAM = {GrammarKind.JSON_SCHEMA: "response_format", GrammarKind.JSON_OBJECT: "response_format"}
 
 
 class Grammars:
@@ -40,6 +39,7 @@ class Grammars:
     def __init__(self, texts: TokenTexts, eos_ids: tuple[int, ...], vocab_size: int, max_lines: int) -> None:
         self._eos_ids = eos_ids
         self._thread = ThreadPoolExecutor(1, "grammar-masks")
+        self._mask_seconds: list[float] = []
         self._built = self._thread.submit(_build, texts, eos_ids, vocab_size, max_lines)
 
     def compile(self, kind: str, content: bytes) -> Compilation:
@@ -65,6 +65,13 @@ class Grammars:
             "grammar_cached_bytes": stats.cached_bytes,
         }
 
+    def take_observations(self) -> dict[str, list[float]]:
+        """Seconds that the masks of each step took, and each compile, since the last call."""
+        if not self._built.done():
+            return {}
+        taken, self._mask_seconds = self._mask_seconds, []
+        return {"grammar_mask_seconds": taken, "grammar_compile_seconds": self._built.result()[0].take_seconds()}
+
     def close(self) -> None:
         """End threads and child processes."""
         service, _ = self._built.result()
@@ -73,6 +80,7 @@ class Grammars:
 
     def _fill(self, jobs: Sequence[MaskJob]) -> Masks:
         """A row whose matcher fails is left without a single token, and so fails in the sampler, alone."""
+        start = perf_counter()
         _, buffer = self._built.result()
         starts = list(accumulate((len(job.drafts) + 1 for job in jobs), initial=0))
         buffer.fill([Fill(at, job.matcher, job.remaining, job.drafts) for at, job in zip(starts, jobs, strict=False)])
@@ -85,6 +93,7 @@ class Grammars:
                 only = None if job.scored else buffer.forced(at + ahead)
                 lines.append(job.line + ahead)
                 forced.append(-1 if only is None else only)
+        self._mask_seconds.append(perf_counter() - start)
         return Masks(tuple(lines), buffer.words[: starts[-1]], tuple(forced))
 
 
@@ -110,9 +119,7 @@ class Compilation:
         try:
             return self._poll()
         except GrammarError as error:
-            return RequestError(
-                f"The grammar cannot be promised: {error}.", param=PARAM.get(self._spec.kind, "grammar")
-            )
+            return GrammarRefused(error.keyword, error.pointer, error.reason)
         except CompileQueueFull:
             return CapacityError("Too many grammars wait to be compiled.")
 

@@ -20,7 +20,7 @@ from kernels.ops import Tape, record
 
 _MOST_TOKENS = 64  # of a step that is recorded: in a larger one Python's share is lost among the products
 _MOST_SHAPES = 128  # that are remembered, the least recently used forgotten: some megabytes each
-_SIGHTINGS = 3  # steps of a shape before it is recorded, which takes as long as some steps
+SIGHTINGS = 3  # steps of a shape before it is recorded, which takes as long as some steps
 
 # Tokens, rows, and the projections that adapters change.
 _Shape = tuple[int, int, frozenset[str] | None]
@@ -76,7 +76,7 @@ class StepGraphs:
         if known.count < 0:
             return self._model.forward(inputs, self._kv)
         known.count += 1
-        return self._record(shape, inputs) if known.count == _SIGHTINGS else self._model.forward(inputs, self._kv)
+        return self._record(shape, inputs) if known.count == SIGHTINGS else self._model.forward(inputs, self._kv)
 
     def _known(self, shape: _Shape) -> _Recording | _Sightings:
         known = self._shapes.setdefault(shape, _Sightings())

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.batch import Batch, Row
+from kernels.ops import SharedPrefixes, find_shared_prefixes
 from lora.apply import AdapterBank, LoraStep
 from lora.segments import BASE, token_slots
 
@@ -29,6 +30,7 @@ class ForwardInputs:
         context_len: [R] int32, tokens with KV after this step: start + len(tokens).
         max_query: the longest row's number of tokens.
         max_context: the largest of ``context_len``.
+        shared: prefixes that rows should read together, None for none.
         slots: [T] int32 on the host, the slot of each token's adapter, -1 for none; None if no row has an adapter.
         lora: the adapters' part in this step, None if they have none.
     """
@@ -41,6 +43,7 @@ class ForwardInputs:
     context_len: Tensor
     max_query: int
     max_context: int
+    shared: SharedPrefixes | None = None
     slots: NDArray[np.int32] | None = None
     lora: LoraStep | None = None
 
@@ -96,16 +99,18 @@ class InputBuilder:
         page, cell = np.divmod(positions, self._page_size)
         kv_loc = self._pages[np.repeat(line, lengths), page].astype(np.int64) * self._page_size + cell
         max_context = int(context.max())
+        pages = self._pages[line, : -(-max_context // self._page_size)]
         slots = self._token_slots(line, lengths, starts)
         return ForwardInputs(
             token_ids=self._to_device(_token_ids(rows)),
             positions=self._to_device(positions),
             kv_loc=self._to_device(kv_loc),
-            page_table=self._to_device(self._pages[line, : -(-max_context // self._page_size)]),
+            page_table=self._to_device(pages),
             query_start=self._to_device(query_start),
             context_len=self._to_device(context),
             max_query=int(lengths.max()),
             max_context=max_context,
+            shared=find_shared_prefixes(pages, lengths, context, self._page_size, self._device),
             slots=slots,
             lora=None if slots is None or self._bank is None else self._bank.step(slots),
         )

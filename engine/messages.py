@@ -18,7 +18,7 @@ from typing import Any, cast, get_args
 
 import msgpack
 
-from engine.errors import EngineError, RequestError
+from engine.errors import EngineError, GrammarRefused, RequestError
 from engine.types import AdapterInfo, FinishReason, Logprob, SamplingParams, Usage
 
 
@@ -142,13 +142,18 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The sequence was refused or broke. ``kind`` names the class in ``errors`` that the client raises."""
+    """The sequence was refused or broke. ``kind`` names the class in ``errors`` that the client raises.
+
+    Attributes:
+        refusal: keyword, JSON Pointer and reason of a grammar that is refused.
+    """
 
     id: int
     kind: str
     message: str
     param: str | None = None
     code: str | None = None
+    refusal: tuple[str, str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +219,8 @@ _FIELDS = {cls: tuple(f.name for f in fields(cls)) for cls in (*_TYPES, Sampling
 def failure_of(number: int, error: EngineError) -> Failed:
     """A refusal as the client is told of it."""
     param, code = (error.param, error.code) if isinstance(error, RequestError) else (None, None)
-    return Failed(number, type(error).__name__, str(error), param=param, code=code)
+    refusal = (error.keyword, error.pointer, error.reason) if isinstance(error, GrammarRefused) else None
+    return Failed(number, type(error).__name__, str(error), param=param, code=code, refusal=refusal)
 
 
 def _plain(value: Any) -> Any:
@@ -266,6 +272,7 @@ _REBUILD: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
     (TokenOut, "prompt_logprobs"): _logprobs,
     (Done, "reason"): FinishReason,
     (Done, "usage"): lambda row: Usage(*row),
+    (Failed, "refusal"): lambda parts: tuple(parts) if parts else None,
     (AdapterChanged, "info"): lambda row: AdapterInfo(*row) if row else None,
     (Reply, "failure"): lambda row: Failed(*row) if row else None,
     (Adapters, "adapters"): _infos,

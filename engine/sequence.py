@@ -100,7 +100,8 @@ class Sequence:
     @property
     def usage(self) -> Usage:
         """Its tokens, as the client is told them."""
-        return Usage(self.num_prompt, max(self.num_cached, 0), self.num_generated)
+        shortest = self.matcher.num_shortest if self.matcher else None
+        return Usage(self.num_prompt, max(self.num_cached, 0), self.num_generated, shortest)
 
 
 @dataclass(frozen=True, slots=True)

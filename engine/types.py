@@ -89,11 +89,14 @@ class Usage:
         prompt: tokens of the prompt.
         cached: those of them whose KV was found in the prefix cache at first admission.
         completion: generated tokens.
+        shortest: generated tokens that the shortest answer takes which the sequence's grammar permits; None without a
+            grammar, for free text with structured parts, and where none was found.
     """
 
     prompt: int
     cached: int
     completion: int
+    shortest: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,12 @@ from engine.batch import Batch, Masks, Row, RowStart, StepResult
 from engine.config import EngineConfig
 from engine.device import choose_device, choose_dtype, kv_bytes, num_threads
 from engine.errors import ConfigError
+from engine.graphs import SIGHTINGS
 from engine.inputs import InputBuilder
 from engine.kv_pool import KvPool, bytes_per_page
 from engine.loading.base_layout import adapter_bytes, base_layout
 from engine.loading.load import load_model
+from engine.loading.weights import choose_weight_form
 from engine.models.config import ModelConfig
 from engine.models.decoder import DecoderModel
 from engine.runner import ModelRunner
@@ -62,6 +64,7 @@ class Worker:
             device=device,
             max_positions=config.max_model_len,
             dummy=config.load_format == "dummy",
+            weights=choose_weight_form(config, device, dtype),
         )
         loaded = time.monotonic()
         layout = base_layout(model, model_path, dummy=config.load_format == "dummy") if config.enable_lora else None
@@ -76,13 +79,13 @@ class Worker:
         self._runner = _runner(config, model, kv, self.max_model_len, device, self.adapters)
         self._warm_up()
         self.summary = (
-            f"{_shape(model.config)}, {str(dtype).removeprefix('torch.')} on {device}, "
+            f"{_shape(model.config)}, {_number_formats(model)} on {device}, "
             f"loaded in {loaded - started:.1f} s, warm after {time.monotonic() - loaded:.1f} s more",
             f"KV pool: {self.num_pages * config.block_size:,} tokens in pages of {config.block_size} "
             f"({self.num_pages * page_bytes / 2**30:.2f} GiB); context {self.max_model_len:,}; "
             f"up to {config.max_num_seqs} sequences and {config.max_num_batched_tokens:,} tokens a step",
             *([_slots(config, slot_bytes)] if self.adapters else []),
-            *([ops.native_status()] if device.type == "cpu" else []),
+            ops.native_status() if device.type == "cpu" else ops.triton_status(),
         )
 
     def run(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> StepResult:
@@ -101,8 +104,9 @@ class Worker:
         _runner(config, model, kv, num_tokens, device).run(_trial(num_tokens, range(pages)))
 
     def _warm_up(self) -> None:
-        """Run one small step, so that the first request does not pay for what is set up on first use."""
-        self._runner.run(_trial(1, (0,)))
+        """Run the smallest step until it is recorded, so that no request pays for what is set up on first use."""
+        for _ in range(SIGHTINGS):
+            self._runner.run(_trial(1, (0,)))
 
 
 def _shape(config: ModelConfig) -> str:
@@ -110,6 +114,14 @@ def _shape(config: ModelConfig) -> str:
         f"{config.family}: {config.num_layers} layers of {config.hidden_size}, "
         f"{config.num_heads} heads over {config.num_kv_heads}, vocabulary {config.vocab_size:,}"
     )
+
+
+def _number_formats(model: DecoderModel) -> str:
+    """The model's type, and the forms of quantised weights."""
+    name = str(model.dtype).removeprefix("torch.")
+    packed = [part.packed for part in model.projections]
+    forms = sorted({part.format for part in packed if isinstance(part, ops.QuantisedLinear)})
+    return f"{name} with weights in {' and '.join(form.description for form in forms)}" if forms else name
 
 
 def _slots(config: EngineConfig, slot_bytes: int) -> str:

@@ -23,11 +23,13 @@ class Artifact:
     Attributes:
         backend: the library that reads `source`.
         source: llguidance's grammar text, or XGrammar's serialised automaton.
-        whole: the shortest answer, ``""`` if it is not known.
+        whole: tokens of the shortest answer, its end token left out; none if it is not known.
         properties: short properties to end an object with.
         values: short values to end anything with; of an answer that is not JSON, short whole answers.
-        is_json: whether answers are JSON.
-        detour: the longest property that one may begin without need.
+        is_json: whether answers are JSON, or have JSON parts.
+        detour: the longest property or tag that one may begin without need.
+        texts: texts beside JSON of which any rest may be needed: begins of tags, examples of expressions.
+        ends: what ends a tag and all tags around it.
         narrowings: where less is offered than the schema permits.
         num_bytes: what it takes in memory, about.
         open_ended: answers are free text that may end anywhere, with structured parts in it: never cut short in favour
@@ -36,11 +38,13 @@ class Artifact:
 
     backend: Backend
     source: str
-    whole: str = ""
+    whole: tuple[int, ...] = ()
     properties: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
     detour: str = ""
     is_json: bool = False
+    texts: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
     narrowings: tuple[Narrowing, ...] = ()
     num_bytes: int = 0
     open_ended: bool = False
@@ -54,6 +58,7 @@ class Artifact:
         """From JSON."""
         fields = json.loads(data)
         fields["backend"] = Backend(fields["backend"])
-        fields["properties"], fields["values"] = tuple(fields["properties"]), tuple(fields["values"])
+        for name in ("whole", "properties", "values", "texts", "ends"):
+            fields[name] = tuple(fields[name])
         fields["narrowings"] = tuple(Narrowing(**narrowing) for narrowing in fields["narrowings"])
         return cls(**fields)

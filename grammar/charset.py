@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ ESCAPED = (*range(0x20), 0x22, 0x5C, 0x7F)
 _PLAIN = r"[^\x22\x5C\x00-\x1F\x7F]"
 _LONG_ESCAPE = r"\\u00(?:0[0-7be-f]|1[0-9a-f]|7f)"
 _NUM_LONG = len(ESCAPED) - len(SHORT_ESCAPES)
+_SPELLED = re.compile(r'[\x00-\x1f"\\\x7f]')
+_SPECIAL = re.compile(r"[^a-zA-Z0-9]")
 # One decoded character of a JSON string in its only permitted spelling.
 JSON_CHAR = rf"(?:{_PLAIN}|\\[\x22\x5Cbfnrt]|{_LONG_ESCAPE})"
 
@@ -134,12 +137,12 @@ def json_spelling(char: str) -> str:
 
 def json_string(text: str) -> str:
     """The only permitted spelling of a string, with its quotes."""
-    return '"' + "".join(map(json_spelling, text)) + '"'
+    return f'"{_SPELLED.sub(lambda match: json_spelling(match[0]), text)}"'
 
 
 def rust_literal(text: str) -> str:
     """A text as a Rust regex that matches it and nothing else."""
-    return "".join(char if char.isascii() and char.isalnum() else f"\\x{{{ord(char):X}}}" for char in text)
+    return _SPECIAL.sub(lambda match: f"\\x{{{ord(match[0]):X}}}", text)
 
 
 def _rust_range(first: int, last: int) -> str:

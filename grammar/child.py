@@ -13,6 +13,7 @@ from grammar.vocabulary import Vocabulary
 from grammar.worker import MAX_FRAME, READY, STARTED, encode_vocabulary, write_frame
 
 START_SECONDS = 120.0
+PATIENCE = 10
 _PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from grammar.worker import main; main()"
 _ROOT = str(Path(__file__).resolve().parent.parent)
 
@@ -50,17 +51,24 @@ class Child:
             self.kill()
             raise ChildDied from None
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
     def compile(self, job: bytes, seconds: float) -> bytes:
         """The answer to a job, as the worker sent it.
 
         Raises:
-            ChildTimeout: if it takes longer than `seconds` from when the worker has started on it.
+            ChildTimeout: if the worker takes more than `seconds` of processor time from when it has started on it, or
+                `PATIENCE` times as long by the clock: on a busy machine it has to wait for its turn.
             ChildDied: if the worker ends.
         """
         self._send(job)
         if self._receive(time.monotonic() + START_SECONDS) != STARTED:
             raise ChildDied
-        return self._receive(time.monotonic() + seconds)
+        self._wait(seconds)
+        return self._receive(time.monotonic() + START_SECONDS)
 
     def kill(self) -> None:
         """End the process at once and collect it."""
@@ -72,6 +80,26 @@ class Child:
                 except BrokenPipeError:
                     continue  # what was still in the buffer has no reader any more
         self._process.wait()
+
+    def _wait(self, seconds: float) -> None:
+        """Wait until the worker answers or ends."""
+        assert self._process.stdout is not None
+        last, before = time.monotonic() + PATIENCE * seconds, self._processor_seconds()
+        left = seconds
+        while left > 0 and (now := time.monotonic()) < last:
+            ready, _, _ = select.select([self._process.stdout], [], [], min(left, last - now))
+            if ready:
+                return
+            left = seconds - (self._processor_seconds() - before)
+        raise ChildTimeout
+
+    def _processor_seconds(self) -> float:
+        """Processor time that the worker has had so far; infinite once it has ended."""
+        try:
+            times = Path(f"/proc/{self._process.pid}/stat").read_text("ascii").rpartition(")")[2].split()
+        except OSError:
+            return float("inf")
+        return (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
 
     def _send(self, body: bytes) -> None:
         assert self._process.stdin is not None

@@ -10,20 +10,25 @@ the completion longer by about one piece; from that bound follows how long nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import chain, islice, zip_longest
 
 import numpy as np
 
+from grammar.artifact import Artifact
 from grammar.states import Row, State
 from grammar.vocabulary import Vocabulary
 
-MAX_STEPS = 2_000
+MAX_TOKENS = 2_000
+MAX_STEPS = 800
+HEAD_START = 40
 MAX_SEARCH = 300
 MAX_TAILS = 600
 DEFAULT_JUMP = 10
-_OUTSIDE, _INSIDE, _ESCAPED = range(3)
+MAX_RESTS = 4_000
+_OUTSIDE, _INSIDE, _ESCAPED, _FREE = range(4)
 _NEVER = 100
 _PLAIN = (b"0", b'""', b"null", b"[]", b"{}", b"true", b"false", b"[", b"{")
 
@@ -31,51 +36,63 @@ _PLAIN = (b"0", b'""', b"null", b"[]", b"{}", b"true", b"false", b"[", b"{")
 class Pieces:
     """The short texts of one grammar as tokens, shared by all its matchers; worked out when first needed."""
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        whole: str = "",
-        properties: Sequence[str] = (),
-        values: Sequence[str] = (),
-        detour: str = "",
-        is_json: bool = False,
-    ) -> None:
+    def __init__(self, vocabulary: Vocabulary, artifact: Artifact) -> None:
         self.vocabulary = vocabulary
-        self.is_json = is_json
+        self.is_json = artifact.is_json
         # A separator before any piece: after a number, a piece would only be more digits.
         self.closers = [vocabulary.tokenize(text) for text in (b"}", b"]", b",", b":")]
         self.quote = vocabulary.tokenize(b'"')
-        self._texts = whole.encode(), [text.encode() for text in (*properties, *values)], detour.encode()
+        self._artifact = artifact
         self._moves: dict[tuple[int, int], int] = {}
 
-    @cached_property
-    def whole(self) -> list[int] | None:
-        """The shortest answer, if it is known."""
-        return self.vocabulary.tokenize(self._texts[0]) or None
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """The shortest answer; none if it is not known."""
+        return self._artifact.whole
+
+    @property
+    def num_shortest(self) -> int | None:
+        """Tokens of the shortest answer, if it is known."""
+        return len(self._artifact.whole) or None
 
     @cached_property
     def listed(self) -> list[list[int]]:
         """Shortest properties and values, in the order in which to try them; empty if the text is no JSON."""
-        texts = (*self._texts[1], *_PLAIN) if self.is_json else ()
+        texts = (*(text.encode() for text in self._texts), *_PLAIN) if self.is_json else ()
         return [self.vocabulary.tokenize(text) for text in texts]
 
     @cached_property
     def tails(self) -> list[list[int]]:
         """Ends of short strings, shortest first: what may lead out of the middle of a string, or of a plain text."""
+        texts = [text.encode() for text in self._texts]
         if self.is_json:
-            texts = [b'""', *(text for text in self._texts[1] if text[:1] == text[-1:] == b'"')]
-        else:
-            texts = self._texts[1]
+            texts = [b'""', *(text for text in texts if text[:1] == text[-1:] == b'"')]
         ends = {text[at:] for text in texts for at in range(self.is_json, len(text)) if text[at] & 0xC0 != 0x80}
         return [self.vocabulary.tokenize(end) for end in sorted(ends, key=lambda end: (len(end), end))[:MAX_TAILS]]
 
     @cached_property
+    def ends(self) -> list[list[int]]:
+        """What ends a tag and all tags around it."""
+        return [self.vocabulary.tokenize_named(text) for text in self._artifact.ends]
+
+    @cached_property
+    def rests(self) -> list[list[int]]:
+        """The texts beside JSON, and then their rests from any place on, of one text after the other."""
+        texts = self._artifact.texts
+        rests = dict.fromkeys((*texts, *(text[at:] for text in texts for at in range(1, len(text)))))
+        return [self.vocabulary.tokenize_named(rest) for rest in list(rests)[:MAX_RESTS] if rest]
+
+    @cached_property
     def jump(self) -> int:
         """About the most tokens by which one token can lengthen the completion."""
-        detour = self.vocabulary.tokenize(self._texts[2])
+        detour = self.vocabulary.tokenize_named(self._artifact.detour)
         pieces = self.listed if self.is_json else self.tails
         # A completion is put together from parts, which takes more tokens than a piece as a whole.
         return 4 + 3 * max(map(len, (detour, *pieces))) // 2 if pieces else DEFAULT_JUMP
+
+    @property
+    def _texts(self) -> tuple[str, ...]:
+        return (*self._artifact.properties, *self._artifact.values)
 
     @property
     def rank(self) -> Row:
@@ -83,7 +100,10 @@ class Pieces:
         return _ranks(self.vocabulary)
 
     def lexical(self, state: int, token: int) -> int:
-        """Inside or outside of a JSON string after a token."""
+        """Inside or outside of a JSON string after a token; a structured part begins outside."""
+        if not self.is_json:
+            return state
+        state = _OUTSIDE if state == _FREE else state
         move = self._moves.get((state, token))
         if move is None:
             move = self._moves[state, token] = _lexical(state, self.vocabulary.tokens[token])
@@ -95,7 +115,7 @@ class _Mark:
     """What a closer knows at one position of the answer.
 
     Attributes:
-        inside: whether it is in a JSON string.
+        inside: whether it is in a JSON string, or in free text, in which nothing needs to be closed.
         plan: where the plan under way starts, and its tokens.
         known: the length of a completion found at a position.
     """
@@ -110,11 +130,24 @@ class Closer:
 
     It keeps a mark for each position, so that tokens taken back leave no trace: what it allows depends on the tokens
     of the answer alone, not on drafts that were tried and dropped.
+
+    Args:
+        free: the answer begins as free text.
     """
 
-    def __init__(self, pieces: Pieces) -> None:
+    def __init__(self, pieces: Pieces, *, free: bool = False) -> None:
         self._pieces = pieces
-        self._marks = [_Mark()]
+        self._marks = [_Mark(_FREE if free else _OUTSIDE)]
+
+    @property
+    def is_free(self) -> bool:
+        """Whether this is free text outside of its structured parts."""
+        return self._marks[-1].inside == _FREE
+
+    @property
+    def num_shortest(self) -> int | None:
+        """Tokens of the shortest answer, if it is known."""
+        return self._pieces.num_shortest
 
     def copy(self) -> Closer:
         """An independent closer with the same knowledge."""
@@ -128,10 +161,17 @@ class Closer:
         plan = self._marks[-1].plan
         return plan[1][len(self._marks) - 1 - plan[0] :] if plan else []
 
-    def follow(self, token: int) -> None:
-        """Note an accepted token; a plan that it leaves is dropped."""
+    def follow(self, token: int, *, free: bool = False) -> None:
+        """Note an accepted token; a plan that it leaves is dropped.
+
+        Args:
+            free: what follows is free text.
+        """
+        if free:
+            self._marks.append(_Mark(_FREE))
+            return
         mark, planned = self._marks[-1], self.planned
-        inside = self._pieces.lexical(mark.inside, token) if self._pieces.is_json else mark.inside
+        inside = self._pieces.lexical(mark.inside, token)
         self._marks.append(_Mark(inside, mark.plan if planned[:1] == [token] else None, mark.known))
 
     def rollback(self, count: int) -> None:
@@ -162,39 +202,74 @@ class Closer:
 
     def completion(self, state: State) -> list[int] | None:
         """A short way to an end, or None if none was found."""
-        whole = self._pieces.whole
-        if len(self._marks) == 1 and whole is not None and _advance(state.copy(), whole):
+        whole, inside = self._pieces.whole, self._marks[-1].inside
+        if len(self._marks) == 1 and whole and _advance(state.copy(), whole):
             return list(whole)
-        state, inside = state.copy(), self._marks[-1].inside
-        tokens: list[int] = []
-        while not state.can_end():
-            step = self._step(state, inside)
-            if not step or len(tokens) > MAX_STEPS:
-                return None
-            for token in step:
-                inside = self._pieces.lexical(inside, token) if self._pieces.is_json else inside
-            tokens += step
-        return tokens
+        pieces = self._pieces
+        walk = self._walk(state.copy(), inside)
+        # Values may have to differ before an array is complete; other text may be taken for JSON, and quotes in it for
+        # those of a string. Whichever walk arrives first is right, but the plain one has a start.
+        others = [self._walk(state.copy(), inside, turning=True)] if pieces.listed else []
+        if pieces.rests:
+            others += [self._walk(state.copy(), inside, first) for first in (pieces.ends, pieces.rests)]
+            others.append(self._walk(state.copy(), _INSIDE if inside == _OUTSIDE else _OUTSIDE))
+        for found in chain(islice(walk, HEAD_START), chain.from_iterable(zip_longest(walk, *others))):
+            if found is not None:
+                return found
+        return None
 
-    def _step(self, state: State, inside: int) -> list[int] | None:
+    def _walk(
+        self, state: State, inside: int, first: Sequence[list[int]] = (), *, turning: bool = False
+    ) -> Iterator[list[int] | None]:
+        """A step to an end each time, and the tokens of all steps at the end; nothing more where there is no way.
+
+        Args:
+            state: advances.
+            inside: where it stands in JSON.
+            first: what to try before all else.
+            turning: try other values in each step.
+        """
+        tokens: list[int] = []
+        for turn in range(MAX_STEPS):
+            if state.can_end():
+                yield tokens
+                return
+            step = self._step(state, inside, first, turn if turning else 0)
+            if not step or len(tokens) > MAX_TOKENS:
+                return
+            for token in step:
+                inside = self._pieces.lexical(inside, token)
+            tokens += step
+            yield None
+
+    def _step(self, state: State, inside: int, first: Sequence[list[int]], turn: int) -> list[int] | None:
         """The next tokens of a completion; the state advances by them."""
         pieces = self._pieces
         forced = state.forced()
         if forced:
-            tokens = pieces.vocabulary.tokenize(forced)
+            tokens = pieces.vocabulary.tokenize_forced(forced)
             return tokens if _advance(state, tokens) else None
-        if inside == _OUTSIDE and pieces.is_json:
-            found = (
+        end = next((end for end in pieces.ends if _ends(state, end)), None)
+        if end is not None and _advance(state, end):
+            return list(end)
+        found = _first(state, first) or self._json_step(state, inside, turn)
+        return found or _first(state, pieces.rests) or self._search(state, inside)
+
+    def _json_step(self, state: State, inside: int, turn: int) -> list[int] | None:
+        """The next tokens by where the state stands in a JSON text; of other texts, the rest of a short one."""
+        pieces = self._pieces
+        if inside == _INSIDE:
+            return _first(state, pieces.tails)
+        if pieces.is_json and inside != _ESCAPED:
+            turn %= len(pieces.listed)
+            listed = [*pieces.listed[turn:], *pieces.listed[:turn]] if turn else pieces.listed
+            return (
                 _first(state, pieces.closers)
-                or _first(state, pieces.listed, then=pieces.closers)
-                or _first(state, (*pieces.listed, pieces.quote))
+                or _first(state, listed, then=pieces.closers)
+                or _first(state, (*listed, pieces.quote))
             )
-        elif inside == _INSIDE:
-            found = _first(state, pieces.tails)
-        else:
-            found = next((tail for tail in pieces.tails if _ends(state, tail)), None)
-            found = list(found) if found and _advance(state, found) else None
-        return found or self._search(state, inside)
+        tail = next((tail for tail in pieces.tails if _ends(state, tail)), None)
+        return list(tail) if tail and _advance(state, tail) else None
 
     def _search(self, state: State, inside: int) -> list[int] | None:
         """Out of the middle of a string or a word: breadth first over a few tokens of each kind."""
@@ -212,7 +287,7 @@ class Closer:
                 if text in seen or not after.accept(token):
                     continue
                 seen.add(text)
-                if after.can_end() or (inside and self._closes(after)):
+                if after.can_end() or (inside in (_INSIDE, _ESCAPED) and self._closes(after)):
                     return found if _advance(state, found) else None
                 frontier.append((after, found))
         return None
@@ -244,7 +319,7 @@ def _ends(state: State, tokens: Sequence[int]) -> bool:
     return _advance(after, tokens) and after.can_end()
 
 
-def _first(state: State, pieces: Iterable[list[int]], then: Sequence[list[int]] = ()) -> list[int] | None:
+def _first(state: State, pieces: Sequence[list[int]], then: Sequence[list[int]] = ()) -> list[int] | None:
     """The first piece that the state accepts as a whole, if one of `then` may follow; it advances by the piece."""
     hopeless: set[int] = set()
     for piece in pieces:

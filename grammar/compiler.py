@@ -26,7 +26,8 @@ from grammar.states import LlguidanceState, State, XgrammarState
 from grammar.tool_tags import structural_tag_grammar
 from grammar.vocabulary import Vocabulary
 
-_PARSER_LIMITS = llguidance.LLParserLimits(verbose_errors=False)
+# A vocabulary of 128k tokens needs more items for a mask than the library grants by default.
+_PARSER_LIMITS = llguidance.LLParserLimits(verbose_errors=False, step_max_items=500_000)
 # The keyword to blame when a library finds a schema too complex, likeliest first.
 _SUSPECTS = ("pattern", "patternProperties", "multipleOf", "maxLength", "enum", "oneOf", "anyOf", "allOf", "properties")
 _NOISE = re.compile(r"^at \d+\(\d+\): |\[\d\d:\d\d:\d\d\] |/\S+?:\d+: |Check failed: ")
@@ -39,27 +40,31 @@ class Compiled:
         narrowings: where less is offered than the schema permits: (keyword, pointer, reason) each.
         num_bytes: what it takes in memory, about.
         error: why the library cannot follow the grammar; None after `lower` has let it through.
+        is_plain: nothing in it is known to make masks slow.
     """
 
     def __init__(self, artifact: Artifact, vocabulary: Vocabulary) -> None:
         self.narrowings = artifact.narrowings
         self.num_bytes = artifact.num_bytes
+        self.is_plain = dry_run.is_plain(artifact)
         self._open_ended = artifact.open_ended
         self._vocabulary = vocabulary
         self._state, self.error = _initial_state(artifact, vocabulary)
-        self._pieces = Pieces(
-            vocabulary, artifact.whole, artifact.properties, artifact.values, artifact.detour, artifact.is_json
-        )
+        self._pieces = Pieces(vocabulary, artifact)
 
     @property
     def num_shortest(self) -> int | None:
-        """Tokens of a shortest answer (its end token not counted), if one is known: fewer cannot complete one."""
-        whole = self._pieces.whole
-        return None if whole is None else len(whole)
+        """Tokens of the shortest answer (its end token not counted) that a budget is sure to complete, if known."""
+        return self._pieces.num_shortest
 
     def matcher(self) -> Matcher:
         """A matcher at the beginning of an answer."""
-        return Matcher(self._state, self._vocabulary, Closer(self._pieces), open_ended=self._open_ended)
+        closer = Closer(self._pieces, free=self._open_ended and self._state.can_end())
+        return Matcher(self._state, self._vocabulary, closer, open_ended=self._open_ended)
+
+    def completion(self) -> list[int]:
+        """A short answer, looked for from its beginning; nothing if none was found."""
+        return Closer(self._pieces).completion(self._state) or []
 
 
 def compile(spec: GrammarSpec, vocabulary: Vocabulary, limits: Limits = DEFAULT_LIMITS) -> Compiled:
@@ -86,7 +91,9 @@ def lower(spec: GrammarSpec, vocabulary: Vocabulary, limits: Limits = DEFAULT_LI
         dry_run.check(compiled, vocabulary)
     except dry_run.DryRunError as error:
         raise blamed(spec, str(error)) from None
-    return artifact
+    if artifact.whole or artifact.open_ended:
+        return artifact
+    return replace(artifact, whole=tuple(compiled.completion()))
 
 
 def load(artifact: Artifact, vocabulary: Vocabulary) -> Compiled:
@@ -96,9 +103,9 @@ def load(artifact: Artifact, vocabulary: Vocabulary) -> Compiled:
 
 def _translated(spec: GrammarSpec, vocabulary: Vocabulary) -> Artifact:
     if spec.kind is GrammarKind.JSON_SCHEMA:
-        artifact = _schema(spec.value())
+        artifact = _schema(spec.value(), vocabulary)
     elif spec.kind is GrammarKind.JSON_OBJECT:
-        artifact = _schema({"type": "object"})
+        artifact = _schema({"type": "object"}, vocabulary)
     elif spec.kind is GrammarKind.EBNF:
         return _ebnf(spec, vocabulary)
     elif spec.kind is GrammarKind.STRUCTURAL_TAG:
@@ -109,21 +116,20 @@ def _translated(spec: GrammarSpec, vocabulary: Vocabulary) -> Artifact:
     return replace(artifact, num_bytes=20 * len(artifact.source) + (64 << 10))
 
 
-def _schema(schema: Any) -> Artifact:
+def _schema(schema: Any, vocabulary: Vocabulary) -> Artifact:
     if schema is False:
         raise GrammarError("false", "", "the schema false admits no value")
     analysis = Analysis(Document({} if schema is True else schema))
     grammar = to_lark(analysis)
-    narrowings = tuple(analysis.narrowings)
     return Artifact(
         Backend.LLGUIDANCE,
         grammar.text,
-        grammar.whole,
+        tuple(vocabulary.tokenize(grammar.whole.encode())),
         grammar.properties,
         grammar.values,
         grammar.detour,
-        True,
-        narrowings,
+        is_json=True,
+        narrowings=tuple(analysis.narrowings),
     )
 
 

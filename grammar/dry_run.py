@@ -1,13 +1,19 @@
-"""A few random answers before a grammar is let in: what would fail, end in a dead end or crawl, does so here."""
+"""A few random answers before a grammar is let in: what would fail, end in a dead end or crawl, does so here.
+
+Masks take long where the library's lexer keeps many states apart: repeats with large counts, complements and
+intersections of long expressions, many alternatives. A schema's grammar without any of these is walked but shortly.
+"""
 
 from __future__ import annotations
 
 import random
+import re
 import time
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from grammar.artifact import Artifact
 from grammar.matcher import GrammarFailure, Matcher
 from grammar.states import Row
 from grammar.vocabulary import Vocabulary
@@ -17,7 +23,13 @@ if TYPE_CHECKING:
 
 WALKS = 2
 TOKENS = 32
+FEW_TOKENS = 8
 MAX_MASK_SECONDS = 0.25
+# A grammar of more bytes, or with larger repeats of a class or of a group, is walked in full.
+PLAIN_BYTES = 8 << 10
+PLAIN_REPEAT = 200
+PLAIN_GROUP_REPEAT = 64
+_REPEAT = re.compile(r"(.)\{(\d*),?(\d*)\}")
 
 
 class DryRunError(Exception):
@@ -30,13 +42,31 @@ def check(compiled: Compiled, vocabulary: Vocabulary) -> None:
     Raises:
         DryRunError: for a failure of the library, a place where no token is allowed, or a mask that takes too long.
     """
+    if compiled.is_plain:
+        _walk(compiled.matcher(), vocabulary, random.Random(0), FEW_TOKENS)
+        return
     for seed in range(WALKS):
-        _walk(compiled.matcher(), vocabulary, random.Random(seed))
+        _walk(compiled.matcher(), vocabulary, random.Random(seed), TOKENS)
 
 
-def _walk(matcher: Matcher, vocabulary: Vocabulary, rng: random.Random) -> None:
+def is_plain(artifact: Artifact) -> bool:
+    """Whether nothing in the grammar of a schema is known to make masks slow."""
+    return (
+        artifact.is_json
+        and not artifact.ends
+        and len(artifact.source) <= PLAIN_BYTES
+        and not any(map(_is_large, _REPEAT.finditer(artifact.source)))
+    )
+
+
+def _is_large(repeat: re.Match[str]) -> bool:
+    most = max(int(repeat[2] or 0), int(repeat[3] or 0))
+    return most > (PLAIN_GROUP_REPEAT if repeat[1] == ")" else PLAIN_REPEAT)
+
+
+def _walk(matcher: Matcher, vocabulary: Vocabulary, rng: random.Random, tokens: int) -> None:
     row = np.zeros(vocabulary.num_words, dtype=np.int32)
-    for _ in range(TOKENS):
+    for _ in range(tokens):
         before = time.thread_time()
         try:
             matcher.fill_mask(row)

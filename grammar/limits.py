@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from grammar.document import pointer_join
 from grammar.errors import GrammarError
 from grammar.spec import GrammarKind, GrammarSpec
+
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_BRACKETS = re.compile(rb"[\[\]{}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +63,9 @@ def check_limits(spec: GrammarSpec, limits: Limits = DEFAULT_LIMITS) -> None:
 
 def _depth(content: bytes, name: str, limits: Limits) -> None:
     depth = deepest = 0
-    in_string = escaped = False
-    for byte in content:
-        if in_string:
-            in_string = escaped or byte != 0x22
-            escaped = byte == 0x5C and not escaped
-        elif byte == 0x22:
-            in_string = True
-        elif byte in b"[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif byte in b"]}":
-            depth -= 1
+    for bracket in _BRACKETS.findall(_STRINGS.sub(b"", content)):
+        depth += 1 if bracket in b"[{" else -1
+        deepest = max(deepest, depth)
     if deepest > limits.depth:
         raise GrammarError(name, "", f"is nested {deepest} deep; the limit is {limits.depth}")
 

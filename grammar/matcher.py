@@ -74,7 +74,7 @@ class Matcher:
         if self._ended:
             self._allow_only_end(row)
             return
-        plan = None if remaining is None or self._is_free else self._closer.plan(self._state, remaining)
+        plan = None if remaining is None or self._closer.is_free else self._closer.plan(self._state, remaining)
         if plan is not None:
             row[:] = 0
             if plan:
@@ -89,6 +89,11 @@ class Matcher:
         if not row.any():
             raise GrammarFailure("no token is allowed")
 
+    @property
+    def num_shortest(self) -> int | None:
+        """Tokens of the shortest answer (its end token not counted) that a budget is sure to complete, if known."""
+        return self._closer.num_shortest
+
     def accept(self, token: int) -> bool:
         """Advance by a token. False, and nothing changes, if the grammar does not allow it here."""
         if self._ended:
@@ -99,7 +104,7 @@ class Matcher:
             return self._ended
         if not 0 <= token < len(self._vocabulary.tokens) or not self._state.accept(token):
             return False
-        self._closer.follow(token)
+        self._closer.follow(token, free=self._open_ended and self._state.can_end())
         self._tokens.append(token)
         return True
 
@@ -152,22 +157,17 @@ class Matcher:
     def draft(self, limit: int) -> list[int]:
         """Tokens of the text that must come next, at most `limit`; the state is left as it is.
 
-        On the way to an end before the budget is spent, these are the tokens themselves. Else the text is forced, its
-        division into tokens is a proposal: verify them under the mask like any draft.
+        On the way to an end before the budget is spent these are the tokens themselves. Else the text is forced, and
+        its division into tokens a proposal: verify them under the mask like any draft.
         """
         if self._ended or limit < 1:
             return []
-        if not self._is_free and (planned := self._closer.planned):
+        if not self._closer.is_free and (planned := self._closer.planned):
             return planned[:limit]
         forced = self._state.forced()
         # The last token could begin more text than is forced: leave its choice open.
-        tokens = self._vocabulary.tokenize(forced)[:-1] if forced else []
+        tokens = self._vocabulary.tokenize_forced(forced)[:-1] if forced else []
         return tokens[:limit]
-
-    @property
-    def _is_free(self) -> bool:
-        """Whether this is free text outside of its structured parts, which needs no closing."""
-        return self._open_ended and self._state.can_end()
 
     def _allow_only_end(self, row: Row) -> None:
         row[:] = 0

@@ -92,11 +92,13 @@ class Analysis:
 
     def is_empty(self, conj: Conj) -> bool:
         """Whether surely nothing satisfies a conjunction; a recursion counts as satisfiable until shown otherwise."""
-        if conj >= NEVER:
+        if -1 in conj:
             return True
+        if len(conj) < 2:
+            return False
         known = self._empty.get(conj)
-        if known is not None or len(conj) < 2:
-            return bool(known)
+        if known is not None:
+            return known
         frame, self._frame = self._frame, len(self._open)
         try:
             known = self._empty[conj] = not self.conjunction(conj)
@@ -168,9 +170,9 @@ class Analysis:
             if any(map(self.is_empty, needed)):
                 types &= ~ARRAY
         objects = world.objects
-        if types & OBJECT and any(
-            self.is_empty(objects.value(name)) or not self.admits_name(objects.names, name) for name in objects.required
-        ):
+        if types & OBJECT and any(map(self.is_empty, map(objects.value, objects.required))):
+            types &= ~OBJECT
+        if types & OBJECT and objects.names and not all(self.admits_name(objects.names, n) for n in objects.required):
             types &= ~OBJECT
         return world if types == world.types else World(types) & world
 

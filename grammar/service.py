@@ -1,7 +1,7 @@
 """Compiling for a server: in processes that can be killed, each grammar once, remembered within a byte budget.
 
-No grammar library bounds its own work, and a thread cannot be stopped, so a compile runs in a child process with a
-wall clock and a memory limit; a child that passes either is killed and replaced. Results and refusals are remembered
+No grammar library bounds its own work, and a thread cannot be stopped, so a compile runs in a child process with limits
+of time and memory; a child that passes either is killed and replaced. Results and refusals are remembered
 by content. Requests for a grammar that is being compiled share one future.
 """
 
@@ -22,6 +22,7 @@ from grammar.vocabulary import Vocabulary
 from grammar.worker import DONE, decode_error, encode_job
 
 REFUSAL_BYTES = 1_024
+MAX_OBSERVATIONS = 4_096
 # A compile that was too slow once may have met a busy machine: it may be tried again after so many seconds.
 RETRY_SECONDS = 60.0
 
@@ -82,7 +83,7 @@ class CompileService:
         Args:
             vocabulary: the tokenizer's tokens.
             workers: compiles at once.
-            seconds: wall clock of one compile, its dry run included.
+            seconds: processor time of one compile, its dry run included; ten times as much by the clock.
             memory_bytes: address space that one compile may add.
             cache_bytes: what compiled grammars may take in memory, about.
             most_pending: compiles waiting or under way, at most.
@@ -99,6 +100,7 @@ class CompileService:
         self._pool = ThreadPoolExecutor(workers, "grammar-compile")
         self._idle: list[Child] = []
         self._closed = False
+        self._seconds_taken: list[float] = []
         self._pool.submit(self._warm)
 
     def compile(self, spec: GrammarSpec) -> Future[Compiled]:
@@ -125,6 +127,12 @@ class CompileService:
         self._pool.submit(self._run, spec, future)
         return future
 
+    def take_seconds(self) -> list[float]:
+        """Seconds of each compile since the last call, refusals included, waiting left out; at most 4096 of them."""
+        with self._lock:
+            taken, self._seconds_taken = self._seconds_taken, []
+        return taken
+
     def close(self) -> None:
         """End all workers; grammars still waiting are refused."""
         with self._lock:
@@ -145,12 +153,17 @@ class CompileService:
 
     def _run(self, spec: GrammarSpec, future: Future[Compiled]) -> None:
         result: Compiled | GrammarError
+        start = time.perf_counter()
         try:
             result = self._compiled(spec)
         except GrammarError as error:
             result = error
-        except Exception as error:  # whatever it is, nobody may wait for ever
-            result = GrammarError(spec.kind.value, "", f"could not be compiled: {type(error).__name__}")
+        except Exception as error:  # whatever it is, nobody may wait for ever; and it may pass
+            blame = blamed(spec, f"could not be compiled: {type(error).__name__}")
+            result = GrammarTimeout(blame.keyword, blame.pointer, blame.reason)
+        with self._lock:
+            if len(self._seconds_taken) < MAX_OBSERVATIONS:
+                self._seconds_taken.append(time.perf_counter() - start)
         self._remember(spec.key, result)
         if isinstance(result, GrammarError):
             future.set_exception(result)
@@ -196,10 +209,14 @@ class CompileService:
             self.stats.cached = len(self._entries)
 
     def _child(self) -> Child:
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
-        return Child(self._vocabulary)
+        while True:
+            with self._lock:
+                child = self._idle.pop() if self._idle else None
+            if child is None:
+                return Child(self._vocabulary)
+            if child.is_alive:
+                return child
+            child.kill()  # somebody ended it while it was idle: no grammar is to blame
 
     def _give_back(self, child: Child) -> None:
         with self._lock:

@@ -7,20 +7,21 @@ analysis as any other. Text before a trigger is matched lazily; text that does n
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from grammar.artifact import Artifact, Backend
 from grammar.charset import rust_literal
 from grammar.document import Document, pointer_join
-from grammar.ecma_regex import parse, to_rust
+from grammar.ecma_regex import examples, parse, to_rust
 from grammar.errors import GrammarError
 from grammar.lark import to_lark
 from grammar.plain import FREE
 from grammar.regex_parser import RegexError
 from grammar.schema import Analysis, Narrowing
 from grammar.vocabulary import Vocabulary
+from grammar.witness import MAX_PIECE_BYTES
 
 
 def structural_tag_grammar(tag: dict[str, Any], vocabulary: Vocabulary) -> Artifact:
@@ -44,7 +45,38 @@ def structural_tag_grammar(tag: dict[str, Any], vocabulary: Vocabulary) -> Artif
     grammars = [{"lark_grammar": "\n".join(lines) + "\n"}, *writer.grammars]
     source = json.dumps({"grammars": grammars})
     free = isinstance(form, dict) and form.get("type") in ("any_text", "triggered_tags")
-    return Artifact(Backend.LLGUIDANCE, source, narrowings=tuple(writer.narrowings), open_ended=free)
+    short = writer.short
+    return Artifact(
+        Backend.LLGUIDANCE,
+        source,
+        properties=tuple(sorted(short.properties, key=len)),
+        values=tuple(sorted(short.values, key=len)),
+        detour=max((text for text in short.wholes if len(text) <= MAX_PIECE_BYTES), key=len, default=""),
+        is_json=True,
+        texts=tuple(sorted(short.texts, key=short.texts.__getitem__)),
+        ends=tuple(sorted(short.ends, key=len)),
+        narrowings=tuple(writer.narrowings),
+        open_ended=free,
+    )
+
+
+@dataclass(slots=True)
+class _Short:
+    """What a budget's end falls back to inside of tags.
+
+    Attributes:
+        properties: short properties of all schemas.
+        values: short values of all schemas.
+        texts: begins of tags and examples of expressions: how many tags they are in, and the size of what they lead to.
+        ends: what ends a tag and all tags around it.
+        wholes: short texts of the parts met so far, in their order.
+    """
+
+    properties: dict[str, None] = field(default_factory=dict)
+    values: dict[str, None] = field(default_factory=dict)
+    texts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    ends: dict[str, None] = field(default_factory=dict)
+    wholes: list[str] = field(default_factory=list)
 
 
 class _TagWriter:
@@ -52,10 +84,10 @@ class _TagWriter:
         self.rules: dict[str, str] = {}
         self.grammars: list[dict[str, str]] = []
         self.narrowings: list[Narrowing] = []
-        self.special = {
-            vocabulary.tokens[token].decode(errors="replace"): token for token in vocabulary.special
-            if vocabulary.tokens[token]
-        }  # fmt: skip
+        self.short = _Short()
+        self.enclosing = ""
+        self.depth = 0
+        self.parts_of = vocabulary.named_parts
 
     def element(self, form: Any, pointer: str) -> str:
         """The grammar expression of one format."""
@@ -81,12 +113,14 @@ class _TagWriter:
 
     def fixed(self, text: str) -> str:
         """As `text`, unchecked; nothing for nothing."""
-        pieces = re.split(f"({'|'.join(map(re.escape, self.special))})", text) if self.special else [text]
         return " ".join(
-            f"<[{self.special[piece]}]>" if piece in self.special else json.dumps(piece, ensure_ascii=False)
-            for piece in pieces
-            if piece
+            f"<[{part}]>" if isinstance(part, int) else json.dumps(part, ensure_ascii=False)
+            for part in self.parts_of(text)
         )
+
+    def names_special(self, text: str) -> bool:
+        """Whether a text holds the name of a special token."""
+        return any(isinstance(part, int) for part in self.parts_of(text))
 
     def schema(self, form: dict[str, Any], pointer: str) -> str:
         """A JSON text in a grammar of its own, with its own white space."""
@@ -100,6 +134,9 @@ class _TagWriter:
         except GrammarError as error:
             raise GrammarError(error.keyword, where + error.pointer, error.reason) from None
         self.narrowings += [Narrowing(n.keyword, where + n.pointer, n.reason) for n in analysis.narrowings]
+        self.short.properties |= dict.fromkeys(grammar.properties)
+        self.short.values |= dict.fromkeys((*grammar.values, *filter(None, [grammar.whole])))
+        self.short.wholes.append(grammar.whole)
         name = f"g{len(self.grammars)}"
         self.grammars.append({"name": name, "lark_grammar": grammar.text})
         return f"@{name}"
@@ -110,6 +147,9 @@ class _TagWriter:
             pattern = parse(str(form.get("pattern")), whole=True)
         except RegexError as error:
             raise GrammarError("pattern", pointer_join(pointer, "pattern"), f"cannot be used: {error}") from None
+        answers = [text for node in pattern.must for text in examples(node) if pattern.matches(text)]
+        self.short.texts |= {text: (self.depth, len(text)) for text in answers}
+        self.short.wholes.append(min(answers, key=len, default=""))
         terms = [f"/{to_rust(node)}/" for node in pattern.must] + [f"~/{to_rust(n)}/" for n in pattern.must_not]
         return self.named(" & ".join(terms), terminal=True)
 
@@ -144,15 +184,25 @@ class _TagWriter:
         if not isinstance(end, str):
             raise GrammarError("end", pointer_join(pointer, "end"), "must be a string")
         content = form.get("content")
+        outside, first = self.enclosing, len(self.short.wholes)
+        self.enclosing = end + outside
+        self.depth += 1
+        self.short.ends[self.enclosing] = None
         if isinstance(content, dict) and content.get("type") == "any_text" and end:
-            return str(begin), self.until([end])
-        inner = self.element(content, pointer_join(pointer, "content"))
-        return str(begin), f"{inner} {self.fixed(end)}"
+            rest = self.until([end])
+        else:
+            rest = f"{self.element(content, pointer_join(pointer, 'content'))} {self.fixed(end)}"
+        self.enclosing = outside
+        self.depth -= 1
+        longest = max(self.short.wholes[first:], key=len, default="")
+        self.short.wholes.append(f"{begin}{longest}{end}")
+        self.short.texts[str(begin)] = (self.depth, len(self.short.wholes[-1]))
+        return str(begin), rest
 
     def until(self, stops: list[str]) -> str:
         """Any text up to the first of some stops, the stop included."""
         options = []
-        plain = [stop for stop in stops if not any(name in stop for name in self.special)]
+        plain = [stop for stop in stops if not self.names_special(stop)]
         if plain:
             body = f"/(?s:.*)(?:{'|'.join(map(rust_literal, plain))})/"
             options.append(self.named(body, "[lazy]"))
@@ -161,7 +211,7 @@ class _TagWriter:
 
     def without(self, stops: list[str]) -> str:
         """Any text that holds none of some stops."""
-        plain = [stop for stop in stops if not any(name in stop for name in self.special)]
+        plain = [stop for stop in stops if not self.names_special(stop)]
         body = "/(?s:.*)/"
         if plain:
             body += f" & ~/(?s:.*)(?:{'|'.join(map(rust_literal, plain))})(?s:.*)/"

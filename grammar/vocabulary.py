@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,6 +11,9 @@ from typing import Any
 
 import llguidance
 
+# How llguidance writes a special token among bytes that must come next.
+_MARKED = re.compile(rb"\xff\[(\d+)\]")
+_ONE = (1,)
 # Masks for the inside of strings are put together from these sets, worked out once per vocabulary.
 _SLICES = [rf'[^"\\\x00-\x1F\x7F]{{1,{length}}}' for length in (10, 30)] + [r'[^"\\\x00-\x1F\x7F]+']
 
@@ -51,11 +55,6 @@ class Vocabulary:
             digest.update(len(token).to_bytes(4, "little") + token)
         return digest.hexdigest()
 
-    @cached_property
-    def longest(self) -> int:
-        """Bytes in the longest token that is text."""
-        return max(map(len, self._by_bytes), default=1)
-
     def tokenize(self, text: bytes) -> list[int]:
         """Tokens for a text, longest first (not the tokenizer's own merges, but a text that reads the same).
 
@@ -64,9 +63,10 @@ class Vocabulary:
         """
         tokens = []
         at = 0
+        lengths, by_bytes = self._lengths, self._by_bytes
         while at < len(text):
-            for length in range(min(self.longest, len(text) - at), 0, -1):
-                token = self._by_bytes.get(text[at : at + length])
+            for length in lengths.get(text[at : at + 2], _ONE):
+                token = by_bytes.get(text[at : at + length])
                 if token is not None:
                     tokens.append(token)
                     at += length
@@ -74,6 +74,42 @@ class Vocabulary:
             else:
                 raise ValueError(f"the vocabulary has no token for the byte {text[at]}")
         return tokens
+
+    @cached_property
+    def _lengths(self) -> dict[bytes, tuple[int, ...]]:
+        """How long the tokens are that begin with two given bytes, longest first, and one byte at last."""
+        found: dict[bytes, set[int]] = {}
+        for text in self._by_bytes:
+            found.setdefault(text[:2], {1}).add(len(text))
+        return {start: tuple(sorted(lengths, reverse=True)) for start, lengths in found.items()}
+
+    def tokenize_forced(self, data: bytes) -> list[int]:
+        """As `tokenize`, for bytes in which ``\\xff[5]`` stands for token 5."""
+        parts = _MARKED.split(data)
+        tokens = self.tokenize(parts[0])
+        for number, text in zip(parts[1::2], parts[2::2], strict=True):
+            tokens += [int(number), *self.tokenize(text)]
+        return tokens
+
+    def tokenize_named(self, text: str) -> list[int]:
+        """As `tokenize`, for a text in which the names of special tokens stand for those tokens."""
+        parts = self.named_parts(text)
+        return [t for part in parts for t in ([part] if isinstance(part, int) else self.tokenize(part.encode()))]
+
+    def named_parts(self, text: str) -> list[str | int]:
+        """A text cut up into plain parts, none of them empty, and the special tokens that it names."""
+        pieces = self._names.split(text) if self._names else [text]
+        return [self._specials.get(piece, piece) for piece in pieces if piece]
+
+    @cached_property
+    def _specials(self) -> dict[str, int]:
+        return {self.tokens[token].decode(errors="replace"): token for token in self.special if self.tokens[token]}
+
+    @cached_property
+    def _names(self) -> re.Pattern[str] | None:
+        """Finds names of special tokens, longer ones first."""
+        names = sorted(self._specials, key=len, reverse=True)
+        return re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
 
     @cached_property
     def llguidance(self) -> llguidance.LLTokenizer:

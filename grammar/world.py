@@ -7,7 +7,7 @@ stay conjunctions, so that recursive schemas are finite.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
@@ -27,6 +27,7 @@ TYPE_BITS = {
 }  # fmt: skip
 
 _T = TypeVar("_T")
+_C = TypeVar("_C", "Numbers", "Strings", "Arrays", "Objects")
 # A literal is 2 * node + (1 if negated); -1 is the schema `false`.
 Conj: TypeAlias = frozenset[int]
 NEVER: Conj = frozenset((-1,))
@@ -187,6 +188,12 @@ class ObjectClause:
 
     def value(self, name: str) -> Conj:
         """What the value of a property must satisfy."""
+        known = self._values.get(name)
+        if known is None:
+            known = self._values[name] = self._value(name)
+        return known
+
+    def _value(self, name: str) -> Conj:
         own = self._by_name.get(name)
         found = [] if own is None else [own]
         surely = own is not None
@@ -196,7 +203,12 @@ class ObjectClause:
                 found.append(conj)
         if not surely and self.rest is not None:
             found.append(self.rest)
-        return ALWAYS.union(*found)
+        return found[0] if len(found) == 1 else ALWAYS.union(*found)
+
+    @cached_property
+    def _values(self) -> dict[str, Conj]:
+        """What was asked for before."""
+        return {}
 
     @cached_property
     def _by_name(self) -> dict[str, Conj]:
@@ -224,7 +236,9 @@ class Objects:
 
     def value(self, name: str) -> Conj:
         """What the value of a property must satisfy, over all clauses."""
-        return ALWAYS.union(*(clause.value(name) for clause in self.clauses))
+        if len(self.clauses) == 1:
+            return self.clauses[0].value(name)
+        return ALWAYS.union(*[clause.value(name) for clause in self.clauses])
 
     def declared(self) -> dict[str, None]:
         """The names that are mentioned, in the order of the schema."""
@@ -232,24 +246,27 @@ class Objects:
         return names | dict.fromkeys(self.required)
 
 
+NO_NUMBERS, NO_STRINGS, NO_ARRAYS, NO_OBJECTS = Numbers(), Strings(), Arrays(), Objects()
+
+
 @dataclass(frozen=True, slots=True)
 class World:
     """One alternative: a set of types (bits), and the constraints that hold for each."""
 
     types: int = ALL_TYPES
-    numbers: Numbers = field(default_factory=Numbers)
-    strings: Strings = field(default_factory=Strings)
-    arrays: Arrays = field(default_factory=Arrays)
-    objects: Objects = field(default_factory=Objects)
+    numbers: Numbers = NO_NUMBERS
+    strings: Strings = NO_STRINGS
+    arrays: Arrays = NO_ARRAYS
+    objects: Objects = NO_OBJECTS
 
     def __and__(self, other: World) -> World:
         types = self.types & other.types
         return World(
             types,
-            self.numbers & other.numbers if types & NUMBER else NO_NUMBERS,
-            self.strings & other.strings if types & STRING else NO_STRINGS,
-            self.arrays & other.arrays if types & ARRAY else NO_ARRAYS,
-            self.objects & other.objects if types & OBJECT else NO_OBJECTS,
+            _both(self.numbers, other.numbers, NO_NUMBERS) if types & NUMBER else NO_NUMBERS,
+            _both(self.strings, other.strings, NO_STRINGS) if types & STRING else NO_STRINGS,
+            _both(self.arrays, other.arrays, NO_ARRAYS) if types & ARRAY else NO_ARRAYS,
+            _both(self.objects, other.objects, NO_OBJECTS) if types & OBJECT else NO_OBJECTS,
         )._pruned()
 
     def of(self, types: int) -> World:
@@ -271,7 +288,6 @@ class World:
         return self if types == self.types else replace(self, types=types)
 
 
-NO_NUMBERS, NO_STRINGS, NO_ARRAYS, NO_OBJECTS = Numbers(), Strings(), Arrays(), Objects()
 ANYTHING = World()
 
 
@@ -280,6 +296,11 @@ def without_evaluation(world: World) -> World:
     arrays = replace(world.arrays, clauses=tuple(replace(c, evaluates=False) for c in world.arrays.clauses))
     objects = replace(world.objects, clauses=tuple(replace(c, evaluates=False) for c in world.objects.clauses))
     return replace(world, arrays=arrays, objects=objects)
+
+
+def _both(a: _C, b: _C, nothing: _C) -> _C:
+    """Both of two constraints; most often one of them says nothing."""
+    return b if a is nothing else a if b is nothing else a & b
 
 
 def _least(a: int | None, b: int | None) -> int | None:

@@ -1,10 +1,14 @@
 """The ops of a forward pass: one public function each, the only import surface of ``kernels``.
 
 Each function chooses by device, type and availability: the native CPU kernels of ``kernels.cpu`` for float32 and
-bfloat16 tensors on the CPU, plain torch (``kernels.reference``, fp32 inside) for everything else.
+bfloat16 tensors on the CPU, those of ``kernels.triton`` for bfloat16 and float16 tensors on a CUDA device, plain torch
+(``kernels.reference``, fp32 inside) for everything else.
 
-On the native path a token's result does not depend, bit for bit, on the other tokens of the call, on how a prompt
-was cut into chunks, or on the number of threads: every sum has one fixed order. The torch path promises no such thing.
+On the native CPU path a token's result does not depend, bit for bit, on the other tokens of the call, on how a prompt
+was cut into chunks, or on the number of threads: every sum has one fixed order. The others promise no such thing.
+
+On a CUDA device a call reads nothing back, so that it can be captured in a graph: rows without tokens and negative
+cells stand for what pads a captured batch, and are skipped.
 
 Words: T tokens of a ragged batch of R rows; Hq and Hkv query and KV heads of D dimensions; a KV cache of one layer
 is [num_pages, Hkv, page_size, D], and *cell* ``loc`` of it is page ``loc // page_size``, offset ``loc % page_size``.
@@ -13,6 +17,8 @@ is [num_pages, Hkv, page_size, D], and *cell* ``loc`` of it is page ``loc // pag
 from __future__ import annotations
 
 import functools
+import importlib.metadata
+import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -25,15 +31,21 @@ from kernels.cpu import arena, threads
 from kernels.cpu.build import BuildError, default_cache, load_library
 from kernels.cpu.native import Kernels
 from kernels.cpu.tape import Tape
-from kernels.packed import PackedLinear
+from kernels.packed import Linear, PackedLinear, QuantisedLinear
+from kernels.triton import launch, sharing
+from kernels.triton.sharing import Ints, SharedPrefixes
 
 __all__ = [
     "Activation",
+    "Linear",
     "PackedLinear",
+    "QuantisedLinear",
+    "SharedPrefixes",
     "Tape",
     "add_rms_norm",
     "attention",
     "copy_pages",
+    "find_shared_prefixes",
     "gated_activation",
     "lazy_zeros",
     "linear",
@@ -43,6 +55,7 @@ __all__ = [
     "rms_norm",
     "rope_store_kv",
     "set_threads",
+    "triton_status",
     "use_native",
 ]
 
@@ -53,7 +66,7 @@ _native_enabled = True
 
 
 def use_native(enabled: bool) -> None:
-    """Allows or forbids the native CPU kernels from now on (allowed at first).
+    """Allows or forbids the kernels of CPU and GPU from now on (allowed at first); plain torch serves without.
 
     Weights packed by ``pack_linear`` stay as they were packed, and run accordingly.
     """
@@ -69,6 +82,15 @@ def native_status() -> str:
     if isinstance(kernels, BuildError):
         return f"CPU kernels: plain torch, because {kernels}"
     return f"CPU kernels: native, {kernels.instruction_set}, {threads.count()} threads"
+
+
+def triton_status() -> str:
+    """One line on the GPU kernels: which compiler makes them, or why plain torch serves."""
+    if not _native_enabled:
+        return "GPU kernels: plain torch, kernels are turned off"
+    if not _has_triton():
+        return "GPU kernels: plain torch, because Triton is not installed"
+    return f"GPU kernels: Triton {importlib.metadata.version('triton')}, but plain torch for float32"
 
 
 def set_threads(count: int) -> None:
@@ -103,6 +125,16 @@ def _native(first: Tensor, *others: Tensor) -> Kernels | None:
     return kernels if kernels is not None and kernels.takes(first, *others) else None
 
 
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _on_triton(device: torch.device) -> bool:
+    """Whether the GPU kernels are for this device, allowed, and can be compiled."""
+    return launch.serves(device) and _native_enabled and _has_triton()
+
+
 def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
     """Lays a weight [N, K] out once for ``linear`` on the weight's device; a bias [N] goes along.
 
@@ -118,13 +150,17 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
     return PackedLinear(weight.shape[1], weight.shape[0], weight.contiguous(), bias, kernels=None)
 
 
-def linear(x: Tensor, layer: PackedLinear, out_dtype: torch.dtype | None = None) -> Tensor:
+def linear(x: Tensor, layer: Linear, out_dtype: torch.dtype | None = None) -> Tensor:
     """``x @ weight.T + bias``: [T, K] -> [T, N], x of the weight's type; sums are fp32.
+
+    A quantised weight takes bfloat16 and float32; what it computes is said in ``kernels.quantised``.
 
     Args:
         out_dtype: the type of x (None), or float32: the sums as they are.
     """
     out_dtype = out_dtype or x.dtype
+    if isinstance(layer, QuantisedLinear):
+        return layer.kernels.linear(x, layer, out_dtype)
     if layer.kernels is not None:
         return layer.kernels.linear(x, layer, out_dtype)
     if out_dtype is x.dtype:
@@ -140,6 +176,11 @@ def rms_norm(
 ) -> Tensor:
     """``x / sqrt(mean(x^2) + eps) * (offset + weight)`` in fp32: [T, H], [H] -> [T, H] of out_dtype, or of x's type."""
     out_dtype = out_dtype or x.dtype
+    if _on_triton(x.device):
+        from kernels.triton import norm
+
+        if norm.takes(x, weight, out_dtype):
+            return norm.rms_norm(x, weight, eps, offset, out_dtype)
     kernels = _native(x)
     if kernels is not None and kernels.takes(weight) and kernels.takes_type(out_dtype):
         return kernels.rms_norm(x, None, weight, eps, offset, out_dtype)
@@ -148,6 +189,11 @@ def rms_norm(
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     """``residual += x`` in place, residual [T, H] in fp32; returns its ``rms_norm`` [T, H] in the type of x."""
+    if _on_triton(x.device):
+        from kernels.triton import norm
+
+        if norm.takes_sum(x, residual, weight):
+            return norm.add_rms_norm(x, residual, weight, eps, offset)
     kernels = _native(x)
     if kernels is not None and kernels.takes(residual) and kernels.takes(weight):
         return kernels.rms_norm(x, residual, weight, eps, offset, x.dtype)
@@ -175,7 +221,7 @@ def rope_store_kv(
         positions: [T] int64, rows of cos_sin.
         cos_sin: [max_pos, rot_dim] fp32, cosines in the first half and sines in the second, or None for no rotary
             embedding. Dimension i of a head is paired with i + rot_dim / 2 (rotate-half); those past rot_dim stay.
-        kv_loc: [T] int64, the cell of each token.
+        kv_loc: [T] int64, the cell of each token; on a CUDA device -1 for none.
         k_cache: [num_pages, Hkv, page_size, D] of the type of qkv, written.
         v_cache: the same.
         num_heads: Hq.
@@ -189,8 +235,16 @@ def rope_store_kv(
         q [T, Hq, D].
 
     Raises:
-        IndexError: a position or a cell lies outside its table; some cells may have been written.
+        IndexError: a position or a cell lies outside its table; some cells may have been written. Not on a CUDA
+            device, where nothing waits to see.
     """
+    if _on_triton(qkv.device):
+        from kernels.triton import rope
+
+        if rope.takes(qkv, k_cache, v_cache, q_norm, k_norm):
+            return rope.rope_store_kv(
+                qkv, positions, cos_sin, kv_loc, k_cache, v_cache, num_heads, num_kv_heads, q_norm, k_norm, eps, offset
+            )
     kernels = _native(qkv, k_cache, v_cache)
     if kernels is not None and kernels.takes_heads(k_cache.shape[3]):
         return kernels.rope_store_kv(
@@ -214,10 +268,12 @@ def attention(
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
+    shared: SharedPrefixes | None = None,
 ) -> Tensor:
     """Causal attention of a ragged batch over paged K and V, prefill and decode alike.
 
-    On the native path rows whose lines of the page table begin alike read these pages together, with no other result.
+    Rows whose lines of the page table begin alike read these pages together: on the native CPU path always, with the
+    bits that each would get alone; on a CUDA device where ``shared`` says so.
 
     Token i of row r has position ``context_len[r] - query_len[r] + i`` and sees the keys at positions up to its own,
     the last ``window`` of them (itself included) when a window is given. A score is ``s = scale * q.k``, or
@@ -235,13 +291,22 @@ def attention(
         scale: of the scores.
         window: keys seen by a token, or None for all.
         soft_cap: bound of the scores, or None.
+        shared: of this batch, from ``find_shared_prefixes``.
 
     Returns:
-        [T, Hq * D].
+        [T, Hq * D]; on a CUDA device undefined for tokens of no row.
 
     Raises:
-        IndexError: the page table is too short for a row, or names a page that the cache lacks.
+        IndexError: the page table is too short for a row, or names a page that the cache lacks. Not on a CUDA device.
     """
+    if _on_triton(q.device):
+        from kernels.triton import attention as gpu
+
+        if gpu.takes(q, k_cache, v_cache, page_table):
+            batch = (page_table, query_start, context_len, max_query, max_context)
+            return gpu.attention(
+                q, k_cache, v_cache, *batch, scale=scale, window=window, soft_cap=soft_cap, shared=shared
+            )
     kernels = _native(q, k_cache, v_cache)
     if kernels is not None and kernels.takes_heads(q.shape[2]) and scale > 0:
         return kernels.attention(q, k_cache, v_cache, page_table, query_start, context_len, scale, window, soft_cap)
@@ -250,8 +315,33 @@ def attention(
     )
 
 
+def find_shared_prefixes(
+    page_table: Ints, query_len: Ints, context_len: Ints, page_size: int, device: torch.device
+) -> SharedPrefixes | None:
+    """The prefixes that rows of a batch should read together, for ``attention``, from what the host knows of it.
+
+    Args:
+        page_table: [R, P], the pages of each row in order.
+        query_len: [R], the tokens of each row.
+        context_len: [R], tokens of each row with KV.
+        page_size: tokens of a page.
+        device: where the batch is computed.
+
+    Returns:
+        None where nothing is worth it, and for a CPU, whose kernels find it for themselves.
+    """
+    if not _on_triton(device):
+        return None
+    return sharing.find_shared_prefixes(page_table, query_len, context_len, page_size, device)
+
+
 def gated_activation(gate_up: Tensor, kind: Activation) -> Tensor:
     """``act(first half) * second half``, computed in fp32: [T, 2 * I] -> [T, I]."""
+    if _on_triton(gate_up.device):
+        from kernels.triton import activation
+
+        if activation.takes(gate_up):
+            return activation.gated_activation(gate_up, kind)
     kernels = _native(gate_up)
     if kernels is not None:
         return kernels.gated_activation(gate_up, kind)
@@ -297,7 +387,12 @@ def copy_pages(k: Tensor, v: Tensor, source: Sequence[int], target: Sequence[int
         IndexError: a page or a count lies outside the cache.
     """
     _check_pages(k, source, target, count)
-    reference.copy_pages(k, v, source, target, count)
+    if _on_triton(k.device):
+        from kernels.triton import pages
+
+        if pages.takes(k, v):
+            return pages.copy_pages(k, v, source, target, count)
+    return reference.copy_pages(k, v, source, target, count)
 
 
 def _check_pages(k: Tensor, source: Sequence[int], target: Sequence[int], count: Sequence[int]) -> None:

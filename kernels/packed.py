@@ -1,14 +1,16 @@
-"""The weight of a linear layer, laid out for its device."""
+"""The weight of a linear layer, laid out for its device, as it is or quantised."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 if TYPE_CHECKING:
     from kernels.cpu.native import Kernels
+    from kernels.cpu.quantised import QuantisedKernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +30,50 @@ class PackedLinear:
     weight: Tensor
     bias: Tensor | None
     kernels: Kernels | None
+
+
+class Format(IntEnum):
+    """How a quantised weight is stored, and what is computed with it.
+
+    NIBBLES: blocks of 32 along K, ``d * q + m`` with q of 4 bits, d and m in half precision (GGUF's Q4_1 and Q4_0).
+    BYTES: blocks of 32 along K, ``d * q`` with q of 8 bits, d in half precision (GGUF's Q8_0).
+    CHANNELS: rows, ``d * q`` with q of 8 bits, d in fp32.
+    WIDENED: the same, but x is not quantised: q is widened to its type.
+
+    In the first two, x is quantised to 8 bits in blocks of 32, in the third one row by row; see ``kernels.quantised``.
+    """
+
+    NIBBLES = 0
+    BYTES = 1
+    CHANNELS = 2
+    WIDENED = 3
+
+    @property
+    def description(self) -> str:
+        """What a person needs to know of it."""
+        return ("4-bit blocks", "8-bit blocks", "8 bits (x too)", "8 bits")[self]
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedLinear:
+    """What ``pack_blocks`` and ``pack_channels`` make and ``linear`` takes; layouts are nobody else's business.
+
+    Attributes:
+        in_features: K.
+        out_features: N.
+        weight: panels of integers.
+        scales: what they are multiplied with.
+        bias: [N] fp32 or None.
+        kernels: the native kernels that read it.
+    """
+
+    in_features: int
+    out_features: int
+    format: Format
+    weight: Tensor
+    scales: Tensor
+    bias: Tensor | None
+    kernels: QuantisedKernels
+
+
+Linear = PackedLinear | QuantisedLinear

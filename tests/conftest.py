@@ -1,13 +1,22 @@
-"""What all tests share: the small real model, one torch thread, and Hypothesis without deadlines."""
+"""What all tests share: the small real model, one torch thread, and Hypothesis without deadlines.
+
+Tests use no GPU, even where there is one: the GPU's kernels run in Triton's interpreter, and are compiled in processes
+of their own. What needs the device itself is ``benchmarks/gpu``.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# Before anything imports Triton, which looks here when it is imported.
+os.environ["TRITON_INTERPRET"] = "1"
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 from engine.source import resolve_model
 
@@ -30,3 +39,17 @@ def one_torch_thread() -> None:
 def smollm2_gguf() -> Path:
     """The default model's GGUF file, downloaded into the user's cache at first use."""
     return resolve_model(None).path
+
+
+@pytest.fixture
+def interpreted() -> Iterator[None]:
+    """The GPU's kernels take tensors on the CPU, interpreted, and what is undefined on a GPU is found."""
+    import triton_interpreter
+
+    from kernels.triton import launch
+
+    triton_interpreter.install()
+    launch.use_for("cpu")
+    yield
+    launch.use_for("cpu", False)
+    triton_interpreter.forget_allowed()

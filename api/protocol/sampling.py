@@ -43,6 +43,7 @@ def _check_salt(salt: str) -> str:
     return salt
 
 
+Salt = Annotated[str, AfterValidator(_check_salt)]
 Stop = Annotated[
     Annotated[str, Tag("<string>")] | Annotated[list[str], Tag("<list>")],
     Discriminator(
@@ -91,7 +92,7 @@ class SamplingFields(RequestModel):
     skip_special_tokens: bool = True
     logit_bias: Annotated[dict[str, float], AfterValidator(_check_logit_bias)] = Field(default_factory=dict)
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    cache_salt: Annotated[str, AfterValidator(_check_salt)] | None = None
+    cache_salt: Salt | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
 

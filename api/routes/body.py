@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -11,11 +13,22 @@ from fastapi.routing import APIRoute
 
 from api.errors import HTTPError
 
+_WITH_SCHEMAS = frozenset(("response_format", "structured_outputs", "guided_json", "tools"))
+_LONG_INTEGER = re.compile(rb"[0-9]{19}")
+
 
 class _StrictRequest(Request):
     async def json(self) -> Any:
-        """The body, without NaN, infinities or lone surrogates. Of keys that repeat, the last one counts."""
-        return orjson.loads(await self.body())
+        """The body, without NaN, infinities or lone surrogates. Of keys that repeat, the last one counts.
+
+        Integers beyond 64 bits are exact in the fields that hold schemas, and floats elsewhere.
+        """
+        body = await self.body()
+        value = orjson.loads(body)
+        if isinstance(value, dict) and not value.keys().isdisjoint(_WITH_SCHEMAS) and _LONG_INTEGER.search(body):
+            # orjson has found it to be correct, and every number to be within a double's range.
+            value |= {name: part for name, part in json.loads(body).items() if name in _WITH_SCHEMAS}
+        return value
 
 
 class JsonRoute(APIRoute):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,7 +66,7 @@ def _written(function: dict[str, Any], form: ToolFormat) -> str:
 def _with_definitions(
     messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], form: ToolFormat
 ) -> list[dict[str, Any]]:
-    definitions = "\n".join(orjson.dumps(tool["function"]).decode() for tool in tools)
+    definitions = "\n".join(json.dumps(tool["function"], ensure_ascii=False, separators=(",", ":")) for tool in tools)
     example = f"{form.opening}{form.head('NAME')}{{...}}}}{form.closing}"
     text = _INTRODUCTION.format(definitions=definitions, example=example)
     if messages[0]["role"] != "system":

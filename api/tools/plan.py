@@ -58,13 +58,12 @@ class ToolPlan:
     named: str = ""
     places: tuple[tuple[str, str], ...] = ()
 
-    def locate(self, message: str) -> tuple[str, str]:
-        """The field that an error of the grammar is about, and the message with a pointer into that field."""
-        for pointer, name in self.places:
-            quoted = re.compile(f" at '{re.escape(pointer)}(?=[/'])")
-            if quoted.search(message):
-                return name, quoted.sub(" at '", message).replace(" at ''", "")
-        return "tools", message
+    def locate(self, pointer: str) -> tuple[str, str]:
+        """The field in whose schema a place of the grammar stands, and the pointer from that schema's root."""
+        for place, name in self.places:
+            if pointer == place or pointer.startswith(f"{place}/"):
+                return name, pointer[len(place) :]
+        return "tools", pointer
 
 
 def tool_promise(

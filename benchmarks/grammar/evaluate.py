@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=0, help="so many schemas at random; 0 is all")
     parser.add_argument("--outputs", type=int, default=20, help="random outputs for each schema")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write the counts here")
     parser.add_argument("--ratchet", type=Path, help="write each schema's verdict here")
     options = parser.parse_args()
     rows = [json.loads(line) for line in options.data.read_text("utf-8").split("\n") if line]
@@ -219,6 +221,15 @@ def main() -> None:
         print(f"{count:7d}  {kind}")
     print(f"compile, analysis and dry run: {percentiles(report.compile_times)} ms (p50 / p90 / p99 / max)")
     print(f"mask:                          {percentiles(report.mask_times)} ms")
+    if options.json:
+        result = {
+            "command": f"python -m benchmarks.grammar.evaluate --data {options.data.name} --model {options.model.name}"
+            f" --outputs {options.outputs} --seed {options.seed}",
+            "counts": dict(sorted(report.counts.items())),
+            "surprises": report.surprises,
+            "versions": {name: version(name) for name in ("llguidance", "jsonschema", "numpy")},
+        }
+        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if options.ratchet:
         options.ratchet.write_text(json.dumps(report.verdicts, indent=1, sort_keys=True) + "\n")
 

@@ -39,15 +39,10 @@ def adapter_bytes(layout: BaseLayout, rank: int) -> int:
 
 
 def _projections(model: DecoderModel) -> tuple[ProjectionShape, ...]:
-    parts = [
-        part
-        for layer in model.layers
-        for part in (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down)
-    ]
-    vocab_size, hidden_size = model.embedding.shape
+    vocab_size, hidden_size = model.config.vocab_size, model.config.hidden_size
     return (
         ProjectionShape((EMBEDDING,), (hidden_size,), vocab_size),
-        *(ProjectionShape(part.modules, part.sizes, part.packed.in_features) for part in (*parts, model.head)),
+        *(ProjectionShape(part.modules, part.sizes, part.packed.in_features) for part in model.projections),
     )
 
 

@@ -21,11 +21,12 @@ from engine.loading.names import (
     qkv_modules,
 )
 from engine.loading.sources import GgufWeights, RandomWeights, SafetensorsFolder, Source
+from engine.loading.weights import WeightForm, WeightReader
 from engine.models.config import ModelConfig, Rope
 from engine.models.decoder import DecoderModel
 from engine.models.layers import Attention, DecoderLayer, Mlp, Projection, RmsNorm
 from engine.models.rope import cos_sin_table
-from kernels.ops import pack_linear
+from kernels.ops import QuantisedLinear
 
 
 def load_model(
@@ -35,6 +36,7 @@ def load_model(
     device: torch.device,
     max_positions: int | None = None,
     dummy: bool = False,
+    weights: WeightForm = "plain",
 ) -> DecoderModel:
     """Load a model from a folder in Hugging Face format or from a GGUF file.
 
@@ -43,6 +45,7 @@ def load_model(
         dtype: of weights and hidden states: float32, bfloat16 or float16.
         max_positions: longest sequence that will be computed; the model's own maximum by default.
         dummy: random weights in the model's shape; only its config is read.
+        weights: the form of matrices in memory.
 
     Raises:
         ModelError: the model is not one that we compute, or its files are not what they claim to be.
@@ -53,7 +56,8 @@ def load_model(
     check_tensors(expected_shapes(config), source.shapes, optional)
     if HEAD in source.shapes and config.tied_head:
         _check_tied(source)
-    return _Assembly(config, source, dtype, device, max_positions or config.max_position_embeddings).model()
+    reader = WeightReader(source, dtype, device, weights)
+    return _Assembly(config, reader, max_positions or config.max_position_embeddings).model()
 
 
 def open_source(path: Path, config: ModelConfig, dummy: bool) -> Source:
@@ -75,29 +79,25 @@ def _check_tied(source: Source) -> None:
 class _Assembly:
     """Builds the decoder layer by layer, reading each tensor where it is needed."""
 
-    def __init__(
-        self, config: ModelConfig, source: Source, dtype: torch.dtype, device: torch.device, max_positions: int
-    ) -> None:
+    def __init__(self, config: ModelConfig, weights: WeightReader, max_positions: int) -> None:
         self.config = config
-        self.source = source
-        self.dtype = dtype
-        self.device = device
+        self.weights = weights
         self.max_positions = max_positions
         self.tables: dict[Rope, Tensor] = {}
 
     def model(self) -> DecoderModel:
         config = self.config
-        embedding = self.tensor(EMBEDDING)
+        embedding, head = self.embedding_and_head()
         norms = [self.norm(f"model.layers.{index}.input_layernorm.weight") for index in range(config.num_layers)]
         norms.append(self.norm(FINAL_NORM))
         return DecoderModel(
             config=config,
             embedding=embedding,
             # Rounded to the model's type as Gemma's makers do it: 55.5, not 55.4256, in bfloat16.
-            embedding_scale=torch.tensor(config.embedding_scale, dtype=self.dtype).item(),
+            embedding_scale=torch.tensor(config.embedding_scale, dtype=self.weights.dtype).item(),
             first_norm=norms[0],
             layers=tuple(self.layer(index, norms[index + 1]) for index in range(config.num_layers)),
-            head=self.head(embedding),
+            head=head,
             max_positions=self.max_positions,
         )
 
@@ -131,8 +131,8 @@ class _Assembly:
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             cos_sin=self.table(layer.rope) if layer.rope else None,
-            q_norm=self.tensor(f"{prefix}.q_norm.weight") if config.qk_norm else None,
-            k_norm=self.tensor(f"{prefix}.k_norm.weight") if config.qk_norm else None,
+            q_norm=self.weights.tensor(f"{prefix}.q_norm.weight") if config.qk_norm else None,
+            k_norm=self.weights.tensor(f"{prefix}.k_norm.weight") if config.qk_norm else None,
             norm_eps=config.norm_eps,
             norm_offset=config.norm_offset,
             scale=config.attention_scale,
@@ -140,33 +140,28 @@ class _Assembly:
             soft_cap=config.attention_soft_cap,
         )
 
-    def head(self, embedding: Tensor) -> Projection:
+    def embedding_and_head(self) -> tuple[Tensor | QuantisedLinear, Projection]:
+        """The embedding as a plain matrix, or quantised: then a tied head is the same thing."""
+        size = self.config.vocab_size
         if not self.config.tied_head:
-            return self.projection("", {"lm_head": self.config.vocab_size}, bias=False)
-        return Projection(("lm_head",), (self.config.vocab_size,), pack_linear(embedding))
+            return self.embedding(), self.projection("", {"lm_head": size}, bias=False)
+        packed = self.weights.packed(EMBEDDING)
+        embedding = packed if isinstance(packed, QuantisedLinear) else self.weights.tensor(EMBEDDING)
+        return embedding, Projection(("lm_head",), (size,), packed)
+
+    def embedding(self) -> Tensor | QuantisedLinear:
+        return self.weights.stored(EMBEDDING) or self.weights.tensor(EMBEDDING)
 
     def projection(self, prefix: str, modules: dict[str, int], bias: bool) -> Projection:
         names = tuple(f"{prefix}.{module}".lstrip(".") for module in modules)
-        sizes = tuple(modules.values())
-        weight = self.stacked([f"{name}.weight" for name in names])
-        bias_vector = self.stacked([f"{name}.bias" for name in names]) if bias else None
-        return Projection(names, sizes, pack_linear(weight, bias_vector))
+        bias_vector = self.weights.tensor(*(f"{name}.bias" for name in names)) if bias else None
+        packed = self.weights.packed(*(f"{name}.weight" for name in names), bias=bias_vector)
+        return Projection(names, tuple(modules.values()), packed)
 
     def norm(self, name: str) -> RmsNorm:
-        return RmsNorm(self.tensor(name), self.config.norm_eps, self.config.norm_offset)
-
-    def tensor(self, name: str) -> Tensor:
-        return self.stacked([name])
-
-    def stacked(self, names: list[str]) -> Tensor:
-        """The named tensors on top of each other, each read straight to its place."""
-        rows = [self.source.shapes[name][0] for name in names]
-        out = torch.empty((sum(rows), *self.source.shapes[names[0]][1:]), dtype=self.dtype, device=self.device)
-        for name, part in zip(names, torch.split(out, rows), strict=True):
-            self.source.read(name, part)
-        return out
+        return RmsNorm(self.weights.tensor(name), self.config.norm_eps, self.config.norm_offset)
 
     def table(self, rope: Rope) -> Tensor:
         if rope not in self.tables:
-            self.tables[rope] = cos_sin_table(rope, self.max_positions, self.device)
+            self.tables[rope] = cos_sin_table(rope, self.max_positions, self.weights.device)
         return self.tables[rope]

@@ -38,6 +38,9 @@ class Source(Protocol):
     def read(self, name: str, out: Tensor) -> None:
         """Write a tensor into ``out``, which has its shape and is contiguous."""
 
+    def blocks(self, name: str) -> tuple[str, Tensor] | None:
+        """A matrix [N, K] as a GGUF file stores it: the type of its blocks, and [N, bytes of a row] uint8."""
+
 
 class SafetensorsFolder:
     """A folder with ``model.safetensors``, or with an index and its shards.
@@ -69,6 +72,9 @@ class SafetensorsFolder:
     def read(self, name: str, out: Tensor) -> None:
         """See ``Source``."""
         out.copy_(self._files[name].get_tensor(name))
+
+    def blocks(self, name: str) -> None:
+        """See ``Source``: there are none."""
 
 
 def _open(path: Path) -> Any:
@@ -129,9 +135,19 @@ class GgufWeights:
             out.copy_(exact - self._norm_offset)
             return
         self._decode(name, out)
+        self._order_rows(name, out)
+
+    def blocks(self, name: str) -> tuple[str, Tensor]:
+        """See ``Source``. Norms are vectors, so nothing but the order of rows may differ from the published tensor."""
+        stored = self._names[name]
+        rows = torch.from_numpy(self._file.data(stored).reshape(self.shapes[name][0], -1).copy())
+        self._order_rows(name, rows)
+        return self._file.tensors[stored].type, rows
+
+    def _order_rows(self, name: str, rows: Tensor) -> None:
         for part, num_heads in self._interleaved.items():
             if part in name:
-                _deinterleave(out, num_heads)
+                _deinterleave(rows, num_heads)
 
     def _decode(self, name: str, out: Tensor) -> None:
         stored = self._names[name]
@@ -166,6 +182,9 @@ class RandomWeights:
             return
         bound = (3 / out.shape[-1]) ** 0.5
         out.uniform_(-bound, bound, generator=self._generator(out.device))
+
+    def blocks(self, name: str) -> None:
+        """See ``Source``: there are none."""
 
     def _generator(self, device: torch.device) -> torch.Generator:
         if device not in self._random:

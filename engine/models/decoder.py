@@ -12,6 +12,7 @@ from engine.inputs import ForwardInputs
 from engine.kv_pool import KvPool
 from engine.models.config import ModelConfig
 from engine.models.layers import DecoderLayer, Projection, RmsNorm
+from kernels.quantised import QuantisedLinear, rows
 from lora.apply import LoraStep
 
 
@@ -20,7 +21,7 @@ class DecoderModel:
     """Weights on their device, and the way through them. Made by ``engine.loading.load_model``.
 
     Attributes:
-        embedding: [V, H].
+        embedding: [V, H], plain or quantised.
         first_norm: the norm in front of the first layer.
         embedding_scale: factor of the embeddings, in the model's type.
         head: the projection to the vocabulary.
@@ -28,7 +29,7 @@ class DecoderModel:
     """
 
     config: ModelConfig
-    embedding: Tensor
+    embedding: Tensor | QuantisedLinear
     embedding_scale: float
     first_norm: RmsNorm
     layers: tuple[DecoderLayer, ...]
@@ -37,13 +38,13 @@ class DecoderModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of weights and hidden states."""
-        return self.embedding.dtype
+        """Type of hidden states, and of weights that are not quantised."""
+        return self.first_norm.weight.dtype
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.embedding.device
+        return self.first_norm.weight.device
 
     @torch.inference_mode()
     def forward(self, inputs: ForwardInputs, kv: KvPool) -> Tensor:
@@ -61,7 +62,7 @@ class DecoderModel:
         It is fp32, because every layer adds to it: rounded to bfloat16 each time, it would be the largest source of
         error.
         """
-        residual = functional.embedding(inputs.token_ids, self.embedding).float()
+        residual = self._embed(inputs.token_ids)
         if inputs.lora is not None:
             inputs.lora.embed(inputs.token_ids, residual)
         if self.embedding_scale != 1.0:
@@ -75,6 +76,24 @@ class DecoderModel:
         for layer, k_cache, v_cache in zip(self.layers, kv.k_layers, kv.v_layers, strict=True):
             x = layer(x, residual, inputs, k_cache, v_cache)
         return x
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        """All matrix products, the head last."""
+        return (
+            *(
+                part
+                for layer in self.layers
+                for part in (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down)
+            ),
+            self.head,
+        )
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        """[T] -> [T, H] fp32."""
+        if isinstance(self.embedding, QuantisedLinear):
+            return rows(self.embedding, token_ids)
+        return functional.embedding(token_ids, self.embedding).float()
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, lora: LoraStep | None = None) -> Tensor:

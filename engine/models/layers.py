@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.inputs import ForwardInputs
 from engine.models.config import Activation
 from kernels.ops import (
-    PackedLinear,
+    Linear,
     add_rms_norm,
     attention,
     gated_activation,
@@ -49,7 +49,7 @@ class Projection:
 
     modules: tuple[str, ...]
     sizes: tuple[int, ...]
-    packed: PackedLinear
+    packed: Linear
 
     def __call__(self, x: Tensor, lora: LoraStep | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
         """[T, K] -> [T, sum of sizes], in the type of x or in float32, with the adapters' part where there is one."""
@@ -110,6 +110,7 @@ class Attention:
             scale=self.scale,
             window=self.window,
             soft_cap=self.soft_cap,
+            shared=inputs.shared,
         )
         return self.output(mixed, inputs.lora)
 

@@ -46,7 +46,7 @@ class Kernels:
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._arena = WeightArena()
+        self.arena = WeightArena()
         self._library = library
         library.instruction_set.restype = ctypes.c_char_p
         self.instruction_set: str = library.instruction_set().decode()
@@ -93,7 +93,7 @@ class Kernels:
         columns, width = weight.shape
         pair = 2 if weight.dtype is _BF16 else 1
         weight = weight.detach().contiguous()
-        panels = self._arena.empty((-(-columns // _PANEL), width // pair, _PANEL, pair), weight.dtype)
+        panels = self.arena.empty((-(-columns // _PANEL), width // pair, _PANEL, pair), weight.dtype)
         self._pack_linear(
             _PACK_LINEAR.pack(weight.data_ptr(), panels.data_ptr(), columns, width // pair, threads.count())
         )

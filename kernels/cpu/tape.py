@@ -77,6 +77,11 @@ class _Watch(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.saw_ops = False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: torch's way of keeping its compiler out of this takes the import of that compiler, a second."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -1,8 +1,6 @@
 // The inner loop, one instance for each shape of tile.
 #include "tile.h"
 
-#include <type_traits>
-
 namespace rootgraft {
 namespace {
 
@@ -55,18 +53,6 @@ void run_tile(const Product& p) {
 #pragma GCC unroll 4
     for (int v = 0; v < NV; v++) store(p.c + m * p.c_stride + v * kWidth, sums[m][v]);
   }
-}
-
-template <int N>
-using Constant = std::integral_constant<int, N>;
-
-// f(Constant<count>{}) for 1 <= count <= Most.
-template <int Most, class F>
-INLINE void with_constant(int count, F f) {
-  if constexpr (Most > 1) {
-    if (count < Most) return with_constant<Most - 1>(count, f);
-  }
-  f(Constant<Most>{});
 }
 
 }  // namespace

@@ -8,6 +8,8 @@
 // column of B, nothing else.
 #pragma once
 
+#include <type_traits>
+
 #include "vec.h"
 
 namespace rootgraft {
@@ -37,11 +39,23 @@ constexpr int kTileRows = 6, kTilePanels = 1;  // 12 of 16 registers (AVX2)
 template <class E>
 void multiply_tile(const Product& product, int rows, int panels);
 
+template <int N>
+using Constant = std::integral_constant<int, N>;
+
+// f(Constant<count>{}) for 1 <= count <= Most.
+template <int Most, class F>
+INLINE void with_constant(int count, F f) {
+  if constexpr (Most > 1) {
+    if (count < Most) return with_constant<Most - 1>(count, f);
+  }
+  f(Constant<Most>{});
+}
+
 // f(first row, rows, first panel, panels) for tiles that cover rows x panels, all rows of some panels before the next.
 // Both are cut evenly (8 rows into 4 + 4, not 6 + 2), because a small tile waits for its loads.
-template <class F>
+template <int kMostRows = kTileRows, int kMostPanels = kTilePanels, class F>
 INLINE void for_tiles(int rows, int panels, F f) {
-  const int row_cuts = (rows + kTileRows - 1) / kTileRows, panel_cuts = (panels + kTilePanels - 1) / kTilePanels;
+  const int row_cuts = (rows + kMostRows - 1) / kMostRows, panel_cuts = (panels + kMostPanels - 1) / kMostPanels;
   const auto edge = [](int count, int cut, int cuts) { return (int)((int64_t)count * cut / cuts); };
   for (int p = 0; p < panel_cuts; p++) {
     const int panel = edge(panels, p, panel_cuts), panel_end = edge(panels, p + 1, panel_cuts);

@@ -222,10 +222,14 @@ struct Bf16 {
   static constexpr int kPerWord = 2;
 
   static INLINE Floats load(const uint16_t* from) {
+#if defined(__AVX512F__)
+    return Floats{{(FloatPart)_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_as<__m256i>(from)), 16)}};
+#else
     return map([&](int i) {
       const HalfPart half = load_as<HalfPart>(from + i * kLanes);
       return (FloatPart)(__builtin_convertvector(half, WordPart) << 16);
     });
+#endif
   }
 
   // Rounds to the nearest, ties to even.

@@ -66,6 +66,7 @@ class FakeFrontend:
         say: makes the answer's text out of request and index.
         fail_after: raise this error once so many frames are out.
         gate: when set, every frame waits for it.
+        shortest: what the engine says of the shortest answer.
         seen: requests that were started.
         aborted: those whose stream was left before its end.
     """
@@ -78,6 +79,7 @@ class FakeFrontend:
         self.say: Callable[[TextRequest, int], str] = lambda request, index: f"answer {index}"
         self.fail_after: tuple[int, Exception] | None = None
         self.gate: asyncio.Event | None = None
+        self.shortest: int | None = None
         self.seen: list[TextRequest] = []
         self.aborted: list[TextRequest] = []
 
@@ -127,7 +129,7 @@ class FakeFrontend:
         finish = None
         if step + 1 == limit:
             reason = FinishReason.STOP if limit == len(answer) else FinishReason.LENGTH
-            usage = Usage(len(request.tokens), len(request.tokens) // 2 + index, limit)
+            usage = Usage(len(request.tokens), len(request.tokens) // 2 + index, limit, self.shortest)
             finish = Finish(reason, usage, request.stop[0] if request.stop and reason == "stop" else None)
         return TextDelta(
             index=index,

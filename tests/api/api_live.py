@@ -47,6 +47,7 @@ class Live:
             vars(fake).clear()
             fake.__init__()
         self.state.draining = False
+        self.state.__post_init__()
 
 
 def make_state(options: ServerConfig | None = None) -> ServerState:

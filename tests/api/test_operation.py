@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ from api_fakes import BOS
 from api_live import Live, make_state, serve
 from prometheus_client.parser import text_string_to_metric_families
 
+from api.config import ServerConfig
 from engine.messages import Heartbeat
 
 HI = [{"role": "user", "content": "hi"}]
@@ -186,6 +190,10 @@ def test_the_openapi_document(live: Live) -> None:
     assert paths == {
         "/v1/chat/completions": {"post"},
         "/v1/completions": {"post"},
+        "/v1/responses": {"post"},
+        "/v1/responses/{response_id}": {"get", "delete"},
+        "/v1/responses/{response_id}/cancel": {"post"},
+        "/v1/responses/{response_id}/input_items": {"get"},
         "/v1/models": {"get"},
         "/v1/models/{name}": {"get"},
         "/v1/adapters": {"get"},
@@ -203,3 +211,44 @@ def test_the_openapi_document(live: Live) -> None:
     assert schemas["ChatRequest"]["additionalProperties"] is False
     assert schemas["ChatRequest"]["required"] == ["messages"]
     assert {"temperature", "stream", "top_logprobs"} <= set(schemas["ChatRequest"]["properties"])
+
+
+def test_web_pages_of_allowed_origins_may_ask(serve_with: Any) -> None:
+    live = serve_with(ServerConfig(allowed_origins=("https://here.example",), api_key=("k",)))
+    preflight = {"origin": "https://here.example", "access-control-request-method": "POST"}
+    with live.http() as http:
+        reply = http.options("/v1/chat/completions", headers=preflight)
+        assert reply.status_code == 200
+        assert reply.headers["access-control-allow-origin"] == "https://here.example"
+        refused = http.get("/v1/models", headers={"origin": "https://here.example"})
+        assert refused.status_code == 401 and refused.headers["x-request-id"]
+        assert refused.headers["access-control-allow-origin"] == "https://here.example"
+        assert http.options("/v1/models", headers={**preflight, "origin": "https://else.example"}).status_code == 400
+        elsewhere = http.get("/health", headers={"origin": "https://else.example"})
+        assert "access-control-allow-origin" not in elsewhere.headers
+
+
+def test_no_web_page_may_ask_by_default(live: Live) -> None:
+    with live.http() as http:
+        reply = http.get("/v1/models", headers={"origin": "https://here.example"})
+    assert "access-control-allow-origin" not in reply.headers and reply.headers["x-request-id"]
+
+
+class FullDisk(io.StringIO):
+    """A log file on a disk that is full."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+
+def test_a_full_disk_under_the_log_stops_nobody(live: Live) -> None:
+    access, handler = logging.getLogger("api.access"), logging.StreamHandler(FullDisk())
+    access.addHandler(handler)
+    access.setLevel("INFO")
+    try:
+        with live.http() as http:
+            assert http.post("/v1/completions", json={"prompt": "x"}).status_code == 200
+            assert http.get("/health").status_code == 200
+    finally:
+        access.removeHandler(handler)
+        access.setLevel("NOTSET")

@@ -23,9 +23,9 @@ QUESTION = [{"role": "user", "content": "Name three colours."}]
 class RealServer:
     """A server process and a client for it."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, *options: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "api.cli", "serve", "--port", str(port), "--served-model-name", "small"],
+            [sys.executable, "-m", "api.cli", "serve", "--port", str(port), "--served-model-name", "small", *options],
             cwd=Path(__file__).parents[2],
         )
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False)
@@ -54,10 +54,10 @@ class RealServer:
         self.process.wait()
 
 
-def start() -> RealServer:
+def start(*options: str) -> RealServer:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
-    server = RealServer(port)
+    server = RealServer(port, *options)
     server.wait_ready()
     return server
 
@@ -129,3 +129,36 @@ def test_the_end_of_the_engine_ends_it_with_70(server: RealServer) -> None:
     with pytest.raises(openai.APIError):
         list(stream)
     assert server.process.wait(60) == 70
+
+
+def test_an_engine_that_hangs_ends_it_with_70() -> None:
+    server = start("--heartbeat-timeout", "5")
+    try:
+        [engine] = psutil.Process(server.process.pid).children()
+        stream = server.client.completions.create(
+            model="small", prompt="x", max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(stream)
+        engine.suspend()
+        with pytest.raises(openai.APIError):
+            list(stream)
+        assert server.http.get("/health").status_code == 503
+        assert server.process.wait(60) == 70
+        assert not engine.is_running()
+    finally:
+        server.close()
+
+
+def test_an_answer_that_is_cut_off_by_the_end_makes_it_1() -> None:
+    server = start("--shutdown-timeout", "0")
+    try:
+        stream = server.client.completions.create(
+            model="small", prompt="x", max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(stream)
+        server.process.send_signal(signal.SIGTERM)
+        with pytest.raises(openai.APIError):
+            list(stream)
+        assert server.process.wait(60) == 1
+    finally:
+        server.close()

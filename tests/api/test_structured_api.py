@@ -12,7 +12,7 @@ from api_live import Live
 from bad_structured import FORMS, schema_format
 from test_operation import scrape, value
 
-from engine.errors import RequestError
+from engine.errors import GrammarRefused, RequestError
 from grammar.spec import GrammarKind, GrammarSpec
 
 HI: Any = [{"role": "user", "content": "hi"}]
@@ -99,7 +99,6 @@ def test_limits_name_keyword_and_pointer(live: Live) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_refusals_of_the_compiler_name_the_field(live: Live, stream: bool) -> None:
-    refusal = "The grammar cannot be promised: 'not' at '/properties/a/not': no."
     with live.http() as http:
         for path, body in ((CHAT, {"messages": HI}), (COMPLETIONS, {"prompt": "x"})):
             for fields, field in (
@@ -107,13 +106,38 @@ def test_refusals_of_the_compiler_name_the_field(live: Live, stream: bool) -> No
                 ({"guided_json": SCHEMA}, "guided_json"),
                 ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
             ):
-                param = "response_format" if "json" in str(fields) else "grammar"
-                live.frontend.fail_after = (0, RequestError(refusal, param=param))
+                live.frontend.fail_after = (0, GrammarRefused("not", "/properties/a/not", "no"))
                 reply = http.post(path, json={**body, **fields, "stream": stream})
                 assert reply.status_code == 400
                 error = reply.json()["error"]
                 assert error["param"] == field and error["code"] == "invalid_value"
-                assert error["message"] == f"'{field}': {refusal}"
+                assert error["message"] == f"'{field}' cannot be promised: 'not' at '/properties/a/not': no."
+                assert (error["keyword"], error["pointer"], error["reason"]) == ("not", "/properties/a/not", "no")
+
+
+BIG = 10**30 + 1
+
+
+def test_integers_beyond_64_bits_are_exact_in_schemas(live: Live) -> None:
+    """Floats would make a bound of 10^30 + 1 one of 10^30."""
+    schema = {"type": "integer", "minimum": BIG}
+    live.frontend.say = lambda request, index: str(BIG)
+    with live.http() as http:
+        for fields in (schema_format(schema), {"structured_outputs": {"json": schema}}, {"guided_json": schema}):
+            for path, body in ((CHAT, {"messages": HI}), (COMPLETIONS, {"prompt": "x", "max_tokens": 64})):
+                reply = http.post(path, json={**body, **fields})
+                assert reply.json()["choices"][0]["finish_reason"] == "stop"
+                assert live.frontend.seen[-1].grammar == GrammarSpec.json_schema(schema)
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": schema}}}}
+        assert http.post(CHAT, json={"messages": HI, "tools": [tool]}).status_code == 200
+        assert str(BIG) in live.frontend.seen[-1].grammar.text
+        live.frontend.tokenizer.speaks = ""
+        assert http.post(CHAT, json={"messages": HI, "tools": [tool], "tool_choice": "none"}).status_code == 200
+        digits = '{"prompt": "x", "guided_json": {"minimum": ' + "1" * 5_000 + "}}"
+        reply = http.post(COMPLETIONS, content=digits, headers={"content-type": "application/json"})
+        assert reply.status_code == 400 and "infinity" in reply.text
+        seed = http.post(COMPLETIONS, json={"prompt": "x", "seed": BIG, **schema_format(schema)})
+        assert seed.status_code == 400 and seed.json()["error"]["param"] == "seed"
 
 
 def test_other_errors_of_the_engine_stay_what_they_are(live: Live) -> None:
@@ -206,6 +230,20 @@ def test_what_was_cut_off_is_not_judged(live: Live) -> None:
         stopped = http.post(CHAT, json={**asked, "stop": "x"}).json()["choices"][0]
     assert (short["finish_reason"], short["message"]["content"]) == ("length", '{"a')
     assert (stopped["finish_reason"], stopped["stop_reason"]) == ("stop", "x")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_budget_below_the_minimum_is_told_the_minimum(live: Live, stream: bool) -> None:
+    live.frontend.say, live.frontend.shortest = (lambda request, index: '{"a": 1}'), 7
+    with live.http() as http:
+        for path, body in ((CHAT, {"messages": HI}), (COMPLETIONS, {"prompt": "x"})):
+            for budget, told in ((3, 1), (50, 0)):
+                fields = {**body, **schema_format(SCHEMA), "max_tokens": budget, "stream": stream}
+                text = http.post(path, json=fields).text
+                assert text.count('"min_completion_tokens":7') == text.count('"finish_reason":"length"') == told
+        live.frontend.shortest = None
+        text = http.post(path, json={**fields, "max_tokens": 3}).text
+    assert '"finish_reason":"length"' in text and "min_completion_tokens" not in text
 
 
 def test_one_broken_answer_of_several(live: Live) -> None:

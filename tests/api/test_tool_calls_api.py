@@ -13,7 +13,7 @@ from api_live import Live
 from bad_structured import named, schema_format, tool
 from test_operation import scrape, value
 
-from engine.errors import RequestError
+from engine.errors import GrammarRefused
 from grammar.spec import GrammarKind
 
 CHAT = "/v1/chat/completions"
@@ -311,16 +311,14 @@ def test_refused_schemas_name_tool_keyword_and_pointer(live: Live, choice: Any) 
         "auto": "/format/tags/0/content/elements/1/content/json_schema",
         "required": "/items/anyOf/1/properties/arguments",
     }.get(str(choice), "")
-    message = f"The grammar cannot be promised: 'not' at '{where}/properties/x/not': no."
-    live.frontend.fail_after = (0, RequestError(message, param="response_format" if choice != "auto" else "grammar"))
+    live.frontend.fail_after = (0, GrammarRefused("not", f"{where}/properties/x/not", "no"))
     with live.http() as http:
         reply = http.post(CHAT, json={"messages": HI, "tools": tools, "tool_choice": choice})
     assert reply.status_code == 400
     error = reply.json()["error"]
     assert error["param"] == "tools[1].function.parameters"
-    assert error["message"] == (
-        "'tools[1].function.parameters': The grammar cannot be promised: 'not' at '/properties/x/not': no."
-    )
+    assert error["message"] == ("'tools[1].function.parameters' cannot be promised: 'not' at '/properties/x/not': no.")
+    assert (error["keyword"], error["pointer"], error["reason"]) == ("not", "/properties/x/not", "no")
 
 
 def test_logprobs_of_calls_are_all_there(live: Live) -> None:

@@ -115,8 +115,11 @@ def test_an_answer_is_complete_whenever_its_shortest_form_fits(engine, budget):
 def test_a_budget_below_the_shortest_form_ends_with_length(engine):
     structured = engine()
     structured.submit(0, GrammarSpec.json_schema(SCHEMA), max_tokens=10)
+    structured.submit(1, None, max_tokens=10)
     structured.run()
     assert structured.ends[0].reason is FinishReason.LENGTH
+    assert structured.ends[0].usage.shortest == len('{"name":"","age":0}')
+    assert structured.ends[1].usage.shortest is None
 
 
 def test_free_text_with_tags_is_neither_ended_early_nor_called_complete_when_cut(engine):
@@ -143,7 +146,7 @@ def test_a_refused_grammar_fails_alone_and_names_its_keyword(engine):
     structured.submit(1, None, max_tokens=5)
     structured.run()
     failed = structured.ends[0]
-    assert isinstance(failed, Failed) and failed.kind == "RequestError" and failed.param == "response_format"
+    assert isinstance(failed, Failed) and failed.kind == "GrammarRefused"
     assert "$dynamicRef" in failed.message
     assert structured.ends[1].reason is FinishReason.LENGTH
 

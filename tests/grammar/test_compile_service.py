@@ -72,16 +72,38 @@ def test_a_compile_beyond_the_memory_limit_is_refused(vocabulary):
         service.close()
 
 
-def test_a_worker_that_dies_is_replaced(service, vocabulary):
+def test_a_worker_that_was_killed_while_idle_is_replaced_and_no_grammar_is_to_blame(service, vocabulary):
     child = Child(vocabulary)
     os.kill(child._process.pid, signal.SIGKILL)
     with pytest.raises(ChildDied):
         child.compile(b"", 5)
-    child.kill()
+    child._process.wait()
     service._idle.append(child)
-    with pytest.raises(GrammarTimeout, match="ends the compiler"):
-        service.compile(GrammarSpec.json_schema({"const": "dies"})).result(WAIT)
     assert service.compile(GrammarSpec.json_schema({"const": "lives"})).result(WAIT)
+
+
+def test_a_worker_that_dies_at_work_is_replaced(service, monkeypatch):
+    def die(self: Child, job: bytes, seconds: float) -> bytes:
+        raise ChildDied
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Child, "compile", die)
+        with pytest.raises(GrammarTimeout, match="ends the compiler"):
+            service.compile(GrammarSpec.json_schema({"const": "dies"})).result(WAIT)
+    assert service.compile(GrammarSpec.json_schema({"const": "lives on"})).result(WAIT)
+
+
+@pytest.mark.parametrize("error", [OSError(24, "too many open files"), MemoryError()])
+def test_what_goes_wrong_here_is_not_held_against_a_grammar_for_ever(service, monkeypatch, error):
+    def fail(self: CompileService) -> Child:
+        raise error
+
+    spec = GrammarSpec.json_schema({"const": type(error).__name__})
+    with monkeypatch.context() as patched:
+        patched.setattr(CompileService, "_child", fail)
+        with pytest.raises(GrammarTimeout, match="could not be compiled"):
+            service.compile(spec).result(WAIT)
+    assert service._entries[spec.key].expires < float("inf")
 
 
 def test_results_are_dropped_by_bytes(vocabulary):

@@ -1,0 +1,195 @@
+"""The body of ``POST /v1/responses``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from api.protocol.base import Refusal, RequestModel, StrictModel, rejected
+from api.protocol.chat import TemplateKwargs
+from api.protocol.response_items import Input
+from api.protocol.sampling import Salt, Stop
+from api.protocol.structured import Schema
+from api.protocol.tools import MAX_TOOLS
+from engine.types import MAX_LOGPROBS
+
+LOGPROBS = "message.output_text.logprobs"
+MAX_METADATA = 16
+MAX_METADATA_KEY = 64
+MAX_METADATA_VALUE = 512
+
+
+def _check_metadata(metadata: dict[str, str]) -> dict[str, str]:
+    if len(metadata) > MAX_METADATA:
+        raise rejected(f"must have at most {MAX_METADATA} keys")
+    for key, value in metadata.items():
+        if len(key) > MAX_METADATA_KEY or len(value) > MAX_METADATA_VALUE:
+            raise rejected(
+                f"must have keys of at most {MAX_METADATA_KEY} and values of at most {MAX_METADATA_VALUE} characters"
+            )
+    return metadata
+
+
+def _check_kind(value: Any) -> Any:
+    if isinstance(value, dict) and isinstance(kind := value.get("type"), str) and kind != "function":
+        raise rejected("must be 'function': other kinds of tools are not supported", "type")
+    return value
+
+
+class TextFormat(StrictModel):
+    """The form of the answer. It holds a schema whether it is ``strict`` or not."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: Schema = Field(default=None, alias="schema", validate_default=False)
+    strict: bool = False
+
+    @model_validator(mode="after")
+    def _check_type(self) -> TextFormat:
+        if self.type == "json_schema" and self.schema_ is None:
+            raise rejected("is required where 'type' is 'json_schema'", "schema")
+        if self.type != "json_schema" and self.schema_ is not None:
+            raise rejected(f"belongs to the type 'json_schema', not to '{self.type}'", "schema")
+        return self
+
+
+class TextConfig(StrictModel):
+    """What the text shall be like."""
+
+    format: TextFormat = Field(default_factory=lambda: TextFormat(type="text"))
+    verbosity: Literal["medium"] | None = None
+
+
+class FunctionTool(StrictModel):
+    """A function that the model may call. Arguments hold ``parameters`` whether it is ``strict`` or not."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+Tools = Annotated[list[Annotated[FunctionTool, BeforeValidator(_check_kind)]], Field(max_length=MAX_TOOLS)]
+
+
+class NamedFunction(StrictModel):
+    """One function, and a call of it."""
+
+    type: Literal["function"]
+    name: str
+
+
+class AllowedFunctions(StrictModel):
+    """Some of the tools, to be called or left alone."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+def _choice_form(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "<word>"
+    if not isinstance(value, dict):
+        return None
+    return "<allowed>" if value.get("type") == "allowed_tools" else "<named>"
+
+
+Choice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<word>")]
+    | Annotated[NamedFunction, Tag("<named>")]
+    | Annotated[AllowedFunctions, Tag("<allowed>")],
+    Discriminator(
+        _choice_form,
+        custom_error_type="rejected",
+        custom_error_message="must be 'none', 'auto', 'required' or an object that names a function",
+    ),
+]
+
+# What OpenAI can include. But for logprobs there is none of it here, so that including it changes nothing.
+Includable = Literal[
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+]
+
+
+class ResponseStreamOptions(StrictModel):
+    """``include_obfuscation`` is taken and left alone: nothing is padded here."""
+
+    include_obfuscation: bool = False
+
+
+class ResponseRequest(RequestModel):
+    """OpenAI's fields that change the answer or come back with it, and some of vLLM's extras."""
+
+    ignored: ClassVar[frozenset[str]] = frozenset(
+        {"max_tool_calls", "prompt_cache_options", "prompt_cache_retention", "service_tier"}
+    )
+    refused: ClassVar[Mapping[str, Refusal]] = {
+        "access_programs": Refusal("there are none here."),
+        "background_options": Refusal("background responses begin at once."),
+        "context_management": Refusal("nothing is left out of a conversation here.", ([],)),
+        "conversation": Refusal("go on from a response with 'previous_response_id'."),
+        "image": Refusal("only text can be produced."),
+        "moderation": Refusal("there is no moderation model here."),
+        "prompt": Refusal("there are no stored prompts here: give 'instructions' and 'input'."),
+        "reasoning": Refusal("what the model's template knows can be set by 'chat_template_kwargs'.", ({},)),
+        "truncation": Refusal("nothing is left out of a conversation here.", ("disabled",)),
+    }
+
+    model: str | None = None
+    input: Input
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
+    text: TextConfig = Field(default_factory=TextConfig)
+    tools: Tools = Field(default_factory=list)
+    tool_choice: Choice = "auto"
+    parallel_tool_calls: bool = True
+    include: list[Includable] = Field(default_factory=list)
+    store: bool = True
+    background: bool = False
+    stream: bool = False
+    stream_options: ResponseStreamOptions | None = None
+    metadata: Annotated[dict[str, str], AfterValidator(_check_metadata)] = Field(default_factory=dict)
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: Stop = Field(default_factory=list)
+    ignore_eos: bool = False
+    cache_salt: Salt | None = None
+    chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> ResponseRequest:
+        if self.stream_options is not None and not self.stream:
+            raise rejected("may only be given where 'stream' is true", "stream_options")
+        if self.background and self.stream:
+            raise rejected("cannot be streamed: ask for the response by its id", "background")
+        if self.background and not self.store:
+            raise rejected("needs 'store': it is how the response is found again", "background")
+        if self.input == [] and self.instructions is None and self.previous_response_id is None:
+            raise rejected("must not be empty", "input")
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """None for no logprobs, else how many of the best tokens to list beside each."""
+        return self.top_logprobs if self.top_logprobs or LOGPROBS in self.include else None

@@ -1,0 +1,130 @@
+"""From the input of a response, and what it goes on from, to the messages of a chat."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+from pydantic import TypeAdapter
+
+from api.protocol.messages import ChatMessage, FunctionCall, ToolCall
+from api.protocol.response_items import CallItem, InputItem, MessageItem, OutputItem, ReferenceItem, text_of
+from api.protocol.responses import ResponseRequest
+from api.responses.store import ResponseStore
+from engine.errors import RequestError
+
+_ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[InputItem])
+_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco"}
+
+
+def new_id(kind: str) -> str:
+    """A new id: ``resp``, ``msg``, ``fc`` or ``fco`` and 48 hexadecimal digits."""
+    return f"{kind}_{uuid.uuid4().hex}{uuid.uuid4().hex[:16]}"
+
+
+class Conversation:
+    """All that a response answers.
+
+    Args:
+        earlier: the turns of the response that it goes on from.
+        turn: the items of its own input, complete.
+
+    Attributes:
+        turns: all of it as the store keeps it.
+        item_ids: of the items in its own input.
+    """
+
+    def __init__(self, earlier: Sequence[bytes], turn: list[dict[str, Any]]) -> None:
+        self.turns = (*earlier, orjson.dumps(turn))
+        self.item_ids = tuple(item["id"] for item in turn)
+        self._earlier = [item for part in earlier for item in orjson.loads(part)]
+        self._turn = turn
+
+    def messages(self, instructions: str | None) -> list[ChatMessage]:
+        """The chat. Instructions go first, and are those of this response alone.
+
+        Raises:
+            RequestError: an output belongs to no call.
+        """
+        messages = [] if instructions is None else [ChatMessage(role="system", content=instructions)]
+        called: set[str] = set()
+        items = _ITEMS.validate_python([*self._earlier, *self._turn])
+        for position, item in enumerate(items, -len(self._earlier)):
+            match item:
+                case MessageItem():
+                    messages.append(ChatMessage(role=item.role, content=text_of(item.content)))
+                case CallItem():
+                    called.add(item.call_id)
+                    _add_call(messages, item)
+                case OutputItem():
+                    if item.call_id not in called:
+                        field = f"input[{position}].call_id"
+                        raise RequestError(
+                            f"'{field}': there is no call '{item.call_id[:128]}' before it.", param=field
+                        )
+                    content = text_of(item.output)
+                    messages.append(ChatMessage(role="tool", content=content, tool_call_id=item.call_id))
+        return messages
+
+
+def _add_call(messages: list[ChatMessage], item: CallItem) -> None:
+    """Calls that follow each other, and the text before them, are one message of a chat."""
+    call = ToolCall(id=item.call_id, function=FunctionCall(name=item.name, arguments=item.arguments))
+    if messages and messages[-1].role == "assistant":
+        messages[-1].tool_calls.append(call)
+    else:
+        messages.append(ChatMessage(role="assistant", tool_calls=[call]))
+
+
+def conversation_of(body: ResponseRequest, store: ResponseStore, owner: str) -> Conversation:
+    """The conversation that a request is about.
+
+    Raises:
+        RequestError: it names a response or an item that is not stored, or no longer.
+    """
+    earlier: tuple[bytes, ...] = ()
+    if body.previous_response_id is not None:
+        record = store.get(owner, body.previous_response_id)
+        if record is None or record.job is not None:
+            why = "not found" if record is None else "not finished yet"
+            raise RequestError(
+                f"'previous_response_id': the response '{body.previous_response_id[:128]}' is {why}.",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        earlier = record.conversation()
+    if isinstance(body.input, str):
+        return Conversation(earlier, [_complete(MessageItem(role="user", content=body.input))])
+    turn = [_resolved(item, index, store, owner) for index, item in enumerate(body.input)]
+    return Conversation(earlier, turn)
+
+
+def _resolved(item: InputItem, index: int, store: ResponseStore, owner: str) -> dict[str, Any]:
+    if not isinstance(item, ReferenceItem):
+        return _complete(item)
+    found = store.find_item(owner, item.id)
+    if found is None:
+        raise RequestError(
+            f"'input[{index}].id': the item '{item.id[:128]}' is not stored.", param=f"input[{index}].id"
+        )
+    return found
+
+
+def _complete(item: MessageItem | CallItem | OutputItem) -> dict[str, Any]:
+    """The item as OpenAI lists it: with an id, a status, and texts as parts."""
+    fields = item.model_dump(exclude_none=True, exclude={"content", "output"})
+    fields["id"] = item.id or new_id(_PREFIXES[item.type])
+    fields["status"] = item.status or "completed"
+    if isinstance(item, MessageItem):
+        kind = "output_text" if item.role == "assistant" else "input_text"
+        fields["content"] = [_part(kind, text_of(item.content))]
+    elif isinstance(item, OutputItem):
+        fields["output"] = text_of(item.output)
+    return fields
+
+
+def _part(kind: str, text: str) -> dict[str, Any]:
+    extra: dict[str, Any] = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
+    return {"type": kind, "text": text, **extra}

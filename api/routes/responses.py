@@ -1,0 +1,170 @@
+"""``/v1/responses``: create, ask for, list the input of, cancel, delete."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Annotated, Any, Literal
+
+import orjson
+from fastapi import APIRouter, Query, Request, Response
+
+from api.errors import HTTPError, reply_to
+from api.prepare import chat_request
+from api.protocol.responses import ResponseRequest
+from api.reply import json_response
+from api.responses.as_chat import as_chat, blaming_responses, renamed_promise
+from api.responses.conversation import Conversation, conversation_of
+from api.responses.reply import Reply, response_events
+from api.responses.store import StoredResponse
+from api.routes.body import JsonRoute
+from api.routes.shared import State
+from api.sse import EventStream
+from api.state import ServerState
+from api.streams import Deltas, generate, while_connected
+from engine.errors import CapacityError, RequestError
+
+MAX_BACKGROUND = 64
+
+router = APIRouter(route_class=JsonRoute, tags=["responses"])
+
+
+@router.post("/v1/responses")
+async def create_response(body: ResponseRequest, request: Request, state: State) -> Response:
+    """Answer an input, and remember the answer unless ``store`` is false."""
+    owner = request.state.tenant
+    name, adapter = state.resolve(body.model)
+    conversation = conversation_of(body, state.responses, owner)
+    with blaming_responses():
+        chat = as_chat(body, conversation.messages(body.instructions))
+        prepared, promise = await chat_request(state.serving(), state.dialect(), chat, adapter, owner)
+    promise = renamed_promise(promise)
+    facts = request.state.facts
+    facts.update(model=name, prompt_tokens=len(prepared.tokens), n=1, stream=body.stream)
+    reply = Reply(body, name, None if promise is None else promise.tools, stored=body.store and state.responses.is_on)
+
+    def keep(ended: Reply) -> None:
+        if body.store:
+            state.responses.put(_record(ended, owner, conversation))
+
+    deltas = generate(state, [prepared], facts, promise)
+    if body.stream:
+        return EventStream(response_events(reply, deltas, keep))
+    if body.background:
+        return _begin(state, reply, deltas, owner, conversation)
+    await while_connected(request.receive, _run(reply, deltas))
+    keep(reply)
+    return json_response(reply.body())
+
+
+async def _run(reply: Reply, deltas: Deltas) -> None:
+    async with aclosing(deltas) as stream:
+        async for _, several in stream:
+            for delta in several:
+                reply.take(delta)
+
+
+def _record(
+    reply: Reply, owner: str, conversation: Conversation, job: asyncio.Task[None] | None = None
+) -> StoredResponse:
+    return StoredResponse(
+        id=reply.id,
+        owner=owner,
+        body=orjson.dumps(reply.body()),
+        turns=conversation.turns,
+        output=orjson.dumps(reply.output()),
+        item_ids=(*conversation.item_ids, *reply.item_ids()),
+        job=job,
+    )
+
+
+def _begin(state: ServerState, reply: Reply, deltas: Deltas, owner: str, conversation: Conversation) -> Response:
+    """Answer at once; the store has the response as it stands, and then as it ended."""
+    if not state.responses.is_on:
+        raise RequestError("'background' needs a server that stores responses.", param="background")
+    if state.responses.num_jobs >= MAX_BACKGROUND:
+        raise CapacityError(f"{MAX_BACKGROUND} background responses are under way already.")
+
+    async def make() -> None:
+        try:
+            await _run(reply, deltas)
+        except asyncio.CancelledError:
+            reply.cancel()
+        except Exception as error:
+            reply.fail(reply_to(error))
+        if reply.id in state.responses:
+            state.responses.put(_record(reply, owner, conversation))
+
+    state.responses.put(_record(reply, owner, conversation, asyncio.create_task(make())))
+    return json_response(reply.body())
+
+
+def _find(state: ServerState, request: Request, response_id: str) -> StoredResponse:
+    record = state.responses.get(request.state.tenant, response_id)
+    if record is None:
+        raise HTTPError(404, f"Response with id '{response_id[:128]}' not found.")
+    return record
+
+
+@router.get("/v1/responses/{response_id}")
+async def get_response(response_id: str, request: Request, state: State, stream: bool = False) -> Response:
+    """A stored response as it stands."""
+    if stream:
+        raise RequestError("'stream' is not supported: stream a response when it is made.", param="stream")
+    return Response(_find(state, request, response_id).body, media_type="application/json")
+
+
+@router.delete("/v1/responses/{response_id}")
+async def delete_response(response_id: str, request: Request, state: State) -> Response:
+    """Forget a stored response; one that is still being made is given up."""
+    _find(state, request, response_id)
+    state.responses.delete(request.state.tenant, response_id)
+    return json_response({"id": response_id, "object": "response", "deleted": True})
+
+
+@router.post("/v1/responses/{response_id}/cancel")
+async def cancel_response(response_id: str, request: Request, state: State) -> Response:
+    """Give up a background response. One that has ended stays as it is."""
+    record = _find(state, request, response_id)
+    if not orjson.loads(record.body)["background"]:
+        raise RequestError("Only a response that was made with 'background' can be cancelled.")
+    if record.job is not None:
+        record.job.cancel()
+        await asyncio.wait([record.job])
+        record = _find(state, request, response_id)
+    return Response(record.body, media_type="application/json")
+
+
+@router.get("/v1/responses/{response_id}/input_items")
+async def list_input_items(
+    response_id: str,
+    request: Request,
+    state: State,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+) -> Response:
+    """The items that a response answers, those of the responses that it goes on from included."""
+    items = _find(state, request, response_id).items()
+    if order == "desc":
+        items.reverse()
+    page = _after(items, after)
+    return json_response(
+        {
+            "object": "list",
+            "data": page[:limit],
+            "first_id": page[0]["id"] if page else None,
+            "last_id": page[:limit][-1]["id"] if page else None,
+            "has_more": len(page) > limit,
+        }
+    )
+
+
+def _after(items: Sequence[dict[str, Any]], after: str | None) -> Sequence[dict[str, Any]]:
+    if after is None:
+        return items
+    found = next((index for index, item in enumerate(items) if item["id"] == after), None)
+    if found is None:
+        raise RequestError(f"'after' names no item of this response: '{after[:128]}'.", param="after")
+    return items[found + 1 :]

@@ -1,0 +1,31 @@
+"""The ceilings against which all else is held: copy and read bandwidth, and a matrix product."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.gpu.measure import Ceilings, Line, Machine, seconds
+
+
+def measure(machine: Machine) -> Ceilings:
+    """Copy, read and matrix product at sizes where the device is at its best."""
+    count = 1 << (12 if machine.tiny else 28)
+    source = torch.zeros(count, dtype=torch.float32, device=machine.device)
+    target = torch.empty_like(source)
+    num_bytes = source.numel() * source.element_size()
+    copy = 2 * num_bytes / seconds(machine, [lambda: target.copy_(source)])
+    read = num_bytes / seconds(machine, [lambda: torch.sum(source)])
+    size = 64 if machine.tiny else 8192
+    a, b = machine.randn(size, size), machine.randn(size, size)
+    flops = 2 * size**3 / seconds(machine, [lambda: a @ b])
+    # A copy is a read as well: where the sum is the slower kernel, it is not the memory that limits it.
+    return Ceilings(copy, max(read, copy), flops)
+
+
+def lines(ceilings: Ceilings) -> list[Line]:
+    """The ceilings as results."""
+    return [
+        Line("ceilings", "copy", ceilings.copy / 1e9, "GB/s"),
+        Line("ceilings", "read", ceilings.read / 1e9, "GB/s"),
+        Line("ceilings", "matrix product", ceilings.flops / 1e12, "TFLOP/s"),
+    ]

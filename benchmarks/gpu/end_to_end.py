@@ -1,0 +1,132 @@
+"""The engine's steps, scheduling and sampling included, each as a share of what memory and arithmetic allow.
+
+What the engine or a grammar library needs and this machine lacks is said in the results, and left out.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.gpu.measure import Ceilings, Line, Machine
+
+if TYPE_CHECKING:
+    from benchmarks.gpu.engine_runs import Engine, Shape
+
+NEEDS = ("numpy", "msgpack", "psutil", "safetensors", "tqdm")  # of the engine, beside torch
+STEPS = 16  # decode steps that a median is taken of
+RANK = 16
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 60, "maxLength": 80},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 10}, "minItems": 8, "maxItems": 12},
+    },
+    "required": ["name", "tags"],
+    "additionalProperties": False,
+}
+
+
+def run(machine: Machine, ceilings: Ceilings) -> Iterator[Line]:
+    """Milliseconds of steps and prompts."""
+    if missing := [name for name in NEEDS if importlib.util.find_spec(name) is None]:
+        yield Line("end_to_end", "engine", 0.0, "ms", note=f"left out: no {', '.join(missing)} here")
+        return
+    from benchmarks.gpu.engine_runs import LLAMA_8B, TINY, engine
+
+    shape = TINY if machine.tiny else LLAMA_8B
+    with tempfile.TemporaryDirectory() as name:
+        folder = shape.write(Path(name))
+        limits = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 256, "kv_cache_memory": 0.01}
+        if not machine.tiny:
+            limits = {"max_num_seqs": 128, "max_num_batched_tokens": 8192, "max_model_len": 16384}
+        with engine(machine, shape, folder, **limits) as base:
+            yield from _plain(base, machine, ceilings)
+            yield from _prompts(base, machine, ceilings)
+            yield from _sharing(base, machine, ceilings)
+            yield from _structured(base, machine, ceilings)
+        yield from _adapters(machine, ceilings, shape, folder, limits)
+
+
+def _steps(machine: Machine) -> int:
+    return 2 if machine.tiny else STEPS
+
+
+def _line(name: str, took: float, floor: float) -> Line:
+    return Line("end_to_end", name, took * 1e3, "ms", floor * 1e3)
+
+
+def _decode_line(engine: Engine, ceilings: Ceilings, name: str, took: float, kv_tokens: int, rows: int) -> Line:
+    floor = engine.shape.step_floor(ceilings, kv_tokens, engine.machine.dtype.itemsize, rows)
+    return _line(name, took, floor)
+
+
+def _plain(engine: Engine, machine: Machine, ceilings: Ceilings) -> Iterator[Line]:
+    """A decode step at several batch sizes and contexts, as far as the pool holds them."""
+    sizes = [(2, 20)] if machine.tiny else [(b, c) for c in (1024, 4096) for b in (1, 8, 32, 64, 128)]
+    for rows, context in sizes:
+        name = f"decode step, {rows} rows of {context}"
+        if rows * (context + engine.longest_answer(rows, context, STEPS) + 16) > engine.kv_tokens:
+            yield Line("end_to_end", name, 0.0, "ms", note=f"left out: the pool holds {engine.kv_tokens} tokens")
+            continue
+        took = engine.decode_step([engine.tokens(context) for _ in range(rows)], _steps(machine))
+        yield _decode_line(engine, ceilings, name, took, rows * context, rows)
+
+
+def _prompts(engine: Engine, machine: Machine, ceilings: Ceilings) -> Iterator[Line]:
+    for tokens in (40,) if machine.tiny else (2048, 8192):
+        took = min(engine.first_token(engine.tokens(tokens)) for _ in range(1 if machine.tiny else 3))
+        yield _line(f"prompt of {tokens} to first token", took, engine.shape.prefill_floor(ceilings, tokens))
+
+
+def _sharing(engine: Engine, machine: Machine, ceilings: Ceilings) -> Iterator[Line]:
+    """Requests that have most of their context in common; the floor reads it once."""
+    rows, common, own = (3, 40, 4) if machine.tiny else (64, 4096, 32)
+    prefix = engine.tokens(common)
+    engine.first_token(prefix)
+    took = engine.decode_step([prefix + engine.tokens(own) for _ in range(rows)], _steps(machine))
+    name = f"decode step, {rows} rows that share {common}"
+    yield _decode_line(engine, ceilings, name, took, common + rows * own, rows)
+
+
+def _structured(engine: Engine, machine: Machine, ceilings: Ceilings) -> Iterator[Line]:
+    """Rows that follow a JSON schema, against rows of free text: the masks' part in a step."""
+    rows, context = (2, 20) if machine.tiny else (32, 1024)
+    name = f"decode step, {rows} rows of {context} with a JSON schema"
+    if importlib.util.find_spec("llguidance") is None:
+        yield Line("end_to_end", name, 0.0, "ms", note="left out: no llguidance here")
+        return
+    engine.learn_bytes()
+    grammar = ("json_schema", json.dumps(SCHEMA).encode())
+    prompts = [engine.tokens(context) for _ in range(rows)]
+    took = engine.decode_step(prompts, _steps(machine), grammar=grammar)
+    yield _decode_line(engine, ceilings, name, took, rows * context, rows)
+
+
+def _adapters(
+    machine: Machine, ceilings: Ceilings, shape: Shape, folder: Path, limits: dict[str, float]
+) -> Iterator[Line]:
+    """Rows of different adapters on all linear modules; the floor also reads the factors of each adapter once."""
+    from benchmarks.gpu.adapter_files import write_adapter
+    from benchmarks.gpu.engine_runs import engine
+
+    rows, context = (4, 20) if machine.tiny else (64, 1024)
+    most = 4 if machine.tiny else 32
+    modules = tuple(
+        f"adapter-{i}={write_adapter(folder / f'adapter-{i}', shape, RANK, seed=i, machine=machine)}"
+        for i in range(most)
+    )
+    options = {"enable_lora": True, "lora_modules": modules, "max_loras": most, "max_lora_rank": RANK, **limits}
+    with engine(machine, shape, folder, **options) as adapted:
+        for number in (2, most) if machine.tiny else (0, 8, most):
+            prompts = [adapted.tokens(context) for _ in range(rows)]
+            names = [f"adapter-{i}" for i in range(number)] or [None]
+            took = adapted.decode_step(prompts, _steps(machine), adapters=names)
+            factors = number * RANK * shape.layers * sum(a + b for a, b in shape.projections.values())
+            floor = shape.step_floor(ceilings, rows * context, machine.dtype.itemsize, rows)
+            floor += ceilings.seconds(read=factors * machine.dtype.itemsize)
+            yield _line(f"decode step, {rows} rows of {context}, {number} adapters", took, floor)

@@ -1,0 +1,189 @@
+"""The engine driven step by step with token ids, on random weights in the shape of Llama-3.1-8B."""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+import statistics
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.measure import Ceilings, Machine, synchronize
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.messages import Abort, Done, Failed, Submit, TokenOut, TokenTexts
+from engine.types import SamplingParams
+
+PAGE_SIZE = 16
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Llama by its sizes, with what its steps must read and compute."""
+
+    layers: int
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    dim: int
+    vocab: int
+
+    @property
+    def projections(self) -> dict[str, tuple[int, int]]:
+        """Inputs and outputs of each linear module of a layer."""
+        q, kv = self.heads * self.dim, self.kv_heads * self.dim
+        attention = {"q_proj": (self.hidden, q), "k_proj": (self.hidden, kv), "v_proj": (self.hidden, kv)}
+        attention["o_proj"] = (q, self.hidden)
+        up = (self.hidden, self.inner)
+        mlp = {"gate_proj": up, "up_proj": up, "down_proj": (self.inner, self.hidden)}
+        return {f"self_attn.{n}": s for n, s in attention.items()} | {f"mlp.{n}": s for n, s in mlp.items()}
+
+    @property
+    def layer_weights(self) -> int:
+        """Weights of all layers."""
+        return self.layers * sum(a * b for a, b in self.projections.values())
+
+    def step_floor(self, ceilings: Ceilings, kv_tokens: int, itemsize: int, rows: int) -> float:
+        """Seconds of a decode step that reads all weights and the KV of so many tokens."""
+        weights = self.layer_weights + self.hidden * self.vocab
+        kv = 2 * self.layers * self.kv_heads * self.dim * kv_tokens
+        return ceilings.seconds(read=(weights + kv) * itemsize, flops=2 * rows * weights)
+
+    def prefill_floor(self, ceilings: Ceilings, tokens: int) -> float:
+        """Seconds of the products of a prompt."""
+        attention = 2 * tokens * tokens * self.layers * self.heads * self.dim
+        return ceilings.seconds(flops=2 * tokens * self.layer_weights + attention)
+
+    def write(self, folder: Path) -> Path:
+        """The config that a model of this shape would have. Returns the folder."""
+        fields = {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": self.hidden,
+            "intermediate_size": self.inner,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.dim,
+            "vocab_size": self.vocab,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "hidden_act": "silu",
+            "tie_word_embeddings": False,
+            "bos_token_id": self.vocab - 2,
+            "eos_token_id": self.vocab - 1,
+        }
+        (folder / "config.json").write_text(json.dumps(fields))
+        return folder
+
+
+LLAMA_8B = Shape(layers=32, hidden=4096, inner=14336, heads=32, kv_heads=8, dim=128, vocab=128256)
+TINY = Shape(layers=2, hidden=64, inner=96, heads=2, kv_heads=1, dim=32, vocab=300)
+
+
+class Engine:
+    """An engine, and the times of its steps."""
+
+    def __init__(self, machine: Machine, shape: Shape, folder: Path, options: dict[str, Any]) -> None:
+        self.machine = machine
+        self.shape = shape
+        self.ids = count(1)
+        config = EngineConfig(
+            device=machine.device.type,
+            dtype=str(machine.dtype).removeprefix("torch."),
+            load_format="dummy",
+            block_size=PAGE_SIZE,
+            **options,
+        )
+        self.budget = config.max_num_batched_tokens
+        self.core = EngineCore.load(config, folder)
+        self.random = random.Random(0)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the pool holds."""
+        return self.core.ready.num_pages * PAGE_SIZE
+
+    def tokens(self, length: int) -> array[int]:
+        """Random text."""
+        return array("i", (self.random.randrange(256) for _ in range(length)))
+
+    def learn_bytes(self) -> None:
+        """Let the first 256 tokens be the bytes, and the others text of no use, so that grammars can be followed."""
+        vocab = self.shape.vocab
+        rest = b"".join(b"\x00%d" % i for i in range(256, vocab))
+        lengths = array("i", [1] * 256 + [len(b"\x00%d" % i) for i in range(256, vocab)])
+        self.core.handle([TokenTexts(lengths, bytes(range(256)) + rest, (vocab - 2, vocab - 1))])
+
+    def first_token(self, prompt: array[int]) -> float:
+        """Seconds from a prompt to its first token."""
+        synchronize(self.machine)
+        begin = time.perf_counter()
+        self._run([self._submit(prompt, 1)], 1)
+        return time.perf_counter() - begin
+
+    def longest_answer(self, rows: int, context: int, steps: int) -> int:
+        """Tokens for each row so that the first one still runs when the last prompt is computed, and some steps on."""
+        return steps + 2 + -(-rows * context // (self.budget - rows))
+
+    def decode_step(
+        self,
+        prompts: Sequence[array[int]],
+        steps: int,
+        adapters: Sequence[str | None] = (None,),
+        grammar: tuple[str, bytes] | None = None,
+    ) -> float:
+        """Median seconds of the steps in which all prompts get a token each."""
+        most = self.longest_answer(len(prompts), len(prompts[0]), steps)
+        submits = [self._submit(prompt, most, adapters[i % len(adapters)], grammar) for i, prompt in enumerate(prompts)]
+        # The first of them may still hold the last piece of a prompt.
+        return statistics.median(self._run(submits, steps + 1)[1:])
+
+    def _submit(
+        self, prompt: array[int], most: int, adapter: str | None = None, grammar: tuple[str, bytes] | None = None
+    ) -> Submit:
+        params = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=grammar is None)
+        return Submit(next(self.ids), prompt, params, adapter=adapter, grammar=grammar)
+
+    def _run(self, submits: list[Submit], steps: int) -> list[float]:
+        """Seconds of the first steps that brought a token of every sequence; then the sequences are aborted."""
+        self.core.handle(submits)
+        alive = {submit.id for submit in submits}
+        times: list[float] = []
+        while alive:
+            begin = time.perf_counter()
+            messages = self.core.step()
+            took = time.perf_counter() - begin
+            if len({message.id for message in messages if isinstance(message, TokenOut)}) == len(submits):
+                times.append(took)
+                if len(times) == steps:
+                    self.core.handle([Abort(tuple(alive))])
+            if failed := [message for message in messages if isinstance(message, Failed)]:
+                raise RuntimeError(f"the engine failed: {failed[0]}")
+            alive -= {message.id for message in messages if isinstance(message, Done)}
+        return times
+
+
+@contextmanager
+def engine(machine: Machine, shape: Shape, folder: Path, **options: Any) -> Iterator[Engine]:
+    """An engine for a while; its memory is free for the next one afterwards."""
+    made = Engine(machine, shape, folder, options)
+    try:
+        yield made
+    finally:
+        made.core.close()
+        del made
+        gc.collect()
+        if machine.device.type == "cuda":
+            torch.cuda.empty_cache()

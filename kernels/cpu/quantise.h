@@ -1,0 +1,70 @@
+// Rows of floating-point numbers to signed bytes with a scale for each block: value = scale * byte, bytes within 127.
+//
+// A block's scale is its largest magnitude / 127, in fp32, and bytes are rounded to the nearest, ties to even. A block
+// with an infinity or NaN gets a scale that is not finite, and so does everything computed with it.
+#pragma once
+
+#include "bytes.h"
+
+namespace rootgraft {
+
+// Up to 16 values, zeros behind them.
+template <class E>
+INLINE Floats load_some(const typename E::Value* from, int64_t count) {
+  if (count >= kWidth) return E::load(from);
+  typename E::Value padded[kWidth] = {};
+  std::memcpy(padded, from, count * sizeof(padded[0]));
+  return E::load(padded);
+}
+
+// The largest magnitude among the lanes of `bits`, which hold magnitudes as bit patterns: a NaN is above all.
+INLINE float largest_magnitude(const Words& bits) {
+#if defined(__AVX512F__)
+  const uint32_t most = _mm512_reduce_max_epu32((__m512i)bits.part[0]);
+#else
+  uint32_t most = 0;
+  for (int i = 0; i < kParts; i++) {
+    for (int j = 0; j < kLanes; j++) most = most > bits.part[i][j] ? most : bits.part[i][j];
+  }
+#endif
+  return load_as<float>(&most);
+}
+
+// The low byte of each lane.
+INLINE void store_bytes(int8_t* to, const Ints& value) {
+#if defined(__AVX512F__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8((__m512i)value.part[0]));
+#else
+  for (int i = 0; i < kParts; i++) {
+    for (int j = 0; j < kLanes; j++) to[i * kLanes + j] = (int8_t)value.part[i][j];
+  }
+#endif
+}
+
+// Writes `count` bytes, and zeros up to the next multiple of 16. Returns the scale; *total is the bytes' sum.
+template <class E>
+INLINE float quantise_block(const typename E::Value* from, int64_t count, int8_t* to, int32_t* total) {
+  Words magnitude = broadcast_word(0);
+  for (int64_t i = 0; i < count; i += kWidth) {
+    const Floats value = load_some<E>(from + i, count - i);
+    for (int p = 0; p < kParts; p++) {
+      const IntPart bits = (IntPart)value.part[p] & 0x7FFFFFFF, most = (IntPart)magnitude.part[p];
+      magnitude.part[p] = (WordPart)(bits > most ? bits : most);
+    }
+  }
+  const float most = largest_magnitude(magnitude);
+  const float inverse = most > 1e-30f ? 127.0f / most : 0.0f;  // below that the quotient may overflow: all bytes 0
+  Ints sums = broadcast_int(0);
+  for (int64_t i = 0; i < count; i += kWidth) {
+    const Floats scaled = load_some<E>(from + i, count - i) * broadcast(inverse);
+    // 1.5 * 2^23: adding it leaves the nearest integer in the low bits.
+    const Floats shifted = scaled + broadcast(12582912.0f);
+    const Ints whole = map_ints([&](int p) { return (IntPart)shifted.part[p] - 0x4B400000; });
+    store_bytes(to + i, whole);
+    sums = map_ints([&](int p) { return sums.part[p] + whole.part[p]; });
+  }
+  *total = sum(sums);
+  return most / 127.0f;
+}
+
+}  // namespace rootgraft

@@ -1,0 +1,28 @@
+"""Quantised products in plain torch: the oracle of the tests. Sums are fp64, so that only formulas are compared."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_LEAST = 1e-30  # magnitudes below are taken for 0
+
+
+def quantise(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Rows to 8 bits in blocks: [T, K] -> integers [T, K / size, size] and scales [T, K / size, 1], both fp32."""
+    blocks = x.float().unflatten(1, (-1, size))
+    most = blocks.abs().amax(-1, keepdim=True)
+    inverse = torch.full_like(most, 127) / most  # not 127 / most, which torch computes as 127 times a reciprocal
+    return (blocks * inverse.where(most > _LEAST, 0)).round(), most / 127
+
+
+def linear(x: Tensor, weight: Tensor, size: int) -> Tensor:
+    """``x @ weight.T`` with x quantised in blocks: [T, K], dequantised [N, K] fp32 -> [T, N] fp64."""
+    integers, scales = quantise(x, size)
+    return (integers.double() * scales.double()).flatten(1) @ weight.double().T
+
+
+def channels(weight: Tensor) -> Tensor:
+    """What ``pack_channels`` makes of a weight [N, K], as numbers: [N, K] fp32."""
+    integers, scales = quantise(weight, weight.shape[1])
+    return (integers * scales).flatten(1)

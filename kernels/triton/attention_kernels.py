@@ -1,0 +1,260 @@
+"""The kernels of attention over paged K and V. ``kernels.triton.attention`` says what they are for and launches them.
+
+A tile is up to BLOCK_M query vectors that read one KV head: all heads of its group for one token, then for the next.
+One loop serves all kernels: it walks the keys of a tile block by block, scores in base 2, and rescales when it meets a
+larger score.
+
+What they have in common: q and out [T, kv_heads * group, dim]; k_cache and v_cache [num_pages, kv_heads, page_size,
+dim] with page_size ``1 << page_bits``; page_table [R, table_width]; query_start [R + 1]; context_len [R]. A score is
+``factor * q.k``, or ``bound * tanh(factor * q.k)`` where CAPPED, both for base 2. A token sees the last
+``window`` keys. ``is_shared`` says whether the tensor of shared prefixes is one; else any tensor stands in its place.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.triton.activation import tanh
+
+_NOTHING = tl.constexpr(-1e30)  # a maximum of no scores: finite, so that nothing minus nothing is 0
+_MERGED_AT_ONCE = tl.constexpr(16)
+
+
+@triton.jit
+def _load_keys(cache, cell, dim, end, n, BLOCK_D: tl.constexpr, MASKED: tl.constexpr):
+    """[BLOCK_N, BLOCK_D] of a cache; 0 past the last key and past the last dimension."""
+    d = tl.arange(0, BLOCK_D)
+    pointers = cache + cell[:, None] * dim + d[None, :]
+    if MASKED:
+        keys = tl.load(pointers, (n < end)[:, None] & (d < dim)[None, :], other=0.0)
+    else:
+        keys = tl.load(pointers, (d < dim)[None, :], other=0.0)
+    return keys
+
+
+@triton.jit
+def _attend_block(
+    q, values, total, largest, k_cache, v_cache, pages, kv_head, kv_heads, page_bits, dim, start, end, position, window,
+    factor, bound, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAPPED: tl.constexpr,
+    MASKED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One block of keys from ``start``: new sums of values and weights, and the new largest score, of each query."""
+    n = start + tl.arange(0, BLOCK_N)
+    page = tl.load(pages + (n >> page_bits), n < end, other=0) if MASKED else tl.load(pages + (n >> page_bits))
+    cell = ((page.to(tl.int64) * kv_heads + kv_head) << page_bits) + (n & ((1 << page_bits) - 1))
+    k = _load_keys(k_cache, cell, dim, end, n, BLOCK_D, MASKED)
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * factor
+    if CAPPED:
+        scores = bound * tanh(scores)
+    if MASKED:
+        seen = (n[None, :] <= position[:, None]) & (n[None, :] > position[:, None] - window) & (n < end)[None, :]
+        scores = tl.where(seen, scores, float("-inf"))
+    larger = tl.maximum(largest, tl.max(scores, 1))
+    weights = tl.exp2(scores - larger[:, None])
+    shrink = tl.exp2(largest - larger)
+    v = _load_keys(v_cache, cell, dim, end, n, BLOCK_D, MASKED)
+    values = tl.dot(weights.to(v.dtype), v, values * shrink[:, None], input_precision=PRECISION)
+    return values, total * shrink + tl.sum(weights, 1), larger
+
+
+@triton.jit
+def _attend_keys(
+    q, k_cache, v_cache, pages, kv_head, kv_heads, page_bits, dim, begin, end, first, last, position, window, factor,
+    bound, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAPPED: tl.constexpr,
+    PRECISION: tl.constexpr, UNMASKED: tl.constexpr,
+):  # fmt: skip
+    """A tile over the keys [begin, end): normalised values and log2 of the sum of weights, or nothing.
+
+    ``first`` and ``last`` are the least and the largest position of its queries. With UNMASKED, blocks that all of them
+    see whole come first and need no mask; then those at the near edge of the window and at the diagonal.
+    """
+    values = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    largest = tl.full([BLOCK_M], _NOTHING, tl.float32)
+    blocks = tl.cdiv(tl.maximum(end - begin, 0), BLOCK_N)
+    lead = blocks
+    skipped = 0
+    if UNMASKED:
+        lead = tl.minimum(tl.cdiv(tl.maximum(last - window + 1 - begin, 0), BLOCK_N), blocks)
+        skipped = tl.maximum(tl.maximum(tl.minimum(first + 1, end) - begin, 0) // BLOCK_N - lead, 0)
+        for i in range(lead, lead + skipped):
+            values, total, largest = _attend_block(
+                q, values, total, largest, k_cache, v_cache, pages, kv_head, kv_heads, page_bits, dim,
+                begin + i * BLOCK_N, end, position, window, factor, bound, BLOCK_D, BLOCK_N, CAPPED, False, PRECISION,
+            )  # fmt: skip
+    for i in range(blocks - skipped):
+        block = tl.where(i < lead, i, i + skipped)
+        values, total, largest = _attend_block(
+            q, values, total, largest, k_cache, v_cache, pages, kv_head, kv_heads, page_bits, dim,
+            begin + block * BLOCK_N, end, position, window, factor, bound, BLOCK_D, BLOCK_N, CAPPED, True, PRECISION,
+        )  # fmt: skip
+    some = total != 0.0
+    values = values / tl.where(some, total, 1.0)[:, None]
+    return values, tl.where(some, largest + tl.log2(tl.where(some, total, 1.0)), _NOTHING)
+
+
+@triton.jit
+def _row_of_tile(query_start, tile, rows, group, BLOCK_M: tl.constexpr):
+    """The last row whose tiles begin at ``tile`` or before.
+
+    Those of row r begin at ``query_start[r] * group // BLOCK_M + r``, which leaves room for an incomplete tile of each.
+    """
+    low = 0
+    high = rows - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if tl.load(query_start + middle) * group // BLOCK_M + middle <= tile:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@triton.jit(do_not_specialize=["rows", "group", "kv_heads", "page_bits", "table_width", "window"])
+def extend(
+    q, k_cache, v_cache, page_table, query_start, context_len, out, rows, group, kv_heads, page_bits, dim, table_width,
+    window, factor, bound, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Program (t, h): a tile of a row that has more than one token, for KV head h.
+
+    The last tiles of a row see most keys, so they start first: what ends late had better be short.
+    """
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    kv_head = tl.program_id(1)
+    row = _row_of_tile(query_start, tile, rows, group, BLOCK_M)
+    start = tl.load(query_start + row)
+    tokens = tl.load(query_start + row + 1) - start
+    offset = (tile - (start * group // BLOCK_M + row)) * BLOCK_M  # of the tile's first vector among the row's
+    if (tokens <= 1) | (offset >= tokens * group):
+        return
+    vector = offset + tl.arange(0, BLOCK_M)
+    inside = vector < tokens * group
+    before = tl.load(context_len + row) - tokens
+    first = before + offset // group
+    last = before + tl.minimum((offset + BLOCK_M - 1) // group, tokens - 1)
+    position = tl.minimum(before + vector // group, last)
+    d = tl.arange(0, BLOCK_D)
+    index = ((start + vector // group).to(tl.int64) * kv_heads + kv_head) * group + vector % group
+    address = index[:, None] * dim + d[None, :]
+    mask = inside[:, None] & (d < dim)[None, :]
+    values, _ = _attend_keys(
+        tl.load(q + address, mask, other=0.0), k_cache, v_cache, page_table + row.to(tl.int64) * table_width, kv_head,
+        kv_heads, page_bits, dim, tl.maximum(first - window + 1, 0), last + 1, first, last, position, window, factor,
+        bound, BLOCK_D, BLOCK_M, BLOCK_N, CAPPED, PRECISION, True,
+    )  # fmt: skip
+    tl.store(out + address, values.to(out.dtype.element_ty), mask)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "group", "kv_heads", "page_bits", "table_width", "window", "row_tiles", "splits", "slots", "is_shared",
+    ]
+)  # fmt: skip
+def decode(
+    q, k_cache, v_cache, page_table, query_start, context_len, shared_end, out, partial_values, partial_weight, group,
+    kv_heads, page_bits, dim, table_width, window, factor, bound, row_tiles, splits, slots, is_shared,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Program (t, h, s): part s of the keys of a row that has one token, for a tile of the heads that read KV head h.
+
+    The result is final where a row has one slot for partial results, and otherwise goes to slot s of the row.
+    """
+    row = tl.program_id(0) // row_tiles
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    token = tl.load(query_start + row)
+    if tl.load(query_start + row + 1) - token != 1:
+        return
+    head = tl.program_id(0) % row_tiles * BLOCK_M + tl.arange(0, BLOCK_M)  # within the group
+    last = tl.load(context_len + row) - 1
+    begin = tl.maximum(tl.load(shared_end + row, is_shared != 0, other=0), tl.maximum(last - window + 1, 0))
+    chunk = tl.cdiv(tl.cdiv(last + 1 - begin, splits), BLOCK_N) * BLOCK_N
+    begin += split * chunk
+    end = tl.minimum(begin + chunk, last + 1)
+    d = tl.arange(0, BLOCK_D)
+    index = (token.to(tl.int64) * kv_heads + kv_head) * group + head
+    address = index[:, None] * dim + d[None, :]
+    mask = (head < group)[:, None] & (d < dim)[None, :]
+    values, weight = _attend_keys(
+        tl.load(q + address, mask, other=0.0), k_cache, v_cache, page_table + row.to(tl.int64) * table_width, kv_head,
+        kv_heads, page_bits, dim, begin, end, last, last, tl.full([BLOCK_M], last, tl.int32), window, factor, bound,
+        BLOCK_D, BLOCK_M, BLOCK_N, CAPPED, PRECISION, False,
+    )  # fmt: skip
+    if slots == 1:
+        tl.store(out + address, values.to(out.dtype.element_ty), mask)
+    else:
+        slot = ((row.to(tl.int64) * slots + split) * kv_heads + kv_head) * group + head
+        tl.store(partial_weight + slot, weight, head < group)
+        tl.store(partial_values + slot[:, None] * dim + d[None, :], values, mask & (weight != _NOTHING)[:, None])
+
+
+@triton.jit(do_not_specialize=["group", "kv_heads", "page_bits", "table_width", "splits", "slots"])
+def shared(
+    q, k_cache, v_cache, page_table, query_start, items, members, partial_values, partial_weight, group, kv_heads,
+    page_bits, dim, table_width, factor, bound, splits, slots, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Program (i, h, t): the keys of item i for KV head h and tile t of its readers: heads of the item's members.
+
+    The results of a member go to the row's slots after those of ``decode``. An item without members is skipped.
+    """
+    item = items + tl.program_id(0) * 4
+    kv_head = tl.program_id(1)
+    begin = tl.load(item)
+    end = tl.load(item + 1)
+    member = members + tl.load(item + 2) * 2
+    count = tl.load(item + 3) * group
+    if tl.program_id(2) * BLOCK_M >= count:
+        return
+    vector = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
+    inside = vector < count
+    row = tl.load(member + vector // group * 2, inside, other=0).to(tl.int64)
+    slot = splits + tl.load(member + vector // group * 2 + 1, inside, other=0)
+    token = tl.load(query_start + row, inside, other=0).to(tl.int64)
+    d = tl.arange(0, BLOCK_D)
+    mask = inside[:, None] & (d < dim)[None, :]
+    index = (token * kv_heads + kv_head) * group + vector % group
+    position = tl.full([BLOCK_M], 0, tl.int32) + (end - 1)
+    values, weight = _attend_keys(
+        tl.load(q + index[:, None] * dim + d[None, :], mask, other=0.0), k_cache, v_cache,
+        page_table + tl.load(member).to(tl.int64) * table_width, kv_head, kv_heads, page_bits, dim, begin, end, end - 1,
+        end - 1, position, end, factor, bound, BLOCK_D, BLOCK_M, BLOCK_N, CAPPED, PRECISION, False,
+    )  # fmt: skip
+    target = ((row * slots + slot) * kv_heads + kv_head) * group + vector % group
+    tl.store(partial_weight + target, weight, inside)
+    tl.store(partial_values + target[:, None] * dim + d[None, :], values, mask)
+
+
+@triton.jit(do_not_specialize=["heads", "splits", "slots", "is_shared"])
+def merge(
+    partial_values, partial_weight, query_start, shared_count, out, heads, dim, splits, slots, is_shared,
+    BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Program (r, h): one result for head h of row r, if it has one token, from all of its partial results."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    token = tl.load(query_start + row).to(tl.int64)
+    if tl.load(query_start + row + 1) - token != 1:
+        return
+    count = splits + tl.load(shared_count + row, is_shared != 0, other=0)
+    d = tl.arange(0, BLOCK_D)
+    values = tl.zeros([BLOCK_D], tl.float32)
+    total = 0.0
+    largest = _NOTHING
+    for begin in range(0, count, _MERGED_AT_ONCE):
+        slot = begin + tl.arange(0, _MERGED_AT_ONCE)
+        index = (row * slots + slot) * heads + head
+        weight = tl.load(partial_weight + index, slot < count, other=_NOTHING)
+        some = weight != _NOTHING  # also of a NaN, which must not get lost
+        part = tl.load(
+            partial_values + index[:, None] * dim + d[None, :], some[:, None] & (d < dim)[None, :], other=0.0
+        )
+        larger = tl.maximum(largest, tl.max(weight, 0))
+        share = tl.exp2(weight - larger)
+        shrink = tl.exp2(largest - larger)
+        values = values * shrink + tl.sum(share[:, None] * part, 0)
+        total = total * shrink + tl.sum(share, 0)
+        largest = larger
+    tl.store(out + (token * heads + head) * dim + d, (values / total).to(out.dtype.element_ty), d < dim)

@@ -1,0 +1,52 @@
+"""Copies of pages, in all layers at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.triton.launch import NARROW_TYPES, Launch, cdiv, is_known, meta
+
+_BLOCK = 1024  # numbers of a program
+
+
+@triton.jit(do_not_specialize=["source", "target", "cells", "num_pages", "kv_heads"])
+def _copy_page(k, v, source, target, cells, num_pages, kv_heads, page, dim, BLOCK: tl.constexpr):
+    """Program (l, h, b): numbers ``b * BLOCK ...`` of KV head h of layer l, of K and of V.
+
+    ``page`` is how many numbers a page holds of one head, and ``dim`` how many a cell; ``cells`` of them are copied.
+    """
+    layer = tl.program_id(0).to(tl.int64) * num_pages
+    i = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < cells * dim
+    origin = ((layer + source) * kv_heads + tl.program_id(1)) * page + i
+    destination = ((layer + target) * kv_heads + tl.program_id(1)) * page + i
+    tl.store(k + destination, tl.load(k + origin, inside, other=0.0), inside)
+    tl.store(v + destination, tl.load(v + origin, inside, other=0.0), inside)
+
+
+def takes(k: Tensor, v: Tensor) -> bool:
+    """Whether the kernel copies pages of these caches [L, num_pages, Hkv, page_size, D]."""
+    return is_known(k, v) and k.shape[4] % 16 == 0
+
+
+def copy_pages(k: Tensor, v: Tensor, source: Sequence[int], target: Sequence[int], count: Sequence[int]) -> None:
+    """``kernels.ops.copy_pages``. One launch a copy, so that they happen in order and carry nothing to the device."""
+    for origin, destination, cells in zip(source, target, count, strict=True):
+        _launch(k, v, origin, destination, cells).run()
+
+
+def _launch(k: Tensor, v: Tensor, source: int, target: int, cells: int) -> Launch:
+    layers, num_pages, kv_heads, page_size, dim = k.shape
+    args = (k, v, source, target, cells, num_pages, kv_heads, page_size * dim, dim)
+    return Launch(_copy_page, (layers, kv_heads, cdiv(cells * dim, _BLOCK)), args, {"BLOCK": _BLOCK})
+
+
+def variants() -> Iterator[tuple[str, Launch]]:
+    """Every compilation that ``copy_pages`` can ask for."""
+    for name, dtype in NARROW_TYPES.items():
+        cache = meta(2, 8, 2, 16, 64, dtype=dtype)
+        yield f"copy_page/{name}", _launch(cache, cache, 0, 1, 16)

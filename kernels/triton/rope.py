@@ -1,0 +1,144 @@
+"""From the fused projection to rotated queries, with keys and values written to their cells, in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.triton.launch import NARROW_TYPES, Launch, cdiv, is_known, meta, power_of_two
+
+_HEADS = {64: 8, 128: 4, 256: 2}  # heads of a program, by the dimensions of one, rounded up
+
+
+@triton.jit
+def _normed(x, inside, scale, weight, weight_k, index, is_query, is_value, offset, mask):
+    """x [H, D] of query, key and value heads: the first two times their scale and weight."""
+    gain_q = tl.load(weight + index, mask, other=0.0).to(tl.float32)
+    gain_k = tl.load(weight_k + index, mask, other=0.0).to(tl.float32)
+    gain = offset + tl.where(is_query[:, None], gain_q[None, :], gain_k[None, :])
+    return tl.where(is_value[:, None], x, x * scale[:, None] * gain)
+
+
+@triton.jit(do_not_specialize=["heads", "kv_heads", "page_bits"])
+def _rope_store_kv(
+    qkv, positions, cos_sin, kv_loc, q_norm, k_norm, q, k_cache, v_cache, heads, kv_heads, page_bits, dim, half, eps,
+    offset, NORMS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Program (t, b): heads ``b * BLOCK_H ...`` of token t, of the heads of q, then k, then v.
+
+    Dimension d is paired with d + half, or d - half from half on; those from 2 * half on have no partner. A token whose
+    cell is negative pads a captured batch: its K and V go nowhere.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    is_query = head < heads
+    is_value = head >= heads + kv_heads
+    some = head < heads + 2 * kv_heads
+    d = tl.arange(0, BLOCK_D)
+    is_first = d < half
+    is_paired = d < 2 * half
+    partner = tl.where(is_first, d + half, d - half)
+    source = qkv + (token * (heads + 2 * kv_heads) + head[:, None]) * dim
+    inside = some[:, None] & (d < dim)[None, :]
+    x = tl.load(source + d[None, :], inside, other=0.0).to(tl.float32)
+    rotates = (some & (head < heads + kv_heads))[:, None] & is_paired[None, :]
+    y = tl.load(source + partner[None, :], rotates, other=0.0).to(tl.float32)
+    if NORMS:
+        scale = tl.rsqrt(tl.sum(x * x, 1) / dim + eps)
+        x = _normed(x, inside, scale, q_norm, k_norm, d, is_query, is_value, offset, d < dim)
+        y = _normed(y, inside, scale, q_norm, k_norm, partner, is_query, is_value, offset, is_paired)
+    angles = cos_sin + tl.load(positions + token) * 2 * half + tl.where(is_first, d, d - half)
+    cos = tl.load(angles, is_paired, other=1.0)
+    sin = tl.load(angles + half, is_paired, other=0.0)
+    turned = x * cos[None, :] + y * tl.where(is_first, -sin, sin)[None, :]
+    result = tl.where(rotates, turned, x).to(q.dtype.element_ty)
+    tl.store(q + (token * heads + head[:, None]) * dim + d[None, :], result, inside & is_query[:, None])
+    cell = tl.load(kv_loc + token)
+    kept = inside & (cell >= 0)
+    page = (cell >> page_bits) * kv_heads
+    within = cell & ((1 << page_bits) - 1)
+    key = (((page + head - heads) << page_bits) + within)[:, None] * dim + d[None, :]
+    value = (((page + head - heads - kv_heads) << page_bits) + within)[:, None] * dim + d[None, :]
+    tl.store(k_cache + key, result, kept & ~(is_query | is_value)[:, None])
+    tl.store(v_cache + value, result, kept & is_value[:, None])
+
+
+def takes(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, q_norm: Tensor | None, k_norm: Tensor | None) -> bool:
+    """Whether the kernel computes this: heads of 16, 32 ... 256 dimensions, a norm for both of q and k or for none."""
+    page_size, dim = k_cache.shape[2:]
+    norms = [norm for norm in (q_norm, k_norm) if norm is not None]
+    return (
+        is_known(qkv, k_cache, v_cache, *norms)
+        and len({tensor.dtype for tensor in (qkv, k_cache, *norms)}) == 1
+        and len(norms) != 1
+        and dim % 16 == 0
+        and dim <= max(_HEADS)
+        and page_size & (page_size - 1) == 0
+    )
+
+
+def rope_store_kv(
+    qkv: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor | None,
+    kv_loc: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    offset: float,
+) -> Tensor:
+    """``kernels.ops.rope_store_kv``: [T, (Hq + 2 * Hkv) * D] -> q [T, Hq, D]; a negative cell is no cell."""
+    q = qkv.new_empty(qkv.shape[0], num_heads, k_cache.shape[3])
+    _launch(qkv, positions, cos_sin, kv_loc, k_cache, v_cache, q, num_kv_heads, q_norm, k_norm, eps, offset).run()
+    return q
+
+
+def _launch(
+    qkv: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor | None,
+    kv_loc: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    q: Tensor,
+    num_kv_heads: int,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    offset: float,
+) -> Launch:
+    tokens, heads, dim = q.shape
+    block_d = power_of_two(dim, min(_HEADS))
+    block_h = _HEADS[block_d]
+    table = q.new_empty(0, dtype=torch.float32) if cos_sin is None else cos_sin
+    norms = (qkv if norm is None else norm for norm in (q_norm, k_norm))
+    half = 0 if cos_sin is None else cos_sin.shape[1] // 2
+    numbers = (heads, num_kv_heads, k_cache.shape[2].bit_length() - 1, dim, half, eps, offset)
+    args = (qkv, positions, table, kv_loc, *norms, q, k_cache, v_cache, *numbers)
+    constants = {"NORMS": q_norm is not None, "BLOCK_H": block_h, "BLOCK_D": block_d}
+    return Launch(_rope_store_kv, (tokens, cdiv(heads + 2 * num_kv_heads, block_h), 1), args, constants)
+
+
+def variants() -> Iterator[tuple[str, Launch]]:
+    """Every compilation that ``rope_store_kv`` can ask for: by type, head size, norms, and alignment of partners."""
+    for name, dtype in NARROW_TYPES.items():
+        for dim in _HEADS:
+            for half, aligned in ((dim // 2, ""), (dim // 2 - 8, "-unaligned")):
+                for is_normed in (False, True):
+                    end = "-normed" if is_normed else ""
+                    yield f"rope_store_kv/{name}-{dim}{end}{aligned}", _example(dtype, dim, half, is_normed)
+
+
+def _example(dtype: torch.dtype, dim: int, half: int, is_normed: bool) -> Launch:
+    qkv, q, cache = (meta(*shape, dtype=dtype) for shape in ((2, 12 * dim), (2, 8, dim), (4, 2, 16, dim)))
+    tokens, table = meta(2, dtype=torch.int64), meta(64, 2 * half, dtype=torch.float32)
+    norm = meta(dim, dtype=dtype) if is_normed else None
+    return _launch(qkv, tokens, table, tokens, cache, cache, q, 2, norm, norm, 1e-5, 0.0)

@@ -1,0 +1,108 @@
+"""Other people's clients at their defaults against a server on the real model; who is not installed is skipped.
+
+What the model says is of no interest here; that each client gets what it relies on is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pydantic
+import pytest
+from test_real_server import RealServer, start
+
+pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("default")]
+QUESTION = "Ann is 30 years old. Who is it about?"
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int = pydantic.Field(ge=0, le=150)
+
+
+@pytest.fixture(scope="module")
+def base_url() -> Iterator[str]:
+    server: RealServer = start()
+    yield str(server.client.base_url)
+    server.close()
+
+
+@pytest.fixture
+def client(base_url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=base_url, api_key="none") as made:
+        yield made
+
+
+def test_openai(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "small", "input": QUESTION}
+    assert isinstance(client.responses.parse(**asked, text_format=Person).output_parsed, Person)
+    with client.responses.stream(**asked, max_output_tokens=20, temperature=0) as events:
+        *_, last = events
+    first = client.responses.create(**asked, max_output_tokens=20, temperature=0)
+    assert last.type == f"response.{first.status}" and last.response.output_text == first.output_text
+    begun = client.responses.create(**asked, background=True, max_output_tokens=4000, extra_body={"ignore_eos": True})
+    assert client.responses.cancel(begun.id).status == "cancelled"
+
+
+def test_instructor(client: openai.OpenAI) -> None:
+    instructor = pytest.importorskip("instructor")
+    asked: Any = {"model": "small", "response_model": Person, "messages": [{"role": "user", "content": QUESTION}]}
+    for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
+        patched = instructor.from_openai(client, mode=mode)
+        assert isinstance(patched.chat.completions.create(**asked, max_tokens=100), Person)
+        *_, last = patched.chat.completions.create_partial(**asked, max_tokens=100)
+        assert last.age is not None
+
+
+def test_pydantic_ai(base_url: str) -> None:
+    pydantic_ai = pytest.importorskip("pydantic_ai")
+    models = pytest.importorskip("pydantic_ai.models.openai")
+    provider = pytest.importorskip("pydantic_ai.providers.openai").OpenAIProvider(base_url=base_url, api_key="none")
+    for kind in (models.OpenAIChatModel, models.OpenAIResponsesModel):
+        agent = pydantic_ai.Agent(
+            kind("small", provider=provider), output_type=Person, model_settings={"max_tokens": 100}
+        )
+        assert isinstance(asyncio.run(agent.run(QUESTION)).output, Person)
+
+
+def test_openai_agents(base_url: str) -> None:
+    agents = pytest.importorskip("agents")
+    agents.set_tracing_disabled(True)
+
+    async def ask() -> None:
+        async with openai.AsyncOpenAI(base_url=base_url, api_key="none") as client:
+            for kind in (agents.OpenAIResponsesModel, agents.OpenAIChatCompletionsModel):
+                agent = agents.Agent(
+                    name="a", instructions="Be brief.", model=kind("small", client), output_type=Person
+                )
+                assert isinstance((await agents.Runner.run(agent, QUESTION)).final_output, Person)
+                streamed = agents.Runner.run_streamed(agent, QUESTION)
+                assert [event async for event in streamed.stream_events()]
+                assert isinstance(streamed.final_output, Person)
+
+    asyncio.run(ask())
+
+
+def test_langchain(base_url: str) -> None:
+    langchain = pytest.importorskip("langchain_openai")
+    for use_responses_api in (False, True):
+        model = langchain.ChatOpenAI(
+            model="small", base_url=base_url, api_key="none", max_tokens=100, use_responses_api=use_responses_api
+        )
+        assert model.invoke(QUESTION).usage_metadata["total_tokens"] > 0 and list(model.stream(QUESTION))
+        for method in ("json_schema", "function_calling"):
+            assert isinstance(model.with_structured_output(Person, method=method).invoke(QUESTION), Person)
+
+
+def test_litellm(base_url: str) -> None:
+    litellm = pytest.importorskip("litellm")
+    asked: Any = {"model": "openai/small", "api_base": base_url, "api_key": "none", "max_tokens": 100}
+    asked["messages"] = [{"role": "user", "content": QUESTION}]
+    answer = litellm.completion(**asked, response_format=Person).choices[0].message.content
+    assert Person.model_validate_json(answer)
+    assert list(litellm.completion(**asked, stream=True))
+    with pytest.raises(litellm.ContextWindowExceededError):
+        litellm.completion(**{**asked, "max_tokens": 100_000})

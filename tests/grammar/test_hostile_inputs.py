@@ -1,0 +1,71 @@
+"""Hostile inputs: each is refused with a reason, or can be followed for a while, all under the server's limits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from api.promise import asked_promise
+from api.protocol.completions import CompletionRequest
+from benchmarks.grammar.hostile_inputs import inputs
+from engine.errors import GrammarRefused
+from grammar.errors import GrammarError
+from grammar.limits import DEFAULT_LIMITS
+from grammar.matcher import GrammarFailure
+from grammar.service import CompileService
+
+INPUTS = inputs()
+WALK = 25
+
+
+@pytest.fixture(scope="module")
+def service(vocabulary) -> Iterator[CompileService]:
+    service = CompileService(vocabulary, workers=2)
+    yield service
+    service.close()
+
+
+def outcome(service: CompileService, grammars, fields) -> str:
+    """What becomes of an input: refused (statically or by the compiler), or followed."""
+    try:
+        promise = asked_promise(CompletionRequest.model_validate({"model": "m", "prompt": "x", **fields}))
+        assert promise is not None
+        compiled = service.compile(promise.spec).result(300)
+    except GrammarRefused as error:
+        assert error.param and error.keyword and error.reason
+        return "refused"
+    except GrammarError as error:
+        assert error.keyword and error.reason and len(error.reason) < 1_000
+        assert "/root" not in error.reason and "panic" not in error.reason
+        return "refused"
+    matcher, rng = compiled.matcher(), random.Random(0)
+    for step in range(WALK):
+        try:
+            allowed = sorted(grammars.allowed(matcher, 200 - step))
+        except GrammarFailure:
+            return "failed"
+        assert matcher.accept(rng.choice(allowed))
+        if matcher.is_done:
+            break
+    return "followed"
+
+
+def test_there_are_many_and_all_differ():
+    assert len({str(fields) for _, fields in INPUTS}) == len(INPUTS) >= 135
+    assert DEFAULT_LIMITS.pattern_bytes < 4_096
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_a_sample_is_refused_or_followed(service, grammars, part):
+    for name, fields in random.Random(1).sample(INPUTS, 24)[part::3]:
+        if "ebnf" not in fields:  # whose library takes seconds to be imported
+            assert outcome(service, grammars, fields) != "failed", name
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("part", range(20))
+def test_every_one_is_refused_or_followed(service, grammars, part):
+    failed = [name for name, fields in INPUTS[part::20] if outcome(service, grammars, fields) == "failed"]
+    assert not failed

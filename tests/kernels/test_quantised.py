@@ -1,0 +1,184 @@
+"""Weights of 4 and 8 bits: against the gguf package and plain torch, in every batch and on every instruction set."""
+
+from __future__ import annotations
+
+import platform
+
+import gguf
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels import ops, quantised, quantised_reference
+from kernels.cpu import build
+from kernels.cpu.arena import WeightArena
+from kernels.cpu.quantised import QuantisedKernels
+from kernels.packed import Format, QuantisedLinear
+
+pytestmark = pytest.mark.usefixtures("kernels")
+
+TYPES = st.sampled_from([torch.bfloat16, torch.float32])
+BLOCKS: list[quantised.BlockType] = ["Q4_0", "Q4_1", "Q8_0"]
+
+
+def randn(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def blocks(block_type: quantised.BlockType, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The raw rows of a weight, and what they stand for, by the gguf package."""
+    kind = gguf.GGMLQuantizationType[block_type]
+    raw = gguf.quants.quantize(weight.numpy(), kind)
+    return torch.from_numpy(raw.copy()), torch.from_numpy(gguf.quants.dequantize(raw, kind).copy())
+
+
+def assert_near(actual: Tensor, expected: Tensor) -> None:
+    """fp32 sums of some hundred products against fp64."""
+    largest = max([1.0, *expected.abs().flatten().tolist()])
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=2e-5 * largest)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    block_type=st.sampled_from(BLOCKS),
+    tokens=st.integers(0, 20),
+    num_blocks=st.integers(1, 7),
+    columns=st.integers(1, 130),
+    bias=st.booleans(),
+    dtype=TYPES,
+    seed=st.integers(0, 1 << 30),
+)
+def test_blocks(block_type, tokens, num_blocks, columns, bias, dtype, seed):
+    raw, weight = blocks(block_type, randn(seed, columns, 32 * num_blocks))
+    offset = randn(seed + 1, columns, dtype=dtype) if bias else None
+    x = randn(seed + 2, tokens, 32 * num_blocks, dtype=dtype)
+    layer = quantised.pack_blocks(raw, block_type, offset)
+    assert (layer.in_features, layer.out_features) == (32 * num_blocks, columns)
+    assert torch.equal(quantised.rows(layer, torch.arange(columns)), weight)
+    out = ops.linear(x, layer, torch.float32)
+    assert_near(out, quantised_reference.linear(x, weight, 32) + (0 if offset is None else offset.double()))
+    assert torch.equal(ops.linear(x, layer), out.to(dtype))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    dynamic=st.booleans(),
+    tokens=st.integers(0, 20),
+    width=st.integers(1, 150),
+    columns=st.integers(1, 130),
+    bias=st.booleans(),
+    weight_dtype=TYPES,
+    dtype=TYPES,
+    seed=st.integers(0, 1 << 30),
+)
+def test_channels(dynamic, tokens, width, columns, bias, weight_dtype, dtype, seed):
+    width += width % 2 if torch.bfloat16 in (dtype, weight_dtype) else 0
+    original = randn(seed, columns, width, dtype=weight_dtype)
+    offset = randn(seed + 1, columns) if bias else None
+    x = randn(seed + 2, tokens, width, dtype=dtype)
+    layer = quantised.pack_channels(original, offset, dynamic=dynamic)
+    weight = quantised_reference.channels(original)
+    assert torch.equal(quantised.rows(layer, torch.arange(columns)), weight)
+    exact = quantised_reference.linear(x, weight, width) if dynamic else x.double() @ weight.double().T
+    out = ops.linear(x, layer, torch.float32)
+    assert_near(out, exact + (0 if offset is None else offset.double()))
+    assert torch.equal(ops.linear(x, layer), out.to(dtype))
+
+
+def layers(width: int, columns: int) -> list[QuantisedLinear]:
+    weight = randn(0, columns, width)
+    packed = [quantised.pack_blocks(blocks(name, weight)[0], name, randn(1, columns)) for name in BLOCKS]
+    return [*packed, *(quantised.pack_channels(weight.bfloat16(), dynamic=dynamic) for dynamic in (True, False))]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("width", "columns"), [(64, 16), (576, 200), (1536, 40)])
+def test_a_row_does_not_depend_on_its_batch(dtype, width, columns):
+    x = randn(3, 130, width, dtype=dtype)
+    for layer in layers(width, columns):
+        whole = ops.linear(x, layer)
+        for count in (1, 2, 3, 5, 7, 8, 13, 31, 64, 100):
+            assert torch.equal(ops.linear(x[:count], layer), whole[:count])
+            assert torch.equal(ops.linear(x[130 - count :], layer), whole[130 - count :])
+        for threads in (2, 3):
+            ops.set_threads(threads)
+            assert torch.equal(ops.linear(x, layer), whole)
+            assert torch.equal(ops.linear(x[:1], layer), whole[:1])
+        ops.set_threads(1)
+
+
+@pytest.mark.parametrize("spoiler", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_stays_so_and_in_its_row(spoiler):
+    for layer in layers(64, 20):
+        x = randn(5, 9, 64, dtype=torch.bfloat16)
+        clean = ops.linear(x, layer)
+        x[4, 3] = spoiler
+        out = ops.linear(x, layer)
+        assert not out[4].isfinite().any()
+        assert torch.equal(out[:4], clean[:4]) and torch.equal(out[5:], clean[5:])
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-38, 1e-33, 1e30])
+def test_very_small_and_large_activations(size):
+    x = torch.full((3, 64), size)
+    for layer in layers(64, 20):
+        expected = x.double() @ quantised.rows(layer, torch.arange(20)).double().T
+        if layer.bias is not None:
+            expected += layer.bias.double()
+        torch.testing.assert_close(ops.linear(x, layer).double(), expected, rtol=1e-4, atol=size * 1e-3 + 1e-25)
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="whole Q4_1 blocks of 20 bytes"):
+        quantised.pack_blocks(torch.zeros(4, 30, dtype=torch.uint8), "Q4_1")
+    raw = torch.zeros(4, 34, dtype=torch.uint8)
+    raw[2, 1] = 0x7C  # infinity
+    with pytest.raises(ValueError, match="infinite or not a number"):
+        quantised.pack_blocks(raw, "Q8_0")
+    with pytest.raises(ValueError, match="cannot be quantised by channels"):
+        quantised.pack_channels(torch.zeros(4, 7, dtype=torch.bfloat16), dynamic=True)
+    layer = quantised.pack_channels(randn(0, 20, 64), dynamic=True)
+    for wrong in (20, -1):
+        with pytest.raises(IndexError, match=r"not in 0 \.\. 19"):
+            quantised.rows(layer, torch.tensor([0, wrong]))
+    with pytest.raises(ValueError, match="ids must be int64"):
+        quantised.rows(layer, torch.tensor([0], dtype=torch.int32))
+    with pytest.raises(ValueError, match="the layer takes"):
+        ops.linear(torch.zeros(2, 65), layer)
+    with pytest.raises(ValueError, match="the layer takes"):
+        ops.linear(torch.zeros(2, 64, dtype=torch.float16), layer)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86 instruction sets")
+@pytest.mark.parametrize(
+    "arch",
+    [
+        "haswell",
+        pytest.param("x86-64", marks=pytest.mark.heavy),
+        pytest.param("skylake-avx512", marks=pytest.mark.heavy),
+    ],
+)
+def test_lesser_instruction_sets(arch):
+    """What other machines would compile, run on this one: integer sums are exact, so blocks give the same bits."""
+    if arch == "skylake-avx512" and "AVX-512" not in ops.native_status():
+        pytest.skip("no AVX-512")
+    kernels = QuantisedKernels(build.load_library(build.default_cache(), arch), WeightArena())
+    weight, x = randn(0, 70, 96), randn(1, 9, 96, dtype=torch.bfloat16)
+    for name in BLOCKS:
+        raw, exact = blocks(name, weight)
+        layer = quantised.pack_blocks(raw, name)
+        other = QuantisedLinear(96, 70, layer.format, layer.weight, layer.scales, None, kernels)
+        assert torch.equal(kernels.rows(other, torch.arange(70)), exact)
+        assert_near(kernels.linear(x, other, torch.float32), quantised_reference.linear(x, exact, 32))
+    for form in (Format.CHANNELS, Format.WIDENED):
+        other, layer = kernels.pack_channels(weight, form, None), quantised.pack_channels(weight, dynamic=True)
+        assert torch.equal(other.weight, layer.weight) and torch.equal(other.scales, layer.scales)
+        out = kernels.linear(x, other, torch.float32)
+        exact = quantised_reference.channels(weight)
+        assert_near(
+            out,
+            quantised_reference.linear(x, exact, 96) if form is Format.CHANNELS else x.double() @ exact.double().T,
+        )
+        assert torch.equal(kernels.linear(x[4:5], other, torch.float32), out[4:5])

@@ -1,0 +1,123 @@
+"""The GPU's attention, interpreted, against the oracle: ragged batches, edges, windows, caps, padding, splits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ragged_batches import RaggedBatch, assert_close, ragged_batch
+
+from kernels import ops
+from kernels.triton import attention
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+
+def assert_right(batch: RaggedBatch, **options: object) -> None:
+    options = {"scale": 0.15, **options}
+    assert attention.takes(*batch.args[:4])
+    assert_close(ops.attention(*batch.args, **options), batch.expected(**options))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+def test_types_pages_and_heads(dtype, page_size, head_dim):
+    rows = [(1, 1), (5, 5), (1, 16), (1, 17), (40, 70), (2, 33)]
+    assert_right(ragged_batch(rows, heads=3, kv_heads=1, head_dim=head_dim, page_size=page_size, dtype=dtype))
+
+
+@pytest.mark.parametrize("head_dim", [96, 256])
+def test_other_heads(head_dim):
+    assert_right(ragged_batch([(1, 40), (9, 30)], heads=4, kv_heads=2, head_dim=head_dim))
+
+
+@pytest.mark.parametrize("window", [1, 16, 40, 500])
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
+def test_windows_and_caps(window, soft_cap):
+    batch = ragged_batch([(1, 150), (50, 130), (1, 3)], heads=2, kv_heads=1, dtype=torch.float16)
+    assert_right(batch, window=window, soft_cap=soft_cap)
+
+
+@pytest.mark.parametrize("context", [15, 16, 17, 127, 128, 129, 200, 400])
+def test_one_row_is_split_among_programs(context):
+    assert_right(ragged_batch([(1, context)], heads=2, kv_heads=2, dtype=torch.float16))
+
+
+def test_more_heads_in_a_group_than_a_tile():
+    assert_right(ragged_batch([(1, 30), (3, 9)], heads=20, kv_heads=1, dtype=torch.float16))
+
+
+def test_a_negative_scale_and_large_scores():
+    assert_right(ragged_batch([(3, 40), (1, 20)], heads=1, kv_heads=1, dtype=torch.float32), scale=-0.1)
+    assert_right(ragged_batch([(3, 40), (1, 20)], heads=1, kv_heads=1, dtype=torch.float32), scale=30.0)
+
+
+def test_a_nan_is_shown():
+    batch = ragged_batch([(1, 200), (2, 20)], heads=2, kv_heads=2, dtype=torch.float32)
+    for row in (0, 1):
+        batch.k_cache[batch.page_table[row, 0], 0, 3] = float("nan")
+    out = ops.attention(*batch.args, scale=0.1).view(3, 2, 64)
+    assert out[:, 0].isnan().all()
+    assert not out[:, 1].isnan().any()
+
+
+@pytest.mark.parametrize("max_query", [1, 4])
+def test_rows_and_tokens_that_pad_a_batch_are_skipped(max_query):
+    """As in a captured graph: more rows, tokens and pages than there are, and a context that is an upper bound."""
+    batch = ragged_batch([(1, 40), (max_query, 20)], heads=2, kv_heads=1, dtype=torch.float16)
+    starts = torch.cat([batch.query_start, batch.query_start[-1].repeat(3)])
+    contexts = torch.cat([batch.context_len, torch.zeros(3, dtype=torch.int32)])
+    table = torch.zeros(5, 60, dtype=torch.int32)
+    table[:2, : batch.page_table.shape[1]] = batch.page_table
+    q = torch.cat([batch.q, torch.full((3, *batch.q.shape[1:]), float("nan"), dtype=torch.float16)])
+    out = ops.attention(q, batch.k_cache, batch.v_cache, table, starts, contexts, max_query, 900, scale=0.15)
+    assert_close(out[:-3], batch.expected(scale=0.15))
+
+
+def test_splits_fill_the_device_and_are_worth_a_program():
+    assert attention.num_splits(programs=8, max_context=4096, sms=132) == 32
+    assert attention.num_splits(programs=8, max_context=100, sms=132) == 1
+    assert attention.num_splits(programs=1, max_context=1 << 17, sms=132) == 64
+    assert attention.num_splits(programs=256, max_context=4096, sms=132) == 3
+    assert attention.num_splits(programs=4096, max_context=4096, sms=132) == 1
+
+
+def test_what_no_kernel_computes_goes_to_torch():
+    ops.use_native(False)
+    for batch in (ragged_batch([(1, 9)], page_size=3), ragged_batch([(2, 9)], head_dim=24)):
+        assert not attention.takes(*batch.args[:4])
+        assert torch.equal(ops.attention(*batch.args, scale=0.1), batch.expected(scale=0.1))
+    ops.use_native(True)
+
+
+@st.composite
+def row_shapes(draw) -> tuple[int, int]:
+    context = draw(st.one_of(st.integers(1, 50), st.integers(100, 200)))
+    return draw(st.one_of(st.just(1), st.integers(1, min(context, 40)))), context
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    rows=st.lists(row_shapes(), min_size=1, max_size=4),
+    kv_heads=st.integers(1, 2),
+    group=st.sampled_from([1, 3, 4]),
+    head_dim=st.sampled_from([16, 64, 80]),
+    page_size=st.sampled_from([1, 16]),
+    window=st.none() | st.integers(1, 150),
+    soft_cap=st.none() | st.floats(1.0, 50.0),
+    dtype=st.sampled_from([torch.bfloat16, torch.float32]),
+    seed=st.integers(0, 1000),
+)
+def test_random_batches(rows, kv_heads, group, head_dim, page_size, window, soft_cap, dtype, seed):
+    batch = ragged_batch(
+        rows,
+        heads=kv_heads * group,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        page_size=page_size,
+        dtype=dtype,
+        seed=seed,
+    )
+    assert_right(batch, window=window, soft_cap=soft_cap)

@@ -1,0 +1,87 @@
+"""The GPU's kernels for norms, rotation, activation and copies, interpreted, against the oracle."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ragged_batches import assert_close
+
+from kernels import reference
+from kernels.triton import activation, norm, pages, rope
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", activation.KINDS)
+@pytest.mark.parametrize(("tokens", "width"), [(1, 16), (3, 1040), (0, 16)])
+def test_gated_activation(dtype, kind, tokens, width):
+    x = (torch.randn(tokens, 2 * width) * torch.tensor([30.0, 1.0]).repeat_interleave(width)).to(dtype)
+    assert activation.takes(x)
+    assert_close(activation.gated_activation(x, kind), reference.gated_activation(x, kind))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "width", "offset"), [(1, 16, 0.0), (3, 1040, 1.0), (0, 64, 0.0)])
+def test_norms(dtype, tokens, width, offset):
+    x, weight, residual = torch.randn(tokens, width).to(dtype), torch.randn(width).to(dtype), torch.randn(tokens, width)
+    for value in (x, residual):
+        assert norm.takes(value, weight, dtype)
+        out = norm.rms_norm(value, weight, 1e-5, offset, dtype)
+        assert_close(out, reference.rms_norm(value, weight, 1e-5, offset, dtype))
+    expected_residual = residual.clone()
+    assert norm.takes_sum(x, residual, weight)
+    out = norm.add_rms_norm(x, residual, weight, 1e-5, offset)
+    assert_close(out, reference.add_rms_norm(x, expected_residual, weight, 1e-5, offset))
+    assert torch.equal(residual, expected_residual)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "rotary", "page_size", "is_normed"),
+    [
+        (4, 2, 64, 64, 16, False),
+        (6, 1, 128, 128, 1, True),
+        (3, 3, 80, 32, 16, False),
+        (5, 1, 96, None, 4, True),
+        (2, 1, 256, 256, 16, True),
+        (9, 3, 80, 80, 16, False),
+    ],
+)
+def test_rope_store_kv(dtype, heads, kv_heads, dim, rotary, page_size, is_normed):
+    tokens = 5
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim).to(dtype)
+    caches = torch.randn(2, 20, kv_heads, page_size, dim).to(dtype)
+    expected_caches = caches.clone()
+    positions, loc = torch.randint(0, 50, (tokens,)), torch.randperm(20 * page_size)[:tokens]
+    table = None if rotary is None else torch.randn(50, rotary)
+    norms = tuple(torch.randn(2, dim).to(dtype)) if is_normed else (None, None)
+    shared = (heads, kv_heads, *norms, 1e-6, 1.0)
+    assert rope.takes(qkv, *caches, *norms)
+    q = rope.rope_store_kv(qkv, positions, table, loc, *caches, *shared)
+    expected = reference.rope_store_kv(qkv, positions, table, loc, *expected_caches, *shared)
+    assert_close(q, expected)
+    assert_close(caches, expected_caches)
+    assert torch.equal(caches[1], expected_caches[1])
+
+
+def test_a_token_that_pads_a_batch_is_not_stored():
+    qkv, caches = torch.randn(2, 3 * 64), torch.zeros(2, 3, 1, 4, 64)
+    rope.rope_store_kv(
+        qkv, torch.tensor([3, 0]), torch.randn(9, 64), torch.tensor([5, -1]), *caches, 1, 1, None, None, 0.0, 0.0
+    )
+    assert caches[1].nonzero()[:, :3].unique(dim=0).tolist() == [[1, 0, 1]]
+    assert caches[0].nonzero()[:, :3].unique(dim=0).tolist() == [[1, 0, 1]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_copy_pages_goes_in_list_order(dtype):
+    cache = torch.randn(2, 3, 5, 2, 16, 80).to(dtype)
+    expected = cache.clone()
+    copies = ([0, 1, 4, 2], [1, 2, 1, 2], [3, 2, 16, 0])
+    assert pages.takes(*cache)
+    pages.copy_pages(*cache, *copies)
+    reference.copy_pages(*expected, *copies)
+    assert torch.equal(cache, expected)

@@ -1,0 +1,62 @@
+"""Every kernel compiles for every architecture, and none needs more of it than it did when the golden file was written.
+
+After a change that is meant: ``python tests/kernels/triton_offline.py --write-golden``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import triton
+import triton_offline
+
+SHARED_LIMIT = {"sm_80": 166_912, "sm_90": 232_448, "sm_100": 232_448}  # bytes that a program may have
+
+
+def compile_offline(*options: str) -> dict[str, dict[str, triton_offline.Need]]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-W", "error", str(Path(triton_offline.__file__)), *options]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["needs"]
+
+
+def golden() -> dict[str, dict[str, triton_offline.Need]]:
+    content = json.loads(triton_offline.GOLDEN.read_text())
+    if content["triton"] != triton.__version__:
+        pytest.skip(f"the golden file is of Triton {content['triton']}, this is {triton.__version__}")
+    return content["needs"]
+
+
+def assert_within_limits(found: dict[str, dict[str, triton_offline.Need]]) -> None:
+    for arch, needs in found.items():
+        too_large = {name: need for name, need in needs.items() if need["shared"] > SHARED_LIMIT[arch]}
+        assert not too_large, f"more shared memory than {arch} has"
+
+
+def grown(found: dict[str, dict[str, triton_offline.Need]]) -> list[str]:
+    return [
+        f"{arch} {name}: {was} -> {need}"
+        for arch, needs in found.items()
+        for name, need in needs.items()
+        if (was := golden()[arch].get(name)) is None or any(need[key] > was[key] for key in need)
+    ]
+
+
+def test_the_first_variant_of_each_kernel():
+    found = compile_offline("--few")
+    assert_within_limits(found)
+    assert not grown(found)
+
+
+@pytest.mark.heavy
+def test_every_variant():
+    found = compile_offline()
+    assert_within_limits(found)
+    assert not grown(found)
+    assert {arch: needs.keys() for arch, needs in found.items()} == {arch: n.keys() for arch, n in golden().items()}

@@ -1,0 +1,116 @@
+"""The forms that weights take in memory: as a GGUF file stores them, plain, or rounded to 8 bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from test_load_gguf import HIDDEN, SHAPES, VOCAB, tensors, write
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError, ModelError
+from engine.loading.load import load_model
+from engine.loading.weights import WeightForm, choose_weight_form
+from engine.models.decoder import DecoderModel
+from kernels import ops, quantised
+from kernels.packed import Format
+
+CPU = torch.device("cpu")
+KINDS = gguf.GGMLQuantizationType
+MATRICES = [name for name, shape in SHAPES.items() if len(shape) == 2]
+
+pytestmark = pytest.mark.skipif(not quantised.available(), reason="no compiler")
+
+
+def load(path: Path, weights: WeightForm, dtype: torch.dtype = torch.bfloat16) -> DecoderModel:
+    return load_model(path, dtype=dtype, device=CPU, weights=weights)
+
+
+def forms(model: DecoderModel) -> list[Format | None]:
+    packed = [part.packed for part in model.projections]
+    return [part.format if isinstance(part, ops.QuantisedLinear) else None for part in packed]
+
+
+def assert_same_weights(quantised_model: DecoderModel, plain: DecoderModel, tolerance: float = 0.0) -> None:
+    """Every row of every matrix, read back, is what the plain form multiplies with."""
+    for part, other in zip(quantised_model.projections, plain.projections, strict=True):
+        expected = ops.linear(torch.eye(other.packed.in_features), other.packed).T
+        if isinstance(part.packed, ops.QuantisedLinear):
+            found = quantised.rows(part.packed, torch.arange(part.packed.out_features))
+            torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", [KINDS.Q4_0, KINDS.Q4_1, KINDS.Q8_0])
+def test_blocks_stay_as_they_are(tmp_path: Path, kind: gguf.GGMLQuantizationType) -> None:
+    """Rows of q and k come in the published order, fused matrices in one piece, a tied head is the embedding."""
+    path = write(tmp_path / "model.gguf", tensors(), types=dict.fromkeys(MATRICES, kind))
+    model, plain = load(path, "stored"), load(path, "plain", torch.float32)
+    assert forms(model) == [Format.BYTES if kind is KINDS.Q8_0 else Format.NIBBLES] * 5
+    assert model.embedding is model.head.packed
+    assert model.dtype is torch.bfloat16
+    assert_same_weights(model, plain)
+    tokens = torch.tensor([3, 0, VOCAB - 1])
+    assert isinstance(plain.embedding, torch.Tensor)
+    assert torch.equal(model._embed(tokens), plain.embedding[tokens])
+
+
+def test_what_has_no_kernel_or_differs_within_a_product_is_dequantised(tmp_path: Path) -> None:
+    types = dict.fromkeys(MATRICES, KINDS.Q4_1) | {
+        "blk.0.attn_v.weight": KINDS.Q8_0,
+        "blk.0.ffn_down.weight": KINDS.Q5_1,
+        "token_embd.weight": KINDS.F16,
+    }
+    model = load(write(tmp_path / "model.gguf", tensors(), types=types), "stored")
+    assert forms(model) == [None, Format.NIBBLES, Format.NIBBLES, None, None]
+    assert isinstance(model.embedding, torch.Tensor)
+
+
+def test_a_head_of_its_own(tmp_path: Path) -> None:
+    content = tensors(SHAPES | {"output.weight": (VOCAB, HIDDEN)})
+    types = {"output.weight": KINDS.Q4_0, "token_embd.weight": KINDS.Q8_0}
+    model = load(write(tmp_path / "model.gguf", content, types=types), "stored")
+    assert isinstance(model.embedding, ops.QuantisedLinear) and isinstance(model.head.packed, ops.QuantisedLinear)
+    assert (model.embedding.format, model.head.packed.format) == (Format.BYTES, Format.NIBBLES)
+
+
+def test_a_scale_that_is_not_finite_is_refused(tmp_path: Path) -> None:
+    content = tensors()
+    content["blk.0.attn_output.weight"][3, 5] = 1e30
+    with np.errstate(over="ignore"):
+        path = write(tmp_path / "model.gguf", content, types={"blk.0.attn_output.weight": KINDS.Q8_0})
+    with pytest.raises(ModelError, match=r"o_proj\.weight is malformed: a block has a scale"):
+        load(path, "stored")
+
+
+@pytest.mark.parametrize(("weights", "form"), [("int8_weight_only", Format.WIDENED), ("int8_dynamic", Format.CHANNELS)])
+def test_rounded_to_8_bits(tmp_path: Path, weights: WeightForm, form: Format) -> None:
+    path = write(tmp_path / "model.gguf", tensors())
+    model, plain = load(path, weights, torch.float32), load(path, "plain", torch.float32)
+    assert set(forms(model)) == {form}
+    largest = max(ops.linear(torch.eye(p.packed.in_features), p.packed).abs().max().item() for p in plain.projections)
+    assert_same_weights(model, plain, largest / 127 * 0.51)
+
+
+def test_the_options_decide() -> None:
+    bf16, gpu = torch.bfloat16, torch.device("cuda")
+    assert choose_weight_form(EngineConfig(), CPU, bf16) == "stored"
+    assert choose_weight_form(EngineConfig(), CPU, torch.float32) == "stored"
+    assert choose_weight_form(EngineConfig(dtype="bfloat16"), CPU, bf16) == "plain"
+    assert choose_weight_form(EngineConfig(dtype="float32"), CPU, torch.float32) == "plain"
+    assert choose_weight_form(EngineConfig(), gpu, bf16) == "plain"
+    for name in ("int8_weight_only", "int8_dynamic"):
+        config = EngineConfig(quantization=name)
+        assert choose_weight_form(config, CPU, bf16) == name
+        for device, dtype in ((gpu, bf16), (CPU, torch.float16)):
+            with pytest.raises(ConfigError, match=f"--quantization {name} needs --device cpu"):
+                choose_weight_form(config, device, dtype)
+    ops.use_native(False)
+    try:
+        assert choose_weight_form(EngineConfig(), CPU, bf16) == "plain"
+        with pytest.raises(ConfigError, match="needs --device cpu, the native kernels"):
+            choose_weight_form(EngineConfig(quantization="int8_dynamic"), CPU, bf16)
+    finally:
+        ops.use_native(True)

@@ -1,0 +1,54 @@
+"""Models through the GPU's kernels, interpreted: the way that a forward pass takes on a CUDA device, step by step."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from paged_run import CPU, run_ragged
+from tiny_models import VOCAB, save
+
+from engine.loading.load import load_model
+from engine.models.decoder import DecoderModel
+from kernels.triton import launch
+
+# In sizes that the kernels take: heads of 16 dimensions, widths of 16 and 32 columns.
+SIZES = {"head_dim": 16, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+PROMPTS = [[random.Random(row).randrange(VOCAB) for _ in range(length)] for row, length in enumerate((14, 1, 9))]
+
+
+def random_model(name: str, folder: Path) -> DecoderModel:
+    """Random weights in the shape of a family."""
+    written = json.loads((save(name, folder) / "config.json").read_text())
+    layers = {key: written[key][:2] for key in ("layer_types", "no_rope_layers") if written.get(key)}
+    (folder / "config.json").write_text(json.dumps({**written, **layers, **SIZES}))
+    return load_model(folder, dtype=torch.float32, device=CPU, dummy=True)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Names of the kernels that ran."""
+    names: set[str] = set()
+    run = launch.Launch.run
+
+    def recording(self: launch.Launch) -> None:
+        names.add(self.kernel.__name__)
+        run(self)
+
+    monkeypatch.setattr(launch.Launch, "run", recording)
+    return names
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3", "gemma2", "gemma3", "smollm3_window"])
+def test_logits_are_those_of_the_cpu(name, tmp_path, launched, request):
+    model = random_model(name, tmp_path)
+    expected = run_ragged(model, PROMPTS, 16, random.Random(0))
+    assert not launched
+    request.getfixturevalue("interpreted")
+    actual = run_ragged(model, PROMPTS, 16, random.Random(0))
+    assert launched >= {"_rms_norm", "_rope_store_kv", "extend", "decode", "_gated_activation"}
+    for ours, theirs in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
