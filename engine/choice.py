@@ -27,6 +27,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.draw import draw_ranked, has_kernel
+
 BLOCK = 64
 _ONE = float(1 << 40)  # the weight of probability 1
 _WIDTHS = (128, 2048)  # how many of a row's best tokens are looked at before all of them are sorted
@@ -142,9 +144,12 @@ def draw_kept(logits: Tensor, best: Tensor, draws: Draws) -> Tensor:
     """Draw one of the tokens that all filters keep, in the order (probability, id), likeliest first; shapes as above.
 
     Sorting a vocabulary is slow on a CPU, and the kept tokens are mostly few: each row looks at its 128 best, at its
-    2048 best if its kept tokens might reach beyond, at last at all. The width changes the cost, never the result.
+    2048 best if its kept tokens might reach beyond, at last at all. The width changes the cost, never the result. On a
+    GPU a kernel finds the token without sorting.
     """
     probs = _probabilities(logits, best, draws)
+    if has_kernel(logits):
+        return draw_ranked(logits, probs, draws.top_k, draws.top_p, draws.min_p, draws.u)
     tokens = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
     pending = torch.arange(len(logits), device=logits.device)
     for width in _widths(logits):

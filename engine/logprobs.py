@@ -57,4 +57,4 @@ def prompt_logprobs(logits: Tensor, next_tokens: Tensor, num_top: int) -> tuple[
     """
     tokens = next_tokens.to(logits.device, torch.int64)
     columns = logprob_columns(logits, tokens, num_top).tolist() if len(tokens) else []
-    return tuple(to_logprob(int(token), row, num_top) for token, row in zip(next_tokens, columns, strict=True))
+    return tuple(to_logprob(token, row, num_top) for token, row in zip(next_tokens.tolist(), columns, strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,7 +59,8 @@ class ModelRunner:
         inputs = self._inputs.build(batch)
         hidden = self._graphs.forward(inputs)
         drawn = self._draw(batch, inputs, hidden, masks)
-        return StepResult(tuple(self._result(i, row, hidden, inputs, drawn) for i, row in enumerate(batch.rows)))
+        rows = enumerate(zip(batch.rows, _last_tokens(batch).tolist(), strict=True))
+        return StepResult(tuple(self._result(i, row, last, hidden, inputs, drawn) for i, (row, last) in rows))
 
     def _draw(
         self, batch: Batch, inputs: ForwardInputs, hidden: Tensor, masks: Callable[[], Masks] | None
@@ -83,7 +85,7 @@ class ModelRunner:
         lora = self._head_lora(inputs.slots, at)
         if len(at) == len(hidden):
             return self._model.logits(hidden, lora)
-        return self._model.logits(hidden[torch.from_numpy(at).to(hidden.device)], lora)
+        return self._model.logits(hidden[_to(hidden.device, at)], lora)
 
     def _head_lora(self, slots: NDArray[np.int32] | None, tokens: NDArray[np.int64] | slice) -> LoraStep | None:
         """The adapters' part in the head for some tokens of the step."""
@@ -98,15 +100,15 @@ class ModelRunner:
         lines = np.take(masks.lines, kept) - before
         words = masks.words if len(kept) == len(masks.lines) else masks.words[kept]
         device = self._model.device
-        return Allowed(torch.from_numpy(lines).to(device), torch.from_numpy(words).to(device))
+        return Allowed(_to(device, lines), _to(device, words))
 
     def _result(
-        self, index: int, row: Row, hidden: Tensor, inputs: ForwardInputs, drawn: dict[int, RowResult]
+        self, index: int, row: Row, last: int, hidden: Tensor, inputs: ForwardInputs, drawn: dict[int, RowResult]
     ) -> RowResult:
         result = drawn.get(index, RowResult())
         if not row.prompt_targets:
             return result
-        first = int(inputs.query_start[index])
+        first = last - len(row.tokens) + 1
         scores = self._score_prompt(row, first, hidden, inputs.slots)
         return replace(result, prompt_logprobs=scores)
 
@@ -139,3 +141,13 @@ def _logit_tokens(batch: Batch, forced: Mapping[int, int]) -> NDArray[np.int64]:
     ends = accumulate(len(row.tokens) for row in batch.rows)
     at = [token for row, end in zip(batch.rows, ends, strict=True) for token in range(end - row.num_lines, end)]
     return np.asarray([token for line, token in enumerate(at) if line not in forced], np.int64)
+
+
+def _last_tokens(batch: Batch) -> NDArray[np.int64]:
+    """[R] int64, index in the step of each row's last token."""
+    return np.cumsum([len(row.tokens) for row in batch.rows]) - 1
+
+
+def _to(device: torch.device, values: NDArray[Any]) -> Tensor:
+    """A copy on the device, of which the host does not wait for the end: it would wait for the forward too."""
+    return torch.from_numpy(values).to(device, non_blocking=True)

@@ -177,7 +177,8 @@ class Sampler:
         )
 
     def _column(self, values: npt.NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)[:, None]).to(self._device)
+        # A GPU need not have done with the forward: a copy that waited would stop the host here.
+        return torch.from_numpy(np.ascontiguousarray(values)[:, None]).to(self._device, non_blocking=True)
 
     def _with_logprobs(self, packed: Tensor, logits: Tensor, tokens: Tensor, wanted: Ints, num_top: int) -> Tensor:
         """``packed`` [S, 2] with the columns of ``logprob_columns`` behind it, 0 for rows that want none."""

@@ -1,4 +1,5 @@
-"""The low-rank op of many adapters in one call: the public face of ``kernels.cpu.lora`` and ``kernels.lora_reference``.
+"""The low-rank op of many adapters in one call: the public face of ``kernels.cpu.lora``, ``kernels.triton.lora`` and
+``kernels.lora_reference``.
 
 For each token t of a slot's segment, in place,
 
@@ -6,23 +7,24 @@ For each token t of a slot's segment, in place,
 
 where N may be the columns of several modules side by side (q, k, v), each with a rank of its own in B's blocks. gain
 and add are what DoRA and biases need. Tokens of no segment are not touched. On the native path sums have one fixed
-order: a token's bits do not depend on the other tokens, on the segments or on the number of threads.
+order: a token's bits do not depend on the other tokens, on the segments or on the number of threads. On a GPU they are
+the same in every run of the same step.
 """
 
 from __future__ import annotations
 
 import functools
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from kernels import lora_reference, ops
 from kernels.cpu.build import BuildError, default_cache, load_library
-from kernels.cpu.lora import NATIVE_TYPES, ROW_FIELDS, LoraKernels, table_row
-from kernels.lora_types import MOST_MODULES, Factors, Segments, pack_expansion
+from kernels.cpu.lora import NATIVE_TYPES, LoraKernels
+from kernels.lora_types import MOST_MODULES, ROW_FIELDS, Factors, Segments, Tiles, pack_expansion, table_row
+from kernels.triton import launch
 
-__all__ = ["Factors", "Segments", "SlotTable", "lora_embed", "lora_shrink_expand", "pack_expansion"]
+__all__ = ["Factors", "Segments", "SlotTable", "Tiles", "lora_embed", "lora_shrink_expand", "pack_expansion"]
 
 
 class SlotTable:
@@ -33,17 +35,40 @@ class SlotTable:
         width: K, its inputs; for an embedding the number of its tokens.
         num_slots: slots, all empty at first.
         dtype: of the factors and of x.
+        device: where the factors are.
+
+    Attributes:
+        lines: [num_slots, ROW_FIELDS] int64 on the device, ``table_row`` of each slot; never moved.
     """
 
-    def __init__(self, sizes: tuple[int, ...], width: int, num_slots: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        sizes: tuple[int, ...],
+        width: int,
+        num_slots: int,
+        dtype: torch.dtype,
+        device: torch.device = torch.device("cpu"),  # noqa: B008 (immutable)
+    ) -> None:
         if not 1 <= len(sizes) <= MOST_MODULES:
             raise ValueError(f"a projection has 1 to {MOST_MODULES} modules, not {len(sizes)}")
         self.sizes = sizes
         self.width = width
         self.dtype = dtype
         self.factors: list[Factors | None] = [None] * num_slots
-        self.rows = np.zeros((num_slots, ROW_FIELDS), np.int64)
-        self.address = self.rows.ctypes.data
+        self.lines = torch.zeros(num_slots, ROW_FIELDS, dtype=torch.int64, device=device)
+        self._reserved = 0
+
+    @property
+    def total_rank(self) -> int:
+        """The most ranks that a slot has, of all modules together, or that are reserved."""
+        return max(self._reserved, *(sum(each.ranks) if each else 0 for each in self.factors))
+
+    def reserve(self, total_rank: int) -> None:
+        """Make every launch from now on wide enough for so many ranks, of all modules together.
+
+        For launches that are captured in a graph and replayed when other adapters are in the slots.
+        """
+        self._reserved = max(self._reserved, total_rank)
 
     def put(self, slot: int, factors: Factors | None) -> None:
         """Give a slot its factors, or None to empty it. They must not be moved or changed while they are there.
@@ -54,7 +79,7 @@ class SlotTable:
         if factors is not None:
             self._check(factors)
         self.factors[slot] = factors
-        self.rows[slot] = table_row(factors)
+        self.lines[slot].copy_(torch.tensor(table_row(factors)), non_blocking=True)
 
     def _check(self, factors: Factors) -> None:
         total = sum(factors.ranks)
@@ -107,13 +132,34 @@ def _run(y: Tensor, x: Tensor | None, token_ids: Tensor | None, table: SlotTable
         raise ValueError(f"x is {x.dtype} {list(x.shape)}, not {table.dtype} [{rows}, {table.width}]")
     if token_ids is not None and token_ids.shape != (rows,):
         raise ValueError(f"token_ids is {list(token_ids.shape)}, not [{rows}]")
+    if segments.tiles is not None and _on_device(y, x, table):
+        _run_on_device(y, x, token_ids, table, segments)
+        return
     kernels = _native(y, x, table)
     if kernels is None:
         lora_reference.lora_shrink_expand(y, x, token_ids, table.factors, table.sizes, segments)
     else:
         kernels.shrink_expand(
-            y, x, token_ids, table.address, len(table.factors), table.sizes, table.width, table.dtype, segments
+            y, x, token_ids, table.lines.data_ptr(), len(table.factors), table.sizes, table.width, table.dtype, segments
         )
+
+
+def _on_device(y: Tensor, x: Tensor | None, table: SlotTable) -> bool:
+    """Whether the GPU's kernels take these tensors."""
+    types = launch.TYPES.values()
+    aligned = launch.is_known(y) if x is None else launch.is_known(y, x)
+    return ops.on_triton(y.device) and aligned and y.dtype in types and table.dtype in types
+
+
+def _run_on_device(y: Tensor, x: Tensor | None, token_ids: Tensor | None, table: SlotTable, segments: Segments) -> None:
+    from kernels.triton import lora
+
+    assert segments.tiles is not None
+    common = (table.lines, table.total_rank, table.sizes, segments.tokens, segments.tiles)
+    if x is not None:
+        lora.shrink_expand(y, x, *common)
+    elif token_ids is not None:
+        lora.embed(y, token_ids, *common, table.width, table.dtype)
 
 
 def _native(y: Tensor, x: Tensor | None, table: SlotTable) -> LoraKernels | None:

@@ -14,6 +14,9 @@ MOST_MODULES = 3
 BLOCK = 64
 """Rows of B that lie together."""
 
+ROW_FIELDS = 5 + MOST_MODULES
+"""int64 fields of a line of the table of slots: addresses of a, scale, b, gain, add, and the ranks."""
+
 
 def pack_expansion(b: Tensor) -> Tensor:
     """B [n, r] in blocks of 64 rows, each transposed to [r, 64], the last as wide as what is left: flat, n * r values.
@@ -70,6 +73,29 @@ class Factors:
         return sum(tensor.nbytes for tensor in self.tensors())
 
 
+def table_row(factors: Factors | None) -> tuple[int, ...]:
+    """The line of the table of slots for these factors; None means that the slot leaves the projection alone."""
+    if factors is None:
+        return (0,) * ROW_FIELDS
+    tensors = (factors.a, factors.scale, factors.b, factors.gain, factors.add)
+    addresses = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
+    return (*addresses, *factors.ranks, *(0,) * (MOST_MODULES - len(factors.ranks)))
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """The segments of a step in pieces of like size, for kernels whose programs take a tile of tokens each.
+
+    Attributes:
+        lines: [N, 3] int32: the slot of each tile, and from where to where in ``Segments.tokens`` its tokens are.
+            Tiles without tokens are allowed.
+        size: tokens of a tile, at most.
+    """
+
+    lines: Tensor
+    size: int
+
+
 @dataclass(frozen=True, slots=True)
 class Segments:
     """The adapted tokens of a step, sorted by slot; tokens of the base model are not among them.
@@ -78,8 +104,10 @@ class Segments:
         tokens: [S] int32, rows of x and y; segment g owns ``tokens[starts[g]:starts[g + 1]]``.
         slots: [G] int32, the slot of each segment.
         starts: [G + 1] int32.
+        tiles: the same in tiles, for devices with such kernels; else None.
     """
 
     tokens: Tensor
     slots: Tensor
     starts: Tensor
+    tiles: Tiles | None = None

@@ -6,6 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels import ops
+from kernels.triton import launch
+
 
 def mask_logits(logits: Tensor, lines: Tensor, words: Tensor) -> None:
     """Put -inf into lines of the logits where a token is not allowed. Other lines are not touched.
@@ -15,6 +18,11 @@ def mask_logits(logits: Tensor, lines: Tensor, words: Tensor) -> None:
         lines: [G] int64 on the logits' device, each line once.
         words: [G, ceil(V / 32)] int32 on the logits' device; bit j of word w is set if token 32 * w + j is allowed.
     """
+    if ops.on_triton(logits.device) and launch.is_known(logits, words) and logits.dtype is torch.float32:
+        from kernels.triton import sampling_mask
+
+        sampling_mask.mask_logits(logits, lines, words)
+        return
     logits[lines] = logits[lines].masked_fill_(_banned(words, logits.shape[1]), -torch.inf)
 
 

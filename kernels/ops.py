@@ -130,7 +130,7 @@ def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def _on_triton(device: torch.device) -> bool:
+def on_triton(device: torch.device) -> bool:
     """Whether the GPU kernels are for this device, allowed, and can be compiled."""
     return launch.serves(device) and _native_enabled and _has_triton()
 
@@ -176,7 +176,7 @@ def rms_norm(
 ) -> Tensor:
     """``x / sqrt(mean(x^2) + eps) * (offset + weight)`` in fp32: [T, H], [H] -> [T, H] of out_dtype, or of x's type."""
     out_dtype = out_dtype or x.dtype
-    if _on_triton(x.device):
+    if on_triton(x.device):
         from kernels.triton import norm
 
         if norm.takes(x, weight, out_dtype):
@@ -189,7 +189,7 @@ def rms_norm(
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     """``residual += x`` in place, residual [T, H] in fp32; returns its ``rms_norm`` [T, H] in the type of x."""
-    if _on_triton(x.device):
+    if on_triton(x.device):
         from kernels.triton import norm
 
         if norm.takes_sum(x, residual, weight):
@@ -238,7 +238,7 @@ def rope_store_kv(
         IndexError: a position or a cell lies outside its table; some cells may have been written. Not on a CUDA
             device, where nothing waits to see.
     """
-    if _on_triton(qkv.device):
+    if on_triton(qkv.device):
         from kernels.triton import rope
 
         if rope.takes(qkv, k_cache, v_cache, q_norm, k_norm):
@@ -299,7 +299,7 @@ def attention(
     Raises:
         IndexError: the page table is too short for a row, or names a page that the cache lacks. Not on a CUDA device.
     """
-    if _on_triton(q.device):
+    if on_triton(q.device):
         from kernels.triton import attention as gpu
 
         if gpu.takes(q, k_cache, v_cache, page_table):
@@ -330,14 +330,14 @@ def find_shared_prefixes(
     Returns:
         None where nothing is worth it, and for a CPU, whose kernels find it for themselves.
     """
-    if not _on_triton(device):
+    if not on_triton(device):
         return None
     return sharing.find_shared_prefixes(page_table, query_len, context_len, page_size, device)
 
 
 def gated_activation(gate_up: Tensor, kind: Activation) -> Tensor:
     """``act(first half) * second half``, computed in fp32: [T, 2 * I] -> [T, I]."""
-    if _on_triton(gate_up.device):
+    if on_triton(gate_up.device):
         from kernels.triton import activation
 
         if activation.takes(gate_up):
@@ -387,7 +387,7 @@ def copy_pages(k: Tensor, v: Tensor, source: Sequence[int], target: Sequence[int
         IndexError: a page or a count lies outside the cache.
     """
     _check_pages(k, source, target, count)
-    if _on_triton(k.device):
+    if on_triton(k.device):
         from kernels.triton import pages
 
         if pages.takes(k, v):

@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.lora import Segments, SlotTable, lora_embed, lora_shrink_expand
 from lora.layout import EMBEDDING, HEAD, BaseLayout
 from lora.prepare import PreparedAdapter
-from lora.segments import BASE, make_segments
+from lora.segments import BASE, SegmentRoom, make_segments
 
 
 class LoraStep:
@@ -72,7 +72,8 @@ class AdapterBank:
     def __init__(self, layout: BaseLayout, num_slots: int) -> None:
         self._device = layout.device
         self._tables = {
-            shape.name: SlotTable(shape.sizes, shape.width, num_slots, layout.dtype) for shape in layout.projections
+            shape.name: SlotTable(shape.sizes, shape.width, num_slots, layout.dtype, layout.device)
+            for shape in layout.projections
         }
         self._used: list[frozenset[str]] = [frozenset()] * num_slots
 
@@ -80,8 +81,14 @@ class AdapterBank:
         """Give a slot to an adapter. No step that is running may use the slot."""
         for name in self._used[slot] - adapter.factors.keys():
             self._tables[name].put(slot, None)
+        there = adapter.block.to(self._device, non_blocking=True)
+
+        def moved(tensor: Tensor) -> Tensor:
+            begin = tensor.data_ptr() - adapter.block.data_ptr()
+            return there[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+
         for name, factors in adapter.factors.items():
-            self._tables[name].put(slot, factors.map(lambda tensor: tensor.to(self._device)))
+            self._tables[name].put(slot, factors.map(moved))
         self._used[slot] = frozenset(adapter.factors)
 
     def clear(self, slot: int) -> None:
@@ -105,6 +112,20 @@ class AdapterBank:
             of_rows: [S] int32, the slot of each row of hidden states.
         """
         return self._step(of_rows, self._used_by(of_rows) & {HEAD})
+
+    def captured_step(self, room: SegmentRoom, rank: int) -> LoraStep:
+        """The adapters' part in a forward that is captured in a CUDA graph: what ``step`` gives, for every step.
+
+        Every projection is launched; those that no adapter of a step changes cost their launches.
+
+        Args:
+            room: filled before each replay.
+            rank: the largest that an adapter may have.
+        """
+        for name, table in self._tables.items():
+            if name != HEAD:
+                table.reserve(rank * len(table.sizes))
+        return LoraStep({name: table for name, table in self._tables.items() if name != HEAD}, room.segments)
 
     def _used_by(self, of_tokens: NDArray[np.int32]) -> frozenset[str]:
         """The projections that the adapters of these tokens change."""

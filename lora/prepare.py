@@ -28,6 +28,7 @@ class PreparedAdapter:
         invocation_tokens: of an activated LoRA; empty for an ordinary one.
         rank: the largest rank of a module.
         num_bytes: memory of its factors.
+        block: bytes in which all of its factors lie.
     """
 
     factors: Mapping[str, Factors]
@@ -35,6 +36,7 @@ class PreparedAdapter:
     invocation_tokens: tuple[int, ...]
     rank: int
     num_bytes: int
+    block: Tensor
 
 
 @torch.inference_mode()
@@ -49,22 +51,25 @@ def prepare(weights: AdapterWeights, layout: BaseLayout) -> PreparedAdapter:
         for shape in layout.projections
         if any(module in weights.modules for module in shape.modules)
     }
+    block, factors = _together(factors, pinned=layout.device.type == "cuda")
     return PreparedAdapter(
-        factors=_together(factors),
+        factors=factors,
         digest=weights.digest,
         invocation_tokens=weights.invocation_tokens,
         rank=weights.rank,
         num_bytes=sum(part.num_bytes for part in factors.values()),
+        block=block,
     )
 
 
-def _together(factors: Mapping[str, Factors]) -> dict[str, Factors]:
+def _together(factors: Mapping[str, Factors], *, pinned: bool) -> tuple[Tensor, dict[str, Factors]]:
     """Copies in one block of memory, in the order of a forward pass: a step streams through it, once for each adapter.
 
-    The block may be backed by huge pages, which a decode step, that reads every byte once, feels.
+    The block may be backed by huge pages, which a decode step on a CPU, that reads every byte once, feels. For a GPU it
+    is ``pinned``: one copy brings the adapter there, while the engine's thread goes on.
     """
     size = sum(-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for part in factors.values() for tensor in part.tensors())
-    block = lazy_zeros((size,), torch.uint8)
+    block = torch.empty(size, dtype=torch.uint8, pin_memory=True) if pinned else lazy_zeros((size,), torch.uint8)
     used = 0
 
     def move(tensor: Tensor) -> Tensor:
@@ -73,7 +78,7 @@ def _together(factors: Mapping[str, Factors]) -> dict[str, Factors]:
         used += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
         return place.copy_(tensor)
 
-    return {name: part.map(move) for name, part in factors.items()}
+    return block, {name: part.map(move) for name, part in factors.items()}
 
 
 def _factors(shape: ProjectionShape, modules: Mapping[str, ModuleWeights], layout: BaseLayout) -> Factors:

@@ -11,15 +11,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kernels.lora import Segments
+from kernels import ops
+from kernels.lora import Segments, Tiles
+from kernels.triton.lora_config import SHORT, tile_size
+from kernels.triton.lora_tiles import make_tiles
+
+Ints = NDArray[np.int32]
 
 BASE = -1
 """The slot of tokens that the base model reads alone."""
 
 
-def token_slots(
-    slots: NDArray[np.int32], first: NDArray[np.int32], lengths: NDArray[np.int32], starts: NDArray[np.int32]
-) -> NDArray[np.int32]:
+def token_slots(slots: Ints, first: Ints, lengths: Ints, starts: Ints) -> Ints:
     """The slot of each token of a step, [T] int32.
 
     Args:
@@ -37,23 +40,64 @@ def token_slots(
     return of_tokens
 
 
-def make_segments(of_tokens: NDArray[np.int32], device: torch.device) -> Segments | None:
+def make_segments(of_tokens: Ints, device: torch.device) -> Segments | None:
     """Sort the tokens of a step by slot; None if the base model reads all of them alone.
 
     Args:
         of_tokens: [T] int32, as from ``token_slots``.
-        device: of the result.
+        device: of the result. Where its kernels take tiles, these are made too.
     """
+    tokens, slots, starts = _sorted(of_tokens)
+    if not len(tokens):
+        return None
+    if not ops.on_triton(device):
+        first, second, third = (torch.from_numpy(values).to(device) for values in (tokens, slots, starts))
+        return Segments(first, second, third)
+    size = tile_size(len(tokens), len(slots))
+    parts = [tokens, slots, starts, make_tiles(slots, starts, size).reshape(-1)]
+    on_device = torch.from_numpy(np.concatenate(parts)).to(device, non_blocking=True)
+    tokens_there, slots_there, starts_there, lines = on_device.split([len(part) for part in parts])
+    return Segments(tokens_there, slots_there, starts_there, Tiles(lines.view(-1, 3), size))
+
+
+class SegmentRoom:
+    """Segments that stay where they are, for a forward that is captured in a CUDA graph and replayed.
+
+    Launches are made for as many tiles as the tokens could have, one each; the tiles that a step has not are empty.
+
+    Args:
+        num_tokens: T, tokens of the forward.
+        device: of the segments.
+
+    Attributes:
+        segments: what the captured forward reads: tokens and tiles, without slots and starts.
+    """
+
+    def __init__(self, num_tokens: int, device: torch.device) -> None:
+        self._room = torch.zeros(4 * num_tokens, dtype=torch.int32, device=device)
+        tokens, lines = self._room.split([num_tokens, 3 * num_tokens])
+        nothing = tokens[:0]
+        self.segments = Segments(tokens, nothing, nothing, Tiles(lines.view(-1, 3), SHORT))
+
+    def fill(self, of_tokens: Ints) -> None:
+        """Make the next replay one of these tokens [T] int32, as from ``token_slots``; waits for nothing."""
+        num_tokens = len(self._room) // 4
+        if len(of_tokens) != num_tokens:
+            raise ValueError(f"{len(of_tokens)} tokens; the captured forward has {num_tokens}")
+        tokens, slots, starts = _sorted(of_tokens)
+        lines = make_tiles(slots, starts, SHORT).reshape(-1)
+        room = np.zeros(4 * num_tokens, np.int32)
+        room[: len(tokens)] = tokens
+        room[num_tokens : num_tokens + len(lines)] = lines
+        self._room.copy_(torch.from_numpy(room), non_blocking=True)
+
+
+def _sorted(of_tokens: Ints) -> tuple[Ints, Ints, Ints]:
+    """``tokens``, ``slots`` and ``starts`` of ``Segments``, on the host; empty if there are none."""
     order = np.argsort(of_tokens, kind="stable")
     ordered = of_tokens[order]
     num_base = int(np.searchsorted(ordered, 0))
-    if num_base == len(ordered):
-        return None
     ordered = ordered[num_base:]
     starts = np.flatnonzero(np.diff(ordered, prepend=BASE))
     bounds = np.append(starts, len(ordered)).astype(np.int32)
-    return Segments(
-        tokens=torch.from_numpy(order[num_base:].astype(np.int32)).to(device),
-        slots=torch.from_numpy(ordered[starts]).to(device),
-        starts=torch.from_numpy(bounds).to(device),
-    )
+    return order[num_base:].astype(np.int32), ordered[starts], bounds

@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 import triton
 
-from benchmarks.gpu import ceilings, correctness, end_to_end, kernel_times
+from benchmarks.gpu import ceilings, correctness, end_to_end, kernel_times, lora_correctness, lora_times, sampling_times
 from benchmarks.gpu.measure import Line, Machine
 from kernels.triton import launch
 
-PARTS = ("correctness", "ceilings", "kernels", "end_to_end")
+PARTS = ("correctness", "ceilings", "kernels", "lora", "sampling", "end_to_end")
 
 
 def main() -> None:
@@ -66,12 +66,17 @@ def _lines(machine: Machine, parts: Iterable[str]) -> Iterator[Line]:
     torch.manual_seed(0)
     if "correctness" in parts:
         yield from correctness.run(machine)
+        yield from lora_correctness.run(machine)
     if set(parts) == {"correctness"}:
         return
     roof = ceilings.measure(machine)
     yield from ceilings.lines(roof)
     if "kernels" in parts:
         yield from kernel_times.run(machine, roof)
+    if "lora" in parts:
+        yield from lora_times.run(machine, roof)
+    if "sampling" in parts:
+        yield from sampling_times.run(machine, roof)
     if "end_to_end" in parts:
         yield from end_to_end.run(machine, roof)
 

@@ -11,23 +11,11 @@ from torch import Tensor
 
 from kernels.cpu import threads
 from kernels.cpu.calls import bind
-from kernels.lora_types import MOST_MODULES, Factors, Segments
+from kernels.lora_types import MOST_MODULES, Segments
 
 _OP: Final = Struct("17q")
 NATIVE_TYPES: Final = (torch.bfloat16, torch.float32)
 _NO_MEMORY: Final = 2
-
-ROW_FIELDS: Final = 5 + MOST_MODULES
-"""int64 fields of a line of the table of slots: addresses of a, scale, b, gain, add, and the ranks."""
-
-
-def table_row(factors: Factors | None) -> tuple[int, ...]:
-    """The line of the table of slots for these factors; None means that the slot leaves the projection alone."""
-    if factors is None:
-        return (0,) * ROW_FIELDS
-    tensors = (factors.a, factors.scale, factors.b, factors.gain, factors.add)
-    addresses = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
-    return (*addresses, *factors.ranks, *(0,) * (MOST_MODULES - len(factors.ranks)))
 
 
 class LoraKernels:

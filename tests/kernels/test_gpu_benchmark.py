@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PARTS = {"correctness", "ceilings", "kernels", "end_to_end"}
+PARTS = {"correctness", "ceilings", "kernels", "lora", "sampling", "end_to_end"}
 
 
 @pytest.mark.heavy

@@ -21,7 +21,7 @@ DIGESTS = st.sampled_from("1234567")
 def prepared(digest: str, size: int = 1) -> PreparedAdapter:
     """One of ``4 * size`` bytes."""
     part = Factors(torch.zeros(0, 1), torch.zeros(0), (0,), torch.zeros(size))
-    return PreparedAdapter({"p": part}, digest, (), 1, part.num_bytes)
+    return PreparedAdapter({"p": part}, digest, (), 1, part.num_bytes, part.b.view(torch.uint8))
 
 
 class Registry(RuleBasedStateMachine):

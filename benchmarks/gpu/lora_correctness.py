@@ -1,0 +1,106 @@
+"""The low-rank op on the device against plain torch, and the draw and the mask bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from benchmarks.gpu.correctness import TOLERANCE, error_of
+from benchmarks.gpu.measure import Line, Machine
+from engine import choice
+from engine.choice import Draws
+from kernels import lora_reference, masking
+from kernels.draw import draw_ranked
+from kernels.lora import Factors, SlotTable, lora_embed, lora_shrink_expand
+from lora.segments import make_segments
+
+
+def run(machine: Machine) -> Iterator[Line]:
+    """Errors as a share of what is tolerated; of a draw and a mask, twice the rows that differ: one is too many."""
+    for dtype in [torch.float32] if machine.tiny else list(TOLERANCE):
+        name = str(dtype).removeprefix("torch.")
+        for kind, counts in {"short": (1, 3, 0, 1), "long": (70, 64, 30, 150)}.items():
+            error = _product_error(machine, dtype, counts[: 2 if machine.tiny else 4])
+            yield Line("correctness", f"lora, {kind} segments, {name}", error / TOLERANCE[dtype], "of tolerance")
+        yield Line(
+            "correctness", f"lora embedding {name}", _embed_error(machine, dtype) / TOLERANCE[dtype], "of tolerance"
+        )
+    yield Line("correctness", "draw by rank, twice the rows that differ", 2 * _draw_differences(machine), "rows")
+    yield Line("correctness", "mask, twice the rows that differ", 2 * _mask_differences(machine), "rows")
+
+
+def _table(machine: Machine, dtype: torch.dtype, sizes: tuple[int, ...], width: int, *, embed: bool) -> SlotTable:
+    """Four slots of unlike ranks, one of which leaves the last module alone, with gain and addend in two."""
+    table = SlotTable(sizes, width, 4, dtype, machine.device)
+    for slot, rank in enumerate((16, 5, 64, 200)):
+        ranks = (rank, *(8,) * (len(sizes) - 1)) if slot != 1 else (rank, *(0,) * (len(sizes) - 1))
+        total, columns = sum(ranks), sum(sizes)
+        cells = sum(r * size for r, size in zip(ranks, sizes, strict=True))
+        a = machine.randn(*((width, total) if embed else (total, width)), dtype=dtype)
+        scale = torch.full((total,), 1.0 if embed else width**-0.5, device=machine.device)
+        vectors = [machine.randn(columns, dtype=torch.float32) if slot % 2 else None for _ in range(2)]
+        table.put(slot, Factors(a, scale, ranks, machine.randn(cells, dtype=dtype) * rank**-0.5, *vectors))
+    return table
+
+
+def _of_tokens(counts: tuple[int, ...]) -> np.ndarray:
+    slots = np.repeat(np.arange(-1, len(counts), dtype=np.int32), [5, *counts])
+    return np.random.default_rng(0).permutation(slots).astype(np.int32)
+
+
+def _product_error(machine: Machine, dtype: torch.dtype, counts: tuple[int, ...]) -> float:
+    sizes, width = ((96, 64), 128) if machine.tiny else ((4096, 1024, 1000), 4096)
+    table = _table(machine, dtype, sizes, width, embed=False)
+    slots = _of_tokens(counts)
+    segments = make_segments(slots, machine.device)
+    assert segments is not None
+    x, y = machine.randn(len(slots), width, dtype=dtype), machine.randn(len(slots), sum(sizes), dtype=dtype)
+    expected = y.clone().float()
+    lora_shrink_expand(y, x, table, segments)
+    lora_reference.lora_shrink_expand(expected, x, None, table.factors, sizes, segments)
+    return error_of(y, expected.double())
+
+
+def _embed_error(machine: Machine, dtype: torch.dtype) -> float:
+    vocab, hidden = (50, 64) if machine.tiny else (5000, 4096)
+    table = _table(machine, dtype, (hidden,), vocab, embed=True)
+    slots = _of_tokens((3, 4, 1, 2))
+    segments = make_segments(slots, machine.device)
+    assert segments is not None
+    ids = torch.randint(0, vocab, (len(slots),), device=machine.device)
+    y = machine.randn(len(slots), hidden, dtype=dtype)
+    expected = y.clone().float()
+    lora_embed(y, ids, table, segments)
+    lora_reference.lora_shrink_expand(expected, None, ids, table.factors, (hidden,), segments)
+    return error_of(y, expected.double())
+
+
+def _draw_differences(machine: Machine) -> int:
+    """Rows of many parameters whose token is not the one that sorting finds."""
+    rows, vocab = (4, 640) if machine.tiny else (512, 128_256)
+    logits = (machine.randn(rows, vocab, dtype=torch.float32) * 3).mul_(4).round_().div_(4)
+    rng = np.random.default_rng(1)
+    values = (
+        (rng.choice([0.3, 1.0, 1.7], rows), torch.float32),
+        (rng.choice([0, 0, 1, 40, 3000], rows), torch.int64),
+        (rng.choice([0.1, 0.9, 0.99, 1.0], rows), torch.float64),
+        (rng.choice([0.0, 0.0, 0.05], rows), torch.float32),
+        (rng.random(rows), torch.float64),
+    )
+    columns = [torch.tensor(v, dtype=kind, device=machine.device)[:, None].contiguous() for v, kind in values]
+    draws = Draws(*columns)
+    probs = torch.softmax((logits - logits.amax(1, keepdim=True)) / draws.temperature, 1)
+    drawn = draw_ranked(logits, probs, *columns[1:])
+    expected, _ = choice._draw_sorted(logits, probs, draws, vocab)
+    return int((drawn != expected).sum())
+
+
+def _mask_differences(machine: Machine) -> int:
+    rows, vocab = (3, 500) if machine.tiny else (64, 128_256)
+    logits = machine.randn(rows, vocab, dtype=torch.float32)
+    words = torch.randint(-(1 << 31), 1 << 31, (rows, -(-vocab // 32)), dtype=torch.int32, device=machine.device)
+    expected = logits.masked_fill(masking._banned(words, vocab), -torch.inf)
+    masking.mask_logits(logits, torch.arange(rows, device=machine.device), words)
+    return int((logits != expected).any(1).sum())

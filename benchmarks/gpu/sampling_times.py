@@ -1,0 +1,110 @@
+"""Times of sampling at the vocabulary of Llama 3: the kernels against their floors, and a whole step of the sampler."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Iterator
+
+import torch
+
+from benchmarks.gpu.measure import Ceilings, Line, Machine, seconds, synchronize
+from engine import choice
+from engine.batch import Row, RowStart
+from engine.choice import Draws
+from engine.sampler import Allowed, Sampler
+from engine.types import SamplingParams
+from kernels.draw import draw_ranked
+from kernels.masking import mask_logits
+
+VOCAB, TINY_VOCAB = 128_256, 512
+REQUESTS = {
+    "greedy": SamplingParams(temperature=0),
+    "temperature 0.8": SamplingParams(temperature=0.8),
+    "top_p 0.9": SamplingParams(temperature=0.8, top_p=0.9),
+    "top_k 50": SamplingParams(temperature=0.8, top_k=50),
+    "greedy, penalties": SamplingParams(temperature=0, repetition_penalty=1.1),
+    "greedy, logprobs 5": SamplingParams(temperature=0, logprobs=5),
+}
+
+
+def run(machine: Machine, ceilings: Ceilings) -> Iterator[Line]:
+    """Microseconds. The floor of a draw is to read its probabilities once, that of a mask to write what it bans."""
+    vocab = TINY_VOCAB if machine.tiny else VOCAB
+    for rows in (2,) if machine.tiny else (1, 32, 128):
+        yield from _draws(machine, ceilings, rows, vocab)
+        yield _mask(machine, ceilings, rows, vocab)
+        yield from _steps(machine, rows, vocab)
+
+
+def _logits(machine: Machine, rows: int, vocab: int, peaked: bool) -> torch.Tensor:
+    """Flat ones have a nucleus of thousands of tokens; peaked ones, as models give them, of about ten."""
+    logits = machine.randn(rows, vocab, dtype=torch.float32) * 3
+    if peaked:
+        logits[:, :10] += 20
+    return logits
+
+
+def _draws(machine: Machine, ceilings: Ceilings, rows: int, vocab: int) -> Iterator[Line]:
+    draws = _columns(machine, rows)
+    for shape in ("peaked", "flat"):
+        logits = _logits(machine, rows, vocab, shape == "peaked")
+        probs = torch.softmax(logits, 1)
+        floor = logits.nbytes / ceilings.read
+        for name, call in (("kernel", _by_kernel), ("sort", _by_sorting)):
+            took = seconds(machine, [functools.partial(call, logits, probs, draws)])
+            yield _line(f"draw from top_p 0.9, {rows} rows, {shape}, {name}", took, floor)
+
+
+def _by_kernel(logits: torch.Tensor, probs: torch.Tensor, draws: Draws) -> object:
+    return draw_ranked(logits, probs, draws.top_k, draws.top_p, draws.min_p, draws.u)
+
+
+def _by_sorting(logits: torch.Tensor, probs: torch.Tensor, draws: Draws) -> object:
+    """What ``engine.choice`` would do without the kernel."""
+    return choice._draw_sorted(logits, probs, draws, logits.shape[1])
+
+
+def _columns(machine: Machine, rows: int) -> Draws:
+    def column(value: float, kind: torch.dtype) -> torch.Tensor:
+        return torch.full((rows, 1), value, dtype=kind, device=machine.device)
+
+    kinds = (torch.float32, torch.int64, torch.float64, torch.float32, torch.float64)
+    return Draws(*(column(value, kind) for value, kind in zip((1, 0, 0.9, 0, 0.5), kinds, strict=True)))
+
+
+def _mask(machine: Machine, ceilings: Ceilings, rows: int, vocab: int) -> Line:
+    logits = _logits(machine, rows, vocab, True)
+    masks = _half_masks(machine, rows, vocab)
+    took = seconds(machine, [lambda: mask_logits(logits, masks.lines, masks.words)])
+    moved = masks.words.nbytes + logits.nbytes / 2
+    return _line(f"mask, {rows} rows, half banned", took, moved / ceilings.copy)
+
+
+def _half_masks(machine: Machine, rows: int, vocab: int) -> Allowed:
+    words = machine.ints([0x0F0F0F0F]).expand(rows, -(-vocab // 32)).contiguous()
+    return Allowed(machine.ints(list(range(rows)), torch.int64), words)
+
+
+def _steps(machine: Machine, rows: int, vocab: int) -> Iterator[Line]:
+    """From logits to results on the host, with all that Python does."""
+    logits = _logits(machine, rows, vocab, True)
+    cases = {name: (params, None) for name, params in REQUESTS.items()}
+    cases["greedy, mask"] = (REQUESTS["greedy"], _half_masks(machine, rows, vocab))
+    for name, (params, masks) in cases.items():
+        sampler = Sampler(rows, vocab, machine.device)
+        sampler.start([RowStart(row, params, list(range(100)), 100, (), seed=row) for row in range(rows)])
+        plan = [Row(row, 0, (), 0, (), draws=True, num_generated=0) for row in range(rows)]
+        times = []
+        for _ in range(2 if machine.tiny else 12):
+            mine = logits.clone()
+            synchronize(machine)
+            begin = time.perf_counter()
+            sampler.sample(mine, plan, masks)
+            times.append(time.perf_counter() - begin)
+        yield _line(f"step of {rows} rows, {name}", statistics.median(times[1:]), None)
+
+
+def _line(name: str, took: float, floor: float | None) -> Line:
+    return Line("sampling", name, took * 1e6, "us", None if floor is None else floor * 1e6)

@@ -1,0 +1,244 @@
+"""The GPU's low-rank op, interpreted, against the oracle; and what shape of work it chooses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import triton_interpreter
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels import lora_reference
+from kernels.lora import Factors, Segments, SlotTable, Tiles, lora_embed, lora_shrink_expand
+from kernels.triton import lora_config
+from kernels.triton.lora_tiles import make_tiles
+from lora.segments import SegmentRoom, make_segments
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+CPU = torch.device("cpu")
+TYPES = [torch.float32, torch.bfloat16, torch.float16]
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+def factors(
+    sizes: tuple[int, ...], width: int, ranks: tuple[int, ...], dtype: torch.dtype, seed: int, *, embed: bool = False
+) -> Factors:
+    """Random factors that kernels may reach; with a gain, an addend, both or neither, by the seed."""
+    g = torch.Generator().manual_seed(seed)
+    total = sum(ranks)
+    cells = sum(rank * size for rank, size in zip(ranks, sizes, strict=True))
+    made = Factors(
+        a=torch.randn((width, total) if embed else (total, width), generator=g).to(dtype),
+        scale=torch.rand(total, generator=g) / total,
+        ranks=ranks,
+        b=torch.randn(cells, generator=g).to(dtype),
+        gain=torch.rand(sum(sizes), generator=g) if seed % 2 else None,
+        add=torch.randn(sum(sizes), generator=g) if seed // 2 % 2 else None,
+    )
+    triton_interpreter.allow(*made.tensors())
+    return made
+
+
+def table_of(
+    sizes: tuple[int, ...], width: int, all_ranks: list[tuple[int, ...] | None], dtype: torch.dtype
+) -> SlotTable:
+    table = SlotTable(sizes, width, len(all_ranks), dtype)
+    for slot, ranks in enumerate(all_ranks):
+        table.put(slot, None if ranks is None else factors(sizes, width, ranks, dtype, slot))
+    return table
+
+
+def segments_of(slots: list[int]) -> Segments:
+    found = make_segments(np.array(slots, np.int32), CPU)
+    assert found is not None and found.tiles is not None
+    return found
+
+
+def close(actual: Tensor, expected: Tensor) -> bool:
+    tolerance = TOLERANCE[actual.dtype]
+    return torch.allclose(
+        actual.float(), expected.float(), rtol=tolerance, atol=tolerance * expected.abs().max().item()
+    )
+
+
+def both(
+    table: SlotTable, slots: list[int], dtype: torch.dtype, y_dtype: torch.dtype, segments: Segments | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y before, after the kernels, and after the oracle."""
+    g = torch.Generator().manual_seed(len(slots))
+    x = torch.randn(len(slots), table.width, generator=g).to(dtype)
+    y = torch.randn(len(slots), sum(table.sizes), generator=g).to(y_dtype)
+    actual, expected = y.clone(), y.clone()
+    lora_shrink_expand(actual, x, table, segments or segments_of(slots))
+    lora_reference.lora_shrink_expand(expected, x, None, table.factors, table.sizes, segments_of(slots))
+    return y, actual, expected
+
+
+@settings(max_examples=20)
+@given(
+    sizes=st.lists(st.integers(1, 140), min_size=1, max_size=3).map(tuple) | st.just((128, 64, 64)),
+    width=st.integers(1, 300) | st.just(512),
+    slots=st.lists(st.integers(-1, 3), min_size=1, max_size=20).filter(lambda slots: max(slots) >= 0),
+    dtype=st.sampled_from(TYPES),
+    wide=st.booleans(),
+    data=st.data(),
+)
+def test_against_plain_torch(sizes, width, slots, dtype, wide, data):
+    rank = st.integers(0, 40)
+    ranks = [
+        data.draw(st.none() | st.tuples(*[rank] * len(sizes)).filter(any), label=f"ranks of slot {slot}")
+        for slot in range(4)
+    ]
+    table = table_of(sizes, width, ranks, dtype)
+    y, actual, expected = both(table, slots, dtype, torch.float32 if wide else dtype)
+    assert close(actual, expected)
+    untouched = [i for i, slot in enumerate(slots) if slot < 0 or ranks[slot] is None]
+    assert torch.equal(actual[untouched], y[untouched])
+
+
+@pytest.mark.parametrize(("rank", "dtype"), [(1, TYPES[1]), (16, TYPES[2]), (100, TYPES[0]), (256, TYPES[1])])
+def test_ranks_from_one_to_the_largest(rank, dtype):
+    """Beside a slot of rank 8, in the same step, whose launches are made for the larger one."""
+    _, actual, expected = both(table_of((192,), 320, [(rank,), (8,)], dtype), [1, 0, -1, 0, 1], dtype, dtype)
+    assert close(actual, expected)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_long_segments(dtype):
+    """A prompt's chunk: tiles of 64 tokens, the last of them partly filled."""
+    slots = [0] * 100 + [-1] * 3 + [1] * 64
+    assert segments_of(slots).tiles.size == lora_config.LONG
+    _, actual, expected = both(table_of((192, 64), 200, [(16, 20), (8, 0)], dtype), slots, dtype, dtype)
+    assert close(actual, expected)
+
+
+def test_sums_are_fp32_between_the_kernels():
+    """A x of 1 + 2^-12 must not become 1, as it would in bf16, nor may what is added to a y of the factors' type."""
+    table = SlotTable((64,), 64, 1, torch.bfloat16)
+    a, b = torch.zeros(16, 64, dtype=torch.bfloat16), torch.zeros(64, 16, dtype=torch.bfloat16)
+    a[0, 0], a[0, 1], b[:, 0] = 1.0, 2.0**-12, 1.0
+    made = Factors(a, torch.ones(16), (16,), b.T.contiguous().flatten())
+    triton_interpreter.allow(*made.tensors())
+    table.put(0, made)
+    y = torch.full((1, 64), -1.0)
+    lora_shrink_expand(y, torch.ones(1, 64, dtype=torch.bfloat16), table, segments_of([0]))
+    assert torch.equal(y, torch.full((1, 64), 2.0**-12))
+
+
+@pytest.mark.parametrize(("dtype", "y_dtype"), [(t, t) for t in TYPES] + [(torch.bfloat16, torch.float32)])
+def test_embedding(dtype, y_dtype):
+    table = SlotTable((37,), 50, 2, dtype)
+    table.put(1, factors((37,), 50, (140,), dtype, 1, embed=True))
+    ids = torch.randint(50, (20,))
+    y = torch.randn(20, 37).to(y_dtype)
+    y_aligned = torch.zeros(20, 48, dtype=y_dtype)[:, :37].contiguous().copy_(y)
+    actual, expected = y_aligned.clone(), y.clone()
+    segments = segments_of([1, -1] * 10)
+    lora_embed(actual, ids, table, segments)
+    lora_reference.lora_shrink_expand(expected, None, ids, table.factors, (37,), segments)
+    assert close(actual, expected)
+    assert torch.equal(actual[1::2], y[1::2])
+
+
+def test_an_id_outside_of_the_vocabulary_reads_nothing():
+    table = SlotTable((16,), 5, 1, torch.float32)
+    table.put(0, factors((16,), 5, (2,), torch.float32, 0, embed=True))
+    y = torch.ones(2, 16)
+    lora_embed(y, torch.tensor([-1, 5]), table, segments_of([0, 0]))
+    assert torch.equal(y, torch.ones(2, 16))
+
+
+def test_a_captured_step_serves_every_mix_of_adapters():
+    """The same launches, as in a graph, over segments that are filled anew and adapters that come and go."""
+    table = table_of((96,), 64, [(3,), None, (20,)], torch.float32)
+    table.reserve(32)
+    room = SegmentRoom(6, CPU)
+    for slots in ([0, 0, 2, -1, 2, 2], [-1] * 6, [2, 1, 0, 0, -1, 1], [0] * 6):
+        room.fill(np.array(slots, np.int32))
+        x, y = torch.randn(6, 64), torch.randn(6, 96)
+        actual, expected = y.clone(), y.clone()
+        lora_shrink_expand(actual, x, table, room.segments)
+        if max(slots) >= 0:
+            lora_reference.lora_shrink_expand(expected, x, None, table.factors, (96,), segments_of(slots))
+        assert close(actual, expected)
+        table.put(1, factors((96,), 64, (32,), torch.float32, 5))
+    with pytest.raises(ValueError, match="5 tokens"):
+        room.fill(np.zeros(5, np.int32))
+
+
+@given(lengths=st.lists(st.integers(1, 70), min_size=1, max_size=6), size=st.sampled_from(lora_config.TILES))
+def test_tiles_cover_each_segment_once(lengths, size):
+    slots = np.arange(len(lengths), dtype=np.int32)[::-1].copy()
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    lines = make_tiles(slots, starts, size)
+    covered = [(int(slot), place) for slot, first, end in lines for place in range(first, end)]
+    assert covered == [(int(slots[g]), t) for g in range(len(lengths)) for t in range(starts[g], starts[g + 1])]
+    assert all(0 < end - first <= size for _, first, end in lines)
+    assert len(lines) == sum(-(-length // size) for length in lengths)
+
+
+def test_tiles_without_segments():
+    assert make_tiles(np.zeros(0, np.int32), np.zeros(1, np.int32), 16).shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_segments", "size"),
+    [(1, 1, 16), (128, 32, 16), (63, 1, 16), (64, 1, 64), (2048, 1, 64), (2079, 32, 64), (1000, 64, 16)],
+)
+def test_size_of_tiles(num_tokens, num_segments, size):
+    assert lora_config.tile_size(num_tokens, num_segments) == size
+
+
+H100 = 132
+
+
+@pytest.mark.parametrize(
+    ("tile", "num_tiles", "ranks", "width", "expected"),
+    [
+        (16, 1, 16, 4096, (16, 256, 8)),  # one adapter, o: too few programs, so the inputs are split
+        (16, 1, 48, 4096, (32, 256, 8)),
+        (16, 1, 16, 14336, (16, 256, 8)),
+        (16, 32, 48, 4096, (32, 256, 8)),  # 32 adapters: 64 programs, times 8
+        (16, 128, 192, 4096, (32, 256, 1)),
+        (64, 32, 48, 4096, (64, 64, 4)),  # a chunk of 2048 tokens
+        (64, 512, 48, 4096, (64, 64, 1)),
+        (16, 1, 3, 64, (16, 256, 1)),
+    ],
+)
+def test_form_of_a_shrink(tile, num_tiles, ranks, width, expected):
+    config = lora_config.shrink_config(tile, num_tiles, ranks, width, 2, H100)
+    assert (config.ranks, config.inputs, config.splits) == expected
+    assert config.splits * config.split_width(width) >= width
+    assert config.split_width(width) % config.inputs == 0
+
+
+@pytest.mark.parametrize(
+    ("tile", "num_tiles", "columns", "expected"),
+    [(16, 1, 4096, 64), (16, 1, 128_256, 128), (16, 8, 4096, 64), (16, 32, 6144, 128), (64, 32, 6144, 128)],
+)
+def test_form_of_an_expansion(tile, num_tiles, columns, expected):
+    assert lora_config.expand_config(tile, num_tiles, columns, H100).columns == expected
+
+
+@given(
+    tile=st.sampled_from(lora_config.TILES),
+    num_tiles=st.integers(0, 600),
+    ranks=st.integers(1, 800),
+    width=st.integers(1, 30_000),
+    item_size=st.sampled_from([2, 4]),
+)
+def test_every_form_is_one_that_is_compiled_offline(tile, num_tiles, ranks, width, item_size):
+    shrink = lora_config.shrink_config(tile, num_tiles, ranks, width, item_size, H100)
+    assert shrink.splits in lora_config.numbers_of_splits(tile)
+    forms = [(form.ranks, form.inputs) for form in lora_config.shrink_configs(tile, item_size)]
+    assert (shrink.ranks, shrink.inputs) in forms
+    assert lora_config.expand_config(tile, num_tiles, width, H100) in lora_config.expand_configs(tile)
+
+
+def test_segments_on_a_device_with_kernels_bring_their_tiles():
+    found = segments_of([2, -1, 0, 2])
+    assert found.tokens.tolist() == [2, 0, 3]
+    assert isinstance(found.tiles, Tiles) and found.tiles.lines.tolist() == [[0, 0, 1], [2, 1, 3]]

@@ -1,0 +1,90 @@
+"""On a GPU the sampler waits for the device once a step: seen on torch's device without memory, which has no values."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from sampler_oracle import Request, packed, step
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from engine import choice
+from engine.batch import RowResult
+from engine.sampler import Sampler
+from engine.types import SamplingParams
+
+VOCAB = 200
+GPU = torch.device("meta")
+REQUESTS = {
+    "greedy": SamplingParams(temperature=0),
+    "any": SamplingParams(),
+    "min_p": SamplingParams(min_p=0.1),
+    "top_k": SamplingParams(top_k=5),
+    "top_p": SamplingParams(top_p=0.9),
+    "penalties": SamplingParams(temperature=0, repetition_penalty=1.5, frequency_penalty=0.5),
+    "bias": SamplingParams(logit_bias=((3, 1.0),)),
+    "min_tokens": SamplingParams(min_tokens=3),
+    "logprobs": SamplingParams(logprobs=5),
+}
+
+
+class Watch(TorchDispatchMode):
+    """Counts copies for which the host would wait."""
+
+    waits = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._to_copy.default and kwargs.get("device") not in (None, args[0].device):
+            self.waits += not kwargs.get("non_blocking")
+        return func(*args, **kwargs)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
+    """The shapes of what was read by ``tolist``, the one way in which results are read."""
+    shapes = []
+
+    def tolist(tensor: torch.Tensor) -> list[list[float]]:
+        shapes.append(tensor.shape)
+        return [[0.0] * tensor.shape[1] for _ in range(tensor.shape[0])]
+
+    monkeypatch.setattr(torch.Tensor, "tolist", tolist)
+    return shapes
+
+
+def draw(requests: list[Request]) -> list[RowResult]:
+    """A step of these requests on the device; whatever would ask it for a value raises, but for ``tolist``."""
+    sampler = Sampler(len(requests), VOCAB, GPU)
+    sampler.start([request.start(row) for row, request in enumerate(requests)])
+    masks = packed([request.allowed for request in requests], VOCAB)
+    if masks is not None:
+        masks = type(masks)(masks.lines.to(GPU, non_blocking=True), masks.words.to(GPU, non_blocking=True))
+    logits = torch.empty(len(requests), VOCAB, device=GPU)
+    return sampler.sample(logits, [step(row, 0) for row in range(len(requests))], masks)
+
+
+@pytest.mark.parametrize("sorts", [False, True])
+@pytest.mark.parametrize("name", [*REQUESTS, "mask", "all"])
+def test_a_step_reads_once_and_waits_for_nothing_else(name, sorts, reads):
+    """Whether the kernel finds a kept token (as if it were there), or a sort of the whole row does."""
+    only_even = tuple(token % 2 == 0 for token in range(VOCAB))
+    requests = [
+        Request(params, (1, 2), stops=(5,), seed=seed, allowed=only_even if each == "mask" else None)
+        for seed, (each, params) in enumerate([*REQUESTS.items(), ("mask", SamplingParams(temperature=0))])
+        if name in (each, "all")
+    ]
+    kernel = mock.Mock(side_effect=lambda logits, *rest: torch.empty(len(logits), dtype=torch.int64, device=GPU))
+    with (
+        mock.patch.object(choice, "has_kernel", return_value=not sorts),
+        mock.patch.object(choice, "draw_ranked", kernel),
+        mock.patch("kernels.ops.on_triton", return_value=False),
+        Watch() as watch,
+    ):
+        results = draw(requests)
+    assert len(results) == len(requests)
+    assert len(reads) == 1
+    assert watch.waits == 0
+    assert bool(kernel.called) == (not sorts and name in ("top_k", "top_p", "all"))
