@@ -55,6 +55,7 @@ def compiled(number: int) -> Compiled:
 def mask_filler(max_lines: int) -> Grammars:
     """Grammars without the compile service, whose child processes take seconds to start."""
     filler = object.__new__(Grammars)
+    filler._mask_seconds = []
     filler._eos_ids = (EOS,)
     filler._thread = ThreadPoolExecutor(1)
     filler._built = Future()
