@@ -43,16 +43,27 @@ class RowStart:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sequence's share of a step: extend the KV by ``tokens``, then perhaps draw the next one.
+    """One sequence's share of a step: extend the KV by ``tokens``, then perhaps draw the next one, or the next ones.
+
+    Drafts are guesses of the tokens that come next. They are computed together with the tokens that are known, and a
+    token is drawn after the last of those and after each draft::
+
+        tokens    | known ... known | draft 0 | draft 1 | ...
+        lines                  drawn 0   drawn 1   drawn 2
+
+    What is drawn after a draft counts if that draft and those before it are what was drawn in their places.
+
+    A *line* is one of these places: a row of the step's logits.
 
     Attributes:
         row: its line in the page table.
         start: position of ``tokens[0]``, that is, num_computed before the step.
-        tokens: the tokens to compute.
+        tokens: the tokens to compute, drafts included.
         first_new_page: index in the row's page list where ``new_pages`` go.
         new_pages: page ids to write into the page table; the list then covers ``start + len(tokens)``.
-        draws: the last of ``tokens`` is the sequence's last, so a next token is drawn.
+        draws: the last of ``tokens`` but for the drafts is the sequence's last, so a next token is drawn.
         num_generated: tokens generated before this step (counts the draw: a seed's position).
+        num_drafts: the last of ``tokens`` that are drafts; 0 for a row that does not draw.
         prompt_targets: where prompt logprobs are wanted, the prompt's tokens at positions ``start + 1 ...``, whose
             probabilities this step's logits give.
     """
@@ -64,7 +75,18 @@ class Row:
     new_pages: tuple[int, ...]
     draws: bool
     num_generated: int
+    num_drafts: int = 0
     prompt_targets: Seq[int] = ()
+
+    @property
+    def drafts(self) -> Seq[int]:
+        """The drafts among ``tokens``."""
+        return self.tokens[len(self.tokens) - self.num_drafts :]
+
+    @property
+    def num_lines(self) -> int:
+        """Places at which a token is drawn."""
+        return self.num_drafts + 1 if self.draws else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +114,17 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Which tokens the rows with a grammar may draw.
+    """Which tokens may be drawn by the rows with a grammar.
 
     Attributes:
-        rows: indices of these rows in the batch, rising.
-        words: int32 [len(rows), ceil(V / 32)]; bit j of word w stands for token 32 * w + j.
+        lines: which lines these are of all that the batch has, rising.
+        words: int32 [len(lines), ceil(V / 32)]; bit j of word w stands for token 32 * w + j.
+        forced: for each line the only token that it allows, if it is to be taken without asking the model; else -1.
     """
 
-    rows: tuple[int, ...]
+    lines: tuple[int, ...]
     words: NDArray[np.int32]
+    forced: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +132,18 @@ class RowResult:
     """What a row brought.
 
     Attributes:
-        tokens: the tokens drawn; empty if the row did not draw.
+        tokens: the tokens drawn, up to the first that is not the draft at its place; empty if the row did not draw.
         logprobs: one for each of ``tokens`` if the sequence asked for them.
         prompt_logprobs: one for each of the row's ``prompt_targets``.
-        failed: the row's logits were not finite: the sequence ends with an error, its neighbours go on.
+        num_forced: those of ``tokens`` that a mask left no choice about.
+        failed: nothing could be drawn after ``tokens``, mostly since logits were not finite: the sequence ends with an
+            error, its neighbours go on.
     """
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[Logprob, ...] = ()
     prompt_logprobs: tuple[Logprob, ...] = ()
+    num_forced: int = 0
     failed: bool = False
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from engine.batch import PageCopy
 from engine.pages import PageAllocator
 from radix.audit import BrokenInvariant, check
+from radix.continuation import continuation
 from radix.namespace import Namespace, Path
 from radix.node import TOKEN_BYTES, Node
 from radix.tree import RadixTree, upwards
@@ -151,6 +152,28 @@ class PrefixCache:
         if missing > 0:
             lease.pages += self._allocate(missing)
         return True
+
+    def shrink(self, lease: Lease, num_tokens: int) -> None:
+        """Free the lease's private pages that hold no position below ``num_tokens``."""
+        _check_live(lease)
+        kept = max(lease.num_shared, -(-num_tokens // self.page_size))
+        self._allocator.free(lease.pages[kept:])
+        del lease.pages[kept:]
+        lease.first_changed = min(lease.first_changed, len(lease.pages))
+
+    def following(self, lease: Lease, tokens: array[int], limit: int) -> array[int]:
+        """Up to ``limit`` tokens that came next when all of a sequence's tokens were computed before, under its path.
+
+        Args:
+            lease: its shared pages hold all of ``tokens`` but those of a page; otherwise nothing is found.
+            tokens: int32 tokens of the sequence.
+        """
+        start = lease.num_shared * self.page_size
+        found = array("i")
+        if lease.sharing and lease.node.children and len(tokens) - start <= self.page_size:
+            head = _memory(tokens, start, len(tokens))
+            found.frombytes(continuation(lease.node, lease.path, start, head, limit, self.page_size))
+        return found
 
     def commit(self, lease: Lease, tokens: array[int], num_computed: int) -> None:
         """Enter the lease's whole pages below ``num_computed`` in the tree.

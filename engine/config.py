@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from engine.errors import ConfigError
+from engine.speculative import SpeculativeConfig
 
 
 def option(
@@ -80,6 +81,11 @@ class EngineConfig:
         high=1 << 20,
     )
     enable_prefix_caching: bool = option(True, "Share the KV of equal prefixes.")
+    speculative_config: str = option(
+        '{"method": "auto"}',
+        "Drafts of the next tokens, which change speed and nothing else. JSON: method auto (from grammars, the "
+        "sequence's own tokens and the prefix cache), ngram (its own tokens) or off; num_speculative_tokens, 16.",
+    )
     threads: int | None = option(
         None, "Threads that compute on the CPU. Default: the cores this process may use.", low=1
     )
@@ -110,6 +116,17 @@ class EngineConfig:
     )
 
     @property
+    def speculative(self) -> SpeculativeConfig:
+        """``speculative_config`` as a value."""
+        return SpeculativeConfig.parse(self.speculative_config)
+
+    @property
+    def max_drafts(self) -> int:
+        """Most drafts in one step, all sequences together: each takes a row of logits."""
+        config = self.speculative
+        return 0 if config.method == "off" else max(self.max_num_seqs, config.num_speculative_tokens)
+
+    @property
     def named_adapters(self) -> dict[str, str]:
         """``lora_modules`` by name: the folders."""
         return dict(module.split("=", 1) for module in self.lora_modules)
@@ -118,6 +135,7 @@ class EngineConfig:
         """Raise ``ConfigError`` for the first option out of its bounds, or two that contradict each other."""
         check_options(self)
         self._check_adapters()
+        _ = self.speculative
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs "

@@ -12,6 +12,7 @@ from engine.adapters import BASE, Adaptation, AdapterDesk
 from engine.batch import Batch, Masks, StepResult
 from engine.cache import PrefixCache
 from engine.config import EngineConfig
+from engine.drafts import Drafter
 from engine.errors import EngineDead, EngineError, RequestError, UnknownModel
 from engine.messages import (
     Abort,
@@ -51,7 +52,7 @@ class StepWorker(Protocol):
     adapters: Adapters | None
 
     def run(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> StepResult:
-        """Compute a step; ``masks`` is called when the logits are there."""
+        """Compute a step; ``masks`` is called when the forward is done."""
 
 
 class EngineCore:
@@ -79,10 +80,12 @@ class EngineCore:
             max_model_len=worker.max_model_len,
             stats=self._stats,
             slots=worker.adapters.slots if worker.adapters else None,
+            drafter=Drafter(config.speculative, self._cache, self._stats) if config.max_drafts else None,
+            max_drafts=config.max_drafts,
         )
         self._seeds = random.Random(config.seed)
         self._outbox: list[Message] = []
-        self._max_num_seqs = config.max_num_seqs
+        self._max_lines = config.max_num_seqs + config.max_drafts
         self._grammars: Grammars | None = None
         self._compiling: dict[int, tuple[Sequence, Compilation]] = {}
         folder = None if config.lora_dir is None else Path(config.lora_dir)
@@ -236,7 +239,7 @@ class EngineCore:
             return
         from engine.grammars import Grammars  # imports llguidance, which an engine without grammars can do without
 
-        self._grammars = Grammars(texts, self._worker.eos_ids, self._worker.vocab_size, self._max_num_seqs)
+        self._grammars = Grammars(texts, self._worker.eos_ids, self._worker.vocab_size, self._max_lines)
 
     def _poll_compiling(self) -> None:
         """Queue the sequences whose grammar is there. Each waits alone: nobody else is behind it."""

@@ -16,7 +16,7 @@ from engine.messages import TokenTexts
 from engine.sequence import MaskJob
 from grammar.compiler import Compiled
 from grammar.errors import GrammarError
-from grammar.masks import MaskBuffer
+from grammar.masks import Fill, MaskBuffer
 from grammar.matcher import Matcher
 from grammar.service import CompileQueueFull, CompileService
 from grammar.spec import GrammarKind, GrammarSpec
@@ -33,14 +33,14 @@ class Grammars:
         texts: the vocabulary as bytes.
         eos_ids: the model's end tokens, at least one.
         vocab_size: width of the logits, which may be padded beyond the vocabulary.
-        max_num_seqs: rows of a batch.
+        max_lines: places of a batch at which tokens are drawn, at most.
     """
 
-    def __init__(self, texts: TokenTexts, eos_ids: tuple[int, ...], vocab_size: int, max_num_seqs: int) -> None:
+    def __init__(self, texts: TokenTexts, eos_ids: tuple[int, ...], vocab_size: int, max_lines: int) -> None:
         self._eos_ids = eos_ids
         self._thread = ThreadPoolExecutor(1, "grammar-masks")
         self._mask_seconds: list[float] = []
-        self._built = self._thread.submit(_build, texts, eos_ids, vocab_size, max_num_seqs)
+        self._built = self._thread.submit(_build, texts, eos_ids, vocab_size, max_lines)
 
     def compile(self, kind: str, content: bytes) -> Compilation:
         """Begin to compile, or find it done already. The result is polled: ``Compilation.poll``."""
@@ -82,13 +82,19 @@ class Grammars:
         """A row whose matcher fails is left without a single token, and so fails in the sampler, alone."""
         start = perf_counter()
         _, buffer = self._built.result()
-        buffer.fill([(line, job.matcher, job.remaining) for line, job in enumerate(jobs)])
-        words = buffer.words[: len(jobs)]
-        for line, job in enumerate(jobs):
-            if job.early:
-                _postpone_end(words[line], self._eos_ids)
+        starts = list(accumulate((len(job.drafts) + 1 for job in jobs), initial=0))
+        buffer.fill([Fill(at, job.matcher, job.remaining, job.drafts) for at, job in zip(starts, jobs, strict=False)])
+        lines: list[int] = []
+        forced: list[int] = []
+        for at, job in zip(starts, jobs, strict=False):
+            for early in range(min(job.num_early, len(job.drafts) + 1)):
+                _postpone_end(buffer.words[at + early], self._eos_ids)
+            for ahead in range(len(job.drafts) + 1):
+                only = None if job.scored else buffer.forced(at + ahead)
+                lines.append(job.line + ahead)
+                forced.append(-1 if only is None else only)
         self._mask_seconds.append(perf_counter() - start)
-        return Masks(tuple(job.row for job in jobs), words)
+        return Masks(tuple(lines), buffer.words[: starts[-1]], tuple(forced))
 
 
 def _postpone_end(words: NDArray[np.int32], eos_ids: tuple[int, ...]) -> None:
@@ -127,10 +133,10 @@ class Compilation:
 
 
 def _build(
-    texts: TokenTexts, eos_ids: tuple[int, ...], vocab_size: int, max_num_seqs: int
+    texts: TokenTexts, eos_ids: tuple[int, ...], vocab_size: int, max_lines: int
 ) -> tuple[CompileService, MaskBuffer]:
     bounds = accumulate(texts.lengths, initial=0)
     tokens = tuple(texts.data[start:end] for start, end in pairwise(bounds))
     vocabulary = Vocabulary(tokens[:vocab_size], frozenset(texts.special), eos_ids, vocab_size)
     _ = vocabulary.llguidance
-    return CompileService(vocabulary), MaskBuffer(max_num_seqs, vocabulary)
+    return CompileService(vocabulary), MaskBuffer(max_lines, vocabulary)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -51,7 +53,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> StepResult:
-        """Compute a step. ``batch.rows`` is not empty; ``masks`` is called when the logits are there."""
+        """Compute a step. ``batch.rows`` is not empty; ``masks`` is called when the forward is done."""
         self._sampler.start(batch.starts)
         self._kv.copy(batch.copies)
         inputs = self._inputs.build(batch)
@@ -63,25 +65,42 @@ class ModelRunner:
     def _draw(
         self, batch: Batch, inputs: ForwardInputs, hidden: Tensor, masks: Callable[[], Masks] | None
     ) -> dict[int, RowResult]:
-        """The next token of each row that draws, by the row's index in the batch."""
+        """The next tokens of each row that draws, by the row's index in the batch.
+
+        The masks are waited for before the head: where they leave no choice, no logits are needed.
+        """
         drawing = [i for i, row in enumerate(batch.rows) if row.draws]
         if not drawing:
             return {}
-        last = _last_tokens(batch)[drawing]
-        logits = self._model.logits(hidden[_to(hidden.device, last)], self._head_lora(inputs.slots, last))
-        allowed = self._allowed(drawing, masks()) if masks else None
-        results = self._sampler.sample(logits, [batch.rows[i] for i in drawing], allowed)
+        filled = masks() if masks else None
+        forced = _forced(filled) if filled else {}
+        at = _logit_tokens(batch, forced)
+        logits = self._logits(hidden, inputs, at) if len(at) else None
+        allowed = self._allowed(filled, forced) if filled else None
+        results = self._sampler.sample(logits, [batch.rows[i] for i in drawing], allowed, forced)
         return dict(zip(drawing, results, strict=True))
+
+    def _logits(self, hidden: Tensor, inputs: ForwardInputs, at: NDArray[np.int64]) -> Tensor:
+        """Logits [len(at), V] of some tokens of the step."""
+        lora = self._head_lora(inputs.slots, at)
+        if len(at) == len(hidden):
+            return self._model.logits(hidden, lora)
+        return self._model.logits(hidden[_to(hidden.device, at)], lora)
 
     def _head_lora(self, slots: NDArray[np.int32] | None, tokens: NDArray[np.int64] | slice) -> LoraStep | None:
         """The adapters' part in the head for some tokens of the step."""
         return None if slots is None or self._bank is None else self._bank.head_step(slots[tokens])
 
-    def _allowed(self, drawing: list[int], masks: Masks) -> Allowed:
-        """The masks as the sampler takes them: by the line of their row among those that draw."""
-        lines = [drawing.index(row) for row in masks.rows]
+    def _allowed(self, masks: Masks, forced: Mapping[int, int]) -> Allowed | None:
+        """The masks as the sampler takes them: by the place of their line among those with logits."""
+        kept = [i for i, token in enumerate(masks.forced) if token < 0]
+        if not kept:
+            return None
+        before = np.searchsorted(sorted(forced), [masks.lines[i] for i in kept])
+        lines = np.take(masks.lines, kept) - before
+        words = masks.words if len(kept) == len(masks.lines) else masks.words[kept]
         device = self._model.device
-        return Allowed(_to(device, np.asarray(lines, np.int64)), _to(device, masks.words))
+        return Allowed(_to(device, lines), _to(device, words))
 
     def _result(
         self, index: int, row: Row, last: int, hidden: Tensor, inputs: ForwardInputs, drawn: dict[int, RowResult]
@@ -91,7 +110,7 @@ class ModelRunner:
             return result
         first = last - len(row.tokens) + 1
         scores = self._score_prompt(row, first, hidden, inputs.slots)
-        return RowResult(result.tokens, result.logprobs, scores, result.failed)
+        return replace(result, prompt_logprobs=scores)
 
     def _score_prompt(
         self, row: Row, first: int, hidden: Tensor, slots: NDArray[np.int32] | None
@@ -110,6 +129,18 @@ class ModelRunner:
             scores += prompt_logprobs(logits, wanted, num_top)
             first = part.stop
         return tuple(scores)
+
+
+def _forced(masks: Masks) -> dict[int, int]:
+    """The tokens about which masks leave no choice, by their lines."""
+    return {line: token for line, token in zip(masks.lines, masks.forced, strict=True) if token >= 0}
+
+
+def _logit_tokens(batch: Batch, forced: Mapping[int, int]) -> NDArray[np.int64]:
+    """[S] int64, index in the step of the token before each line, but for lines that are forced."""
+    ends = accumulate(len(row.tokens) for row in batch.rows)
+    at = [token for row, end in zip(batch.rows, ends, strict=True) for token in range(end - row.num_lines, end)]
+    return np.asarray([token for line, token in enumerate(at) if line not in forced], np.int64)
 
 
 def _last_tokens(batch: Batch) -> NDArray[np.int64]:

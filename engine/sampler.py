@@ -1,14 +1,15 @@
-"""From logits to tokens, for all rows of a step at once.
+"""From logits to tokens, for all lines of a step at once: the places after each row's last token and its drafts.
 
     mask -> logit_bias -> penalties -> min_tokens -> temperature -> top_k -> top_p -> min_p -> draw
 
-What no row of a step uses is not computed. A row's result depends on its own logits, parameters, seed and number of
-generated tokens, never on its neighbours: ``engine.choice`` tells how, and how the draw is defined.
+What no row of a step uses is not computed. A line's token depends on its own logits, parameters, seed and number of
+generated tokens, never on its neighbours: ``engine.choice`` tells how, and how the draw is defined. Which of a row's
+tokens count, if it has drafts: ``engine.verify``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +30,7 @@ from engine.choice import (
 )
 from engine.logprobs import logprob_columns, prompt_logprobs, to_logprob
 from engine.penalties import LogitEdits
+from engine.verify import Drawn, Lines, lines_of, standing
 from kernels.masking import mask_logits
 
 __all__ = ["Allowed", "Sampler", "prompt_logprobs"]
@@ -64,7 +66,7 @@ class Allowed:
 
 
 class Sampler:
-    """Draws the next token of every row of a step.
+    """Draws the next tokens of every row of a step.
 
     Args:
         max_num_seqs: how many rows there are.
@@ -98,46 +100,58 @@ class Sampler:
         return int(self._rows["num_prompt_logprobs"][row])
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, rows: Sequence[Row], allowed: Allowed | None = None) -> list[RowResult]:
-        """Draw one token for each row and count it for the row's penalties.
+    def sample(
+        self,
+        logits: Tensor | None,
+        rows: Sequence[Row],
+        allowed: Allowed | None = None,
+        forced: Mapping[int, int] | None = None,
+    ) -> list[RowResult]:
+        """Draw a token at each line of the rows, keep those that stand, and count them for the rows' penalties.
 
-        A row fails, alone, if its logits hold NaN or +inf, or if nothing may be drawn: everything is masked, banned
-        or -inf.
+        A row fails, alone, if the logits of a line that counts hold NaN or +inf, or if nothing may be drawn there:
+        everything is masked, banned or -inf.
 
         Args:
-            logits: [S, V] float32; ``logits[i]`` belongs to ``rows[i]``. May be overwritten.
-            rows: the S rows that draw.
-            allowed: the masks of rows with a grammar, or None if there are none.
+            logits: [S, V] float32, of the lines in order, but for those forced; None if S is 0. May be overwritten.
+            rows: the rows that draw.
+            allowed: the masks of lines under a grammar, by their place in ``logits``, or None if there are none.
+            forced: tokens to take without a draw, by the number of their line among all.
         """
-        if not rows:
-            return []
-        index = np.fromiter((row.row for row in rows), np.int64, len(rows))
-        num_generated = np.fromiter((row.num_generated for row in rows), np.int64, len(rows))
-        params = self._rows[index]
+        forced = forced or {}
+        lines = lines_of(rows, forced)
+        drawn = [] if logits is None or not len(lines) else self._draw_lines(logits, lines, allowed)
+        results = standing(rows, drawn, forced)
+        for row, result in zip(rows, results, strict=True):
+            self._edits.count(row.row, result.tokens)
+        return results
+
+    def _draw_lines(self, logits: Tensor, lines: Lines, allowed: Allowed | None) -> list[Drawn]:
+        params = self._rows[lines.row]
         wanted = np.flatnonzero(params["num_logprobs"] >= 0)
         sound = torch.isfinite(logits.amax(1))
-        edited = self._edited(logits, index, num_generated, allowed, keep=bool(len(wanted)))
+        edited = self._edited(logits, lines, allowed, keep=bool(len(wanted)))
         maxima = block_maxima(edited)
         best = maxima.amax(1)
-        tokens = self._choose(edited, maxima, best, params, num_generated)
+        tokens = self._choose(edited, maxima, best, params, lines.num_generated)
         packed = torch.stack([tokens.double(), (~(sound & torch.isfinite(best))).double()], dim=1)
         if len(wanted):
             packed = self._with_logprobs(packed, logits, tokens, wanted, int(params["num_logprobs"].max()))
-        return self._results(packed.tolist(), index, params["num_logprobs"].tolist())
+        return [_drawn(*pair) for pair in zip(packed.tolist(), params["num_logprobs"].tolist(), strict=True)]
 
-    def _edited(self, logits: Tensor, index: Ints, num_generated: Ints, allowed: Allowed | None, keep: bool) -> Tensor:
+    def _edited(self, logits: Tensor, lines: Lines, allowed: Allowed | None, keep: bool) -> Tensor:
         """Logits after mask, bias, penalties and bans, padded; ``logits`` themselves stay as they are if ``keep``."""
         edited = logits
         if allowed is not None:
             edited = logits.clone() if keep else logits
             mask_logits(edited, allowed.lines, allowed.words)
-        if self._edits.concern(index, num_generated):
+        if self._edits.concern(lines):
             edited = edited.clone() if keep and edited is logits else edited
-            self._edits.apply(edited, index, num_generated)
+            self._edits.apply(edited, lines)
         return pad(edited)
 
     def _choose(self, logits: Tensor, maxima: Tensor, best: Tensor, params: Params, num_generated: Ints) -> Tensor:
-        """The token of each row, [S] int64. Greedy rows, draws from all and draws by rank go separate ways."""
+        """The token of each line, [S] int64. Greedy ones, draws from all and draws by rank go separate ways."""
         random = params["temperature"] > 0
         ranked = random & ((params["top_k"] > 0) | (params["top_p"] < 1))
         tokens = best_tokens(logits, maxima) if not random.all() else torch.zeros_like(best, dtype=torch.int64)
@@ -175,16 +189,10 @@ class Sampler:
         behind[at] = columns
         return torch.cat([packed, behind], dim=1)
 
-    def _results(self, packed: list[list[float]], index: Ints, num_logprobs: list[int]) -> list[RowResult]:
-        """Rows of (token, failed, logprob columns ...) as values, and the tokens counted."""
-        tokens = [int(line[0]) for line in packed]
-        failed = [bool(line[1]) for line in packed]
-        self._edits.count(index, tokens, failed)
-        return [
-            RowResult(failed=True)
-            if failed[i]
-            else RowResult(
-                (tokens[i],), (to_logprob(tokens[i], packed[i][2:], num_logprobs[i]),) if num_logprobs[i] >= 0 else ()
-            )
-            for i in range(len(packed))
-        ]
+
+def _drawn(packed: list[float], num_logprobs: int) -> Drawn:
+    """A line of (token, failed, logprob columns ...) as values."""
+    if packed[1]:
+        return Drawn(-1)
+    token = int(packed[0])
+    return Drawn(token, to_logprob(token, packed[2:], num_logprobs) if num_logprobs >= 0 else None)

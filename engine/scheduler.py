@@ -4,7 +4,7 @@ There is one rule: a sequence has ``num_computed`` tokens in the KV pool and wan
 gives it ``min(want, budget)``. A sequence that has just drawn a token wants one (decode), one that was just admitted
 wants its prompt less what the cache had (prefill, in chunks), a preempted one wants whatever was evicted meanwhile.
 No branch below asks which of these it is looking at, but for the order: those that want a single token go first, so
-that a long prompt delays running streams by no more than one chunk.
+that a long prompt delays running streams by no more than one chunk. What budget and pages are left then goes to drafts.
 
 Preemption is "finish without telling the client": the computed pages go to the tree, the sequence to the head of its
 band of the queue, and it comes back as a prefix hit. The victim is the last admitted of the last band, so the first
@@ -14,12 +14,15 @@ admitted of the first band always makes progress and nobody preempts in circles.
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
 
 from engine.admission import AdapterSlots, prefix_in_progress, try_acquire
 from engine.batch import Batch, PageCopy, Row, RowResult, RowStart, StepResult
 from engine.cache import Lease, PrefixCache
+from engine.drafts import Drafter
 from engine.errors import EngineError
 from engine.messages import Done, Failed, Message, TokenOut, failure_of
 from engine.queue import WaitingQueue
@@ -48,6 +51,8 @@ class Scheduler:
         max_model_len: a sequence ends with reason length when it holds that many tokens.
         stats: counters to write to.
         slots: of adapters; None if there are none, and no sequence has one.
+        drafter: proposes drafts; None for none.
+        max_drafts: drafts in one step.
         clock: seconds, monotonic.
     """
 
@@ -60,6 +65,8 @@ class Scheduler:
         max_model_len: int,
         stats: EngineStats,
         slots: AdapterSlots | None = None,
+        drafter: Drafter | None = None,
+        max_drafts: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cache = cache
@@ -67,7 +74,10 @@ class Scheduler:
         self._max_model_len = max_model_len
         self._stats = stats
         self._slots = slots
+        self._drafter = drafter
+        self._max_drafts = max_drafts
         self._clock = clock
+        self._began = 0.0  # the step under way
         self._queue = WaitingQueue(self._num_cached if cache.sharing else None, clock)
         self._running: list[Sequence] = []  # in order of admission
         self._alive: dict[int, Sequence] = {}
@@ -116,21 +126,27 @@ class Scheduler:
 
     def schedule(self) -> Batch:
         """Plan a step. An empty batch means that nothing can be done now: who waits, waits for a slot to be loaded."""
+        self._began = self._clock()
         plan = _Plan(self._max_tokens)
         for sequence in self._in_turn():
             if plan.budget and sequence.status is Status.RUNNING:
                 self._extend(sequence, plan)
         self._admit(plan)
+        if self._drafter:
+            self._add_drafts(self._drafter, plan)
         return Batch(tuple(plan.rows.values()), tuple(plan.starts), tuple(plan.copies))
 
     def mask_jobs(self, batch: Batch) -> list[MaskJob]:
-        """The masks that a batch needs: one for each row that draws under a grammar, in the order of the rows."""
-        drawing = ((i, self._by_row[row.row]) for i, row in enumerate(batch.rows) if row.draws)
-        return [
-            MaskJob(i, sequence.matcher, self._remaining(sequence), sequence.num_generated < sequence.params.min_tokens)
-            for i, sequence in drawing
-            if sequence.matcher
-        ]
+        """The masks that a batch needs, by the rows that draw under a grammar, in their order."""
+        jobs, line = [], 0
+        for row in batch.rows:
+            sequence = self._by_row[row.row]
+            if row.draws and sequence.matcher:
+                early = max(0, sequence.params.min_tokens - sequence.num_generated)
+                scored = sequence.params.logprobs is not None
+                jobs.append(MaskJob(line, sequence.matcher, row.drafts, self._remaining(sequence), early, scored))
+            line += row.num_lines
+        return jobs
 
     def commit(self, batch: Batch, result: StepResult) -> list[Message]:
         """Take the result of a step over: tokens, pages for the tree, ends. Returns what the client is told."""
@@ -140,6 +156,8 @@ class Scheduler:
         self._stats.steps += 1
         self._stats.computed_tokens += batch.num_tokens
         self._stats.observe("iteration_tokens_total", batch.num_tokens)
+        if self._drafter and batch.num_tokens == sum(row.num_lines for row in batch.rows):
+            self._drafter.observe(batch.num_tokens, self._clock() - self._began)
         return messages
 
     def _in_turn(self) -> list[Sequence]:
@@ -175,6 +193,17 @@ class Scheduler:
     def _num_cached(self, sequence: Sequence) -> int:
         """Tokens of a waiting sequence that are in the cache now."""
         return self._cache.match(sequence.path, sequence.tokens, sequence.reusable)
+
+    def _add_drafts(self, drafter: Drafter, plan: _Plan) -> None:
+        """Give the rows that draw drafts, in equal parts of the budget left; nobody is preempted for their pages."""
+        drawing = [self._alive[number] for number, row in plan.rows.items() if row.draws]
+        left = min(plan.budget, self._max_drafts)
+        for behind, sequence in enumerate(drawing):
+            limit = min(left // (len(drawing) - behind), self._remaining(sequence) - 1)
+            drafts = drafter.propose(sequence, limit, len(drawing))
+            if len(drafts) and self._cache.grow(_lease(sequence), sequence.num_tokens + len(drafts)):
+                plan.rows[sequence.id] = _with_drafts(plan.rows[sequence.id], drafts, _lease(sequence))
+                left -= len(drafts)
 
     def _preempt(self, sequence: Sequence, plan: _Plan) -> None:
         """Send a running sequence back to the head of its band; what it computed stays in the tree if it can."""
@@ -271,30 +300,35 @@ class Scheduler:
         self._stats.observe("request_queue_time_seconds", self._clock() - sequence.arrival)
 
     def _commit_row(self, sequence: Sequence, row: Row, outcome: RowResult) -> list[Message]:
-        sequence.num_computed += len(row.tokens)
-        if outcome.failed:
-            return [self._fail(sequence)]
-        self._cache.commit(_lease(sequence), sequence.tokens, sequence.num_computed)
-        messages: list[Message] = []
+        num_stood = len(outcome.tokens) - (row.draws and not outcome.failed)
+        if self._drafter and row.draws:
+            self._drafter.settle(sequence, row.num_drafts, outcome.tokens)
+        if sequence.matcher and row.draws:
+            sequence.matcher.rollback(sequence.matcher.num_tokens - sequence.num_generated - num_stood)
         ends: tuple[FinishReason, int | None] | None = None
-        kept = 0
-        for token in outcome.tokens:
+        kept, failed = 0, outcome.failed
+        for place, token in enumerate(outcome.tokens):
             sequence.tokens.append(token)
-            self._stats.generation_tokens += 1
             self._queue.charge_token(sequence)
-            if sequence.matcher and not sequence.matcher.accept(token):
-                return [*messages, self._fail(sequence)]
+            if sequence.matcher and place >= num_stood and not sequence.matcher.accept(token):
+                failed = True
+                break
             ends = self._end(sequence, token)
-            if ends and ends[1] is not None:
-                break
-            kept += 1
-            if ends:
-                break
+            kept += ends is None or ends[1] is None
+        self._stats.generation_tokens += len(outcome.tokens)
+        self._stats.forced_tokens += outcome.num_forced
+        messages: list[Message] = []
         if kept or outcome.prompt_logprobs:
             logprobs = outcome.logprobs[:kept]
             messages.append(TokenOut(sequence.id, outcome.tokens[:kept], logprobs, outcome.prompt_logprobs))
+        if failed:
+            return [*messages, self._fail(sequence)]
+        sequence.num_computed += len(row.tokens) - row.num_drafts + num_stood
         if ends:
-            messages.append(self._finish(sequence, *ends))
+            return [*messages, self._finish(sequence, *ends)]
+        self._cache.commit(_lease(sequence), sequence.tokens, sequence.num_computed)
+        if num_stood < row.num_drafts:
+            self._cache.shrink(_lease(sequence), sequence.num_computed)
         return messages
 
     def _end(self, sequence: Sequence, token: int) -> tuple[FinishReason, int | None] | None:
@@ -331,6 +365,8 @@ class Scheduler:
             self._queue.remove(sequence)
         sequence.status = Status.FINISHED
         del self._alive[sequence.id]
+        if self._drafter:
+            self._drafter.forget(sequence.id)
         self._stats.count_finished(reason)
         return Done(sequence.id, reason, sequence.usage, stop_token)
 
@@ -348,3 +384,11 @@ def _lease(sequence: Sequence) -> Lease:
     """The lease that every running sequence has."""
     assert sequence.lease is not None
     return sequence.lease
+
+
+def _with_drafts(row: Row, drafts: Seq[int], lease: Lease) -> Row:
+    """A planned row with drafts behind its tokens, and with the pages that the lease got for them."""
+    tokens = array("i", row.tokens)
+    tokens.extend(drafts)
+    _, pages = lease.take_changes()
+    return replace(row, tokens=tokens, new_pages=row.new_pages + pages, num_drafts=len(drafts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -111,16 +112,21 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class MaskJob:
-    """A mask to fill for a step.
+    """The masks to fill for a row of a step.
 
     Attributes:
-        row: index of the sequence's row in the batch.
-        matcher: the state of its grammar.
+        line: the row's first line among all of the batch.
+        matcher: the state of its grammar; filling advances it by the drafts.
+        drafts: the row's drafts.
         remaining: tokens that it may still generate.
-        early: it has not reached ``min_tokens``, so it must not end while the grammar lets it go on.
+        num_early: before so many more tokens it has not reached ``min_tokens``, so it must not end while the grammar
+            lets it go on.
+        scored: the logprobs of its tokens are wanted, so the model is asked even where there is no choice.
     """
 
-    row: int
+    line: int
     matcher: Matcher
+    drafts: Seq[int]
     remaining: int
-    early: bool
+    num_early: int
+    scored: bool

@@ -9,7 +9,8 @@ _MAX_OBSERVATIONS = 4096
 
 @dataclass(slots=True)
 class EngineStats:
-    """Counters since the start, and observations since the last report. Written by ``Scheduler`` and ``EngineCore``.
+    """Counters since the start, and observations since the last report. Written by ``Scheduler``, its ``Drafter`` and
+    ``EngineCore``.
 
     Attributes:
         steps: forward passes.
@@ -19,6 +20,10 @@ class EngineStats:
         generation_tokens: tokens drawn.
         preemptions: sequences sent back to the queue for lack of pages.
         finished: sequences ended, by reason.
+        forced_tokens: tokens drawn that a grammar left no choice about, so that the model was not asked.
+        drafts: times that a sequence had drafts in a step.
+        draft_tokens: the tokens of these; ``drafted`` are they by source.
+        draft_tokens_accepted: those of them that stood; ``stood`` are they by source.
     """
 
     steps: int = 0
@@ -29,6 +34,12 @@ class EngineStats:
     preemptions: int = 0
     accepted: int = 0
     finished: dict[str, int] = field(default_factory=dict)
+    forced_tokens: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    draft_tokens_accepted: int = 0
+    drafted: dict[str, int] = field(default_factory=dict)
+    stood: dict[str, int] = field(default_factory=dict)
     observations: dict[str, list[float]] = field(default_factory=dict)
 
     def observe(self, name: str, value: float) -> None:
@@ -41,12 +52,20 @@ class EngineStats:
         """Count the end of a sequence."""
         self.finished[reason] = self.finished.get(reason, 0) + 1
 
+    def count_drafts(self, source: str, num_drafts: int, num_stood: int) -> None:
+        """Count a sequence's drafts of one step."""
+        self.drafts += 1
+        self.draft_tokens += num_drafts
+        self.draft_tokens_accepted += num_stood
+        self.drafted[source] = self.drafted.get(source, 0) + num_drafts
+        self.stood[source] = self.stood.get(source, 0) + num_stood
+
     def counters(self) -> dict[str, float]:
         """All counters, flat: ``finished`` becomes ``finished_stop`` and so on."""
         values = asdict(self)
-        finished = values.pop("finished")
         values.pop("observations")
-        return {**values, **{f"finished_{reason}": count for reason, count in finished.items()}}
+        split = {name: values.pop(name) for name in ("finished", "drafted", "stood")}
+        return {**values, **{f"{name}_{key}": count for name, counts in split.items() for key, count in counts.items()}}
 
     def take_observations(self) -> dict[str, list[float]]:
         """The observations since the last call."""

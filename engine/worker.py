@@ -89,7 +89,7 @@ class Worker:
         )
 
     def run(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> StepResult:
-        """Compute a step; ``masks`` is called when the logits are there."""
+        """Compute a step; ``masks`` is called when the forward is done."""
         return self._runner.run(batch, masks)
 
     def _reserve_activations(

@@ -1,15 +1,32 @@
-"""Masks of a batch: one row of packed bits for each sequence that has a grammar."""
+"""Masks of a batch: a row of packed bits for each position at which a sequence with a grammar draws a token."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from grammar.matcher import GrammarFailure, Matcher
 from grammar.vocabulary import Vocabulary
+
+
+class Fill(NamedTuple):
+    """Masks to fill for one matcher: of the next token, and of the one after each draft.
+
+    Attributes:
+        row: where the first mask goes; those after drafts follow it.
+        matcher: is advanced by the drafts, up to the first that it refuses or cannot be asked about.
+        remaining: tokens that may still be generated, or None.
+        drafts: proposed tokens.
+    """
+
+    row: int
+    matcher: Matcher
+    remaining: int | None = None
+    drafts: Sequence[int] = ()
 
 
 class MaskBuffer:
@@ -30,14 +47,12 @@ class MaskBuffer:
         self.words: NDArray[np.int32] = np.full((rows, vocabulary.num_words), -1, dtype=np.int32)
         self._pool = ThreadPoolExecutor(threads, "grammar-mask") if threads else None
 
-    def fill(self, jobs: Sequence[tuple[int, Matcher, int | None]]) -> dict[int, GrammarFailure]:
-        """Fill the rows of some matchers.
-
-        Args:
-            jobs: (row, matcher, tokens that may still be generated or None); each row and matcher once.
+    def fill(self, jobs: Sequence[Fill]) -> dict[int, GrammarFailure]:
+        """Fill the rows of some matchers; each row and matcher stands in one job.
 
         Returns:
-            The failures by row; such a row allows nothing.
+            The failures by row. Such a row and those of the drafts behind it allow nothing; neither do those behind a
+            draft that is refused.
         """
         run = self._pool.map if self._pool and len(jobs) > 1 else map
         return dict(failure for failure in run(self._fill_one, jobs) if failure is not None)
@@ -56,11 +71,15 @@ class MaskBuffer:
         if self._pool:
             self._pool.shutdown()
 
-    def _fill_one(self, job: tuple[int, Matcher, int | None]) -> tuple[int, GrammarFailure] | None:
-        row, matcher, remaining = job
-        try:
-            matcher.fill_mask(self.words[row], remaining)
-        except GrammarFailure as failure:
-            self.words[row] = 0
-            return row, failure
+    def _fill_one(self, job: Fill) -> tuple[int, GrammarFailure] | None:
+        for ahead in range(len(job.drafts) + 1):
+            row = job.row + ahead
+            try:
+                job.matcher.fill_mask(self.words[row], None if job.remaining is None else job.remaining - ahead)
+            except GrammarFailure as failure:
+                self.words[row : job.row + len(job.drafts) + 1] = 0
+                return row, failure
+            if ahead < len(job.drafts) and not job.matcher.accept(job.drafts[ahead]):
+                self.words[row + 1 : job.row + len(job.drafts) + 1] = 0
+                return None
         return None

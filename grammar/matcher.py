@@ -102,7 +102,7 @@ class Matcher:
             self._ended = self._state.can_end()
             self._tokens += [token] * self._ended
             return self._ended
-        if not 0 <= token < self._vocabulary.size or not self._state.accept(token):
+        if not 0 <= token < len(self._vocabulary.tokens) or not self._state.accept(token):
             return False
         self._closer.follow(token, free=self._open_ended and self._state.can_end())
         self._tokens.append(token)

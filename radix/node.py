@@ -96,6 +96,13 @@ class Siblings:
         at = bisect_left(self.keys, key)
         return self.nodes[at] if at < len(self.keys) and self.keys[at].startswith(key) else None
 
+    def newest(self, head: bytes, most: int) -> Node | None:
+        """Of the first ``most`` nodes whose key begins with ``head``, the one used last."""
+        at = bisect_left(self.keys, head)
+        few = range(at, min(at + most, len(self.keys)))
+        found = [self.nodes[i] for i in few if self.keys[i].startswith(head)]
+        return max(found, key=lambda node: node.last_use, default=None)
+
     def prefix_of(self, key: bytes) -> Node | None:
         """The node whose key is a proper beginning of ``key``: no key begins another, so it stands just before."""
         at = bisect_left(self.keys, key)

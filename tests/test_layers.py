@@ -22,11 +22,11 @@ LAYERS = {
 
 # The floor of each engine module; a folder's floor is that of all its modules without an entry of their own.
 FLOORS = {
-    0: "errors types messages config batch",
-    1: "stats pages gguf source channel models.config models.families",
-    2: "cache sequence fairness queue admission scheduler",
+    0: "errors types messages config speculative batch",
+    1: "stats pages pace ngrams gguf source channel models.config models.families",
+    2: "cache sequence fairness queue admission drafts scheduler",
     3: "device inputs kv_pool models loading",
-    4: "choice logprobs penalties sampler graphs runner",
+    4: "choice logprobs verify penalties sampler graphs runner",
     5: "core grammars adapters worker loop",
     6: "tokenizer_files tokenizer_gguf token_bytes chat_template tokenizer detokenizer stop_strings requests generation"
     " adapter_calls client frontend outputs",

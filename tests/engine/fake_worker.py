@@ -7,6 +7,7 @@ that follows: what ``expected_tokens`` says then differs from what the engine se
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,9 @@ class FakeWorker:
     def run(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> StepResult:
         """Compute a step. Of the tokens that a mask allows, the next one at or after the hash's is drawn."""
         self.batches.append(batch)
+        self.forced: set[int] = set()
         self.allowed = self._allowed(masks()) if masks else {}
+        self.line = 0
         for start in batch.starts:
             self.tables[start.row] = []
             self.adapted[start.row] = start.slot, start.adapted_from
@@ -81,12 +84,12 @@ class FakeWorker:
             for i in range(copy.num_tokens):
                 self.cells[copy.target * self.page_size + i] = self.cells[copy.source * self.page_size + i]
         writes: dict[int, int] = {}
-        results = tuple(self._row(i, row, writes) for i, row in enumerate(batch.rows))
+        results = tuple(self._row(row, writes) for row in batch.rows)
         for cell, content in writes.items():
             self.cells[cell] = content
         return StepResult(results)
 
-    def _row(self, index: int, row: Row, writes: dict[int, int]) -> RowResult:
+    def _row(self, row: Row, writes: dict[int, int]) -> RowResult:
         table = self.tables[row.row]
         del table[row.first_new_page :]
         assert len(table) == row.first_new_page, "a gap in the page table"
@@ -101,15 +104,23 @@ class FakeWorker:
             assert cell not in writes, "two rows write one cell"
             writes[cell] = content
         scores = tuple(Logprob(token, 0.0, 1, ()) for token in row.prompt_targets)
+        line, self.line = self.line, self.line + row.num_lines
         if row.row in self.failing_rows:
             return RowResult(failed=True)
-        if not row.draws:
-            return RowResult(prompt_logprobs=scores)
-        token = next_token(content, self.vocab_size)
-        allowed = self.allowed.get(index, range(self.vocab_size))
-        if not allowed:
-            return RowResult(failed=True)
-        return RowResult((min(allowed, key=lambda t: (t - token) % self.vocab_size),), prompt_logprobs=scores)
+        return replace(self._draw(row, contents, line), prompt_logprobs=scores)
+
+    def _draw(self, row: Row, contents: list[int], line: int) -> RowResult:
+        """Tokens after the last known one and after each draft, as long as the drafts are those drawn."""
+        drawn: list[int] = []
+        for ahead in range(row.num_lines):
+            token = next_token(contents[len(contents) - row.num_lines + ahead], self.vocab_size)
+            allowed = self.allowed.get(line + ahead, range(self.vocab_size))
+            if not allowed:
+                return RowResult(tuple(drawn), failed=True)
+            drawn.append(min(allowed, key=lambda t: (t - token) % self.vocab_size))
+            if ahead < row.num_drafts and drawn[-1] != row.drafts[ahead]:
+                break
+        return RowResult(tuple(drawn), num_forced=sum(line + i in self.forced for i in range(len(drawn))))
 
     def _weights(self, row: int, position: int) -> int:
         """What reads a token: 0 for the base model, else a number that follows from what is in the row's slot."""
@@ -118,7 +129,10 @@ class FakeWorker:
 
     def _allowed(self, masks: Masks) -> dict[int, list[int]]:
         bits = np.unpackbits(masks.words.view(np.uint8), axis=1, count=self.vocab_size, bitorder="little")
-        return {row: np.flatnonzero(line).tolist() for row, line in zip(masks.rows, bits, strict=True)}
+        allowed = {row: np.flatnonzero(line).tolist() for row, line in zip(masks.lines, bits, strict=True)}
+        self.forced = {line for line, token in zip(masks.lines, masks.forced, strict=True) if token >= 0}
+        assert all(len(allowed[line]) == 1 for line in self.forced)
+        return allowed
 
     def _cell(self, table: list[int], position: int) -> int:
         return table[position // self.page_size] * self.page_size + position % self.page_size

@@ -110,6 +110,22 @@ class Simulation:
         self._step(sequence, end)
         return True
 
+    def draft(self, sequence: Running, num_drafts: int) -> None:
+        """Compute tokens behind the sequence's own that then do not stand, and give their pages back."""
+        before, table = self._evictable(), list(sequence.table)
+        if not self.cache.grow(sequence.lease, len(sequence.tokens) + num_drafts):
+            return
+        self._check_evicted(before)
+        self._follow(sequence)
+        self._copy()
+        size = self.cache.page_size
+        for position in range(len(sequence.tokens), len(sequence.tokens) + num_drafts):
+            assert position // size >= sequence.lease.num_shared
+            self.pool[sequence.table[position // size]][position % size] = GARBAGE
+        self.cache.shrink(sequence.lease, sequence.num_computed)
+        self._follow(sequence)
+        assert sequence.table == table[: len(sequence.table)]
+
     def append(self, sequence: Running, token: int) -> None:
         """Draw a token."""
         sequence.tokens.append(token)
@@ -147,14 +163,17 @@ class Simulation:
 
     def _step(self, sequence: Running, end: int) -> None:
         """A forward: copies in order, then the writes of one sequence, through the runner's table."""
-        for copy in self.copies:
-            self.pool[copy.target][: copy.num_tokens] = self.pool[copy.source][: copy.num_tokens]
-        self.copies.clear()
+        self._copy()
         size = self.cache.page_size
         for position in range(sequence.num_computed, end):
             assert position // size >= sequence.lease.num_shared
             self.pool[sequence.table[position // size]][position % size] = sequence.cells[position]
         sequence.num_computed = end
+
+    def _copy(self) -> None:
+        for copy in self.copies:
+            self.pool[copy.target][: copy.num_tokens] = self.pool[copy.source][: copy.num_tokens]
+        self.copies.clear()
 
     def _follow(self, sequence: Running) -> None:
         first, pages = sequence.lease.take_changes()

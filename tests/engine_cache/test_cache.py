@@ -329,3 +329,34 @@ def test_a_page_owned_twice_is_reported(cache):
     lease.pages.append(lease.pages[0])
     with pytest.raises(BrokenInvariant, match=r"owned twice: \[0\]"):
         cache.check()
+
+
+def test_what_came_next_is_read_off_the_own_path(cache):
+    put(cache, Path(BASE), TOKENS)
+    lease = run(cache, Path(BASE), ids(0, 1, 2, 3))
+    assert cache.following(lease, ids(0, 1, 2, 3), 9) == ids(4, 5, 6, 7, 8, 9)
+    assert cache.following(lease, ids(0, 1, 2, 3, 4, 5), 3) == ids(6, 7, 8)
+    assert cache.following(lease, ids(0, 1, 2, 3, 4, 6), 3) == ids()
+    assert cache.following(lease, ids(*range(9)), 3) == ids()  # the lease is a page and more behind
+    other = run(cache, Path(OTHER), ids(0, 1, 2, 3))
+    assert cache.following(other, ids(0, 1, 2, 3), 9) == ids()
+
+
+def test_of_several_ways_to_go_on_the_last_one_used_is_named(cache):
+    for end in (7, 5, 6):
+        put(cache, Path(BASE), ids(0, 1, 2, 3, 4, end, 8, 9))
+    lease = run(cache, Path(BASE), ids(0, 1, 2, 3))
+    assert cache.following(lease, ids(0, 1, 2, 3), 9) == ids(4, 6, 8, 9)
+
+
+def test_pages_behind_the_last_token_can_be_given_back(cache):
+    lease = run(cache, Path(BASE), TOKENS)
+    lease.take_changes()
+    assert cache.grow(lease, 16)
+    first, pages = lease.take_changes()
+    assert (first, len(pages)) == (3, 1)
+    cache.shrink(lease, 10)
+    assert len(lease.pages) == 3 and lease.take_changes() == (3, ())
+    cache.shrink(lease, 0)
+    assert len(lease.pages) == lease.num_shared == 2 and lease.take_changes() == (2, ())
+    cache.check()

@@ -28,8 +28,10 @@ class Driver:
             self._start()
         elif draw < 0.55:
             self._extend(self.random.choice(running))
-        elif draw < 0.75:
+        elif draw < 0.7:
             self.simulation.commit(self.random.choice(running))
+        elif draw < 0.75:
+            self._draft(self.random.choice(running))
         elif draw < 0.98:
             self._finish(self.random.choice(running))
         else:
@@ -61,6 +63,11 @@ class Driver:
         most = self.random.choice((1, self.page_size, 3 * self.page_size))
         if not self.simulation.extend(sequence, most):
             self._finish(self.random.choice(self.simulation.running))
+
+    def _draft(self, sequence) -> None:
+        """Only whoever has computed all tokens but the last drafts; a step then follows at once."""
+        if sequence.lease.copy is None and sequence.num_computed == len(sequence.tokens) - 1:
+            self.simulation.draft(sequence, self.random.randint(1, 2 * self.page_size))
 
     def _finish(self, sequence) -> None:
         self.history.append((sequence.path, sequence.tokens))

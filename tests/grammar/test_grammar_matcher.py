@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grammar.compiler import compile
-from grammar.masks import MaskBuffer
+from grammar.masks import Fill, MaskBuffer
 from grammar.matcher import GrammarFailure, Matcher
 from grammar.spec import GrammarSpec
 
@@ -163,7 +163,7 @@ def test_rows_of_a_batch(vocabulary):
     broken.fill_mask = _fail  # type: ignore[method-assign]
     for threads in (0, 2):
         buffer = MaskBuffer(4, vocabulary, threads)
-        failures = buffer.fill([(0, number.matcher(), None), (2, broken, None), (3, number.matcher(), 10)])
+        failures = buffer.fill([Fill(0, number.matcher()), Fill(2, broken), Fill(3, number.matcher(), 10)])
         assert list(failures) == [2]
         assert buffer.forced(0) == buffer.forced(3) == ord("7")
         assert buffer.forced(1) is None

@@ -1,0 +1,195 @@
+"""What drafts bring and cost: ``python -m benchmarks.drafts``. Offline, one engine with drafts and one without.
+
+Both answer the same prompts in turn, each prompt once, so that no answer is known from an earlier run. Every answer
+must be the same with drafts as without, token by token; the program ends with an error if one is not.
+
+    schema   an object with long names is filled in under its JSON schema, greedy
+    edit     a document is given and to be repeated with one change, greedy: what agents do all day
+    free     open-ended text at temperature 1: nothing can be guessed, so this is what drafts cost
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.llm import LLM
+from engine.outputs import RequestOutput
+from engine.types import SamplingParams
+from grammar.spec import GrammarSpec
+
+NAMES = (
+    "Alice Moore",
+    "Bilal Khan",
+    "Carla Diaz",
+    "Dmitri Orlov",
+    "Emi Sato",
+    "Farah Aziz",
+    "Greta Holm",
+    "Hugo Leroy",
+)
+PLACES = ("Lisbon", "Nairobi", "Osaka", "Quito", "Riga", "Sydney", "Tunis", "Vienna")
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "customer_identification_number": {"type": "integer", "minimum": 0, "maximum": 99999},
+        "primary_contact_full_name": {"type": "string", "maxLength": 24},
+        "preferred_delivery_location": {"enum": list(PLACES)},
+        "has_active_premium_subscription": {"type": "boolean"},
+        "number_of_outstanding_invoices": {"type": "integer", "minimum": 0, "maximum": 99},
+        "requires_manual_credit_verification": {"type": "boolean"},
+    },
+    "additionalProperties": False,
+}
+SCHEMA["required"] = list(SCHEMA["properties"])
+TOPICS = ("a lighthouse keeper", "the history of bread", "a robot gardener", "rain in a large city", "an old violin")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is asked: ``prompt(draw)`` makes one, each time another."""
+
+    name: str
+    prompt: Callable[[random.Random], str]
+    params: SamplingParams
+    grammar: GrammarSpec | None = None
+
+
+def record(draw: random.Random) -> dict[str, Any]:
+    """One entry of a document."""
+    return {
+        "id": draw.randrange(1000, 10_000),
+        "name": draw.choice(NAMES),
+        "city": draw.choice(PLACES),
+        "balance": draw.randrange(10, 900),
+        "active": draw.random() < 0.5,
+    }
+
+
+def schema_prompt(draw: random.Random) -> str:
+    """Facts to be put into the form of SCHEMA, whose names the prompt tells, as they should."""
+    entry = record(draw)
+    names = json.dumps(dict.fromkeys(SCHEMA["properties"], "..."), indent=2)
+    return (
+        f"Fill in the customer record as JSON. Customer {entry['id']} is {entry['name']} from {entry['city']}, with "
+        f"{draw.randrange(9)} open invoices{' and a premium subscription' if entry['active'] else ''}.\n\n{names}"
+    )
+
+
+def edit_prompt(draw: random.Random) -> str:
+    """A document and a change to it."""
+    entries = [record(draw) for _ in range(5)]
+    city = draw.choice(PLACES)
+    document = json.dumps({"customers": entries}, indent=2)
+    return f"Repeat this JSON document exactly, but change every city to {city}.\n\n{document}"
+
+
+def free_prompt(draw: random.Random) -> str:
+    """Something to write about."""
+    return f"Write a story about {draw.choice(TOPICS)} and {draw.choice(NAMES)} in {draw.choice(PLACES)}."
+
+
+WORKLOADS = (
+    Workload(
+        "schema",
+        schema_prompt,
+        SamplingParams(max_tokens=200, temperature=0.0),
+        GrammarSpec.json_schema(SCHEMA),
+    ),
+    Workload("edit", edit_prompt, SamplingParams(max_tokens=320, temperature=0.0)),
+    Workload("free", free_prompt, SamplingParams(max_tokens=128, temperature=1.0, ignore_eos=True)),
+)
+
+
+class Run:
+    """One engine and what it has done for a workload."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        self.rates: list[float] = []
+        self.steps = self.answers = self.tokens = 0
+        self.drafted = self.accepted = self.forced = 0
+
+    def answer(self, workload: Workload, prompts: Sequence[str]) -> list[tuple[int, ...]]:
+        """Answer prompts together and note how long it took. Returns the tokens of each answer."""
+        before = self._llm._core.stats()
+        start = time.perf_counter()
+        outputs: list[RequestOutput] = self._llm.chat(
+            [[{"role": "user", "content": prompt}] for prompt in prompts],
+            workload.params,
+            grammar=workload.grammar,
+            use_tqdm=False,
+        )
+        seconds = time.perf_counter() - start
+        after = self._llm._core.stats()
+        answers = [tuple(output.outputs[0].token_ids) for output in outputs]
+        tokens = sum(map(len, answers))
+        self.rates.append(tokens / seconds)
+        self.answers, self.tokens = self.answers + len(answers), self.tokens + tokens
+        self.steps += int(after["steps"] - before["steps"])
+        self.drafted += int(after["draft_tokens"] - before["draft_tokens"])
+        self.accepted += int(after["draft_tokens_accepted"] - before["draft_tokens_accepted"])
+        self.forced += int(after["forced_tokens"] - before["forced_tokens"])
+        return answers
+
+    def figures(self) -> dict[str, Any]:
+        """For the report."""
+        return {
+            "output_tok_s": round(statistics.median(self.rates), 1),
+            "runs_output_tok_s": [round(rate, 1) for rate in self.rates],
+            "steps": self.steps,
+            "answers": self.answers,
+            "output_tokens": self.tokens,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "forced": self.forced,
+        }
+
+
+def measure(llms: dict[str, LLM], workload: Workload, concurrency: int, repeats: int) -> dict[str, Any]:
+    """Each engine answers the same prompts, in turn, ``repeats`` times with others."""
+    draw = random.Random(f"{workload.name} {concurrency}")
+    runs = {name: Run(llm) for name, llm in llms.items()}
+    for repeat in range(repeats):
+        prompts = [workload.prompt(draw) for _ in range(concurrency)]
+        order = list(runs) if repeat % 2 else list(runs)[::-1]
+        answers = {name: runs[name].answer(workload, prompts) for name in order}
+        if answers["on"] != answers["off"]:
+            sys.exit(f"{workload.name} at {concurrency}: an answer with drafts is not the one without")
+    on, off = runs["on"].figures(), runs["off"].figures()
+    # The median of quotients: both runs of a pair saw the same prompts and, nearly, the same machine.
+    pairs = zip(runs["on"].rates, runs["off"].rates, strict=True)
+    gain = statistics.median(with_ / without for with_, without in pairs)
+    return {"workload": workload.name, "concurrency": concurrency, "gain": round(gain, 3), "on": on, "off": off}
+
+
+def main() -> None:
+    """Print one line of JSON for each workload and concurrency."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="folder or file; default: the default model")
+    parser.add_argument("--workloads", nargs="+", default=[each.name for each in WORKLOADS])
+    parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    llms = {
+        name: LLM(options.model, kv_cache_memory=0.5, max_model_len=2048, speculative_config=config)
+        for name, config in (("off", '{"method": "off"}'), ("on", '{"method": "auto"}'))
+    }
+    for llm in llms.values():
+        llm.chat([{"role": "user", "content": "Hello"}], SamplingParams(max_tokens=4), use_tqdm=False)
+        llm.generate("a", SamplingParams(max_tokens=2), grammar=GrammarSpec.json_schema(SCHEMA), use_tqdm=False)
+    for workload in WORKLOADS:
+        if workload.name in options.workloads:
+            for concurrency in options.concurrency:
+                print(json.dumps(measure(llms, workload, concurrency, options.repeats)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Where a sequence has said the same before: an index of its tokens by groups of three."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+
+import numpy as np
+
+WINDOW = 1 << 16  # tokens of the prompt that are indexed, its last ones
+_CHOICES = 4  # earlier places that are looked at
+_LONGEST = 16  # tokens by which they are compared
+_SHIFT = 20  # bits of a token in a key; larger ids may make keys collide, which the comparison finds out
+
+
+class NgramIndex:
+    """Finds earlier places at which the last tokens stood, and what came then.
+
+    What is there when the index is made (the prompt) is sorted once by numpy; each token that follows costs a fixed
+    number of steps and one entry.
+
+    Args:
+        tokens: int32 tokens of the sequence, which grows at its end and is only read here.
+    """
+
+    def __init__(self, tokens: array[int]) -> None:
+        self._tokens = tokens
+        self._keys, self._ends = _sorted_keys(tokens)
+        self._num_indexed = len(tokens)
+        self._first_end = len(tokens)
+        self._last: dict[int, int] = {}  # key of three tokens -> where they ended last, since the index was made
+        self._earlier = array("i")  # by position: where the three tokens that end there ended before, or -1
+        self._source = -1  # where the tokens of the last match go on
+
+    def guess(self, limit: int) -> tuple[int, array[int]]:
+        """What came after the longest earlier match of the last tokens.
+
+        A match that reaches into itself repeats: the guess goes on with the period.
+
+        Returns:
+            The length of the match (3 to 16, or 0) and up to ``limit`` tokens.
+        """
+        self._extend()
+        end = len(self._tokens)
+        best, source = 0, -1
+        for place in self._places():
+            length = self._matching(place, end)
+            if length > best:
+                best, source = length, place
+        self._source = source
+        if best < 3:
+            return 0, array("i")
+        found = self._tokens[source : source + limit]
+        while len(found) < limit:
+            found += found[: limit - len(found)]
+        return best, found
+
+    def _extend(self) -> None:
+        """Index the tokens that came since the last call."""
+        for end in range(self._num_indexed + 1, len(self._tokens) + 1):
+            if self._source >= 0:
+                self._source = self._source + 1 if self._tokens[self._source] == self._tokens[end - 1] else -1
+            key = self._key(end)
+            self._earlier.append(self._last.get(key, -1))
+            self._last[key] = end
+        self._num_indexed = len(self._tokens)
+
+    def _places(self) -> list[int]:
+        """Where the last three tokens ended before: where the last match goes on, then latest first."""
+        end = len(self._tokens)
+        if end < 3:
+            return []
+        found = [self._source] if self._source >= 0 else []
+        place = self._earlier[-1] if end > self._first_end else -1
+        while place >= 0 and len(found) < _CHOICES:
+            found.append(place)
+            place = self._earlier[place - self._first_end - 1]
+        key = self._key(end)
+        after = bisect_right(self._keys, key)
+        while len(found) < 2 * _CHOICES and after and self._keys[after - 1] == key:
+            after -= 1
+            found.append(self._ends[after])
+        return [place for place in found if place < end]
+
+    def _matching(self, place: int, end: int) -> int:
+        """How many tokens before ``place`` are those before ``end``, up to the longest that matters."""
+        tokens, most = self._tokens, min(_LONGEST, place)
+        length = 0
+        while length < most and tokens[place - length - 1] == tokens[end - length - 1]:
+            length += 1
+        return length
+
+    def _key(self, end: int) -> int:
+        """Of the three tokens that end there; of fewer at the beginning."""
+        key = 0
+        for token in self._tokens[max(0, end - 3) : end]:
+            key = (key << _SHIFT) ^ token
+        return key
+
+
+def _sorted_keys(tokens: array[int]) -> tuple[array[int], array[int]]:
+    """The keys of all groups of three in the window, sorted, and where each ends; equal ones in order."""
+    known = np.frombuffer(tokens, np.int32).astype(np.int64)
+    start = max(0, len(known) - WINDOW)
+    known = known[start:]
+    keys = (known[:-2] << 2 * _SHIFT) ^ (known[1:-1] << _SHIFT) ^ known[2:]
+    order = np.argsort(keys, kind="stable")
+    return array("q", keys[order].tobytes()), array("q", (order + start + 3).tobytes())

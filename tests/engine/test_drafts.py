@@ -1,0 +1,346 @@
+"""Drafts change when tokens come, never which: on the worker without tensors, with guesses right, wrong and absurd."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache
+from unittest.mock import MagicMock
+
+import pytest
+from fake_worker import FakeWorker
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.config import EngineConfig
+from engine.core import BASE, EngineCore
+from engine.drafts import _SUREST, Drafter, Source, _Guess, _Rate
+from engine.errors import ConfigError
+from engine.grammars import Grammars
+from engine.messages import Abort, Done, Failed, TokenOut
+from engine.pace import Pace
+from engine.sequence import Sequence
+from engine.types import SamplingParams
+from grammar.compiler import Compiled, compile
+from grammar.masks import MaskBuffer
+from grammar.spec import GrammarSpec
+from grammar.vocabulary import Vocabulary
+from radix.namespace import Namespace, Path
+
+VOCAB, EOS = 258, 256
+GRAMMARS = [
+    GrammarSpec.json_schema(
+        {
+            "type": "object",
+            "properties": {"customer": {"type": "string", "maxLength": 6}, "ok": {"type": "boolean"}},
+            "required": ["customer", "ok"],
+            "additionalProperties": False,
+        }
+    ),
+    GrammarSpec.regex("[a-f]{3}-long constant part-[0-9]{1,9}"),
+    GrammarSpec.choice(["yes, of course", "yes, but", "no"]),
+]
+
+
+VOCABULARY = Vocabulary((*(bytes([i]) for i in range(256)), b"<eos>"), frozenset((EOS,)), (EOS,), VOCAB)
+
+
+@cache
+def compiled(number: int) -> Compiled:
+    return compile(GRAMMARS[number], VOCABULARY)
+
+
+def mask_filler(max_lines: int) -> Grammars:
+    """Grammars without the compile service, whose child processes take seconds to start."""
+    filler = object.__new__(Grammars)
+    filler._mask_seconds = []
+    filler._eos_ids = (EOS,)
+    filler._thread = ThreadPoolExecutor(1)
+    filler._built = Future()
+    filler._built.set_result((MagicMock(), MaskBuffer(max_lines, VOCABULARY)))
+    return filler
+
+
+@dataclass(frozen=True)
+class Ask:
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    grammar: int | None = None
+
+
+@dataclass
+class Engine:
+    """An engine that says what each sequence got: its tokens, and how it ended."""
+
+    core: EngineCore
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    ends: dict[int, Done | Failed] = field(default_factory=dict)
+
+    @classmethod
+    def make(cls, method: str = "auto", num_pages=200, page_size=4, max_num_seqs=4, budget=64, **worker) -> Engine:
+        config = EngineConfig(
+            block_size=page_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            speculative_config=f'{{"method": "{method}"}}',
+        )
+        core = EngineCore(config, FakeWorker(num_pages, page_size, vocab_size=VOCAB, eos=(EOS,), **worker))
+        core._grammars = mask_filler(max_num_seqs + config.max_drafts)
+        return cls(core)
+
+    def submit(self, number: int, ask: Ask) -> None:
+        matcher = None if ask.grammar is None else compiled(ask.grammar).matcher()
+        ends = frozenset((*(() if ask.params.ignore_eos else (EOS,)), *ask.params.stop_token_ids))
+        path = Path(Namespace(BASE))
+        self.tokens[number] = []
+        self.core._scheduler.add(
+            Sequence(number, array("i", ask.prompt), ask.params, path, ends, number, 0.0, matcher=matcher)
+        )
+
+    def step(self) -> None:
+        for message in self.core.step():
+            if isinstance(message, TokenOut):
+                self.tokens[message.id] += message.tokens
+            else:
+                assert message.id not in self.ends
+                self.ends[message.id] = message
+        self.core.check()
+        for sequence in self.core._scheduler.running:
+            assert sequence.matcher is None or sequence.matcher.num_tokens == sequence.num_generated
+            assert sequence.num_computed < sequence.num_tokens
+            assert len(sequence.lease.pages) <= -(-sequence.num_tokens // self.page_size)
+
+    @property
+    def page_size(self) -> int:
+        return self.core._worker.page_size
+
+    def run(self) -> dict[int, tuple]:
+        limit = 20_000
+        while self.core.has_work:
+            self.step()
+            limit -= 1
+            assert limit, "does not come to an end"
+        assert self.core.stats()["pages_private"] == 0
+        return {number: (self.tokens[number], *ending(self.ends[number])) for number in self.tokens}
+
+    def close(self) -> None:
+        self.core.close()
+
+
+def ending(end: Done | Failed) -> tuple:
+    return (end.reason, end.stop_token, end.usage.completion) if isinstance(end, Done) else (end.kind, end.message)
+
+
+@pytest.fixture
+def engine():
+    made = []
+
+    def make(*args, **options):
+        made.append(Engine.make(*args, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """Drafts are computed whatever they cost, so that what happens does not hang on this machine's speed."""
+    monkeypatch.setattr(Pace, "threshold", lambda self, num_rows: 0.0)
+
+
+def guessing(monkeypatch, guess) -> None:
+    """Let ``guess(sequence)`` give every draft."""
+
+    def guesses(self, sequence, track):
+        tokens = guess(sequence)
+        return [_Guess(Source.NGRAM, _Rate(_SUREST * 2), tokens)] if tokens else []
+
+    monkeypatch.setattr(Drafter, "_guesses", guesses)
+
+
+PARAMS = st.builds(
+    SamplingParams,
+    max_tokens=st.integers(1, 40),
+    min_tokens=st.sampled_from([0, 0, 3, 12]),
+    ignore_eos=st.booleans(),
+    stop_token_ids=st.sampled_from([(), tuple(range(0, 250, 9))]),
+)
+ASKS = st.lists(
+    st.builds(
+        Ask,
+        prompt=st.one_of(
+            st.lists(st.integers(0, 5), min_size=1, max_size=30).map(tuple), st.integers(1, 50).map(lambda n: (3,) * n)
+        ),
+        params=PARAMS,
+        grammar=st.sampled_from([None, None, 0, 1, 2]),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    asks=ASKS,
+    seed=st.integers(0, 2**32),
+    page_size=st.sampled_from([1, 4, 16]),
+    budget=st.sampled_from([4, 9, 64]),
+    num_pages=st.sampled_from([100, 140, 1000]),
+    kind=st.sampled_from(["right", "wrong", "mixed", "sources"]),
+)
+def test_any_drafts_change_nothing_but_the_number_of_steps(asks, seed, page_size, budget, num_pages, kind):
+    """Chunks, preemption, ends inside of drafts, budgets that close: each sequence gets what it got without."""
+    options = {"num_pages": num_pages // page_size + 4, "page_size": page_size, "budget": budget}
+    plain = Engine.make("off", **options)
+    for number, ask in enumerate(asks):
+        plain.submit(number, ask)
+    expected = plain.run()
+    plain.close()
+    rng = random.Random(seed)
+
+    def guess(sequence: Sequence) -> list[int]:
+        (
+            tokens,
+            *_,
+        ) = expected[sequence.id]
+        right = [*tokens, EOS, 7, 7][sequence.num_generated :][: rng.randint(0, 16)]
+        wrong = [rng.randrange(VOCAB) for _ in range(rng.randint(0, 16))]
+        cut = rng.randint(0, len(right))
+        return {"right": right, "wrong": wrong, "mixed": [*right[:cut], *wrong]}[kind]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pace, "threshold", lambda self, num_rows: 0.0)
+        if kind != "sources":
+            guessing(patch, guess)
+        drafted = Engine.make("auto", **options)
+        for number, ask in enumerate(asks):
+            drafted.submit(number, ask)
+            for _ in range(rng.choice([0, 0, 1, 5])):
+                drafted.step()
+        assert drafted.run() == expected
+        stats = drafted.core.stats()
+        assert stats["draft_tokens_accepted"] <= stats["draft_tokens"]
+        drafted.close()
+
+
+def test_right_drafts_save_steps(engine, eager, monkeypatch):
+    ask = Ask((1, 2, 3), SamplingParams(max_tokens=69, ignore_eos=True))
+    plain = engine("off")
+    plain.submit(0, ask)
+    expected = plain.run()
+    guessing(monkeypatch, lambda sequence: expected[0][0][sequence.num_generated :][:16])
+    drafted = engine()
+    drafted.submit(0, ask)
+    assert drafted.run() == expected
+    assert plain.core.stats()["steps"] == 69
+    assert drafted.core.stats()["steps"] == 5  # of 17, 17, 17, 17 and 1 tokens
+    assert drafted.core.stats()["draft_tokens_accepted"] == drafted.core.stats()["draft_tokens"] == 64
+
+
+def test_the_tree_knows_an_answer_that_was_given_before(engine, eager):
+    ask = Ask(tuple(range(20)), SamplingParams(max_tokens=60, ignore_eos=True))
+    twice = engine()
+    twice.submit(0, ask)
+    twice.run()
+    before = twice.core.stats()["steps"]
+    twice.submit(1, ask)
+    results = twice.run()
+    assert results[0] == results[1]
+    stats = twice.core.stats()
+    assert stats["steps"] - before <= 10
+    assert stats["stood_tree"] >= 50
+
+
+def test_another_namespace_learns_nothing_from_the_tree(engine, eager):
+    twice = engine()
+    ask = Ask(tuple(range(20)), SamplingParams(max_tokens=60, ignore_eos=True))
+    twice.submit(0, ask)
+    twice.run()
+    twice.tokens[1] = []
+    twice.core._scheduler.add(
+        Sequence(1, array("i", ask.prompt), ask.params, Path(Namespace(BASE, None, "salt")), frozenset(), 1, 0.0)
+    )
+    twice.run()
+    assert "drafted_tree" not in twice.core.stats()
+
+
+def test_text_that_a_grammar_forces_takes_few_steps(engine, eager):
+    plain, drafted = engine("off"), engine()
+    for each in (plain, drafted):
+        each.submit(0, Ask((1,), SamplingParams(max_tokens=60), grammar=0))
+    assert plain.run() == drafted.run()
+    assert drafted.core.stats()["stood_grammar"] > 5
+    assert drafted.core.stats()["steps"] < plain.core.stats()["steps"] - 5
+    # A mask with one token needs no model, with drafts or without; but whoever wants logprobs wants the model's.
+    assert plain.core.stats()["forced_tokens"] == drafted.core.stats()["forced_tokens"] > 10
+    scored = engine()
+    scored.submit(0, Ask((1,), SamplingParams(max_tokens=60, logprobs=0), grammar=0))
+    scored.run()
+    assert scored.core.stats()["forced_tokens"] == 0
+
+
+def test_nobody_is_preempted_for_a_draft(engine, eager, monkeypatch):
+    """Pages just enough for two sequences: with drafts as without, none is preempted."""
+    asks = [Ask((i, 1, 2), SamplingParams(max_tokens=37, ignore_eos=True)) for i in range(2)]
+    guessing(monkeypatch, lambda sequence: [9] * 16)
+    for method in ("off", "auto"):
+        each = engine(method, num_pages=20, page_size=4, max_num_seqs=2)
+        for number, ask in enumerate(asks):
+            each.submit(number, ask)
+        each.run()
+        assert each.core.stats()["preemptions"] == 0
+    assert each.core.stats()["draft_tokens"] > 0
+
+
+def test_drafts_take_only_what_the_others_leave_of_a_step(engine, eager, monkeypatch):
+    guessing(monkeypatch, lambda sequence: [9] * 16)
+    each = engine(budget=12, max_num_seqs=4, num_pages=400)
+    for number in range(3):
+        each.submit(number, Ask((number, 1), SamplingParams(max_tokens=30, ignore_eos=True)))
+    each.step()
+    each.submit(3, Ask(tuple(range(100)), SamplingParams(max_tokens=3)))
+    while each.core._worker.batches[-1].rows[-1].num_generated == 0:
+        each.step()
+        batch = each.core._worker.batches[-1]
+        assert batch.num_tokens <= 12
+        if not batch.rows[-1].draws:
+            assert not any(row.num_drafts for row in batch.rows)
+
+
+def test_an_abort_forgets_the_record_of_a_sequence(engine):
+    each = engine()
+    each.submit(0, Ask((1, 2), SamplingParams(max_tokens=30, ignore_eos=True)))
+    each.step()
+    assert each.core._scheduler._drafter._tracks
+    each.core.handle([Abort((0,))])
+    each.run()
+    assert not each.core._scheduler._drafter._tracks
+
+
+def test_without_drafts_no_row_has_any(engine):
+    plain = engine("off")
+    plain.submit(0, Ask((3,) * 40, SamplingParams(max_tokens=40, ignore_eos=True)))
+    plain.run()
+    assert not any(row.num_drafts for batch in plain.core._worker.batches for row in batch.rows)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("ngram", "must be a JSON object"),
+        ("[]", "must be a JSON object"),
+        ('{"method": "eagle"}', "must be one of auto, ngram, off, not eagle"),
+        ('{"method": "ngram", "prompt_lookup_max": 4}', "has no 'prompt_lookup_max'"),
+        ('{"num_speculative_tokens": 0}', "from 1 to 64, not 0"),
+        ('{"num_speculative_tokens": true}', "from 1 to 64, not True"),
+        ('{"num_speculative_tokens": 65}', "from 1 to 64, not 65"),
+    ],
+)
+def test_the_option_is_refused_by_what_is_wrong_with_it(text, complaint):
+    with pytest.raises(ConfigError, match="speculative-config") as refusal:
+        EngineConfig(speculative_config=text)
+    assert complaint in str(refusal.value)

@@ -1,0 +1,88 @@
+"""What drafts are guessed from, and at what price: the index of a sequence's tokens, the cost of a step."""
+
+from __future__ import annotations
+
+import random
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.ngrams import NgramIndex
+from engine.pace import Pace
+
+
+def index_of(prompt: list[int], generated: list[int], *, each: bool) -> NgramIndex:
+    tokens = array("i", prompt)
+    index = NgramIndex(tokens)
+    for token in generated:
+        tokens.append(token)
+        if each:
+            index.guess(4)
+    return index
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=40), st.lists(st.integers(0, 2), max_size=40), st.booleans())
+def test_a_guess_goes_on_where_the_last_tokens_stood_before(prompt, generated, each):
+    tokens = [*prompt, *generated]
+    length, guess = index_of(prompt, generated, each=each).guess(5)
+    places = [end for end in range(3, len(tokens)) if tokens[end - 3 : end] == tokens[-3:]]
+    if not places:
+        assert (length, list(guess)) == (0, [])
+        return
+    assert 3 <= length <= 16 and len(guess) == 5
+    sources = [end for end in places if tokens[max(0, end - length) : end] == tokens[len(tokens) - length :]]
+    endless = [(tokens[end:] * 5)[:5] for end in sources]
+    assert list(guess) in endless
+
+
+@given(st.integers(0, 10**6))
+def test_a_copy_is_followed_through_places_that_look_alike(seed):
+    """A copy of a text, some tokens in: the guess is what comes next there, however common the last tokens are."""
+    rng = random.Random(seed)
+    text = [rng.randrange(50) if rng.random() < 0.2 else 7 for _ in range(300)]
+    tokens = array("i", [*text, 60, 61])
+    index = NgramIndex(tokens)
+    right = 0
+    for place, token in enumerate(text):
+        right += list(index.guess(1)[1]) == [token]
+        tokens.append(token)
+        assert place < 300
+    assert right > 250
+
+
+def test_few_tokens_and_large_ids_are_no_trouble():
+    for prompt in ([1], [1, 2], [1, 2, 3], [2**31 - 1] * 5):
+        index = NgramIndex(array("i", prompt))
+        length, guess = index.guess(3)
+        assert list(guess) in ([], prompt[:3])
+        assert length <= len(prompt)
+
+
+def test_a_period_is_gone_on_with():
+    assert list(index_of([9, 1, 2, 3, 1, 2, 3], [], each=False).guess(8)[1]) == [1, 2, 3, 1, 2, 3, 1, 2]
+
+
+@given(st.floats(0.1, 50), st.floats(0.01, 2), st.integers(0, 10**6))
+def test_the_price_of_a_draft_is_learnt_from_steps_that_differ(base, slope, seed):
+    rng, pace = random.Random(seed), Pace()
+    for _ in range(300):
+        tokens = rng.randint(1, 60)
+        pace.observe(tokens, base + slope * tokens)
+    for rows in (1, 8, 32):
+        assert pace.threshold(rows) == pytest.approx(slope / (slope + base / rows), abs=0.05)
+
+
+def test_before_steps_differ_a_draft_has_a_price_and_one_slow_step_does_not_decide():
+    pace = Pace()
+    assert 0 < pace.threshold(1) < 0.2
+    for _ in range(50):
+        pace.observe(1, 0.01)
+    price = pace.threshold(1)
+    assert 0.02 < price < 0.2
+    pace.observe(9, 5.0)
+    assert pace.threshold(1) < 0.6
+    for tokens in (1, 9) * 100:
+        pace.observe(tokens, 0.01)
+    assert pace.threshold(1) < 0.02
