@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 from array import array
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from fake_worker import FakeWorker, adapter_code, expected_tokens
 from lora_folders import file_of, good_config, good_tensors, small_reader, write_folder
+from test_lora_malformed import CASES
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
@@ -31,6 +34,7 @@ from engine.types import FinishReason, SamplingParams
 from lora.adapters import Adapters as AdapterPool
 
 PATIENCE = 5
+LINKS = {number for number, name in enumerate(CASES) if "link" in name}  # these need a folder that they lead out of
 
 
 def write(root: Path, name: str, seed: int, invocation: list[int] | None = None) -> str:
@@ -42,7 +46,15 @@ class Engine:
     """A core over a fake device, its client, and what each sequence should have got."""
 
     def __init__(
-        self, root: Path | None = None, *, slots=2, num_pages=64, max_num_seqs=4, max_cpu_bytes=1 << 20, **options
+        self,
+        root: Path | None = None,
+        *,
+        slots=2,
+        num_pages=64,
+        max_num_seqs=4,
+        max_cpu_bytes=1 << 20,
+        max_adapters=20,
+        **options,
     ):
         reader = small_reader(root)
         self.gate = threading.Event()
@@ -52,16 +64,16 @@ class Engine:
         class Gated:
             layout = reader.layout
 
-            def read(self, path):
+            def read(self, path, *, trusted=False):
                 gate.wait()
-                return reader.read(path)
+                return reader.read(path, trusted=trusted)
 
-            def read_again(self, path, digest):
+            def read_again(self, path, digest, *, trusted=False):
                 gate.wait()
-                return reader.read_again(path, digest)
+                return reader.read_again(path, digest, trusted=trusted)
 
         self.pool = AdapterPool(
-            Gated(), max_loras=slots, max_adapters=20, max_cpu_bytes=max_cpu_bytes, patience=PATIENCE
+            Gated(), max_loras=slots, max_adapters=max_adapters, max_cpu_bytes=max_cpu_bytes, patience=PATIENCE
         )
         self.worker = FakeWorker(num_pages, 4, adapters=self.pool)
         config = EngineConfig(
@@ -308,6 +320,58 @@ def test_a_folder_below_the_folder_of_adapters_is_loaded_when_it_is_named(made, 
     assert engine.names.keys() == {"team/one"}
 
 
+def test_malformed_adapters_are_refused_and_touch_nobody(made, tmp_path):
+    """The whole corpus, each beside a running stream: it is the sender's fault, stream and adapter are as before."""
+    engine = made(num_pages=2000)
+    engine.load("good", write(tmp_path, "good", 1))
+    version = engine.pool.registry.get("good")
+    streams = [engine.submit(range(9), "good", max_tokens=500)]
+    root = tmp_path / "bad"
+    root.mkdir()
+    for number, (spoil, _) in enumerate(CASES.values()):
+        if number not in LINKS:
+            if streams[-1] in engine.ends:
+                streams.append(engine.submit([number % 11, 1], "good", max_tokens=500))
+            spoil(root / str(number))
+            name = "good" if number % 2 else f"bad{number}"
+            failure = engine.call(LoadAdapter, name, str(root / str(number)), True).failure
+            assert failure.kind == "RequestError" and str(tmp_path) not in failure.message
+    [info] = engine.call(ListAdapters).adapters
+    assert (info.name, info.state) == ("good", "ready") and engine.pool.registry.get("good") is version
+    engine.run()
+    for stream in streams:
+        engine.check_tokens(stream)
+        assert len(engine.tokens[stream]) == 500
+    assert engine.pool.slots.num_resident == 1 and len(engine.pool.cache) == 1
+
+
+def test_a_thousand_registered_adapters_cost_a_step_what_eight_do(made, tmp_path):
+    """The calls that a step makes are counted: they follow from what runs, not from what is registered."""
+    counts = []
+    for registered in (8, 1000):
+        engine = made(num_pages=400, max_adapters=1000)
+        path = write(tmp_path, "a", 1)
+        for number in range(registered):
+            engine.core.handle([LoadAdapter(number, f"n{number}", path, False)])
+        engine.wait(lambda engine=engine, registered=registered: len(engine.pool.registry) == registered)
+        numbers = [engine.submit([1, 2, number], f"n{number}", max_tokens=100) for number in range(2)]
+        engine.wait(lambda engine=engine, numbers=numbers: all(engine.tokens[number] for number in numbers))
+        counts.append(calls_of(engine.core.step, 20))
+    assert counts[0] == counts[1] > 0
+
+
+def calls_of(function, times: int) -> int:
+    """Python calls that these calls of a function make."""
+    seen = Counter()
+    sys.setprofile(lambda _frame, event, _argument: seen.update([event]))
+    try:
+        for _ in range(times):
+            function()
+    finally:
+        sys.setprofile(None)
+    return seen["call"] + seen["c_call"]
+
+
 def test_replies_and_the_list(made, tmp_path):
     engine = made()
     path = write(tmp_path, "a", 1)
@@ -320,9 +384,38 @@ def test_replies_and_the_list(made, tmp_path):
     engine.wait(lambda: engine.tokens[0])
     [info] = engine.call(ListAdapters).adapters
     assert (info.name, info.path, info.rank, info.tier) == ("a", path, 2, "device")
-    assert (info.pins, info.running, info.requests, info.activated) == (1, 1, 1, False)
+    assert (info.state, info.pins, info.running, info.requests, info.hits) == ("ready", 1, 1, 1, 0)
+    assert info.bytes > 0 and not info.activated
+    engine.submit(range(5), "a", max_tokens=2)
+    [info] = engine.call(ListAdapters).adapters
+    assert (info.requests, info.hits) == (2, 1)
     engine.run()
     assert engine.core.stats()["adapters"] == 1
+
+
+def test_the_list_tells_what_loads_and_what_drains(made, tmp_path):
+    """One name three times: what it stands for, what it stood for when a running sequence came, what is on its way."""
+    engine = made(num_pages=2000)
+    paths = [write(tmp_path, f"v{i}", i) for i in range(3)]
+    engine.load("a", paths[0])
+    engine.submit(range(9), "a", max_tokens=4000)
+    engine.wait(lambda: engine.tokens[0])
+    engine.load("a", paths[1], True)
+    engine.gate.clear()
+    engine.core.handle([LoadAdapter(1, "a", paths[2], True), LoadAdapter(2, "b", paths[0])])
+    engine.step()
+    infos = engine.call(ListAdapters).adapters
+    assert [(info.name, info.path, info.state, info.tier, info.pins) for info in infos] == [
+        ("a", paths[1], "ready", "host", 0),
+        ("a", paths[0], "draining", "device", 1),
+        ("a", paths[2], "loading", "disk", 0),
+        ("b", paths[0], "loading", "disk", 0),
+    ]
+    assert [info.rank for info in infos] == [2, 2, 0, 0]
+    engine.core.handle([Abort((0,))])
+    engine.gate.set()
+    engine.wait(lambda: {1, 2} <= engine.replies.keys())
+    assert [(info.name, info.state) for info in engine.call(ListAdapters).adapters] == [("a", "ready"), ("b", "ready")]
 
 
 def test_an_adapter_whose_files_are_gone_ends_its_sequences_and_no_others(made, tmp_path):
@@ -337,6 +430,22 @@ def test_an_adapter_whose_files_are_gone_ends_its_sequences_and_no_others(made, 
     assert engine.ends[lost].kind == "RequestError" and engine.ends[lost].param == "model"
     engine.check_tokens(running)
     assert engine.names.keys() == {"a1"}
+
+
+def test_the_operator_may_load_from_anywhere_and_a_request_may_not(made, tmp_path):
+    """``--lora-modules`` lie outside the folder of adapters, and are read again from there; nothing else is."""
+    root = tmp_path / "adapters"
+    write(root, "inside", 1)
+    outside = [write(tmp_path, name, seed) for name, seed in (("one", 2), ("two", 3))]
+    engine = made(root, slots=1, max_cpu_bytes=1, lora_modules=(f"a={outside[0]}", "b=../two", "c=inside"))
+    for path in (*outside, "../one"):
+        failure = engine.call(LoadAdapter, "x", path, False).failure
+        assert failure.param == "path" and str(tmp_path) not in failure.message
+    for _ in range(2):
+        numbers = [engine.submit(range(5), name, max_tokens=3) for name in ("a", "b", "c")]
+        engine.run()
+        for number in numbers:
+            engine.check_tokens(number)
 
 
 def test_adapters_of_the_start(made, tmp_path):
