@@ -79,9 +79,10 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """A load under way: the name, and the call that a reply goes to (None if a sequence asked for it)."""
+    """A load under way: of what, and the call that a reply goes to (None if a sequence asked for it)."""
 
     name: str
+    path: str
     call: int | None
 
 
@@ -100,6 +101,7 @@ class AdapterDesk:
         self._waiting: dict[str, list[Submit]] = {}
         self._pins: dict[int, AdapterVersion] = {}  # by sequence
         self._requests: Counter[str] = Counter()
+        self._hits: Counter[str] = Counter()
         self._outbox: list[Message] = []
 
     @property
@@ -146,8 +148,10 @@ class AdapterDesk:
         self._reply(message.id)
 
     def tell(self, message: ListAdapters) -> None:
-        """Answer with all adapters as they stand."""
-        self._outbox.append(Adapters(message.id, tuple(map(self.describe, self._pool.registry))))
+        """Answer with all adapters as they stand: those that names stand for, those that drain, those on their way."""
+        registry = self._pool.registry
+        loading = (AdapterInfo(load.name, load.path, "loading", "disk") for load in self._loads)
+        self._outbox.append(Adapters(message.id, (*map(self.describe, (*registry, *registry.draining)), *loading)))
 
     def begin(self, submit: Submit) -> Adaptation | None:
         """Pin the version that a sequence's adapter name stands for, until ``settle`` sees the sequence's end.
@@ -166,6 +170,7 @@ class AdapterDesk:
             self._wait(name, submit)
             return None
         self._requests[name] += 1
+        self._hits[name] += self._pool.slots.is_ready(version.load_id)
         start = activation_position(submit.tokens, version.invocation_tokens) if version.invocation_tokens else 0
         if start is None:
             return Adaptation(PrefixPath(base))
@@ -227,13 +232,15 @@ class AdapterDesk:
         return AdapterInfo(
             name=version.name,
             path=version.path,
-            rank=version.rank,
-            num_bytes=version.num_bytes,
-            activated=bool(version.invocation_tokens),
+            state="draining" if version.retired else "ready",
             tier="device" if pool.slots.is_ready(version.load_id) else cached,
+            rank=version.rank,
+            bytes=version.num_bytes,
+            activated=bool(version.invocation_tokens),
             pins=version.pins,
             running=pool.slots.pins(version.load_id),
             requests=self._requests[version.name],
+            hits=self._hits[version.name],
         )
 
     def stats(self) -> dict[str, float]:
@@ -268,7 +275,7 @@ class AdapterDesk:
     def _await(self, name: str, folder: str) -> None:
         """Load one adapter before the engine is ready, when there are no others."""
         try:
-            self._pool.load(name, folder)
+            self._pool.load(name, folder, trusted=True)
             while not (results := self._pool.poll()):
                 time.sleep(_PAUSE)
             if results[0].error is not None:
@@ -288,7 +295,7 @@ class AdapterDesk:
             self._pool.load(name, path)
         except AdapterError as error:
             raise _refusal(error) from None
-        self._loads.append(_Load(name, call))
+        self._loads.append(_Load(name, path, call))
 
     def _wait(self, name: str, submit: Submit) -> None:
         """Keep a sequence until its adapter is loaded, which begins now if nobody has begun it."""
@@ -307,7 +314,7 @@ class AdapterDesk:
         return [Arrival(submit, error) for submit in self._waiting.pop(load.name, [])]
 
     def _gone(self, name: str) -> None:
-        del self._requests[name]
+        del self._requests[name], self._hits[name]
         self._outbox.append(AdapterChanged(name, None))
 
     def _reply(self, call: int, error: EngineError | None = None) -> None:

@@ -47,6 +47,7 @@ class EngineClient:
         self._ready: asyncio.Future[Ready] | None = None
         self._last_heartbeat = time.monotonic()
         self._closing = False
+        self._lost_transport = asyncio.Event()
         self.on_frame: Callable[[list[Message]], None] = lambda messages: None
         self.on_heartbeat: Callable[[Heartbeat], None] = lambda heartbeat: None
         self.on_death: Callable[[EngineDead], None] = lambda error: None
@@ -115,12 +116,14 @@ class EngineClient:
         return await self._calls.tell()
 
     async def close(self) -> None:
-        """Tell the engine to leave and wait for its process, at most ten seconds."""
+        """Tell the engine to leave and wait for its process, at most ten seconds, and for the end of its socket."""
         self._closing = True
         if self.is_alive:
             self._send([Shutdown()])
         if self._process is not None:
             await asyncio.to_thread(_reap, self._process)
+        if self._transport is not None:  # the socket's end follows that of the process
+            await self._lost_transport.wait()
 
     def _spawn(self, fd: int) -> subprocess.Popen[bytes]:
         root = str(Path(errors.__file__).parent.parent)
@@ -167,6 +170,7 @@ class EngineClient:
 
     def _lost(self) -> None:
         self._transport = None
+        self._lost_transport.set()
         error = EngineDead("The engine process has ended.")
         self._calls.fail(error)
         if self._ready is not None and not self._ready.done():

@@ -95,11 +95,11 @@ class EngineConfig:
 
     enable_lora: bool = option(False, "Serve LoRA adapters of the model as well.", group="adapters")
     lora_modules: tuple[str, ...] = option(
-        (), "Adapter to load at the start, as NAME=FOLDER; may be given several times.", group="adapters"
+        (), "Adapter to load at the start, as NAME=FOLDER, from anywhere; may be given several times.", group="adapters"
     )
     lora_dir: str | None = option(
         None,
-        "Folder of adapters: each below it is loaded when a request names it, and none is loaded from elsewhere.",
+        "Folder of adapters: each below it is loaded when a request names it, and requests load none from elsewhere.",
         group="adapters",
     )
     max_loras: int = option(8, "Most adapters in one step: slots on the device.", low=1, high=1024, group="adapters")

@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 import traceback
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,8 @@ def main(arguments: list[str]) -> int:
         core = start(_config(options), Path(path), channel)
         if core is None:
             return EXIT_SOFTWARE
-        serve(core, channel)
+        with closing(core):  # also when the client is gone: threads that wait for a step would keep the process
+            serve(core, channel)
     except ConnectionError:
         return 0
     except Exception:

@@ -116,21 +116,27 @@ class AdapterInfo:
     """What a name stands for.
 
     Attributes:
-        rank: the largest of its modules.
-        num_bytes: memory of its factors.
-        activated: an activated LoRA, which works from its invocation tokens on.
+        path: its folder, as it was given.
+        state: ``loading``; ``ready`` for requests that name it; ``draining`` if the name stands for something else by
+            now, or for nothing, and sequences still use it.
         tier: where it is now: ``device``, ``host`` or ``disk``.
-        pins: sequences that use it or wait to.
+        rank: the largest of its modules. Like all that follows, 0 while it is loading.
+        bytes: memory of its factors.
+        activated: an activated LoRA, which works from its invocation tokens on.
+        pins: sequences that use it or wait to; it is kept until they end.
         running: those of them that have a row.
         requests: sequences that have named it since the name was loaded.
+        hits: those of them that found it on the device.
     """
 
     name: str
     path: str
-    rank: int
-    num_bytes: int
-    activated: bool
+    state: str
     tier: str
-    pins: int
-    running: int
-    requests: int
+    rank: int = 0
+    bytes: int = 0
+    activated: bool = False
+    pins: int = 0
+    running: int = 0
+    requests: int = 0
+    hits: int = 0

@@ -49,6 +49,7 @@ class _Load:
 
     name: str
     path: str
+    trusted: bool
     future: Future[PreparedAdapter]
     wanted: bool = True
 
@@ -91,10 +92,11 @@ class Adapters:
         """Loads under way."""
         return len(self._loads)
 
-    def load(self, name: str, path: str) -> None:
+    def load(self, name: str, path: str, *, trusted: bool = False) -> None:
         """Begin to load the adapter in a folder under a name, new or in use; ``poll`` tells how it ended.
 
-        Until then the name stands for what it stood for before, and so it does after an error.
+        Until then the name stands for what it stood for before, and so it does after an error. A trusted path may lead
+        outside the folder of adapters.
 
         Raises:
             AdapterError: the name is none that an adapter can have, or there is no room.
@@ -103,7 +105,7 @@ class Adapters:
         self.registry.check_room(name)
         if len(self._loads) >= self.registry.max_adapters:
             raise AdapterError(f"{len(self._loads)} adapters are being loaded; try again later.")
-        self._loads.append(_Load(name, path, self._loader.submit(self._read, path)))
+        self._loads.append(_Load(name, path, trusted, self._loader.submit(self._read, path, trusted)))
 
     def unload(self, name: str) -> None:
         """Let a name stand for nothing. Sequences that use its version go on; loads of it that run are for nothing.
@@ -148,10 +150,10 @@ class Adapters:
         for thread in (self._loader, self._fetcher):
             thread.shutdown(wait=True, cancel_futures=True)
 
-    def _read(self, path: str) -> PreparedAdapter:
+    def _read(self, path: str, trusted: bool) -> PreparedAdapter:
         """On the loader's thread."""
         self._room.acquire()
-        return self._reader.read(path)
+        return self._reader.read(path, trusted=trusted)
 
     def _finish_load(self, load: _Load) -> LoadResult:
         self._room.release()
@@ -159,7 +161,7 @@ class Adapters:
             adapter = _outcome(load.future)
             if not load.wanted:
                 raise AdapterError(f"The adapter {load.name!r} was unloaded while it was being loaded.", "name")
-            version = self.registry.add(load.name, load.path, adapter)
+            version = self.registry.add(load.name, load.path, adapter, trusted=load.trusted)
         except AdapterError as error:
             return LoadResult(load.name, None, error)
         self.cache.put(adapter)
@@ -171,7 +173,9 @@ class Adapters:
         if self.cache.get(version.digest) is not None:
             self.slots.loaded(load_id)
         elif load_id not in self._fetches:
-            job = self._fetcher.submit(self._reader.read_again, version.path, version.digest)
+            job = self._fetcher.submit(
+                self._reader.read_again, version.path, version.digest, trusted=version.trusted
+            )
             self._fetches[load_id] = job
 
     def _finish_fetch(self, load_id: int, future: Future[PreparedAdapter]) -> None:

@@ -22,7 +22,8 @@ class AdapterReader:
         layout: the base model.
         max_rank: the largest rank of a module that is taken.
         max_file_bytes: the largest file of weights that is read.
-        root: the folder that no adapter's files may lie outside of; None for no limit.
+        root: the folder that paths are relative to, and that no adapter's files may lie outside of, but for those of a
+            trusted path; None for the working directory and no limit.
     """
 
     layout: BaseLayout
@@ -30,13 +31,18 @@ class AdapterReader:
     max_file_bytes: int = 4 << 30
     root: Path | None = None
 
-    def read(self, path: str) -> PreparedAdapter:
+    def read(self, path: str, *, trusted: bool = False) -> PreparedAdapter:
         """The adapter in a folder.
+
+        Args:
+            path: of the folder.
+            trusted: whether it may lead outside ``root``: the operator's word, not a request's.
 
         Raises:
             AdapterError: it is malformed, asks for what is not computed, or does not fit the base model.
         """
-        config_file, weights_file = find_files(find_folder(path, self.root), self.root)
+        given, limit = (str((self.root or Path()) / path), None) if trusted else (path, self.root)
+        config_file, weights_file = find_files(find_folder(given, limit), limit)
         config = read_config(_bytes(config_file))
         try:
             tensors = read_tensors(weights_file, self.max_file_bytes)
@@ -44,13 +50,13 @@ class AdapterReader:
         except (MemoryError, RuntimeError):  # torch's allocator raises the latter
             raise AdapterError("There is not enough memory to load the adapter.") from None
 
-    def read_again(self, path: str, digest: str) -> PreparedAdapter:
+    def read_again(self, path: str, digest: str, *, trusted: bool = False) -> PreparedAdapter:
         """The same for one whose content is known.
 
         Raises:
             AdapterError: as for ``read``, or the content is no longer that.
         """
-        adapter = self.read(path)
+        adapter = self.read(path, trusted=trusted)
         if adapter.digest != digest:
             raise AdapterError("The adapter's files have changed since it was loaded; load it again under its name.")
         return adapter

@@ -24,6 +24,7 @@ class AdapterVersion:
         load_id: of this load; never used again, whatever comes under the name.
         digest: identity of the content: equal for equal results, so KV may be shared by it.
         path: where it was loaded from.
+        trusted: whether the path may lead outside the folder of adapters.
         invocation_tokens: of an activated LoRA; empty for an ordinary one.
         rank: the largest rank of a module.
         num_bytes: memory of its factors.
@@ -35,6 +36,7 @@ class AdapterVersion:
     load_id: int
     digest: str
     path: str
+    trusted: bool
     invocation_tokens: tuple[int, ...]
     rank: int
     num_bytes: int
@@ -57,7 +59,7 @@ class AdapterRegistry:
         self._ended: list[AdapterVersion] = []
         self._next_id = 0
 
-    def add(self, name: str, path: str, adapter: PreparedAdapter) -> AdapterVersion:
+    def add(self, name: str, path: str, adapter: PreparedAdapter, *, trusted: bool = False) -> AdapterVersion:
         """Make an adapter the current version of a name; the version before it is retired.
 
         Raises:
@@ -65,7 +67,14 @@ class AdapterRegistry:
         """
         self.check_room(name)
         version = AdapterVersion(
-            name, self._next_id, adapter.digest, path, adapter.invocation_tokens, adapter.rank, adapter.num_bytes
+            name,
+            self._next_id,
+            adapter.digest,
+            path,
+            trusted,
+            adapter.invocation_tokens,
+            adapter.rank,
+            adapter.num_bytes,
         )
         self._next_id += 1
         self._alive[version.load_id] = version
@@ -128,6 +137,11 @@ class AdapterRegistry:
 
     def __len__(self) -> int:
         return len(self._current)
+
+    @property
+    def draining(self) -> tuple[AdapterVersion, ...]:
+        """Versions that no name stands for any more and that sequences still use, the oldest first."""
+        return tuple(version for version in self._alive.values() if version.retired)
 
     def check(self) -> None:
         """Raise AssertionError if names and versions contradict each other."""

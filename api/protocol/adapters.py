@@ -13,7 +13,7 @@ MAX_PATH = 4096
 
 
 class LoadAdapterRequest(RequestModel):
-    """Load an adapter. ``lora_path`` is relative to ``--lora-dir`` where that is set."""
+    """Load an adapter. ``lora_path`` is relative to ``--lora-dir``."""
 
     ignored: ClassVar[frozenset[str]] = frozenset({"base_model_name"})
 

@@ -10,7 +10,7 @@ from fastapi.responses import PlainTextResponse
 
 from api.protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from api.routes.body import JsonRoute
-from api.routes.shared import State
+from api.routes.shared import State, shown_path
 from api.state import ServerState
 from engine.client import EngineClient
 from engine.errors import EngineDead, RequestError, UnknownModel
@@ -30,8 +30,17 @@ def _client(state: ServerState) -> EngineClient:
 
 @router.post("/v1/load_lora_adapter")
 async def load_lora_adapter(body: LoadAdapterRequest, state: State) -> PlainTextResponse:
-    """Load an adapter; the answer comes when requests can name it. 400 if it cannot be loaded or the name is in use."""
+    """Load an adapter; the answer comes when requests can name it. 400 if it cannot be loaded or the name is in use.
+
+    Who may send requests is not thereby one who may have any folder read: only what lies below ``--lora-dir`` is.
+    """
     client = _client(state)
+    if not state.finds_adapters:
+        raise RequestError(
+            "This server loads adapters over HTTP only from the folder of --lora-dir, and was started without it; "
+            "--lora-modules loads from anywhere, at the start.",
+            param="lora_path",
+        )
     if body.lora_name in state.names:
         raise RequestError("The base model has that name.", param="lora_name")
     try:
@@ -54,5 +63,6 @@ async def unload_lora_adapter(body: UnloadAdapterRequest, state: State) -> Plain
 
 @router.get("/v1/adapters")
 async def list_adapters(state: State) -> dict[str, Any]:
-    """All adapters as they stand now."""
-    return {"object": "list", "data": [asdict(info) for info in await _client(state).list_adapters()]}
+    """All adapters as they stand now: ready, on their way, and those that only running requests still use."""
+    infos = await _client(state).list_adapters()
+    return {"object": "list", "data": [{**asdict(info), "path": shown_path(info)} for info in infos]}

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from api.routes.shared import CallerOf, State
+from api.routes.shared import CallerOf, State, shown_path
 from api.state import ServerState
 from engine.errors import UnknownModel
 
@@ -20,7 +20,7 @@ def _card(state: ServerState, name: str) -> dict[str, Any]:
         "object": "model",
         "created": state.started,
         "owned_by": "rootgraft",
-        "root": adapter.path if adapter else state.names[0],
+        "root": shown_path(adapter) if adapter else state.names[0],
         "parent": state.names[0] if adapter else None,
         "max_model_len": None if state.frontend is None else state.frontend.max_model_len,
     }

@@ -16,8 +16,11 @@ import pytest
 from lora_models import LINEARS, base, make_adapter
 from tiny_tokenizers import train_byte_level, write_folder
 
+from api.config import ServerConfig
+from api.routes.shared import shown_path
 from engine import LLM, SamplingParams
 from engine.errors import RequestError, UnknownModel
+from engine.types import AdapterInfo
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("base", "one", "two")
@@ -135,11 +138,29 @@ def test_load_replace_and_unload(client: openai.OpenAI, http: httpx.Client, fold
     assert (cards["new"].parent, cards["base"].parent) == ("base", None)  # type: ignore[attr-defined]
     assert client.models.retrieve("new").root == "two"  # type: ignore[attr-defined]
     listed = {entry["name"]: entry for entry in http.get("/v1/adapters").json()["data"]}
-    assert listed["new"]["rank"] == 3 and listed["new"]["tier"] == "device" and listed["new"]["requests"] >= 2
+    fields = "name path state tier rank bytes activated pins running requests hits".split()
+    assert list(listed["new"]) == fields
+    assert (listed["new"]["state"], listed["new"]["tier"], listed["new"]["rank"]) == ("ready", "device", 3)
+    assert listed["new"]["requests"] >= listed["new"]["hits"] and listed["new"]["bytes"] > 0
     assert http.post("/v1/unload_lora_adapter", json={"lora_name": "new"}).status_code == 200
     gone = http.post("/v1/unload_lora_adapter", json={"lora_name": "new"})
     assert (gone.status_code, gone.json()["error"]["param"]) == (404, "lora_name")
     assert "new" not in {card.id for card in client.models.list()}
+
+
+def test_without_a_folder_of_adapters_nothing_is_loaded_over_http(serve_with: Any, folder: Path) -> None:
+    """Whoever may send requests could otherwise have any folder read."""
+    with serve_with(ServerConfig()).http() as http:
+        body = {"lora_name": "x", "lora_path": str(folder / "adapters" / "one")}
+        answer = http.post("/v1/load_lora_adapter", json=body)
+        assert answer.status_code == 400 and "--lora-dir" in answer.text and str(folder) not in answer.text
+        absent = http.post("/v1/load_lora_adapter", json={**body, "lora_path": "/no/such/folder"})
+        assert absent.text == answer.text
+
+
+@pytest.mark.parametrize(("path", "shown"), [("team/a", "team/a"), ("/srv/secret/a", "a"), ("../secret/a", "a")])
+def test_where_an_adapter_lies_outside_the_folder_is_nobodys_business(path: str, shown: str) -> None:
+    assert shown_path(AdapterInfo("a", path, "ready", "host")) == shown
 
 
 @pytest.mark.parametrize(

@@ -52,13 +52,13 @@ class Engine:
         class Gated:
             layout = reader.layout
 
-            def read(self, path):
+            def read(self, path, *, trusted=False):
                 gate.wait()
-                return reader.read(path)
+                return reader.read(path, trusted=trusted)
 
-            def read_again(self, path, digest):
+            def read_again(self, path, digest, *, trusted=False):
                 gate.wait()
-                return reader.read_again(path, digest)
+                return reader.read_again(path, digest, trusted=trusted)
 
         self.pool = AdapterPool(
             Gated(), max_loras=slots, max_adapters=20, max_cpu_bytes=max_cpu_bytes, patience=PATIENCE
@@ -320,9 +320,38 @@ def test_replies_and_the_list(made, tmp_path):
     engine.wait(lambda: engine.tokens[0])
     [info] = engine.call(ListAdapters).adapters
     assert (info.name, info.path, info.rank, info.tier) == ("a", path, 2, "device")
-    assert (info.pins, info.running, info.requests, info.activated) == (1, 1, 1, False)
+    assert (info.state, info.pins, info.running, info.requests, info.hits) == ("ready", 1, 1, 1, 0)
+    assert info.bytes > 0 and not info.activated
+    engine.submit(range(5), "a", max_tokens=2)
+    [info] = engine.call(ListAdapters).adapters
+    assert (info.requests, info.hits) == (2, 1)
     engine.run()
     assert engine.core.stats()["adapters"] == 1
+
+
+def test_the_list_tells_what_loads_and_what_drains(made, tmp_path):
+    """One name three times: what it stands for, what it stood for when a running sequence came, what is on its way."""
+    engine = made(num_pages=2000)
+    paths = [write(tmp_path, f"v{i}", i) for i in range(3)]
+    engine.load("a", paths[0])
+    engine.submit(range(9), "a", max_tokens=4000)
+    engine.wait(lambda: engine.tokens[0])
+    engine.load("a", paths[1], True)
+    engine.gate.clear()
+    engine.core.handle([LoadAdapter(1, "a", paths[2], True), LoadAdapter(2, "b", paths[0])])
+    engine.step()
+    infos = engine.call(ListAdapters).adapters
+    assert [(info.name, info.path, info.state, info.tier, info.pins) for info in infos] == [
+        ("a", paths[1], "ready", "host", 0),
+        ("a", paths[0], "draining", "device", 1),
+        ("a", paths[2], "loading", "disk", 0),
+        ("b", paths[0], "loading", "disk", 0),
+    ]
+    assert [info.rank for info in infos] == [2, 2, 0, 0]
+    engine.core.handle([Abort((0,))])
+    engine.gate.set()
+    engine.wait(lambda: {1, 2} <= engine.replies.keys())
+    assert [(info.name, info.state) for info in engine.call(ListAdapters).adapters] == [("a", "ready"), ("b", "ready")]
 
 
 def test_an_adapter_whose_files_are_gone_ends_its_sequences_and_no_others(made, tmp_path):
@@ -337,6 +366,22 @@ def test_an_adapter_whose_files_are_gone_ends_its_sequences_and_no_others(made, 
     assert engine.ends[lost].kind == "RequestError" and engine.ends[lost].param == "model"
     engine.check_tokens(running)
     assert engine.names.keys() == {"a1"}
+
+
+def test_the_operator_may_load_from_anywhere_and_a_request_may_not(made, tmp_path):
+    """``--lora-modules`` lie outside the folder of adapters, and are read again from there; nothing else is."""
+    root = tmp_path / "adapters"
+    write(root, "inside", 1)
+    outside = [write(tmp_path, name, seed) for name, seed in (("one", 2), ("two", 3))]
+    engine = made(root, slots=1, max_cpu_bytes=1, lora_modules=(f"a={outside[0]}", "b=../two", "c=inside"))
+    for path in (*outside, "../one"):
+        failure = engine.call(LoadAdapter, "x", path, False).failure
+        assert failure.param == "path" and str(tmp_path) not in failure.message
+    for _ in range(2):
+        numbers = [engine.submit(range(5), name, max_tokens=3) for name in ("a", "b", "c")]
+        engine.run()
+        for number in numbers:
+            engine.check_tokens(number)
 
 
 def test_adapters_of_the_start(made, tmp_path):

@@ -15,7 +15,7 @@ from lora_models import LINEARS, base, make_adapter
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead, RequestError, UnknownModel
-from engine.messages import Done, Failed, Submit, TokenOut
+from engine.messages import Done, Failed, LoadAdapter, Submit, TokenOut
 from engine.types import SamplingParams
 
 CONFIG = EngineConfig(dtype="float32", device="cpu", num_gpu_blocks_override=40, threads=1, enable_lora=True)
@@ -112,3 +112,26 @@ async def test_calls_end_with_the_engine(folder):
     with pytest.raises(EngineDead):
         await call
     await client.close()
+
+
+async def test_the_engine_leaves_with_its_client_whatever_it_loads(folder):
+    """More loads than are taken over before the client is gone: their thread must not keep the process."""
+    client = EngineClient(CONFIG, folder / "llama")
+    await client.start()
+    client._send([LoadAdapter(number, f"n{number}", str(folder / "a1")) for number in range(1, 41)])
+    while client._transport.get_write_buffer_size():
+        await asyncio.sleep(0)
+    client._transport.abort()
+    assert await asyncio.to_thread(client._process.wait, 60) == 0
+    await client.close()
+
+
+async def test_closing_leaves_no_socket_open(folder):
+    client = EngineClient(CONFIG, folder / "llama")
+    await client.start()
+    transport = client._transport
+    call = asyncio.create_task(client.load_adapter("a1", str(folder / "a1")))
+    await asyncio.sleep(0)
+    await client.close()
+    await asyncio.gather(call, return_exceptions=True)
+    assert transport.is_closing() and not client.is_alive

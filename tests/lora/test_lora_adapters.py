@@ -51,16 +51,16 @@ class GatedReader:
     def layout(self) -> BaseLayout:
         return self.inner.layout
 
-    def read(self, path: str) -> PreparedAdapter:
+    def read(self, path: str, *, trusted: bool = False) -> PreparedAdapter:
         assert threading.current_thread() is not threading.main_thread()
         self.gate.wait()
         self.reads.append(path)
-        return self.inner.read(path)
+        return self.inner.read(path, trusted=trusted)
 
-    def read_again(self, path: str, digest: str) -> PreparedAdapter:
+    def read_again(self, path: str, digest: str, *, trusted: bool = False) -> PreparedAdapter:
         self.gate.wait()
         self.reads.append(path)
-        return self.inner.read_again(path, digest)
+        return self.inner.read_again(path, digest, trusted=trusted)
 
 
 @pytest.fixture
