@@ -22,6 +22,9 @@ class AdapterSlots(Protocol):
     def is_ready(self, adapter: int) -> bool:
         """Whether an adapter is in a slot."""
 
+    def prefetch(self, adapter: int) -> None:
+        """Bring an adapter to a slot, or keep its place in the line for one."""
+
 
 def pages_missing(sequence: Sequence, page_size: int) -> int:
     """Pages that a sequence still lacks to hold all its tokens and the next one."""

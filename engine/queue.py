@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import chain, islice
 
 from engine.fairness import TokenCounters
 from engine.sequence import Sequence
@@ -86,6 +86,10 @@ class WaitingQueue:
         self._promote()
         for band in self._bands.values():
             yield from band.in_turn(self._cached)
+
+    def head(self, count: int) -> tuple[Sequence, ...]:
+        """About those that come next, at most ``count``: as iteration gives them, but without a look at the cache."""
+        return tuple(islice(chain.from_iterable(band.in_turn(None) for band in self._bands.values()), count))
 
     def __len__(self) -> int:
         return len(self._since)

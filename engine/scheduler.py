@@ -132,6 +132,7 @@ class Scheduler:
             if plan.budget and sequence.status is Status.RUNNING:
                 self._extend(sequence, plan)
         self._admit(plan)
+        self._prefetch()
         if self._drafter:
             self._add_drafts(self._drafter, plan)
         return Batch(tuple(plan.rows.values()), tuple(plan.starts), tuple(plan.copies))
@@ -259,6 +260,16 @@ class Scheduler:
         if sequence.slot < 0:
             waiting.add(adapter)
         return sequence.slot >= 0
+
+    def _prefetch(self) -> None:
+        """Have the adapters of those who come next loaded, also while rows or pages are what they wait for.
+
+        Their place in the line for slots counts from now on: it would not if they asked only when a row is free.
+        """
+        if self._slots is not None:
+            for adapter in {sequence.adapter: None for sequence in self._queue.head(self._num_rows)}:
+                if adapter >= 0:
+                    self._slots.prefetch(adapter)
 
     def _give_slot_back(self, sequence: Sequence) -> None:
         if sequence.slot >= 0 and self._slots is not None:

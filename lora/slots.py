@@ -128,8 +128,15 @@ class SlotPool:
             self._give(index, slot.heir)
 
     def prefetch(self, adapter: int) -> None:
-        """Bring an adapter to a slot that nobody needs, if there is one, for a sequence that will ask for it soon."""
-        self._request(adapter)
+        """Bring an adapter to a slot for a sequence that cannot take it yet: as ``acquire``, but nothing is held.
+
+        To be called in each step while the sequence waits for something else, or its place in the line is lost.
+        """
+        index = self._request(adapter)
+        if index == WAIT:
+            self._starve(adapter)
+        elif not self._slots[index].pins:
+            self._slots[index].wanted = self._step
 
     def loaded(self, adapter: int) -> None:
         """What ``load`` was asked for is there. Ignored if its slot went to another adapter meanwhile."""

@@ -24,7 +24,9 @@ def base_layout(model: DecoderModel, path: Path, *, dummy: bool) -> BaseLayout:
         path: where it was loaded from: weights that an adapter asks for are read from there again.
         dummy: as for ``load_model``.
     """
-    weights = _Weights(lambda: open_source(path, model.config, dummy), model.dtype)
+    # Random weights are those of their device; all others are read to where their norms are taken.
+    device = model.device if dummy else torch.device("cpu")
+    weights = _Weights(lambda: open_source(path, model.config, dummy), model.dtype, device)
     return BaseLayout(_projections(model), model.dtype, model.device, weights.weight, weights.bias)
 
 
@@ -52,11 +54,13 @@ class _Weights:
     Args:
         open_checkpoint: called once, at the first read.
         dtype: what tensors are read as: the model's own.
+        device: where they are read to.
     """
 
-    def __init__(self, open_checkpoint: Callable[[], Source], dtype: torch.dtype) -> None:
+    def __init__(self, open_checkpoint: Callable[[], Source], dtype: torch.dtype, device: torch.device) -> None:
         self._open = open_checkpoint
         self._dtype = dtype
+        self._device = device
         self._source: Source | None = None
         self._lock = Lock()
 
@@ -79,6 +83,6 @@ class _Weights:
                 self._source = self._open()
             if name not in self._source.shapes:
                 return None
-            out = torch.empty(self._source.shapes[name], dtype=self._dtype)
+            out = torch.empty(self._source.shapes[name], dtype=self._dtype, device=self._device)
             self._source.read(name, out)
             return out

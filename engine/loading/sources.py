@@ -7,6 +7,7 @@ caller's type and on the caller's device: a checkpoint is never in memory as a w
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -168,12 +169,14 @@ def _deinterleave(rows: Tensor, num_heads: int) -> None:
 
 
 class RandomWeights:
-    """Random weights for any model, the same for the same config: to measure speed and memory without a checkpoint."""
+    """Random weights for any model, to measure speed and memory without a checkpoint.
+
+    The same for the same tensor's name, shape, type and device, in whatever order and however often they are read.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         self.shapes = expected_shapes(config)
         self._norm = 1.0 - config.norm_offset
-        self._random: dict[torch.device, torch.Generator] = {}
 
     def read(self, name: str, out: Tensor) -> None:
         """See ``Source``. Matrices keep the size of what goes through them; norms do nothing."""
@@ -181,12 +184,7 @@ class RandomWeights:
             out.fill_(self._norm)
             return
         bound = (3 / out.shape[-1]) ** 0.5
-        out.uniform_(-bound, bound, generator=self._generator(out.device))
+        out.uniform_(-bound, bound, generator=torch.Generator(out.device).manual_seed(zlib.crc32(name.encode())))
 
     def blocks(self, name: str) -> None:
         """See ``Source``: there are none."""
-
-    def _generator(self, device: torch.device) -> torch.Generator:
-        if device not in self._random:
-            self._random[device] = torch.Generator(device).manual_seed(0)
-        return self._random[device]

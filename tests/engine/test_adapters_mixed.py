@@ -1,0 +1,237 @@
+"""Adapters beside grammars, penalties and seeds in one batch, and activated adapters over several turns."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from array import array
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lora_models import LINEARS, VOCAB, base, copy_of, make_adapter
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.messages import Done, Failed, LoadAdapter, Reply, Submit, TokenOut, TokenTexts
+from engine.types import SamplingParams
+from grammar.spec import GrammarSpec
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of importing it
+    from peft import PeftModel
+
+INVOCATION = [7, 8]
+EOS = 2
+# Tokens 3 to 97 are the printable characters; those before them are special, those behind them bytes of their own.
+TEXTS = TokenTexts(
+    array("i", [5, 5, 5] + [1] * 98), b"<pad><bos><eos>" + bytes(range(32, 127)) + b"\n\t\x80", (0, 1, EOS)
+)
+SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": False}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("mixed")
+    base("llama", root)
+    adapters: dict[str, dict[str, Any]] = {
+        "small": {"r": 4, "target_modules": LINEARS},
+        "equal": {"r": 4, "target_modules": LINEARS},
+        "large": {"r": 11, "target_modules": [*LINEARS, "lm_head"]},
+        "activated": {"r": 6, "target_modules": LINEARS, "alora_invocation_tokens": INVOCATION},
+    }
+    for seed, (name, options) in enumerate(adapters.items()):
+        make_adapter("llama", root, root / name, seed, **options)
+    return root
+
+
+@dataclass
+class Asked:
+    """One request."""
+
+    prompt: list[int]
+    adapter: str | None = None
+    grammar: GrammarSpec | None = None
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+class Engine:
+    """A core on the tiny model with a vocabulary of bytes."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        fields: dict[str, Any] = {"num_gpu_blocks_override": 60, "max_loras": 4, "max_num_seqs": 16, **options}
+        config = EngineConfig(
+            dtype="float32", device="cpu", threads=1, enable_lora=True, lora_dir=str(folder), **fields
+        )
+        self.core = EngineCore.load(config, folder / "llama")
+        self.core.handle([TEXTS])
+        self.cached: dict[int, int] = {}
+
+    def run(self, asked: list[Asked]) -> list[list[int]]:
+        tokens: dict[int, list[int]] = {}
+        for number, each in enumerate(asked):
+            params = SamplingParams(**{"temperature": 0.0, "max_tokens": 12, **each.params})
+            grammar = each.grammar and (each.grammar.kind.value, each.grammar.content)
+            self.core.handle([Submit(number, array("i", each.prompt), params, each.adapter, grammar=grammar)])
+            tokens[number] = []
+        while self.core.has_work:
+            for message in self.core.step():
+                assert not isinstance(message, Failed), message
+                if isinstance(message, TokenOut):
+                    tokens[message.id] += message.tokens
+                elif isinstance(message, Done):
+                    self.cached[message.id] = message.usage.cached
+            self.core.check()
+        return list(tokens.values())
+
+    def load(self, name: str, path: str) -> None:
+        self.core.handle([LoadAdapter(1, name, path, replace=True)])
+        replies: list[Reply] = []
+        while not replies:
+            replies = [message for message in self.core.step() if isinstance(message, Reply)]
+        assert replies[0].failure is None
+
+
+@pytest.fixture
+def engine(folder: Path):
+    engines: list[Engine] = []
+
+    def make(**options: Any) -> Engine:
+        engines.append(Engine(folder, **options))
+        return engines[-1]
+
+    yield make
+    for each in engines:
+        each.core.close()
+
+
+@pytest.fixture(scope="module")
+def oracle(folder: Path):
+    """Greedy continuation by peft from the whole text at each token, of the tokens that are allowed at that place."""
+    models: dict[str | None, Any] = {}
+
+    @torch.no_grad()
+    def generate(name: str | None, prompt: list[int], count: int, allowed: list[int] | None = None) -> list[int]:
+        if name not in models:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                model: Any = copy_of("llama", folder)
+                models[name] = PeftModel.from_pretrained(model, folder / name).eval() if name else model
+        tokens = list(prompt)
+        for _ in range(count):
+            logits = models[name](input_ids=torch.tensor([tokens])).logits[0, -1]
+            mask = torch.full_like(logits, -torch.inf)
+            mask[allowed or list(range(VOCAB))] = 0
+            best = (logits + mask).topk(2).values
+            assert best[0] - best[1] > 1e-4, "the oracle itself is undecided"
+            tokens.append(int((logits + mask).argmax()))
+        return tokens[len(prompt) :]
+
+    return generate
+
+
+def text(tokens: list[int]) -> str:
+    return "".join(chr(token + 29) for token in tokens)
+
+
+PROMPT = [(3 * i + i * i) % 90 + 9 for i in range(23)]
+
+
+@pytest.mark.parametrize("name", ["small", "large"])
+def test_a_grammar_and_an_adapter_in_one_request(engine, oracle, name):
+    """The adapter's best token among those that the grammar allows, at each place."""
+    letters = [ord(letter) - 29 for letter in "abcdefghijklmnopqrstuvwxyz"]
+    asked = [Asked(PROMPT, adapter, GrammarSpec.regex("[a-z]{9}")) for adapter in (name, None)]
+    adapted, plain = engine().run(asked)
+    assert adapted == oracle(name, PROMPT, 9, letters) != plain
+    assert re.fullmatch("[a-z]{9}", text(adapted)) and re.fullmatch("[a-z]{9}", text(plain))
+
+
+def mixed() -> list[Asked]:
+    """All kinds of rows, so that each stands beside every other one; those of one adapter share a prefix."""
+    penalties = {"repetition_penalty": 1.4, "presence_penalty": 0.5, "frequency_penalty": 0.3}
+    rows = []
+    for at, adapter in enumerate([None, "small", "large", "activated"]):
+        prompt = [*PROMPT[at:], *INVOCATION, 30 + at]
+        rows += [
+            Asked(prompt, adapter),
+            Asked(prompt, adapter, GrammarSpec.json_schema(SCHEMA), {"max_tokens": 40}),
+            Asked(prompt, adapter, None, {**penalties, "ignore_eos": True}),
+            Asked(prompt, adapter, GrammarSpec.regex("[0-9a-f]{4,10}"), {**penalties, "temperature": 1.0, "seed": at}),
+        ]
+    return rows
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"max_num_batched_tokens": 17, "block_size": 1, "num_gpu_blocks_override": 900}, {"max_loras": 1}],
+    ids=["plain", "chunked", "one_slot"],
+)
+def test_a_row_of_a_mixed_batch_is_what_it_is_alone(engine, options):
+    """Grammars, penalties, seeds and adapters, all at once and one after the other: the same tokens."""
+    alone, together = engine(enable_prefix_caching=False), engine(**options)
+    wanted = [alone.run([each])[0] for each in mixed()]
+    assert together.run(mixed()) == wanted
+    assert together.run(mixed()[::-1]) == wanted[::-1]
+    assert len({tuple(tokens) for tokens in wanted}) > len(wanted) // 2
+
+
+@pytest.mark.parametrize("second", ["equal", "activated"])
+def test_reload_between_two_turns(engine, oracle, second):
+    """The name stands for other weights in the second turn: nothing of the first one's KV is found."""
+    ours = engine()
+    ours.load("name", "small")
+    first = [*PROMPT, *INVOCATION, 31]
+    [answer] = ours.run([Asked(first, "name")])
+    assert answer == oracle("small", first, 12)[: len(answer)]
+    ours.load("name", second)
+    turn = [*first, *answer, 40, *INVOCATION, 41]
+    [again] = ours.run([Asked(turn, "name")])
+    assert again == oracle(second, turn, 12)[: len(again)]
+    assert ours.cached[0] == 0
+
+
+def test_two_adapters_of_equal_rank_share_nothing(engine, oracle):
+    ours = engine()
+    for name in ("small", "equal", "small"):
+        [tokens] = ours.run([Asked(PROMPT, name)])
+        assert tokens == oracle(name, PROMPT, 12)[: len(tokens)]
+    assert ours.cached[0] > 0
+    together = ours.run([Asked(PROMPT, name) for name in ("equal", "small")])
+    assert together == [oracle(name, PROMPT, 12)[: len(t)] for name, t in zip(("equal", "small"), together, strict=True)]
+
+
+@pytest.mark.parametrize("length", range(13, 22))
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"block_size": 4},
+        {"block_size": 16, "max_num_batched_tokens": 16, "max_num_seqs": 4},
+        {"block_size": 4, "num_gpu_blocks_override": 22, "max_num_seqs": 3},
+    ],
+    ids=["misaligned", "chunked", "preempted"],
+)
+def test_activated_over_two_turns(engine, oracle, options, length):
+    """In the second turn the first one's answer is the base's to read: only what was before its activation is found.
+
+    All positions of the activation within a page; in small chunks; and among others for whom there are too few pages.
+    """
+    ours = engine(**options)
+    context = [(5 * i) % 80 + 12 for i in range(length)]
+    first = [*context, *INVOCATION, 30]
+    greedy = {"ignore_eos": True, "max_tokens": 8}
+    [answer] = ours.run([Asked(first, "activated", None, greedy)])
+    assert answer == oracle("activated", first, 8)
+    turn = [*first, *answer, 50, 51, *INVOCATION, 33]
+    crowd = [Asked([60 + i, *context], name, None, {"ignore_eos": True, "max_tokens": 24}) for i, name in
+             enumerate((None, "small"))]  # fmt: skip
+    second, *_ = ours.run([Asked(turn, "activated", None, {**greedy, "max_tokens": 16}), *crowd])
+    assert second == oracle("activated", turn, 16)
+    assert ours.cached[0] == len(context)
+    if "num_gpu_blocks_override" in options:
+        assert ours.core.stats()["preemptions"] > 0
+    [back] = ours.run([Asked(turn, None, None, greedy)])
+    assert back == oracle(None, turn, 8)
+    assert ours.cached[0] == len(turn) - 3
