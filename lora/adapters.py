@@ -173,9 +173,7 @@ class Adapters:
         if self.cache.get(version.digest) is not None:
             self.slots.loaded(load_id)
         elif load_id not in self._fetches:
-            job = self._fetcher.submit(
-                self._reader.read_again, version.path, version.digest, trusted=version.trusted
-            )
+            job = self._fetcher.submit(self._reader.read_again, version.path, version.digest, trusted=version.trusted)
             self._fetches[load_id] = job
 
     def _finish_fetch(self, load_id: int, future: Future[PreparedAdapter]) -> None:

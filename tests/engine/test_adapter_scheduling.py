@@ -149,7 +149,7 @@ def test_skewed_traffic_over_more_adapters_than_slots(times, seed):
             engine.add(rng.randrange(num_slots if hot else num_adapters), rng.randint(1, LONGEST))
         engine.step()
     engine.run()
-    waits = {adapter: 0 for adapter in range(num_adapters)}
+    waits = dict.fromkeys(range(num_adapters), 0)
     for number, adapter in engine.adapters.items():
         waits[adapter] = max(waits[adapter], engine.admitted[number] - engine.arrived[number])
     assert max(waits.values()) <= bound

@@ -168,7 +168,8 @@ def test_dora_on_random_weights_is_pefts_on_the_same(tmp_path):
     """``--load-format dummy``: the norms are those of the very weights that the model was given."""
     LlamaConfig(
         vocab_size=VOCAB, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=6,
-        num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=True, architectures=["LlamaForCausalLM"],
+        num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=True,
+        architectures=["LlamaForCausalLM"],
     ).save_pretrained(tmp_path / "base")  # fmt: skip
     model = LlamaForCausalLM(LlamaConfig.from_pretrained(tmp_path / "base")).eval()
     ours = load_model(tmp_path / "base", dtype=torch.float32, device=CPU, dummy=True)

@@ -29,7 +29,12 @@ EOS = 2
 TEXTS = TokenTexts(
     array("i", [5, 5, 5] + [1] * 98), b"<pad><bos><eos>" + bytes(range(32, 127)) + b"\n\t\x80", (0, 1, EOS)
 )
-SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": False}
+SCHEMA = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+    "additionalProperties": False,
+}
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +148,8 @@ PROMPT = [(3 * i + i * i) % 90 + 9 for i in range(23)]
 def test_a_grammar_and_an_adapter_in_one_request(engine, oracle, name):
     """The adapter's best token among those that the grammar allows, at each place."""
     letters = [ord(letter) - 29 for letter in "abcdefghijklmnopqrstuvwxyz"]
-    asked = [Asked(PROMPT, adapter, GrammarSpec.regex("[a-z]{9}")) for adapter in (name, None)]
+    params = {"max_tokens": 64}
+    asked = [Asked(PROMPT, adapter, GrammarSpec.regex("[a-z]{9}"), params) for adapter in (name, None)]
     adapted, plain = engine().run(asked)
     assert adapted == oracle(name, PROMPT, 9, letters) != plain
     assert re.fullmatch("[a-z]{9}", text(adapted)) and re.fullmatch("[a-z]{9}", text(plain))
@@ -152,6 +158,7 @@ def test_a_grammar_and_an_adapter_in_one_request(engine, oracle, name):
 def mixed() -> list[Asked]:
     """All kinds of rows, so that each stands beside every other one; those of one adapter share a prefix."""
     penalties = {"repetition_penalty": 1.4, "presence_penalty": 0.5, "frequency_penalty": 0.3}
+    sampled = {**penalties, "temperature": 1.0, "max_tokens": 40}
     rows = []
     for at, adapter in enumerate([None, "small", "large", "activated"]):
         prompt = [*PROMPT[at:], *INVOCATION, 30 + at]
@@ -159,7 +166,7 @@ def mixed() -> list[Asked]:
             Asked(prompt, adapter),
             Asked(prompt, adapter, GrammarSpec.json_schema(SCHEMA), {"max_tokens": 40}),
             Asked(prompt, adapter, None, {**penalties, "ignore_eos": True}),
-            Asked(prompt, adapter, GrammarSpec.regex("[0-9a-f]{4,10}"), {**penalties, "temperature": 1.0, "seed": at}),
+            Asked(prompt, adapter, GrammarSpec.regex("[0-9a-f]{4,10}"), sampled | {"seed": at}),
         ]
     return rows
 
@@ -200,7 +207,9 @@ def test_two_adapters_of_equal_rank_share_nothing(engine, oracle):
         assert tokens == oracle(name, PROMPT, 12)[: len(tokens)]
     assert ours.cached[0] > 0
     together = ours.run([Asked(PROMPT, name) for name in ("equal", "small")])
-    assert together == [oracle(name, PROMPT, 12)[: len(t)] for name, t in zip(("equal", "small"), together, strict=True)]
+    assert together == [
+        oracle(name, PROMPT, 12)[: len(t)] for name, t in zip(("equal", "small"), together, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("length", range(13, 22))
@@ -225,13 +234,13 @@ def test_activated_over_two_turns(engine, oracle, options, length):
     [answer] = ours.run([Asked(first, "activated", None, greedy)])
     assert answer == oracle("activated", first, 8)
     turn = [*first, *answer, 50, 51, *INVOCATION, 33]
-    crowd = [Asked([60 + i, *context], name, None, {"ignore_eos": True, "max_tokens": 24}) for i, name in
+    crowd = [Asked([60 + i, *context], name, None, {"ignore_eos": True, "max_tokens": 34}) for i, name in
              enumerate((None, "small"))]  # fmt: skip
     second, *_ = ours.run([Asked(turn, "activated", None, {**greedy, "max_tokens": 16}), *crowd])
     assert second == oracle("activated", turn, 16)
     assert ours.cached[0] == len(context)
-    if "num_gpu_blocks_override" in options:
-        assert ours.core.stats()["preemptions"] > 0
+    short_of_pages = "num_gpu_blocks_override" in options
+    assert (ours.core.stats()["preemptions"] > 0) == short_of_pages
     [back] = ours.run([Asked(turn, None, None, greedy)])
     assert back == oracle(None, turn, 8)
-    assert ours.cached[0] == len(turn) - 3
+    assert short_of_pages or ours.cached[0] == len(turn) - 3
