@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 from array import array
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from fake_worker import FakeWorker, adapter_code, expected_tokens
 from lora_folders import file_of, good_config, good_tensors, small_reader, write_folder
+from test_lora_malformed import CASES
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
@@ -31,6 +34,7 @@ from engine.types import FinishReason, SamplingParams
 from lora.adapters import Adapters as AdapterPool
 
 PATIENCE = 5
+LINKS = {number for number, name in enumerate(CASES) if "link" in name}  # these need a folder that they lead out of
 
 
 def write(root: Path, name: str, seed: int, invocation: list[int] | None = None) -> str:
@@ -42,7 +46,15 @@ class Engine:
     """A core over a fake device, its client, and what each sequence should have got."""
 
     def __init__(
-        self, root: Path | None = None, *, slots=2, num_pages=64, max_num_seqs=4, max_cpu_bytes=1 << 20, **options
+        self,
+        root: Path | None = None,
+        *,
+        slots=2,
+        num_pages=64,
+        max_num_seqs=4,
+        max_cpu_bytes=1 << 20,
+        max_adapters=20,
+        **options,
     ):
         reader = small_reader(root)
         self.gate = threading.Event()
@@ -61,7 +73,7 @@ class Engine:
                 return reader.read_again(path, digest, trusted=trusted)
 
         self.pool = AdapterPool(
-            Gated(), max_loras=slots, max_adapters=20, max_cpu_bytes=max_cpu_bytes, patience=PATIENCE
+            Gated(), max_loras=slots, max_adapters=max_adapters, max_cpu_bytes=max_cpu_bytes, patience=PATIENCE
         )
         self.worker = FakeWorker(num_pages, 4, adapters=self.pool)
         config = EngineConfig(
@@ -306,6 +318,54 @@ def test_a_folder_below_the_folder_of_adapters_is_loaded_when_it_is_named(made, 
     assert {engine.ends[number].kind for number in unknown} == {"UnknownModel"}
     assert engine.ends[aborted].reason is FinishReason.ABORT
     assert engine.names.keys() == {"team/one"}
+
+
+def test_malformed_adapters_are_refused_and_touch_nobody(made, tmp_path):
+    """The whole corpus while a stream runs: each is the sender's fault, the stream and its adapter are as before."""
+    engine = made(num_pages=2000)
+    engine.load("good", write(tmp_path, "good", 1))
+    stream = engine.submit(range(9), "good", max_tokens=7900)
+    root = tmp_path / "bad"
+    root.mkdir()
+    for number, (spoil, _) in enumerate(CASES.values()):
+        if number not in LINKS:
+            spoil(root / str(number))
+            name = "good" if number % 2 else f"bad{number}"
+            failure = engine.call(LoadAdapter, name, str(root / str(number)), True).failure
+            assert failure.kind == "RequestError" and str(tmp_path) not in failure.message
+    [info] = engine.call(ListAdapters).adapters
+    assert (info.name, info.state, info.running) == ("good", "ready", 1) and stream not in engine.ends
+    engine.core.handle([Abort((stream,))])
+    engine.run()
+    engine.check_tokens(stream)
+    assert engine.pool.slots.num_resident == 1 and len(engine.pool.cache) == 1
+
+
+def test_a_thousand_registered_adapters_cost_a_step_what_eight_do(made, tmp_path):
+    """The calls that a step makes are counted: they follow from what runs, not from what is registered."""
+    counts = []
+    for registered in (8, 1000):
+        engine = made(num_pages=400, max_adapters=1000)
+        path = write(tmp_path, "a", 1)
+        for number in range(registered):
+            engine.core.handle([LoadAdapter(number, f"n{number}", path, False)])
+        engine.wait(lambda engine=engine, registered=registered: len(engine.pool.registry) == registered)
+        numbers = [engine.submit([1, 2, number], f"n{number}", max_tokens=100) for number in range(2)]
+        engine.wait(lambda engine=engine, numbers=numbers: all(engine.tokens[number] for number in numbers))
+        counts.append(calls_of(engine.core.step, 20))
+    assert counts[0] == counts[1] > 0
+
+
+def calls_of(function, times: int) -> int:
+    """Python calls that these calls of a function make."""
+    seen = Counter()
+    sys.setprofile(lambda _frame, event, _argument: seen.update([event]))
+    try:
+        for _ in range(times):
+            function()
+    finally:
+        sys.setprofile(None)
+    return seen["call"] + seen["c_call"]
 
 
 def test_replies_and_the_list(made, tmp_path):

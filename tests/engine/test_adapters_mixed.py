@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import warnings
 from array import array
 from dataclasses import dataclass, field
@@ -198,6 +199,17 @@ def test_reload_between_two_turns(engine, oracle, second):
     [again] = ours.run([Asked(turn, "name")])
     assert again == oracle(second, turn, 12)[: len(again)]
     assert ours.cached[0] == 0
+
+
+def test_new_bytes_at_an_old_path(engine, oracle, folder):
+    """A folder is written anew and loaded again under its name: answers and KV are the new weights'."""
+    ours = engine()
+    for source in ("small", "equal"):
+        shutil.copytree(folder / source, folder / "changing", dirs_exist_ok=True)
+        ours.load("changing", "changing")
+        [tokens] = ours.run([Asked(PROMPT, "changing")])
+        assert tokens == oracle(source, PROMPT, 12)[: len(tokens)]
+        assert ours.cached[0] == 0
 
 
 def test_two_adapters_of_equal_rank_share_nothing(engine, oracle):

