@@ -248,11 +248,12 @@ def test_activated_over_two_turns(engine, oracle, options, length):
     [answer] = ours.run([Asked(first, "activated", None, greedy)])
     assert answer == oracle("activated", first, 8)
     turn = [*first, *answer, 50, 51, *INVOCATION, 33]
-    crowd = [Asked([60 + i, *context], name, None, {"ignore_eos": True, "max_tokens": 34}) for i, name in
+    # Short prompts that grow: all three are admitted, outgrow the pages, and the last admitted has to give way.
+    crowd = [Asked([60 + i], name, None, {"ignore_eos": True, "max_tokens": 48}) for i, name in
              enumerate((None, "small"))]  # fmt: skip
-    second, *_ = ours.run([Asked(turn, "activated", None, {**greedy, "max_tokens": 16}), *crowd])
+    *_, second = ours.run([*crowd, Asked(turn, "activated", None, {**greedy, "max_tokens": 16})])
     assert second == oracle("activated", turn, 16)
-    assert ours.cached[0] == len(context)
+    assert ours.cached[2] == len(context)
     short_of_pages = "num_gpu_blocks_override" in options
     assert (ours.core.stats()["preemptions"] > 0) == short_of_pages
     [back] = ours.run([Asked(turn, None, None, greedy)])
