@@ -14,8 +14,9 @@ import llguidance
 
 from grammar import dry_run, plain
 from grammar.artifact import Artifact, Backend
+from grammar.blame import likeliest_part
 from grammar.closing import Closer, Pieces
-from grammar.document import Document, pointer_join
+from grammar.document import Document
 from grammar.errors import GrammarError
 from grammar.lark import to_lark
 from grammar.limits import DEFAULT_LIMITS, Limits, check_limits
@@ -28,8 +29,6 @@ from grammar.vocabulary import Vocabulary
 
 # A vocabulary of 128k tokens needs more items for a mask than the library grants by default.
 _PARSER_LIMITS = llguidance.LLParserLimits(verbose_errors=False, step_max_items=500_000)
-# The keyword to blame when a library finds a schema too complex, likeliest first.
-_SUSPECTS = ("pattern", "patternProperties", "multipleOf", "maxLength", "enum", "oneOf", "anyOf", "allOf", "properties")
 _NOISE = re.compile(r"^at \d+\(\d+\): |\[\d\d:\d\d:\d\d\] |/\S+?:\d+: |Check failed: ")
 
 
@@ -86,11 +85,11 @@ def lower(spec: GrammarSpec, vocabulary: Vocabulary, limits: Limits = DEFAULT_LI
     artifact = _translated(spec, vocabulary)
     compiled = Compiled(artifact, vocabulary)
     if compiled.error:
-        raise blamed(spec, _readable(compiled.error))
+        raise likeliest_part(spec, _readable(compiled.error))
     try:
         dry_run.check(compiled, vocabulary)
     except dry_run.DryRunError as error:
-        raise blamed(spec, str(error)) from None
+        raise likeliest_part(spec, str(error)) from None
     if artifact.whole or artifact.open_ended:
         return artifact
     return replace(artifact, whole=tuple(compiled.completion()))
@@ -159,21 +158,3 @@ def _initial_state(artifact: Artifact, vocabulary: Vocabulary) -> tuple[State, s
 def _readable(message: str) -> str:
     """The first line of a library's message, without places in its source."""
     return _NOISE.sub("", message.strip().split("\n")[0])[:300]
-
-
-def blamed(spec: GrammarSpec, reason: str) -> GrammarError:
-    """An error of a library, blamed on the part of the grammar that is likeliest to have caused it."""
-    if spec.kind is not GrammarKind.JSON_SCHEMA or not isinstance(spec.value(), dict):
-        return GrammarError(spec.kind.value, "", reason)
-    found: dict[str, str] = {}
-    stack: list[tuple[Any, str]] = [(spec.value(), "")]
-    while stack:
-        at, pointer = stack.pop()
-        steps = at.items() if isinstance(at, dict) else enumerate(at)
-        for step, value in steps:
-            where = pointer_join(pointer, step)
-            found.setdefault(str(step), where)
-            if isinstance(value, dict | list):
-                stack.append((value, where))
-    keyword = next((name for name in _SUSPECTS if name in found), next(iter(spec.value()), "schema"))
-    return GrammarError(keyword, found.get(keyword, ""), reason)

@@ -14,8 +14,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from grammar.artifact import Artifact
+from grammar.blame import likeliest_part
 from grammar.child import Child, ChildDied, ChildTimeout
-from grammar.compiler import Compiled, blamed, load
+from grammar.compiler import Compiled, load
 from grammar.errors import GrammarError, GrammarTimeout
 from grammar.spec import GrammarSpec
 from grammar.vocabulary import Vocabulary
@@ -159,7 +160,7 @@ class CompileService:
         except GrammarError as error:
             result = error
         except Exception as error:  # whatever it is, nobody may wait for ever; and it may pass
-            blame = blamed(spec, f"could not be compiled: {type(error).__name__}")
+            blame = likeliest_part(spec, f"could not be compiled: {type(error).__name__}")
             result = GrammarTimeout(blame.keyword, blame.pointer, blame.reason)
         with self._lock:
             if len(self._seconds_taken) < MAX_OBSERVATIONS:
@@ -189,7 +190,7 @@ class CompileService:
     def _stopped(self, spec: GrammarSpec, reason: str) -> GrammarTimeout:
         with self._lock:
             self.stats.stopped += 1
-        error = blamed(spec, reason)
+        error = likeliest_part(spec, reason)
         return GrammarTimeout(error.keyword, error.pointer, error.reason)
 
     def _remember(self, key: str, result: Compiled | GrammarError) -> None:
