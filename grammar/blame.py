@@ -54,6 +54,26 @@ def crowded_part(spec: GrammarSpec, reason: str) -> GrammarError:
     return _error(spec, _heaviest(spec, lambda leaf: 0, of_object=1), reason)
 
 
+def anchored(error: GrammarError, schema: Any) -> GrammarError:
+    """The same error, blamed on a keyword that the schema has: the parts that stand for it may have others."""
+    if not isinstance(schema, dict) or not schema:
+        return error
+    path: Path = []
+    at = schema
+    for token in error.pointer.split("/")[1:]:
+        step = token.replace("~1", "/").replace("~0", "~")
+        members = at if isinstance(at, dict) else dict(enumerate(at)) if isinstance(at, list) else {}
+        found = int(step) if isinstance(at, list) and step.isdecimal() else step
+        if found not in members:
+            break
+        path.append(found)
+        at = members[found]
+    else:
+        if error.keyword in path[-1:] or (isinstance(at, dict) and error.keyword in at):
+            return error
+    return _error(GrammarSpec.json_schema(schema), path or [next(iter(schema))], error.reason)
+
+
 def _error(spec: GrammarSpec, path: Path, reason: str) -> GrammarError:
     """Blame the last keyword on the way to a part; names of properties are none, nor is what stands in data."""
     at = last = 0

@@ -16,9 +16,7 @@ START_SECONDS = 120.0
 PATIENCE = 10
 # Nice before anything is imported. The child stays in the session of its parent: niceness only acts between processes
 # of one session where the kernel groups them by session (autogroup).
-_PROGRAM = (
-    f"import os, sys; os.nice({NICE}); sys.path.insert(0, sys.argv[1]); from grammar.worker import main; main()"
-)
+_PROGRAM = f"import os, sys; os.nice({NICE}); sys.path.insert(0, sys.argv[1]); from grammar.worker import main; main()"
 _ROOT = str(Path(__file__).resolve().parent.parent)
 
 

@@ -14,7 +14,7 @@ import llguidance
 
 from grammar import dry_run, plain
 from grammar.artifact import Artifact, Backend
-from grammar.blame import likeliest_part
+from grammar.blame import anchored, likeliest_part
 from grammar.closing import Closer, Pieces
 from grammar.document import Document
 from grammar.errors import GrammarError
@@ -118,8 +118,11 @@ def _translated(spec: GrammarSpec, vocabulary: Vocabulary) -> Artifact:
 def _schema(schema: Any, vocabulary: Vocabulary) -> Artifact:
     if schema is False:
         raise GrammarError("false", "", "the schema false admits no value")
-    analysis = Analysis(Document({} if schema is True else schema))
-    grammar = to_lark(analysis)
+    try:
+        analysis = Analysis(Document({} if schema is True else schema))
+        grammar = to_lark(analysis)
+    except GrammarError as error:
+        raise anchored(error, schema) from None
     return Artifact(
         Backend.LLGUIDANCE,
         grammar.text,

@@ -14,7 +14,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,12 @@ class Load:
         self._url = f"{url}/completions"
         self._model = model
         self._tokens = tokens
+        self._numbers = count()
         self.ends: Counter[str] = Counter()
 
-    async def stream(self, number: int) -> list[float]:
-        """Seconds between the tokens of one plain stream."""
+    async def stream(self) -> list[float]:
+        """Seconds between the tokens of one plain stream, each another one: a known text comes in drafts."""
+        number = next(self._numbers)
         body = {"model": self._model, "prompt": f"Story {number}:", "max_tokens": self._tokens, "ignore_eos": True}
         times: list[float] = []
         async with self._session.post(self._url, json=body | {"stream": True, "seed": number}) as response:
@@ -78,10 +80,10 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         async with session.get(f"{options.url}/models") as response:
             model = (await response.json())["data"][0]["id"]
         load = Load(session, options.url, model, options.tokens)
-        await asyncio.gather(*(load.stream(number) for number in range(options.streams)))
+        await asyncio.gather(*(load.stream() for _ in range(options.streams)))
         for turn in range(options.rounds):
             for name, some in (("alone", []), ("attacked", chosen[turn :: options.rounds])):
-                streams = asyncio.gather(*(load.stream(number) for number in range(options.streams)))
+                streams = asyncio.gather(*(load.stream() for _ in range(options.streams)))
                 for _, fields in some:
                     await load.attack(fields)
                 times[name] += [gap for gaps in await streams for gap in gaps]
