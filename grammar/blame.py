@@ -62,16 +62,22 @@ def anchored(error: GrammarError, schema: Any) -> GrammarError:
     at = schema
     for token in error.pointer.split("/")[1:]:
         step = token.replace("~1", "/").replace("~0", "~")
-        members = at if isinstance(at, dict) else dict(enumerate(at)) if isinstance(at, list) else {}
+        members = _members(at)
         found = int(step) if isinstance(at, list) and step.isdecimal() else step
         if found not in members:
             break
         path.append(found)
         at = members[found]
     else:
-        if error.keyword in path[-1:] or (isinstance(at, dict) and error.keyword in at):
+        if path[-1:] == [error.keyword] or error.keyword in _members(at):
             return error
     return _error(GrammarSpec.json_schema(schema), path or [next(iter(schema))], error.reason)
+
+
+def _members(value: Any) -> dict[Any, Any]:
+    if isinstance(value, list):
+        return dict(enumerate(value))
+    return value if isinstance(value, dict) else {}
 
 
 def _error(spec: GrammarSpec, path: Path, reason: str) -> GrammarError:

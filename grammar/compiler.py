@@ -40,6 +40,7 @@ class Compiled:
         num_bytes: what it takes in memory, about.
         error: why the library cannot follow the grammar; None after `lower` has let it through.
         is_plain: nothing in it is known to make masks slow.
+        is_spoilt: the library has failed along an answer, which may keep it from following any other.
     """
 
     def __init__(self, artifact: Artifact, vocabulary: Vocabulary) -> None:
@@ -47,6 +48,8 @@ class Compiled:
         self.num_bytes = artifact.num_bytes
         self.is_plain = dry_run.is_plain(artifact)
         self._open_ended = artifact.open_ended
+        self.is_spoilt = False
+        self._artifact = artifact
         self._vocabulary = vocabulary
         self._state, self.error = _initial_state(artifact, vocabulary)
         self._pieces = Pieces(vocabulary, artifact)
@@ -59,7 +62,11 @@ class Compiled:
     def matcher(self) -> Matcher:
         """A matcher at the beginning of an answer."""
         closer = Closer(self._pieces, free=self._open_ended and self._state.can_end())
-        return Matcher(self._state, self._vocabulary, closer, open_ended=self._open_ended)
+        return Matcher(self._state, self._vocabulary, closer, self._remake, open_ended=self._open_ended)
+
+    def _remake(self) -> State:
+        self.is_spoilt = True
+        return _initial_state(self._artifact, self._vocabulary)[0]
 
     def completion(self) -> list[int]:
         """A short answer, looked for from its beginning; nothing if none was found."""

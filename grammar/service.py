@@ -61,6 +61,12 @@ class _Entry:
     num_bytes: int
     expires: float
 
+    def is_good(self) -> bool:
+        """Whether it may be given out again."""
+        if isinstance(self.result, Compiled) and self.result.is_spoilt:
+            return False
+        return time.monotonic() < self.expires
+
 
 class CompileService:
     """Compiles for one vocabulary. Every method may be called from any thread.
@@ -112,7 +118,7 @@ class CompileService:
         """
         with self._lock:
             entry = self._entries.get(spec.key)
-            if entry is not None and time.monotonic() < entry.expires:
+            if entry is not None and entry.is_good():
                 self._entries.move_to_end(spec.key)
                 self.stats.hits += 1
                 return _settled(entry.result)
