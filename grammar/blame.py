@@ -63,7 +63,7 @@ def anchored(error: GrammarError, schema: Any) -> GrammarError:
     for token in error.pointer.split("/")[1:]:
         step = token.replace("~1", "/").replace("~0", "~")
         members = _members(at)
-        found = int(step) if isinstance(at, list) and step.isdecimal() else step
+        found = int(step) if step not in members and step.isdecimal() else step
         if found not in members:
             break
         path.append(found)

@@ -193,7 +193,7 @@ class Matcher:
             return planned[:limit]
         forced = self._state.forced()
         # The last token could begin more text than is forced: leave its choice open.
-        tokens = self._vocabulary.tokenize_forced(forced)[:-1] if forced else []
+        tokens = self._vocabulary.tokenize_forced(forced, merged=True)[:-1] if forced else []
         return tokens[:limit]
 
     def _allow_only_end(self, row: Row) -> None:
