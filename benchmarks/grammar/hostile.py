@@ -4,7 +4,8 @@
 
 Streams of plain text run twice over: alone, then with one hostile request after the other beside them, and so on in
 turns. Reported are the inter-token times of the plain streams in both, and what became of the hostile requests. A
-hostile request asks for no more than a few tokens, so that what it costs is its compile and its masks.
+hostile request asks for no more than a few tokens, so that what it costs is its compile and its masks. Before the
+first turn a plain grammar of either library is asked for, as the first one of a server's life loads the library.
 """
 
 from __future__ import annotations
@@ -81,6 +82,9 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             model = (await response.json())["data"][0]["id"]
         load = Load(session, options.url, model, options.tokens)
         await asyncio.gather(*(load.stream() for _ in range(options.streams)))
+        for fields in ({"guided_json": {"type": "integer"}}, {"ebnf": 'root ::= "a"'}):
+            await load.attack(fields)
+        load.ends.clear()
         for turn in range(options.rounds):
             for name, some in (("alone", []), ("attacked", chosen[turn :: options.rounds])):
                 streams = asyncio.gather(*(load.stream() for _ in range(options.streams)))
