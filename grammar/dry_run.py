@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 WALKS = 2
 TOKENS = 32
 FEW_TOKENS = 8
+# Tokens that the last walk may take, so that it looks for a way to an end.
+BUDGET = 200
 # Processor time of any mask, and of all masks of a walk but one.
 MAX_MASK_SECONDS = 0.25
 MAX_USUAL_SECONDS = 0.02
@@ -52,6 +54,7 @@ def check(compiled: Compiled, vocabulary: Vocabulary) -> None:
         return
     for seed in range(WALKS):
         _walk(compiled.matcher(), vocabulary, random.Random(seed), TOKENS)
+    _walk(compiled.matcher(), vocabulary, random.Random(WALKS), TOKENS, BUDGET)
 
 
 def is_plain(artifact: Artifact) -> bool:
@@ -69,13 +72,13 @@ def _is_large(repeat: re.Match[str]) -> bool:
     return most > (PLAIN_GROUP_REPEAT if repeat[1] == ")" else PLAIN_REPEAT)
 
 
-def _walk(matcher: Matcher, vocabulary: Vocabulary, rng: random.Random, tokens: int) -> None:
+def _walk(matcher: Matcher, vocabulary: Vocabulary, rng: random.Random, tokens: int, budget: int | None = None) -> None:
     row = np.zeros(vocabulary.num_words, dtype=np.int32)
     limit = MAX_MASK_SECONDS
-    for _ in range(tokens):
+    for step in range(tokens):
         before = time.thread_time()
         try:
-            matcher.fill_mask(row)
+            matcher.fill_mask(row, None if budget is None else budget - step)
         except GrammarFailure as failure:
             raise DryRunError(f"too complex to follow: {failure}") from None
         seconds = time.thread_time() - before
