@@ -13,7 +13,7 @@ from grammar.vocabulary import Vocabulary
 from grammar.worker import MAX_FRAME, NICE, READY, STARTED, encode_vocabulary, write_frame
 
 START_SECONDS = 120.0
-PATIENCE = 10
+PATIENCE = 20
 # Nice before anything is imported. The child stays in the session of its parent: niceness only acts between processes
 # of one session where the kernel groups them by session (autogroup).
 _PROGRAM = f"import os, sys; os.nice({NICE}); sys.path.insert(0, sys.argv[1]); from grammar.worker import main; main()"

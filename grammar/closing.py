@@ -24,7 +24,7 @@ from grammar.vocabulary import Vocabulary
 MAX_TOKENS = 2_000
 MAX_STEPS = 800
 # Tokens beyond the budget that a way may have: it cannot be completed, but how far it leads is worth something.
-BEYOND = 100
+BEYOND = 200
 HEAD_START = 40
 MAX_SEARCH = 300
 MAX_TAILS = 600

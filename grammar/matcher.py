@@ -175,9 +175,7 @@ class Matcher:
 
     def copy(self) -> Matcher:
         """An independent matcher at the same place."""
-        other = Matcher(
-            self._state, self._vocabulary, self._closer.copy(), self._remake, open_ended=self._open_ended
-        )
+        other = Matcher(self._state, self._vocabulary, self._closer.copy(), self._remake, open_ended=self._open_ended)
         other._tokens, other._ended, other._is_remade = list(self._tokens), self._ended, self._is_remade
         return other
 

@@ -90,7 +90,7 @@ class CompileService:
         Args:
             vocabulary: the tokenizer's tokens.
             workers: compiles at once.
-            seconds: processor time of one compile, its dry run included; ten times as much by the clock.
+            seconds: processor time of one compile, its dry run included; `PATIENCE` times as much by the clock.
             memory_bytes: address space that one compile may add.
             cache_bytes: what compiled grammars may take in memory, about.
             most_pending: compiles waiting or under way, at most.
