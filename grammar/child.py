@@ -10,11 +10,13 @@ import time
 from pathlib import Path
 
 from grammar.vocabulary import Vocabulary
-from grammar.worker import MAX_FRAME, READY, STARTED, encode_vocabulary, write_frame
+from grammar.worker import MAX_FRAME, NICE, READY, STARTED, encode_vocabulary, write_frame
 
 START_SECONDS = 120.0
-PATIENCE = 10
-_PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from grammar.worker import main; main()"
+PATIENCE = 20
+# Nice before anything is imported. The child stays in the session of its parent: niceness only acts between processes
+# of one session where the kernel groups them by session (autogroup).
+_PROGRAM = f"import os, sys; os.nice({NICE}); sys.path.insert(0, sys.argv[1]); from grammar.worker import main; main()"
 _ROOT = str(Path(__file__).resolve().parent.parent)
 
 
@@ -41,7 +43,8 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd="/",
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            # One malloc arena: another one, of a thread, reserves address space, which counts against the limit.
+            env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"},
         )
         try:
             self._send(encode_vocabulary(vocabulary))

@@ -23,6 +23,8 @@ from grammar.vocabulary import Vocabulary
 
 MAX_TOKENS = 2_000
 MAX_STEPS = 800
+# Tokens beyond the budget that a way may have: it cannot be completed, but how far it leads is worth something.
+BEYOND = 200
 HEAD_START = 40
 MAX_SEARCH = 300
 MAX_TAILS = 600
@@ -118,11 +120,13 @@ class _Mark:
         inside: whether it is in a JSON string, or in free text, in which nothing needs to be closed.
         plan: where the plan under way starts, and its tokens.
         known: the length of a completion found at a position.
+        again: where nothing was found: tokens left when to look again.
     """
 
     inside: int = _OUTSIDE
     plan: tuple[int, list[int]] | None = None
     known: tuple[int, int] | None = None
+    again: int | None = None
 
 
 class Closer:
@@ -172,7 +176,7 @@ class Closer:
             return
         mark, planned = self._marks[-1], self.planned
         inside = self._pieces.lexical(mark.inside, token)
-        self._marks.append(_Mark(inside, mark.plan if planned[:1] == [token] else None, mark.known))
+        self._marks.append(_Mark(inside, mark.plan if planned[:1] == [token] else None, mark.known, mark.again))
 
     def rollback(self, count: int) -> None:
         """Forget the last tokens."""
@@ -191,41 +195,44 @@ class Closer:
             return self.planned
         if mark.known is not None and remaining > mark.known[1] + (position - mark.known[0] + 1) * jump:
             return None
-        found = self.completion(state)
+        if mark.again is not None and remaining > mark.again:
+            return None
+        found = self.completion(state, remaining + BEYOND)
         if found is None:
-            # Nothing was found: look again only after some more tokens.
-            self._marks[-1] = replace(mark, known=(position, max(0, remaining - 2 * jump)))
+            # All streams wait for a search, and one that finds nothing takes longest: only a few of them.
+            self._marks[-1] = replace(mark, again=remaining * 3 // 4)
             return None
         near = remaining <= len(found) + jump
         self._marks[-1] = replace(mark, known=(position, len(found)), plan=(position, found) if near else None)
         return found if near else None
 
-    def completion(self, state: State) -> list[int] | None:
-        """A short way to an end, or None if none was found."""
+    def completion(self, state: State, most: int = MAX_TOKENS) -> list[int] | None:
+        """A short way to an end, or None if none of about `most` tokens was found."""
         whole, inside = self._pieces.whole, self._marks[-1].inside
         if len(self._marks) == 1 and whole and _advance(state.copy(), whole):
             return list(whole)
         pieces = self._pieces
-        walk = self._walk(state.copy(), inside)
+        walk = self._walk(state.copy(), inside, most)
         # Values may have to differ before an array is complete; other text may be taken for JSON, and quotes in it for
         # those of a string. Whichever walk arrives first is right, but the plain one has a start.
-        others = [self._walk(state.copy(), inside, turning=True)] if pieces.listed else []
+        others = [self._walk(state.copy(), inside, most, turning=True)] if pieces.listed else []
         if pieces.rests:
-            others += [self._walk(state.copy(), inside, first) for first in (pieces.ends, pieces.rests)]
-            others.append(self._walk(state.copy(), _INSIDE if inside == _OUTSIDE else _OUTSIDE))
+            others += [self._walk(state.copy(), inside, most, first) for first in (pieces.ends, pieces.rests)]
+            others.append(self._walk(state.copy(), _INSIDE if inside == _OUTSIDE else _OUTSIDE, most))
         for found in chain(islice(walk, HEAD_START), chain.from_iterable(zip_longest(walk, *others))):
             if found is not None:
                 return found
         return None
 
     def _walk(
-        self, state: State, inside: int, first: Sequence[list[int]] = (), *, turning: bool = False
+        self, state: State, inside: int, most: int, first: Sequence[list[int]] = (), *, turning: bool = False
     ) -> Iterator[list[int] | None]:
         """A step to an end each time, and the tokens of all steps at the end; nothing more where there is no way.
 
         Args:
             state: advances.
             inside: where it stands in JSON.
+            most: tokens that a way may have.
             first: what to try before all else.
             turning: try other values in each step.
         """
@@ -235,7 +242,7 @@ class Closer:
                 yield tokens
                 return
             step = self._step(state, inside, first, turn if turning else 0)
-            if not step or len(tokens) > MAX_TOKENS:
+            if not step or len(tokens) > min(most, MAX_TOKENS):
                 return
             for token in step:
                 inside = self._pieces.lexical(inside, token)

@@ -14,8 +14,9 @@ import llguidance
 
 from grammar import dry_run, plain
 from grammar.artifact import Artifact, Backend
+from grammar.blame import anchored, likeliest_part
 from grammar.closing import Closer, Pieces
-from grammar.document import Document, pointer_join
+from grammar.document import Document
 from grammar.errors import GrammarError
 from grammar.lark import to_lark
 from grammar.limits import DEFAULT_LIMITS, Limits, check_limits
@@ -28,8 +29,6 @@ from grammar.vocabulary import Vocabulary
 
 # A vocabulary of 128k tokens needs more items for a mask than the library grants by default.
 _PARSER_LIMITS = llguidance.LLParserLimits(verbose_errors=False, step_max_items=500_000)
-# The keyword to blame when a library finds a schema too complex, likeliest first.
-_SUSPECTS = ("pattern", "patternProperties", "multipleOf", "maxLength", "enum", "oneOf", "anyOf", "allOf", "properties")
 _NOISE = re.compile(r"^at \d+\(\d+\): |\[\d\d:\d\d:\d\d\] |/\S+?:\d+: |Check failed: ")
 
 
@@ -41,6 +40,7 @@ class Compiled:
         num_bytes: what it takes in memory, about.
         error: why the library cannot follow the grammar; None after `lower` has let it through.
         is_plain: nothing in it is known to make masks slow.
+        is_spoilt: the library has failed along an answer, which may keep it from following any other.
     """
 
     def __init__(self, artifact: Artifact, vocabulary: Vocabulary) -> None:
@@ -48,6 +48,8 @@ class Compiled:
         self.num_bytes = artifact.num_bytes
         self.is_plain = dry_run.is_plain(artifact)
         self._open_ended = artifact.open_ended
+        self.is_spoilt = False
+        self._artifact = artifact
         self._vocabulary = vocabulary
         self._state, self.error = _initial_state(artifact, vocabulary)
         self._pieces = Pieces(vocabulary, artifact)
@@ -60,7 +62,11 @@ class Compiled:
     def matcher(self) -> Matcher:
         """A matcher at the beginning of an answer."""
         closer = Closer(self._pieces, free=self._open_ended and self._state.can_end())
-        return Matcher(self._state, self._vocabulary, closer, open_ended=self._open_ended)
+        return Matcher(self._state, self._vocabulary, closer, self._remake, open_ended=self._open_ended)
+
+    def _remake(self) -> State:
+        self.is_spoilt = True
+        return _initial_state(self._artifact, self._vocabulary)[0]
 
     def completion(self) -> list[int]:
         """A short answer, looked for from its beginning; nothing if none was found."""
@@ -86,11 +92,11 @@ def lower(spec: GrammarSpec, vocabulary: Vocabulary, limits: Limits = DEFAULT_LI
     artifact = _translated(spec, vocabulary)
     compiled = Compiled(artifact, vocabulary)
     if compiled.error:
-        raise blamed(spec, _readable(compiled.error))
+        raise likeliest_part(spec, _readable(compiled.error))
     try:
         dry_run.check(compiled, vocabulary)
     except dry_run.DryRunError as error:
-        raise blamed(spec, str(error)) from None
+        raise likeliest_part(spec, str(error)) from None
     if artifact.whole or artifact.open_ended:
         return artifact
     return replace(artifact, whole=tuple(compiled.completion()))
@@ -119,8 +125,11 @@ def _translated(spec: GrammarSpec, vocabulary: Vocabulary) -> Artifact:
 def _schema(schema: Any, vocabulary: Vocabulary) -> Artifact:
     if schema is False:
         raise GrammarError("false", "", "the schema false admits no value")
-    analysis = Analysis(Document({} if schema is True else schema))
-    grammar = to_lark(analysis)
+    try:
+        analysis = Analysis(Document({} if schema is True else schema))
+        grammar = to_lark(analysis)
+    except GrammarError as error:
+        raise anchored(error, schema) from None
     return Artifact(
         Backend.LLGUIDANCE,
         grammar.text,
@@ -159,21 +168,3 @@ def _initial_state(artifact: Artifact, vocabulary: Vocabulary) -> tuple[State, s
 def _readable(message: str) -> str:
     """The first line of a library's message, without places in its source."""
     return _NOISE.sub("", message.strip().split("\n")[0])[:300]
-
-
-def blamed(spec: GrammarSpec, reason: str) -> GrammarError:
-    """An error of a library, blamed on the part of the grammar that is likeliest to have caused it."""
-    if spec.kind is not GrammarKind.JSON_SCHEMA or not isinstance(spec.value(), dict):
-        return GrammarError(spec.kind.value, "", reason)
-    found: dict[str, str] = {}
-    stack: list[tuple[Any, str]] = [(spec.value(), "")]
-    while stack:
-        at, pointer = stack.pop()
-        steps = at.items() if isinstance(at, dict) else enumerate(at)
-        for step, value in steps:
-            where = pointer_join(pointer, step)
-            found.setdefault(str(step), where)
-            if isinstance(value, dict | list):
-                stack.append((value, where))
-    keyword = next((name for name in _SUSPECTS if name in found), next(iter(spec.value()), "schema"))
-    return GrammarError(keyword, found.get(keyword, ""), reason)

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from grammar.blame import crowded_part, deep_part, large_part
 from grammar.document import pointer_join
 from grammar.errors import GrammarError
 from grammar.spec import GrammarKind, GrammarSpec
@@ -51,39 +52,43 @@ def check_limits(spec: GrammarSpec, limits: Limits = DEFAULT_LIMITS) -> None:
         GrammarError: with the keyword, limit and value.
     """
     json_kind = spec.kind in (GrammarKind.JSON_SCHEMA, GrammarKind.STRUCTURAL_TAG)
+    if json_kind:
+        _depth(spec, limits)
     most = limits.schema_bytes if json_kind or spec.kind is GrammarKind.CHOICE else limits.grammar_bytes
     if len(spec.content) > most:
-        raise GrammarError(spec.kind.value, "", f"has {len(spec.content)} bytes; the limit is {most}")
+        raise large_part(spec, f"makes the whole too large: {len(spec.content)} bytes; the limit is {most}")
     if spec.kind is GrammarKind.CHOICE:
         _check_values(spec.value(), "choice", "", limits)
     if json_kind:
-        _depth(spec.content, spec.kind.value, limits)
-        _Walk(limits).run(spec.value())
+        _Walk(spec, limits).run()
 
 
-def _depth(content: bytes, name: str, limits: Limits) -> None:
+def _depth(spec: GrammarSpec, limits: Limits) -> None:
     depth = deepest = 0
-    for bracket in _BRACKETS.findall(_STRINGS.sub(b"", content)):
+    for bracket in _BRACKETS.findall(_STRINGS.sub(b"", spec.content)):
         depth += 1 if bracket in b"[{" else -1
         deepest = max(deepest, depth)
     if deepest > limits.depth:
-        raise GrammarError(name, "", f"is nested {deepest} deep; the limit is {limits.depth}")
+        raise deep_part(spec, limits.depth, f"is nested {deepest} deep; the limit is {limits.depth}")
 
 
 class _Walk:
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, spec: GrammarSpec, limits: Limits) -> None:
+        self.spec = spec
         self.limits = limits
         self.objects = 0
         self.value_bytes = 0
 
-    def run(self, root: Any) -> None:
+    def run(self) -> None:
+        root = self.spec.value()
         stack = [(root, "")] if isinstance(root, dict | list) else []
         while stack:
             at, pointer = stack.pop()
             if isinstance(at, dict):
                 self.objects += 1
                 if self.objects > self.limits.subschemas:
-                    raise GrammarError("schema", "", f"has more than {self.limits.subschemas} objects")
+                    reason = f"makes the whole too large: more than {self.limits.subschemas} objects"
+                    raise crowded_part(self.spec, reason)
                 self.check(at, pointer)
                 steps: Any = at.items()
             else:

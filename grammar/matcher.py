@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -19,17 +19,30 @@ class Matcher:
     """Follows one answer. Not safe for use from two threads at once.
 
     The answer ends with an end token, which counts as one accepted token; `rollback` may take it back. Tokens that
-    were taken back leave no trace, not even where the library failed on them: the state then is made again from its
-    beginning.
+    were taken back leave no trace, not even where the library failed on them.
+
+    A lexer that has failed stays so in all copies of its state, those of other answers included. So where the library
+    fails, the state is made again from the grammar, for this answer alone, and it fails for good only if that fails
+    too. Such an answer gets no drafts any more.
 
     Args:
         beginning: the state of the grammar before any token; never changed.
+        remake: another such state that shares nothing with it.
     """
 
-    def __init__(self, beginning: State, vocabulary: Vocabulary, closer: Closer, *, open_ended: bool = False) -> None:
+    def __init__(
+        self,
+        beginning: State,
+        vocabulary: Vocabulary,
+        closer: Closer,
+        remake: Callable[[], State],
+        *,
+        open_ended: bool = False,
+    ) -> None:
         self._tokens: list[int] = []
         self._open_ended = open_ended
-        self._beginning = beginning
+        self._remake = remake
+        self._is_remade = False
         self._state = beginning.copy()
         self._vocabulary = vocabulary
         self._closer = closer
@@ -83,6 +96,9 @@ class Matcher:
                 self._allow_only_end(row)
             return
         self._state.fill(row)
+        if self._state.failure() is not None:
+            self._replay()
+            self._state.fill(row)
         failure = self._state.failure()
         if failure is not None:
             raise GrammarFailure(failure)
@@ -102,11 +118,19 @@ class Matcher:
             self._ended = self._state.can_end()
             self._tokens += [token] * self._ended
             return self._ended
-        if not 0 <= token < len(self._vocabulary.tokens) or not self._state.accept(token):
+        if not 0 <= token < len(self._vocabulary.tokens) or not self._advance(token):
             return False
         self._closer.follow(token, free=self._open_ended and self._state.can_end())
         self._tokens.append(token)
         return True
+
+    def _advance(self, token: int) -> bool:
+        if self._state.accept(token):
+            return True
+        if self._state.failure() is None:
+            return False
+        self._replay()
+        return self._state.accept(token)
 
     def rollback(self, count: int) -> None:
         """Take back the last tokens, the end token included.
@@ -130,7 +154,7 @@ class Matcher:
 
     def admits(self, tokens: Sequence[int]) -> int:
         """How many of some tokens of text could come next, one after the other; the state is left as it is."""
-        if self._state.failure() is not None:
+        if self._is_remade:
             return 0
         start = self.num_tokens
         for token in tokens:
@@ -143,15 +167,16 @@ class Matcher:
         return admitted
 
     def _replay(self) -> None:
-        """Make the state again from the tokens that stand: a library that has failed takes nothing back."""
-        self._state = self._beginning.copy()
+        """Make the state again, from the grammar and the tokens that stand."""
+        self._state = self._remake()
+        self._is_remade = True
         for token in self._tokens:
             self._state.accept(token)
 
     def copy(self) -> Matcher:
         """An independent matcher at the same place."""
-        other = Matcher(self._beginning, self._vocabulary, self._closer.copy(), open_ended=self._open_ended)
-        other._state, other._tokens, other._ended = self._state.copy(), list(self._tokens), self._ended
+        other = Matcher(self._state, self._vocabulary, self._closer.copy(), self._remake, open_ended=self._open_ended)
+        other._tokens, other._ended, other._is_remade = list(self._tokens), self._ended, self._is_remade
         return other
 
     def draft(self, limit: int) -> list[int]:
@@ -160,13 +185,13 @@ class Matcher:
         On the way to an end before the budget is spent these are the tokens themselves. Else the text is forced, and
         its division into tokens a proposal: verify them under the mask like any draft.
         """
-        if self._ended or limit < 1:
+        if self._ended or self._is_remade or limit < 1:
             return []
         if not self._closer.is_free and (planned := self._closer.planned):
             return planned[:limit]
         forced = self._state.forced()
         # The last token could begin more text than is forced: leave its choice open.
-        tokens = self._vocabulary.tokenize_forced(forced)[:-1] if forced else []
+        tokens = self._vocabulary.tokenize_forced(forced, merged=True)[:-1] if forced else []
         return tokens[:limit]
 
     def _allow_only_end(self, row: Row) -> None:

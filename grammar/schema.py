@@ -84,7 +84,8 @@ class Analysis:
         known = self._conjs.get(conj)
         if known is None:
             if len(self._conjs) > MAX_LITERALS:
-                raise GrammarError("schema", "", f"it has more than {MAX_LITERALS} parts when written out")
+                reason = f"makes more than {MAX_LITERALS} parts when written out"
+                raise GrammarError(*self._blame(conj), reason)
             parts = [self.worlds(literal) for literal in sorted(conj)]
             known = tuple(self.product(parts, self._blame(conj)))
             self._conjs[conj] = known
@@ -189,11 +190,14 @@ class Analysis:
                 self._lost[literal] = tuple(dict.fromkeys((*self._lost.get(literal, ()), *losses)))
 
     def _blame(self, conj: Conj) -> tuple[str, str]:
-        for literal in conj:
-            node = self.document.nodes[literal // 2] if literal >= 0 else None
-            for keyword in _APPLICATORS if node else ():
-                if node and keyword in node.schema:
-                    return keyword, pointer_join(node.pointer, keyword)
+        """The keyword that is likeliest to have made many alternatives: one that applies schemas, or else any."""
+        nodes = self.document.nodes
+        near = [nodes[literal // 2] for literal in sorted(conj) if literal >= 0] or nodes
+        for keywords in (_APPLICATORS, KEYWORDS):
+            for node in near:
+                for keyword in keywords:
+                    if keyword in node.schema:
+                        return keyword, pointer_join(node.pointer, keyword)
         return "schema", ""
 
     def _check_keywords(self, node: Node) -> None:

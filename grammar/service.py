@@ -14,8 +14,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from grammar.artifact import Artifact
+from grammar.blame import likeliest_part
 from grammar.child import Child, ChildDied, ChildTimeout
-from grammar.compiler import Compiled, blamed, load
+from grammar.compiler import Compiled, load
 from grammar.errors import GrammarError, GrammarTimeout
 from grammar.spec import GrammarSpec
 from grammar.vocabulary import Vocabulary
@@ -60,6 +61,12 @@ class _Entry:
     num_bytes: int
     expires: float
 
+    def is_good(self) -> bool:
+        """Whether it may be given out again."""
+        if isinstance(self.result, Compiled) and self.result.is_spoilt:
+            return False
+        return time.monotonic() < self.expires
+
 
 class CompileService:
     """Compiles for one vocabulary. Every method may be called from any thread.
@@ -83,7 +90,7 @@ class CompileService:
         Args:
             vocabulary: the tokenizer's tokens.
             workers: compiles at once.
-            seconds: processor time of one compile, its dry run included; ten times as much by the clock.
+            seconds: processor time of one compile, its dry run included; `PATIENCE` times as much by the clock.
             memory_bytes: address space that one compile may add.
             cache_bytes: what compiled grammars may take in memory, about.
             most_pending: compiles waiting or under way, at most.
@@ -111,7 +118,7 @@ class CompileService:
         """
         with self._lock:
             entry = self._entries.get(spec.key)
-            if entry is not None and time.monotonic() < entry.expires:
+            if entry is not None and entry.is_good():
                 self._entries.move_to_end(spec.key)
                 self.stats.hits += 1
                 return _settled(entry.result)
@@ -159,7 +166,7 @@ class CompileService:
         except GrammarError as error:
             result = error
         except Exception as error:  # whatever it is, nobody may wait for ever; and it may pass
-            blame = blamed(spec, f"could not be compiled: {type(error).__name__}")
+            blame = likeliest_part(spec, f"could not be compiled: {type(error).__name__}")
             result = GrammarTimeout(blame.keyword, blame.pointer, blame.reason)
         with self._lock:
             if len(self._seconds_taken) < MAX_OBSERVATIONS:
@@ -189,7 +196,7 @@ class CompileService:
     def _stopped(self, spec: GrammarSpec, reason: str) -> GrammarTimeout:
         with self._lock:
             self.stats.stopped += 1
-        error = blamed(spec, reason)
+        error = likeliest_part(spec, reason)
         return GrammarTimeout(error.keyword, error.pointer, error.reason)
 
     def _remember(self, key: str, result: Compiled | GrammarError) -> None:

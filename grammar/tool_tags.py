@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grammar.artifact import Artifact, Backend
+from grammar.blame import anchored
 from grammar.charset import rust_literal
 from grammar.document import Document, pointer_join
 from grammar.ecma_regex import examples, parse, to_rust
@@ -131,7 +132,8 @@ class _TagWriter:
         try:
             analysis = Analysis(Document({} if schema is True else {"not": {}} if schema is False else schema))
             grammar = to_lark(analysis)
-        except GrammarError as error:
+        except GrammarError as found:
+            error = anchored(found, schema)
             raise GrammarError(error.keyword, where + error.pointer, error.reason) from None
         self.narrowings += [Narrowing(n.keyword, where + n.pointer, n.reason) for n in analysis.narrowings]
         self.short.properties |= dict.fromkeys(grammar.properties)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import llguidance
@@ -14,6 +15,11 @@ import llguidance
 # How llguidance writes a special token among bytes that must come next.
 _MARKED = re.compile(rb"\xff\[(\d+)\]")
 _ONE = (1,)
+# Words as tokenizers cut them before they merge: white space begins a word, more of it is one by itself.
+_WORDS = re.compile(rb"\s+(?=\s\S)| ?\S+|\s+")
+# A longer word is not merged, which takes the square of its length; so many are remembered.
+MAX_WORD = 200
+MAX_WORDS = 10_000
 # Masks for the inside of strings are put together from these sets, worked out once per vocabulary.
 _SLICES = [rf'[^"\\\x00-\x1F\x7F]{{1,{length}}}' for length in (10, 30)] + [r'[^"\\\x00-\x1F\x7F]+']
 
@@ -75,6 +81,42 @@ class Vocabulary:
                 raise ValueError(f"the vocabulary has no token for the byte {text[at]}")
         return tokens
 
+    def merged(self, text: bytes) -> list[int]:
+        """Tokens for a text as a byte-pair tokenizer is likeliest to cut it.
+
+        Tokens are numbered in the order of the merges that made them, in all vocabularies that we know. So of all
+        neighbours that make a token together those with the lowest id merge first (Sennrich et al. 2016), within
+        words. Where a byte has no token of its own the cut is that of `tokenize`.
+
+        Raises:
+            ValueError: as `tokenize`.
+        """
+        return [token for word in _WORDS.findall(text) for token in self._merged_word(word)]
+
+    def _merged_word(self, word: bytes) -> tuple[int, ...]:
+        known = self._words.get(word)
+        if known is None:
+            if len(self._words) >= MAX_WORDS:
+                self._words.clear()
+            known = self._words[word] = tuple(self._merge(word))
+        return known
+
+    def _merge(self, word: bytes) -> list[int]:
+        by_bytes = self._by_bytes
+        parts = [word] if word in by_bytes else [word[at : at + 1] for at in range(len(word))]
+        if len(word) > MAX_WORD or not all(part in by_bytes for part in parts):
+            return self.tokenize(word)
+        while len(parts) > 1:
+            found, at = min((by_bytes.get(a + b, self.size), at) for at, (a, b) in enumerate(pairwise(parts)))
+            if found == self.size:
+                break
+            parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        return [by_bytes[part] for part in parts]
+
+    @cached_property
+    def _words(self) -> dict[bytes, tuple[int, ...]]:
+        return {}
+
     @cached_property
     def _lengths(self) -> dict[bytes, tuple[int, ...]]:
         """How long the tokens are that begin with two given bytes, longest first, and one byte at last."""
@@ -83,12 +125,13 @@ class Vocabulary:
             found.setdefault(text[:2], {1}).add(len(text))
         return {start: tuple(sorted(lengths, reverse=True)) for start, lengths in found.items()}
 
-    def tokenize_forced(self, data: bytes) -> list[int]:
-        """As `tokenize`, for bytes in which ``\\xff[5]`` stands for token 5."""
+    def tokenize_forced(self, data: bytes, *, merged: bool = False) -> list[int]:
+        """As `tokenize` or `merged`, for bytes in which ``\\xff[5]`` stands for token 5."""
+        cut = self.merged if merged else self.tokenize
         parts = _MARKED.split(data)
-        tokens = self.tokenize(parts[0])
+        tokens = cut(parts[0])
         for number, text in zip(parts[1::2], parts[2::2], strict=True):
-            tokens += [int(number), *self.tokenize(text)]
+            tokens += [int(number), *cut(text)]
         return tokens
 
     def tokenize_named(self, text: str) -> list[int]:

@@ -4,7 +4,8 @@
 
 Streams of plain text run twice over: alone, then with one hostile request after the other beside them, and so on in
 turns. Reported are the inter-token times of the plain streams in both, and what became of the hostile requests. A
-hostile request asks for no more than a few tokens, so that what it costs is its compile and its masks.
+hostile request asks for no more than a few tokens, so that what it costs is its compile and its masks. Before the
+first turn a plain grammar of either library is asked for, as the first one of a server's life loads the library.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,12 @@ class Load:
         self._url = f"{url}/completions"
         self._model = model
         self._tokens = tokens
+        self._numbers = count()
         self.ends: Counter[str] = Counter()
 
-    async def stream(self, number: int) -> list[float]:
-        """Seconds between the tokens of one plain stream."""
+    async def stream(self) -> list[float]:
+        """Seconds between the tokens of one plain stream, each another one: a known text comes in drafts."""
+        number = next(self._numbers)
         body = {"model": self._model, "prompt": f"Story {number}:", "max_tokens": self._tokens, "ignore_eos": True}
         times: list[float] = []
         async with self._session.post(self._url, json=body | {"stream": True, "seed": number}) as response:
@@ -78,10 +81,13 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         async with session.get(f"{options.url}/models") as response:
             model = (await response.json())["data"][0]["id"]
         load = Load(session, options.url, model, options.tokens)
-        await asyncio.gather(*(load.stream(number) for number in range(options.streams)))
+        await asyncio.gather(*(load.stream() for _ in range(options.streams)))
+        for fields in ({"guided_json": {"type": "integer"}}, {"ebnf": 'root ::= "a"'}):
+            await load.attack(fields)
+        load.ends.clear()
         for turn in range(options.rounds):
             for name, some in (("alone", []), ("attacked", chosen[turn :: options.rounds])):
-                streams = asyncio.gather(*(load.stream(number) for number in range(options.streams)))
+                streams = asyncio.gather(*(load.stream() for _ in range(options.streams)))
                 for _, fields in some:
                     await load.attack(fields)
                 times[name] += [gap for gaps in await streams for gap in gaps]

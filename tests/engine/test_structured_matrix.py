@@ -30,6 +30,7 @@ FORMS: dict[str, tuple[GrammarSpec, Callable[[bytes], object]]] = {
     "json_object": (GrammarSpec.json_object(), lambda text: isinstance(json.loads(text), dict)),
     "regex": (GrammarSpec.regex("[a-f]{3}-[0-9]+"), lambda text: re.fullmatch(rb"[a-f]{3}-[0-9]+", text)),
     "choice": (GrammarSpec.choice(["yes", "no"]), lambda text: text in (b"yes", b"no")),
+    "ebnf": (GrammarSpec.ebnf('root ::= "x" [0-9]{2,4}'), lambda text: re.fullmatch(rb"x[0-9]{2,4}", text)),
     "lark": (GrammarSpec.lark('start: "x" N\nN: /[0-9]{2,4}/'), lambda text: re.fullmatch(rb"x[0-9]{2,4}", text)),
     "tag": (
         GrammarSpec.structural_tag({"format": CALL}),
@@ -85,8 +86,23 @@ def test_with_parameters_of_sampling_and_a_budget(roomy, form, params):
     run(roomy, form, [b"p"], **params, max_tokens=shortest)
 
 
-@pytest.mark.parametrize("form", ["regex"])
-def test_after_preemption(roomy, crowded, form):
+LONG_TEXT = {"type": "string", "pattern": "^[a-z]{24,30}$"}
+LONG_SCHEMA = {"type": "object", "properties": {"a": LONG_TEXT}, "required": ["a"], "additionalProperties": False}
+LONG_TAG = {"type": "tag", "begin": "<f>", "content": {"type": "json_schema", "json_schema": LONG_TEXT}, "end": "</f>"}
+# Answers long enough to be preempted; ``json_object``, compiled as a schema, has no such.
+LONG: dict[str, GrammarSpec] = {
+    "json_schema": GrammarSpec.json_schema(LONG_SCHEMA),
+    "regex": GrammarSpec.regex("[a-f]{24,30}"),
+    "choice": GrammarSpec.choice(["yes" * 9, "no" * 14]),
+    "ebnf": GrammarSpec.ebnf("root ::= [0-9]{24,30}"),
+    "lark": GrammarSpec.lark("start: N\nN: /[0-9]{24,30}/"),
+    "tag": GrammarSpec.structural_tag({"format": LONG_TAG}),
+}
+
+
+@pytest.mark.parametrize("form", LONG)
+def test_after_preemption(roomy, crowded, form, monkeypatch):
+    monkeypatch.setitem(FORMS, form, (LONG[form], lambda text: len(text) >= 24))
     prompts = [bytes([number]) * 14 for number in range(1, 5)]
     expected = run(roomy, form, prompts, min_tokens=24)
     before = crowded.core.stats()["preemptions"]

@@ -93,6 +93,15 @@ def test_a_worker_that_dies_at_work_is_replaced(service, monkeypatch):
     assert service.compile(GrammarSpec.json_schema({"const": "lives on"})).result(WAIT)
 
 
+def test_a_grammar_along_which_the_library_failed_is_compiled_again(service):
+    spec = GrammarSpec.json_schema({"const": "spoilt"})
+    first = service.compile(spec).result(WAIT)
+    first._remake()
+    second = service.compile(spec).result(WAIT)
+    assert second is not first
+    assert service.compile(spec).result(WAIT) is second
+
+
 @pytest.mark.parametrize("error", [OSError(24, "too many open files"), MemoryError()])
 def test_what_goes_wrong_here_is_not_held_against_a_grammar_for_ever(service, monkeypatch, error):
     def fail(self: CompileService) -> Child:

@@ -97,18 +97,39 @@ def test_what_is_admitted_stops_at_an_end_and_changes_nothing(compiled, vocabula
     assert matcher.num_tokens == 0 and matcher.admits([a, b]) == 2
 
 
+# Repeats in repeats: after some hundred letters the lexer has more states than it may.
+FRAGILE = Artifact(Backend.LLGUIDANCE, "start: /(x{0,1000}){0,1000}(y{0,1000}){0,1000}z/")
+XS = [ord("x")] * 390
+
+
 def test_a_library_that_fails_along_a_draft_is_as_before_when_the_draft_is_taken_back(vocabulary):
     """llguidance takes nothing back once it has failed; the matcher then starts again and reads its tokens anew."""
-    source = "start: /(x{0,1000}){0,1000}(y{0,1000}){0,1000}z/"
-    matcher = load(Artifact(Backend.LLGUIDANCE, source), vocabulary).matcher()
+    matcher = load(FRAGILE, vocabulary).matcher()
     buffer = MaskBuffer(400, vocabulary)
-    [failed] = failures = buffer.fill([Fill(0, matcher, None, [ord("x")] * 390)])
+    [failed] = failures = buffer.fill([Fill(0, matcher, None, XS)])
     assert isinstance(failures[failed], GrammarFailure) and not buffer.words[failed:391].any()
     assert matcher.failure and matcher.num_tokens > 0
     matcher.rollback(matcher.num_tokens)
     assert matcher.failure is None and matcher.num_tokens == 0 and not matcher.can_end
-    matcher.admits([ord("x")] * 390)
-    assert matcher.failure is None and matcher.num_tokens == 0
+    assert matcher.admits(XS) == 0, "no more drafts: each would have the state made again"
+    assert not matcher.draft(9)
+    assert not buffer.fill([Fill(0, matcher)])
+    assert set(_tokens(buffer.words[0])) == set(b"xyz")
+
+
+def test_answers_beside_one_that_makes_the_library_fail_go_on(vocabulary):
+    """A lexer that has failed stays so in every copy of its state; the fault must end the one answer only."""
+    compiled = load(FRAGILE, vocabulary)
+    beside, failing = compiled.matcher(), compiled.matcher()
+    buffer = MaskBuffer(400, vocabulary)
+    assert beside.accept(ord("x")) and not compiled.is_spoilt
+    assert buffer.fill([Fill(0, failing, None, XS)])
+    assert compiled.is_spoilt
+    copied = beside.copy()
+    for matcher in (beside, copied):
+        assert not buffer.fill([Fill(0, matcher, None, b"xyy")])
+        assert set(_tokens(buffer.words[3])) == set(b"yz")
+        assert matcher.accept(ord("z")) and matcher.can_end
 
 
 def test_ids_that_are_no_tokens_are_refused_and_break_nothing(compiled, vocabulary):

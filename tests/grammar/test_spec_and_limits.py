@@ -60,23 +60,37 @@ def nested(depth: int) -> str:
     return '{"items":' * depth + "{}" + "}" * depth
 
 
+def nested_list(depth: int) -> list[object]:
+    found: list[object] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
 @pytest.mark.parametrize(
-    ("schema", "keyword"),
+    ("schema", "pointer"),
     [
-        (nested(100), "json_schema"),
-        ({"description": "x" * 200_000}, "json_schema"),
-        ({"a": {"properties": {str(i): {} for i in range(1001)}}}, "properties"),
-        ({"enum": list(range(2001))}, "enum"),
-        ({"allOf": [{"enum": ["x" * 40_000]}, {"enum": ["y" * 40_000]}]}, "enum"),
-        ({"pattern": "a" * 3000}, "pattern"),
-        ({"anyOf": [{}] * 251}, "anyOf"),
-        ({"x": [{}] * 10_001}, "schema"),
+        (nested(100), "/items" * 64),
+        ({"const": {"items": nested_list(100)}}, "/const"),
+        ({"a,": 1, "anyOf": [True, {"properties": {"items": {"not": json.loads(nested(90))}}}]}, "/anyOf/1/properties"
+         "/items/not" + "/items" * 59),
+        ({"description": "x" * 200_000}, "/description"),
+        ({"type": "object", "properties": {"a": {"title": "x" * 150_000}, "b": {}}}, "/properties/a/title"),
+        ({"properties": {"a": {"anyOf": [{"title": "x" * 90}] * 2_000}}}, "/properties/a/anyOf"),
+        ({"$defs": {f"d{i}": {"title": "x" * 90} for i in range(2_000)}}, "/$defs"),
+        ({"a": {"properties": {str(i): {} for i in range(1001)}}}, "/a/properties"),
+        ({"enum": list(range(2001))}, "/enum"),
+        ({"allOf": [{"enum": ["x" * 40_000]}, {"enum": ["y" * 40_000]}]}, "/allOf/0/enum"),
+        ({"pattern": "a" * 3000}, "/pattern"),
+        ({"anyOf": [{}] * 251}, "/anyOf"),
+        ({"x": [{}] * 10_001}, "/x"),
+        ({"not": {}, "items": {"prefixItems": [{}] * 10_001}}, "/items/prefixItems"),
     ],
-)
-def test_a_schema_beyond_a_limit_is_refused_with_the_limit(schema, keyword):
+)  # fmt: skip
+def test_a_schema_beyond_a_limit_is_refused_with_the_limit_and_the_keyword_that_passes_it(schema, pointer):
     with pytest.raises(GrammarError, match=r"limit is|more than") as caught:
         check_limits(GrammarSpec.json_schema(schema))
-    assert caught.value.keyword == keyword
+    assert (caught.value.keyword, caught.value.pointer) == (pointer.rpartition("/")[2], pointer)
 
 
 def test_limits_can_be_set_and_brackets_in_strings_are_no_depth():
