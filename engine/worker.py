@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from engine.batch import Batch, Masks, StepResult
@@ -75,10 +76,9 @@ class Worker:
         self.vocab_size, self.eos_ids = model.config.vocab_size, model.config.eos_token_ids
         bank = self.adapters.bank if self.adapters else None
         is_measured = device.type == "cuda" and config.kv_cache_memory is config.num_gpu_blocks_override is None
-        memory = measure_steps(model, config, bank) if is_measured else StepMemory()
+        steps = measure_steps(model, config, bank) if is_measured else StepMemory()
         page_bytes = bytes_per_page(model.config, config.block_size, dtype)
-        left = kv_bytes(config, device) - (slot_bytes + memory.total if is_measured else 0)
-        self.num_pages = config.num_gpu_blocks_override or max(0, left) // page_bytes
+        self.num_pages = config.num_gpu_blocks_override or pool_bytes(config, device, steps, slot_bytes) // page_bytes
         self.max_model_len = _max_model_len(config, model.config, self.num_pages)
         kv = KvPool(model.config, self.num_pages, config.block_size, dtype, device)
         inputs = InputBuilder(config.max_num_seqs, self.max_model_len, config.block_size, device, bank)
@@ -91,7 +91,7 @@ class Worker:
             f"KV pool: {self.num_pages * config.block_size:,} tokens in pages of {config.block_size} "
             f"({self.num_pages * page_bytes / 2**30:.2f} GiB); context {self.max_model_len:,}; "
             f"up to {config.max_num_seqs} sequences and {config.max_num_batched_tokens:,} tokens a step",
-            *([f"Steps: {memory}"] if is_measured else []),
+            *([f"Steps: {steps}"] if is_measured else []),
             *([_slots(config, slot_bytes)] if self.adapters else []),
             ops.native_status() if device.type == "cpu" else ops.triton_status(),
         )
@@ -144,6 +144,15 @@ def _adapters(config: EngineConfig, layout: BaseLayout) -> Adapters:
         max_cpu_bytes=(config.max_cpu_loras or 4 * config.max_loras) * adapter_bytes(layout, config.max_lora_rank),
         patience=_PATIENCE,
     )
+
+
+def pool_bytes(config: EngineConfig, device: torch.device, steps: StepMemory, slot_bytes: int) -> int:
+    """Memory for the KV pool: on a GPU, what weights, steps and full slots leave of its share.
+
+    A pool whose size is named gets that. On a CPU slots are the host's copies, and steps take little.
+    """
+    is_shared = device.type == "cuda" and config.kv_cache_memory is None
+    return max(0, kv_bytes(config, device) - (steps.total + slot_bytes if is_shared else 0))
 
 
 def _forward(
