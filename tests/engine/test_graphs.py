@@ -251,7 +251,7 @@ def test_sizes_rise_to_what_is_asked_for() -> None:
 def test_variants_are_those_that_a_step_can_ask_for(folder: Path) -> None:
     world = World(model_of(folder))
     variants = world.graphs.variants
-    assert variants[0] == Variant(16, True, False, False)
+    assert variants[0] == Variant(16, True, True, False)
     assert not any(variant.is_adapted for variant in variants)
     assert max(variant.num_tokens for variant in variants if not variant.is_mixed) == 8
     assert Variant(1, True, False, False) not in variants
