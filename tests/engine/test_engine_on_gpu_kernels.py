@@ -43,7 +43,13 @@ PROMPTS = [[*PREFIX, row, 3] for row in range(3)] + [[5, 6]]
 def answers(folder: Path) -> dict[int, list[int]]:
     """Greedy tokens of all prompts, the first of them alone before the others come."""
     config = EngineConfig(
-        dtype="float32", device="cpu", load_format="dummy", num_gpu_blocks_override=40, threads=1, block_size=4
+        dtype="float32",
+        device="cpu",
+        load_format="dummy",
+        num_gpu_blocks_override=40,
+        threads=1,
+        block_size=4,
+        max_num_seqs=4,
     )
     core = EngineCore.load(config, folder)
     params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
