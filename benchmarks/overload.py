@@ -21,6 +21,7 @@ import socket
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,9 +57,9 @@ class SimulatedWorker:
     summary = ("simulated",)
     adapters = None
 
-    def run(self, batch: Batch, _masks: Any = None) -> StepResult:
+    def launch(self, batch: Batch, _masks: Any = None) -> Callable[[], StepResult]:
         """Compute nothing; the time is spent by ``SimulatedClient``, which must not block its loop."""
-        return StepResult(tuple(RowResult((WORD,) if row.draws else ()) for row in batch.rows))
+        return lambda: StepResult(tuple(RowResult((WORD,) if row.draws else ()) for row in batch.rows))
 
 
 class SimulatedClient:

@@ -92,6 +92,9 @@ class EngineConfig:
     native_kernels: bool = option(
         True, "Compile and use our kernels, C++ on a CPU and Triton on a GPU; else plain torch."
     )
+    enforce_eager: bool = option(
+        False, "Launch every op of a step by itself: no captured graphs on a GPU, no recorded calls on a CPU."
+    )
 
     enable_lora: bool = option(False, "Serve LoRA adapters of the model as well.", group="adapters")
     lora_modules: tuple[str, ...] = option(

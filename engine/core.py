@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from engine.adapters import BASE, Adaptation, AdapterDesk
 from engine.batch import Batch, Masks, StepResult
@@ -51,8 +51,15 @@ class StepWorker(Protocol):
     summary: tuple[str, ...]
     adapters: Adapters | None
 
-    def run(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> StepResult:
-        """Compute a step; ``masks`` is called when the forward is done."""
+    def launch(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> Callable[[], StepResult]:
+        """Start a step; the call that is returned waits for its end, and calls ``masks`` when it needs them."""
+
+
+class Launched(NamedTuple):
+    """A step under way, which ``EngineCore.finish`` takes."""
+
+    batch: Batch
+    result: Callable[[], StepResult]
 
 
 class EngineCore:
@@ -126,11 +133,22 @@ class EngineCore:
 
     def step(self) -> list[Message]:
         """Plan, compute and commit one step. Returns all that the client is to be told."""
+        return self.finish(self.launch())
+
+    def launch(self) -> Launched | None:
+        """Plan a step and start it; None if nothing can be computed now. ``finish`` is the next call to be made.
+
+        What the caller does in between is done while a GPU computes.
+        """
         self._poll_compiling()
         self._poll_adapters()
         batch = self._scheduler.schedule()
-        if batch.rows:
-            self._outbox += self._scheduler.commit(batch, self._worker.run(batch, self._masks(batch)))
+        return Launched(batch, self._worker.launch(batch, self._masks(batch))) if batch.rows else None
+
+    def finish(self, launched: Launched | None) -> list[Message]:
+        """Wait for a step and commit it. Returns all that the client is to be told."""
+        if launched is not None:
+            self._outbox += self._scheduler.commit(launched.batch, launched.result())
         elif self.has_work and not self._outbox:
             time.sleep(_PAUSE)
         return self._take_outbox()

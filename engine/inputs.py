@@ -1,10 +1,11 @@
-"""From the plan of a step to the tensors of a forward pass."""
+"""From the plan of a step to the tensors of a forward pass: arrays of the host, put on the device or where a recorded
+pass reads them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,13 +14,17 @@ from torch import Tensor
 
 from engine.batch import Batch, Row
 from kernels.ops import SharedPrefixes, find_shared_prefixes
+from kernels.staging import to_device
 from lora.apply import AdapterBank, LoraStep
 from lora.segments import BASE, token_slots
 
+Longs = NDArray[np.int64]
+Ints = NDArray[np.int32]
+
 
 @dataclass(frozen=True, slots=True)
-class ForwardInputs:
-    """Tensors of one forward over a ragged batch of R rows and T tokens, on the model's device.
+class HostInputs:
+    """What a forward over a ragged batch of R rows and T tokens reads, on the host.
 
     Attributes:
         token_ids: [T] int64.
@@ -30,8 +35,37 @@ class ForwardInputs:
         context_len: [R] int32, tokens with KV after this step: start + len(tokens).
         max_query: the longest row's number of tokens.
         max_context: the largest of ``context_len``.
-        shared: prefixes that rows should read together, None for none.
-        slots: [T] int32 on the host, the slot of each token's adapter, -1 for none; None if no row has an adapter.
+        shared: prefixes that rows should read together, on the host, None for none.
+        slots: [T] int32, the slot of each token's adapter, -1 for none; None if no row has an adapter.
+    """
+
+    token_ids: Longs
+    positions: Longs
+    kv_loc: Longs
+    page_table: Ints
+    query_start: Ints
+    context_len: Ints
+    max_query: int
+    max_context: int
+    shared: SharedPrefixes | None = None
+    slots: Ints | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return len(self.token_ids)
+
+    @property
+    def num_rows(self) -> int:
+        """R."""
+        return len(self.context_len)
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardInputs:
+    """Tensors of one forward, on the model's device: those of ``HostInputs``, and the adapters' part.
+
+    Attributes:
         lora: the adapters' part in this step, None if they have none.
     """
 
@@ -44,7 +78,6 @@ class ForwardInputs:
     max_query: int
     max_context: int
     shared: SharedPrefixes | None = None
-    slots: NDArray[np.int32] | None = None
     lora: LoraStep | None = None
 
 
@@ -57,6 +90,9 @@ class InputBuilder:
         page_size: tokens in a page.
         device: where the tensors go.
         bank: the adapters on the device, None for none.
+
+    Attributes:
+        bank: the same.
     """
 
     def __init__(
@@ -69,7 +105,7 @@ class InputBuilder:
     ) -> None:
         self._page_size = page_size
         self._device = device
-        self._bank = bank
+        self.bank = bank
         self._slots = np.full(max_num_seqs, BASE, np.int32)
         self._adapted_from = np.zeros(max_num_seqs, np.int32)
         self._pages = np.zeros((max_num_seqs, -(-max_model_len // page_size)), dtype=np.int32)
@@ -79,8 +115,13 @@ class InputBuilder:
         """Pages of the longest sequence."""
         return self._pages.shape[1]
 
-    def build(self, batch: Batch) -> ForwardInputs:
-        """The tensors of a step; enters the batch's new pages in the page table."""
+    @property
+    def max_context(self) -> int:
+        """Tokens that the longest sequence has room for."""
+        return self.table_width * self._page_size
+
+    def build(self, batch: Batch) -> HostInputs:
+        """The arrays of a step; enters the batch's new pages in the page table."""
         rows = batch.rows
         for start in batch.starts:
             self._slots[start.row], self._adapted_from[start.row] = start.slot, start.adapted_from
@@ -100,34 +141,42 @@ class InputBuilder:
         kv_loc = self._pages[np.repeat(line, lengths), page].astype(np.int64) * self._page_size + cell
         max_context = int(context.max())
         pages = self._pages[line, : -(-max_context // self._page_size)]
-        slots = self._token_slots(line, lengths, starts)
-        return ForwardInputs(
-            token_ids=self._to_device(_token_ids(rows)),
-            positions=self._to_device(positions),
-            kv_loc=self._to_device(kv_loc),
-            page_table=self._to_device(pages),
-            query_start=self._to_device(query_start),
-            context_len=self._to_device(context),
+        return HostInputs(
+            token_ids=_token_ids(rows),
+            positions=positions,
+            kv_loc=kv_loc,
+            page_table=pages,
+            query_start=query_start,
+            context_len=context,
             max_query=int(lengths.max()),
             max_context=max_context,
             shared=find_shared_prefixes(pages, lengths, context, self._page_size, self._device),
-            slots=slots,
-            lora=None if slots is None or self._bank is None else self._bank.step(slots),
+            slots=self._token_slots(line, lengths, starts),
         )
 
-    def _token_slots(
-        self, line: NDArray[np.int64], lengths: NDArray[np.int32], starts: NDArray[np.int32]
-    ) -> NDArray[np.int32] | None:
-        """``ForwardInputs.slots``, from the rows' lines, lengths and first positions."""
-        if self._bank is None:
+    def place(self, inputs: HostInputs) -> ForwardInputs:
+        """The tensors of a step."""
+        return ForwardInputs(
+            token_ids=to_device(inputs.token_ids, self._device),
+            positions=to_device(inputs.positions, self._device),
+            kv_loc=to_device(inputs.kv_loc, self._device),
+            page_table=to_device(inputs.page_table, self._device),
+            query_start=to_device(inputs.query_start, self._device),
+            context_len=to_device(inputs.context_len, self._device),
+            max_query=inputs.max_query,
+            max_context=inputs.max_context,
+            shared=inputs.shared and inputs.shared.to(self._device),
+            lora=None if inputs.slots is None or self.bank is None else self.bank.step(inputs.slots),
+        )
+
+    def _token_slots(self, line: Longs, lengths: Ints, starts: Ints) -> Ints | None:
+        """``HostInputs.slots``, from the rows' lines, lengths and first positions."""
+        if self.bank is None:
             return None
         slots = self._slots[line]
         return token_slots(slots, self._adapted_from[line], lengths, starts) if (slots >= 0).any() else None
 
-    def _to_device(self, values: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device, non_blocking=True)
 
-
-def _token_ids(rows: Sequence[Row]) -> NDArray[np.int64]:
+def _token_ids(rows: Sequence[Row]) -> Longs:
     """[T] int64 from each row's tokens, which are int arrays or lists."""
     return np.concatenate([np.asarray(row.tokens, dtype=np.int64) for row in rows])

@@ -22,7 +22,7 @@ from engine.channel import Channel
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import EngineError
-from engine.messages import Failed, Heartbeat, Shutdown, decode, encode
+from engine.messages import Failed, Heartbeat, Message, Shutdown, decode, encode
 
 HEARTBEAT_SECONDS = 0.25
 GOODBYE_SECONDS = 5.0  # for the client to take the last frame
@@ -31,21 +31,26 @@ EXIT_SOFTWARE = 70
 
 
 def serve(core: EngineCore, channel: Channel) -> None:
-    """Run steps until Shutdown arrives; what still runs then fails. ConnectionError if the client goes away."""
+    """Run steps until Shutdown arrives; what still runs then fails. ConnectionError if the client goes away.
+
+    What a step brought is sent when the next one is launched: a GPU does not wait for that.
+    """
     due = 0.0
+    out: list[Message] = []
     while True:
-        waiting = 0.0 if core.has_work else max(0.0, due - time.monotonic())
+        waiting = 0.0 if core.has_work or out else max(0.0, due - time.monotonic())
         messages = [message for payload in channel.receive(waiting) for message in decode(payload)]
         core.handle(messages)
         if any(isinstance(message, Shutdown) for message in messages):
-            channel.send(encode(core.close()))
+            channel.send(encode(out + core.close()))
             return channel.drain(GOODBYE_SECONDS)
-        out = core.step() if core.has_work else []
+        launched = core.launch() if core.has_work else None
         if time.monotonic() >= due:
             out.append(Heartbeat(core.stats(), core.take_observations()))
             due = time.monotonic() + HEARTBEAT_SECONDS
         if out:
             channel.send(encode(out))
+        out = core.finish(launched) if launched or core.has_work else []
 
 
 def start(config: EngineConfig, model_path: Path, channel: Channel) -> EngineCore | None:

@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.batch import Batch, Masks, Row, RowResult, StepResult
-from engine.graphs import StepGraphs
-from engine.inputs import ForwardInputs, InputBuilder
+from engine.inputs import HostInputs, InputBuilder
 from engine.kv_pool import KvPool
 from engine.models.decoder import DecoderModel
 from engine.sampler import Allowed, Sampler, prompt_logprobs
 from engine.types import Logprob
-from lora.apply import AdapterBank, LoraStep
+from lora.apply import LoraStep
 
 # Logits of a prompt are made for this many positions at a time: a whole chunk's would take 100 MB and more.
 _PROMPT_SLICE = 64
@@ -30,40 +29,52 @@ class ModelRunner:
 
     Args:
         model: weights on the device.
+        forward: its forward pass: hidden states [T, H] of a step's tokens, good until the next step.
         kv: the pool that the batch's page ids point into.
         inputs: the builder that keeps the page table.
         sampler: the rows' parameters and draws.
-        bank: the adapters on the device, None for none; the same as the builder's.
     """
 
     def __init__(
         self,
         model: DecoderModel,
+        forward: Callable[[HostInputs], Tensor],
         kv: KvPool,
         inputs: InputBuilder,
         sampler: Sampler,
-        bank: AdapterBank | None = None,
     ) -> None:
         self._model = model
         self._kv = kv
-        self._graphs = StepGraphs(model, kv, inputs.table_width)
+        self._forward = forward
         self._inputs = inputs
         self._sampler = sampler
-        self._bank = bank
 
     @torch.inference_mode()
     def run(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> StepResult:
         """Compute a step. ``batch.rows`` is not empty; ``masks`` is called when the forward is done."""
+        return self.launch(batch, masks)()
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> Callable[[], StepResult]:
+        """Start the forward pass of a step, for which a GPU's host does not wait; the call that is returned does the
+        rest, and waits. No other step may be launched before.
+        """
         self._sampler.start(batch.starts)
         self._kv.copy(batch.copies)
         inputs = self._inputs.build(batch)
-        hidden = self._graphs.forward(inputs)
+        hidden = self._forward(inputs)
+        return lambda: self._finish(batch, inputs, hidden, masks)
+
+    @torch.inference_mode()
+    def _finish(
+        self, batch: Batch, inputs: HostInputs, hidden: Tensor, masks: Callable[[], Masks] | None
+    ) -> StepResult:
         drawn = self._draw(batch, inputs, hidden, masks)
         rows = enumerate(zip(batch.rows, _last_tokens(batch).tolist(), strict=True))
         return StepResult(tuple(self._result(i, row, last, hidden, inputs, drawn) for i, (row, last) in rows))
 
     def _draw(
-        self, batch: Batch, inputs: ForwardInputs, hidden: Tensor, masks: Callable[[], Masks] | None
+        self, batch: Batch, inputs: HostInputs, hidden: Tensor, masks: Callable[[], Masks] | None
     ) -> dict[int, RowResult]:
         """The next tokens of each row that draws, by the row's index in the batch.
 
@@ -80,7 +91,7 @@ class ModelRunner:
         results = self._sampler.sample(logits, [batch.rows[i] for i in drawing], allowed, forced)
         return dict(zip(drawing, results, strict=True))
 
-    def _logits(self, hidden: Tensor, inputs: ForwardInputs, at: NDArray[np.int64]) -> Tensor:
+    def _logits(self, hidden: Tensor, inputs: HostInputs, at: NDArray[np.int64]) -> Tensor:
         """Logits [len(at), V] of some tokens of the step."""
         lora = self._head_lora(inputs.slots, at)
         if len(at) == len(hidden):
@@ -89,7 +100,8 @@ class ModelRunner:
 
     def _head_lora(self, slots: NDArray[np.int32] | None, tokens: NDArray[np.int64] | slice) -> LoraStep | None:
         """The adapters' part in the head for some tokens of the step."""
-        return None if slots is None or self._bank is None else self._bank.head_step(slots[tokens])
+        bank = self._inputs.bank
+        return None if slots is None or bank is None else bank.head_step(slots[tokens])
 
     def _allowed(self, masks: Masks, forced: Mapping[int, int]) -> Allowed | None:
         """The masks as the sampler takes them: by the place of their line among those with logits."""
@@ -103,7 +115,7 @@ class ModelRunner:
         return Allowed(_to(device, lines), _to(device, words))
 
     def _result(
-        self, index: int, row: Row, last: int, hidden: Tensor, inputs: ForwardInputs, drawn: dict[int, RowResult]
+        self, index: int, row: Row, last: int, hidden: Tensor, inputs: HostInputs, drawn: dict[int, RowResult]
     ) -> RowResult:
         result = drawn.get(index, RowResult())
         if not row.prompt_targets:

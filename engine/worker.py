@@ -7,22 +7,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from engine.batch import Batch, Masks, Row, RowStart, StepResult
+from engine.batch import Batch, Masks, StepResult
 from engine.config import EngineConfig
 from engine.device import choose_device, choose_dtype, kv_bytes, num_threads
 from engine.errors import ConfigError
-from engine.graphs import SIGHTINGS
-from engine.inputs import InputBuilder
+from engine.graphs import graphs_for
+from engine.inputs import HostInputs, InputBuilder
 from engine.kv_pool import KvPool, bytes_per_page
 from engine.loading.base_layout import adapter_bytes, base_layout
 from engine.loading.load import load_model
 from engine.loading.weights import choose_weight_form
+from engine.memory import StepMemory, measure_steps, trial
 from engine.models.config import ModelConfig
 from engine.models.decoder import DecoderModel
 from engine.runner import ModelRunner
 from engine.sampler import Sampler
-from engine.types import SamplingParams
+from engine.tapes import SIGHTINGS, StepTapes
 from kernels import ops
 from lora.adapters import Adapters
 from lora.layout import BaseLayout
@@ -69,14 +71,19 @@ class Worker:
         loaded = time.monotonic()
         layout = base_layout(model, model_path, dummy=config.load_format == "dummy") if config.enable_lora else None
         self.adapters = _adapters(config, layout) if layout else None
+        self._launches_early = device.type == "cuda"
         slot_bytes = config.max_loras * adapter_bytes(layout, config.max_lora_rank) if layout else 0
         self.vocab_size, self.eos_ids = model.config.vocab_size, model.config.eos_token_ids
-        self._reserve_activations(model, config, dtype, device)
+        bank = self.adapters.bank if self.adapters else None
+        is_measured = device.type == "cuda" and config.kv_cache_memory is config.num_gpu_blocks_override is None
+        steps = measure_steps(model, config, bank) if is_measured else StepMemory()
         page_bytes = bytes_per_page(model.config, config.block_size, dtype)
-        self.num_pages = config.num_gpu_blocks_override or _kv_bytes(config, device, slot_bytes) // page_bytes
+        self.num_pages = config.num_gpu_blocks_override or pool_bytes(config, device, steps, slot_bytes) // page_bytes
         self.max_model_len = _max_model_len(config, model.config, self.num_pages)
         kv = KvPool(model.config, self.num_pages, config.block_size, dtype, device)
-        self._runner = _runner(config, model, kv, self.max_model_len, device, self.adapters)
+        inputs = InputBuilder(config.max_num_seqs, self.max_model_len, config.block_size, device, bank)
+        sampler = Sampler(config.max_num_seqs, self.vocab_size, device)
+        self._runner = ModelRunner(model, _forward(config, model, kv, inputs), kv, inputs, sampler)
         self._warm_up()
         self.summary = (
             f"{_shape(model.config)}, {_number_formats(model)} on {device}, "
@@ -84,29 +91,24 @@ class Worker:
             f"KV pool: {self.num_pages * config.block_size:,} tokens in pages of {config.block_size} "
             f"({self.num_pages * page_bytes / 2**30:.2f} GiB); context {self.max_model_len:,}; "
             f"up to {config.max_num_seqs} sequences and {config.max_num_batched_tokens:,} tokens a step",
+            *([f"Steps: {steps}"] if is_measured else []),
             *([_slots(config, slot_bytes)] if self.adapters else []),
             ops.native_status() if device.type == "cpu" else ops.triton_status(),
         )
 
-    def run(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> StepResult:
-        """Compute a step; ``masks`` is called when the forward is done."""
-        return self._runner.run(batch, masks)
+    def launch(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> Callable[[], StepResult]:
+        """Start a step. The call that is returned waits for its end, and calls ``masks`` when it needs them.
 
-    def _reserve_activations(
-        self, model: DecoderModel, config: EngineConfig, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        """On a GPU, run the largest step once: torch then holds its activations, and the pool gets what is left."""
-        if device.type != "cuda":
-            return
-        num_tokens = min(config.max_num_batched_tokens, model.max_positions)
-        pages = -(-num_tokens // config.block_size)
-        kv = KvPool(model.config, pages, config.block_size, dtype, device)
-        _runner(config, model, kv, num_tokens, device).run(_trial(num_tokens, range(pages)))
+        A GPU computes meanwhile. On a CPU nothing would be gained by that: the step is computed in that call.
+        """
+        if self._launches_early:
+            return self._runner.launch(batch, masks)
+        return lambda: self._runner.run(batch, masks)
 
     def _warm_up(self) -> None:
         """Run the smallest step until it is recorded, so that no request pays for what is set up on first use."""
         for _ in range(SIGHTINGS):
-            self._runner.run(_trial(1, (0,)))
+            self._runner.run(trial(1, (0,)))
 
 
 def _shape(config: ModelConfig) -> str:
@@ -144,32 +146,25 @@ def _adapters(config: EngineConfig, layout: BaseLayout) -> Adapters:
     )
 
 
-def _kv_bytes(config: EngineConfig, device: torch.device, slot_bytes: int) -> int:
-    """Memory for the KV pool. On a GPU what full slots take is left free; on a CPU they are the host's copies."""
+def pool_bytes(config: EngineConfig, device: torch.device, steps: StepMemory, slot_bytes: int) -> int:
+    """Memory for the KV pool: on a GPU, what weights, steps and full slots leave of its share.
+
+    A pool whose size is named gets that. On a CPU slots are the host's copies, and steps take little.
+    """
     is_shared = device.type == "cuda" and config.kv_cache_memory is None
-    return max(0, kv_bytes(config, device) - (slot_bytes if is_shared else 0))
+    return max(0, kv_bytes(config, device) - (steps.total + slot_bytes if is_shared else 0))
 
 
-def _trial(num_tokens: int, pages: range | tuple[int, ...]) -> Batch:
-    """One row of token 0, drawn greedily."""
-    tokens = [0] * num_tokens
-    start = RowStart(0, SamplingParams(temperature=0.0), tokens, num_tokens, (), 0)
-    row = Row(0, 0, tokens, 0, tuple(pages), draws=True, num_generated=0)
-    return Batch((row,), (start,))
-
-
-def _runner(
-    config: EngineConfig,
-    model: DecoderModel,
-    kv: KvPool,
-    max_model_len: int,
-    device: torch.device,
-    adapters: Adapters | None = None,
-) -> ModelRunner:
-    bank = adapters.bank if adapters else None
-    inputs = InputBuilder(config.max_num_seqs, max_model_len, config.block_size, device, bank)
-    sampler = Sampler(config.max_num_seqs, model.config.vocab_size, device)
-    return ModelRunner(model, kv, inputs, sampler, bank)
+def _forward(
+    config: EngineConfig, model: DecoderModel, kv: KvPool, inputs: InputBuilder
+) -> Callable[[HostInputs], Tensor]:
+    """The forward pass: captured, recorded, or op by op."""
+    if graphs := graphs_for(config, model, kv, inputs):
+        graphs.capture(graphs.variants)
+        return graphs.forward
+    if model.device.type == "cpu" and not config.enforce_eager:
+        return StepTapes(model, kv, inputs).forward
+    return lambda step: model.forward(inputs.place(step), kv)
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig, num_pages: int) -> int:

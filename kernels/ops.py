@@ -33,17 +33,20 @@ from kernels.cpu.native import Kernels
 from kernels.cpu.tape import Tape
 from kernels.packed import Linear, PackedLinear, QuantisedLinear
 from kernels.triton import launch, sharing
-from kernels.triton.sharing import Ints, SharedPrefixes
+from kernels.triton.sharing import Ints, SharedPrefixes, SharedRoom
 
 __all__ = [
     "Activation",
+    "Capture",
     "Linear",
     "PackedLinear",
     "QuantisedLinear",
     "SharedPrefixes",
+    "SharedRoom",
     "Tape",
     "add_rms_norm",
     "attention",
+    "capture_for",
     "copy_pages",
     "find_shared_prefixes",
     "gated_activation",
@@ -55,11 +58,15 @@ __all__ = [
     "rms_norm",
     "rope_store_kv",
     "set_threads",
+    "shares_prefixes",
     "triton_status",
     "use_native",
 ]
 
 Activation = Literal["silu", "gelu_tanh"]
+
+# Takes a pass, runs it, and returns what runs it again.
+Capture = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 _native_enabled = True
@@ -328,11 +335,17 @@ def find_shared_prefixes(
         device: where the batch is computed.
 
     Returns:
-        None where nothing is worth it, and for a CPU, whose kernels find it for themselves.
+        Tensors on the host, which go to the device by ``to``; None where nothing is worth it, and for a CPU, whose
+        kernels find it for themselves.
     """
     if not on_triton(device):
         return None
-    return sharing.find_shared_prefixes(page_table, query_len, context_len, page_size, device)
+    return sharing.find_shared_prefixes(page_table, query_len, context_len, page_size)
+
+
+def shares_prefixes(num_rows: int) -> bool:
+    """Whether so many rows can have prefixes that ``find_shared_prefixes`` finds."""
+    return num_rows >= sharing.LEAST_SHARERS
 
 
 def gated_activation(gate_up: Tensor, kind: Activation) -> Tensor:
@@ -371,6 +384,18 @@ def record(forward: Callable[[], Tensor]) -> tuple[Tensor, Tape | None]:
     """
     kernels = native_kernels()
     return (forward(), None) if kernels is None else kernels.record(forward)
+
+
+def capture_for(k_cache: Tensor) -> Capture | None:
+    """What captures passes over a layer's KV cache, or None where some op of a pass reads back from the device."""
+    if not (k_cache.is_cuda and on_triton(k_cache.device)):
+        return None
+    from kernels.triton import attention as gpu
+    from kernels.triton import captured
+
+    q = k_cache.new_empty(0, 1, k_cache.shape[3])
+    table = torch.empty(0, 1, dtype=torch.int32, device=k_cache.device)
+    return captured.Capture(k_cache.device) if gpu.takes(q, k_cache, k_cache, table) else None
 
 
 def copy_pages(k: Tensor, v: Tensor, source: Sequence[int], target: Sequence[int], count: Sequence[int]) -> None:

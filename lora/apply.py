@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.lora import Segments, SlotTable, lora_embed, lora_shrink_expand
 from lora.layout import EMBEDDING, HEAD, BaseLayout
 from lora.prepare import PreparedAdapter
-from lora.segments import BASE, SegmentRoom, make_segments
+from lora.segments import BASE, make_segments
 
 
 class LoraStep:
@@ -25,27 +25,6 @@ class LoraStep:
     def __init__(self, tables: dict[str, SlotTable], segments: Segments) -> None:
         self._tables = tables
         self._segments = segments
-
-    @property
-    def projections(self) -> frozenset[str]:
-        """The names of the projections that it changes."""
-        return frozenset(self._tables)
-
-    def fixed(self, num_tokens: int) -> LoraStep:
-        """A copy with memory of its own for any segments of at most ``num_tokens`` tokens: see ``refill``."""
-        sizes = (num_tokens, num_tokens, num_tokens + 1)
-        tokens, slots, starts = (self._segments.slots.new_zeros(size) for size in sizes)
-        copy = LoraStep(self._tables, Segments(tokens, slots, starts))
-        copy.refill(self)
-        return copy
-
-    def refill(self, step: LoraStep) -> None:
-        """Take over the segments of a step that changes the same projections. What is left of the memory is empty."""
-        own, new = self._segments, step._segments
-        own.tokens[: len(new.tokens)] = new.tokens
-        own.slots[: len(new.slots)] = new.slots
-        own.starts[: len(new.starts)] = new.starts
-        own.starts[len(new.starts) :] = len(new.tokens)
 
     def project(self, projection: str, x: Tensor, y: Tensor) -> None:
         """Add the adapters' part to ``y`` [T, N], the projection of ``x`` [T, K], in place."""
@@ -103,7 +82,7 @@ class AdapterBank:
         Args:
             of_tokens: [T] int32, the slot of each token, as from ``token_slots``.
         """
-        return self._step(of_tokens, self._used_by(of_tokens) - {HEAD})
+        return self._step(of_tokens, self.projections(of_tokens))
 
     def head_step(self, of_rows: NDArray[np.int32]) -> LoraStep | None:
         """The same for the head alone, which sees some of the tokens: None where no adapter changes it.
@@ -113,19 +92,26 @@ class AdapterBank:
         """
         return self._step(of_rows, self._used_by(of_rows) & {HEAD})
 
-    def captured_step(self, room: SegmentRoom, rank: int) -> LoraStep:
-        """The adapters' part in a forward that is captured in a CUDA graph: what ``step`` gives, for every step.
-
-        Every projection is launched; those that no adapter of a step changes cost their launches.
+    def recorded_step(self, names: frozenset[str], segments: Segments) -> LoraStep:
+        """The adapters' part in a forward that is recorded: what ``step`` gives, for whatever the segments will be.
 
         Args:
-            room: filled before each replay.
-            rank: the largest that an adapter may have.
+            names: the projections that adapters change; those that no adapter of a step changes cost their launches.
+            segments: of a ``SegmentRoom``, which is filled before each replay.
         """
-        for name, table in self._tables.items():
-            if name != HEAD:
-                table.reserve(rank * len(table.sizes))
-        return LoraStep({name: table for name, table in self._tables.items() if name != HEAD}, room.segments)
+        return LoraStep({name: self._tables[name] for name in names}, segments)
+
+    def reserve(self, rank: int) -> frozenset[str]:
+        """Make launches wide enough for adapters of this rank. Returns all projections but the head."""
+        names = frozenset(self._tables) - {HEAD}
+        for name in names:
+            table = self._tables[name]
+            table.reserve(rank * len(table.sizes))
+        return names
+
+    def projections(self, of_tokens: NDArray[np.int32]) -> frozenset[str]:
+        """The names of the projections, but for the head, that the adapters of these tokens change."""
+        return self._used_by(of_tokens) - {HEAD}
 
     def _used_by(self, of_tokens: NDArray[np.int32]) -> frozenset[str]:
         """The projections that the adapters of these tokens change."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kernels import ops
 from kernels.lora import Segments, Tiles
+from kernels.staging import refill
 from kernels.triton.lora_config import SHORT, tile_size
 from kernels.triton.lora_tiles import make_tiles
 
@@ -61,35 +62,43 @@ def make_segments(of_tokens: Ints, device: torch.device) -> Segments | None:
 
 
 class SegmentRoom:
-    """Segments that stay where they are, for a forward that is captured in a CUDA graph and replayed.
+    """Segments that stay where they are, for forwards that are recorded and replayed.
 
-    Launches are made for as many tiles as the tokens could have, one each; the tiles that a step has not are empty.
+    They are as many as the tokens could have, one each; those that a step has not are empty.
 
     Args:
-        num_tokens: T, tokens of the forward.
-        device: of the segments.
-
-    Attributes:
-        segments: what the captured forward reads: tokens and tiles, without slots and starts.
+        num_tokens: the most of a forward.
+        device: of the segments. Where its kernels take tiles, these are kept in place of slots and starts.
     """
 
     def __init__(self, num_tokens: int, device: torch.device) -> None:
-        self._room = torch.zeros(4 * num_tokens, dtype=torch.int32, device=device)
-        tokens, lines = self._room.split([num_tokens, 3 * num_tokens])
-        nothing = tokens[:0]
-        self.segments = Segments(tokens, nothing, nothing, Tiles(lines.view(-1, 3), SHORT))
+        self._num_tokens = num_tokens
+        self._tiled = ops.on_triton(device)
+        size = 4 * num_tokens if self._tiled else 3 * num_tokens + 1
+        self._room = torch.zeros(size, dtype=torch.int32, device=device)
+
+    def segments(self, num_tokens: int) -> Segments:
+        """What a recorded forward of so many tokens reads."""
+        most = self._num_tokens
+        tokens, rest = self._room[:num_tokens], self._room[most:]
+        if self._tiled:
+            return Segments(tokens, tokens[:0], tokens[:0], Tiles(rest.view(-1, 3)[:num_tokens], SHORT))
+        return Segments(tokens, rest[:num_tokens], rest[most : most + num_tokens + 1])
 
     def fill(self, of_tokens: Ints) -> None:
-        """Make the next replay one of these tokens [T] int32, as from ``token_slots``; waits for nothing."""
-        num_tokens = len(self._room) // 4
-        if len(of_tokens) != num_tokens:
-            raise ValueError(f"{len(of_tokens)} tokens; the captured forward has {num_tokens}")
+        """Make the next replay one of these tokens, int32, as from ``token_slots``; waits for nothing."""
+        most = self._num_tokens
         tokens, slots, starts = _sorted(of_tokens)
-        lines = make_tiles(slots, starts, SHORT).reshape(-1)
-        room = np.zeros(4 * num_tokens, np.int32)
+        room = np.zeros(len(self._room), np.int32)
         room[: len(tokens)] = tokens
-        room[num_tokens : num_tokens + len(lines)] = lines
-        self._room.copy_(torch.from_numpy(room), non_blocking=True)
+        if self._tiled:
+            lines = make_tiles(slots, starts, SHORT).reshape(-1)
+            room[most : most + len(lines)] = lines
+        else:
+            room[most : most + len(slots)] = slots
+            room[2 * most :] = len(tokens)
+            room[2 * most : 2 * most + len(starts)] = starts
+        refill(self._room, room)
 
 
 def _sorted(of_tokens: Ints) -> tuple[Ints, Ints, Ints]:

@@ -26,7 +26,7 @@ FLOORS = {
     1: "stats pages pace ngrams gguf source channel models.config models.families",
     2: "cache sequence fairness queue admission drafts scheduler",
     3: "device inputs kv_pool models loading",
-    4: "choice logprobs verify penalties sampler graphs runner",
+    4: "choice logprobs verify penalties sampler rooms tapes graphs runner memory",
     5: "core grammars adapters worker loop",
     6: "tokenizer_files tokenizer_gguf token_bytes chat_template tokenizer detokenizer stop_strings requests generation"
     " adapter_calls client frontend outputs",

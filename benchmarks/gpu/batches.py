@@ -90,6 +90,7 @@ def make_batch(
     cache = (len(order), kv_heads, page_size, dim)
     lengths = np.array([query for query, _ in rows], np.int32)
     contexts = np.array([context for _, context in rows], np.int32)
+    shared = ops.find_shared_prefixes(table, lengths, contexts, page_size, machine.device)
     return Batch(
         rows=rows,
         shared_pages=shared_pages,
@@ -99,5 +100,5 @@ def make_batch(
         page_table=torch.from_numpy(table).to(machine.device),
         query_start=machine.ints([0, *lengths.cumsum().tolist()]),
         context_len=torch.from_numpy(contexts).to(machine.device),
-        shared=ops.find_shared_prefixes(table, lengths, contexts, page_size, machine.device),
+        shared=shared and shared.to(machine.device),
     )

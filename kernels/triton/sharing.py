@@ -8,13 +8,15 @@ where enough rows share enough tokens, and is read by each row alone where not.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from kernels.staging import refill, to_device
 
 Ints = NDArray[np.signedinteger[Any]]
 
@@ -24,6 +26,10 @@ LEAST_SHARERS = 8
 LEAST_TOKENS = 1024
 
 ITEM_KEYS = 512  # of a shared prefix, for one program: enough programs for the device, few enough partial results
+
+# In a captured pass. Beyond these, prefixes are so long that what launches cost is little beside them.
+MOST_ITEMS = 64
+MOST_RESULTS = 32  # of a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +53,62 @@ class SharedPrefixes:
     most_members: int
     most_results: int
 
+    def to(self, device: torch.device) -> SharedPrefixes:
+        """The same on a device, by one copy."""
+        parts = [part.numpy() for part in (self.items, self.members, self.end, self.count)]
+        flat = to_device(np.concatenate([part.ravel() for part in parts]), device)
+        items, members, end, count = flat.split([part.size for part in parts])
+        return replace(self, items=items.view(-1, 4), members=members.view(-1, 2), end=end, count=count)
+
+
+class SharedRoom:
+    """Shared prefixes that stay where they are, for passes that are captured and replayed.
+
+    Args:
+        num_rows: R, the most rows of a pass.
+        device: where the kernels run.
+    """
+
+    def __init__(self, num_rows: int, device: torch.device) -> None:
+        self._num_rows = num_rows
+        self._sizes = (4 * MOST_ITEMS, 2 * MOST_RESULTS * num_rows, num_rows, num_rows)
+        self._flat = torch.zeros(sum(self._sizes), dtype=torch.int32, device=device)
+
+    def prefixes(self, num_rows: int) -> SharedPrefixes:
+        """What a captured pass of so many rows reads: its launches are made for all that there may be."""
+        items, members, end, count = self._flat.split(self._sizes)
+        return SharedPrefixes(
+            items.view(-1, 4), members.view(-1, 2), end[:num_rows], count[:num_rows], num_rows, MOST_RESULTS
+        )
+
+    def holds(self, shared: SharedPrefixes) -> bool:
+        """Whether there is room for these."""
+        return len(shared.items) <= MOST_ITEMS and shared.most_results <= MOST_RESULTS
+
+    def fill(self, shared: SharedPrefixes) -> None:
+        """Make the next replay one of these, which are on the host; waits for nothing."""
+        flat = np.zeros(len(self._flat), np.int32)
+        begin = 0
+        for part, size in zip((shared.items, shared.members, shared.end, shared.count), self._sizes, strict=True):
+            values = part.numpy().ravel()
+            flat[begin : begin + len(values)] = values
+            begin += size
+        refill(self._flat, flat)
+
 
 def pays(sharers: int, tokens: int) -> bool:
     """Whether so many rows should read so many tokens together."""
     return sharers >= LEAST_SHARERS and tokens >= LEAST_TOKENS
 
 
-def find_shared_prefixes(
-    page_table: Ints, query_len: Ints, context_len: Ints, page_size: int, device: torch.device
-) -> SharedPrefixes | None:
-    """The prefixes that are worth being read together, or None.
+def find_shared_prefixes(page_table: Ints, query_len: Ints, context_len: Ints, page_size: int) -> SharedPrefixes | None:
+    """The prefixes that are worth being read together, on the host, or None.
 
     Args:
         page_table: [R, P], the pages of each row in order.
         query_len: [R], new tokens of each row; only rows of one take part.
         context_len: [R], tokens of each row with KV, new ones included.
         page_size: tokens of a page.
-        device: where the kernels run.
     """
     rows = np.flatnonzero(query_len == 1)
     if len(rows) < LEAST_SHARERS:
@@ -74,7 +119,7 @@ def find_shared_prefixes(
     order = np.array(sorted(range(len(rows)), key=lambda i: lines[i].tobytes()))
     search = _Search(rows[order], page_size, _common_pages(lines[order], shareable[order]), len(page_table))
     search.visit(0, len(rows), 0)
-    return search.result(device) if search.items else None
+    return search.result() if search.items else None
 
 
 def _common_pages(lines: Ints, shareable: Ints) -> Ints:
@@ -120,17 +165,14 @@ class _Search:
             self.count[rows] += 1
         self.end[rows] = end
 
-    def result(self, device: torch.device) -> SharedPrefixes:
-        """What was found, on the device, by one copy."""
-        items, members = np.array(self.items), np.concatenate(self.members)
-        parts = [items.ravel(), members.ravel(), self.end, self.count]
-        flat = torch.from_numpy(np.concatenate(parts).astype(np.int32)).to(device, non_blocking=True)
-        on_items, on_members, end, count = flat.split([part.size for part in parts])
+    def result(self) -> SharedPrefixes:
+        """What was found."""
+        items, members = np.array(self.items, np.int32), np.concatenate(self.members).astype(np.int32)
         return SharedPrefixes(
-            items=on_items.view(-1, 4),
-            members=on_members.view(-1, 2),
-            end=end,
-            count=count,
+            items=torch.from_numpy(items),
+            members=torch.from_numpy(members),
+            end=torch.from_numpy(self.end),
+            count=torch.from_numpy(self.count),
             most_members=int(items[:, 3].max()),
             most_results=int(self.count.max()),
         )

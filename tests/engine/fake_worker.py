@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,10 @@ class FakeWorker:
         self.adapted: dict[int, tuple[int, int]] = {}
         self.batches: list[Batch] = []
         self.failing_rows: set[int] = set()
+
+    def launch(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> Callable[[], StepResult]:
+        """Compute a step when its result is asked for."""
+        return partial(self.run, batch, masks)
 
     def run(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> StepResult:
         """Compute a step. Of the tokens that a mask allows, the next one at or after the hash's is drawn."""

@@ -1,81 +1,263 @@
-"""Replayed steps compute, bit for bit, what steps run op by op compute."""
+"""Captured steps give what steps give that are run op by op, on the GPU's kernels, which the interpreter runs.
+
+A capture is played by keeping the pass: a replay runs it again, over the memory that it was captured with.
+"""
 
 from __future__ import annotations
 
-import random
+import functools
+import json
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import triton_interpreter
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
-from engine import graphs
-from engine.batch import Batch, Row
-from engine.graphs import StepGraphs
+from engine.batch import Batch, Row, RowStart
+from engine.config import EngineConfig
+from engine.graphs import StepGraphs, Variant, graphs_for, sizes_up_to
 from engine.inputs import InputBuilder
 from engine.kv_pool import KvPool
+from engine.loading.base_layout import base_layout
 from engine.loading.load import load_model
-from kernels import ops
+from engine.models.decoder import DecoderModel
+from engine.types import SamplingParams
+from kernels.lora import Factors, pack_expansion
+from kernels.triton import sharing
+from lora.apply import AdapterBank
+from lora.layout import EMBEDDING, HEAD
 
-pytestmark = pytest.mark.skipif(ops.native_kernels() is None, reason="no C++ compiler")
+# Attention leaves the memory of tokens that pad a step as it was, and what follows computes with it.
+pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")
 
-PAGES, PAGE_SIZE, ROWS = 40, 4, 4
+PAGE_SIZE, WIDTH, ROWS = 4, 12, 6  # tokens of a page, pages of a sequence, sequences
+PAGES = 2 * ROWS * WIDTH
 CPU = torch.device("cpu")
 
+PHASES = (Phase.explicit, Phase.generate)  # an example takes seconds: shrinking one would take minutes
+Counts = st.lists(st.sampled_from([0, 1, 1, 3]), min_size=ROWS, max_size=ROWS).filter(lambda counts: sum(counts) > 0)
+"""Tokens of each sequence in a step, 0 for those that are not in it."""
 
-class Rows:
-    """Sequences that grow by random tokens, each in pages of its own."""
 
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
+def keep(forward: Callable[[], None]) -> Callable[[], None]:
+    """The pass itself, which runs again whenever it is called."""
+    return forward
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The config of a model as small as can be."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "vocab_size": 97,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+    }
+    made = tmp_path_factory.mktemp("smallest")
+    (made / "config.json").write_text(json.dumps(config))
+    return made
+
+
+@functools.cache
+def model_of(folder: Path) -> DecoderModel:
+    return load_model(folder, dtype=torch.float32, device=CPU, max_positions=WIDTH * PAGE_SIZE, dummy=True)
+
+
+@pytest.fixture
+def low_gate(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> None:
+    """Two rows that share two pages read them together."""
+    monkeypatch.setattr(sharing, "LEAST_SHARERS", 2)
+    monkeypatch.setattr(sharing, "LEAST_TOKENS", 2 * PAGE_SIZE)
+    monkeypatch.setattr(sharing, "ITEM_KEYS", 2 * PAGE_SIZE)
+    monkeypatch.setattr(sharing, "MOST_ITEMS", 4)
+    monkeypatch.setattr(sharing, "MOST_RESULTS", 3)
+
+
+def bank_of(model: DecoderModel, folder: Path) -> AdapterBank:
+    """Two adapters: one of all projections, one of a single one."""
+    layout = base_layout(model, folder, dummy=True)
+    bank = AdapterBank(layout, 2)
+    generator = torch.Generator().manual_seed(1)
+    for slot in range(2):
+        factors = {}
+        for shape in layout.projections:
+            if shape.name == HEAD or (slot and "qkv" not in shape.name and shape.name != layout.projections[0].name):
+                continue
+            ranks = tuple(2 + slot for _ in shape.sizes)
+            total = sum(ranks)
+            a = torch.randn(
+                (shape.width, total) if shape.name == EMBEDDING else (total, shape.width), generator=generator
+            )
+            b = [torch.randn(n, rank, generator=generator) for n, rank in zip(shape.sizes, ranks, strict=True)]
+            packed = torch.cat([pack_expansion(matrix) for matrix in b])
+            factors[shape.name] = Factors(a * 0.1, torch.ones(total), ranks, packed)
+            triton_interpreter.allow(*factors[shape.name].tensors())
+        for name, each in factors.items():
+            bank._tables[name].put(slot, each)
+        bank._used[slot] = frozenset(factors)
+    return bank
+
+
+class World:
+    """Sequences that all begin with the same pages, on a pool with graphs and on one without."""
+
+    def __init__(self, model: DecoderModel, bank: AdapterBank | None = None, common: int = 3) -> None:
+        self.model = model
+        self.pools = [KvPool(model.config, PAGES, PAGE_SIZE, torch.float32, CPU) for _ in range(2)]
+        self.builder = InputBuilder(ROWS, WIDTH * PAGE_SIZE, PAGE_SIZE, CPU, bank)
+        self.graphs = StepGraphs(
+            model, self.pools[0], self.builder, keep, max_rows=ROWS, max_tokens=2 * ROWS, max_rank=4
+        )
+        self.rng = np.random.default_rng(0)
+        self.common = common
+        self.pages = [[*range(common), *range(WIDTH * (row + 1), WIDTH * (row + 2) - common)] for row in range(ROWS)]
         self.lengths = [0] * ROWS
+        self.slots = [-1, 0, 1, -1, 0, 1] if bank else [-1] * ROWS
 
-    def batch(self, counts: tuple[int, ...]) -> Batch:
+    def start(self) -> None:
+        """Compute the common pages with the first sequence; the others find them."""
+        starts = tuple(RowStart(row, SamplingParams(), [], 0, (), 0, slot) for row, slot in enumerate(self.slots))
+        count = self.common * PAGE_SIZE
+        tokens = self.rng.integers(0, 97, count).tolist()
+        self.compare(Batch((Row(0, 0, tokens, 0, tuple(self.pages[0]), False, 0),), starts))
+        self.lengths = [count] * ROWS
+        for row in range(1, ROWS):
+            self.builder._pages[row, : len(self.pages[row])] = self.pages[row]
+
+    def step(self, counts: list[int]) -> None:
+        """Compute some tokens of each sequence, as many as fit."""
         rows = []
-        for row, count in enumerate(counts):
-            start, width = self.lengths[row], PAGES // ROWS
-            tokens = [self.random.randrange(64) for _ in range(count)]
-            pages = tuple(range(row * width, (row + 1) * width))
-            rows.append(Row(row, start, tokens, 0, pages, draws=True, num_generated=0))
-            self.lengths[row] += count
-        return Batch(tuple(rows))
+        for row, wanted in enumerate(counts):
+            count = min(wanted, len(self.pages[row]) * PAGE_SIZE - self.lengths[row])
+            if count:
+                tokens = self.rng.integers(0, 97, count).tolist()
+                rows.append(Row(row, self.lengths[row], tokens, 0, (), True, 0))
+                self.lengths[row] += count
+        if rows:
+            self.compare(Batch(tuple(rows)))
+
+    def compare(self, batch: Batch) -> None:
+        """A step with graphs and one without give the same hidden states and the same KV."""
+        arrays = self.builder.build(batch)
+        actual = self.graphs.forward(arrays)
+        expected = self.model.forward(self.builder.place(arrays), self.pools[1])
+        assert actual.shape == expected.shape
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(self.pools[0].k, self.pools[1].k, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(self.pools[0].v, self.pools[1].v, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_replayed_steps_are_bitwise_the_same(tiny_llama: Path, dtype: torch.dtype) -> None:
-    model = load_model(tiny_llama, dtype=dtype, device=CPU, max_positions=64)
-    pools = [KvPool(model.config, PAGES, PAGE_SIZE, dtype, CPU) for _ in range(2)]
-    builder = InputBuilder(ROWS, PAGES // ROWS * PAGE_SIZE, PAGE_SIZE, CPU)
-    replayed = StepGraphs(model, pools[0], builder.table_width)
-    rows = Rows(0)
-    shapes = [(3, 5), (1,), (1, 1, 1, 1), (1,), (1, 1, 1, 1), (1,), (1, 3), *[(1, 1, 1, 1), (1,), (1, 3)] * 4]
-    for counts in shapes:
-        inputs = builder.build(rows.batch(counts))
-        hidden = replayed.forward(inputs)
-        assert torch.equal(hidden, model.forward(inputs, pools[1]))
-    assert torch.equal(pools[0].k, pools[1].k) and torch.equal(pools[0].v, pools[1].v)
-    assert {shape[:2] for shape in replayed.recorded} == {(1, 1), (4, 4), (4, 2)}
+@pytest.mark.usefixtures("low_gate")
+def test_decoding_drafts_adapters_and_shared_prefixes(folder: Path) -> None:
+    model = model_of(folder)
+    world = World(model, bank_of(model, folder))
+    world.graphs.capture(world.graphs.variants)
+    world.start()
+    for counts in ([1, 1, 1, 0, 0, 0], [1, 3, 0, 1, 0, 0], [0, 0, 2, 0, 0, 0], [1, 0, 0, 1, 0, 0]):
+        world.step(counts)
 
 
-def test_the_least_recently_used_shape_is_forgotten(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "_MOST_SHAPES", 2)
-    model = load_model(tiny_llama, dtype=torch.float32, device=CPU, max_positions=64)
-    builder = InputBuilder(ROWS, PAGES // ROWS * PAGE_SIZE, PAGE_SIZE, CPU)
-    replayed = StepGraphs(model, KvPool(model.config, PAGES, PAGE_SIZE, torch.float32, CPU), builder.table_width)
-    rows = Rows(1)
-    for counts in [(1,)] * 3 + [(1, 1)] * 3 + [(1,), (1, 1, 1)]:
-        replayed.forward(builder.build(rows.batch(counts)))
-    assert {shape[:2] for shape in replayed.recorded} == {(1, 1)}
+@pytest.mark.heavy
+@pytest.mark.usefixtures("low_gate")
+@settings(max_examples=12, deadline=None, phases=PHASES, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(Counts, min_size=2, max_size=2))
+def test_padded_steps_are_steps(folder: Path, steps: list[list[int]]) -> None:
+    world = World(model_of(folder))
+    world.graphs.capture(world.graphs.variants)
+    world.start()
+    for counts in [[1] * ROWS, *steps]:
+        world.step(counts)
 
 
-def test_a_model_on_plain_torch_is_never_recorded(tiny_llama: Path) -> None:
-    ops.use_native(False)
-    try:
-        model = load_model(tiny_llama, dtype=torch.float32, device=CPU, max_positions=64)
-        builder = InputBuilder(ROWS, PAGES // ROWS * PAGE_SIZE, PAGE_SIZE, CPU)
-        replayed = StepGraphs(model, KvPool(model.config, PAGES, PAGE_SIZE, torch.float32, CPU), builder.table_width)
-        rows = Rows(2)
-        for _ in range(5):
-            replayed.forward(builder.build(rows.batch((1,))))
-        assert not replayed.recorded
-    finally:
-        ops.use_native(True)
+@pytest.mark.heavy
+@pytest.mark.usefixtures("low_gate")
+@settings(max_examples=12, deadline=None, phases=PHASES, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(Counts, min_size=2, max_size=2))
+def test_padded_steps_with_adapters_are_steps(folder: Path, steps: list[list[int]]) -> None:
+    world = World(model_of(folder), bank_of(model_of(folder), folder))
+    world.graphs.capture(world.graphs.variants)
+    world.start()
+    for counts in [[1] * ROWS, [1, 0, 0, 1, 0, 0], [0, 1, 0, 0, 0, 0], *steps]:
+        world.step(counts)
+
+
+@pytest.mark.usefixtures("low_gate")
+def test_each_step_takes_its_least_variant(folder: Path) -> None:
+    world = World(model_of(folder), bank_of(model_of(folder), folder))
+    replayed: list[Variant] = []
+    for variant in world.graphs.variants:
+        world.graphs._replays[variant] = lambda variant=variant: replayed.append(variant)
+    cases = {
+        (1, 0, 0, 0, 0, 0): Variant(1, False, False, False),
+        (1, 0, 0, 1, 0, 0): Variant(2, False, False, False),
+        (0, 1, 0, 0, 0, 0): Variant(1, False, False, True),
+        (5, 0, 0, 1, 0, 0): Variant(8, True, False, False),
+        (3, 3, 0, 2, 1, 3): Variant(16, True, False, True),
+    }
+    builder = world.builder
+    builder.build(
+        Batch(
+            (Row(0, 0, [1], 0, (0,), False, 0),),
+            tuple(RowStart(row, SamplingParams(), [], 0, (), 0, slot) for row, slot in enumerate(world.slots)),
+        )
+    )
+    for counts, variant in cases.items():
+        rows = tuple(
+            Row(row, 0, [1] * count, 0, tuple(world.pages[row]), True, 0) for row, count in enumerate(counts) if count
+        )
+        world.graphs.forward(builder.build(Batch(rows)))
+        assert replayed[-1] == variant
+    sharing_rows = tuple(Row(row, 4 * PAGE_SIZE, [1], 0, tuple(world.pages[row]), True, 0) for row in range(ROWS))
+    world.graphs.forward(builder.build(Batch(sharing_rows)))
+    assert replayed[-1] == Variant(8, False, True, True)
+
+
+@pytest.mark.usefixtures("low_gate")
+def test_what_no_variant_holds_is_run_op_by_op(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "MOST_RESULTS", 0)
+    world = World(model_of(folder))
+    for variant in world.graphs.variants:
+        world.graphs._replays[variant] = pytest.fail
+    world.compare(Batch((Row(0, 0, [3] * 33, 0, tuple(world.pages[0]), True, 0),)))
+    world.lengths = [4 * PAGE_SIZE] * ROWS
+    for row in range(ROWS):
+        world.builder._pages[row, : len(world.pages[row])] = world.pages[row]
+    world.step([1] * ROWS)
+
+
+def test_sizes_rise_to_what_is_asked_for() -> None:
+    assert sizes_up_to(1) == [1]
+    assert sizes_up_to(20) == [1, 2, 4, 8, 16, 24]
+    assert sizes_up_to(64)[-1] == 64 and sizes_up_to(65)[-1] == 80
+    for most in range(1, 513):
+        sizes = sizes_up_to(most)
+        assert sizes[-1] >= most and (len(sizes) == 1 or sizes[-2] < most)
+
+
+def test_variants_are_those_that_a_step_can_ask_for(folder: Path) -> None:
+    world = World(model_of(folder))
+    variants = world.graphs.variants
+    assert variants[0] == Variant(16, True, True, False)
+    assert not any(variant.is_adapted for variant in variants)
+    assert max(variant.num_tokens for variant in variants if not variant.is_mixed) == 8
+    assert Variant(1, True, False, False) not in variants
+
+
+def test_eager_steps_are_not_captured(folder: Path) -> None:
+    world = World(model_of(folder))
+    assert graphs_for(EngineConfig(), world.model, world.pools[0], world.builder) is None, "a CPU captures nothing"
+    assert graphs_for(EngineConfig(enforce_eager=True), world.model, world.pools[0], world.builder) is None

@@ -33,7 +33,7 @@ def test_tensors_say_what_the_rows_say(seed, page_size):
             computed[row] += count
         if not rows:
             continue
-        inputs = builder.build(Batch(tuple(rows)))
+        inputs = builder.place(builder.build(Batch(tuple(rows))))
         assert inputs.token_ids.tolist() == [t for row in rows for t in row.tokens]
         positions = [row.start + i for row in rows for i in range(len(row.tokens))]
         assert inputs.positions.tolist() == positions

@@ -29,7 +29,7 @@ def find(lines: list[list[int]], contexts: list[int], queries: list[int] | None 
     for line, pages in zip(table, lines, strict=True):
         line[: len(pages)] = pages
     lengths = np.array(queries or [1] * len(lines), np.int32)
-    return sharing.find_shared_prefixes(table, lengths, np.array(contexts, np.int32), PAGE, CPU)
+    return sharing.find_shared_prefixes(table, lengths, np.array(contexts, np.int32), PAGE)
 
 
 def readers(shared: SharedPrefixes) -> dict[tuple[int, int], set[int]]:

@@ -42,7 +42,7 @@ def inputs() -> list[tuple[str, torch.Tensor, torch.Tensor]]:
 
 def test_steps_on_the_device_and_replays_of_a_captured_one(adapters, interpreted):
     bank, room = bank_of(adapters[:2]), SegmentRoom(4, CPU)
-    captured = bank.captured_step(room, rank=8)
+    captured = bank.recorded_step(bank.reserve(8), room.segments(4))
     for of_tokens in SLOTS:
         room.fill(of_tokens)
         step = bank.step(of_tokens)

@@ -1,0 +1,81 @@
+"""Replayed steps compute, bit for bit, what steps run op by op compute."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine import tapes
+from engine.batch import Batch, Row
+from engine.inputs import InputBuilder
+from engine.kv_pool import KvPool
+from engine.loading.load import load_model
+from engine.tapes import StepTapes
+from kernels import ops
+
+pytestmark = pytest.mark.skipif(ops.native_kernels() is None, reason="no C++ compiler")
+
+PAGES, PAGE_SIZE, ROWS = 40, 4, 4
+CPU = torch.device("cpu")
+
+
+class Rows:
+    """Sequences that grow by random tokens, each in pages of its own."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.lengths = [0] * ROWS
+
+    def batch(self, counts: tuple[int, ...]) -> Batch:
+        rows = []
+        for row, count in enumerate(counts):
+            start, width = self.lengths[row], PAGES // ROWS
+            tokens = [self.random.randrange(64) for _ in range(count)]
+            pages = tuple(range(row * width, (row + 1) * width))
+            rows.append(Row(row, start, tokens, 0, pages, draws=True, num_generated=0))
+            self.lengths[row] += count
+        return Batch(tuple(rows))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_replayed_steps_are_bitwise_the_same(tiny_llama: Path, dtype: torch.dtype) -> None:
+    model = load_model(tiny_llama, dtype=dtype, device=CPU, max_positions=64)
+    pools = [KvPool(model.config, PAGES, PAGE_SIZE, dtype, CPU) for _ in range(2)]
+    builder = InputBuilder(ROWS, PAGES // ROWS * PAGE_SIZE, PAGE_SIZE, CPU)
+    replayed = StepTapes(model, pools[0], builder)
+    rows = Rows(0)
+    shapes = [(3, 5), (1,), (1, 1, 1, 1), (1,), (1, 1, 1, 1), (1,), (1, 3), *[(1, 1, 1, 1), (1,), (1, 3)] * 4]
+    for counts in shapes:
+        inputs = builder.build(rows.batch(counts))
+        hidden = replayed.forward(inputs)
+        assert torch.equal(hidden, model.forward(builder.place(inputs), pools[1]))
+    assert torch.equal(pools[0].k, pools[1].k) and torch.equal(pools[0].v, pools[1].v)
+    assert {shape[:2] for shape in replayed.recorded} == {(1, 1), (4, 4), (4, 2)}
+
+
+def test_the_least_recently_used_shape_is_forgotten(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tapes, "_MOST_SHAPES", 2)
+    model = load_model(tiny_llama, dtype=torch.float32, device=CPU, max_positions=64)
+    builder = InputBuilder(ROWS, PAGES // ROWS * PAGE_SIZE, PAGE_SIZE, CPU)
+    replayed = StepTapes(model, KvPool(model.config, PAGES, PAGE_SIZE, torch.float32, CPU), builder)
+    rows = Rows(1)
+    for counts in [(1,)] * 3 + [(1, 1)] * 3 + [(1,), (1, 1, 1)]:
+        replayed.forward(builder.build(rows.batch(counts)))
+    assert {shape[:2] for shape in replayed.recorded} == {(1, 1)}
+
+
+def test_a_model_on_plain_torch_is_never_recorded(tiny_llama: Path) -> None:
+    ops.use_native(False)
+    try:
+        model = load_model(tiny_llama, dtype=torch.float32, device=CPU, max_positions=64)
+        builder = InputBuilder(ROWS, PAGES // ROWS * PAGE_SIZE, PAGE_SIZE, CPU)
+        replayed = StepTapes(model, KvPool(model.config, PAGES, PAGE_SIZE, torch.float32, CPU), builder)
+        rows = Rows(2)
+        for _ in range(5):
+            replayed.forward(builder.build(rows.batch((1,))))
+        assert not replayed.recorded
+    finally:
+        ops.use_native(True)
