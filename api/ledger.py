@@ -1,10 +1,10 @@
 """What each key has used, in a SQLite file that a crash cannot make wrong.
 
-    loop      write --> queue (bounded) --> thread: one transaction for all that waits --> write returns
+    loop      put --> queue (bounded) --> thread: one transaction for all that waits --> future done
 
-``write`` returns when its record is in the file, so an answer that a client has seen to its end is counted, whatever
-happens to this process a moment later. Counts of a day and the ids of the requests in them change in one transaction,
-so a record that is written again, because nobody knows what became of the first try, counts once.
+An answer comes to its end when the future of its record is done, so one that a client has seen to its end is counted,
+whatever happens to this process a moment later. Counts of a day and the ids of the requests in them change in one
+transaction, so a record that is written again, because nobody knows what became of the first try, counts once.
 """
 
 from __future__ import annotations
@@ -145,16 +145,16 @@ class UsageLedger:
         self._thread = threading.Thread(target=self._run, name="usage-ledger", daemon=True)
         self._thread.start()
 
-    async def write(self, record: UsageRecord) -> None:
-        """Count a request. Returns when it is in the file; while that cannot be written, after ``WAIT_SECONDS``."""
+    def put(self, record: UsageRecord) -> asyncio.Future[None]:
+        """Count a request. The future is done when it is in the file, or is given up."""
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             self._queue.put_nowait((record, written))
         except Full:
             self.num_lost += 1
             logger.error("the usage ledger cannot be written: request %s of key %r is lost", record.id, record.key)
-            return
-        await asyncio.wait((written,), timeout=WAIT_SECONDS)
+            written.set_result(None)
+        return written
 
     async def close(self) -> None:
         """Write what waits, and close the file; gives up on a file that cannot be written."""
@@ -201,6 +201,11 @@ class UsageLedger:
         if record.day != self._day:
             self._file.forget_ids(record.ended)
             self._day = record.day
+
+
+async def until_written(written: asyncio.Future[None]) -> None:
+    """Wait for what ``put`` returned; no longer than ``WAIT_SECONDS`` for a file that cannot be written."""
+    await asyncio.wait((written,), timeout=WAIT_SECONDS)
 
 
 def _tell(futures: Iterable[asyncio.Future[None]]) -> None:

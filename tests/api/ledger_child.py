@@ -1,6 +1,6 @@
 """A process that writes a usage ledger until it is killed, and says what it was told to be in the file.
 
-    python ledger_child.py FILE ROUND       a line for each record whose write has returned
+python ledger_child.py FILE ROUND       a line for each record whose write has returned
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from api.ledger import UsageLedger, UsageRecord
+from api.ledger import UsageLedger, UsageRecord, until_written
 
 DAYS = 1_700_000_000.0, 1_700_086_400.0
 
@@ -30,7 +30,7 @@ async def main(path: str, round_: int) -> None:
 
     async def writer() -> None:
         for number in numbers:
-            await ledger.write(record(round_, number))
+            await until_written(ledger.put(record(round_, number)))
             sys.stdout.write(f"{number}\n")
             sys.stdout.flush()
 
