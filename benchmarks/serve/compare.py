@@ -14,18 +14,12 @@ import asyncio
 import contextlib
 import json
 import os
-import platform
 import shlex
-import signal
-import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
-from datetime import UTC, datetime
-from importlib.metadata import version
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +32,7 @@ from api.bench import timed  # noqa: E402
 from api.bench_report import Timing, summarise  # noqa: E402
 from api.options import RemoteOptions  # noqa: E402
 from api.remote import Remote, RemoteError  # noqa: E402
+from benchmarks.serve.server import Server, machine  # noqa: E402
 from benchmarks.serve.workloads import Workload, workload  # noqa: E402
 
 Figures = dict[str, Any]
@@ -55,12 +50,12 @@ COLUMNS = (
 
 def main() -> int:
     args = _arguments()
-    servers = {"rootgraft": _Server(args.ours, None)}
+    servers = {"rootgraft": Server(args.ours, None)}
     if args.peer or args.peer_url:
-        servers[args.peer_name] = _Server(args.peer, args.peer_url)
+        servers[args.peer_name] = Server(args.peer, args.peer_url)
     runs = {name: uvloop.run(_measure(name, server, args)) for name, server in servers.items()}
     print(_table(runs))
-    document = {"machine": _machine(), "arguments": vars(args), "runs": runs}
+    document = {"machine": machine(), "arguments": vars(args), "runs": runs}
     Path(args.output).write_text(json.dumps(document, indent=1) + "\n")
     return 0
 
@@ -80,50 +75,7 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-class _Server:
-    """A server to start and stop, or one that runs already."""
-
-    def __init__(self, command: str | None, url: str | None) -> None:
-        self._command = command
-        self._url = url
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[tuple[str, subprocess.Popen[bytes] | None]]:
-        if self._command is None:
-            yield str(self._url), None
-            return
-        port = _free_port()
-        command = shlex.split(self._command.format(port=port))
-        with tempfile.TemporaryFile() as log:
-            process = subprocess.Popen(
-                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-            try:
-                yield f"http://127.0.0.1:{port}/v1", process
-            except RemoteError:
-                log.seek(0)
-                sys.stderr.write(log.read().decode(errors="replace")[-3000:])
-                raise
-            finally:
-                _stop(process)
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the whole process group: politely, then for good."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(20)
-
-
-async def _measure(name: str, server: _Server, args: argparse.Namespace) -> dict[str, Any]:
+async def _measure(name: str, server: Server, args: argparse.Namespace) -> dict[str, Any]:
     with server.running() as (url, process):
         started = time.perf_counter()
         async with _connected(url, process, args.start_timeout) as remote:
@@ -209,24 +161,6 @@ def _table(runs: dict[str, dict[str, Any]]) -> str:
 
 def _cell(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
-
-
-def _machine() -> dict[str, Any]:
-    names = [
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cpu": names[0] if names else platform.processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "torch": version("torch"),
-        "commit": commit.stdout.strip() or None,
-    }
 
 
 if __name__ == "__main__":
