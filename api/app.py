@@ -10,6 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from api.errors import handle
 from api.guard import Guard, Identify
+from api.rate_limits import LIMIT_HEADERS
 from api.routes import adapters, chat, completions, health, models, responses, tokenize
 from api.state import ServerState
 from api.streams import ClientGone
@@ -62,7 +63,7 @@ def create_app(state: ServerState) -> FastAPI:
             allow_origins=origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=["x-request-id", "retry-after", *LIMIT_HEADERS],
         )
     app.add_middleware(Identify)
     return app

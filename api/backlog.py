@@ -117,6 +117,13 @@ class Backlog:
         )
         return self._rate.seconds_for(sequences, tokens) or 0.0
 
+    def drain_seconds(self, priority: Priority) -> float:
+        """Seconds until all that waits in this band and those before it has begun; 0 while nothing is known."""
+        self._pass_time()
+        ahead = [load for who, load in self._waiting.items() if who[1] <= priority]
+        sequences, tokens = (sum(load[i] for load in ahead) for i in (0, 1))
+        return self._rate.seconds_for(sequences, tokens) or 0.0
+
     def check(self, load: Load) -> None:
         """Whether a request may join. One that finds the queue empty always may.
 

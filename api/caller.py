@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from api.errors import HTTPError
@@ -19,12 +20,16 @@ class Caller:
         cache_tenant: who alone may share the KV of the request.
         timeout: seconds that it may take; None for no bound.
         facts: what the log says of it; routes add to it.
+        path: of its URL.
+        trace_context: its headers ``traceparent`` and ``tracestate``, where it has them.
     """
 
     key: Key
     cache_tenant: str
     timeout: float | None
     facts: dict[str, Any]
+    path: str = ""
+    trace_context: Mapping[str, str] = field(default_factory=dict)
 
     def may_use(self, adapter: str) -> bool:
         """Whether the key may use an adapter of this name."""

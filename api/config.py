@@ -78,7 +78,20 @@ class ServerConfig:
     heartbeat_timeout: float = option(
         60.0, "Seconds without a sign of life after which the engine counts as hung.", low=1, high=86400, group="server"
     )
-    log_level: str = option("info", "Least severe lines in the log.", choices=_LOG_LEVELS, group="server")
+    log_level: str = option("info", "Least severe lines in the log.", choices=_LOG_LEVELS, group="observability")
+    log_format: str = option(
+        "text", "json: each line of the log is a JSON object.", choices=("text", "json"), group="observability"
+    )
+    usage_ledger: str | None = option(
+        None,
+        "SQLite file that counts requests and tokens by day, key and model. Default: none.",
+        group="observability",
+    )
+    otlp_traces_endpoint: str | None = option(
+        None,
+        "URL that traces are sent to by OTLP over HTTP, such as http://localhost:4318/v1/traces. Default: none.",
+        group="observability",
+    )
 
     def __post_init__(self) -> None:
         """Check each option, and that no name or key is empty."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -76,6 +77,7 @@ class Connection(HttpToolsProtocol):
             b"content-type: application/json",
             b"content-length: %d" % len(body),
             b"connection: close",
+            b"x-request-id: %b" % uuid.uuid4().hex.encode(),
         ]
         self.transport.write(b"\r\n".join(head) + b"\r\n\r\n" + body)
         self.transport.close()

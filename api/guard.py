@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.caller import Caller
 from api.errors import HTTPError, reply_to
 from api.keys import Key, needed_scope
+from api.log import FIELDS
 from api.state import ServerState
 from engine.requests import MAX_TIMEOUT
 
@@ -28,6 +29,7 @@ BODY_TIMEOUT = 30.0
 _SECONDS = re.compile(rb"[0-9]{1,6}(\.[0-9]{1,6})?")
 _QUIET_PATHS = OPEN_PATHS | {"/metrics"}
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+_TRACE_HEADERS = ("traceparent", "tracestate")
 _CLOSE = {"connection": "close"}
 
 logger = logging.getLogger("api.access")
@@ -84,7 +86,7 @@ def _log(scope: Scope, request_id: bytes, status: int, seconds: float, facts: di
             "seconds": round(seconds, 6),
             **facts,
         }
-        logger.log(level, orjson.dumps(entry).decode())
+        logger.log(level, orjson.dumps(entry).decode(), extra={FIELDS: entry})
 
 
 class Guard:
@@ -149,6 +151,8 @@ class Guard:
             "" if options.share_cache_between_keys else key.tenant,
             min((timeout for timeout in timeouts if timeout is not None), default=None),
             scope["state"]["facts"],
+            scope["path"],
+            {name: value.decode("latin-1") for name in _TRACE_HEADERS if (value := header(scope, name.encode()))},
         )
 
     def _telling_limits(self, key: Key, send: Send) -> Send:

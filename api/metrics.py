@@ -6,19 +6,19 @@ heartbeat; latencies are measured here, where the client waits. ``docs/metrics.m
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
 from api.errors import Rejection
+from api.usage import TokenCounts
+from engine.types import Priority
 from grammar.spec import GrammarKind
 
 if TYPE_CHECKING:
-    from engine.generation import Finish, TextDelta
     from engine.messages import Heartbeat
 
 PREFIX = "rootgraft:"
@@ -76,6 +76,7 @@ _ENGINE_COUNTERS = (
     ("grammar_compiled", "grammar_compiles", "Grammars compiled."),
     ("grammar_refused", "grammar_refusals", "Grammars refused by the compiler, those it was stopped on included."),
     ("grammar_stopped", "grammar_compiles_stopped", "Compiles ended by their limits of time or memory."),
+    ("ledger_lost", "usage_ledger_lost", "Requests that could not be written to the usage ledger."),
     ("adapters_evicted", "adapters_evicted", "Adapters that left the host's memory for others."),
 )
 _ENGINE_HISTOGRAMS = (
@@ -85,6 +86,13 @@ _ENGINE_HISTOGRAMS = (
     ("grammar_compile_seconds", "Seconds of one compile of a grammar.", _SECONDS_OF_MASKS),
 )
 _LABELS = ("model_name", "engine")
+_REASONS = ("stop", "length", "abort", "error", "timeout")
+_OF_KEYS = (
+    ("key_requests", "Requests that ended, by the name of their key."),
+    ("key_prompt_tokens", "Tokens of their prompts."),
+    ("key_prompt_tokens_cached", "Those of them whose KV was cached."),
+    ("key_generation_tokens", "Tokens of their answers."),
+)
 
 
 class _EngineCollector:
@@ -100,6 +108,15 @@ class _EngineCollector:
         yield self._gauge("kv_cache_usage_perc", "Share of the KV pool that running sequences hold, 0 to 1.", usage)
         for key, name, text in _ENGINE_GAUGES:
             yield self._gauge(name, text, stats.get(key, 0.0))
+        waits = GaugeMetricFamily(
+            PREFIX + "expected_queue_seconds",
+            "Seconds until all that waits now, in this band and those before it, has its first token.",
+            labels=(*_LABELS, "priority"),
+        )
+        for band in Priority:
+            name = band.name.lower()
+            waits.add_metric((*self._labels, name), stats.get(f"queue_seconds_{name}", 0.0))
+        yield waits
         for key, name, text in _ENGINE_COUNTERS:
             counter = CounterMetricFamily(PREFIX + name, text, labels=_LABELS)
             counter.add_metric(self._labels, stats.get(key, 0.0))
@@ -157,9 +174,14 @@ class Metrics:
             (*_LABELS, "reason"),
             registry=self._registry,
         )
+        # A label's values are the names of keys, which only the operator writes.
+        self._of_keys = [
+            Counter(PREFIX + name, text, (*_LABELS, "key"), registry=self._registry) for name, text in _OF_KEYS
+        ]
+        self.count_usage("", TokenCounts(0, 0, 0), requests=0)
         for reason in Rejection.REASONS:
             self._rejections.labels(*self._labels, reason)
-        for reason in ("stop", "length", "abort", "error", "timeout"):
+        for reason in _REASONS:
             self._success.labels(*self._labels, reason)
         for kind in (*GrammarKind, "tools"):
             self._structured.labels(*self._labels, str(kind))
@@ -191,68 +213,13 @@ class Metrics:
         """Count finished answers that broke their promise."""
         self._broken.inc(answers)
 
+    def count_usage(self, key: str, tokens: TokenCounts, *, requests: int = 1) -> None:
+        """Count what a request with this key has used; the name is "" where no keys are in use."""
+        amounts = (requests, tokens.prompt, tokens.cached, tokens.completion)
+        for counter, amount in zip(self._of_keys, amounts, strict=True):
+            counter.labels(*self._labels, key).inc(amount)
+
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """All metrics in the format that the Accept header asks for, and its content type."""
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
-
-
-class RequestTimer:
-    """Notes the times and counts of one request's sequences. Made when the request has been checked.
-
-    Args:
-        metrics: where the observations go.
-        num_sequences: how many sequences the request makes.
-    """
-
-    def __init__(self, metrics: Metrics, num_sequences: int) -> None:
-        self._metrics = metrics
-        self._start = time.perf_counter()
-        self._first: float | None = None
-        self._last: dict[tuple[int, int], float] = {}
-        self._unfinished = num_sequences
-        self._ends: dict[str, int] = {}
-        self._completion = 0
-        self._cached = 0
-
-    def note(self, prompt: int, deltas: Sequence[TextDelta]) -> None:
-        """Take what just came for the prompt of this number."""
-        now = time.perf_counter() - self._start
-        for delta in deltas:
-            if delta.tokens:
-                self._note_tokens((prompt, delta.index), now)
-            if delta.finish is not None:
-                self._note_finish(delta.finish, now)
-
-    def _note_tokens(self, sequence: tuple[int, int], now: float) -> None:
-        last = self._last.get(sequence)
-        if last is None:
-            self._metrics.first_token.observe(now)
-            self._first = self._first or now
-        else:
-            self._metrics.inter_token.observe(now - last)
-        self._last[sequence] = now
-
-    def _note_finish(self, finish: Finish, now: float) -> None:
-        self._metrics.end_to_end.observe(now)
-        self._metrics.generated_tokens.observe(finish.usage.completion)
-        self._completion += finish.usage.completion
-        self._cached += finish.usage.cached
-        self._unfinished -= 1
-        self._count_end(finish.reason)
-
-    def _count_end(self, reason: str) -> None:
-        self._metrics.count_end(reason)
-        self._ends[str(reason)] = self._ends.get(str(reason), 0) + 1
-
-    def end(self, reason: str) -> dict[str, Any]:
-        """Count the sequences that did not come to their own end. Returns the request's facts for the log."""
-        for _ in range(self._unfinished):
-            self._count_end(reason)
-        self._unfinished = 0
-        return {
-            "first_token_seconds": None if self._first is None else round(self._first, 6),
-            "completion_tokens": self._completion,
-            "cached_tokens": self._cached,
-            "finished": self._ends,
-        }

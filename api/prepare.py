@@ -103,6 +103,7 @@ async def render(
     )
     is_long = len(messages) > _MANY_MESSAGES or sum(len(message.text or "") for message in messages) > _LONG_TEXT
     text = await asyncio.to_thread(job) if is_long else job()
+    frontend.check_length(text)
     return await frontend.encode(text + prefill, add_special_tokens=add_special_tokens)
 
 
@@ -128,6 +129,7 @@ async def _completion_request(
     caller: Caller,
 ) -> TextRequest:
     if isinstance(prompt, str):
+        frontend.check_length(prompt)
         tokens = await frontend.encode(prompt, add_special_tokens=body.add_special_tokens)
     else:
         tokens = token_array(name, prompt, frontend.vocab_size)

@@ -15,6 +15,11 @@ from dataclasses import dataclass
 from api.errors import Rejection
 from api.keys import Key
 
+LIMIT_HEADERS = tuple(
+    f"x-ratelimit-{what}-{kind}" for kind in ("requests", "tokens") for what in ("limit", "remaining", "reset")
+)
+"""All names that ``RateLimits.headers`` may give."""
+
 
 class TokenBucket:
     """Fills evenly, up to what a minute brings. ``level`` is below zero while something is owed."""

@@ -23,8 +23,11 @@ import uvloop
 from api.app import create_app
 from api.config import ServerConfig
 from api.connection import uvicorn_options
+from api.ledger import UsageLedger
+from api.log import set_up_log
 from api.metrics import Metrics
 from api.state import ServerState
+from api.tracing import open_tracer
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead
@@ -48,11 +51,12 @@ def serve(config: EngineConfig, options: ServerConfig) -> int:
         or hung.
 
     Raises:
-        ConfigError: the port is taken, the file with keys cannot be read, an option does not fit the model.
+        ConfigError: the port is taken, the file with keys or the ledger cannot be used, an option does not fit the
+            model, what traces need is not installed.
         ModelError: the model cannot be loaded.
         EngineDead: the engine ended while it was loading.
     """
-    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    set_up_log(options.log_level, options.log_format)
     with contextlib.closing(_listen(options)) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve_on(sock, config, options))
 
@@ -91,6 +95,10 @@ class _Service:
         self._options = options
         name = (options.served_model_name or ("loading",))[0]
         self._state = ServerState(options, Metrics(name, self._stats), version=_version())
+        if options.usage_ledger is not None:
+            self._state.ledger = UsageLedger(Path(options.usage_ledger))
+        if options.otlp_traces_endpoint is not None:
+            self._state.tracer = open_tracer(options.otlp_traces_endpoint, self._state.version)
         settings = uvicorn.Config(
             create_app(self._state), **uvicorn_options(), timeout_graceful_shutdown=_FLUSH_SECONDS
         )
@@ -98,7 +106,7 @@ class _Service:
         self._asked_to_end = asyncio.Event()
 
     def _stats(self) -> dict[str, float]:
-        return self._state.responses.stats() | ({} if self._state.client is None else self._state.client.stats)
+        return self._state.stats()
 
     async def run(self, sock: socket.socket) -> int:
         """Load, serve, drain, close. The exit code."""
@@ -180,6 +188,10 @@ class _Service:
             await client.close()
         self._http.should_exit = True
         await http
+        if self._state.ledger is not None:
+            await self._state.ledger.close()
+        if self._state.tracer is not None:
+            await asyncio.to_thread(self._state.tracer.close)
 
 
 def _version() -> str:

@@ -14,15 +14,17 @@ from api.backlog import Backlog
 from api.caller import Caller
 from api.config import ServerConfig
 from api.keyring import KeyRing
+from api.ledger import UsageLedger
 from api.metrics import Metrics
 from api.rate_limits import RateLimits
 from api.responses.store import ResponseStore
 from api.tools.formats import Dialect, dialect_of
 from api.validators import Validators
 from engine.errors import CapacityError, EngineDead, UnknownModel
-from engine.types import AdapterInfo
+from engine.types import AdapterInfo, Priority
 
 if TYPE_CHECKING:
+    from api.tracing import Tracer
     from engine.client import EngineClient
     from engine.frontend import Frontend
     from engine.tokenizer import Tokenizer
@@ -50,6 +52,8 @@ class ServerState:
         responses: those that can be asked for again.
         keys: who may ask.
         admission: whether more may be asked now. Used by ``streams`` alone.
+        ledger: of usage, if one is kept. Used by ``account`` alone, as is the next one.
+        tracer: where traces go, if they are wanted.
     """
 
     options: ServerConfig
@@ -64,6 +68,8 @@ class ServerState:
     version: str = "unknown"
     started: int = field(default_factory=lambda: int(time.time()))
     keys: KeyRing = field(init=False)
+    ledger: UsageLedger | None = None
+    tracer: Tracer | None = None
     admission: Admission = field(init=False)
     responses: ResponseStore = field(init=False)
     _dialect: tuple[Tokenizer, Dialect] | None = None
@@ -92,6 +98,13 @@ class ServerState:
     def fingerprint(self) -> str:
         """OpenAI's ``system_fingerprint``: the same as long as version and model are."""
         return "fp_" + hashlib.sha256(f"{self.version}\0{self.names[0]}".encode()).hexdigest()[:10]
+
+    def stats(self) -> dict[str, float]:
+        """Gauges and counters for the metrics: the engine's last ones, and those kept here."""
+        waits = {f"queue_seconds_{band.name.lower()}": self.admission.backlog.drain_seconds(band) for band in Priority}
+        lost = 0 if self.ledger is None else self.ledger.num_lost
+        own = {**self.responses.stats(), **waits, "ledger_lost": lost}
+        return own | ({} if self.client is None else self.client.stats)
 
     def serving(self) -> Frontend:
         """The frontend, if new requests are taken. CapacityError or EngineDead if not."""

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.types import Receive
 
+from api.account import account
 from api.caller import Caller
 from api.errors import Rejection
-from api.metrics import RequestTimer
+from api.ledger import until_written
 from api.promise import Promise
 from api.safety_net import SafetyNet
 from api.state import ServerState
+from api.timer import RequestTimer
 from engine.errors import DeadlineExceeded
 
 if TYPE_CHECKING:
@@ -53,13 +55,21 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def generate(
-    state: ServerState, requests: Sequence[TextRequest], caller: Caller, promise: Promise | None = None
+    state: ServerState,
+    requests: Sequence[TextRequest],
+    caller: Caller,
+    promise: Promise | None = None,
+    *,
+    drop_completion: bool = False,
 ) -> Deltas:
     """Run requests that ``Frontend.check`` has passed, all at once. Closing it early aborts all of them.
+
+    It comes to its end only when what was used is in the ledger, if there is one.
 
     Args:
         caller: whose queue places and tokens they use; counts and times are added to its facts at the end.
         promise: the form of every answer, watched over here.
+        drop_completion: generated tokens were not asked for, and are not counted as used.
 
     Raises:
         Rejection: they are not taken now.
@@ -70,7 +80,7 @@ async def generate(
     except Rejection as error:
         state.metrics.count_rejection(error.reason)
         raise
-    timer = RequestTimer(state.metrics, sum(request.n for request in requests))
+    timer = RequestTimer(state.metrics, requests, drop_completion=drop_completion)
     for request in requests:
         state.metrics.prompt_tokens.observe(len(request.tokens))
         state.metrics.params_n.observe(request.n)
@@ -96,7 +106,9 @@ async def generate(
     finally:
         state.active -= 1
         ticket.close()
-        caller.facts.update(timer.end(reason))
+        counted = account(state, caller, requests, timer.end(reason))
+    if counted is not None:
+        await until_written(counted)
 
 
 async def _watched(state: ServerState, deltas: Deltas, promise: Promise) -> Deltas:

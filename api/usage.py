@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import EngineError
@@ -23,6 +24,15 @@ def usage_body(prompt: int, completion: int, cached: int | None = None) -> dict[
     return body
 
 
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """Tokens of one HTTP request: of its prompts, those of them that were cached, of all answers together."""
+
+    prompt: int
+    cached: int
+    completion: int
+
+
 class UsageCount:
     """Adds up what the ends of the sequences report. A prompt counts once, however many answers it gets.
 
@@ -38,15 +48,24 @@ class UsageCount:
         """Take the end of a sequence of this prompt."""
         self._by_prompt.setdefault(prompt, []).append(usage)
 
-    def body(self) -> dict[str, Any]:
+    def add_broken_off(self, prompt: int, num_prompt: int, num_completion: int) -> None:
+        """Take a sequence that began and whose end nobody waited for. What was cached for it is not known."""
+        cached = min((usage.cached for usage in self._by_prompt.get(prompt, ())), default=0)
+        self.add(prompt, Usage(num_prompt, cached, num_completion))
+
+    def counts(self) -> TokenCounts:
         """The sum. Of a prompt's n sequences the one with the fewest cached tokens computed it: that one counts."""
         groups = self._by_prompt.values()
-        completion = 0 if self._drop_completion else sum(usage.completion for group in groups for usage in group)
-        return usage_body(
+        return TokenCounts(
             sum(group[0].prompt for group in groups),
-            completion,
             sum(min(usage.cached for usage in group) for group in groups),
+            0 if self._drop_completion else sum(usage.completion for group in groups for usage in group),
         )
+
+    def body(self) -> dict[str, Any]:
+        """The sum as OpenAI's ``usage``."""
+        counts = self.counts()
+        return usage_body(counts.prompt, counts.completion, counts.cached)
 
 
 def min_completion_tokens(finish: Finish) -> int | None:

@@ -38,8 +38,11 @@ class RequestError(EngineError):
 class ContextTooLong(RequestError):
     """Prompt and answer together do not fit the model's length."""
 
-    def __init__(self, num_prompt: int, num_new: int, limit: int, *, param: str | None = None) -> None:
+    def __init__(
+        self, num_prompt: int, num_new: int, limit: int, *, param: str | None = None, at_least: bool = False
+    ) -> None:
         asked = f"{num_prompt} in the prompt and {num_new} for the answer" if num_new else f"{num_prompt}"
+        asked = f"at least {asked}" if at_least else asked
         super().__init__(
             f"This model's maximum context length is {limit} tokens, but the request asks for {asked}. "
             "Shorten the prompt or ask for a shorter answer.",

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import AsyncGenerator
 
 from engine.client import EngineClient
-from engine.errors import DeadlineExceeded, EngineDead
+from engine.errors import ContextTooLong, DeadlineExceeded, EngineDead
 from engine.generation import Generation, TextDelta, error_of
 from engine.messages import Done, Failed, Message, Ready, TokenOut
 from engine.requests import RequestLimits, TextRequest
@@ -54,6 +54,12 @@ class Frontend:
     def resolve_max_tokens(self, num_prompt: int, asked: int | None) -> int:
         """Most tokens to generate, None being as many as fit. Raises ContextTooLong and RequestError."""
         return self._limits.resolve_max_tokens(num_prompt, asked)
+
+    def check_length(self, text: str) -> None:
+        """Raise ContextTooLong for a text that cannot fit the model's length, which is found without encoding it."""
+        fewest = self.tokenizer.fewest_tokens(text) if len(text) > self.max_model_len else 0
+        if fewest > self.max_model_len:
+            raise ContextTooLong(fewest, 0, self.max_model_len, at_least=True)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> array[int]:
         """Token ids of ``text``; long texts are encoded on another thread. Raises RequestError for lone surrogates."""

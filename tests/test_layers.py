@@ -28,8 +28,8 @@ FLOORS = {
     3: "device inputs kv_pool models loading",
     4: "choice logprobs verify penalties sampler rooms tapes graphs runner memory",
     5: "core grammars adapters worker loop",
-    6: "tokenizer_files tokenizer_gguf token_bytes chat_template tokenizer detokenizer stop_strings requests generation"
-    " adapter_calls client frontend outputs",
+    6: "tokenizer_files tokenizer_gguf token_bytes token_bounds chat_template tokenizer detokenizer stop_strings"
+    " requests generation adapter_calls client frontend outputs",
     7: "llm",  # Drives a core of its own, in the same process.
 }
 FLOOR = {f"engine.{name}": floor for floor, names in FLOORS.items() for name in names.split()}

@@ -26,10 +26,11 @@ async def create_chat_completion(body: ChatRequest, request: Request, state: Sta
     caller.facts.update(model=name, prompt_tokens=len(prepared.tokens), n=body.n, stream=body.stream)
     deltas = generate(state, [prepared], caller, promise)
     plan = None if promise is None else promise.tools
+    kind = "chat.completion.chunk" if body.stream else "chat.completion"
+    head = ReplyHead.new("chatcmpl", kind, name, state.fingerprint)
+    caller.facts["response_id"] = head.id
     if body.stream:
-        head = ReplyHead.new("chatcmpl", "chat.completion.chunk", name, state.fingerprint)
         return EventStream(chat_events(body, head, deltas, len(prepared.tokens), plan))
     usage = UsageCount()
     answers = await while_connected(request.receive, collect(deltas, usage))
-    head = ReplyHead.new("chatcmpl", "chat.completion", name, state.fingerprint)
     return json_response(chat_body(body, head, answers, usage, plan))

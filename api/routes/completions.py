@@ -30,8 +30,9 @@ async def create_completion(body: CompletionRequest, request: Request, state: St
     prompts = echoed_prompts(frontend, body, prepared)
     num_prompt = sum(len(one.tokens) for one in prepared)
     caller.facts.update(model=name, prompt_tokens=num_prompt, n=body.n, stream=body.stream)
-    deltas = generate(state, prepared, caller, promise)
+    deltas = generate(state, prepared, caller, promise, drop_completion=body.max_tokens == 0)
     head = ReplyHead.new("cmpl", "text_completion", name, state.fingerprint)
+    caller.facts["response_id"] = head.id
     if body.stream:
         return EventStream(completion_events(body, head, prompts, deltas))
     usage = UsageCount(drop_completion=body.max_tokens == 0)

@@ -44,6 +44,8 @@ async def create_response(body: ResponseRequest, request: Request, state: State,
     caller.facts.update(model=name, prompt_tokens=len(prepared.tokens), n=1, stream=body.stream)
     reply = Reply(body, name, None if promise is None else promise.tools, stored=body.store and state.responses.is_on)
 
+    caller.facts["response_id"] = reply.id
+
     def keep(ended: Reply) -> None:
         if body.store:
             state.responses.put(_record(ended, owner, conversation))

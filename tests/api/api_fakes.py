@@ -68,6 +68,7 @@ class FakeFrontend:
         gate: when set, every frame waits for it.
         shortest: what the engine says of the shortest answer.
         seen: requests that were started.
+        checked: lengths of the texts that were looked at before they were encoded.
         aborted: those whose stream was left before its end.
     """
 
@@ -81,11 +82,15 @@ class FakeFrontend:
         self.gate: asyncio.Event | None = None
         self.shortest: int | None = None
         self.seen: list[TextRequest] = []
+        self.checked: list[int] = []
         self.aborted: list[TextRequest] = []
 
     def set_max_len(self, max_model_len: int) -> None:
         self.max_model_len = max_model_len
         self._limits = RequestLimits(max_model_len, VOCAB)
+
+    def check_length(self, text: str) -> None:
+        self.checked.append(len(text))
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> array[int]:
         return self.tokenizer.encode(text, add_special_tokens)

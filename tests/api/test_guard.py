@@ -226,6 +226,7 @@ def test_what_is_no_http(live: Live, sent: bytes) -> None:
     with connect(live) as sock:
         sock.sendall(sent)
         head, _, body = read_all(sock).partition(b"\r\n\r\n")
+    assert b"x-request-id: " in head
     assert head.startswith(b"HTTP/1.1 400 ") and json.loads(body)["error"]["code"] == "invalid_http"
 
 

@@ -223,6 +223,10 @@ def test_web_pages_of_allowed_origins_may_ask(serve_with: Any) -> None:
         refused = http.get("/v1/models", headers={"origin": "https://here.example"})
         assert refused.status_code == 401 and refused.headers["x-request-id"]
         assert refused.headers["access-control-allow-origin"] == "https://here.example"
+        exposed = refused.headers["access-control-expose-headers"].split(", ")
+        assert {"x-request-id", "retry-after", "x-ratelimit-remaining-tokens", "x-ratelimit-limit-requests"} <= set(
+            exposed
+        )
         assert http.options("/v1/models", headers={**preflight, "origin": "https://else.example"}).status_code == 400
         elsewhere = http.get("/health", headers={"origin": "https://else.example"})
         assert "access-control-allow-origin" not in elsewhere.headers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -172,6 +173,49 @@ def test_draining_finishes_what_runs_and_takes_nothing_new(engine: Engine) -> No
     assert run(steps) == 0
     assert [reply.json()["choices"][0]["text"] for reply in replies] == ["answer 0"]
     assert len(engine.frontend.seen) == 1 and engine.closed
+
+
+def test_draining_finishes_a_response_that_nobody_waits_for(engine: Engine) -> None:
+    engine.loaded.set()
+    engine.frontend.gate = gate = asyncio.Event()
+
+    def steps(http: httpx.Client) -> None:
+        wait_until(lambda: http.get("/ready").status_code == 200)
+        begun = http.post("/v1/responses", json={"input": "hi", "background": True}).json()
+        wait_until(lambda: bool(engine.frontend.seen))
+        interrupt()
+        wait_until(lambda: http.get("/ready").status_code == 503)
+        assert http.get(f"/v1/responses/{begun['id']}").json()["status"] == "in_progress" and not engine.closed
+        gate.set()
+
+    assert run(steps) == 0
+    assert len(engine.frontend.seen) == 1 and not engine.frontend.aborted and engine.closed
+
+
+def test_what_is_used_is_in_the_ledger_when_the_server_ends(engine: Engine, tmp_path: Path) -> None:
+    engine.loaded.set()
+    file = tmp_path / "usage.db"
+
+    def steps(http: httpx.Client) -> None:
+        wait_until(lambda: http.get("/ready").status_code == 200)
+        assert http.post("/v1/completions", json={"prompt": "x"}).status_code == 200
+        interrupt()
+
+    assert run(steps, usage_ledger=str(file)) == 0
+    db = sqlite3.connect(file)
+    assert db.execute("SELECT key, model, requests FROM usage").fetchall() == [("", "org/small", 1)]
+    db.close()
+    assert not file.with_name("usage.db-wal").exists()
+
+
+def test_a_ledger_or_traces_that_cannot_be(engine: Engine, tmp_path: Path) -> None:
+    for options, flag in (
+        ({"usage_ledger": str(tmp_path / "none" / "usage.db")}, "usage-ledger"),
+        ({"otlp_traces_endpoint": "localhost"}, "otlp-traces-endpoint"),
+    ):
+        with pytest.raises(ConfigError, match=flag):
+            server.serve(EngineConfig(), ServerConfig(port=0, **options))
+    assert engine.client is None
 
 
 @pytest.mark.parametrize("how", ["time is up", "second signal"])

@@ -1,0 +1,208 @@
+"""Hours in minutes: fifty clients and chaos against the real server on a device of integers; what is left over?
+
+    python -m benchmarks.soak [--minutes 30] [--output benchmarks/results/FILE.json]
+
+30 % of the requests are left by their clients, 20 % want JSON, half use one of 64 adapters, for which there are 8
+slots; beside them are clients that read slowly or not at all, send half a request, or ask for what must be refused.
+Every answer is compared with what it must be, character by character. At the end each request must have ended exactly
+once, every counter must agree with every other, nothing may be held any more, and memory must not have grown. Exit
+code 1 if anything of that does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+
+from benchmarks.soaking import ROOT
+from benchmarks.soaking.clients import Honest, Tally, harm, wrong
+from benchmarks.soaking.device import REPORT, make_adapters
+from benchmarks.soaking.memory import Samples
+
+CLIENTS = 50
+MOST_GROWTH_MIB = 16  # in a short run, which says nothing about a slope
+SAMPLE_SECONDS = 0.5
+
+
+async def wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+    """RuntimeError if the server ends instead."""
+    async with aiohttp.ClientSession() as session:
+        while process.poll() is None:
+            try:
+                async with session.get(f"{url}/ready") as reply:
+                    if reply.status == 200:
+                        return
+            except aiohttp.ClientError:
+                pass
+            await asyncio.sleep(0.1)
+    raise RuntimeError("the server has ended")
+
+
+def engine_of(api: psutil.Process) -> psutil.Process:
+    """The engine process of an API process."""
+    return next(child for child in api.children() if "engine" in child.cmdline())
+
+
+async def load(url: str, codes: dict[str, int], seconds: float, samples: dict[str, Samples]) -> Tally:
+    """All clients for so long. Returns what they saw."""
+    tally, now = Tally(), asyncio.get_running_loop().time
+    begin = now()
+    end = begin + seconds
+    port = int(url.rpartition(":")[2])
+
+    async def sample() -> None:
+        while now() < end:
+            for one in samples.values():
+                one.take(now() - begin)
+            await asyncio.sleep(SAMPLE_SECONDS)
+
+    timeout = aiohttp.ClientTimeout(total=120)
+    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+        await asyncio.gather(
+            sample(),
+            *(Honest(url, codes, tally, seed).run(session, end) for seed in range(CLIENTS)),
+            *(harm(port, random.Random(1000 + seed), tally, end) for seed in range(6)),
+            wrong(session, url, random.Random(2000), tally, end),
+        )
+    return tally
+
+
+async def counters_at_rest(url: str) -> dict[str, float]:
+    """/metrics once nothing runs and two heartbeats have passed; sums over labels other than reason."""
+    async with aiohttp.ClientSession() as session:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            async with session.get(f"{url}/metrics") as reply:
+                text = await reply.text()
+            found: dict[str, float] = {}
+            for name, labels, value in re.findall(r"^rootgraft:(\w+)\{(.*)\} (\S+)$", text, re.MULTILINE):
+                reason = re.search(r'finished_reason="(\w+)"', labels)
+                key = f"{name}.{reason[1]}" if reason else name
+                found[key] = found.get(key, 0) + float(value)
+            if not found["num_requests_running"] and not found["num_requests_waiting"]:
+                await asyncio.sleep(1)
+                return found
+            await asyncio.sleep(0.5)
+    raise RuntimeError("requests are still running, and nobody waits for them")
+
+
+def equations(
+    tally: Tally, metrics: dict[str, float], engine: dict[str, Any], ledger: tuple[int, int, int], lines: list[Any]
+) -> dict[str, bool]:
+    """What must hold between the counts of clients, API process, engine, ledger and log."""
+    counts = engine["counts"]
+    ends = {name.partition(".")[2]: value for name, value in metrics.items() if name.startswith("request_success")}
+    logged = [line for line in lines if "finished" in line]
+    return {
+        "every answer is what it must be": not tally.wrong,
+        "each sequence of the engine ended once": counts["submitted"] == counts["done"] + counts["failed"],
+        "the engine holds nothing any more": not any(engine["left"].values()),
+        "the API counted the end of each sequence once": sum(ends.values()) == counts["submitted"],
+        "nothing failed but what the engine must refuse": (
+            ends["error"] == counts["failed"] == tally.counts["refused by the engine"]
+        ),
+        "each end that a client saw was counted": all(
+            tally.counts[f"finished_{reason}"] <= ends[reason] for reason in ("stop", "length")
+        ),
+        "each request is in the ledger once": ledger[0] == metrics["key_requests_total"] == len(logged),
+        "ledger, counters and log agree on prompt tokens": ledger[1] == metrics["key_prompt_tokens_total"],
+        "and on tokens of answers": ledger[2]
+        == metrics["key_generation_tokens_total"]
+        == sum(line["completion_tokens"] for line in logged),
+        "nothing was lost to the ledger": metrics["usage_ledger_lost_total"] == 0,
+    }
+
+
+def ledger_sums(file: Path) -> tuple[int, int, int]:
+    """Requests, prompt tokens, tokens of answers."""
+    db = sqlite3.connect(file)
+    [row] = db.execute("SELECT sum(requests), sum(prompt_tokens), sum(completion_tokens) FROM usage")
+    db.close()
+    return row[0], row[1], row[2]
+
+
+def is_flat(report: dict[str, Any], minutes: float) -> bool:
+    """Whether memory stays: in runs of ten minutes and more the slope's interval holds zero or less, or is small."""
+    if minutes < 10:
+        return bool(report["pss_growth_after_warm_up_mib"] < MOST_GROWTH_MIB)
+    return bool(report["slope_95_percent"][0] <= 0 or report["slope_mib_per_hour"] < 1)
+
+
+def soak(minutes: float) -> dict[str, Any]:
+    """One run. The figures, and under ``holds`` what held."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        codes = make_adapters(folder / "adapters")
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        url = f"http://127.0.0.1:{port}"
+        command = [sys.executable, "-m", "benchmarks.soaking.device", "api", name, str(port)]
+        with (folder / "log").open("wb") as log, subprocess.Popen(command, stderr=log, cwd=ROOT) as server:
+            try:
+                asyncio.run(wait_until_ready(url, server))
+                api = psutil.Process(server.pid)
+                samples = {"api": Samples(api), "engine": Samples(engine_of(api))}
+                tally = asyncio.run(load(url, codes, 60 * minutes, samples))
+                metrics = asyncio.run(counters_at_rest(url))
+                server.send_signal(signal.SIGTERM)
+                code = server.wait(60)
+            except BaseException:
+                server.kill()
+                print((folder / "log").read_text()[-4000:], file=sys.stderr)
+                raise
+        lines = [json.loads(line) for line in (folder / "log").read_bytes().splitlines() if line.startswith(b"{")]
+        engine = json.loads((folder / REPORT).read_text())
+        holds = equations(tally, metrics, engine, ledger_sums(folder / "usage.db"), lines)
+    warm = max(min(60.0, 30 * minutes), 18 * minutes)
+    memory = {name: one.report(warm) for name, one in samples.items()}
+    holds |= {f"memory of the {name} process is flat": is_flat(report, minutes) for name, report in memory.items()}
+    holds |= {
+        f"threads and files of the {name} process": max(one.files[-1], one.threads[-1]) < 2 * CLIENTS + 50
+        for name, one in samples.items()
+    }
+    holds["the server ended with code 0, all requests finished"] = code == 0
+    holds["no line of the log is an error"] = not any(line["level"] == "error" for line in lines)
+    return {
+        "minutes": minutes,
+        "holds": holds,
+        "wrong": tally.wrong[:10],
+        "clients": dict(sorted(tally.counts.items())),
+        "engine": engine["counts"],
+        "checks_of_all_equations_in_the_engine": engine["counts"]["checks"],
+        "preemptions": engine["stats"]["preemptions"],
+        "warm_up_seconds": warm,
+        "memory": memory,
+    }
+
+
+def main() -> int:
+    """Soak, print, write the file if one is named. 1 if something does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    figures = soak(options.minutes)
+    text = json.dumps(figures, indent=2)
+    print(text)
+    if options.output is not None:
+        options.output.write_text(text + "\n")
+    return 0 if all(figures["holds"].values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,7 @@
+"""The parts of ``benchmarks/soak.py``. They use the fakes of the tests, which this makes importable."""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "tests" / room) for room in ("engine", "lora")]

@@ -1,0 +1,196 @@
+"""What the soak serves: an engine process whose device is made of integers, and an API process in front of it.
+
+    python -m benchmarks.soaking.device engine FD FOLDER OPTIONS    started by the API process, as engine.loop is
+    python -m benchmarks.soaking.device api FOLDER PORT             the real server; only what loads a model is replaced
+
+Scheduler, prefix cache, adapters with their slots, grammars and their compilers, frames between the processes, HTTP,
+admission, ledger: all of it is the real thing. A token follows from a hash of all tokens before it and of the adapter,
+so whoever reads an answer can tell whether a page, an adapter or a row was mixed up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from fake_worker import FakeWorker, adapter_code
+from lora_folders import file_of, good_config, good_tensors, small_reader, write_folder
+
+from api import server
+from api.config import ServerConfig
+from benchmarks.soaking import ROOT
+from engine import loop
+from engine.batch import Batch, StepResult
+from engine.channel import Channel
+from engine.client import EngineClient
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.messages import Done, Failed, Message, Submit, TokenOut, TokenTexts
+from lora.adapters import Adapters
+
+EOS, VOCAB = 95, 96  # the printable characters of ASCII, and the end
+ADAPTERS, SLOTS = 64, 8
+PAGES, PAGE, MAX_LEN = 200, 16, 1024
+STEP_SECONDS = 0.004
+CHECK_SECONDS = 0.5
+REPORT = "engine.json"
+
+
+def make_adapters(folder: Path) -> dict[str, int]:
+    """64 adapters, and by name what each adds to a token."""
+    reader = small_reader(folder)
+    codes = {}
+    for number in range(ADAPTERS):
+        name = f"a{number}"
+        write_folder(folder / name, good_config(), file_of(good_tensors(number)))
+        codes[name] = adapter_code(reader.read(name).digest)
+    return codes
+
+
+class Characters:
+    """A tokenizer with one token for each printable character of ASCII."""
+
+    has_chat_template = False
+    vocab_size, bos_id, eos_ids, special_ids = VOCAB, None, (EOS,), frozenset({EOS})
+
+    def encode(self, text: str, add_special_tokens: bool) -> array[int]:
+        return array("i", (min(max(ord(letter) - 32, 0), 94) for letter in text))
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([32 + token]) if token < EOS else b""
+
+    def join_bytes(self, tokens: Iterable[int], skip_special_tokens: bool) -> bytes:
+        return b"".join(map(self.token_bytes, tokens))
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return self.join_bytes(tokens, skip_special_tokens).decode()
+
+    def texts(self) -> TokenTexts:
+        return TokenTexts(array("i", [1] * EOS + [5]), bytes(range(32, 127)) + b"<eos>", (EOS,))
+
+
+class Device(FakeWorker):
+    """A step takes its time, as on a device."""
+
+    def run(self, batch: Batch, masks: Any = None) -> StepResult:
+        time.sleep(STEP_SECONDS)
+        result = super().run(batch, masks)
+        self.batches.clear()
+        return result
+
+
+class CheckedCore(EngineCore):
+    """All equations twice a second; and of each sequence, that it ends once and nothing comes after its end."""
+
+    def __init__(self, config: EngineConfig, worker: Any) -> None:
+        super().__init__(config, worker)
+        self.open_ids: set[int] = set()
+        self.counts = {"submitted": 0, "done": 0, "failed": 0, "checks": 0}
+        self._checked = time.monotonic()
+
+    def handle(self, messages: Iterable[Message]) -> None:
+        messages = list(messages)
+        for message in messages:
+            if isinstance(message, Submit):
+                assert message.id not in self.open_ids, "an id is used twice"
+                self.open_ids.add(message.id)
+                self.counts["submitted"] += 1
+        super().handle(messages)
+
+    def step(self) -> list[Message]:
+        messages = super().step()
+        self._note(messages)
+        if time.monotonic() > self._checked + CHECK_SECONDS:
+            self._checked = time.monotonic()
+            self.check()
+        return messages
+
+    def close(self) -> list[Message]:
+        messages = super().close()
+        self._note(messages)
+        return messages
+
+    def check(self) -> None:
+        super().check()
+        stats, scheduler = self.stats(), self._scheduler
+        finished = sum(count for name, count in stats.items() if name.startswith("finished_"))
+        assert stats["accepted"] == finished + scheduler.num_running + scheduler.num_waiting
+        assert stats["pages_free"] + stats["pages_cached"] + stats["pages_private"] == stats["pages"]
+        self.counts["checks"] += 1
+
+    def _note(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            if isinstance(message, TokenOut):
+                assert message.id in self.open_ids, "a token after the end"
+            elif isinstance(message, (Done, Failed)):
+                self.open_ids.remove(message.id)
+                self.counts["done" if isinstance(message, Done) else "failed"] += 1
+
+
+def engine(fd: str, folder: str, options: str) -> int:
+    """The engine process. At its end it writes what it counted, and whether everything was given back."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    adapters = Adapters(
+        small_reader(Path(folder) / "adapters"), max_loras=SLOTS, max_adapters=256, max_cpu_bytes=8000, patience=8
+    )
+    worker = Device(PAGES, PAGE, vocab_size=VOCAB, max_model_len=MAX_LEN, eos=(EOS,), adapters=adapters)
+    core = CheckedCore(loop._config(options), worker)
+    channel = Channel(socket.socket(fileno=int(fd)))
+    channel.send(loop.encode([core.ready]))
+    loop.serve(core, channel)
+    core.check()
+    stats = core.stats()
+    left = {
+        "open": len(core.open_ids), "running": stats["running"], "waiting": stats["waiting"],
+        "private_pages": stats["pages_private"], "pinned_slots": adapters.slots.num_pinned,
+        "pins": sum(version.pins for version in adapters.registry),
+    }  # fmt: skip
+    (Path(folder) / REPORT).write_text(json.dumps({"counts": core.counts, "left": left, "stats": stats}))
+    return 0
+
+
+class SoakClient(EngineClient):
+    """Starts the engine process above in place of the real one."""
+
+    def _spawn(self, fd: int) -> subprocess.Popen[bytes]:
+        options = json.dumps(asdict(self._config))
+        return subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.soaking.device", "engine", str(fd), str(self._model_path), options],
+            pass_fds=[fd],
+            cwd=ROOT,
+        )
+
+
+def api(folder: str, port: str) -> int:
+    """The API process: the server, with the four names replaced by which it gets at a model."""
+    replaced: Any = server
+    replaced.resolve_model = lambda model, revision: SimpleNamespace(path=Path(folder), name="soak")
+    replaced.EngineClient = SoakClient
+    replaced.Tokenizer = SimpleNamespace(load=lambda *_args, **_options: Characters())
+    config = EngineConfig(
+        max_num_seqs=32, max_num_batched_tokens=256, block_size=PAGE, enable_lora=True, max_loras=SLOTS,
+        lora_dir=str(Path(folder) / "adapters"),
+    )  # fmt: skip
+    options = ServerConfig(
+        port=int(port), log_level="info", log_format="json", usage_ledger=str(Path(folder) / "usage.db")
+    )
+    return server.serve(config, options)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit({"engine": engine, "api": api}[sys.argv[1]](*sys.argv[2:]))

@@ -1,0 +1,63 @@
+"""Whether memory grows: samples of processes, and the slope of a line through them with its confidence interval."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import psutil
+
+BLOCKS = 20
+_T_95 = 2.101  # Student's t, 97.5 %, of BLOCKS - 2 degrees of freedom
+
+
+@dataclass
+class Samples:
+    """Of one process: seconds, proportional set size in bytes, threads, open files."""
+
+    process: psutil.Process
+    seconds: list[float] = field(default_factory=list)
+    pss: list[int] = field(default_factory=list)
+    threads: list[int] = field(default_factory=list)
+    files: list[int] = field(default_factory=list)
+
+    def take(self, now: float) -> None:
+        """Add a sample."""
+        self.seconds.append(now)
+        self.pss.append(self.process.memory_full_info().pss)
+        self.threads.append(self.process.num_threads())
+        self.files.append(self.process.num_fds())
+
+    def report(self, warm: float) -> dict[str, object]:
+        """Figures of the time after ``warm`` seconds."""
+        first = next((i for i, at in enumerate(self.seconds) if at >= warm), 0)
+        mib = [size / 2**20 for size in self.pss]
+        slope, error = slope_of([at / 3600 for at in self.seconds[first:]], mib[first:])
+        return {
+            "pss_mib": {"start": round(mib[0], 1), "warm": round(mib[first], 1), "end": round(mib[-1], 1)},
+            "pss_growth_after_warm_up_mib": round(mib[-1] - mib[first], 2),
+            "slope_mib_per_hour": None if slope is None else round(slope, 2),
+            "slope_95_percent": None if slope is None else [round(slope - error, 2), round(slope + error, 2)],
+            "threads": {"warm": self.threads[first], "most": max(self.threads), "end": self.threads[-1]},
+            "open_files": {"warm": self.files[first], "most": max(self.files), "end": self.files[-1]},
+        }
+
+
+def slope_of(x: Sequence[float], y: Sequence[float]) -> tuple[float | None, float]:
+    """The slope of the least-squares line, and half the width of its 95 % interval.
+
+    Samples that follow each other are alike, which would make the interval too narrow: the line goes through the
+    means of ``BLOCKS`` blocks. None if there are too few samples.
+    """
+    size = len(x) // BLOCKS
+    if not size:
+        return None, math.inf
+    starts = range(0, size * BLOCKS, size)
+    xs, ys = ([statistics.fmean(values[i : i + size]) for i in starts] for values in (x, y))
+    middle, mean = statistics.fmean(xs), statistics.fmean(ys)
+    spread = sum((at - middle) ** 2 for at in xs)
+    slope = sum((at - middle) * (value - mean) for at, value in zip(xs, ys, strict=True)) / spread
+    rest = sum((value - mean - slope * (at - middle)) ** 2 for at, value in zip(xs, ys, strict=True))
+    return slope, _T_95 * math.sqrt(rest / (BLOCKS - 2) / spread)

@@ -1,0 +1,79 @@
+"""How many tokens a text has at least, found without encoding it: a text that is far too long is refused at once.
+
+A token stands for so many bytes at most, and for so many letters and digits at most. The latter is much the smaller
+bound: the longest tokens are runs of spaces and dashes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+_ALPHANUMERIC = frozenset(b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+_STEPS = frozenset({"ByteLevel", "Split", "Digits", "Metaspace", "Punctuation", "Prepend", "NFC"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """One token stands for at most so many bytes, those of ``ignored`` left out."""
+
+    most: int
+    ignored: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBounds:
+    """Attributes: bounds, each of which holds; ascii_only, of what texts they are known."""
+
+    bounds: tuple[_Bound, ...]
+    ascii_only: bool
+
+    def fewest_tokens(self, text: str) -> int:
+        """A text has at least so many tokens; 0 where nothing is known."""
+        if self.ascii_only and not text.isascii():
+            return 0
+        data = text.encode(errors="ignore")
+        return max(-(-len(data.translate(None, bound.ignored)) // bound.most) for bound in self.bounds)
+
+
+def read_bounds(definition: dict[str, Any], pieces: Iterable[bytes]) -> TokenBounds | None:
+    """The bounds of a tokenizer; None if it may leave out parts of a text, so that nothing is certain.
+
+    Args:
+        definition: as in ``tokenizer.json``.
+        pieces: the bytes of each token.
+    """
+    pieces = set(pieces)
+    model = definition["model"]
+    steps = [*_steps(definition.get("normalizer")), *_steps(definition.get("pre_tokenizer"))]
+    by_bytes = model.get("byte_fallback") or any(step["type"] == "ByteLevel" for step in steps)
+    swallows = any(added.get("lstrip") or added.get("rstrip") for added in definition.get("added_tokens", ()))
+    if swallows or model.get("type", "BPE") != "BPE" or not by_bytes or not all(map(_keeps_all, steps)):
+        return None
+    # A byte without a token of its own may be left out.
+    missing = frozenset(byte for byte in range(256) if bytes([byte]) not in pieces)
+    others = frozenset(range(256)) - _ALPHANUMERIC
+    return TokenBounds(
+        tuple(_bound(pieces, bytes(ignored)) for ignored in (missing, others | missing)),
+        ascii_only=any(step["type"] == "NFC" for step in steps),  # which joins characters to shorter ones
+    )
+
+
+def _bound(pieces: Iterable[bytes], ignored: bytes) -> _Bound:
+    return _Bound(max(1, *(len(piece.translate(None, ignored)) for piece in pieces)), ignored)
+
+
+def _steps(part: dict[str, Any] | None) -> list[dict[str, Any]]:
+    if part is None:
+        return []
+    if part["type"] == "Sequence":
+        return [step for inner in part.get("normalizers", part.get("pretokenizers", ())) for step in _steps(inner)]
+    return [part]
+
+
+def _keeps_all(step: dict[str, Any]) -> bool:
+    """Whether every letter and digit is still there after a step, and no fewer bytes than before."""
+    if step["type"] == "Replace":
+        return step["pattern"] == {"String": " "} and step["content"] == "\u2581"
+    return step["type"] in _STEPS and step.get("behavior") != "Removed"

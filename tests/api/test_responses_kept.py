@@ -1,0 +1,158 @@
+"""Responses that are kept: going on from them, asking for them, making them in the background, whose they are."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+from api_live import Live, wait_until
+from responses_asks import ASKED, TOOLS, events_of, rendered, say
+from test_tool_calls_api import FORCED
+
+from api.config import ServerConfig
+from engine.errors import EngineDead
+
+
+def test_going_on_from_a_response(live: Live) -> None:
+    with live.openai() as client:
+        first = client.responses.create(**ASKED, instructions="Once.")
+        second = client.responses.create(model="tiny", input="more", previous_response_id=first.id)
+        client.responses.create(model="tiny", input="end", previous_response_id=second.id)
+        contents = [message["content"] for message in rendered(live)]
+        assert contents == ["hi", "answer 0", "more", "answer 0", "end"]
+        assert second.previous_response_id == first.id
+        client.responses.delete(first.id)
+        client.responses.create(model="tiny", input="end", previous_response_id=second.id)
+        assert [message["content"] for message in rendered(live)] == contents
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.responses.create(model="tiny", input="x", previous_response_id=first.id)
+    assert caught.value.code == "previous_response_not_found" and caught.value.param == "previous_response_id"
+
+
+def test_outputs_alone_after_a_response_with_calls(live: Live) -> None:
+    say(live, FORCED)
+    with live.openai() as client:
+        first = client.responses.create(**ASKED, tools=TOOLS, tool_choice="required")
+        outputs: Any = [
+            {"type": "function_call_output", "call_id": item.call_id, "output": "ok"}  # type: ignore[union-attr]
+            for item in first.output
+        ]
+        say(live, "Done.")
+        last = client.responses.create(model="tiny", input=outputs, previous_response_id=first.id)
+        assert last.output_text == "Done."
+        with pytest.raises(openai.BadRequestError, match="there is no call 'c9'"):
+            client.responses.create(
+                model="tiny", input=[{"type": "function_call_output", "call_id": "c9", "output": "x"}]
+            )
+
+
+def test_references_to_items(live: Live) -> None:
+    with live.openai() as client:
+        first = client.responses.create(**ASKED)
+        sent: Any = [{"type": "item_reference", "id": first.output[0].id}, {"role": "user", "content": "b"}]
+        client.responses.create(model="tiny", input=sent)
+        assert [message["content"] for message in rendered(live)] == ["answer 0", "b"]
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.responses.create(model="tiny", input=[{"id": "msg_none"}])  # type: ignore
+    assert caught.value.param == "input[0].id"
+
+
+def test_asking_for_a_response_and_deleting_it(live: Live) -> None:
+    with live.openai() as client:
+        made = client.responses.create(**ASKED)
+        assert client.responses.retrieve(made.id).model_dump() == made.model_dump()
+        client.responses.delete(made.id)
+        for ask in (client.responses.retrieve, client.responses.delete, client.responses.input_items.list):
+            with pytest.raises(openai.NotFoundError, match="not found"):
+                ask(made.id)
+        unstored = client.responses.create(**ASKED, store=False)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(unstored.id)
+        streamed = events_of(live)[-1][1]["response"]
+        assert client.responses.retrieve(streamed["id"]).output_text == "answer 0"
+
+
+def test_the_items_of_a_response_page_by_page(live: Live) -> None:
+    with live.openai() as client:
+        first = client.responses.create(model="tiny", input=[{"role": "user", "content": str(n)} for n in range(5)])
+        second = client.responses.create(model="tiny", input="5", previous_response_id=first.id)
+        pages = client.responses.input_items.list(second.id, limit=2, order="asc")
+        items = list(pages)
+        texts = [item.content[0].text for item in items]  # type: ignore
+        assert texts == ["0", "1", "2", "3", "4", "answer 0", "5"] and pages.has_more
+        latest = client.responses.input_items.list(second.id, limit=3)
+        assert [item.id for item in latest.data] == [item.id for item in reversed(items[-3:])]
+        assert [item.type for item in items] == ["message"] * 7
+        with pytest.raises(openai.BadRequestError, match="names no item"):
+            client.responses.input_items.list(second.id, after="msg_none")
+
+
+def test_a_background_response_is_made_and_found(live: Live) -> None:
+    live.frontend.gate = gate = asyncio.Event()
+    with live.openai() as client:
+        begun = client.responses.create(**ASKED, background=True)
+        assert (begun.status, begun.output, begun.background) == ("in_progress", [], True)
+        wait_until(lambda: bool(live.frontend.seen))
+        assert client.responses.retrieve(begun.id).status == "in_progress"
+        with pytest.raises(openai.BadRequestError, match="not finished yet"):
+            client.responses.create(**ASKED, previous_response_id=begun.id)
+        live.loop.call_soon_threadsafe(gate.set)
+        wait_until(lambda: client.responses.retrieve(begun.id).status == "completed")
+        assert client.responses.retrieve(begun.id).output_text == "answer 0"
+        assert client.responses.cancel(begun.id).status == "completed"
+        assert live.state.active == 0 and live.state.responses.num_jobs == 0
+
+
+def test_a_background_response_is_cancelled_or_deleted(live: Live) -> None:
+    live.frontend.gate = asyncio.Event()
+    with live.openai() as client:
+        first, second = (client.responses.create(**ASKED, background=True) for _ in range(2))
+        wait_until(lambda: len(live.frontend.seen) == 2)
+        assert client.responses.cancel(first.id).status == "cancelled"
+        assert client.responses.cancel(first.id).status == client.responses.retrieve(first.id).status == "cancelled"
+        client.responses.delete(second.id)
+        wait_until(lambda: len(live.frontend.aborted) == 2)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(second.id)
+        live.frontend.gate = None
+        foreground = client.responses.create(**ASKED)
+        with pytest.raises(openai.BadRequestError, match="'background'"):
+            client.responses.cancel(foreground.id)
+
+
+def test_a_background_response_that_fails(live: Live) -> None:
+    live.frontend.fail_after = (1, EngineDead("The engine is not running."))
+    with live.openai() as client:
+        begun = client.responses.create(**ASKED, background=True)
+        wait_until(lambda: client.responses.retrieve(begun.id).status == "failed")
+        error = client.responses.retrieve(begun.id).error
+    assert error is not None and error.message == "The engine is not running."
+
+
+def test_a_response_belongs_to_its_key(serve_with: Any) -> None:
+    live = serve_with(ServerConfig(api_key=("one", "two")))
+    with live.openai(api_key="one") as mine, live.openai(api_key="two") as theirs:
+        made = mine.responses.create(**ASKED)
+        assert mine.responses.retrieve(made.id).id == made.id
+        for ask in (theirs.responses.retrieve, theirs.responses.delete, theirs.responses.cancel):
+            with pytest.raises(openai.NotFoundError):
+                ask(made.id)
+        with pytest.raises(openai.BadRequestError):
+            theirs.responses.create(**ASKED, previous_response_id=made.id)
+        reference: Any = [{"type": "item_reference", "id": made.output[0].id}]
+        with pytest.raises(openai.BadRequestError):
+            theirs.responses.create(model="tiny", input=reference)
+
+
+def test_a_server_that_stores_nothing(serve_with: Any) -> None:
+    live = serve_with(ServerConfig(max_stored_response_bytes=0))
+    with live.openai() as client:
+        made = client.responses.create(**ASKED)
+        assert made.model_dump()["store"] is False
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(made.id)
+        with pytest.raises(openai.BadRequestError, match="background"):
+            client.responses.create(**ASKED, background=True)
+    assert live.state.active == 0
