@@ -11,16 +11,13 @@ if TYPE_CHECKING:
     from engine.generation import Finish
 
 
-def usage_body(prompt: int, completion: int, cached: int | None = None) -> dict[str, Any]:
-    """OpenAI's ``usage``; without ``cached`` where that is not known yet."""
-    body: dict[str, Any] = {
+def usage_body(prompt: int, completion: int) -> dict[str, Any]:
+    """OpenAI's ``usage`` as far as it is known before the end."""
+    return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
     }
-    if cached is not None:
-        body["prompt_tokens_details"] = {"cached_tokens": cached}
-    return body
 
 
 class UsageCount:
@@ -41,12 +38,17 @@ class UsageCount:
     def body(self) -> dict[str, Any]:
         """The sum. Of a prompt's n sequences the one with the fewest cached tokens computed it: that one counts."""
         groups = self._by_prompt.values()
-        completion = 0 if self._drop_completion else sum(usage.completion for group in groups for usage in group)
-        return usage_body(
-            sum(group[0].prompt for group in groups),
-            completion,
-            sum(min(usage.cached for usage in group) for group in groups),
-        )
+        body = usage_body(sum(group[0].prompt for group in groups), 0)
+        cached = sum(min(usage.cached for usage in group) for group in groups)
+        generated = [] if self._drop_completion else [usage for group in groups for usage in group]
+        body["completion_tokens"] = sum(usage.completion for usage in generated)
+        body["total_tokens"] += body["completion_tokens"]
+        body["prompt_tokens_details"] = {"cached_tokens": cached}
+        body["completion_tokens_details"] = {
+            "drafted_tokens": sum(usage.drafted for usage in generated),
+            "forced_tokens": sum(usage.forced for usage in generated),
+        }
+        return body
 
 
 def min_completion_tokens(finish: Finish) -> int | None:
