@@ -222,3 +222,20 @@ def test_any_traffic_gives_what_each_sequence_gives_alone(seed, page_size, budge
         if end.reason is FinishReason.STOP:
             assert end.stop_token == 7
     assert core.stats()["pages_private"] == 0
+
+
+def test_a_prompt_is_scored_from_where_it_was_asked_to_and_cached_before():
+    core = make_core(budget=8)
+    client = Client(core)
+    client.submit(range(30), max_tokens=1)
+    client.run()
+    for start, cached in ((17, 16), (29, 28), (1, 0)):
+        scored = []
+        number = client.submit(range(30), max_tokens=1, prompt_logprobs=0, logprob_start_len=start)
+        while core.has_work:
+            for message in core.step():
+                if isinstance(message, TokenOut):
+                    scored += [entry.token for entry in message.prompt_logprobs]
+                elif isinstance(message, Done):
+                    assert message.id == number and message.usage.cached == cached
+        assert scored == list(range(start, 30))
