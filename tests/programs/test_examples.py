@@ -106,9 +106,7 @@ def test_select_gives_the_exact_log_likelihoods(server: RealServer) -> None:
     for choice, answer in zip(choices, asked, strict=True):
         body = {"messages": [*user, answer], "continue_final_message": True, "add_generation_prompt": False}
         tokens = server.http.post("/tokenize", json=body).json()["tokens"]
-        count = len(
-            server.http.post("/tokenize", json={"prompt": choice, "add_special_tokens": False}).json()["tokens"]
-        )
+        alone = server.http.post("/tokenize", json={"prompt": choice, "add_special_tokens": False}).json()
         echo = server.client.completions.create(model="small", prompt=tokens, max_tokens=0, echo=True, logprobs=0)
         logprobs = echo.choices[0].logprobs.token_logprobs[-len(alone["tokens"]) :]
         assert session.scores["city"][choice] == pytest.approx(math.fsum(logprobs), abs=1e-6)
