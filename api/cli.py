@@ -1,4 +1,4 @@
-"""The command line ``rootgraft``: serve, chat, complete, bench serve, pull, key.
+"""The command line ``rootgraft``: serve, chat, complete, run-batch, bench serve, pull, key.
 
 A command's code is loaded when it runs, so that help and mistakes are answered at once. Exit codes: 0 done, 1 the
 command failed, 2 the command line is wrong, 130 interrupted.
@@ -23,6 +23,7 @@ from api.options import (
     KeyOptions,
     PullOptions,
     RemoteOptions,
+    RunBatchOptions,
 )
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineError
@@ -67,6 +68,12 @@ def _complete(*options: Any) -> int:
     return complete(*options)
 
 
+def _run_batch(batch: RunBatchOptions, engine: EngineConfig) -> int:
+    from api.run_batch import run_batch
+
+    return run_batch(engine, batch)
+
+
 def _bench_serve(*options: Any) -> int:
     from api.bench import bench_serve
 
@@ -102,6 +109,11 @@ COMMANDS = {
         (RemoteOptions, DrawOptions, CompleteOptions),
         _complete,
         positional="prompt",
+    ),
+    "run-batch": Command(
+        "Answer a file of requests into another, and go on where it was broken off.",
+        (RunBatchOptions, EngineConfig),
+        _run_batch,
     ),
     "bench serve": Command("Load a server with requests and measure it.", (RemoteOptions, BenchOptions), _bench_serve),
     "key": Command("Make an API key, and the lines for --api-key-file.", (KeyOptions,), _key, "name"),

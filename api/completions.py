@@ -27,14 +27,14 @@ class EchoedPrompt:
 
     Attributes:
         text: empty where no echo is asked for.
-        first: its first token.
+        unscored: its first tokens, which have no score: one, or ``logprob_start_len``. Empty where there is no echo.
         num_tokens: its length.
         silent: tokens that the text leaves out.
         lead: characters that its tokens have before the text (see ``CompletionLogprobs``).
     """
 
     text: str
-    first: Unscored
+    unscored: tuple[Unscored, ...]
     num_tokens: int
     silent: frozenset[int]
     lead: int = 0
@@ -59,7 +59,7 @@ class _Choice:
         if self._request.echo and not self._begun:
             self._begun = True
             text = self._prompt.text + text
-            entries.insert(0, self._prompt.first)
+            entries[:0] = self._prompt.unscored
         return text, None if self._request.logprobs is None else self._logprobs.piece(entries)
 
 
@@ -82,7 +82,8 @@ def completion_body(
             if answer.min_tokens is not None:
                 fields["min_completion_tokens"] = answer.min_tokens
             if request.prompt_logprobs is not None:
-                fields["prompt_logprobs"] = prompt_logprobs(answer.prompt_logprobs, request.prompt_logprobs)
+                scored = prompt_logprobs(answer.prompt_logprobs, request.prompt_logprobs, request.logprob_start_len)
+                fields["prompt_logprobs"] = scored
             choices.append(fields)
     return {**head.fields(), "choices": choices, "usage": usage.body()}
 

@@ -78,7 +78,7 @@ def _add(group: argparse._ArgumentGroup, spec: Field[Any], kind: Any) -> None:
     if isinstance(kind, UnionType) or many:
         kind = next(arg for arg in typing.get_args(kind) if arg not in (type(None), ...))
     group.add_argument(
-        _flag(spec.name),
+        *filter(None, (spec.metadata["short"], _flag(spec.name))),
         type=kind,
         action="append" if many else "store",
         choices=spec.metadata["choices"] or None,

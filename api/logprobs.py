@@ -91,9 +91,9 @@ class CompletionLogprobs:
         return lists
 
 
-def prompt_logprobs(tokens: Sequence[TokenLogprob], num_top: int) -> list[dict[str, Any] | None]:
-    """vLLM's shape for a prompt: by token id; the first token, which none of ``tokens`` is, has none."""
-    return [None, *(_by_id(token, num_top) for token in tokens)]
+def prompt_logprobs(tokens: Sequence[TokenLogprob], num_top: int, start: int = 0) -> list[dict[str, Any] | None]:
+    """vLLM's shape for a prompt: by token id; the first token, or all before ``start``, are not in ``tokens``."""
+    return [*[None] * max(1, start), *(_by_id(token, num_top) for token in tokens)]
 
 
 def _by_id(token: TokenLogprob, num_top: int) -> dict[str, Any]:

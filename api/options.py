@@ -101,6 +101,26 @@ class BenchOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class RunBatchOptions:
+    """Which file ``rootgraft run-batch`` answers, and by whom."""
+
+    input_file: str = option("", "JSON lines of requests in OpenAI's batch format.", group="batch", short="-i")
+    output_file: str = option("", "Where answers are appended; those in it are kept.", group="batch", short="-o")
+    url: str | None = option(
+        None, "Address of a running server. Without it: an engine of its own, with the options below.", group="batch"
+    )
+    api_key: str | None = option(None, "Key that the server asks for.", group="batch")
+    max_concurrency: int = option(64, "Most requests under way at one time.", low=1, high=4096, group="batch")
+
+    def __post_init__(self) -> None:
+        """Raise ``ConfigError`` for an option out of its bounds, or a file that is not named."""
+        check_options(self)
+        for flag, name in (("--input-file", self.input_file), ("--output-file", self.output_file)):
+            if not name:
+                raise ConfigError(f"{flag} must name a file.")
+
+
+@dataclass(frozen=True, slots=True)
 class KeyOptions:
     """Options of ``rootgraft key``."""
 

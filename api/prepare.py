@@ -136,7 +136,7 @@ async def _completion_request(
     # The engine always draws one token; where none is asked for, it is dropped again.
     max_tokens = frontend.resolve_max_tokens(len(tokens), max(1, body.max_tokens))
     scored = [count for count in (body.echoed_logprobs, body.prompt_logprobs) if count is not None]
-    params = body.sampling(max_tokens, body.logprobs, max(scored, default=None))
+    params = body.sampling(max_tokens, body.logprobs, max(scored, default=None), body.logprob_start_len)
     return frontend.check(_text_request(body, tokens, params, grammar, adapter, caller))
 
 
@@ -188,13 +188,14 @@ def _echoed_prompt(
     tokenizer: Tokenizer, body: CompletionRequest, prompt: str | list[int], request: TextRequest
 ) -> EchoedPrompt:
     skip = body.skip_special_tokens
-    first = Unscored(request.tokens[0], tokenizer.token_bytes(request.tokens[0]))
+    head = request.tokens[: max(1, body.logprob_start_len)]
+    unscored = tuple(Unscored(token, tokenizer.token_bytes(token)) for token in head)
     silent = tokenizer.special_ids if skip else frozenset()
     if not body.echo:
-        return EchoedPrompt("", first, len(request.tokens), silent)
+        return EchoedPrompt("", (), len(request.tokens), silent)
     text = prompt if isinstance(prompt, str) else tokenizer.decode(request.tokens, skip)
     lead = len(tokenizer.join_bytes(request.tokens, skip).decode(errors="replace")) - len(text)
-    return EchoedPrompt(text, first, len(request.tokens), silent, max(0, lead))
+    return EchoedPrompt(text, unscored, len(request.tokens), silent, max(0, lead))
 
 
 @contextmanager

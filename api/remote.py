@@ -65,6 +65,17 @@ class Remote:
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise RemoteError("no model", f"{self._url} lists no model: name one with --model.") from error
 
+    async def post(self, path: str, body: Mapping[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
+        """Status, headers and body of one answer, whatever the status. Raises RemoteError where none comes."""
+        headers = {"Content-Type": "application/json"}
+        try:
+            async with self._session.post(self._url / path, data=orjson.dumps(body), headers=headers) as response:
+                return response.status, response.headers, await response.read()
+        except aiohttp.ClientConnectorError as error:
+            raise _unreachable(self._url, error) from error
+        except aiohttp.ClientError as error:
+            raise RemoteError("broken off", f"The connection to {self._url} broke off: {_words(error)}.") from error
+
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """The events of one streamed answer, the last of which may hold only ``usage``.
 

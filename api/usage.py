@@ -12,16 +12,13 @@ if TYPE_CHECKING:
     from engine.generation import Finish
 
 
-def usage_body(prompt: int, completion: int, cached: int | None = None) -> dict[str, Any]:
-    """OpenAI's ``usage``; without ``cached`` where that is not known yet."""
-    body: dict[str, Any] = {
+def usage_body(prompt: int, completion: int) -> dict[str, Any]:
+    """OpenAI's ``usage`` as far as it is known before the end."""
+    return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
     }
-    if cached is not None:
-        body["prompt_tokens_details"] = {"cached_tokens": cached}
-    return body
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +62,15 @@ class UsageCount:
     def body(self) -> dict[str, Any]:
         """The sum as OpenAI's ``usage``."""
         counts = self.counts()
-        return usage_body(counts.prompt, counts.completion, counts.cached)
+        generated = [] if self._drop_completion else [usage for group in self._by_prompt.values() for usage in group]
+        return {
+            **usage_body(counts.prompt, counts.completion),
+            "prompt_tokens_details": {"cached_tokens": counts.cached},
+            "completion_tokens_details": {
+                "drafted_tokens": sum(usage.drafted for usage in generated),
+                "forced_tokens": sum(usage.forced for usage in generated),
+            },
+        }
 
 
 def min_completion_tokens(finish: Finish) -> int | None:

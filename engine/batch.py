@@ -64,7 +64,7 @@ class Row:
         draws: the last of ``tokens`` but for the drafts is the sequence's last, so a next token is drawn.
         num_generated: tokens generated before this step (counts the draw: a seed's position).
         num_drafts: the last of ``tokens`` that are drafts; 0 for a row that does not draw.
-        prompt_targets: where prompt logprobs are wanted, the prompt's tokens at positions ``start + 1 ...``, whose
+        prompt_targets: where prompt logprobs are wanted, the last of the prompt's tokens at ``start + 1 ...``, whose
             probabilities this step's logits give.
     """
 

@@ -22,9 +22,10 @@ def option(
     high: float | None = None,
     choices: tuple[Any, ...] = (),
     group: str = "engine",
+    short: str = "",
 ) -> Any:
-    """A field of ``EngineConfig`` with what the command line needs to know of it."""
-    metadata = {"help": help, "low": low, "high": high, "choices": choices, "group": group}
+    """A field of ``EngineConfig`` with what the command line needs to know of it; ``short`` is a flag like ``-i``."""
+    metadata = {"help": help, "low": low, "high": high, "choices": choices, "group": group, "short": short}
     return field(default=default, metadata=metadata)
 
 

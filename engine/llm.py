@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from tqdm import tqdm
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.errors import ConfigError, RequestError
-from engine.generation import Generation, error_of
+from engine.errors import ConfigError, EngineError, RequestError
+from engine.generation import Generation, TextDelta, error_of
 from engine.messages import Abort, Done, Failed, LoadAdapter, Message, Reply, TokenOut, UnloadAdapter
 from engine.outputs import OutputBuilder, RequestOutput
 from engine.requests import RequestLimits, TextRequest, token_array
@@ -59,6 +59,7 @@ class LLM:
         self._limits = RequestLimits(self._core.ready.max_model_len, self._core.ready.vocab_size)
         self._ids = itertools.count(1)
         self._described = False  # whether the engine knows its tokens as bytes
+        self._sequences: dict[int, _Sequence] = {}  # those that have not ended
 
     def generate(
         self,
@@ -125,6 +126,45 @@ class LLM:
             [self._encoded(text, False) for text in texts], texts, params, _Form(stop, n, grammar, adapter), use_tqdm
         )
 
+    def begin(
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        stop: str | Sequence[str] = (),
+        grammar: GrammarSpec | None = None,
+        adapter: str | None = None,
+        on_delta: Callable[[TextDelta], None] | None = None,
+    ) -> RunningRequest:
+        """Begin a request beside those that run already. ``step`` brings all of them on.
+
+        Args:
+            tokens: the prompt.
+            on_delta: called in ``step`` with each piece of the answer as it comes.
+
+        Raises:
+            RequestError: the prompt or a parameter is out of bounds.
+        """
+        form = _Form(stop, 1, grammar, adapter)
+        request = self._limits.check(form.request(token_array(tokens), params or SamplingParams()))
+        running = RunningRequest(_builder(request.tokens, request), on_delta)
+        self._submit([request], [running])
+        return running
+
+    def step(self) -> bool:
+        """Compute one step of all requests that ``begin`` began. Returns whether any of them still runs."""
+        for message in self._core.step():
+            self._take(message)
+        return bool(self._sequences)
+
+    def abort(self, running: RunningRequest) -> None:
+        """Give a request up; nothing more comes of it."""
+        numbers = [number for number, sequence in self._sequences.items() if sequence.running is running]
+        for number in numbers:
+            del self._sequences[number]
+        if numbers:
+            self._core.handle([Abort(tuple(numbers))])
+
     def load_adapter(self, name: str, path: str, *, replace: bool = False) -> None:
         """Load a LoRA adapter under a name. Needs ``enable_lora=True``.
 
@@ -168,56 +208,82 @@ class LLM:
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         each = _one_for_each(params, len(prompts))
-        requests = [
-            self._limits.check(
-                TextRequest(tokens, one, stop=form.stops, n=form.n, adapter=form.adapter, grammar=form.grammar)
-            )
-            for tokens, one in zip(prompts, each, strict=True)
+        requests = [self._limits.check(form.request(tokens, one)) for tokens, one in zip(prompts, each, strict=True)]
+        progress = _Progress(len(requests) * form.n, shown=use_tqdm)
+        running = [
+            RunningRequest(_builder(text, request), progress.add) for text, request in zip(texts, requests, strict=True)
         ]
-        builders = [_builder(text, request) for text, request in zip(texts, requests, strict=True)]
-        sequences = self._submit(requests, builders)
-        progress = _Progress(len(requests), shown=use_tqdm)
         try:
-            while sequences:
-                for message in self._core.step():
-                    self._take(message, sequences, progress)
+            self._submit(requests, running)
+            while not all(one.is_done for one in running):
+                self.step()
+                for one in running:
+                    if one.error is not None:
+                        raise one.error
         finally:
             progress.close()
-            if sequences:
-                self._core.handle([Abort(tuple(sequences))])
-        return [builder.build() for builder in builders]
+            for one in running:
+                self.abort(one)
+        return [one.output() for one in running]
 
-    def _submit(self, requests: list[TextRequest], builders: list[OutputBuilder]) -> dict[int, _Sequence]:
-        """Hand all requests to the engine. Returns their sequences by id."""
-        sequences = {}
+    def _submit(self, requests: list[TextRequest], running: list[RunningRequest]) -> None:
+        """Hand all requests to the engine."""
         if not self._described and any(request.grammar for request in requests):
             self._core.handle([self.tokenizer.texts()])
             self._described = True
-        for request, builder in zip(requests, builders, strict=True):
+        for request, one in zip(requests, running, strict=True):
             stops = StopStrings(request.stop) if request.stop else None
             submits = request.submits(self._ids)
             for index, submit in enumerate(submits):
-                sequences[submit.id] = _Sequence(Generation(self.tokenizer, request, stops, index), builder)
+                generation = Generation(self.tokenizer, request, stops, index)
+                self._sequences[submit.id] = _Sequence(generation, one)
             self._core.handle(submits)
-        return sequences
 
-    def _take(self, message: Message, sequences: dict[int, _Sequence], progress: _Progress) -> None:
-        """Add what a message says to its request. Sequences of an earlier call that was interrupted are unknown."""
-        if not isinstance(message, (TokenOut, Done, Failed)) or message.id not in sequences:
+    def _take(self, message: Message) -> None:
+        """Add what a message says to its request. Sequences that were given up are unknown."""
+        if not isinstance(message, (TokenOut, Done, Failed)) or message.id not in self._sequences:
             return
-        sequence = sequences[message.id]
+        sequence = self._sequences[message.id]
+        if isinstance(message, (Done, Failed)):
+            del self._sequences[message.id]
         if isinstance(message, Failed):
-            del sequences[message.id]
-            raise error_of(message)
+            sequence.running.error = error_of(message)
+            return
         was_stopped = sequence.generation.stopped
         if (delta := sequence.generation.push(message)) is not None:
-            sequence.builder.add(delta)
-            progress.add_tokens(len(delta.tokens))
-        if isinstance(message, Done):
-            del sequences[message.id]
-            progress.add_requests(int(sequence.builder.is_complete))
-        elif sequence.generation.stopped and not was_stopped:
+            sequence.running.add(delta)
+        if isinstance(message, TokenOut) and sequence.generation.stopped and not was_stopped:
             self._core.handle([Abort((message.id,))])
+
+
+class RunningRequest:
+    """A request that ``LLM.begin`` began.
+
+    Attributes:
+        error: what ended it, None as long as nothing did.
+    """
+
+    def __init__(self, builder: OutputBuilder, on_delta: Callable[[TextDelta], None] | None) -> None:
+        self._builder = builder
+        self._on_delta = on_delta
+        self.error: EngineError | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self.error is not None or self._builder.is_complete
+
+    def add(self, delta: TextDelta) -> None:
+        """Take what came. Called by ``LLM.step``."""
+        self._builder.add(delta)
+        if self._on_delta is not None:
+            self._on_delta(delta)
+
+    def output(self) -> RequestOutput:
+        """The answer, once ``is_done``. Raises ``error`` if there is one."""
+        if self.error is not None:
+            raise self.error
+        return self._builder.build()
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,29 +299,31 @@ class _Form:
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
+    def request(self, tokens: array[int], params: SamplingParams) -> TextRequest:
+        """The request of this form for a prompt."""
+        return TextRequest(tokens, params, stop=self.stops, n=self.n, adapter=self.adapter, grammar=self.grammar)
+
 
 @dataclass(frozen=True, slots=True)
 class _Sequence:
     generation: Generation
-    builder: OutputBuilder
+    running: RunningRequest
 
 
 class _Progress:
-    """The bar: requests done, and tokens a second over all of them."""
+    """The bar: answers done, and tokens a second over all of them."""
 
     def __init__(self, total: int, *, shown: bool) -> None:
-        self._bar = tqdm(total=total, disable=not shown, unit="prompt", desc="Generating", dynamic_ncols=True)
+        self._bar = tqdm(total=total, disable=not shown, unit="answer", desc="Generating", dynamic_ncols=True)
         self._started = self._last = time.monotonic()
         self._tokens = 0
 
-    def add_tokens(self, count: int) -> None:
-        self._tokens += count
+    def add(self, delta: TextDelta) -> None:
+        self._tokens += len(delta.tokens)
+        self._bar.update(int(delta.finish is not None))
         now = time.monotonic()
         if now - self._last >= _SHOW_EVERY:
             self._show(now)
-
-    def add_requests(self, count: int) -> None:
-        self._bar.update(count)
 
     def close(self) -> None:
         self._show(time.monotonic())

@@ -51,7 +51,8 @@ class RequestOutput:
 
     Attributes:
         prompt: its text, None if it was given as token ids.
-        prompt_logprobs: scores of the prompt's tokens (None for the first), None if not asked for.
+        prompt_logprobs: scores of the prompt's tokens (None for the first and for those before
+            ``logprob_start_len``), None if not asked for.
         usage: of each answer, in the order of ``outputs``.
     """
 
@@ -109,7 +110,8 @@ class OutputBuilder:
 
     def build(self) -> RequestOutput:
         """The output, once ``is_complete``."""
-        scores: list[PositionScores | None] = [None, *_scores(self._prompt_logprobs)]
+        unscored = len(self._tokens) - len(self._prompt_logprobs)
+        scores: list[PositionScores | None] = [*[None] * unscored, *_scores(self._prompt_logprobs)]
         return RequestOutput(
             prompt=self._prompt,
             prompt_token_ids=self._tokens.tolist(),

@@ -39,6 +39,7 @@ _BOUNDS: tuple[tuple[str, type[int] | type[float], float, float | None], ...] = 
     ("seed", int, 0, MAX_SEED),
     ("logprobs", int, 0, MAX_LOGPROBS),
     ("prompt_logprobs", int, 0, MAX_LOGPROBS),
+    ("logprob_start_len", int, 0, None),
 )
 _ABOVE_ZERO = ("top_p", "repetition_penalty", "timeout")
 _OPTIONAL = ("seed", "logprobs", "prompt_logprobs", "timeout")
@@ -128,6 +129,7 @@ class RequestLimits:
         _check_stops(request.stop)
         self._check_tokens(params)
         self._check_prompt(request.tokens)
+        _check_scored(params, len(request.tokens))
         self.resolve_max_tokens(len(request.tokens), params.max_tokens)
         return request if params is request.params else replace(request, params=params)
 
@@ -195,6 +197,15 @@ def _check_number(name: str, value: object, kind: type[int] | type[float], low: 
 def _check_count(name: str, values: tuple[object, ...], most: int) -> None:
     if len(values) > most:
         raise _out_of_bounds(name, f"{len(values)} entries", f"at most {most} entries")
+
+
+def _check_scored(params: SamplingParams, num_prompt: int) -> None:
+    """Some of the prompt must be left to score."""
+    start = params.logprob_start_len
+    if start and params.prompt_logprobs is None:
+        raise RequestError("logprob_start_len needs logprobs of the prompt.", param="logprob_start_len")
+    if start and start >= num_prompt:
+        raise _out_of_bounds("logprob_start_len", start, f"less than the prompt's {num_prompt} tokens")
 
 
 def _check_stops(stops: tuple[str, ...]) -> None:

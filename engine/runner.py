@@ -120,7 +120,8 @@ class ModelRunner:
         result = drawn.get(index, RowResult())
         if not row.prompt_targets:
             return result
-        first = last - len(row.tokens) + 1
+        # The tokens before the last position have targets, but for leading ones that need no score.
+        first = last + 1 - row.num_drafts - row.draws - len(row.prompt_targets)
         scores = self._score_prompt(row, first, hidden, inputs.slots)
         return replace(result, prompt_logprobs=scores)
 
@@ -130,7 +131,7 @@ class ModelRunner:
         """Logprobs of the row's ``prompt_targets``, from the hidden states of the positions before them.
 
         Args:
-            first: where the row's tokens begin in the step.
+            first: where in the step the token before the first target is.
         """
         scores: list[Logprob] = []
         num_top = self._sampler.num_prompt_logprobs(row.row)

@@ -178,7 +178,6 @@ class Scheduler:
     def _plan_row(self, sequence: Sequence, count: int, plan: _Plan) -> None:
         start, end = sequence.num_computed, sequence.num_computed + count
         first, pages = _lease(sequence).take_changes()
-        scored = sequence.params.prompt_logprobs is not None and not sequence.num_generated
         plan.rows[sequence.id] = Row(
             row=sequence.row,
             start=start,
@@ -187,7 +186,7 @@ class Scheduler:
             new_pages=pages,
             draws=end == sequence.num_tokens,
             num_generated=sequence.num_generated,
-            prompt_targets=sequence.tokens[start + 1 : end + 1] if scored else (),
+            prompt_targets=sequence.tokens[max(start + 1, sequence.num_scored) : min(end + 1, sequence.num_prompt)],
         )
         plan.budget -= count
 
@@ -328,6 +327,9 @@ class Scheduler:
             kept += ends is None or ends[1] is None
         self._stats.generation_tokens += len(outcome.tokens)
         self._stats.forced_tokens += outcome.num_forced
+        sequence.num_scored += len(outcome.prompt_logprobs)
+        sequence.num_drafted += min(num_stood, row.num_drafts)
+        sequence.num_forced += outcome.num_forced
         messages: list[Message] = []
         if kept or outcome.prompt_logprobs:
             logprobs = outcome.logprobs[:kept]

@@ -46,6 +46,8 @@ class Sequence:
         num_cached: tokens found in the cache at its first admission, -1 before.
         tenant: whose share of the engine it uses up.
         priority: its band in the queue. Written by the queue alone, when it has waited for long.
+        num_scored: tokens of the prompt whose logprobs have been given or were not asked for.
+        num_drafted, num_forced: see ``Usage``.
         num_overtaken: sequences of its own tenant and band that came later and were admitted before it.
     """
 
@@ -67,13 +69,18 @@ class Sequence:
     num_computed: int = 0
     num_cached: int = -1
     num_preempted: int = 0
+    num_scored: int = 0
+    num_drafted: int = 0
+    num_forced: int = 0
     tenant: str = ""
     priority: Priority = Priority.INTERACTIVE
     num_overtaken: int = 0
 
     def __post_init__(self) -> None:
-        """Count the prompt."""
+        """Count the prompt, and what of it needs no logprobs."""
         self.num_prompt = len(self.tokens)
+        scored = self.params.prompt_logprobs is not None
+        self.num_scored = max(1, self.params.logprob_start_len) if scored else self.num_prompt
 
     @property
     def num_tokens(self) -> int:
@@ -99,15 +106,16 @@ class Sequence:
     def reusable(self) -> int:
         """How many of its tokens may come from the cache: its last one is always computed, for its logits.
 
-        A sequence that wants logprobs of its prompt needs the logits of every position, so none.
+        A prompt's token that is still to be scored needs the logits of the position before it.
         """
-        return 0 if self.params.prompt_logprobs is not None and not self.num_generated else len(self.tokens) - 1
+        return (self.num_scored if self.num_scored < self.num_prompt else len(self.tokens)) - 1
 
     @property
     def usage(self) -> Usage:
         """Its tokens, as the client is told them."""
         shortest = self.matcher.num_shortest if self.matcher else None
-        return Usage(self.num_prompt, max(self.num_cached, 0), self.num_generated, shortest)
+        cached = max(self.num_cached, 0)
+        return Usage(self.num_prompt, cached, self.num_generated, shortest, self.num_drafted, self.num_forced)
 
 
 @dataclass(frozen=True, slots=True)

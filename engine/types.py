@@ -52,6 +52,8 @@ class SamplingParams:
         logit_bias: (token id, bias) pairs, biases in [-100, 100].
         logprobs: None for none; k for the chosen token's and the k best (0 to 20).
         prompt_logprobs: the same for the tokens of the prompt (the first has none).
+        logprob_start_len: leading tokens of the prompt that ``prompt_logprobs`` leaves out, so that their KV may come
+            from the cache (SGLang's field of that name); 0 and 1 are the same.
     """
 
     max_tokens: int = 16
@@ -69,6 +71,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_start_len: int = 0
 
     @property
     def needs_counts(self) -> bool:
@@ -103,12 +106,16 @@ class Usage:
         completion: generated tokens.
         shortest: generated tokens that the shortest answer takes which the sequence's grammar permits; None without a
             grammar, for free text with structured parts, and where none was found.
+        drafted: those of the generated tokens that had been drafted, and so came without a step of their own.
+        forced: those of the generated tokens that a grammar left no choice about; some may be drafted as well.
     """
 
     prompt: int
     cached: int
     completion: int
     shortest: int | None = None
+    drafted: int = 0
+    forced: int = 0
 
 
 @dataclass(frozen=True, slots=True)

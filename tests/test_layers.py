@@ -18,6 +18,7 @@ LAYERS = {
     "lora": ("kernels",),
     "engine": ("kernels", "radix", "grammar", "lora"),
     "api": ("engine", "grammar"),
+    "programs": ("engine", "grammar"),
 }
 
 # The floor of each engine module; a folder's floor is that of all its modules without an entry of their own.

@@ -43,7 +43,8 @@ Prompt = Annotated[
 class CompletionRequest(StructuredFields):
     """OpenAI's fields that change the answer and vLLM's extras that are implemented.
 
-    ``max_tokens`` may be 0: the prompt is computed, and scored if ``echo`` and ``logprobs`` ask for it.
+    ``max_tokens`` may be 0: the prompt is computed, and scored if ``echo`` and ``logprobs`` ask for it, from the token
+    at ``logprob_start_len`` on.
     """
 
     refused: ClassVar[Mapping[str, Refusal]] = {
@@ -57,6 +58,7 @@ class CompletionRequest(StructuredFields):
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_special_tokens: bool = True
+    logprob_start_len: Annotated[int, Field(ge=0)] = 0
 
     @model_validator(mode="after")
     def _check_scoring(self) -> CompletionRequest:

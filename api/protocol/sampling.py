@@ -134,8 +134,10 @@ class SamplingFields(RequestModel):
         """The band that ``priority`` asks for."""
         return None if self.priority is None else priority_of(self.priority)
 
-    def sampling(self, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None) -> SamplingParams:
-        """The parameters for the engine; the three arguments are what chat and completions spell differently."""
+    def sampling(
+        self, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None, logprob_start_len: int = 0
+    ) -> SamplingParams:
+        """The parameters for the engine; the arguments are what chat and completions spell differently."""
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=self.temperature,
@@ -152,4 +154,5 @@ class SamplingFields(RequestModel):
             logit_bias=tuple((int(token), bias) for token, bias in self.logit_bias.items()),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            logprob_start_len=logprob_start_len,
         )

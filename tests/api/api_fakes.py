@@ -162,7 +162,7 @@ def _prompt_logprobs(request: TextRequest) -> tuple[TokenLogprob, ...]:
     count = request.params.prompt_logprobs
     if count is None:
         return ()
-    return tuple(_logprob(token, count) for token in request.tokens[1:])
+    return tuple(_logprob(token, count) for token in request.tokens[max(1, request.params.logprob_start_len) :])
 
 
 class FakeClient:

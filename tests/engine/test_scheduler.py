@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import Abort, Done, Failed, Submit, TokenOut
-from engine.types import FinishReason, SamplingParams
+from engine.types import FinishReason, Priority, SamplingParams
 
 
 def make_core(num_pages=64, page_size=4, max_num_seqs=4, budget=16, sharing=True, **worker):
@@ -222,3 +222,38 @@ def test_any_traffic_gives_what_each_sequence_gives_alone(seed, page_size, budge
         if end.reason is FinishReason.STOP:
             assert end.stop_token == 7
     assert core.stats()["pages_private"] == 0
+
+
+def test_a_prompt_is_scored_from_where_it_was_asked_to_and_cached_before():
+    core = make_core(budget=8)
+    client = Client(core)
+    client.submit(range(30), max_tokens=1)
+    client.run()
+    for start, cached in ((17, 16), (29, 28), (1, 0)):
+        scored = []
+        number = client.submit(range(30), max_tokens=1, prompt_logprobs=0, logprob_start_len=start)
+        while core.has_work:
+            for message in core.step():
+                if isinstance(message, TokenOut):
+                    scored += [entry.token for entry in message.prompt_logprobs]
+                elif isinstance(message, Done):
+                    assert message.id == number and message.usage.cached == cached
+        assert scored == list(range(start, 30))
+
+
+@pytest.mark.parametrize("num_pages", [16, 18, 20, 22])
+def test_a_scored_prompt_that_is_preempted_is_scored_once(num_pages):
+    core = make_core(num_pages=num_pages, budget=4)
+    client = Client(core)
+    for number in range(3):
+        client.submit(range(100 * number, 100 * number + 4), max_tokens=40)
+    client.step()
+    params = SamplingParams(max_tokens=2, prompt_logprobs=0)
+    core.handle([Submit(9, array("i", range(1000, 1030)), params, priority=Priority.BATCH)])
+    scored, waits = [], []
+    while core.has_work:
+        for message in core.step():
+            if isinstance(message, TokenOut) and message.id == 9:
+                scored += [entry.token for entry in message.prompt_logprobs]
+        waits += [each.num_preempted for each in core._scheduler._alive.values() if each.id == 9]
+    assert scored == list(range(1001, 1030)) and waits[-1] > 0

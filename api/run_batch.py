@@ -1,0 +1,131 @@
+"""``rootgraft run-batch``: a file of requests is answered into another, beside live traffic or by an own engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import secrets
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import uvloop
+from tqdm import tqdm
+
+from api.batch_lines import BatchOutput, BatchRequest, BatchResponse, read_requests
+from api.config import ServerConfig
+from api.options import RemoteOptions, RunBatchOptions
+from api.remote import Remote, RemoteError
+from engine.config import EngineConfig
+from engine.errors import ConfigError, EngineDead
+
+_BUSY = (429, 503)
+_LONGEST_PAUSE = 60.0  # seconds
+_LOOK_EVERY = 0.1  # seconds, while an own engine starts
+
+
+def run_batch(engine: EngineConfig, options: RunBatchOptions) -> int:
+    """Answer what the output lacks. Returns 0 if every answer in the output is a success, else 1.
+
+    Raises:
+        ConfigError: the input has a line that is no request, or one of the files cannot be used.
+        RemoteError: the server is gone; what it answered is in the output, and the same command goes on from there.
+    """
+    if options.url is not None and engine != EngineConfig():
+        raise ConfigError("--url names a server that runs already: options of an own engine cannot go with it.")
+    total = sum(1 for _ in read_requests(Path(options.input_file)))
+    with BatchOutput(Path(options.output_file)) as output:
+        already = len(output.done)
+        if any(request.custom_id not in output.done for request in read_requests(Path(options.input_file))):
+            uvloop.run(_run(engine, options, output, total))
+        print(f"{total} requests: {len(output.done) - already} answered now, {already} before; {output.failed} failed")
+        return 1 if output.failed else 0
+
+
+async def _run(engine: EngineConfig, options: RunBatchOptions, output: BatchOutput, total: int) -> None:
+    with contextlib.ExitStack() as stack:
+        remote = RemoteOptions(options.url or "", options.api_key)
+        if options.url is None:
+            remote = stack.enter_context(_own_server(engine))
+        bar = stack.enter_context(
+            tqdm(total=total, initial=len(output.done), unit="req", disable=not sys.stderr.isatty())
+        )
+        async with _connected(remote, wait=options.url is None) as server:
+            requests = read_requests(Path(options.input_file))
+            left = (request for request in requests if request.custom_id not in output.done)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(options.max_concurrency):
+                        group.create_task(_work(server, left, output, bar))
+            except* (ConfigError, RemoteError) as several:
+                raise several.exceptions[0] from None
+
+
+async def _work(server: Remote, left: Iterator[BatchRequest], output: BatchOutput, bar: tqdm) -> None:
+    """Answer one request after the other, as long as there are any."""
+    for request in left:
+        output.add(request, await _answer(server, request))
+        bar.update()
+
+
+async def _answer(server: Remote, request: BatchRequest) -> BatchResponse:
+    """The server's answer; as long as it has no room, it is asked again when it says."""
+    body = {"model": server.model, "priority": "batch", **request.body}
+    while True:
+        status, headers, raw = await server.post(request.url.removeprefix("/v1/"), body)
+        if status not in _BUSY:
+            return BatchResponse(status, headers.get("x-request-id", ""), _json(raw))
+        said = headers.get("Retry-After", "")
+        await asyncio.sleep(min(float(said) if said.isdecimal() else 1.0, _LONGEST_PAUSE))
+
+
+def _json(raw: bytes) -> Any:
+    try:
+        return orjson.loads(raw)
+    except ValueError:
+        return raw.decode(errors="replace")
+
+
+@contextlib.asynccontextmanager
+async def _connected(options: RemoteOptions, *, wait: bool) -> AsyncIterator[Remote]:
+    """A session with a server; an own one is waited for until it has loaded its model."""
+    while wait:
+        try:
+            async with Remote.connect(options):
+                break
+        except RemoteError:
+            _check_children()
+            await asyncio.sleep(_LOOK_EVERY)
+    async with Remote.connect(options) as server:
+        yield server
+
+
+def _check_children() -> None:
+    if not multiprocessing.active_children():
+        raise EngineDead("The engine could not be started.")
+
+
+@contextlib.contextmanager
+def _own_server(engine: EngineConfig) -> Iterator[RemoteOptions]:
+    """A server in a process of its own, for this command alone, ended with the block."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+    key = secrets.token_hex()
+    options = ServerConfig(port=port, api_key=(key,), log_level="warning")
+    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(engine, options))
+    process.start()
+    try:
+        yield RemoteOptions(f"http://127.0.0.1:{port}/v1", key)
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _serve(engine: EngineConfig, options: ServerConfig) -> None:
+    from api.server import serve
+
+    sys.exit(serve(engine, options))

@@ -1,0 +1,32 @@
+"""Activated adapters over one long context: it is computed once, by the base model, and every adapter goes on from it.
+
+rootgraft serve --enable-lora --lora-modules NAME=FOLDER ...  (adapters with alora_invocation_tokens)
+python activated_adapters.py URL NAME [NAME ...]
+"""
+
+import sys
+from pathlib import Path
+
+from programs import Branch, Session
+
+CONTEXT = (Path(__file__).parents[1] / "docs" / "adapters.md").read_text()
+
+
+def ask(branch: Branch, adapter: str) -> str:
+    """One adapter's answer."""
+    return branch.user("What is this text about?").gen("answer", adapter=adapter, max_tokens=30, stop="\n")
+
+
+def main(url: str, *adapters: str) -> None:
+    """Print each adapter's answer and what sharing saved."""
+    with Session(url) as session:
+        session.system(CONTEXT).warm()
+        before = session.report()
+        for adapter, answer in zip(adapters, session.map(ask, adapters), strict=True):
+            print(f"{adapter}: {answer.strip()}")
+        print(f"the context: {before.prompt} tokens, computed once by the base model")
+        print(session.report() - before)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,74 @@
+"""The root of a program: where the model is, what is taken by default, and the account of all calls."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from programs.branch import Branch
+from programs.calls import Backend
+from programs.remote import Remote
+from programs.report import Ledger, Report
+
+if TYPE_CHECKING:
+    from engine.llm import LLM
+
+
+class Session(Branch):
+    """A conversation with a model, from which branches are forked.
+
+    Args:
+        target: address of a server (``http://127.0.0.1:8000/v1``), or the offline ``LLM``, which then must not be used
+            by anybody else until the session is closed.
+        model: the server's name of the model. Default: the first that it lists.
+        api_key: key that the server asks for.
+        max_tokens: of an answer, where a call says nothing else.
+        temperature: the same; 0 is greedy.
+
+    >>> session = Session("http://127.0.0.1:8000/v1")
+    >>> session.system("Be brief.").user("The capital of France?").gen("city", max_tokens=10)
+    """
+
+    def __init__(
+        self,
+        target: str | LLM,
+        *,
+        model: str | None = None,
+        api_key: str | None = None,
+        max_tokens: int = 256,
+        temperature: float = 0.0,
+    ) -> None:
+        backend = _backend(target, model, api_key)
+        super().__init__("root", backend, Ledger(), {"max_tokens": max_tokens, "temperature": temperature})
+
+    def begin(self) -> Branch:
+        """A new conversation, with nothing in it, on the same model and the same account."""
+        branch = self._child()
+        branch.messages, branch.values, branch.scores = [], {}, {}
+        return branch
+
+    def report(self) -> Report:
+        """Tokens of all calls so far, of all branches."""
+        return self._ledger.total()
+
+    def close(self) -> None:
+        """Let go of the model. A server does not notice, the offline ``LLM`` may be used by others again."""
+        self._backend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _backend(target: str | LLM, model: str | None, api_key: str | None) -> Backend:
+    if isinstance(target, str):
+        return Remote(target, model, api_key)
+    if model is not None or api_key is not None:
+        raise ValueError("model and api_key are for servers: an LLM has its model already")
+    from programs.offline import Offline
+
+    return Offline(target)

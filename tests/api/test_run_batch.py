@@ -1,0 +1,139 @@
+"""``rootgraft run-batch``: every request is answered once, whatever breaks off in between."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_live import Live
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from api.cli import main
+from engine.types import Priority
+
+CHAT = "/v1/chat/completions"
+
+
+def line(number: int, url: str = CHAT, **body: Any) -> str:
+    asked = {"messages": [{"role": "user", "content": str(number)}]} if url == CHAT else {}
+    return json.dumps({"custom_id": f"r{number}", "method": "POST", "url": url, "body": asked | body})
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def answers(path: Path) -> dict[str, Any]:
+    lines = [json.loads(each) for each in path.read_text().splitlines()]
+    found = {each["custom_id"]: each for each in lines}
+    assert len(found) == len(lines), "an answer is there twice"
+    return found
+
+
+def run(live: Live, given: Path, out: Path, *more: str) -> int:
+    return main(["run-batch", "-i", str(given), "-o", str(out), "--url", live.url, *more])
+
+
+def test_all_endpoints_in_the_batch_band(live: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.jsonl"
+    given = write(
+        tmp_path / "in.jsonl",
+        line(0),
+        "",
+        line(1, "/v1/completions", prompt="x", model="org/alias", priority="interactive"),
+        line(2, "/v1/responses", input="x"),
+    )
+    assert run(live, given, out) == 0
+    found = answers(out)
+    assert found["r0"]["response"]["body"]["choices"][0]["message"]["content"] == "answer 0"
+    assert found["r1"]["response"]["body"]["model"] == "org/alias"
+    assert found["r2"]["response"]["body"]["status"] == "completed"
+    assert all(each["error"] is None and each["id"].startswith("batch_req_") for each in found.values())
+    assert found["r0"]["response"]["request_id"]
+    assert sorted(request.priority for request in live.frontend.seen) == [Priority.INTERACTIVE, *[Priority.BATCH] * 2]
+    assert capsys.readouterr().out == "3 requests: 3 answered now, 0 before; 0 failed\n"
+
+
+def test_a_refused_request_is_an_answer_too(live: Live, tmp_path: Path) -> None:
+    given, out = write(tmp_path / "in", line(0), line(1, max_tokens=-1)), tmp_path / "out"
+    assert run(live, given, out) == 1
+    refused = answers(out)["r1"]["response"]
+    assert refused["status_code"] == 400 and refused["body"]["error"]["param"] == "max_tokens"
+
+
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cut=st.floats(0, 1), concurrency=st.integers(1, 5))
+def test_it_goes_on_where_it_was_cut_off(cut: float, concurrency: int, live: Live, tmp_path: Path) -> None:
+    live.reset()
+    given, out = write(tmp_path / "in", *map(line, range(6))), tmp_path / "out"
+    out.unlink(missing_ok=True)
+    assert run(live, given, out) == 0
+    whole = out.read_bytes()
+    kept = whole[: int(cut * len(whole))]
+    out.write_bytes(kept)
+    assert run(live, given, out, "--max-concurrency", str(concurrency)) == 0
+    assert answers(out).keys() == {f"r{number}" for number in range(6)}
+    assert out.read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])
+    assert len(live.frontend.seen) == 12 - kept.count(b"\n")
+
+
+def test_a_server_that_has_no_room_is_asked_again(live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def room(seconds: float) -> None:
+        live.state.draining = False
+
+    monkeypatch.setattr("api.run_batch.asyncio.sleep", room)
+    live.state.draining = True
+    given, out = write(tmp_path / "in", line(0)), tmp_path / "out"
+    assert run(live, given, out) == 0
+    assert answers(out)["r0"]["response"]["status_code"] == 200
+
+
+def test_a_server_that_is_not_there(tmp_path: Path, unused_tcp_port: int, capsys: pytest.CaptureFixture[str]) -> None:
+    given, out = write(tmp_path / "in", line(0), line(1)), tmp_path / "out"
+    assert main(["run-batch", "-i", str(given), "-o", str(out), "--url", f"127.0.0.1:{unused_tcp_port}"]) == 1
+    assert "No server answers" in capsys.readouterr().err and out.read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["[]"], "in, line 1: is no JSON object."),
+        ([line(0), "{"], "in, line 2: is no JSON object."),
+        (['{"custom_id": "a"}'], "in, line 1: 'body' is missing."),
+        ([line(0), line(0)], "in, line 2: custom_id 'r0' is used twice."),
+        ([line(0).replace("POST", "GET")], "in, line 1: method must be POST"),
+        ([line(0, "/v1/embeddings")], "in, line 1: method must be POST and url one of"),
+        ([line(0, stream=True)], "in, line 1: body must be"),
+        ([line(0).replace('"r0"', "7")], "in, line 1: custom_id must be"),
+    ],
+)
+def test_a_wrong_input_is_refused_before_anything_is_asked(
+    lines: list[str], message: str, live: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given, out = write(tmp_path / "in", *lines), tmp_path / "out"
+    assert run(live, given, out) == 1
+    assert message in capsys.readouterr().err
+    assert not out.exists() and not live.frontend.seen
+
+
+def test_files_that_are_none(live: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given, out = write(tmp_path / "in", line(0)), tmp_path / "out"
+    assert run(live, tmp_path / "none", out) == 1
+    write(out, "not an answer of ours")
+    assert run(live, given, out) == 1
+    assert "line 1: is no answer; the file is left alone" in capsys.readouterr().err
+    assert out.read_text() == "not an answer of ours\n"
+    assert main(["run-batch", "-i", str(given)]) == 2
+    assert run(live, given, out, "--dtype", "float32") == 1
+    assert "options of an own engine cannot go with it" in capsys.readouterr().err
+
+
+@pytest.mark.heavy
+def test_an_engine_of_its_own(tmp_path: Path) -> None:
+    given, out = write(tmp_path / "in", *(line(number, max_tokens=8) for number in range(5))), tmp_path / "out"
+    assert main(["run-batch", "-i", str(given), "-o", str(out), "--max-model-len", "512"]) == 0
+    assert len(answers(out)) == 5

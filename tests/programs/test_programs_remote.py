@@ -1,0 +1,160 @@
+"""Programs against the server: what is sent, what comes back, and what is said when something goes wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from api_live import Live
+from pydantic import BaseModel
+
+from engine.errors import CapacityError
+from engine.types import AdapterInfo
+from programs import Branch, ProgramError, Session
+
+
+class City(BaseModel):
+    name: str
+    people: int
+
+
+def prompts(live: Live) -> list[str]:
+    return [bytes(token for token in request.tokens if token < 256).decode() for request in live.frontend.seen]
+
+
+def test_a_conversation_goes_on_from_what_was_generated(live: Live, remote: Session) -> None:
+    live.frontend.say = lambda request, index: "Paris"
+    assert remote.system("Be brief.").user("Capital of France?").gen("city", max_tokens=9) == "Paris"
+    remote.user("And of Italy?").assistant("It is").gen("other", stop=[";"], seed=3, temperature=0.5)
+    assert prompts(live)[0] == "<system>Be brief.\n<user>Capital of France?\n<assistant>"
+    assert remote.messages[-1] == {"role": "assistant", "content": "It isParis"}
+    assert remote.values == {"city": "Paris", "other": "Paris"} and remote["city"] == "Paris"
+    assert live.frontend.tokenizer.rendered[-1]["continue_final_message"]
+    second = live.frontend.seen[1]
+    assert (second.stop, second.params.seed, second.params.temperature, second.params.max_tokens) == (
+        (";",),
+        3,
+        0.5,
+        256,
+    )
+
+
+def test_forms_are_asked_for_and_come_back_as_values(live: Live, remote: Session) -> None:
+    live.frontend.say = lambda request, index: {
+        "json_schema": '{"name": "Paris", "people": 2}', "regex": "12", "choice": "no"
+    }[request.grammar.kind]  # fmt: skip
+    remote.user("?")
+    assert remote.gen("a", schema=City) == City(name="Paris", people=2)
+    assert remote.gen("b", schema=City.model_json_schema()) == {"name": "Paris", "people": 2}
+    assert remote.gen("c", regex="[0-9]+") == "12"
+    assert remote.gen("d", choices=["yes", "no"]) == "no"
+    with pytest.raises(ProgramError, match="schema and regex contradict each other"):
+        remote.gen("e", schema=City, regex="x")
+
+
+def test_a_stream_comes_in_pieces_and_may_be_left(live: Live, remote: Session) -> None:
+    live.frontend.say = lambda request, index: "one two"
+    remote.user("?")
+    assert list(remote.stream("left", max_tokens=7))[:3] == ["o", "n", "e"]
+    for _ in remote.stream("half"):
+        break
+    assert remote["left"] == "one two" and "half" not in remote.values
+    assert remote.messages[-1]["content"] == "one two"
+
+
+def test_branches_run_beside_each_other_and_join(live: Live, remote: Session) -> None:
+    live.frontend.say = lambda request, index: f"about {request.params.seed}"
+    remote.user("Topic?").gen("topic", seed=0)
+
+    def write(branch: Branch, seed: int) -> str:
+        branch.user(f"Take {seed}.")
+        return branch.gen("draft", seed=seed)
+
+    fork = remote.fork(3)
+    assert fork.map(write, [3, 1, 2]) == ["about 3", "about 1", "about 2"]
+    assert [branch.path for branch in fork] == ["root/0", "root/1", "root/2"]
+    assert len(remote.messages) == 2 and fork[1].messages[:2] == remote.messages
+    assert fork.join() == {"draft": ["about 3", "about 1", "about 2"]}
+    assert remote["draft"] == ["about 3", "about 1", "about 2"] and remote["topic"] == "about 0"
+    assert remote.map(lambda branch, item: branch.path + item, "ab") == ["root/3a", "root/4b"]
+    assert remote.map(write, []) == []
+    assert remote.begin().messages == []
+
+
+def test_the_report_adds_up_all_branches(live: Live, remote: Session) -> None:
+    remote.user("?")
+    remote.map(lambda branch, item: branch.gen("x"), range(4))
+    report = remote.report()
+    sizes = [len(request.tokens) for request in live.frontend.seen]
+    assert (report.calls, report.prompt, report.cached) == (4, sum(sizes), sum(size // 2 for size in sizes))
+    assert report.completion == 4 * len("answer 0") and report.computed == report.prompt - report.cached
+    assert str(report).startswith("4 calls: ")
+
+
+def test_select_sums_what_the_server_scores(live: Live, remote: Session) -> None:
+    remote.user("?").assistant("It is ")
+    assert remote.select("x", ["long one", "no"]) == "no"
+    # The fake's template ends each message in a line break, and a token has one byte.
+    assert remote.scores["x"] == {"long one": -0.25 * 9, "no": -0.25 * 3}
+    assert remote.messages[-1]["content"] == "It is no"
+    request = live.frontend.seen[0]
+    assert request.params.logprob_start_len == len(request.tokens) - 9
+    assert remote.select("y", ["ab", "abcd"], normalise=True) == "ab" and set(remote.scores["y"].values()) == {-0.25}
+    assert remote.report().completion == 0
+    for choices in ([], ["a", ""]):
+        with pytest.raises(ProgramError, match="root, select 'z': choices must be"):
+            remote.select("z", choices)
+
+
+def test_warm_computes_the_prompt_alone(live: Live, remote: Session) -> None:
+    remote.user("?").warm()
+    assert prompts(live) == ["<user>?\n<assistant>"] and live.frontend.seen[0].params.max_tokens == 1
+
+
+def test_an_adapter_is_a_model(live: Live, remote: Session) -> None:
+    live.client.adapters = {"pirate": AdapterInfo("pirate", "", 8, 0, False, "device", 0, 0, 0)}
+    remote.user("?").gen("x", adapter="pirate")
+    remote.warm(adapter="pirate").select("y", ["a", "b"], adapter="pirate")
+    assert {request.adapter for request in live.frontend.seen} == {"pirate"}
+
+
+def test_errors_name_branch_and_step(live: Live, remote: Session) -> None:
+    def ask(branch: Branch, model: Any) -> str:
+        return branch.user("?").gen("score", adapter=model)
+
+    with pytest.raises(
+        ProgramError, match=r"branch root/1, gen 'score': the server answers HTTP 404: .*'nobody'"
+    ) as told:
+        remote.map(ask, [None, "nobody", "no one"])
+    assert (told.value.branch, told.value.step) == ("root/1", "gen 'score'")
+    assert "root/2" in told.value.__notes__[0]
+    live.frontend.fail_after = (2, CapacityError("Broken off."))
+    with pytest.raises(ProgramError, match="Broken off"):
+        remote.user("?").gen("x")
+    live.frontend.fail_after = None
+    live.frontend.shortest = 12
+    with pytest.raises(ProgramError, match=r"max_tokens=3 is too little .* the shortest takes 12 tokens"):
+        remote.gen("x", schema=City, max_tokens=3)
+    live.frontend.say = lambda request, index: "no JSON"
+    with pytest.raises(ProgramError, match="ended with 'error'"):
+        remote.gen("x", schema=City)
+
+
+def test_a_busy_server_is_asked_again(live: Live, remote: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        live.state.draining = len(pauses) < 2
+
+    monkeypatch.setattr("programs.remote.time.sleep", pause)
+    live.state.draining = True
+    assert Session(live.url, model="tiny").user("?").gen("x") == "answer 0"
+    assert len(pauses) == 2
+
+
+def test_addresses_and_targets(unused_tcp_port: int) -> None:
+    with pytest.raises(ValueError, match="must be such as http"):
+        Session("localhost:8000")
+    with pytest.raises(ProgramError, match="no answer from"):
+        Session(f"http://127.0.0.1:{unused_tcp_port}").user("?").gen("x")
