@@ -4,8 +4,8 @@
 
 All forms read ``quality.txt`` (a frozen copy of some pages of these docs) in windows, every token after its window's
 own beginning. *agreement* is the share of places at which a form's most likely token is that of float32, and
-*divergence* the mean Kullback-Leibler divergence of its distribution from that of float32, in nats. The figures against bfloat16
-are of the same kind: that is the form which a quantised one stands in for, and it does not agree with itself in
+*divergence* the mean Kullback-Leibler divergence of its distribution from that of float32, in nats. The figures
+against bfloat16 are of the same kind: that is the form which a quantised one stands in for, and it does not agree with
 float32 everywhere either.
 """
 
