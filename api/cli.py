@@ -1,4 +1,4 @@
-"""The command line ``rootgraft``: serve, chat, complete, run-batch, bench serve, pull, key.
+"""The command line ``rootgraft``: serve, chat, complete, run-batch, bench serve, bench step, pull, key.
 
 A command's code is loaded when it runs, so that help and mistakes are answered at once. Exit codes: 0 done, 1 the
 command failed, 2 the command line is wrong, 130 interrupted.
@@ -24,6 +24,7 @@ from api.options import (
     PullOptions,
     RemoteOptions,
     RunBatchOptions,
+    StepOptions,
 )
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineError
@@ -80,6 +81,12 @@ def _bench_serve(*options: Any) -> int:
     return bench_serve(*options)
 
 
+def _bench_step(engine: EngineConfig, options: StepOptions) -> int:
+    from api.bench_step import bench_step
+
+    return bench_step(engine, options)
+
+
 def _pull(options: PullOptions) -> int:
     from api.progress import show_download
     from engine.source import resolve_model
@@ -116,6 +123,9 @@ COMMANDS = {
         _run_batch,
     ),
     "bench serve": Command("Load a server with requests and measure it.", (RemoteOptions, BenchOptions), _bench_serve),
+    "bench step": Command(
+        "Tell where the time of an engine's step goes.", (EngineConfig, StepOptions), _bench_step, positional="model"
+    ),
     "key": Command("Make an API key, and the lines for --api-key-file.", (KeyOptions,), _key, "name"),
     "pull": Command("Bring a model to this machine and say where it is.", (PullOptions,), _pull, "model"),
 }

@@ -121,6 +121,25 @@ class RunBatchOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class StepOptions:
+    """The steps of ``rootgraft bench step``."""
+
+    rows: int = option(32, "Sequences that draw one token each in every step.", low=0, group="load")
+    context: int = option(128, "Tokens of each sequence at the first step.", low=1, group="load")
+    prefill: int = option(
+        0, "Tokens of a new prompt that is computed in each step, beside the rows.", low=0, group="load"
+    )
+    steps: int = option(40, "Steps to measure, with timers and without.", low=1, group="load")
+    output_json: str | None = option(None, "File for the times.", group="output")
+
+    def __post_init__(self) -> None:
+        """Raise ``ConfigError`` for an option out of its bounds, or for steps without work."""
+        check_options(self)
+        if not self.rows and not self.prefill:
+            raise ConfigError("--rows and --prefill are both 0: there is nothing to compute.")
+
+
+@dataclass(frozen=True, slots=True)
 class KeyOptions:
     """Options of ``rootgraft key``."""
 

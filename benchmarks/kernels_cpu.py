@@ -9,7 +9,6 @@ the least of several repeats, in microseconds for each call.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels import ops, quantised, reference
+from kernels.limits import least_time, products_rate, reading_rate
 
 BF16 = torch.bfloat16
 HIDDEN, INNER, VOCABULARY, HEADS, KV_HEADS, HEAD_DIM, PAGE = 576, 1536, 49152, 9, 3, 64, 16
@@ -29,20 +29,6 @@ SHAPES = {  # name -> in, out, copies
     "down": (INNER, HIDDEN, LAYERS),
     "head": (HIDDEN, VOCABULARY, 3),
 }
-
-
-def least_time(run: Callable[[], object], calls: int, budget: float = 0.6, most: int = 9) -> float:
-    """Microseconds of one of the calls that run() makes."""
-    run()
-    best, start = float("inf"), time.perf_counter()
-    for _ in range(most):
-        begin = time.perf_counter()
-        run()
-        end = time.perf_counter()
-        best = min(best, end - begin)
-        if end - start > budget:
-            break
-    return best / calls * 1e6
 
 
 def linear_times(weights: list[Tensor], layers: list[ops.PackedLinear], x: Tensor) -> tuple[float, float, float]:
@@ -75,19 +61,6 @@ def random_blocks(columns: int, width: int, block_type: quantised.BlockType) -> 
     return quantised.pack_blocks(raw.view(columns, -1), block_type)
 
 
-def peak_products(seconds: float = 0.3) -> float:
-    """Products of bf16 in a second, in 1e9, at this number of threads: a product from the first cache, bf16's limit."""
-    layer, x = ops.pack_linear(torch.randn(1024, 128).to(BF16)), torch.randn(2048, 128).to(BF16)
-    return 2048 * 1024 * 128 / least_time(lambda: ops.linear(x, layer), 1, budget=seconds, most=200) / 1e3
-
-
-def reading_rate() -> float:
-    """Bytes of weights in a microsecond, from memory: products of one row with 226 MB of bf16."""
-    layers = [ops.pack_linear(torch.ones(VOCABULARY, HIDDEN, dtype=BF16)) for _ in range(4)]
-    x = torch.ones(1, HIDDEN, dtype=BF16)
-    return layers[0].weight.nbytes / least_time(lambda: [ops.linear(x, layer) for layer in layers], len(layers))
-
-
 def bench_quantised() -> None:
     """Times of a form, how much faster than bf16 that is, and its share of two limits.
 
@@ -96,7 +69,7 @@ def bench_quantised() -> None:
     of bf16, for the machine multiplies twice as many bytes in an instruction (half of that for int8_weight_only,
     which multiplies bf16).
     """
-    read, peak = reading_rate(), peak_products()
+    read, peak = reading_rate() / 1e6, products_rate(BF16) / 1e6
     print(f"\nreading: {read / 1e3:.1f} GB/s; bf16: {peak:.0f} G products/s")
     print(f"{'quantised':8} {'M':>4} {'bf16':>9} " + " ".join(f"{name:>32}" for name in FORMS))
     print(f"{'':23} " + " ".join(f"{'us':>9} {'x':>6} {'% read':>7} {'% peak':>7}" for _ in FORMS))

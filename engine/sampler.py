@@ -129,12 +129,14 @@ class Sampler:
     def _draw_lines(self, logits: Tensor, lines: Lines, allowed: Allowed | None) -> list[Drawn]:
         params = self._rows[lines.row]
         wanted = np.flatnonzero(params["num_logprobs"] >= 0)
-        sound = torch.isfinite(logits.amax(1))
-        edited = self._edited(logits, lines, allowed, keep=bool(len(wanted)))
+        edits = allowed is not None or self._edits.concern(lines)
+        before = logits.amax(1) if edits else None  # an edit may hide what is not finite
+        edited = self._edited(logits, lines, allowed, keep=bool(len(wanted))) if edits else pad(logits)
         maxima = block_maxima(edited)
         best = maxima.amax(1)
         tokens = self._choose(edited, maxima, best, params, lines.num_generated)
-        packed = torch.stack([tokens.double(), (~(sound & torch.isfinite(best))).double()], dim=1)
+        sound = torch.isfinite(best) if before is None else torch.isfinite(best) & torch.isfinite(before)
+        packed = torch.stack([tokens.double(), (~sound).double()], dim=1)
         if len(wanted):
             packed = self._with_logprobs(packed, logits, tokens, wanted, int(params["num_logprobs"].max()))
         return [_drawn(*pair) for pair in zip(packed.tolist(), params["num_logprobs"].tolist(), strict=True)]

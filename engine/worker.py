@@ -41,6 +41,7 @@ class Worker:
         model_path: folder in Hugging Face format or GGUF file.
 
     Attributes:
+        model: its weights.
         num_pages: pages in the pool.
         vocab_size: width of the logits.
         eos_ids: the model's own end tokens.
@@ -60,7 +61,7 @@ class Worker:
         ops.use_native(config.native_kernels)
         if device.type == "cpu":
             ops.set_threads(num_threads(config))
-        model = load_model(
+        model = self.model = load_model(
             model_path,
             dtype=dtype,
             device=device,

@@ -1,12 +1,13 @@
 """What native ops are made of: calls with one structure of packed arguments, and memory for results.
 
-Both can be recorded, for ``kernels.cpu.tape``.
+Both can be recorded, for ``kernels.cpu.tape``; and calls can be timed, for who wants to know where a step's time goes.
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from struct import Struct
@@ -24,10 +25,12 @@ class Call(NamedTuple):
     """A call that was made.
 
     Attributes:
+        name: of the function.
         address: of the function.
         arguments: its structure.
     """
 
+    name: str
     address: int
     arguments: bytes
 
@@ -68,6 +71,33 @@ def recorded() -> Iterator[Recording]:
         _recording = None
 
 
+_told: Callable[[str, float], None] | None = None
+
+
+@contextmanager
+def timed(tell: Callable[[str, float], None]) -> Iterator[None]:
+    """Tell the name of every native call that is made inside, those of tapes included, and how many seconds it took."""
+    global _told
+    _told = tell
+    try:
+        yield
+    finally:
+        _told = None
+
+
+def listener() -> Callable[[str, float], None] | None:
+    """Who is to be told how long calls take, if anyone."""
+    return _told
+
+
+def run_timed(name: str, run: Callable[[], int], tell: Callable[[str, float], None]) -> int:
+    """Make a call and tell its time."""
+    begin = time.perf_counter()
+    result = run()
+    tell(name, time.perf_counter() - begin)
+    return result
+
+
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """An uninitialised CPU tensor for the result of an op."""
     return torch.empty(shape, dtype=dtype) if _recording is None else _recording.empty(shape, dtype)
@@ -90,7 +120,9 @@ def bind(library: ctypes.CDLL, name: str, layout: Struct) -> Callable[[bytes], i
 
     def call(arguments: bytes) -> int:
         if _recording is not None:
-            _recording.made.append(Call(address, arguments))
+            _recording.made.append(Call(name, address, arguments))
+        if _told is not None:
+            return run_timed(name, lambda: function(arguments), _told)
         return function(arguments)  # type: ignore[no-any-return]
 
     return call

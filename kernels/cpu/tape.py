@@ -35,9 +35,8 @@ class Tape:
     def __init__(self, library: ctypes.CDLL, made: list[calls.Call], buffers: list[Tensor]) -> None:
         self._run: Any = library.run_tape
         self._run.argtypes, self._run.restype = [ctypes.c_void_p, ctypes.c_int64], ctypes.c_int64
-        self._arguments = [call.arguments for call in made]
+        self._made = made
         self._buffers = buffers
-        self._count = len(made)
         self._calls = (ctypes.c_void_p * (2 * len(made)))()
         for i, call in enumerate(made):
             self._calls[2 * i] = call.address
@@ -50,12 +49,22 @@ class Tape:
             IndexError: an index in the inputs is out of range.
             MemoryError: a call could not allocate what it needs.
         """
-        failed = self._run(self._calls, self._count)
+        tell = calls.listener()
+        failed = self._run(self._calls, len(self._made)) if tell is None else self._replay_timed(tell)
         if failed < 0:
             return
         if failed % 4 == _NO_MEMORY:
             raise MemoryError("a recorded op could not allocate its intermediates")
         raise IndexError(f"an index of recorded op {failed // 4} is out of range")
+
+    def _replay_timed(self, tell: Callable[[str, float], None]) -> int:
+        """The same one by one. Returns what ``run_tape`` does."""
+        for i, call in enumerate(self._made):
+            at = ctypes.byref(self._calls, 2 * i * ctypes.sizeof(ctypes.c_void_p))
+            failed = calls.run_timed(call.name, lambda at=at: self._run(at, 1), tell)  # type: ignore[misc]
+            if failed >= 0:
+                return 4 * i + failed
+        return -1
 
 
 def record(library: ctypes.CDLL, forward: Callable[[], Tensor]) -> tuple[Tensor, Tape | None]:

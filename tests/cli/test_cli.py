@@ -57,7 +57,7 @@ def test_help_and_mistakes_load_nothing_heavy() -> None:
     ("argv", "message"),
     [
         ("serv", "rootgraft: unknown command 'serv'. Did you mean serve?"),
-        ("bench", "rootgraft: unknown command 'bench'. Did you mean bench serve?"),
+        ("bench", "rootgraft: unknown command 'bench'. Did you mean bench step?"),
         ("serve --prot 8001", "rootgraft serve: unknown option --prot. Did you mean --port?"),
         ("serve --prot=8001", "rootgraft serve: unknown option --prot. Did you mean --port?"),
         ("serve --port x", "rootgraft serve: --port: invalid int value: 'x'."),

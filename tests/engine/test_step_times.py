@@ -1,0 +1,82 @@
+"""``rootgraft bench step``: the parts that it tells add up to the step, and a load that does not fit is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from api.bench_step import limit, table
+from api.cli import main
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.step_times import Part, StepLoad, StepTimes, measure
+from kernels import limits, ops
+from kernels.cpu import calls
+
+KERNELS = {"linear", "attention", "rope and KV", "norm", "activation"}
+FLAGS = ("--device", "cpu", "--num-gpu-blocks-override", "400", "--threads", "1")
+
+
+@pytest.fixture(autouse=True)
+def known_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that need not be measured."""
+    monkeypatch.setattr(limits, "reading_rate", lambda: 20e9)
+    monkeypatch.setattr(limits, "products_rate", lambda dtype, bytewise=False: 200e9)
+
+
+def config(model: Path, **options: object) -> EngineConfig:
+    return EngineConfig(model=str(model), device="cpu", num_gpu_blocks_override=400, threads=1, **options)
+
+
+@pytest.mark.skipif(ops.native_kernels() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("load", [StepLoad(3, 8, 0, 2), StepLoad(0, 8, 40, 2), StepLoad(2, 8, 5, 3)], ids=str)
+def test_the_parts_are_the_step(tiny_llama: Path, load: StepLoad) -> None:
+    """Whether its passes are recorded (the first load) or not."""
+    times = measure(config(tiny_llama), tiny_llama, load)
+    assert set(times.parts) >= KERNELS | {"schedule", "inputs", "between kernels", "head", "sample", "commit", "encode"}
+    assert all(part.seconds > 0 for part in times.parts.values())
+    assert sum(part.seconds for part in times.parts.values()) + times.rest == pytest.approx(times.seconds)
+    assert 0 < times.rest < times.seconds
+    assert times.tokens >= load.rows + (load.prefill > 0)
+    assert {name for name, part in times.parts.items() if part.limit} == {"linear", "attention", "head"}
+    assert {name for name, part in times.parts.items() if part.is_forward} >= KERNELS | {"head"}
+    assert calls.listener() is None
+
+
+@pytest.mark.parametrize(
+    ("load", "options", "message"),
+    [
+        (StepLoad(65, 8, 0, 2), {}, "--rows"),
+        (StepLoad(64, 8, 1, 2), {}, "--rows"),
+        (StepLoad(2, 8, 511, 2), {}, "--prefill"),
+        (StepLoad(2, 1000, 0, 2), {}, "--context"),
+        (StepLoad(64, 50, 0, 2), {}, "--context"),
+    ],
+)
+def test_a_load_that_does_not_fit(tiny_llama: Path, load: StepLoad, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        measure(config(tiny_llama, **options), tiny_llama, load)
+
+
+def test_the_command(tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "times.json"
+    argv = ["bench", "step", str(tiny_llama), *FLAGS, "--rows", "2", "--context", "8", "--steps", "2"]
+    assert main([*argv, "--output-json", str(path)]) == 0
+    assert "tokens per second" in capsys.readouterr().out
+    assert json.loads(path.read_bytes())["load"] == {"rows": 2, "context": 8, "prefill": 0, "steps": 2}
+    assert main(["bench", "step", "--rows", "0"]) == 2
+    assert "--rows and --prefill are both 0" in capsys.readouterr().err
+
+
+def test_the_table() -> None:
+    parts = {"schedule": Part(0.001), "linear": Part(0.006, 0.003, True), "head": Part(0.002, 0.001, True)}
+    times = StepTimes(("a model",), 20e9, 300e9, 0.010, 0.008, 32.0, parts, 0.001)
+    assert limit(times) == pytest.approx(0.004)
+    lines = [line.split() for line in table(times).splitlines()]
+    assert ["linear", "6.00", "60.0", "50"] in lines
+    assert ["schedule", "1.00", "10.0"] in lines
+    assert ["everything", "else", "2.00"] in lines
+    assert ["tokens", "per", "second", "4000"] in lines
+    assert ["%", "of", "limit", "50"] in lines

@@ -1,0 +1,15 @@
+"""What the machine can do, as measured: numbers that some machine might have."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels import limits, quantised
+
+
+def test_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_COLUMNS", 512)
+    assert 1e6 < limits.reading_rate() < 1e14
+    for bytewise in (False, *([True] if quantised.available() else [])):
+        assert 1e6 < limits.products_rate(torch.bfloat16, bytewise=bytewise, budget=0.0) < 1e15
