@@ -75,5 +75,5 @@ def _steps(part: dict[str, Any] | None) -> list[dict[str, Any]]:
 def _keeps_all(step: dict[str, Any]) -> bool:
     """Whether every letter and digit is still there after a step, and no fewer bytes than before."""
     if step["type"] == "Replace":
-        return step["pattern"] == {"String": " "} and step["content"] == "\u2581"
+        return bool(step["pattern"] == {"String": " "} and step["content"] == "\u2581")
     return step["type"] in _STEPS and step.get("behavior") != "Removed"
