@@ -51,6 +51,9 @@ class ContextTooLong(RequestError):
         )
 
 
+_LONGEST_PLACE = 120  # characters of a pointer in a message, from its end; ``GrammarRefused.pointer`` is whole
+
+
 class GrammarRefused(RequestError):
     """A form of answer that cannot be promised.
 
@@ -63,7 +66,8 @@ class GrammarRefused(RequestError):
 
     def __init__(self, keyword: str, pointer: str, reason: str, *, param: str | None = None) -> None:
         subject = f"'{param}'" if param else "The grammar"
-        where = f" at {pointer!r}" if pointer else ""
+        place = pointer if len(pointer) <= _LONGEST_PLACE else f"...{pointer[-_LONGEST_PLACE:]}"
+        where = f" at {place!r}" if place else ""
         super().__init__(f"{subject} cannot be promised: {keyword!r}{where}: {reason}.", param=param)
         self.keyword = keyword
         self.pointer = pointer
