@@ -62,8 +62,12 @@ class ModelRunner:
         self._sampler.start(batch.starts)
         self._kv.copy(batch.copies)
         inputs = self._inputs.build(batch)
-        hidden = self._forward(inputs)
+        hidden = self.forward(inputs)
         return lambda: self._finish(batch, inputs, hidden, masks)
+
+    def forward(self, inputs: HostInputs) -> Tensor:
+        """Hidden states [T, H] of a step's tokens, good until the next step."""
+        return self._forward(inputs)
 
     @torch.inference_mode()
     def _finish(

@@ -20,11 +20,11 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.device import choose_device
 from engine.errors import ConfigError
-from engine.graphs import StepGraphs
 from engine.inputs import InputBuilder
 from engine.kv_pool import bytes_per_page
 from engine.messages import Failed, Message, Submit, TokenOut, encode
 from engine.models.decoder import DecoderModel
+from engine.runner import ModelRunner
 from engine.sampler import Sampler
 from engine.scheduler import Scheduler
 from engine.step_times import Part, StepLoad, StepTimes
@@ -40,7 +40,7 @@ _METHODS: Final[tuple[tuple[type[Any], str, str], ...]] = (
     (Scheduler, "schedule", "schedule"),
     (Scheduler, "mask_jobs", "schedule"),
     (InputBuilder, "build", "inputs"),
-    (StepGraphs, "forward", "forward"),
+    (ModelRunner, "forward", "forward"),
     (DecoderModel, "logits", "head"),
     (Sampler, "sample", "sample"),
     (Scheduler, "commit", "commit"),
