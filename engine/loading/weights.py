@@ -22,17 +22,24 @@ int8_weight_only, int8_dynamic: rounded to 8 bits, a scale for each output; see 
 """
 
 
+_FORMS: dict[str, WeightForm] = {
+    "gguf": "stored",
+    "int8_dynamic": "int8_dynamic",
+    "int8_weight_only": "int8_weight_only",
+}
+
+
 def choose_weight_form(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> WeightForm:
-    """What the options ask for: GGUF's own blocks unless a type was named. ConfigError for what cannot be had."""
+    """What the options ask for. Raises ConfigError for what cannot be had."""
     has_kernels = device.type == "cpu" and dtype in (torch.bfloat16, torch.float32) and quantised.available()
     if config.quantization is None:
-        return "stored" if has_kernels and config.dtype == "auto" else "plain"
+        return "plain"
     if not has_kernels:
         raise ConfigError(
             f"--quantization {config.quantization} needs --device cpu, the native kernels (a C++ compiler), "
             "and bfloat16 or float32."
         )
-    return "int8_dynamic" if config.quantization == "int8_dynamic" else "int8_weight_only"
+    return _FORMS[config.quantization]
 
 
 class WeightReader:

@@ -96,8 +96,8 @@ def test_rounded_to_8_bits(tmp_path: Path, weights: WeightForm, form: Format) ->
 
 def test_the_options_decide() -> None:
     bf16, gpu = torch.bfloat16, torch.device("cuda")
-    assert choose_weight_form(EngineConfig(), CPU, bf16) == "stored"
-    assert choose_weight_form(EngineConfig(), CPU, torch.float32) == "stored"
+    assert choose_weight_form(EngineConfig(), CPU, bf16) == "plain"
+    assert choose_weight_form(EngineConfig(quantization="gguf"), CPU, bf16) == "stored"
     assert choose_weight_form(EngineConfig(dtype="bfloat16"), CPU, bf16) == "plain"
     assert choose_weight_form(EngineConfig(dtype="float32"), CPU, torch.float32) == "plain"
     assert choose_weight_form(EngineConfig(), gpu, bf16) == "plain"
