@@ -36,7 +36,7 @@ from engine.batch import Batch, StepResult
 from engine.channel import Channel
 from engine.client import EngineClient
 from engine.config import EngineConfig
-from engine.core import EngineCore
+from engine.core import EngineCore, Launched
 from engine.messages import Done, Failed, Message, Submit, TokenOut, TokenTexts
 from lora.adapters import Adapters
 
@@ -109,8 +109,8 @@ class CheckedCore(EngineCore):
                 self.counts["submitted"] += 1
         super().handle(messages)
 
-    def step(self) -> list[Message]:
-        messages = super().step()
+    def finish(self, launched: Launched | None) -> list[Message]:
+        messages = super().finish(launched)
         self._note(messages)
         if time.monotonic() > self._checked + CHECK_SECONDS:
             self._checked = time.monotonic()
