@@ -53,23 +53,24 @@ def bench_linear() -> None:
             print(f"{name:8} {rows:4} {ours:9.1f} {theirs:9.1f} {plain:9.1f} {rates}", flush=True)
 
 
-def random_blocks(columns: int, width: int, block_type: quantised.BlockType) -> ops.QuantisedLinear:
+def random_blocks(
+    columns: int, width: int, block_type: quantised.BlockType, *, dynamic: bool = False
+) -> ops.QuantisedLinear:
     """Random integers, scales (and minima) of about 1."""
     size, halves = quantised.BLOCK_BYTES[block_type], 2 if block_type == "Q4_1" else 1
     raw = torch.randint(256, (columns, width // 32, size), dtype=torch.uint8)
     raw[:, :, : 2 * halves] = torch.randn(columns, width // 32, halves).half().view(torch.uint8)
-    return quantised.pack_blocks(raw.view(columns, -1), block_type)
+    return quantised.pack_blocks(raw.view(columns, -1), block_type, dynamic=dynamic)
 
 
 def bench_quantised() -> None:
     """Times of a form, how much faster than bf16 that is, and its share of two limits.
 
     ``% read``: bytes of the weight a second, of those of reading 226 MB; above 100 where a part of all copies stays in
-    the last cache. ``% peak``: products a second, of twice those
-    of bf16, for the machine multiplies twice as many bytes in an instruction (half of that for int8_weight_only,
-    which multiplies bf16).
+    the last cache. ``% peak``: products a second, of twice those of bf16 where x is rounded to 8 bits, for the machine
+    multiplies twice as many bytes in an instruction; else of those of bf16.
     """
-    read, peak = reading_rate() / 1e6, products_rate(BF16) / 1e6
+    read, peak = reading_rate() / 1e6, products_rate(BF16) / 1e9
     print(f"\nreading: {read / 1e3:.1f} GB/s; bf16: {peak:.0f} G products/s")
     print(f"{'quantised':8} {'M':>4} {'bf16':>9} " + " ".join(f"{name:>32}" for name in FORMS))
     print(f"{'':23} " + " ".join(f"{'us':>9} {'x':>6} {'% read':>7} {'% peak':>7}" for _ in FORMS))
@@ -83,7 +84,7 @@ def bench_quantised() -> None:
             for form, layers in zip(FORMS, forms, strict=True):
                 took = least_time(lambda x=x, layers=layers: [ops.linear(x, layer) for layer in layers], copies)
                 products = rows * width * columns / took / 1e3
-                limit = peak if form == "int8_weight_only" else 2 * peak
+                limit = 2 * peak if form.endswith("dynamic") else peak
                 size = layers[0].weight.nbytes + layers[0].scales.nbytes
                 cells.append(
                     f"{took:9.1f} {bf16 / took:6.2f} {100 * size / took / read:7.0f} {100 * products / limit:7.0f}"
@@ -94,6 +95,8 @@ def bench_quantised() -> None:
 FORMS: dict[str, Callable[[int, int], ops.QuantisedLinear]] = {
     "Q4_1": lambda columns, width: random_blocks(columns, width, "Q4_1"),
     "Q8_0": lambda columns, width: random_blocks(columns, width, "Q8_0"),
+    "Q4_1 dynamic": lambda columns, width: random_blocks(columns, width, "Q4_1", dynamic=True),
+    "Q8_0 dynamic": lambda columns, width: random_blocks(columns, width, "Q8_0", dynamic=True),
     "int8_dynamic": lambda columns, width: quantised.pack_channels(torch.randn(columns, width), dynamic=True),
     "int8_weight_only": lambda columns, width: quantised.pack_channels(torch.randn(columns, width), dynamic=False),
 }

@@ -38,6 +38,7 @@ FORMS: dict[str, tuple[torch.dtype, WeightForm]] = {
     "float32": (torch.float32, "plain"),
     "bfloat16": (torch.bfloat16, "plain"),
     "stored": (torch.bfloat16, "stored"),
+    "stored_dynamic": (torch.bfloat16, "stored_dynamic"),
     "int8_weight_only": (torch.bfloat16, "int8_weight_only"),
     "int8_dynamic": (torch.bfloat16, "int8_dynamic"),
 }

@@ -50,10 +50,10 @@ class EngineConfig:
     )
     quantization: str | None = option(
         None,
-        "How weights are kept (CPU only; default: in --dtype). gguf: a GGUF file's blocks of 4 and 8 bits as they are, "
-        "multiplied with activations rounded to 8 bits. int8_weight_only: rounded to 8 bits, a scale for each output. "
-        "int8_dynamic: activations too, a scale for each token.",
-        choices=("gguf", "int8_weight_only", "int8_dynamic"),
+        "How weights are kept (CPU only; default: in --dtype). gguf: a GGUF file's blocks of 4 and 8 bits as they are: "
+        "little memory, and fastest for one stream. int8_weight_only: rounded to 8 bits, a scale for each output. "
+        "gguf_dynamic, int8_dynamic: the same, and activations rounded to 8 bits: faster, but answers change.",
+        choices=("gguf", "gguf_dynamic", "int8_weight_only", "int8_dynamic"),
         group="model",
     )
     device: str = option("auto", "auto: cuda if there is one, else cpu.", choices=("auto", "cpu", "cuda"))

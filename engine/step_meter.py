@@ -239,14 +239,16 @@ def _bounds(
     attended = 2 * pairs * config.num_layers * config.num_heads * config.head_dim
     *inner, head = (part.packed for part in model.projections)
     return {
-        "linear": max(sum(map(_nbytes, inner)) / reading, tokens * sum(map(_size, inner)) / products),
+        "linear": max(sum(map(_nbytes, inner)) / reading, tokens * sum(map(_products, inner)) / products),
         "attention": max(cells * token_bytes / reading, attended / plain_products),
-        "head": max(_nbytes(head) / reading, lines * _size(head) / products),
+        "head": max(_nbytes(head) / reading, lines * _products(head) / products),
     }
 
 
-def _size(layer: Linear) -> int:
-    return layer.in_features * layer.out_features
+def _products(layer: Linear) -> int:
+    """For a token; of bytes where x is quantised."""
+    planes = layer.planes if isinstance(layer, QuantisedLinear) else 1
+    return layer.in_features * layer.out_features * planes
 
 
 def _nbytes(layer: Linear) -> int:

@@ -40,7 +40,8 @@ class Format(IntEnum):
     CHANNELS: rows, ``d * q`` with q of 8 bits, d in fp32.
     WIDENED: the same, but x is not quantised: q is widened to its type.
 
-    In the first two, x is quantised to 8 bits in blocks of 32, in the third one row by row; see ``kernels.quantised``.
+    In the first two, x is quantised to 8 or 15 bits in blocks of 32, in the third to 8 row by row; see
+    ``kernels.quantised``.
     """
 
     NIBBLES = 0
@@ -62,7 +63,8 @@ class QuantisedLinear:
         in_features: K.
         out_features: N.
         weight: panels of integers.
-        scales: what they are multiplied with.
+        planes: bytes of a value of x, where x is quantised: 1 for 8 bits, 2 for 15.
+        scales: what the integers are multiplied with.
         bias: [N] fp32 or None.
         kernels: the native kernels that read it.
     """
@@ -70,6 +72,7 @@ class QuantisedLinear:
     in_features: int
     out_features: int
     format: Format
+    planes: int
     weight: Tensor
     scales: Tensor
     bias: Tensor | None

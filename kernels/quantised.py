@@ -1,14 +1,16 @@
 """Linear layers with weights of 4 and 8 bits on the CPU, made here and run by ``kernels.ops.linear``.
 
 A weight w [N, K] is integers q with a scale d, and for four bits a minimum m, for each block of 32 along K or for
-each row. Rows of x are quantised on the way in, each block or the whole row to integers a within 127 and a scale s =
-largest magnitude / 127, and
+each row. Rows of x are quantised on the way in, each block or the whole row to integers a within L and a scale s =
+largest magnitude / L, and
 
     y[n] = sum over blocks of  d s (sum of q a)  +  m s (sum of a)
 
-where the inner sums are exact. That is GGUF's own arithmetic with blocks (llama.cpp's too), and "w8a8" with rows. With
-``dynamic=False`` x stays as it is: ``y[n] = d (sum of q x)``, the product with the weight that the integers stand for.
-A row's result does not depend, bit for bit, on the other rows or on the number of threads.
+where the inner sums are exact. ``dynamic=True`` means L = 127: with blocks that is llama.cpp's arithmetic, with rows
+"w8a8". Such rounding changes a few in a hundred most likely tokens. ``dynamic=False`` means the product with the weight
+that the integers stand for: with blocks L = 127 * 128, finer than bfloat16, at the price of two products of bytes for
+one; with rows x stays as it is, ``y[n] = d (sum of q x)``. A row's result does not depend, bit for bit, on the other
+rows or on the number of threads.
 
 There is no torch path: where the native kernels are not, weights are dequantised when they are loaded.
 """
@@ -49,13 +51,14 @@ def _kernels() -> QuantisedKernels:
     return QuantisedKernels(load_library(default_cache()), native.arena)
 
 
-def pack_blocks(raw: Tensor, block_type: BlockType, bias: Tensor | None = None) -> QuantisedLinear:
+def pack_blocks(raw: Tensor, block_type: BlockType, bias: Tensor | None = None, *, dynamic: bool) -> QuantisedLinear:
     """A weight as GGUF files store it; its integers and scales stay what they are.
 
     Args:
         raw: [N, K / 32 * bytes of a block] uint8, on the CPU.
         block_type: of all its blocks.
         bias: [N] or None.
+        dynamic: quantise rows of x to 8 bits, not to 15.
 
     Raises:
         ValueError: the shape is not that of whole blocks, or a scale is not finite.
@@ -67,7 +70,8 @@ def pack_blocks(raw: Tensor, block_type: BlockType, bias: Tensor | None = None) 
     blocks = raw.contiguous().view(raw.shape[0], -1, size)
     if block_type == "Q4_0":
         blocks = _with_minimum(blocks)
-    return _kernels().pack_blocks(blocks, Format.BYTES if block_type == "Q8_0" else Format.NIBBLES, bias)
+    form = Format.BYTES if block_type == "Q8_0" else Format.NIBBLES
+    return _kernels().pack_blocks(blocks, form, bias, planes=1 if dynamic else 2)
 
 
 def _with_minimum(blocks: Tensor) -> Tensor:

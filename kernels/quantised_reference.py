@@ -8,17 +8,21 @@ from torch import Tensor
 _LEAST = 1e-30  # magnitudes below are taken for 0
 
 
-def quantise(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Rows to 8 bits in blocks: [T, K] -> integers [T, K / size, size] and scales [T, K / size, 1], both fp32."""
+BYTE, TWO_BYTES = 127, 127 * 128
+"""The largest integer of one plane, and of two."""
+
+
+def quantise(x: Tensor, size: int, largest: int = BYTE) -> tuple[Tensor, Tensor]:
+    """Rows to integers in blocks: [T, K] -> integers [T, K / size, size] and scales [T, K / size, 1], both fp32."""
     blocks = x.float().unflatten(1, (-1, size))
     most = blocks.abs().amax(-1, keepdim=True)
-    inverse = torch.full_like(most, 127) / most  # not 127 / most, which torch computes as 127 times a reciprocal
-    return (blocks * inverse.where(most > _LEAST, 0)).round(), most / 127
+    inverse = torch.full_like(most, largest) / most  # not largest / most: torch would multiply with a reciprocal
+    return (blocks * inverse.where(most > _LEAST, 0)).round(), most / largest
 
 
-def linear(x: Tensor, weight: Tensor, size: int) -> Tensor:
+def linear(x: Tensor, weight: Tensor, size: int, largest: int = BYTE) -> Tensor:
     """``x @ weight.T`` with x quantised in blocks: [T, K], dequantised [N, K] fp32 -> [T, N] fp64."""
-    integers, scales = quantise(x, size)
+    integers, scales = quantise(x, size, largest)
     return (integers.double() * scales.double()).flatten(1) @ weight.double().T
 
 

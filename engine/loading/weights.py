@@ -13,17 +13,19 @@ from engine.loading.sources import Source
 from kernels import quantised
 from kernels.ops import Linear, QuantisedLinear, pack_linear
 
-WeightForm = Literal["plain", "stored", "int8_weight_only", "int8_dynamic"]
+WeightForm = Literal["plain", "stored", "stored_dynamic", "int8_weight_only", "int8_dynamic"]
 """How weights of matrix products are kept.
 
 plain: in the model's type.
 stored: GGUF's blocks of 4 and 8 bits as they are, what is stored otherwise plain.
+stored_dynamic: the same, and activations rounded to 8 bits; see ``kernels.quantised.pack_blocks``.
 int8_weight_only, int8_dynamic: rounded to 8 bits, a scale for each output; see ``kernels.quantised.pack_channels``.
 """
 
 
 _FORMS: dict[str, WeightForm] = {
     "gguf": "stored",
+    "gguf_dynamic": "stored_dynamic",
     "int8_dynamic": "int8_dynamic",
     "int8_weight_only": "int8_weight_only",
 }
@@ -69,7 +71,7 @@ class WeightReader:
         if stored := self.stored(*names, bias=bias):
             return stored
         weight = self.tensor(*names)
-        if self._form in ("plain", "stored"):
+        if not self._form.startswith("int8"):
             return pack_linear(weight, bias)
         try:
             return quantised.pack_channels(weight, bias, dynamic=self._form == "int8_dynamic")
@@ -78,12 +80,13 @@ class WeightReader:
 
     def stored(self, *names: str, bias: Tensor | None = None) -> QuantisedLinear | None:
         """The same if they are to stay, and can stay, in the blocks that they are stored in. Raises ModelError."""
-        parts = [self._source.blocks(name) for name in names] if self._form == "stored" else [None]
+        parts = [self._source.blocks(name) for name in names] if self._form.startswith("stored") else [None]
         types = {part[0] for part in parts if part}
         if None in parts or len(types) != 1 or not types <= quantised.BLOCK_BYTES.keys():
             return None
         rows = torch.cat([part[1] for part in parts if part])
         try:
-            return quantised.pack_blocks(rows, cast(quantised.BlockType, types.pop()), bias)
+            block_type = cast(quantised.BlockType, types.pop())
+            return quantised.pack_blocks(rows, block_type, bias, dynamic=self._form == "stored_dynamic")
         except ValueError as error:
             raise ModelError(f"{names[0]} is malformed: {error}.") from error

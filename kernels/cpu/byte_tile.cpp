@@ -1,6 +1,7 @@
 // The inner loop of quantised products, one instance for each format and shape of tile.
 #include "byte_tile.h"
 
+#include "quantise.h"
 #include "tile.h"
 
 namespace rootgraft {
@@ -64,8 +65,16 @@ INLINE void add_words(Sums<MR, NV>& sums, const ByteProduct& p, ptrdiff_t first,
   }
 }
 
+// The sum of row m of C: of its only plane, or of both.
+template <int kPlanes, int MR, int NV>
+INLINE Ints joined(const Sums<MR, NV>& sums, int m, int v) {
+  const Ints& high = sums.value[m * kPlanes][v];
+  if constexpr (kPlanes == 1) return high;
+  else return map_ints([&](int i) { return (high.part[i] << kPlaneBits) + sums.value[m * 2 + 1][v].part[i]; });
+}
+
 // C += sums * (scale of B * scale of A) + (minimum of B * sum of A), or without the minimum.
-template <bool kMinimum, int MR, int NV>
+template <bool kMinimum, int kPlanes, int MR, int NV>
 INLINE void add_block(const Sums<MR, NV>& sums, const ByteProduct& p, ptrdiff_t block) {
   const uint16_t* half = static_cast<const uint16_t*>(p.b_scale) + block * (kMinimum ? 2 : 1) * kWidth;
   Floats scale[NV], minimum[NV];
@@ -75,33 +84,33 @@ INLINE void add_block(const Sums<MR, NV>& sums, const ByteProduct& p, ptrdiff_t 
     if (kMinimum) minimum[v] = load_half(half + v * p.b_scale_stride + kWidth);
   }
 #pragma GCC unroll 8
-  for (int m = 0; m < MR; m++) {
+  for (int m = 0; m < MR / kPlanes; m++) {
     const Floats factor = broadcast(p.a_scale[m * p.blocks + block]);
     const Floats offset = broadcast(p.a_offset[m * p.blocks + block]);
 #pragma GCC unroll 4
     for (int v = 0; v < NV; v++) {
       float* c = p.c + m * p.c_stride + v * kWidth;
-      Floats total = fma(to_floats(sums.value[m][v]), scale[v] * factor, load(c));
+      Floats total = fma(to_floats(joined<kPlanes>(sums, m, v)), scale[v] * factor, load(c));
       if (kMinimum) total = fma(minimum[v], offset, total);
       store(c, total);
     }
   }
 }
 
-template <Format F, int MR, int NV>
+template <Format F, int kPlanes, int MR, int NV>
 void run_blocks(const ByteProduct& p) {
-  for (int m = 0; m < MR; m++) {
+  for (int m = 0; m < MR / kPlanes; m++) {
     for (int v = 0; v < NV; v++) store(p.c + m * p.c_stride + v * kWidth, broadcast(0.0f));
   }
   for (ptrdiff_t block = 0; block < p.blocks; block++) {
     if constexpr (F == Format::kNibbles) {
       Sums<MR, NV> sums([](int) { return broadcast_int(0); });
       add_nibbles(sums, p, block);
-      add_block<true>(sums, p, block);
+      add_block<true, kPlanes>(sums, p, block);
     } else {
       Sums<MR, NV> sums([&](int m) { return start_biased(p.a_sum[m * p.blocks + block]); });
       add_words(sums, p, block * kBlockWords, kBlockWords);
-      add_block<false>(sums, p, block);
+      add_block<false, kPlanes>(sums, p, block);
     }
   }
 }
@@ -120,18 +129,20 @@ void run_channels(const ByteProduct& p) {
 
 }  // namespace
 
-template <Format F>
+template <Format F, int kPlanes>
 void multiply_byte_tile(const ByteProduct& product, int rows, int panels) {
-  with_constant<kByteRows>(rows, [&](auto mr) {
+  with_constant<kByteRows / kPlanes>(rows, [&](auto mr) {
     with_constant<kBytePanels>(panels, [&](auto nv) {
       if constexpr (F == Format::kChannels) run_channels<mr.value, nv.value>(product);
-      else run_blocks<F, mr.value, nv.value>(product);
+      else run_blocks<F, kPlanes, mr.value * kPlanes, nv.value>(product);
     });
   });
 }
 
-template void multiply_byte_tile<Format::kNibbles>(const ByteProduct&, int, int);
-template void multiply_byte_tile<Format::kBytes>(const ByteProduct&, int, int);
-template void multiply_byte_tile<Format::kChannels>(const ByteProduct&, int, int);
+template void multiply_byte_tile<Format::kNibbles, 1>(const ByteProduct&, int, int);
+template void multiply_byte_tile<Format::kNibbles, 2>(const ByteProduct&, int, int);
+template void multiply_byte_tile<Format::kBytes, 1>(const ByteProduct&, int, int);
+template void multiply_byte_tile<Format::kBytes, 2>(const ByteProduct&, int, int);
+template void multiply_byte_tile<Format::kChannels, 1>(const ByteProduct&, int, int);
 
 }  // namespace rootgraft

@@ -1,6 +1,7 @@
 // Products of a few rows of quantised activations with panels of quantised weights.
 //
-//   A        rows of words of four signed bytes along K, in blocks, each with its scale and the sum of its bytes
+//   A        rows of words of four signed bytes along K, in blocks, each with its scale and the sum of its bytes; or
+//            two such rows (planes) for each row of C, the second worth a 128th of the first; see quantise.h
 //   B panel  16 columns side by side in blocks along K, each block with a scale (and a minimum) for every column
 //   C        rows of fp32
 //
@@ -25,9 +26,9 @@ enum class Format : int64_t {
 struct ByteProduct {
   const uint32_t* a;
   ptrdiff_t a_stride;       // words
-  const float* a_scale;     // [rows][blocks]
-  const float* a_offset;    // [rows][blocks]: scale times the sum of the bytes
-  const int32_t* a_sum;     // [rows][blocks]: the sum of the bytes
+  const float* a_scale;     // [rows of C][blocks]
+  const float* a_offset;    // [rows of C][blocks]: scale times the sum of the integers
+  const int32_t* a_sum;     // [rows of A][blocks]: the sum of the bytes
   const uint32_t* b;
   ptrdiff_t b_stride;       // words from panel to panel
   const void* b_scale;      // [blocks][16] half, with minima [blocks][2][16]; or [16] fp32
@@ -39,13 +40,13 @@ struct ByteProduct {
 };
 
 #if defined(__AVX512F__)
-constexpr int kByteRows = 6, kBytePanels = 3;
+constexpr int kByteRows = 6, kBytePanels = 3;  // rows of A
 #else
 constexpr int kByteRows = 4, kBytePanels = 1;
 #endif
 
-// One tile, rows <= kByteRows and panels <= kBytePanels.
-template <Format F>
+// One tile, rows of C <= kByteRows / kPlanes and panels <= kBytePanels. Formats with blocks take one or two planes.
+template <Format F, int kPlanes>
 void multiply_byte_tile(const ByteProduct& product, int rows, int panels);
 
 }  // namespace rootgraft

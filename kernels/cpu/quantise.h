@@ -1,7 +1,11 @@
-// Rows of floating-point numbers to signed bytes with a scale for each block: value = scale * byte, bytes within 127.
+// Rows of floating-point numbers to integers with a scale for each block, in one or two planes of signed bytes:
 //
-// A block's scale is its largest magnitude / 127, in fp32, and bytes are rounded to the nearest, ties to even. A block
-// with an infinity or NaN gets a scale that is not finite, and so does everything computed with it.
+//   one plane    value = scale * byte                    bytes within 127
+//   two planes   value = scale * (128 * high + low)      integers within 127 * 128, low within -64 .. 63
+//
+// A block's scale is its largest magnitude / the largest integer, in fp32, and integers are rounded to the nearest,
+// ties to even. A block with an infinity or NaN gets a scale that is not finite, and so does everything computed with
+// it. Two planes hold more of a block than bf16 does, but for values below a 64th of its largest.
 #pragma once
 
 #include "bytes.h"
@@ -41,9 +45,16 @@ INLINE void store_bytes(int8_t* to, const Ints& value) {
 #endif
 }
 
-// Writes `count` bytes, and zeros up to the next multiple of 16. Returns the scale; *total is the bytes' sum.
-template <class E>
-INLINE float quantise_block(const typename E::Value* from, int64_t count, int8_t* to, int32_t* total) {
+constexpr int kPlaneBits = 7;  // of the low plane where there are two
+
+constexpr float most_integer(int planes) { return planes == 1 ? 127.0f : 127.0f * (1 << kPlaneBits); }
+
+// Writes `count` bytes to each plane, high before low, and zeros up to the next multiple of 16. Returns the scale;
+// totals[i] is the sum of the bytes of plane i.
+template <class E, int kPlanes = 1>
+INLINE float quantise_block(const typename E::Value* from, int64_t count, int8_t* const (&to)[kPlanes],
+                            int32_t (&totals)[kPlanes]) {
+  constexpr float kMost = most_integer(kPlanes);
   Words magnitude = broadcast_word(0);
   for (int64_t i = 0; i < count; i += kWidth) {
     const Floats value = load_some<E>(from + i, count - i);
@@ -53,18 +64,26 @@ INLINE float quantise_block(const typename E::Value* from, int64_t count, int8_t
     }
   }
   const float most = largest_magnitude(magnitude);
-  const float inverse = most > 1e-30f ? 127.0f / most : 0.0f;  // below that the quotient may overflow: all bytes 0
-  Ints sums = broadcast_int(0);
+  const float inverse = most > 1e-30f ? kMost / most : 0.0f;  // below that the quotient may overflow: all bytes 0
+  Ints sums[kPlanes];
+  for (Ints& plane : sums) plane = broadcast_int(0);
   for (int64_t i = 0; i < count; i += kWidth) {
     const Floats scaled = load_some<E>(from + i, count - i) * broadcast(inverse);
     // 1.5 * 2^23: adding it leaves the nearest integer in the low bits.
     const Floats shifted = scaled + broadcast(12582912.0f);
     const Ints whole = map_ints([&](int p) { return (IntPart)shifted.part[p] - 0x4B400000; });
-    store_bytes(to + i, whole);
-    sums = map_ints([&](int p) { return sums.part[p] + whole.part[p]; });
+    Ints planes[kPlanes] = {whole};
+    if constexpr (kPlanes == 2) {
+      planes[0] = map_ints([&](int p) { return (whole.part[p] + (1 << (kPlaneBits - 1))) >> kPlaneBits; });
+      planes[1] = map_ints([&](int p) { return whole.part[p] - (planes[0].part[p] << kPlaneBits); });
+    }
+    for (int plane = 0; plane < kPlanes; plane++) {
+      store_bytes(to[plane] + i, planes[plane]);
+      sums[plane] = map_ints([&](int p) { return sums[plane].part[p] + planes[plane].part[p]; });
+    }
   }
-  *total = sum(sums);
-  return most / 127.0f;
+  for (int plane = 0; plane < kPlanes; plane++) totals[plane] = sum(sums[plane]);
+  return most / kMost;
 }
 
 }  // namespace rootgraft

@@ -26,7 +26,7 @@ _NO_MEMORY: Final = 2  # what a C function returns when an allocation fails
 _PACK_BLOCKS: Final = Struct("7q")
 _PACK_CHANNELS: Final = Struct("7q")
 _ROWS: Final = Struct("9q")
-_QUANTISED: Final = Struct("12q")
+_QUANTISED: Final = Struct("13q")
 _WIDENED: Final = Struct("11q")
 
 
@@ -52,7 +52,7 @@ class QuantisedKernels:
         fits = 0 < weight.shape[1] <= MOST_WIDTH and weight.shape[0] > 0
         return weight.is_cpu and weight.dtype in _TYPES and even and fits
 
-    def pack_blocks(self, rows: Tensor, form: Format, bias: Tensor | None) -> QuantisedLinear:
+    def pack_blocks(self, rows: Tensor, form: Format, bias: Tensor | None, planes: int) -> QuantisedLinear:
         """Blocks [N, K / 32, 20 or 34] uint8. Raises ValueError for a scale that is not finite."""
         columns, blocks, _ = rows.shape
         panels, halves, words = -(-columns // _PANEL), *((2, 4) if form is Format.NIBBLES else (1, 8))
@@ -71,7 +71,7 @@ class QuantisedKernels:
         )
         if refused:
             raise ValueError("a block has a scale or a minimum that is infinite or not a number")
-        return QuantisedLinear(blocks * BLOCK, columns, form, weight, scales, _wide(bias), self)
+        return QuantisedLinear(blocks * BLOCK, columns, form, planes, weight, scales, _wide(bias), self)
 
     def pack_channels(self, weight: Tensor, form: Format, bias: Tensor | None) -> QuantisedLinear:
         """A weight [N, K] of which ``takes_weight`` is true."""
@@ -93,7 +93,7 @@ class QuantisedKernels:
         )
         if failed:
             raise MemoryError("quantising a weight could not allocate a row")
-        return QuantisedLinear(width, columns, form, packed, scales, _wide(bias), self)
+        return QuantisedLinear(width, columns, form, 1, packed, scales, _wide(bias), self)
 
     def rows(self, layer: QuantisedLinear, ids: Tensor) -> Tensor:
         """Rows of the weight, [T] int64 -> [T, K] fp32."""
@@ -143,7 +143,7 @@ class QuantisedKernels:
         if layer.format is Format.WIDENED:
             failed = self._widened_linear(_WIDENED.pack(*shared, *flags))
         else:
-            failed = self._quantised_linear(_QUANTISED.pack(*shared, layer.format, *flags))
+            failed = self._quantised_linear(_QUANTISED.pack(*shared, layer.format, layer.planes, *flags))
         if failed == _NO_MEMORY:
             raise MemoryError("a quantised product could not allocate its rows")
         return out

@@ -59,9 +59,9 @@ void pack_channels_panel(const PackChannels& op, int64_t panel) {
   for (int i = 0; i < kWidth; i++) {
     const int64_t row = std::min(panel * kWidth + i, op.columns - 1);
     const auto* from = static_cast<const typename E::Value*>(op.weight) + row * op.width;
-    int32_t total;
+    int32_t total[1];
     auto* to = reinterpret_cast<int8_t*>(&bytes[i * stride]);
-    op.scales[panel * kWidth + i] = quantise_block<E>(from, op.width, to, &total);
+    op.scales[panel * kWidth + i] = quantise_block<E>(from, op.width, {to}, total);
     rows[i] = &bytes[i * stride];
   }
   uint32_t* out = op.panels + panel * words * kWidth;

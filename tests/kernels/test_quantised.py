@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import platform
 
 import gguf
@@ -21,6 +23,7 @@ pytestmark = pytest.mark.usefixtures("kernels")
 
 TYPES = st.sampled_from([torch.bfloat16, torch.float32])
 BLOCKS: list[quantised.BlockType] = ["Q4_0", "Q4_1", "Q8_0"]
+LARGEST = {True: quantised_reference.BYTE, False: quantised_reference.TWO_BYTES}  # integer of x, by ``dynamic``
 
 
 def randn(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -47,18 +50,20 @@ def assert_near(actual: Tensor, expected: Tensor) -> None:
     num_blocks=st.integers(1, 7),
     columns=st.integers(1, 130),
     bias=st.booleans(),
+    dynamic=st.booleans(),
     dtype=TYPES,
     seed=st.integers(0, 1 << 30),
 )
-def test_blocks(block_type, tokens, num_blocks, columns, bias, dtype, seed):
+def test_blocks(block_type, tokens, num_blocks, columns, bias, dynamic, dtype, seed):
     raw, weight = blocks(block_type, randn(seed, columns, 32 * num_blocks))
     offset = randn(seed + 1, columns, dtype=dtype) if bias else None
     x = randn(seed + 2, tokens, 32 * num_blocks, dtype=dtype)
-    layer = quantised.pack_blocks(raw, block_type, offset)
+    layer = quantised.pack_blocks(raw, block_type, offset, dynamic=dynamic)
     assert (layer.in_features, layer.out_features) == (32 * num_blocks, columns)
     assert torch.equal(quantised.rows(layer, torch.arange(columns)), weight)
     out = ops.linear(x, layer, torch.float32)
-    assert_near(out, quantised_reference.linear(x, weight, 32) + (0 if offset is None else offset.double()))
+    exact = quantised_reference.linear(x, weight, 32, LARGEST[dynamic])
+    assert_near(out, exact + (0 if offset is None else offset.double()))
     assert torch.equal(ops.linear(x, layer), out.to(dtype))
 
 
@@ -88,9 +93,16 @@ def test_channels(dynamic, tokens, width, columns, bias, weight_dtype, dtype, se
 
 
 def layers(width: int, columns: int) -> list[QuantisedLinear]:
-    weight = randn(0, columns, width)
-    packed = [quantised.pack_blocks(blocks(name, weight)[0], name, randn(1, columns)) for name in BLOCKS]
-    return [*packed, *(quantised.pack_channels(weight.bfloat16(), dynamic=dynamic) for dynamic in (True, False))]
+    weight, bias = randn(0, columns, width), randn(1, columns)
+    raw = {name: blocks(name, weight)[0] for name in BLOCKS}
+    return [
+        layer
+        for dynamic in (True, False)
+        for layer in (
+            *(quantised.pack_blocks(raw[name], name, bias, dynamic=dynamic) for name in BLOCKS),
+            quantised.pack_channels(weight.bfloat16(), dynamic=dynamic),
+        )
+    ]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -132,11 +144,11 @@ def test_very_small_and_large_activations(size):
 
 def test_refusals():
     with pytest.raises(ValueError, match="whole Q4_1 blocks of 20 bytes"):
-        quantised.pack_blocks(torch.zeros(4, 30, dtype=torch.uint8), "Q4_1")
+        quantised.pack_blocks(torch.zeros(4, 30, dtype=torch.uint8), "Q4_1", dynamic=True)
     raw = torch.zeros(4, 34, dtype=torch.uint8)
     raw[2, 1] = 0x7C  # infinity
     with pytest.raises(ValueError, match="infinite or not a number"):
-        quantised.pack_blocks(raw, "Q8_0")
+        quantised.pack_blocks(raw, "Q8_0", dynamic=False)
     with pytest.raises(ValueError, match="cannot be quantised by channels"):
         quantised.pack_channels(torch.zeros(4, 7, dtype=torch.bfloat16), dynamic=True)
     layer = quantised.pack_channels(randn(0, 20, 64), dynamic=True)
@@ -166,12 +178,13 @@ def test_lesser_instruction_sets(arch):
         pytest.skip("no AVX-512")
     kernels = QuantisedKernels(build.load_library(build.default_cache(), arch), WeightArena())
     weight, x = randn(0, 70, 96), randn(1, 9, 96, dtype=torch.bfloat16)
-    for name in BLOCKS:
+    for name, dynamic in itertools.product(BLOCKS, (True, False)):
         raw, exact = blocks(name, weight)
-        layer = quantised.pack_blocks(raw, name)
-        other = QuantisedLinear(96, 70, layer.format, layer.weight, layer.scales, None, kernels)
+        layer = quantised.pack_blocks(raw, name, dynamic=dynamic)
+        other = dataclasses.replace(layer, kernels=kernels)
         assert torch.equal(kernels.rows(other, torch.arange(70)), exact)
-        assert_near(kernels.linear(x, other, torch.float32), quantised_reference.linear(x, exact, 32))
+        expected = quantised_reference.linear(x, exact, 32, LARGEST[dynamic])
+        assert_near(kernels.linear(x, other, torch.float32), expected)
     for form in (Format.CHANNELS, Format.WIDENED):
         other, layer = kernels.pack_channels(weight, form, None), quantised.pack_channels(weight, dynamic=True)
         assert torch.equal(other.weight, layer.weight) and torch.equal(other.scales, layer.scales)
@@ -182,3 +195,13 @@ def test_lesser_instruction_sets(arch):
             quantised_reference.linear(x, exact, 96) if form is Format.CHANNELS else x.double() @ exact.double().T,
         )
         assert torch.equal(kernels.linear(x[4:5], other, torch.float32), out[4:5])
+
+
+def test_two_bytes_of_x_hold_more_than_bfloat16():
+    """Against the exact product, rounding x to 15 bits in blocks costs less than rounding it to bfloat16."""
+    raw, weight = blocks("Q4_1", randn(0, 200, 576))
+    x = randn(1, 50, 576)
+    exact = x.double() @ weight.double().T
+    fine = ops.linear(x, quantised.pack_blocks(raw, "Q4_1", dynamic=False)).double() - exact
+    coarse = x.bfloat16().double() @ weight.double().T - exact
+    assert fine.abs().mean() < coarse.abs().mean() / 10

@@ -98,6 +98,7 @@ def test_the_options_decide() -> None:
     bf16, gpu = torch.bfloat16, torch.device("cuda")
     assert choose_weight_form(EngineConfig(), CPU, bf16) == "plain"
     assert choose_weight_form(EngineConfig(quantization="gguf"), CPU, bf16) == "stored"
+    assert choose_weight_form(EngineConfig(quantization="gguf_dynamic"), CPU, bf16) == "stored_dynamic"
     assert choose_weight_form(EngineConfig(dtype="bfloat16"), CPU, bf16) == "plain"
     assert choose_weight_form(EngineConfig(dtype="float32"), CPU, torch.float32) == "plain"
     assert choose_weight_form(EngineConfig(), gpu, bf16) == "plain"
