@@ -80,7 +80,8 @@ def _add(group: argparse._ArgumentGroup, spec: Field[Any], kind: Any) -> None:
     group.add_argument(
         *filter(None, (spec.metadata["short"], _flag(spec.name))),
         type=kind,
-        action="append" if many else "store",
+        action="extend" if many else "store",
+        nargs="+" if spec.metadata["words"] else 1 if many else None,
         choices=spec.metadata["choices"] or None,
         metavar=None if spec.metadata["choices"] else {int: "N", float: "X"}.get(kind, "TEXT"),
         help=text,

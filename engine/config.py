@@ -23,9 +23,23 @@ def option(
     choices: tuple[Any, ...] = (),
     group: str = "engine",
     short: str = "",
+    words: bool = False,
 ) -> Any:
-    """A field of ``EngineConfig`` with what the command line needs to know of it; ``short`` is a flag like ``-i``."""
-    metadata = {"help": help, "low": low, "high": high, "choices": choices, "group": group, "short": short}
+    """A field of ``EngineConfig`` with what the command line needs to know of it.
+
+    Args:
+        short: a flag like ``-i``.
+        words: several values may follow one flag.
+    """
+    metadata = {
+        "help": help,
+        "low": low,
+        "high": high,
+        "choices": choices,
+        "group": group,
+        "short": short,
+        "words": words,
+    }
     return field(default=default, metadata=metadata)
 
 
@@ -44,7 +58,7 @@ class EngineConfig:
     dtype: str = option(
         "auto",
         "Number format of weights, hidden states and KV. auto: bfloat16 where the device computes it natively, else "
-        "float32; and on a CPU the 4- and 8-bit weights of a GGUF file (Q4_0, Q4_1, Q8_0) stay as they are.",
+        "float32.",
         choices=("auto", "float32", "bfloat16", "float16"),
         group="model",
     )
@@ -100,7 +114,7 @@ class EngineConfig:
 
     enable_lora: bool = option(False, "Serve LoRA adapters of the model as well.", group="adapters")
     lora_modules: tuple[str, ...] = option(
-        (), "Adapter to load at the start, as NAME=FOLDER, from anywhere; may be given several times.", group="adapters"
+        (), "Adapters to load at the start, each as NAME=FOLDER, from anywhere.", group="adapters", words=True
     )
     lora_dir: str | None = option(
         None,

@@ -2,9 +2,11 @@
 
     python benchmarks/serve/compare.py --peer 'env MODEL=m.gguf bash benchmarks/serve/peers/llama_cpp.sh {port}'
     python benchmarks/serve/compare.py --peer-url http://127.0.0.1:9000/v1 --workloads W2 W3 --repeats 5
+    python benchmarks/serve/compare.py --workloads W6 W7 --adapters a0 a1 a2 --ours 'rootgraft serve --port {port} ...'
 
 Each server is started, warmed up, loaded with every workload and stopped before the next one starts. The table shows
 the median over the repeats; ratios are ours / peer. The JSON file holds every repeat, the commands and the machine.
+Adapters (made by ``benchmarks.serve.make_adapters``) are asked for by name in ``model``; llama.cpp wants their numbers.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ from api.bench import timed  # noqa: E402
 from api.bench_report import Timing, summarise  # noqa: E402
 from api.options import RemoteOptions  # noqa: E402
 from api.remote import Remote, RemoteError  # noqa: E402
-from benchmarks.serve.server import Server, machine  # noqa: E402
-from benchmarks.serve.workloads import Workload, workload  # noqa: E402
+from benchmarks.serve.server import Server, machine, memory_mib  # noqa: E402
+from benchmarks.serve.structured import is_valid  # noqa: E402
+from benchmarks.serve.workloads import NAMES, WITH_ADAPTERS, Conversation, Workload, workload  # noqa: E402
 
 Figures = dict[str, Any]
 PATH = "chat/completions"
@@ -50,6 +53,9 @@ COLUMNS = (
 
 def main() -> int:
     args = _arguments()
+    if not args.adapters and (wanting := [name for name in args.workloads if name in WITH_ADAPTERS]):
+        print(f"{' and '.join(wanting)} need --adapters, the names by which the servers know them", file=sys.stderr)
+        return 2
     servers = {"rootgraft": Server(args.ours, None)}
     if args.peer or args.peer_url:
         servers[args.peer_name] = Server(args.peer, args.peer_url)
@@ -67,7 +73,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--peer", help="command of the peer; {port} is filled in")
     parser.add_argument("--peer-url", help="address of a peer that already runs")
     parser.add_argument("--peer-name", default="peer", help="what the table calls it")
-    parser.add_argument("--workloads", nargs="+", default=["W1", "W2", "W3", "W4"], choices=["W1", "W2", "W3", "W4"])
+    parser.add_argument("--workloads", nargs="+", default=list(NAMES[:5]), choices=NAMES)
+    parser.add_argument("--adapters", nargs="+", default=[], help="names of adapters, for W6 and W7")
+    parser.add_argument("--peer-lora-ids", action="store_true", help="the peer takes adapters as llama.cpp does")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--start-timeout", type=float, default=600.0, help="seconds a server may take to answer")
@@ -82,7 +90,13 @@ async def _measure(name: str, server: Server, args: argparse.Namespace) -> dict[
             ready = time.perf_counter() - started
             print(f"{name}: {remote.model}, answers after {ready:.1f} s", file=sys.stderr)
             loads = {load: await _repeats(name, load, remote, args) for load in args.workloads}
-            return {"model": remote.model, "first_answer_s": ready, "load_average": os.getloadavg(), "loads": loads}
+            return {
+                "model": remote.model,
+                "first_answer_s": ready,
+                "memory_mib": memory_mib(process) if process else None,
+                "load_average": os.getloadavg(),
+                "loads": loads,
+            }
 
 
 @contextlib.asynccontextmanager
@@ -104,32 +118,47 @@ async def _connected(url: str, process: subprocess.Popen[bytes] | None, limit: f
 
 async def _repeats(name: str, load: str, remote: Remote, args: argparse.Namespace) -> list[Figures]:
     figures = []
+    lora_ids = args.peer_lora_ids and name == args.peer_name
     for repeat in range(args.repeats):
-        figures.append(summarise(await _run(remote, workload(load, repeat, args.seed))))
+        plan = workload(load, repeat, args.seed, len(args.adapters))
+        timings, valid = await _run(remote, plan, None if lora_ids else args.adapters)
+        figures.append(summarise(timings) | {"valid": valid})
         speed, errors = figures[-1]["output_tokens_per_s"], figures[-1]["errors"]
         print(f"{name} {load} repeat {repeat}: {speed:.1f} tokens/s {errors or ''}", file=sys.stderr)
     return figures
 
 
-async def _run(remote: Remote, load: Workload) -> list[Timing]:
-    """All conversations of a load. One that fails ends there; the others go on."""
+async def _run(remote: Remote, load: Workload, adapters: list[str] | None) -> tuple[list[Timing], int]:
+    """All conversations of a load, and how many answers kept to their schema. One that fails ends there."""
     limit = asyncio.Semaphore(load.concurrency)
     timings: list[Timing] = []
+    valid = 0
 
-    async def conversation(turns: Any) -> None:
-        messages = [{"role": "system", "content": load.system}] if load.system else []
+    async def talk(conversation: Conversation) -> None:
+        nonlocal valid
+        messages = [{"role": "system", "content": conversation.system}] if conversation.system else []
+        fields = conversation.fields | _adapter_field(conversation.adapter, adapters)
         async with limit:
-            for turn in turns:
+            for turn in conversation.turns:
                 messages.append({"role": "user", "content": turn})
-                answer: list[str] = []
-                timing = await timed(remote, PATH, {"messages": messages, **load.fields}, answer.append)
+                pieces: list[str] = []
+                timing = await timed(remote, PATH, {"messages": messages, **fields}, pieces.append)
                 timings.append(timing)
                 if timing.error is not None:
                     return
-                messages.append({"role": "assistant", "content": "".join(answer)})
+                answer = "".join(pieces)
+                messages.append({"role": "assistant", "content": answer})
+                valid += conversation.schema is not None and is_valid(answer, conversation.schema)
 
-    await asyncio.gather(*map(conversation, load.turns))
-    return timings
+    await asyncio.gather(*map(talk, load.conversations))
+    return timings, valid
+
+
+def _adapter_field(adapter: int | None, names: list[str] | None) -> dict[str, Any]:
+    """How a request says which adapter it wants: by name in ``model``, or to llama.cpp by number."""
+    if names is None:
+        return {"lora": [{"id": adapter or 0, "scale": 0.0 if adapter is None else 1.0}]}
+    return {} if adapter is None else {"model": names[adapter]}
 
 
 def _median(runs: list[Figures], path: tuple[str, ...]) -> float | None:

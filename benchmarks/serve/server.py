@@ -81,3 +81,14 @@ def machine() -> dict[str, Any]:
         "torch": version("torch"),
         "commit": commit.stdout.strip() or None,
     }
+
+
+def memory_mib(process: subprocess.Popen[bytes]) -> float:
+    """Proportional set size of a server: all processes of its group, pages that several share counted once."""
+    total = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(stat.read_text().rpartition(")")[2].split()[2]) == process.pid:
+                lines = stat.with_name("smaps_rollup").read_text().splitlines()
+                total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total / 1024

@@ -27,34 +27,11 @@ import jsonschema
 import openai
 
 from api.bench_prompts import words
+from benchmarks.serve.schemas import SCHEMAS
 from benchmarks.serve.server import ROOT, Server, machine
 
 MODEL = "benchmark"
 REQUESTS, CONCURRENCY, MAX_TOKENS = 48, 16, 200
-
-
-def _text(longest: int) -> dict[str, Any]:
-    return {"type": "string", "minLength": 1, "maxLength": longest}
-
-
-def _object(**properties: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
-
-
-def _list(items: dict[str, Any], most: int) -> dict[str, Any]:
-    return {"type": "array", "items": items, "minItems": 1, "maxItems": most}
-
-
-SCHEMAS = (
-    _object(title=_text(40), author=_text(30), year={"type": "integer", "minimum": 1400, "maximum": 2100}),
-    _object(reference={"type": "string", "pattern": "^[A-Z]{2}-[0-9]{5}$"}, due={"type": "string", "format": "date"}),
-    _object(mood={"enum": ["calm", "cross", "glad"]}, strength={"type": "integer", "minimum": 0, "maximum": 9}),
-    _object(name=_text(30), mail={"type": "string", "format": "email"}, languages=_list(_text(12), 3)),
-    _object(steps=_list(_object(action=_text(40), minutes={"type": "integer"}), 3), done={"type": "boolean"}),
-    _object(place=_object(street=_text(30), town=_text(20)), note={"anyOf": [_text(40), {"type": "null"}]}),
-    _object(answer={"type": "number"}, unit={"enum": ["m", "kg", "s"]}, reasoning=_text(80)),
-    _object(parts=_list(_object(id={"type": "integer"}, kind={"enum": ["bolt", "nut", "washer"]}), 3)),
-)
 
 
 def main() -> int:
@@ -107,7 +84,11 @@ async def _repeat(client: openai.AsyncOpenAI, repeat: int) -> dict[str, Any]:
     counts = [answer.usage.completion_tokens for answer in answers]
     free_seconds, free = await _pass(client, f"f{repeat}", counts)
     structured, plain = sum(counts) / seconds, sum(answer.usage.completion_tokens for answer in free) / free_seconds
-    valid = sum(_is_valid(answer, SCHEMAS[i % len(SCHEMAS)]) for i, answer in enumerate(answers))
+    choices = [answer.choices[0] for answer in answers]
+    valid = sum(
+        choice.finish_reason == "stop" and is_valid(choice.message.content, SCHEMAS[i % len(SCHEMAS)])
+        for i, choice in enumerate(choices)
+    )
     return {"structured": structured, "free": plain, "ratio": structured / plain, "valid": valid, "tokens": sum(counts)}
 
 
@@ -133,12 +114,13 @@ async def _pass(client: openai.AsyncOpenAI, nonce: str, counts: list[int] | None
     return time.perf_counter() - started, list(answers)
 
 
-def _is_valid(answer: Any, schema: dict[str, Any]) -> bool:
+def is_valid(text: str, schema: dict[str, Any]) -> bool:
+    """Whether a text is JSON that keeps to a schema."""
     try:
-        jsonschema.validate(json.loads(answer.choices[0].message.content), schema)
+        jsonschema.validate(json.loads(text), schema)
     except (ValueError, jsonschema.ValidationError):
         return False
-    return answer.choices[0].finish_reason == "stop"
+    return True
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
-"""Four loads that differ in what they stress. The same name, repeat and seed give the same requests.
+"""Seven loads that differ in what they stress. The same name, repeat, seed and adapters give the same requests.
 
 W1  one stream: 2 requests one after another, about 128 tokens in the prompt, 128 out
 W2  batch: 32 requests at once, about 100 tokens each, nothing shared, 128 out
 W3  shared prefix: 64 requests, 16 at a time, about 1,500 common tokens and a short question each, 32 out
 W4  agents: 8 conversations of 6 turns over about 800 common tokens; a turn extends the last, up to 64 out
+W5  structure: 48 requests, 16 at a time, over 8 JSON schemas, up to 200 out
+W6  adapters: W2 spread over the base model and the adapters
+W7  all of it: W3, W5 and W6 mixed, 24 at a time
 
 No repeat shares a prefix with another, so each starts with a cold cache, and hits come from inside the repeat alone.
 """
@@ -11,34 +14,52 @@ No repeat shares a prefix with another, so each starts with a cold cache, and hi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
 from api.bench_prompts import words
+from benchmarks.serve.schemas import SCHEMAS
 
-Message = dict[str, str]
+NAMES = ("W1", "W2", "W3", "W4", "W5", "W6", "W7")
+WITH_ADAPTERS = ("W6", "W7")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Turns one after another. A single request is a conversation of one turn.
+
+    Attributes:
+        turns: what the user says, turn by turn.
+        fields: the rest of every request.
+        system: the system message, or nothing.
+        adapter: number of the adapter; None for the base model.
+        schema: what each answer follows, or None.
+    """
+
+    turns: Sequence[str]
+    fields: dict[str, Any]
+    system: str = ""
+    adapter: int | None = None
+    schema: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Conversations, so many of them at a time. A single request is a conversation of one turn.
-
-    Attributes:
-        system: the system message of each conversation, or nothing.
-        turns: what the user says, turn by turn, for each conversation.
-        fields: the rest of every request.
-    """
+    """Conversations, so many of them at a time."""
 
     concurrency: int
-    system: str
-    turns: Sequence[Sequence[str]]
-    fields: dict[str, Any]
+    conversations: Sequence[Conversation]
 
 
-def workload(name: str, repeat: int, seed: int) -> Workload:
-    """One repeat of W1, W2, W3 or W4. Raises ``KeyError`` for any other name."""
-    return _MAKERS[name](Random(f"{name} {repeat} {seed}"))
+def workload(name: str, repeat: int, seed: int, adapters: int = 0) -> Workload:
+    """One repeat of a load over so many adapters. Raises ``KeyError`` for an unknown name."""
+    rng = Random(f"{name} {repeat} {seed}")
+    if name == "W6":
+        return _adapters(rng, adapters)
+    if name == "W7":
+        return _mixed(rng, adapters)
+    return {"W1": _one_stream, "W2": _batch, "W3": _shared_prefix, "W4": _agents, "W5": _structure}[name](rng)
 
 
 def _fixed(max_tokens: int) -> dict[str, Any]:
@@ -46,22 +67,44 @@ def _fixed(max_tokens: int) -> dict[str, Any]:
 
 
 def _one_stream(rng: Random) -> Workload:
-    return Workload(1, "", [[words(rng, 115)] for _ in range(2)], _fixed(128))
+    return Workload(1, [Conversation([words(rng, 115)], _fixed(128)) for _ in range(2)])
 
 
 def _batch(rng: Random) -> Workload:
-    return Workload(32, "", [[words(rng, 88)] for _ in range(32)], _fixed(128))
+    return Workload(32, [Conversation([words(rng, 88)], _fixed(128)) for _ in range(32)])
 
 
 def _shared_prefix(rng: Random) -> Workload:
     system = f"Answer from these notes alone. {words(rng, 1490)}"
-    return Workload(16, system, [[f"What of {words(rng, 10)}?"] for _ in range(64)], _fixed(32))
+    return Workload(16, [Conversation([f"What of {words(rng, 10)}?"], _fixed(32), system) for _ in range(64)])
 
 
 def _agents(rng: Random) -> Workload:
     system = f"Plan the next step in a full paragraph. {words(rng, 790)}"
     turns = [[f"Result {turn}: {words(rng, 40)}. What next?" for turn in range(6)] for _ in range(8)]
-    return Workload(8, system, turns, {"max_tokens": 64, "temperature": 0})
+    return Workload(8, [Conversation(said, {"max_tokens": 64, "temperature": 0}, system) for said in turns])
 
 
-_MAKERS = {"W1": _one_stream, "W2": _batch, "W3": _shared_prefix, "W4": _agents}
+def _structure(rng: Random) -> Workload:
+    def conversation(schema: dict[str, Any]) -> Conversation:
+        form = {"type": "json_schema", "json_schema": {"name": "example", "schema": schema, "strict": True}}
+        fields = {"max_tokens": 200, "temperature": 0, "response_format": form}
+        keys = ", ".join(schema["properties"])
+        return Conversation([f"Make up an example with {keys}, of: {words(rng, 30)}."], fields, schema=schema)
+
+    return Workload(16, [conversation(SCHEMAS[i % len(SCHEMAS)]) for i in range(48)])
+
+
+def _adapters(rng: Random, adapters: int) -> Workload:
+    spread = [
+        replace(conversation, adapter=i % (adapters + 1) - 1 if i % (adapters + 1) else None)
+        for i, conversation in enumerate(_batch(rng).conversations)
+    ]
+    return Workload(32, spread)
+
+
+def _mixed(rng: Random, adapters: int) -> Workload:
+    parts = (_shared_prefix(rng), _structure(rng), _adapters(rng, adapters))
+    conversations = [conversation for part in parts for conversation in part.conversations]
+    rng.shuffle(conversations)
+    return Workload(24, conversations)

@@ -100,6 +100,13 @@ def test_flags_become_fields() -> None:
     assert parse("p", "about", (EngineConfig, ServerConfig), "model", []) == [EngineConfig(), ServerConfig()]
 
 
+def test_several_adapters_follow_one_flag_as_with_vllm() -> None:
+    argv = "models/x --enable-lora --lora-modules a=1 b=2 --max-loras 2 --lora-modules c=3"
+    (engine,) = parse("p", "about", (EngineConfig,), "model", argv.split())
+    assert engine.model == "models/x"
+    assert engine.named_adapters == {"a": "1", "b": "2", "c": "3"}
+
+
 @given(
     st.builds(
         BenchOptions,
