@@ -16,9 +16,6 @@ is [num_pages, Hkv, page_size, D], and *cell* ``loc`` of it is page ``loc // pag
 
 from __future__ import annotations
 
-import functools
-import importlib.metadata
-import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -27,12 +24,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels import reference
-from kernels.cpu import arena, threads
-from kernels.cpu.build import BuildError, default_cache, load_library
-from kernels.cpu.native import Kernels
+from kernels.backend import (
+    native_for,
+    native_kernels,
+    native_status,
+    on_triton,
+    set_threads,
+    triton_status,
+    use_native,
+)
+from kernels.cpu import arena
 from kernels.cpu.tape import Tape
 from kernels.packed import Linear, PackedLinear, QuantisedLinear
-from kernels.triton import launch, sharing
+from kernels.triton import sharing
 from kernels.triton.sharing import Ints, SharedPrefixes, SharedRoom
 
 __all__ = [
@@ -52,7 +56,9 @@ __all__ = [
     "gated_activation",
     "lazy_zeros",
     "linear",
+    "native_kernels",
     "native_status",
+    "on_triton",
     "pack_linear",
     "record",
     "rms_norm",
@@ -67,79 +73,6 @@ Activation = Literal["silu", "gelu_tanh"]
 
 # Takes a pass, runs it, and returns what runs it again.
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
-
-
-_native_enabled = True
-
-
-def use_native(enabled: bool) -> None:
-    """Allows or forbids the kernels of CPU and GPU from now on (allowed at first); plain torch serves without.
-
-    Weights packed by ``pack_linear`` stay as they were packed, and run accordingly.
-    """
-    global _native_enabled
-    _native_enabled = enabled
-
-
-def native_status() -> str:
-    """One line on the CPU kernels: what they were built for, or why plain torch serves. Builds them if need be."""
-    if not _native_enabled:
-        return "CPU kernels: plain torch, native kernels are turned off"
-    kernels = _load()
-    if isinstance(kernels, BuildError):
-        return f"CPU kernels: plain torch, because {kernels}"
-    return f"CPU kernels: native, {kernels.instruction_set}, {threads.count()} threads"
-
-
-def triton_status() -> str:
-    """One line on the GPU kernels: which compiler makes them, or why plain torch serves."""
-    if not _native_enabled:
-        return "GPU kernels: plain torch, kernels are turned off"
-    if not _has_triton():
-        return "GPU kernels: plain torch, because Triton is not installed"
-    return f"GPU kernels: Triton {importlib.metadata.version('triton')}, but plain torch for float32"
-
-
-def set_threads(count: int) -> None:
-    """Sets the number of threads of the CPU ops.
-
-    Where the native kernels are, torch's own ops, few and small beside them, get one thread: torch's pool spins for a
-    while after each of its ops, on the cores that the kernels' pool needs.
-    """
-    threads.set_count(count)
-    torch.set_num_threads(count if native_kernels() is None else 1)
-
-
-@functools.cache
-def _load() -> Kernels | BuildError:
-    try:
-        return Kernels(load_library(default_cache()))
-    except BuildError as error:
-        return error
-
-
-def native_kernels() -> Kernels | None:
-    """The native kernels, where they are allowed and could be built."""
-    if not _native_enabled:
-        return None
-    kernels = _load()
-    return None if isinstance(kernels, BuildError) else kernels
-
-
-def _native(first: Tensor, *others: Tensor) -> Kernels | None:
-    """The native kernels, where they take these tensors."""
-    kernels = native_kernels() if first.is_cpu else None
-    return kernels if kernels is not None and kernels.takes(first, *others) else None
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-def on_triton(device: torch.device) -> bool:
-    """Whether the GPU kernels are for this device, allowed, and can be compiled."""
-    return launch.serves(device) and _native_enabled and _has_triton()
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
@@ -188,7 +121,7 @@ def rms_norm(
 
         if norm.takes(x, weight, out_dtype):
             return norm.rms_norm(x, weight, eps, offset, out_dtype)
-    kernels = _native(x)
+    kernels = native_for(x)
     if kernels is not None and kernels.takes(weight) and kernels.takes_type(out_dtype):
         return kernels.rms_norm(x, None, weight, eps, offset, out_dtype)
     return reference.rms_norm(x, weight, eps, offset, out_dtype)
@@ -201,7 +134,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset
 
         if norm.takes_sum(x, residual, weight):
             return norm.add_rms_norm(x, residual, weight, eps, offset)
-    kernels = _native(x)
+    kernels = native_for(x)
     if kernels is not None and kernels.takes(residual) and kernels.takes(weight):
         return kernels.rms_norm(x, residual, weight, eps, offset, x.dtype)
     return reference.add_rms_norm(x, residual, weight, eps, offset)
@@ -252,7 +185,7 @@ def rope_store_kv(
             return rope.rope_store_kv(
                 qkv, positions, cos_sin, kv_loc, k_cache, v_cache, num_heads, num_kv_heads, q_norm, k_norm, eps, offset
             )
-    kernels = _native(qkv, k_cache, v_cache)
+    kernels = native_for(qkv, k_cache, v_cache)
     if kernels is not None and kernels.takes_heads(k_cache.shape[3]):
         return kernels.rope_store_kv(
             qkv, positions, cos_sin, kv_loc, k_cache, v_cache, num_heads, num_kv_heads, q_norm, k_norm, eps, offset
@@ -314,7 +247,7 @@ def attention(
             return gpu.attention(
                 q, k_cache, v_cache, *batch, scale=scale, window=window, soft_cap=soft_cap, shared=shared
             )
-    kernels = _native(q, k_cache, v_cache)
+    kernels = native_for(q, k_cache, v_cache)
     if kernels is not None and kernels.takes_heads(q.shape[2]) and scale > 0:
         return kernels.attention(q, k_cache, v_cache, page_table, query_start, context_len, scale, window, soft_cap)
     return reference.attention(
@@ -355,7 +288,7 @@ def gated_activation(gate_up: Tensor, kind: Activation) -> Tensor:
 
         if activation.takes(gate_up):
             return activation.gated_activation(gate_up, kind)
-    kernels = _native(gate_up)
+    kernels = native_for(gate_up)
     if kernels is not None:
         return kernels.gated_activation(gate_up, kind)
     return reference.gated_activation(gate_up, kind)

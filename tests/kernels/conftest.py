@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from kernels import ops
+from kernels import backend, ops
 from kernels.cpu import threads
 from kernels.cpu.build import BuildError
 from kernels.cpu.native import Kernels
@@ -24,7 +24,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def kernels() -> Kernels:
-    loaded = ops._load()
+    loaded = backend.load()
     if isinstance(loaded, BuildError):
         pytest.skip(str(loaded))
     return loaded
