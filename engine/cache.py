@@ -146,12 +146,16 @@ class PrefixCache:
             False if that many pages cannot be had; then nothing has changed.
         """
         _check_live(lease)
-        missing = -(-num_tokens // self.page_size) - len(lease.pages)
+        missing = self.missing(lease, num_tokens)
         if missing > self.available():
             return False
-        if missing > 0:
+        if missing:
             lease.pages += self._allocate(missing)
         return True
+
+    def missing(self, lease: Lease, num_tokens: int) -> int:
+        """Pages that ``grow`` would have to take."""
+        return max(0, -(-num_tokens // self.page_size) - len(lease.pages))
 
     def shrink(self, lease: Lease, num_tokens: int) -> None:
         """Free the lease's private pages that hold no position below ``num_tokens``."""
@@ -178,8 +182,8 @@ class PrefixCache:
     def commit(self, lease: Lease, tokens: array[int], num_computed: int) -> None:
         """Enter the lease's whole pages below ``num_computed`` in the tree.
 
-        Pages that the tree already has for the same tokens replace the lease's own, which are freed. So it must not
-        be called while a step that uses the lease's pages is under way.
+        Pages that the tree already has for the same tokens replace the lease's own, which are freed. A step that is
+        under way may still read those: their next owner writes them in a later step, which begins when it is done.
 
         Args:
             lease: stays, and now locks these pages too.
