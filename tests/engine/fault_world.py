@@ -232,9 +232,7 @@ class World:
         """A new engine process and a frontend for it."""
         reader = small_reader(self.root)
         self.pool = AdapterPool(reader, max_loras=2, max_adapters=8, max_cpu_bytes=20_000, patience=3)
-        self.worker = FaultyWorker(
-            24, 4, vocab_size=VOCAB, eos=(EOS,), adapters=self.pool, overlaps=self.overlaps
-        )
+        self.worker = FaultyWorker(24, 4, vocab_size=VOCAB, eos=(EOS,), adapters=self.pool, overlaps=self.overlaps)
         config = EngineConfig(
             block_size=4,
             max_num_seqs=self.max_num_seqs,

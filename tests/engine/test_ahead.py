@@ -13,6 +13,7 @@ from fake_worker import FakeWorker, expected_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.batch import RowResult
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import Abort, Done, Failed, Submit, TokenOut
@@ -200,7 +201,7 @@ def test_nobody_is_preempted_for_a_step_that_is_planned_ahead():
 
 
 def test_drafts_that_pay_are_waited_for():
-    """A text that repeats itself: once the sources are right, a step brings many tokens and is planned when it can be."""
+    """A text that repeats itself: once the sources are right, a step brings many tokens and is planned when it can."""
     client = Client(make_core(drafts=True, num_pages=400, budget=64))
     client.submit([1, 2, 3], max_tokens=400, ignore_eos=True)
     core, worker = client.core, client.core._worker
@@ -220,8 +221,6 @@ def _letter(position: int) -> int:
 
 
 def _periodic(row):
-    from engine.batch import RowResult
-
     drawn = []
     for ahead in range(row.num_lines):
         drawn.append(_letter(row.num_generated + ahead))
