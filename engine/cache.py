@@ -146,16 +146,12 @@ class PrefixCache:
             False if that many pages cannot be had; then nothing has changed.
         """
         _check_live(lease)
-        missing = self.missing(lease, num_tokens)
+        missing = -(-num_tokens // self.page_size) - len(lease.pages)
         if missing > self.available():
             return False
-        if missing:
+        if missing > 0:
             lease.pages += self._allocate(missing)
         return True
-
-    def missing(self, lease: Lease, num_tokens: int) -> int:
-        """Pages that ``grow`` would have to take."""
-        return max(0, -(-num_tokens // self.page_size) - len(lease.pages))
 
     def shrink(self, lease: Lease, num_tokens: int) -> None:
         """Free the lease's private pages that hold no position below ``num_tokens``."""

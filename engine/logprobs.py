@@ -56,7 +56,7 @@ def prompt_logprobs(logits: Tensor, next_tokens: Sequence[int], num_top: int) ->
 
     Args:
         logits: [N, V] float32, raw; row i is the model's output at position i.
-        next_tokens: the N tokens that stand at positions i + 1.
+        next_tokens: the N tokens that stand at positions i + 1; N is not 0.
         num_top: how many of the best to name, 0 to 20 and at most V.
 
     Returns: what waits for them.

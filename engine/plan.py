@@ -40,31 +40,32 @@ class Plan:
         """The plan as it stands."""
         return Batch(tuple(self.rows.values()), tuple(self.starts), tuple(self.copies))
 
-    def start(self, sequence: Sequence) -> int:
-        """Tokens of a sequence that have KV when this step begins."""
+    def span(self, sequence: Sequence) -> tuple[int, int]:
+        """From where to where a sequence wants tokens computed: all that have no KV when this step begins."""
         row = self.before.get(sequence.id)
-        return sequence.num_computed + (len(row.tokens) if row else 0)
+        if row is None:
+            return sequence.num_computed, sequence.num_tokens
+        return sequence.num_computed + len(row.tokens), sequence.num_tokens + row.draws
 
-    def wanted(self, sequence: Sequence) -> int:
-        """Tokens of a sequence that lack KV when this step begins, the one that the step under way draws included."""
-        return sequence.num_tokens + self._num_drawing(sequence) - self.start(sequence)
+    def give(self, sequence: Sequence, start: int, end: int, *, draws: bool) -> None:
+        """Let a sequence compute tokens ``start`` to ``end``, for which its lease has pages.
 
-    def give(self, sequence: Sequence, count: int) -> None:
-        """Let a sequence compute ``count`` of the tokens that it wants; its lease has pages for them."""
-        start, end = self.start(sequence), self.start(sequence) + count
-        drawing = self._num_drawing(sequence)
+        Args:
+            draws: these are the last ones, so that the next is drawn.
+        """
         first, pages = lease_of(sequence).take_changes()
+        is_drawing = end > sequence.num_tokens  # in the step under way
         self.rows[sequence.id] = Row(
             row=sequence.row,
             start=start,
-            tokens=sequence.tokens[start:end] if end <= sequence.num_tokens else array("i", [not_yet(sequence.row)]),
+            tokens=array("i", (not_yet(sequence.row),)) if is_drawing else sequence.tokens[start:end],
             first_new_page=first,
             new_pages=pages,
-            draws=end == sequence.num_tokens + drawing,
-            num_generated=sequence.num_generated + drawing,
+            draws=draws,
+            num_generated=sequence.num_generated + is_drawing,
             prompt_targets=sequence.tokens[max(start + 1, sequence.num_scored) : min(end + 1, sequence.num_prompt)],
         )
-        self.budget -= count
+        self.budget -= end - start
 
     def take_back(self, sequence: Sequence) -> None:
         """Give a sequence nothing after all."""
@@ -96,11 +97,6 @@ class Plan:
         tokens.extend(drafts)
         _, pages = lease_of(sequence).take_changes()
         self.rows[sequence.id] = replace(row, tokens=tokens, new_pages=row.new_pages + pages, num_drafts=len(drafts))
-
-    def _num_drawing(self, sequence: Sequence) -> int:
-        """Tokens that the step under way draws for a sequence."""
-        row = self.before.get(sequence.id)
-        return int(row.draws) if row else 0
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from engine.admission import AdapterSlots, SlotRequests, prefix_in_progress, try_acquire
+from engine.admission import AdapterSlots, SlotRequests, pages_missing, prefix_in_progress, try_acquire
 from engine.batch import Batch, Row, RowResult, StepResult
 from engine.cache import Lease, PrefixCache
 from engine.drafts import Drafter
@@ -199,9 +199,9 @@ class Scheduler:
 
     def _fill(self, plan: Plan) -> None:
         """Give running sequences their tokens, then admit others."""
-        for sequence in self._in_turn(plan):
+        for sequence, start, wanted in self._in_turn(plan):
             if plan.budget and sequence.status is Status.RUNNING:
-                self._extend(sequence, plan)
+                self._extend(sequence, start, wanted, plan)
         self._admit(plan)
         self._prefetch()
 
@@ -222,28 +222,28 @@ class Scheduler:
             return False
         if self._drafter and self._drafter.is_worth_waiting(step.draft_worth, step.num_drawing):
             return False
-        ends = ((lease_of(each), plan.start(each) + plan.wanted(each)) for each in self._in_turn(plan))
-        return sum(self._cache.missing(lease, end) for lease, end in ends) <= self._cache.available()
+        missing = sum(pages_missing(sequence, self._cache.page_size) for sequence in self._running)
+        return missing <= self._cache.available()
 
-    def _in_turn(self, plan: Plan) -> list[Sequence]:
-        """Running sequences that go on: those that want one token, then the others, each in order of admission."""
-        going = [sequence for sequence in self._running if not self._is_ending(sequence, plan)]
-        return sorted(going, key=lambda sequence: plan.wanted(sequence) > 1)
+    def _in_turn(self, plan: Plan) -> list[tuple[Sequence, int, int]]:
+        """Running sequences that go on, and what they want: those of one token, then the others, as admitted."""
+        going = [(each, *plan.span(each)) for each in self._running if not self._is_ending(each, plan)]
+        return sorted(going, key=lambda wish: wish[2] - wish[1] > 1)
 
     def _is_ending(self, sequence: Sequence, plan: Plan) -> bool:
         """Whether the token that the step under way draws is the last one, whatever it is."""
         row = plan.before.get(sequence.id)
         return row is not None and row.draws and self._remaining(sequence) <= 1
 
-    def _extend(self, sequence: Sequence, plan: Plan) -> None:
+    def _extend(self, sequence: Sequence, start: int, wanted: int, plan: Plan) -> None:
         """Give a running sequence tokens and their pages, if need be at the cost of the last admitted."""
-        count = min(plan.wanted(sequence), plan.budget)
-        while not self._cache.grow(lease_of(sequence), plan.start(sequence) + count):
+        end = min(wanted, start + plan.budget)
+        while not self._cache.grow(lease_of(sequence), end):
             victim = max(reversed(self._running), key=lambda running: running.priority)
             self._preempt(victim, plan)
             if victim is sequence:
                 return
-        plan.give(sequence, count)
+        plan.give(sequence, start, end, draws=end == wanted)
 
     def _num_cached(self, sequence: Sequence) -> int:
         """Tokens of a waiting sequence that are in the cache now."""
@@ -295,9 +295,9 @@ class Scheduler:
                 self._give_slot_back(sequence)
                 return
             self._start(sequence, lease, plan)
-            count = min(plan.wanted(sequence), plan.budget)
-            if self._cache.grow(lease, sequence.num_computed + count):
-                plan.give(sequence, count)
+            end = min(sequence.num_tokens, lease.num_tokens + plan.budget)
+            if self._cache.grow(lease, end):
+                plan.give(sequence, lease.num_tokens, end, draws=end == sequence.num_tokens)
 
     def _prefetch(self) -> None:
         """Have the adapters of those who come next loaded, also while rows or pages are what they wait for.

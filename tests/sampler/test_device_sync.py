@@ -1,4 +1,6 @@
-"""On a GPU the sampler waits for the device once a step: seen on torch's device without memory, which has no values."""
+"""On a GPU the sampler waits for the device once a step, and not while it draws: seen on torch's device without memory,
+which has no values.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,7 @@ from sampler_oracle import Request, packed, step
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine import choice
-from engine.batch import RowResult
-from engine.sampler import Sampler
+from engine.sampler import Drawing, Sampler
 from engine.types import SamplingParams
 
 VOCAB = 200
@@ -55,7 +56,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     return shapes
 
 
-def draw(requests: list[Request]) -> list[RowResult]:
+def draw(requests: list[Request]) -> tuple[Sampler, Drawing]:
     """A step of these requests on the device; whatever would ask it for a value raises, but for ``tolist``."""
     sampler = Sampler(len(requests), VOCAB, GPU)
     sampler.start([request.start(row) for row, request in enumerate(requests)])
@@ -63,7 +64,7 @@ def draw(requests: list[Request]) -> list[RowResult]:
     if masks is not None:
         masks = type(masks)(masks.lines.to(GPU, non_blocking=True), masks.words.to(GPU, non_blocking=True))
     logits = torch.empty(len(requests), VOCAB, device=GPU)
-    return sampler.sample(logits, [step(row, 0) for row in range(len(requests))], masks)
+    return sampler, sampler.draw(logits, [step(row, 0) for row in range(len(requests))], masks)
 
 
 @pytest.mark.parametrize("sorts", [False, True])
@@ -83,8 +84,9 @@ def test_a_step_reads_once_and_waits_for_nothing_else(name, sorts, reads):
         mock.patch("kernels.ops.on_triton", return_value=False),
         Watch() as watch,
     ):
-        results = draw(requests)
-    assert len(results) == len(requests)
+        sampler, drawing = draw(requests)
+    assert not reads
+    assert len(sampler.collect(drawing)) == len(requests)
     assert len(reads) == 1
     assert watch.waits == 0
     assert bool(kernel.called) == (not sorts and name in ("top_k", "top_p", "all"))
