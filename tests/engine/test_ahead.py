@@ -171,16 +171,18 @@ def test_somebody_new_joins_a_step_that_is_planned_ahead():
 
 
 def test_a_row_that_changes_hands_under_a_step_keeps_them_apart():
-    """One row: the aborted sequence's last step is under way when the next sequence takes its row and pages."""
-    client = Client(make_core(num_pages=8, rows=1))
-    for number in range(6):
+    """Two rows, one of a long answer: the other's sequence is aborted under a step, and its row and pages taken."""
+    client = Client(make_core(num_pages=24, rows=2))
+    client.submit([9, 9], max_tokens=60, ignore_eos=True)
+    for number in range(1, 7):
         client.submit([number, 1, 2], max_tokens=9, ignore_eos=True)
-    for number in range(6):
+    for number in range(1, 7):
         for _ in range(3):
             client.step()
         client.abort(number)
     client.run()
-    for number in range(6):
+    assert client.tokens[0] == client.expected(0)
+    for number in range(1, 7):
         assert 0 < len(client.tokens[number]) < 9
         assert client.tokens[number] == client.expected(number)[: len(client.tokens[number])]
         assert client.ends[number].usage.completion == len(client.tokens[number])

@@ -101,7 +101,7 @@ HIDDEN, ROWS = 8, 3
 
 
 def runner(*, captured: bool) -> ModelRunner:
-    """A runner on the device, whose forward pass only takes its inputs there, or to where a captured pass reads them."""
+    """A runner on the device, whose forward pass only takes its inputs to it, or to where a captured one reads them."""
     inputs = InputBuilder(ROWS, 64, 16, GPU)
     room = InputRoom(8, ROWS, 4, GPU)
 
