@@ -59,7 +59,10 @@ KEYWORDS: dict[str, Keyword] = {
     "exclusiveMinimum": Keyword(_E, "also draft-04's boolean", "a number or a boolean"),
     "exclusiveMaximum": Keyword(_E, "also draft-04's boolean", "a number or a boolean"),
     "multipleOf": Keyword(
-        _E, "exact in decimal arithmetic; at most 10000 and nine decimal places", "a positive number"
+        _E,
+        "multiples in exact arithmetic that are multiples by doubles too: 4.35 is none of 0.01 to most validators. Of "
+        "steps below 1/1000 and the like only some; at most 10000 and nine decimal places",
+        "a positive number",
     ),
     # arrays
     "items": Keyword(_E, "also the list form of earlier drafts", "a schema or a list of schemas"),
