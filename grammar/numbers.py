@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from grammar import numeric
 from grammar.charset import rust_literal
-from grammar.multiples import is_binary, is_safe, listed, step_terms
+from grammar.multiples import is_binary, is_safe, listed
+from grammar.steps import step_terms
 from grammar.whitespace import WHITESPACE
 from grammar.world import FRACTION, INTEGER, NUMBER, Numbers
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grammar.multiples import divides, is_safe, listed, step_terms
+from grammar.multiples import divides, is_safe, listed
+from grammar.steps import step_terms
 
 STEPS = ["0.1", "0.01", "0.001", "0.05", "0.02", "0.2", "0.04", "0.000001"]
 
