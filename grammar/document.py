@@ -15,8 +15,10 @@ _IN_VALUE = frozenset(
      "not", "oneOf", "prefixItems", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties")
 )  # fmt: skip
 _IN_VALUES = frozenset(("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"))
+# Drafts with keywords that mean nothing in the others, or mean something else.
+_UNREAD = ("draft-00", "draft-01", "draft-02", "draft-03", "draft/next")
 _DRAFTS = {
-    "draft-03": 3, "draft-04": 4, "draft-06": 6, "draft-07": 7, "2019-09": 2019, "2020-12": 2020, "draft/next": 2020,
+    "draft-04": 4, "draft-06": 6, "draft-07": 7, "2019-09": 2019, "2020-12": 2020,
 }  # fmt: skip
 
 
@@ -48,7 +50,7 @@ class Document:
     Attributes:
         nodes: the nodes met so far.
         root: the number of the whole schema.
-        draft: 3 to 7, 2019 or 2020, as ``$schema`` says.
+        draft: 4, 6, 7, 2019 or 2020, as ``$schema`` says.
         tracks_evaluation: whether it matters which properties and items are evaluated.
     """
 
@@ -195,6 +197,8 @@ def _mentions(root: dict[str, Any], keywords: tuple[str, ...]) -> bool:
 def _draft(root: dict[str, Any]) -> int:
     named = root.get("$schema")
     if isinstance(named, str):
+        if any(part in named for part in _UNREAD):
+            raise GrammarError("$schema", "/$schema", f"{named[:100]!r} is not read; drafts 4 to 2020-12 are")
         for part, number in _DRAFTS.items():
             if part in named:
                 return number

@@ -204,6 +204,7 @@ REFUSALS: list[tuple[Any, str, str]] = [
     ({"type": "object", "minProperties": 3}, "minProperties", "/minProperties"),
     ({"minItems": 10**9}, "minItems", "/minItems"),
     ({"type": "integer", "multipleOf": 99999989}, "multipleOf", "/multipleOf"),
+    ({"$schema": "http://json-schema.org/draft-03/schema#", "disallow": "string"}, "$schema", "/$schema"),
     ({"type": "integer", "not": {"multipleOf": 3}}, "multipleOf", "/not/multipleOf"),
     ({"enum": []}, "enum", "/enum"),
     ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "allOf", "/allOf"),
