@@ -15,6 +15,7 @@ _IN_VALUE = frozenset(
      "not", "oneOf", "prefixItems", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties")
 )  # fmt: skip
 _IN_VALUES = frozenset(("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"))
+_NEGATING = ("oneOf", "not", "if")
 # Drafts with keywords that mean nothing in the others, or mean something else.
 _UNREAD = ("draft-00", "draft-01", "draft-02", "draft-03", "draft/next")
 _DRAFTS = {
@@ -63,7 +64,13 @@ class Document:
         self._dynamic: dict[str, int] = {}
         self._keep: list[dict[str, Any]] = []
         self.tracks_evaluation = _mentions(root, ("unevaluatedProperties", "unevaluatedItems"))
+        self._negates = _mentions(root, _NEGATING)
+        self._refers = _mentions(root, ("$ref", "$dynamicRef"))
         self.root = self._add(root, "", "", root)
+
+    def may_negate(self, node: Node) -> bool:
+        """Whether it may matter that a node fails: it stands in ``oneOf``, ``not`` or ``if``, or may be referred to."""
+        return self._negates and (self._refers or not set(_NEGATING).isdisjoint(node.pointer.split("/")))
 
     def child(self, parent: int, schema: dict[str, Any], *tokens: str | int) -> int:
         """The node of a subschema that stands below another.
