@@ -101,7 +101,7 @@ def lower(spec: GrammarSpec, vocabulary: Vocabulary, limits: Limits = DEFAULT_LI
         dry_run.check(compiled, lambda: Compiled(artifact, vocabulary), vocabulary)
     except dry_run.DryRunError as error:
         raise likeliest_part(spec, str(error)) from None
-    return artifact if artifact.open_ended else replace(artifact, whole=Compiled(artifact, vocabulary).shortest())
+    return artifact if artifact.open_ended else replace(artifact, whole=compiled.shortest())
 
 
 def load(artifact: Artifact, vocabulary: Vocabulary) -> Compiled:

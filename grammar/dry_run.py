@@ -92,7 +92,8 @@ def _walk(matcher: Matcher, vocabulary: Vocabulary, rng: random.Random, tokens: 
             matcher.fill_mask(row, None if budget is None else budget - step)
         except GrammarFailure as failure:
             raise DryRunError(f"too complex to follow: {failure}") from None
-        matcher.draft(MAX_DRAFT)
+        if budget is not None:
+            matcher.draft(MAX_DRAFT)
         seconds = time.thread_time() - before
         if seconds > MAX_MASK_SECONDS:
             raise _TooSlow(f"one mask took {1e3 * seconds:.0f} ms; the limit is {1e3 * MAX_MASK_SECONDS:.0f}")

@@ -119,6 +119,8 @@ _SINCE = {
     **dict.fromkeys(("$dynamicRef", "prefixItems"), 2020),
 }
 _UNTIL = {"dependencies": 7}
+# Keywords of which it matters what the draft is.
+DRAFTED = frozenset((*_SINCE, *_UNTIL, "exclusiveMinimum", "exclusiveMaximum"))
 
 _TYPE_NAMES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 MAX_COUNT = 1 << 53

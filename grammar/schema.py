@@ -17,7 +17,7 @@ from grammar.applicators import FAILS, HOLDS
 from grammar.containers import array_clause, array_denials, object_clause, object_denials, unevaluated
 from grammar.document import Document, Node, pointer_join
 from grammar.errors import GrammarError
-from grammar.keywords import KEYWORDS, Treatment, draft_error, shape_error
+from grammar.keywords import DRAFTED, KEYWORDS, Treatment, draft_error, shape_error
 from grammar.world import (
     ALWAYS,
     ANYTHING,
@@ -208,9 +208,10 @@ class Analysis:
             where = pointer_join(node.pointer, keyword)
             if row.treatment is Treatment.REFUSED:
                 raise GrammarError(keyword, where, f"is not supported: {row.note}")
-            document = self.document
             wrong = shape_error(keyword, value)
-            wrong = wrong or draft_error(keyword, node.schema, document.draft, negates=document.may_negate(node))
+            if keyword in DRAFTED and not wrong:
+                document = self.document
+                wrong = draft_error(keyword, node.schema, document.draft, negates=document.may_negate(node))
             if wrong:
                 raise GrammarError(keyword, where, wrong)
 
