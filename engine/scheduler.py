@@ -26,6 +26,7 @@ from engine.drafts import Drafter
 from engine.errors import EngineError
 from engine.messages import Done, Failed, Message, TokenOut, failure_of
 from engine.queue import WaitingQueue
+from engine.retention import Retention
 from engine.sequence import MaskJob, Sequence, Status
 from engine.stats import EngineStats
 from engine.types import FinishReason
@@ -54,6 +55,9 @@ class Scheduler:
         drafter: proposes drafts; None for none.
         max_drafts: drafts in one step.
         clock: seconds, monotonic.
+
+    Attributes:
+        retention: what stays in the cache for calls to come.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class Scheduler:
         self._max_drafts = max_drafts
         self._clock = clock
         self._began = 0.0  # the step under way
+        self.retention = Retention(cache, clock)
         self._queue = WaitingQueue(self._num_cached if cache.sharing else None, clock)
         self._running: list[Sequence] = []  # in order of admission
         self._alive: dict[int, Sequence] = {}
@@ -127,6 +132,7 @@ class Scheduler:
     def schedule(self) -> Batch:
         """Plan a step. An empty batch means that nothing can be done now: who waits, waits for a slot to be loaded."""
         self._began = self._clock()
+        self.retention.expire()
         plan = _Plan(self._max_tokens)
         for sequence in self._in_turn():
             if plan.budget and sequence.status is Status.RUNNING:
@@ -283,7 +289,7 @@ class Scheduler:
         sequence.num_computed = lease.num_tokens
         self._by_row[sequence.row] = sequence
         if sequence.num_cached < 0:
-            self._count_admission(sequence)
+            self._count_admission(sequence, lease)
         if copy := lease.take_copy():
             plan.copies.append(copy)
         # Under a grammar the mask keeps an answer from ending early: it knows where nothing but the end is allowed.
@@ -302,11 +308,12 @@ class Scheduler:
             )
         )
 
-    def _count_admission(self, sequence: Sequence) -> None:
-        sequence.num_cached = sequence.num_computed
+    def _count_admission(self, sequence: Sequence, lease: Lease) -> None:
+        sequence.num_cached, sequence.num_forked = lease.num_tokens, lease.num_forked
         self._queue.charge_prompt(sequence)
         self._stats.prompt_tokens += sequence.num_prompt
         self._stats.prompt_tokens_cached += sequence.num_cached
+        self._stats.prompt_tokens_forked += sequence.num_forked
         self._stats.observe("request_queue_time_seconds", self._clock() - sequence.arrival)
 
     def _commit_row(self, sequence: Sequence, row: Row, outcome: RowResult) -> list[Message]:
@@ -374,6 +381,7 @@ class Scheduler:
         """End a sequence in whatever state it is."""
         if sequence.status is Status.RUNNING:
             self._leave(sequence)
+            sequence.num_pinned = self.retention.note(sequence)
         elif sequence.status is Status.WAITING:
             self._queue.remove(sequence)
         sequence.status = Status.FINISHED

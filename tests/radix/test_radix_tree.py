@@ -6,8 +6,8 @@ import pytest
 
 from radix.audit import check
 from radix.namespace import Namespace, Path
-from radix.node import Node
-from radix.tree import RadixTree, descendants
+from radix.node import Node, descendants
+from radix.tree import RadixTree
 
 BASE = Namespace("r1")
 ADAPTER = Namespace("r1", "a")
