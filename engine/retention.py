@@ -72,12 +72,11 @@ class Retention:
     def stats(self) -> dict[str, float]:
         """Gauges for the metrics, as of now."""
         self.expire()
-        size = self._cache.page_size
         return {
             "sessions": len(self._sessions),
-            "session_tokens": self._cache.num_held(HoldKind.SESSION) * size,
+            "pages_of_sessions": self._cache.num_held(HoldKind.SESSION),
             "pins": sum(map(len, self._pins.values())),
-            "pinned_tokens": self._cache.num_held(HoldKind.PIN) * size,
+            "pages_pinned": self._cache.num_held(HoldKind.PIN),
         }
 
     def _note_session(self, sequence: Sequence) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from api.protocol.base import Refusal, RequestModel, StrictModel, rejected
+from api.protocol.caching import CacheControl, CacheKey
 from api.protocol.chat import TemplateKwargs
 from api.protocol.response_items import Input
 from api.protocol.sampling import ModelName, PriorityName, Salt, Stop
@@ -167,7 +168,8 @@ class ResponseRequest(RequestModel):
     metadata: Annotated[dict[str, str], AfterValidator(_check_metadata)] = Field(default_factory=dict)
     user: str | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    prompt_cache_key: CacheKey | None = None
+    cache_control: CacheControl | None = None
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0

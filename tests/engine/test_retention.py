@@ -60,7 +60,9 @@ class World:
         return self.core._cache.match(path, tokens, len(tokens))
 
     def stats(self) -> dict[str, float]:
-        return self.core.stats()
+        stats = self.core.stats()
+        tokens = {"session_tokens": PAGE * stats["pages_of_sessions"], "pinned_tokens": PAGE * stats["pages_pinned"]}
+        return stats | tokens
 
 
 @pytest.fixture
