@@ -62,6 +62,8 @@ _ENGINE_GAUGES = (
     ("adapters_host_bytes", "adapters_host_bytes", "Memory of adapters on the host."),
     ("responses_stored", "responses_stored", "Responses that clients may go on from."),
     ("responses_stored_bytes", "responses_stored_bytes", "What those take in memory, about."),
+    ("files_stored_bytes", "files_stored_bytes", "What files of clients take in the folder of batches."),
+    ("batches_unfinished", "batches_unfinished", "Batches that have not ended."),
 )
 _ENGINE_COUNTERS = (
     ("prompt_tokens", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),

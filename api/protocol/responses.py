@@ -22,7 +22,8 @@ MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
 
 
-def _check_metadata(metadata: dict[str, str]) -> dict[str, str]:
+def check_metadata(metadata: dict[str, str]) -> dict[str, str]:
+    """The metadata, if it keeps to OpenAI's bounds."""
     if len(metadata) > MAX_METADATA:
         raise rejected(f"must have at most {MAX_METADATA} keys")
     for key, value in metadata.items():
@@ -165,7 +166,7 @@ class ResponseRequest(RequestModel):
     background: bool = False
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
-    metadata: Annotated[dict[str, str], AfterValidator(_check_metadata)] = Field(default_factory=dict)
+    metadata: Annotated[dict[str, str], AfterValidator(check_metadata)] = Field(default_factory=dict)
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: CacheKey | None = None

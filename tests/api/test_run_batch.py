@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -82,10 +83,13 @@ def test_it_goes_on_where_it_was_cut_off(cut: float, concurrency: int, live: Liv
 
 
 def test_a_server_that_has_no_room_is_asked_again(live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sleep = asyncio.sleep
+
     async def room(seconds: float) -> None:
         live.state.draining = False
+        await sleep(0)  # it is everybody's: the server's loop must get its turn
 
-    monkeypatch.setattr("api.run_batch.asyncio.sleep", room)
+    monkeypatch.setattr("api.batch_work.asyncio.sleep", room)
     live.state.draining = True
     given, out = write(tmp_path / "in", line(0)), tmp_path / "out"
     assert run(live, given, out) == 0
