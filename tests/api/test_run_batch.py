@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,22 @@ def test_all_endpoints_in_the_batch_band(live: Live, tmp_path: Path, capsys: pyt
     assert found["r0"]["response"]["request_id"]
     assert sorted(request.priority for request in live.frontend.seen) == [Priority.INTERACTIVE, *[Priority.BATCH] * 2]
     assert capsys.readouterr().out == "3 requests: 3 answered now, 0 before; 0 failed\n"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_sees_a_bar_that_counts_what_was_done_before(
+    live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, out = write(tmp_path / "in", *map(line, range(4))), tmp_path / "out"
+    assert run(live, write(tmp_path / "first", line(0)), out) == 0
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert run(live, given, out) == 0
+    shown = sys.stderr.getvalue()  # type: ignore[attr-defined]
+    assert "1/4" in shown and "4/4" in shown and "0/4" not in shown
 
 
 def test_a_refused_request_is_an_answer_too(live: Live, tmp_path: Path) -> None:
