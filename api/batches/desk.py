@@ -29,6 +29,7 @@ MAX_RECORDS = 10_000  # of one owner
 MAX_AT_ONCE = 4  # batches that are answered at the same time
 WORKERS = 16  # requests of a batch at the same time
 _LOOK_SECONDS = 0.5
+_RETRY_SECONDS = 30.0  # after the folder could not be written
 
 logger = logging.getLogger(__name__)
 
@@ -129,13 +130,23 @@ class BatchDesk:
         if before is not None:
             await asyncio.gather(before, return_exceptions=True)
         try:
-            await self._advance(record)
-        except Exception:
-            logger.exception("batch %s failed", record.id)
-            self._fail(record, "The server made an error; its log has the details.", "internal_error")
+            while not await self._try(record):
+                await asyncio.sleep(_RETRY_SECONDS)
         finally:
             if self._jobs.get(record.id) is asyncio.current_task():
                 del self._jobs[record.id]
+
+    async def _try(self, record: BatchRecord) -> bool:
+        """Whether a batch has ended; it has not where the folder could not be written, such as on a full disk."""
+        try:
+            await self._advance(record)
+        except (OSError, ConfigError) as error:
+            logger.error("batch %s waits for its folder: %s", record.id, error)
+            return False
+        except Exception:
+            logger.exception("batch %s failed", record.id)
+            self._fail(record, "The server made an error; its log has the details.", "internal_error")
+        return True
 
     async def _advance(self, record: BatchRecord) -> None:
         source = self.files.get(record.owner, record.input_file_id)
@@ -201,7 +212,7 @@ class BatchDesk:
             record.output_file_id, record.error_file_id = new_file_id(), new_file_id()
         if record.status != "cancelling":
             self.records.move(record, "finalizing")
-        early = record.outcome != "completed"
+        early = record.total and record.outcome != "completed"
         record.usage = await asyncio.to_thread(used, account)
         unfinished = list(unanswered(path, account, record.outcome)) if early else []
         record.output_file_id = await self._store(record, "output", answers(account, failed=False))

@@ -14,6 +14,7 @@ import openai
 import pytest
 from api_live import Live, make_state, serve, wait_until
 
+from api.batch_lines import BatchOutput
 from api.batches import desk as desk_module
 from api.batches.desk import BatchDesk
 from api.config import ServerConfig
@@ -198,6 +199,30 @@ def test_a_batch_whose_time_is_up(live: Live, client: openai.OpenAI, monkeypatch
     assert {each["error"]["code"] for each in answers(client, done.error_file_id).values()} == {"batch_expired"}
     with pytest.raises(openai.BadRequestError, match="status 'expired'"):
         client.batches.cancel(batch.id)
+
+
+def test_a_full_disk_loses_no_answer(live: Live, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk_module, "_RETRY_SECONDS", 0.01)
+    add, calls = BatchOutput.add, iter(range(100))
+
+    def fail_twice(self: BatchOutput, *answer: Any) -> None:
+        if next(calls) in (3, 6):
+            raise ConfigError("the output cannot be written: No space left on device.")
+        add(self, *answer)
+
+    monkeypatch.setattr(BatchOutput, "add", fail_twice)
+    done = ended(client, begin(client, *map(line, range(9))))
+    assert done.status == "completed" and len(answers(client, done.output_file_id)) == 9
+
+
+def test_a_batch_that_is_cancelled_before_it_is_read(live: Live, client: openai.OpenAI) -> None:
+    desk = live.state.batches
+    desk._begin = lambda record: None
+    batch = begin(client, "nonsense")
+    del desk._begin
+    client.batches.cancel(batch.id)
+    done = ended(client, batch)
+    assert done.status == "cancelled" and done.output_file_id is None and done.error_file_id is None
 
 
 def test_lists_of_batches(client: openai.OpenAI) -> None:
