@@ -8,10 +8,11 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
+from api.batches.inner import InnerClient
 from api.errors import handle
 from api.guard import Guard, Identify
 from api.rate_limits import LIMIT_HEADERS
-from api.routes import adapters, chat, completions, health, models, responses, tokenize
+from api.routes import adapters, batches, chat, completions, files, health, models, responses, tokenize
 from api.state import ServerState
 from api.streams import ClientGone
 from engine.errors import EngineError
@@ -48,11 +49,12 @@ def create_app(state: ServerState) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.server = state
-    for module in (chat, completions, responses, models, adapters, tokenize, health):
+    for module in (chat, completions, responses, files, batches, models, adapters, tokenize, health):
         app.include_router(module.router)
     for kind in (EngineError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, handle)
     app.add_exception_handler(ClientGone, _nobody_there)
+    state.inner = InnerClient(app.build_middleware_stack(), app)  # what is added from here on is not asked
     # The one added last is outermost.
     app.add_middleware(Guard, state=state)
     origins = state.options.allowed_origins

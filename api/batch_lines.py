@@ -7,7 +7,7 @@ A line of the input is ``{"custom_id", "method": "POST", "url", "body"}``. A lin
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -46,42 +46,70 @@ class BatchResponse:
     body: Any
 
 
-def read_requests(path: Path) -> Iterator[BatchRequest]:
+class WrongLine(ConfigError):
+    """A line of the input that is no request.
+
+    Args:
+        name: of the file.
+        line: number of the line, from 1 on.
+        reason: what is wrong with it.
+        code: OpenAI's word for that.
+    """
+
+    def __init__(self, name: str, line: int, reason: str, code: str = "invalid_request") -> None:
+        super().__init__(f"{name}, line {line}: {reason}")
+        self.line = line
+        self.reason = reason
+        self.code = code
+
+
+def read_requests(path: Path, endpoint: str | None = None) -> Iterator[BatchRequest]:
     """The requests of a file, one after the other; empty lines are passed over.
 
+    Args:
+        path: of the file.
+        endpoint: the only ``url`` that may be asked; None for any of ``ENDPOINTS``.
+
     Raises:
-        ConfigError: the file cannot be read, or a line is no request; it names the line.
+        WrongLine: a line is no request.
+        ConfigError: the file cannot be read.
     """
+    urls = ENDPOINTS if endpoint is None else (endpoint,)
     seen: set[str] = set()
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    request = _request(line, f"{path.name}, line {number}")
+                    try:
+                        request = _request(line, urls)
+                    except ValueError as error:
+                        raise WrongLine(path.name, number, str(error)) from None
                     if request.custom_id in seen:
-                        raise ConfigError(f"{path.name}, line {number}: custom_id {request.custom_id!r} is used twice.")
+                        reason = f"custom_id {request.custom_id!r} is used twice."
+                        raise WrongLine(path.name, number, reason, "duplicate_custom_id")
                     seen.add(request.custom_id)
                     yield request
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
 
 
-def _request(line: bytes, where: str) -> BatchRequest:
+def _request(line: bytes, urls: Sequence[str]) -> BatchRequest:
+    """A line as a request. ValueError with what is wrong."""
     try:
         fields = orjson.loads(line)
     except ValueError:
         fields = None
     if not isinstance(fields, dict):
-        raise ConfigError(f"{where}: is no JSON object.")
+        raise ValueError("is no JSON object.")
     if missing := _FIELDS - fields.keys():
-        raise ConfigError(f"{where}: {min(missing)!r} is missing.")
+        raise ValueError(f"{min(missing)!r} is missing.")
     custom_id, url, body = fields["custom_id"], fields["url"], fields["body"]
     if not isinstance(custom_id, str) or not custom_id:
-        raise ConfigError(f"{where}: custom_id must be a text that is not empty.")
-    if fields["method"] != "POST" or url not in ENDPOINTS:
-        raise ConfigError(f"{where}: method must be POST and url one of {', '.join(ENDPOINTS)}.")
+        raise ValueError("custom_id must be a text that is not empty.")
+    if fields["method"] != "POST" or url not in urls:
+        raise ValueError(f"method must be POST and url {'one of ' if len(urls) > 1 else ''}{', '.join(urls)}.")
     if not isinstance(body, dict) or body.get("stream"):
-        raise ConfigError(f"{where}: body must be a JSON object that does not ask for a stream.")
+        raise ValueError("body must be a JSON object that does not ask for a stream.")
     return BatchRequest(custom_id, url, body)
 
 

@@ -70,7 +70,7 @@ async def chat_events(
 ) -> AsyncGenerator[bytes, None]:
     """The answer in events: role, content and calls, finish reason of each choice, usage if asked for, DONE."""
     chunks = _Chunks(request, head, num_prompt, plan)
-    usage = UsageCount()
+    usage = UsageCount(drop_completion=request.is_silent)
     async with aclosing(deltas) as stream:
         async for _, several in stream:
             events = []

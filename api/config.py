@@ -69,6 +69,15 @@ class ServerConfig:
     stored_response_ttl: float = option(
         86400.0, "Seconds after which a stored response that nobody asks for is forgotten.", low=0, group="server"
     )
+    batch_dir: str | None = option(
+        None,
+        "Folder for files and batches of clients (/v1/files, /v1/batches). Default: there are none.",
+        group="server",
+    )
+    max_file_bytes: int = option(200 << 20, "Largest file of a client's.", low=1024, high=1 << 30, group="server")
+    max_stored_file_bytes: int = option(
+        4 << 30, "Most bytes of all such files.", low=1024, high=1 << 50, group="server"
+    )
     allowed_origins: tuple[str, ...] = option(
         (), "Origins whose web pages may ask this server; * for all. Default: none.", group="server"
     )

@@ -25,6 +25,9 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
 MAX_HEADER_BYTES = 32 << 10
 MAX_HEADERS = 100
 BODY_TIMEOUT = 30.0
+FILES_PATH = "/v1/files"
+FILE_TIMEOUT = 600.0
+_FORM_BYTES = 64 << 10  # what stands around a file
 
 _SECONDS = re.compile(rb"[0-9]{1,6}(\.[0-9]{1,6})?")
 _QUIET_PATHS = OPEN_PATHS | {"/metrics"}
@@ -95,7 +98,6 @@ class Guard:
     def __init__(self, app: ASGIApp, *, state: ServerState) -> None:
         self._app = app
         self._state = state
-        self._max_body = state.options.max_request_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the request, or answer it with what is wrong."""
@@ -111,7 +113,14 @@ class Guard:
         except HTTPError as error:
             await reply_to(error).response()(scope, receive, send)
             return
-        await self._app(scope, _LimitedBody(receive, self._max_body), send)
+        await self._app(scope, _LimitedBody(receive, *self._limits(scope)), send)
+
+    def _limits(self, scope: Scope) -> tuple[int, float]:
+        """Most bytes of a body, and seconds in which it must come."""
+        options = self._state.options
+        if scope["path"] == FILES_PATH and options.batch_dir is not None:
+            return options.max_file_bytes + _FORM_BYTES, FILE_TIMEOUT
+        return options.max_request_bytes, BODY_TIMEOUT
 
     def _check_headers(self, scope: Scope) -> None:
         size = sum(len(name) + len(value) for name, value in scope["headers"])
@@ -122,8 +131,9 @@ class Guard:
         if encoding is not None and encoding.lower() != b"identity":
             raise HTTPError(415, "Compressed bodies are not read: leave out Content-Encoding.", headers=_CLOSE)
         length = header(scope, b"content-length")
-        if length is not None and length.isdigit() and int(length) > self._max_body:
-            raise _too_large(self._max_body)
+        most, _ = self._limits(scope)
+        if length is not None and length.isdigit() and int(length) > most:
+            raise _too_large(most)
 
     def _key(self, scope: Scope) -> Key:
         """The key that the request comes with. HTTPError: 401 for none, 403 for one that does not open this path."""
@@ -183,11 +193,12 @@ def _seconds(value: bytes) -> float:
 class _LimitedBody:
     """An ASGI receive that counts the body's bytes and gives up when they come too slowly or are too many."""
 
-    def __init__(self, receive: Receive, max_body: int) -> None:
+    def __init__(self, receive: Receive, max_body: int, seconds: float) -> None:
         self._receive = receive
         self._left = max_body
         self._max_body = max_body
-        self._deadline = asyncio.get_running_loop().time() + BODY_TIMEOUT
+        self._seconds = seconds
+        self._deadline = asyncio.get_running_loop().time() + seconds
         self._complete = False
 
     async def __call__(self) -> Message:
@@ -197,7 +208,7 @@ class _LimitedBody:
             async with asyncio.timeout_at(self._deadline):
                 message = await self._receive()
         except TimeoutError:
-            text = f"The body did not come within {BODY_TIMEOUT:.0f} seconds."
+            text = f"The body did not come within {self._seconds:.0f} seconds."
             raise HTTPError(408, text, headers=_CLOSE) from None
         self._left -= len(message.get("body", b""))
         if self._left < 0:

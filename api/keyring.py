@@ -58,6 +58,13 @@ class KeyRing:
         matches = [key for key in self._keys if hmac.compare_digest(key.digest, digest)]
         return matches[0] if matches else None
 
+    def named(self, name: str) -> Key | None:
+        """The key of this name, if it is valid now; ``ANYBODY`` has none, where no keys are in use."""
+        self._refresh()
+        if not self._keys:
+            return None if name else ANYBODY
+        return next((key for key in self._keys if key.name == name), None)
+
     def _refresh(self) -> None:
         """Read the file anew if it has changed. If it cannot be taken, all stays as it was, and the log says why."""
         if self._file is None or self._clock() < self._looked_at + LOOK_SECONDS:

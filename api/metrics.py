@@ -51,6 +51,10 @@ _ENGINE_GAUGES = (
     ("waiting", "num_requests_waiting", "Sequences that wait to be admitted."),
     ("pages", "kv_cache_pages", "Pages of the KV pool."),
     ("pages_cached", "prefix_cache_pages", "Those of them that the prefix cache holds."),
+    ("pages_pinned", "prefix_cache_pinned_pages", "Those of them that `cache_control` pins."),
+    ("pages_of_sessions", "prefix_cache_session_pages", "Those of them that living sessions hold."),
+    ("pins", "prefix_cache_pins", "Prompts that are pinned."),
+    ("sessions", "prefix_cache_sessions", "Sessions that live, by `prompt_cache_key`."),
     ("grammar_pending", "grammar_compiles_pending", "Grammars that wait to be compiled, or are being compiled."),
     ("grammar_cached_bytes", "grammar_cache_bytes", "What compiled grammars take in memory, about."),
     ("adapters", "adapters_loaded", "Adapters that requests can name."),
@@ -58,6 +62,8 @@ _ENGINE_GAUGES = (
     ("adapters_host_bytes", "adapters_host_bytes", "Memory of adapters on the host."),
     ("responses_stored", "responses_stored", "Responses that clients may go on from."),
     ("responses_stored_bytes", "responses_stored_bytes", "What those take in memory, about."),
+    ("files_stored_bytes", "files_stored_bytes", "What files of clients take in the folder of batches."),
+    ("batches_unfinished", "batches_unfinished", "Batches that have not ended."),
 )
 _ENGINE_COUNTERS = (
     ("prompt_tokens", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
@@ -65,6 +71,7 @@ _ENGINE_COUNTERS = (
     ("preemptions", "num_preemptions", "Sequences sent back to the queue for lack of pages."),
     ("prompt_tokens", "prompt_tokens", "Tokens of admitted prompts."),
     ("prompt_tokens_cached", "prompt_tokens_cached", "Those of them whose KV was cached."),
+    ("prompt_tokens_forked", "prompt_tokens_forked", "Those of them that another running sequence used then."),
     ("computed_tokens", "computed_tokens", "Tokens put through the model."),
     ("generation_tokens", "generation_tokens", "Tokens drawn."),
     ("steps", "steps", "Forward passes."),

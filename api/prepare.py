@@ -61,7 +61,10 @@ async def chat_request(
             template_kwargs=body.chat_template_kwargs,
             add_special_tokens=body.add_special_tokens,
         )
-        max_tokens = frontend.resolve_max_tokens(len(tokens), body.asked_tokens)
+        # The engine always draws one token; where none is asked for, it is dropped again, and has no form.
+        asked = 1 if body.is_silent else body.asked_tokens
+        promise = None if body.is_silent else promise
+        max_tokens = frontend.resolve_max_tokens(len(tokens), asked)
         params = body.sampling(max_tokens, body.num_logprobs, body.prompt_logprobs)
         grammar = None if promise is None else promise.spec
         request = _text_request(body, tokens, params, grammar, adapter, caller)
@@ -173,6 +176,8 @@ def _text_request(
         cache_tenant=caller.cache_tenant,
         priority=caller.band(body.band),
         timeout=caller.timeout,
+        session=body.prompt_cache_key or "",
+        pin_seconds=body.pin_seconds,
     )
 
 

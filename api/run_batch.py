@@ -10,21 +10,18 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
-import orjson
 import uvloop
 from tqdm import tqdm
 
-from api.batch_lines import BatchOutput, BatchRequest, BatchResponse, read_requests
+from api.batch_lines import BatchOutput, read_requests
+from api.batch_work import answer_all
 from api.config import ServerConfig
 from api.options import RemoteOptions, RunBatchOptions
 from api.remote import Remote, RemoteError
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead
 
-_BUSY = (429, 503)
-_LONGEST_PAUSE = 60.0  # seconds
 _LOOK_EVERY = 0.1  # seconds, while an own engine starts
 
 
@@ -57,37 +54,14 @@ async def _run(engine: EngineConfig, options: RunBatchOptions, output: BatchOutp
         async with _connected(remote, wait=options.url is None) as server:
             requests = read_requests(Path(options.input_file))
             left = (request for request in requests if request.custom_id not in output.done)
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for _ in range(options.max_concurrency):
-                        group.create_task(_work(server, left, output, bar))
-            except* (ConfigError, RemoteError) as several:
-                raise several.exceptions[0] from None
-
-
-async def _work(server: Remote, left: Iterator[BatchRequest], output: BatchOutput, bar: tqdm) -> None:
-    """Answer one request after the other, as long as there are any."""
-    for request in left:
-        output.add(request, await _answer(server, request))
-        bar.update()
-
-
-async def _answer(server: Remote, request: BatchRequest) -> BatchResponse:
-    """The server's answer; as long as it has no room, it is asked again when it says."""
-    body = {"model": server.model, "priority": "batch", **request.body}
-    while True:
-        status, headers, raw = await server.post(request.url.removeprefix("/v1/"), body)
-        if status not in _BUSY:
-            return BatchResponse(status, headers.get("x-request-id", ""), _json(raw))
-        said = headers.get("Retry-After", "")
-        await asyncio.sleep(min(float(said) if said.isdecimal() else 1.0, _LONGEST_PAUSE))
-
-
-def _json(raw: bytes) -> Any:
-    try:
-        return orjson.loads(raw)
-    except ValueError:
-        return raw.decode(errors="replace")
+            await answer_all(
+                lambda path, body: server.post(path.removeprefix("/v1/"), body),
+                left,
+                output,
+                concurrency=options.max_concurrency,
+                fields={"model": server.model},
+                done=bar.update,
+            )
 
 
 @contextlib.asynccontextmanager

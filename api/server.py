@@ -21,6 +21,7 @@ import uvicorn
 import uvloop
 
 from api.app import create_app
+from api.batches.desk import BatchDesk
 from api.config import ServerConfig
 from api.connection import uvicorn_options
 from api.ledger import UsageLedger
@@ -97,6 +98,9 @@ class _Service:
         self._state = ServerState(options, Metrics(name, self._stats), version=_version())
         if options.usage_ledger is not None:
             self._state.ledger = UsageLedger(Path(options.usage_ledger))
+        if options.batch_dir is not None:
+            folder, caller_of = Path(options.batch_dir), self._state.caller_named
+            self._state.batches = BatchDesk(folder, options.max_stored_file_bytes, caller_of)
         if options.otlp_traces_endpoint is not None:
             self._state.tracer = open_tracer(options.otlp_traces_endpoint, self._state.version)
         settings = uvicorn.Config(
@@ -134,6 +138,8 @@ class _Service:
         else:
             logger.info("finishing %d requests, at most %g s", self._state.active, self._options.shutdown_timeout)
         self._state.draining = True
+        if self._state.batches is not None:
+            self._state.batches.stop()
         self._asked_to_end.set()
 
     async def _load(self, address: tuple[str, int]) -> None:
@@ -151,6 +157,8 @@ class _Service:
         tokenizer = await asyncio.to_thread(self._load_tokenizer, files.path)
         ready = await client.start()
         state.frontend = Frontend(client, tokenizer, ready)
+        if state.batches is not None and state.inner is not None:
+            state.batches.resume(state.inner)
         for line in ready.summary:
             logger.info("%s", line)
         logger.info("ready: %s at http://%s:%d/v1", ", ".join(state.names), address[0], address[1])
@@ -181,6 +189,8 @@ class _Service:
     async def _close(self, http: asyncio.Task[None]) -> None:
         """End the engine, whose streams then end with an error, and after them the server."""
         self._state.draining = True
+        if self._state.batches is not None:
+            await self._state.batches.close()
         client = self._state.client
         if client is not None:
             if self._state.active:

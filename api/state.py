@@ -14,6 +14,7 @@ from api.backlog import Backlog
 from api.caller import Caller
 from api.config import ServerConfig
 from api.keyring import KeyRing
+from api.keys import Scope
 from api.ledger import UsageLedger
 from api.metrics import Metrics
 from api.rate_limits import RateLimits
@@ -24,6 +25,8 @@ from engine.errors import CapacityError, EngineDead, UnknownModel
 from engine.types import AdapterInfo, Priority
 
 if TYPE_CHECKING:
+    from api.batches.desk import BatchDesk
+    from api.batches.inner import InnerClient
     from api.tracing import Tracer
     from engine.client import EngineClient
     from engine.frontend import Frontend
@@ -53,6 +56,8 @@ class ServerState:
         keys: who may ask.
         admission: whether more may be asked now. Used by ``streams`` alone.
         ledger: of usage, if one is kept. Used by ``account`` alone, as is the next one.
+        batches: files and batches of clients, if they are kept.
+        inner: asks the routes themselves, for batches. Set by ``create_app``.
         tracer: where traces go, if they are wanted.
     """
 
@@ -70,6 +75,8 @@ class ServerState:
     keys: KeyRing = field(init=False)
     ledger: UsageLedger | None = None
     tracer: Tracer | None = None
+    batches: BatchDesk | None = None
+    inner: InnerClient | None = None
     admission: Admission = field(init=False)
     responses: ResponseStore = field(init=False)
     _dialect: tuple[Tokenizer, Dialect] | None = None
@@ -103,7 +110,8 @@ class ServerState:
         """Gauges and counters for the metrics: the engine's last ones, and those kept here."""
         waits = {f"queue_seconds_{band.name.lower()}": self.admission.backlog.drain_seconds(band) for band in Priority}
         lost = 0 if self.ledger is None else self.ledger.num_lost
-        own = {**self.responses.stats(), **waits, "ledger_lost": lost}
+        batches = {} if self.batches is None else self.batches.stats()
+        own = {**self.responses.stats(), **waits, **batches, "ledger_lost": lost}
         return own | ({} if self.client is None else self.client.stats)
 
     def serving(self) -> Frontend:
@@ -137,6 +145,13 @@ class ServerState:
         if caller.may_use(model) and (model in self.adapters or self.finds_adapters):
             return model, model
         raise UnknownModel(model)
+
+    def caller_named(self, tenant: str, key_name: str, path: str) -> Caller | None:
+        """Who asks for a batch of this tenant's; None if the key of this name may no longer ask."""
+        key = self.keys.named(key_name)
+        if key is None or key.tenant != tenant or Scope.INFERENCE not in key.scopes:
+            return None
+        return Caller(key, "" if self.options.share_cache_between_keys else tenant, None, {}, path)
 
     @property
     def adapters(self) -> Mapping[str, AdapterInfo]:

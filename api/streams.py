@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.types import Receive
@@ -18,6 +19,7 @@ from api.safety_net import SafetyNet
 from api.state import ServerState
 from api.timer import RequestTimer
 from engine.errors import DeadlineExceeded
+from engine.types import FinishReason
 
 if TYPE_CHECKING:
     from engine.frontend import Frontend
@@ -109,6 +111,18 @@ async def generate(
         counted = account(state, caller, requests, timer.end(reason))
     if counted is not None:
         await until_written(counted)
+
+
+async def silenced(deltas: Deltas) -> Deltas:
+    """The deltas without what was generated: each answer is empty and at its limit."""
+    async with aclosing(deltas) as stream:
+        async for prompt, several in stream:
+            yield prompt, [_silent(delta) for delta in several]
+
+
+def _silent(delta: TextDelta) -> TextDelta:
+    finish = delta.finish and replace(delta.finish, reason=FinishReason.LENGTH, stop_reason=None)
+    return replace(delta, text="", tokens=(), logprobs=(), finish=finish)
 
 
 async def _watched(state: ServerState, deltas: Deltas, promise: Promise) -> Deltas:

@@ -62,15 +62,27 @@ class UsageCount:
     def body(self) -> dict[str, Any]:
         """The sum as OpenAI's ``usage``."""
         counts = self.counts()
-        generated = [] if self._drop_completion else [usage for group in self._by_prompt.values() for usage in group]
+        groups = self._by_prompt.values()
+        generated = [] if self._drop_completion else [usage for group in groups for usage in group]
+        drafted = sum(usage.drafted for usage in generated)
         return {
             **usage_body(counts.prompt, counts.completion),
-            "prompt_tokens_details": {"cached_tokens": counts.cached},
+            "prompt_tokens_details": {
+                "cached_tokens": counts.cached,
+                "forked_tokens": sum(min(group, key=_cached).forked for group in groups),
+                "pinned_tokens": sum(max(usage.pinned for usage in group) for group in groups),
+            },
             "completion_tokens_details": {
-                "drafted_tokens": sum(usage.drafted for usage in generated),
+                "accepted_prediction_tokens": drafted,
+                "rejected_prediction_tokens": 0,  # what did not stand is not counted
+                "drafted_tokens": drafted,
                 "forced_tokens": sum(usage.forced for usage in generated),
             },
         }
+
+
+def _cached(usage: Usage) -> int:
+    return usage.cached
 
 
 def min_completion_tokens(finish: Finish) -> int | None:

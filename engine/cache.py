@@ -14,16 +14,17 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from engine.batch import PageCopy
 from engine.pages import PageAllocator
 from radix.audit import BrokenInvariant, check
 from radix.continuation import continuation
+from radix.holds import Hold, HoldKind
 from radix.namespace import Namespace, Path
-from radix.node import TOKEN_BYTES, Node
-from radix.tree import RadixTree, upwards
+from radix.node import TOKEN_BYTES, Node, upwards
+from radix.tree import RadixTree
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +37,7 @@ class Lease:
         pages: its page ids in the order of its tokens.
         num_shared: the first pages, which belong to the tree.
         num_tokens: tokens found at ``acquire``, those still to be copied included.
+        num_forked: those of them in pages that other leases went through then.
         copy: what must be copied before the KV of the last tokens found is there, until ``take_copy``.
         first_changed: index of the first page that ``take_changes`` has not given as it is now; pages only get more,
             so it is at most their number, and new ones count as changed.
@@ -49,6 +51,7 @@ class Lease:
     num_shared: int
     num_tokens: int
     sharing: bool
+    num_forked: int = 0
     copy: PageCopy | None = None
     first_changed: int = 0
     released: bool = False
@@ -129,8 +132,9 @@ class PrefixCache:
             limit: most tokens to reuse, at most ``len(tokens)``.
         """
         found = self._tree.match(path, _memory(tokens, 0, limit))
+        forked, whole = self._tree.num_in_use(found) * self.page_size, len(found.pages)
         node = self._tree.lock(found)
-        lease = Lease(path, node, found.pages, len(found.pages), len(found.pages) * self.page_size, self.sharing)
+        lease = Lease(path, node, found.pages, whole, whole * self.page_size, self.sharing, forked)
         self._leases.add(lease)
         if found.num_copied and (target := self._allocate(1)):
             lease.pages += target
@@ -217,6 +221,26 @@ class PrefixCache:
         self._allocator.free(private)
         self._leases.remove(lease)
         lease.released = True
+
+    def keep(self, path: Path, tokens: array[int], num_tokens: int, kind: HoldKind) -> Hold | None:
+        """Have the whole pages of the first ``num_tokens`` tokens evicted late, as far as they are in the tree.
+
+        Returns:
+            What ``let_go`` takes; None if there is no such page.
+        """
+        return self._tree.hold(self._tree.match(path, _memory(tokens, 0, num_tokens)), kind)
+
+    def let_go(self, hold: Hold) -> None:
+        """End what ``keep`` began."""
+        self._tree.let_go(hold)
+
+    def num_held(self, kind: HoldKind) -> int:
+        """Pages that are held, by anybody."""
+        return self._tree.holds.num_pages[kind]
+
+    def held(self, holds: Iterable[Hold]) -> dict[Node, int]:
+        """The nodes that any of these holds goes through, with their pages. O(depth) for each hold."""
+        return {node: len(node.pages) for hold in holds for node in upwards(hold.node) if node.parent is not None}
 
     def drop(self, namespace: Namespace) -> int:
         """Forget a namespace: nothing of it is found from now on, and no lease held now enters any more of it.

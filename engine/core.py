@@ -195,6 +195,7 @@ class EngineCore:
         cache = self._cache
         return {
             **self._stats.counters(),
+            **self._scheduler.retention.stats(),
             **(self._grammars.stats() if self._grammars else {}),
             **(self._adapters.stats() if self._adapters else {}),
             "running": self._scheduler.num_running,
@@ -336,4 +337,6 @@ class EngineCore:
             adapted_from=adaptation.adapted_from,
             tenant=submit.tenant,
             priority=submit.priority,
+            session=submit.session,
+            pin_seconds=submit.pin_seconds,
         )

@@ -6,7 +6,7 @@ import itertools
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -134,19 +134,26 @@ class LLM:
         stop: str | Sequence[str] = (),
         grammar: GrammarSpec | None = None,
         adapter: str | None = None,
+        session: str = "",
+        pin_seconds: float = 0.0,
         on_delta: Callable[[TextDelta], None] | None = None,
     ) -> RunningRequest:
         """Begin a request beside those that run already. ``step`` brings all of them on.
 
         Args:
             tokens: the prompt.
+            session: a name; what the last request of this name computed is evicted from the prefix cache last.
+            pin_seconds: how long the prompt is to stay there, even beyond that.
             on_delta: called in ``step`` with each piece of the answer as it comes.
 
         Raises:
             RequestError: the prompt or a parameter is out of bounds.
         """
         form = _Form(stop, 1, grammar, adapter)
-        request = self._limits.check(form.request(token_array(tokens), params or SamplingParams()))
+        request = replace(
+            form.request(token_array(tokens), params or SamplingParams()), session=session, pin_seconds=pin_seconds
+        )
+        request = self._limits.check(request)
         running = RunningRequest(_builder(request.tokens, request), on_delta)
         self._submit([request], [running])
         return running

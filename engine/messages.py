@@ -49,6 +49,8 @@ class Submit:
         tenant: whose share of the engine it uses up.
         cache_tenant: who alone may share its KV; "" is a tenant like any other here.
         priority: its band in the queue.
+        session: name of a session of the tenant's, whose next call will go on from this one; "" for none.
+        pin_seconds: how long its prompt is to stay in the cache, 0 for no longer than others.
     """
 
     id: int
@@ -60,6 +62,8 @@ class Submit:
     tenant: str = ""
     cache_tenant: str = ""
     priority: Priority = Priority.INTERACTIVE
+    session: str = ""
+    pin_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

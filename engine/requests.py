@@ -12,7 +12,9 @@ from engine.messages import Submit
 from engine.types import (
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
+    MAX_PIN_SECONDS,
     MAX_SEED,
+    MAX_SESSION_NAME,
     MAX_STOP_TOKEN_IDS,
     MAX_TOP_K,
     Priority,
@@ -62,6 +64,8 @@ class TextRequest:
         cache_tenant: who alone may share its KV.
         priority: its band in the queue.
         timeout: seconds after which it ends, wherever it is; None: never.
+        session: name of a session of the tenant's, whose next call will go on from this one; "" for none.
+        pin_seconds: how long its prompt is to stay in the prefix cache, 0 for no longer than others.
     """
 
     tokens: array[int]
@@ -77,6 +81,8 @@ class TextRequest:
     cache_tenant: str = ""
     priority: Priority = Priority.INTERACTIVE
     timeout: float | None = None
+    session: str = ""
+    pin_seconds: float = 0.0
 
     def submits(self, ids: Iterator[int]) -> list[Submit]:
         """One ``Submit`` for each of the ``n`` sequences; a given seed is counted up from one to the next."""
@@ -93,6 +99,8 @@ class TextRequest:
                 tenant=self.tenant,
                 cache_tenant=self.cache_tenant,
                 priority=self.priority,
+                session=self.session,
+                pin_seconds=self.pin_seconds,
             )
             for index in range(self.n)
         ]
@@ -124,6 +132,9 @@ class RequestLimits:
             _check_number(name, getattr(params, name), kind, low, high)
         _check_number("n", request.n, int, 1, MAX_N)
         _check_number("timeout", request.timeout, float, 0, MAX_TIMEOUT)
+        _check_number("pin_seconds", request.pin_seconds, float, 0, MAX_PIN_SECONDS)
+        if (length := len(request.session)) > MAX_SESSION_NAME:
+            raise _out_of_bounds("session", f"{length} characters long", f"at most {MAX_SESSION_NAME}")
         if params.min_tokens > params.max_tokens:
             raise _out_of_bounds("min_tokens", params.min_tokens, f"at most max_tokens ({params.max_tokens})")
         _check_stops(request.stop)

@@ -32,6 +32,7 @@ from engine.errors import EngineError
 from engine.messages import Done, Message, TokenOut, failure_of
 from engine.plan import Plan, StepUnderWay, lease_of
 from engine.queue import WaitingQueue
+from engine.retention import Retention
 from engine.sequence import MaskJob, Sequence, Status
 from engine.stats import EngineStats
 from engine.types import FinishReason
@@ -50,6 +51,9 @@ class Scheduler:
         drafter: proposes drafts; None for none.
         max_drafts: drafts in one step.
         clock: seconds, monotonic.
+
+    Attributes:
+        retention: what stays in the cache for calls to come.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class Scheduler:
         self._clock = clock
         self._under_way: deque[StepUnderWay] = deque()  # at most two, the later one planned ahead
         self._committed = 0.0  # when the last one was
+        self.retention = Retention(cache, clock)
         self._queue = WaitingQueue(self._num_cached if cache.sharing else None, clock)
         self._running: list[Sequence] = []  # in order of admission
         self._alive: dict[int, Sequence] = {}
@@ -124,6 +129,7 @@ class Scheduler:
     def schedule(self) -> Batch:
         """Plan a step. An empty batch means that nothing can be done now: who waits, waits for a slot to be loaded."""
         assert not self._under_way
+        self.retention.expire()
         plan = Plan(self._max_tokens, self._clock())
         self._fill(plan)
         if self._drafter:
@@ -322,14 +328,15 @@ class Scheduler:
         sequence.num_computed = lease.num_tokens
         self._by_row[sequence.row] = sequence
         if sequence.num_cached < 0:
-            self._count_admission(sequence)
+            self._count_admission(sequence, lease)
         plan.begin(sequence)
 
-    def _count_admission(self, sequence: Sequence) -> None:
-        sequence.num_cached = sequence.num_computed
+    def _count_admission(self, sequence: Sequence, lease: Lease) -> None:
+        sequence.num_cached, sequence.num_forked = lease.num_tokens, lease.num_forked
         self._queue.charge_prompt(sequence)
         self._stats.prompt_tokens += sequence.num_prompt
         self._stats.prompt_tokens_cached += sequence.num_cached
+        self._stats.prompt_tokens_forked += sequence.num_forked
         self._stats.observe("request_queue_time_seconds", self._clock() - sequence.arrival)
 
     def _commit_row(self, sequence: Sequence, row: Row, outcome: RowResult) -> list[Message]:
@@ -375,6 +382,7 @@ class Scheduler:
         """End a sequence in whatever state it is."""
         if sequence.status is Status.RUNNING:
             self._leave(sequence)
+            sequence.num_pinned = self.retention.note(sequence)
         elif sequence.status is Status.WAITING:
             self._queue.remove(sequence)
         sequence.status = Status.FINISHED

@@ -47,7 +47,9 @@ class Sequence:
         tenant: whose share of the engine it uses up.
         priority: its band in the queue. Written by the queue alone, when it has waited for long.
         num_scored: tokens of the prompt whose logprobs have been given or were not asked for.
-        num_drafted, num_forced: see ``Usage``.
+        num_forked, num_pinned, num_drafted, num_forced: see ``Usage``.
+        session: the session whose call it is, "" for none.
+        pin_seconds: how long its prompt is to be pinned, 0 for not at all.
         num_overtaken: sequences of its own tenant and band that came later and were admitted before it.
     """
 
@@ -70,11 +72,15 @@ class Sequence:
     num_cached: int = -1
     num_preempted: int = 0
     num_scored: int = 0
+    num_forked: int = 0
+    num_pinned: int = 0
     num_drafted: int = 0
     num_forced: int = 0
     tenant: str = ""
     priority: Priority = Priority.INTERACTIVE
     num_overtaken: int = 0
+    session: str = ""
+    pin_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         """Count the prompt, and what of it needs no logprobs."""
@@ -115,7 +121,16 @@ class Sequence:
         """Its tokens, as the client is told them."""
         shortest = self.matcher.num_shortest if self.matcher else None
         cached = max(self.num_cached, 0)
-        return Usage(self.num_prompt, cached, self.num_generated, shortest, self.num_drafted, self.num_forced)
+        return Usage(
+            prompt=self.num_prompt,
+            cached=cached,
+            completion=self.num_generated,
+            shortest=shortest,
+            drafted=self.num_drafted,
+            forced=self.num_forced,
+            forked=self.num_forked,
+            pinned=self.num_pinned,
+        )
 
 
 @dataclass(frozen=True, slots=True)

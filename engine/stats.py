@@ -16,6 +16,7 @@ class EngineStats:
         steps: forward passes.
         prompt_tokens: tokens of admitted prompts.
         prompt_tokens_cached: those of them found in the prefix cache.
+        prompt_tokens_forked: those of them that another running sequence used at that moment.
         computed_tokens: tokens put through the model.
         generation_tokens: tokens drawn.
         preemptions: sequences sent back to the queue for lack of pages.
@@ -29,6 +30,7 @@ class EngineStats:
     steps: int = 0
     prompt_tokens: int = 0
     prompt_tokens_cached: int = 0
+    prompt_tokens_forked: int = 0
     computed_tokens: int = 0
     generation_tokens: int = 0
     preemptions: int = 0

@@ -13,6 +13,8 @@ MAX_TOP_K = 1 << 20
 MAX_SEED = (1 << 63) - 1
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 300
+MAX_SESSION_NAME = 256
+MAX_PIN_SECONDS = 86400.0
 
 
 class FinishReason(StrEnum):
@@ -108,6 +110,8 @@ class Usage:
             grammar, for free text with structured parts, and where none was found.
         drafted: those of the generated tokens that had been drafted, and so came without a step of their own.
         forced: those of the generated tokens that a grammar left no choice about; some may be drafted as well.
+        forked: those of the cached tokens that another running sequence used when this one was admitted.
+        pinned: those of the prompt's tokens that its end has pinned in the cache; whole pages.
     """
 
     prompt: int
@@ -116,6 +120,8 @@ class Usage:
     shortest: int | None = None
     drafted: int = 0
     forced: int = 0
+    forked: int = 0
+    pinned: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,10 +152,14 @@ class Branch:
         self.assistant(best)
         return best
 
-    def warm(self, *, adapter: str | None = None) -> Self:
-        """Have the conversation so far computed, so that whatever goes on from it finds it in the cache."""
+    def warm(self, *, adapter: str | None = None, pin: int = 0) -> Self:
+        """Have the conversation so far computed, so that whatever goes on from it finds it in the cache.
+
+        Args:
+            pin: seconds for which it is to stay there, however much else is computed meanwhile.
+        """
         with self._blaming("warm"):
-            self._ledger.add(self._backend.warm(self._prompt(adapter)))
+            self._ledger.add(self._backend.warm(self._prompt(adapter), pin))
         return self
 
     def fork(self, count: int) -> Fork:
@@ -177,7 +181,7 @@ class Branch:
         return self
 
     def _prompt(self, adapter: str | None) -> Prompt:
-        return Prompt(tuple(self.messages), adapter)
+        return Prompt(tuple(self.messages), adapter, self.path)
 
     @contextmanager
     def _blaming(self, step: str) -> Iterator[None]:

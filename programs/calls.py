@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ from programs.errors import CallFailed
 from programs.report import Report
 
 Message = dict[str, str]
+_LONGEST_PATH = 128
 
 
 class FormKind(StrEnum):
@@ -36,10 +38,12 @@ class Prompt:
     Attributes:
         messages: with ``role`` and ``content``. If the last one is the assistant's, the answer goes on from it.
         adapter: name of an adapter, None for the session's model.
+        branch: path of the branch that asks. Its next call will go on from this one.
     """
 
     messages: tuple[Message, ...]
     adapter: str | None = None
+    branch: str = ""
 
     @property
     def is_open(self) -> bool:
@@ -49,7 +53,7 @@ class Prompt:
     def followed_by(self, text: str) -> Prompt:
         """The prompt with more text of the assistant's."""
         *before, last = self.messages if self.is_open else (*self.messages, {"role": "assistant", "content": ""})
-        return Prompt((*before, {"role": "assistant", "content": last["content"] + text}), self.adapter)
+        return replace(self, messages=(*before, {"role": "assistant", "content": last["content"] + text}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +100,22 @@ class Backend(Protocol):
         """Log-probabilities of the tokens of each choice as the next text, from the first one that tells them apart
         from the prompt on."""
 
-    def warm(self, prompt: Prompt) -> Report:
-        """Compute a prompt, so that it is in the cache."""
+    def warm(self, prompt: Prompt, pin: int) -> Report:
+        """Compute a prompt, so that it is in the cache, and pin it there for so many seconds, if not 0."""
 
     def close(self) -> None:
         """Let go of what the backend holds."""
+
+
+def session_name(root: str, branch: str) -> str:
+    """The name under which a branch's calls belong together on a server or an engine.
+
+    Args:
+        root: what no other session has.
+        branch: its path; of a very long one a digest.
+    """
+    short = branch if len(branch) <= _LONGEST_PATH else hashlib.sha256(branch.encode()).hexdigest()
+    return f"{root}/{short}"
 
 
 def first_difference(base: Sequence[int], wholes: Sequence[Sequence[int]]) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from engine.errors import EngineError
 from engine.generation import TextDelta
@@ -15,7 +16,7 @@ from engine.outputs import RequestOutput
 from engine.types import SamplingParams, Usage
 from grammar.errors import GrammarError
 from grammar.spec import GrammarSpec
-from programs.calls import Answer, Draw, Form, FormKind, Prompt, first_difference
+from programs.calls import Answer, Draw, Form, FormKind, Prompt, first_difference, session_name
 from programs.errors import CallFailed
 from programs.report import Report
 
@@ -37,6 +38,8 @@ class _Call:
     stop: tuple[str, ...] = ()
     grammar: GrammarSpec | None = None
     adapter: str | None = None
+    session: str = ""
+    pin: int = 0
     news: SimpleQueue[TextDelta | BaseException | None] = field(default_factory=SimpleQueue)
     running: RunningRequest | None = None
 
@@ -68,6 +71,7 @@ class Offline:
         self._llm = llm
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._calls: list[_Call] = []  # begun and not ended; of the stepping thread alone
+        self._session = uuid4().hex
         self._closed = False
         self._thread = threading.Thread(target=self._drive, name="llm", daemon=True)
         self._thread.start()
@@ -76,7 +80,7 @@ class Offline:
         """One sequence of the engine."""
         params = SamplingParams(max_tokens=draw.max_tokens, temperature=draw.temperature, seed=draw.seed)
         grammar = _grammar(draw.form) if draw.form else None
-        call = _Call(self._tokens(prompt), params, draw.stop, grammar, prompt.adapter)
+        call = _Call(self._tokens(prompt), params, draw.stop, grammar, prompt.adapter, self._name(prompt))
         self._send(call)
         ended = False
         try:
@@ -94,7 +98,7 @@ class Offline:
         wholes = [self._tokens(prompt.followed_by(choice)) for choice in choices]
         start = first_difference(base, wholes)
         params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, logprob_start_len=start)
-        calls = [_Call(whole, params, adapter=prompt.adapter) for whole in wholes]
+        calls = [_Call(whole, params, adapter=prompt.adapter, session=self._name(prompt)) for whole in wholes]
         for call in calls:
             self._send(call)
         outputs = [call.wait() for call in calls]
@@ -103,9 +107,10 @@ class Offline:
             report += _report(output.usage[0], calls=0, dropped=1)
         return [_logprobs(output, start) for output in outputs], report
 
-    def warm(self, prompt: Prompt) -> Report:
+    def warm(self, prompt: Prompt, pin: int) -> Report:
         """A sequence whose one token is dropped."""
-        call = _Call(self._tokens(prompt), SamplingParams(max_tokens=1), adapter=prompt.adapter)
+        params, session = SamplingParams(max_tokens=1), self._name(prompt)
+        call = _Call(self._tokens(prompt), params, adapter=prompt.adapter, session=session, pin=pin)
         self._send(call)
         return _report(call.wait().usage[0], dropped=1)
 
@@ -128,6 +133,9 @@ class Offline:
             return tokenizer.encode(text, False)
         except EngineError as error:
             raise CallFailed(str(error)) from error
+
+    def _name(self, prompt: Prompt) -> str:
+        return session_name(self._session, prompt.branch)
 
     def _send(self, call: _Call) -> None:
         if self._closed:
@@ -157,6 +165,8 @@ class Offline:
                 stop=call.stop,
                 grammar=call.grammar,
                 adapter=call.adapter,
+                session=call.session,
+                pin_seconds=call.pin,
                 on_delta=call.news.put,
             )
         except Exception as error:
@@ -198,7 +208,9 @@ def _grammar(form: Form) -> GrammarSpec:
 
 def _report(usage: Usage, calls: int = 1, dropped: int = 0) -> Report:
     """The engine's count, without generated tokens that nobody asked for."""
-    return Report(calls, usage.prompt, usage.cached, usage.completion - dropped, usage.drafted, usage.forced)
+    return Report(
+        calls, usage.prompt, usage.cached, usage.forked, usage.completion - dropped, usage.drafted, usage.forced
+    )
 
 
 def _logprobs(output: RequestOutput, start: int) -> list[float]:

@@ -1,7 +1,7 @@
 """A model behind an OpenAI-compatible server, asked over plain blocking HTTP from the threads of the branches.
 
-``gen`` needs chat completions alone. ``select`` and ``warm`` need ``/tokenize`` with ``messages``, and completions of
-token ids with ``echo`` and ``max_tokens: 0``.
+``gen`` needs chat completions alone, ``warm`` such with ``max_tokens: 0``. ``select`` needs ``/tokenize`` with
+``messages``, and completions of token ids with ``echo``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from functools import cached_property
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import uuid4
 
-from programs.calls import Answer, Draw, Form, FormKind, Prompt, first_difference
+from programs.calls import Answer, Draw, Form, FormKind, Prompt, first_difference, session_name
 from programs.errors import CallFailed
 from programs.report import Report
 
@@ -41,6 +42,7 @@ class Remote:
         self._host = parts.netloc.rpartition("@")[2]
         self._root = parts.path.rstrip("/").removesuffix("/v1")
         self._model = model
+        self._session = uuid4().hex
         self._headers = {"Content-Type": "application/json"}
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -51,7 +53,7 @@ class Remote:
 
     def stream(self, prompt: Prompt, draw: Draw) -> Generator[str, None, Answer]:
         """One streamed chat completion."""
-        body = self._conversation(prompt) | _drawing(draw)
+        body = self._conversation(prompt) | self._key(prompt) | _drawing(draw)
         texts: list[str] = []
         end: dict[str, Any] = {}
         usage: dict[str, Any] = {}
@@ -83,16 +85,23 @@ class Remote:
             report += _report(answer["usage"], calls=0)
         return scores, report
 
-    def warm(self, prompt: Prompt) -> Report:
-        """A completion of no tokens."""
-        return _report(self._complete(prompt, [self._tokens(prompt)], {})["usage"])
+    def warm(self, prompt: Prompt, pin: int) -> Report:
+        """A chat completion of no tokens."""
+        body = self._conversation(prompt) | self._key(prompt) | {"max_tokens": 0}
+        if pin:
+            body["cache_control"] = {"type": "ephemeral", "ttl": f"{pin}s"}
+        return _report(self._json("POST", "/v1/chat/completions", body)["usage"])
 
     def close(self) -> None:
         """Nothing is held: each call has a connection of its own."""
 
     def _complete(self, prompt: Prompt, tokens: list[list[int]], fields: dict[str, Any]) -> dict[str, Any]:
         body = {"model": prompt.adapter or self._default_model, "prompt": tokens, "max_tokens": 0, **fields}
-        return self._json("POST", "/v1/completions", body)
+        return self._json("POST", "/v1/completions", body | self._key(prompt))
+
+    def _key(self, prompt: Prompt) -> dict[str, Any]:
+        """The session that the server is to expect more calls of."""
+        return {"prompt_cache_key": session_name(self._session, prompt.branch)}
 
     def _tokens(self, prompt: Prompt) -> list[int]:
         return list(self._json("POST", "/tokenize", self._conversation(prompt))["tokens"])
@@ -164,6 +173,7 @@ def _report(usage: dict[str, Any], calls: int = 1) -> Report:
         calls,
         usage.get("prompt_tokens") or 0,
         given.get("cached_tokens") or 0,
+        given.get("forked_tokens") or 0,
         usage.get("completion_tokens") or 0,
         made.get("drafted_tokens") or 0,
         made.get("forced_tokens") or 0,

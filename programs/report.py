@@ -14,6 +14,7 @@ class Report:
         calls: to the model; a ``select`` is one.
         prompt: tokens of the prompts.
         cached: those of them whose KV was found in the prefix cache.
+        forked: those of them that another call was using at that moment, such as that of a branch beside it.
         completion: tokens generated.
         drafted: those of them that were drafted and stood, so that no step of their own was needed.
         forced: those of them that a grammar left no choice about; some may be drafted as well.
@@ -22,6 +23,7 @@ class Report:
     calls: int = 0
     prompt: int = 0
     cached: int = 0
+    forked: int = 0
     completion: int = 0
     drafted: int = 0
     forced: int = 0
@@ -41,7 +43,8 @@ class Report:
         share = f"{self.cached / self.prompt:.0%}" if self.prompt else "0%"
         return (
             f"{self.calls} calls: {self.cached:,} of {self.prompt:,} prompt tokens ({share}) came from the cache, "
-            f"{self.computed:,} were computed; {self.completion:,} tokens generated, "
+            f"{self.forked:,} of them shared with calls at the same time, {self.computed:,} were computed; "
+            f"{self.completion:,} tokens generated, "
             f"{self.drafted:,} of them drafted, {self.forced:,} forced"
         )
 

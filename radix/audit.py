@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from radix.holds import HoldKind
 from radix.namespace import Namespace
-from radix.node import TOKEN_BYTES, Node
-from radix.tree import RadixTree, descendants, upwards
+from radix.node import TOKEN_BYTES, Node, descendants, upwards
+from radix.tree import RadixTree
 
 
 class BrokenInvariant(Exception):
@@ -37,6 +38,7 @@ def check(tree: RadixTree, leases: Sequence[Node]) -> list[int]:
     _check_switches(tree, reachable)
     _check_tops(tree, reachable)
     _check_locks(tree, reachable, leases)
+    _check_holds(tree, reachable)
     _check_queue(tree, reachable)
     return _check_pages(tree, reachable)
 
@@ -125,6 +127,23 @@ def _check_locks(tree: RadixTree, reachable: list[Node], leases: Sequence[Node])
         _require(bool(sound), node, "is kept as dropped")
     locked = sum(len(node.pages) for node in nodes if node.lock)
     _require(tree.num_locked == locked, "num_locked is", tree.num_locked, "but locked nodes have", locked, "pages")
+
+
+def _check_holds(tree: RadixTree, reachable: list[Node]) -> None:
+    """A node counts the holds that end at it or below, each of which knows its end."""
+    through: dict[HoldKind, Counter[Node]] = {kind: Counter() for kind in HoldKind}
+    for end, holds in tree.holds.ends.items():
+        _require(bool(holds), end, "keeps an empty list of holds")
+        for hold in holds:
+            _require(hold.node is end, "a hold that ends at", end, "says that it ends at", hold.node)
+            through[hold.kind].update(upwards(end))
+    for kind, counted in through.items():
+        for node in (*reachable, *tree.dropped):
+            _require(node.holds[kind] == counted[node], node, "has", kind.name, "holds through it:", counted[node])
+        _require(counted.keys() <= {tree.root, *reachable}, "holds end outside the tree:", counted.keys())
+        pages = sum(len(node.pages) for node in reachable if node.holds[kind])
+        told = tree.holds.num_pages[kind]
+        _require(told == pages, "num_pages of", kind.name, "is", told, "but nodes have", pages)
 
 
 def _check_queue(tree: RadixTree, reachable: list[Node]) -> None:

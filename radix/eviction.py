@@ -1,4 +1,4 @@
-"""Which leaf was used least recently: a heap whose entries are checked only when they come up."""
+"""Which leaf goes first: a heap whose entries are checked only when they come up."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from itertools import count
 
 from radix.node import Node
 
-Entry = tuple[int, int, Node]
+Entry = tuple[int, int, int, Node]
 
 
 class EvictionQueue:
-    """Evictable leaves by last use.
+    """Evictable leaves by rank (``Node.rank``), and within a rank by last use.
 
-    A leaf is pushed whenever it becomes evictable. Its entry goes stale when it is used, locked, removed or gets a
-    child; stale entries are dropped when they come to the top, and all at once when they may be the majority. Hence
-    O(log n) for each change, and no more than about twice as many entries as leaves.
+    A leaf is pushed whenever it becomes evictable or changes its rank. Its entry goes stale when it is used, locked,
+    removed, gets a child or another rank; stale entries are dropped when they come to the top, and all at once when
+    they may be the majority. Hence O(log n) for each change, and no more than about twice as many entries as leaves.
     """
 
     def __init__(self) -> None:
@@ -24,31 +24,31 @@ class EvictionQueue:
         self._compact_at = 64
 
     def push(self, leaf: Node) -> None:
-        """Add a leaf that has become evictable, or whose last use has changed."""
-        heappush(self._heap, (leaf.last_use, next(self._serial), leaf))
+        """Add a leaf that has become evictable, or whose last use or rank has changed."""
+        heappush(self._heap, (leaf.rank, leaf.last_use, next(self._serial), leaf))
         if len(self._heap) >= self._compact_at:
             self._compact()
 
     def oldest(self) -> Node | None:
-        """The evictable leaf used least recently; it stays in the queue as long as it is evictable."""
+        """The evictable leaf of the lowest rank, used least recently; it stays in the queue while it is evictable."""
         while self._heap:
             entry = self._heap[0]
             if _valid(entry):
-                return entry[2]
+                return entry[3]
             heappop(self._heap)
         return None
 
     def leaves(self) -> set[Node]:
         """All leaves in the queue."""
-        return {entry[2] for entry in self._heap if _valid(entry)}
+        return {entry[3] for entry in self._heap if _valid(entry)}
 
     def _compact(self) -> None:
-        newest = {entry[2]: entry for entry in self._heap if _valid(entry)}
+        newest = {entry[3]: entry for entry in self._heap if _valid(entry)}
         self._heap = list(newest.values())
         heapify(self._heap)
         self._compact_at = 2 * len(self._heap) + 64
 
 
 def _valid(entry: Entry) -> bool:
-    last_use, _, leaf = entry
-    return leaf.evictable and leaf.last_use == last_use
+    rank, last_use, _, leaf = entry
+    return leaf.evictable and leaf.last_use == last_use and leaf.rank == rank

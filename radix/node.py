@@ -7,6 +7,7 @@ bytes: it means nothing, but the key that shares the longest beginning with a gi
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterator
 
 from radix.namespace import Namespace, Origin
 
@@ -29,10 +30,11 @@ class Node:
             be copied by any path of that namespace.
         lock: leases that end here or below.
         last_use: logical time of the last lease through it; never less than a child's.
+        holds: sessions and pins that end here or below (``radix.holds``).
         dropped: cut off from matches, kept only until its leases end.
     """
 
-    __slots__ = ("children", "dropped", "heads", "last_use", "lock", "origin", "pages", "parent", "tokens")
+    __slots__ = ("children", "dropped", "heads", "holds", "last_use", "lock", "origin", "pages", "parent", "tokens")
 
     def __init__(self, origin: Origin | None, tokens: bytes | bytearray, pages: list[int], last_use: int = 0) -> None:
         self.origin = origin
@@ -43,6 +45,7 @@ class Node:
         self.heads: dict[Namespace, Siblings] = {}
         self.lock = 0
         self.last_use = last_use
+        self.holds = [0, 0]
         self.dropped = False
 
     def __repr__(self) -> str:
@@ -57,6 +60,17 @@ class Node:
     def evictable(self) -> bool:
         """Whether its last page may be freed: in the tree, used by nobody, nothing below it."""
         return not self.lock and not self.children and self.parent is not None
+
+    @property
+    def pinned(self) -> bool:
+        """Whether a pin goes through it."""
+        return self.holds[1] > 0
+
+    @property
+    def rank(self) -> int:
+        """What is evicted first: 0 ordinary pages, 1 those of living sessions, 2 pinned ones."""
+        sessions, pins = self.holds
+        return 2 if pins else int(sessions > 0)
 
     def only_child(self) -> Node | None:
         """Its child, if it has exactly one."""
@@ -144,3 +158,21 @@ def common_pages(tokens: bytes, start: int, run: bytearray, most: int, page_byte
             else:
                 high = middle
         return low
+
+
+def upwards(node: Node | None) -> Iterator[Node]:
+    """The node, its parent and so on to the root; the node at hand may be cleared on the way."""
+    while node:
+        parent = node.parent
+        yield node
+        node = parent
+
+
+def descendants(node: Node) -> Iterator[Node]:
+    """The node and all below it, parents first."""
+    stack = [node]
+    while stack:
+        node = stack.pop()
+        yield node
+        for siblings in node.children.values():
+            stack += siblings.nodes

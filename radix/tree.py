@@ -12,14 +12,14 @@ The tree holds page ids and counts, never KV. It frees no page itself: every cha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
 from radix.cursor import Cursor
 from radix.eviction import EvictionQueue
+from radix.holds import Hold, HoldKind, Holds
 from radix.namespace import Namespace, Origin, Path
-from radix.node import TOKEN_BYTES, Node, Siblings, common_tokens
+from radix.node import TOKEN_BYTES, Node, Siblings, common_tokens, descendants, upwards
 
 GroupName = TypeVar("GroupName")
 
@@ -68,6 +68,7 @@ class RadixTree:
         self.dropped: set[Node] = set()
         self.tops: dict[Namespace, set[Node]] = {}
         self.queue = EvictionQueue()
+        self.holds = Holds(self.queue)
         self._page_bytes = page_size * TOKEN_BYTES
         self._clock = 0
 
@@ -110,9 +111,7 @@ class RadixTree:
     def lock(self, match: Match) -> Node:
         """Begin a lease on the whole pages of a match; nothing may have changed since. Returns where they end."""
         self._clock += 1
-        node = match.node
-        if match.inside < len(node.pages):
-            node = self._split(node, match.inside)
+        node = self._end(match)
         for each in upwards(node):
             each.last_use = self._clock
             self._add_lock(each)
@@ -134,6 +133,32 @@ class RadixTree:
                 self.queue.push(each)
         self._join(node)
         return freed
+
+    def num_in_use(self, match: Match) -> int:
+        """How many first pages of a match leases go through now."""
+        unused, node = 0, match.node
+        while not node.lock and node.parent is not None:
+            unused += match.inside if node is match.node else len(node.pages)
+            node = node.parent
+        return len(match.pages) - unused
+
+    def hold(self, match: Match, kind: HoldKind) -> Hold | None:
+        """Have the whole pages of a match evicted late; nothing may have changed since. None if there are none."""
+        return self.holds.begin(self._end(match), kind) if match.pages else None
+
+    def let_go(self, hold: Hold) -> None:
+        """End a hold."""
+        node = hold.node
+        self.holds.end(hold)
+        if node is not None:
+            below = node.only_child()
+            whole = below is not None and len(below.tokens) == len(below.pages) * self._page_bytes
+            self._join(below if below and whole else node)  # a tail stays by itself
+
+    def _end(self, match: Match) -> Node:
+        """The node that ends where the whole pages of a match do."""
+        inside = match.inside < len(match.node.pages)
+        return self._split(match.node, match.inside) if inside else match.node
 
     def _add_lock(self, node: Node) -> None:
         if not node.lock:
@@ -176,7 +201,8 @@ class RadixTree:
         """Enter pages that the tree lacks: in ``node``'s own run if the lease is its only one, else below it."""
         origin, tokens = cursor.origin, cursor.tokens[cursor.start :][: len(pages) * self._page_bytes]
         freed += self._supersede(node, origin, cursor.page)
-        if node.origin and origin == Origin(node.origin.namespace) and node.lock == 1 and not node.children:
+        alone = node.lock == 1 and not node.children and not node.rank
+        if alone and node.origin and origin == Origin(node.origin.namespace):
             node.tokens += tokens
             node.pages += pages
             self.num_pages += len(pages)
@@ -221,16 +247,18 @@ class RadixTree:
     # Removing pages
 
     def evict(self, num_pages: int) -> list[int]:
-        """Free up to ``num_pages`` pages: from the end of the leaf used least recently, then of the next one."""
+        """Free up to ``num_pages`` pages: from the end of the first leaf of the queue, then of the next one."""
         freed: list[int] = []
         while len(freed) < num_pages and (leaf := self.queue.oldest()):
             missing = num_pages - len(freed)
             if missing < len(leaf.pages):
+                self.holds.shrink(leaf, missing)
                 freed += leaf.pages[-missing:]
                 del leaf.pages[-missing:], leaf.tokens[-missing * self._page_bytes :]
                 self.num_pages -= missing
             else:
                 parent = leaf.parent
+                self.holds.move_up(leaf)
                 self._detach(leaf)
                 freed += self._clear(leaf)
                 if parent and parent.evictable:
@@ -246,6 +274,8 @@ class RadixTree:
         for top in tuple(self.tops.get(namespace, ())):
             if top.parent and not top.dropped:
                 nodes = tuple(descendants(top))
+                for node in nodes:
+                    self.holds.forget(node)
                 self._detach(top)
                 if top.parent.evictable:
                     self.queue.push(top.parent)
@@ -279,7 +309,7 @@ class RadixTree:
         parent, size = node.parent, at * self._page_bytes
         self._detach(node)
         upper = Node(node.origin, node.tokens[:size], node.pages[:at], node.last_use)
-        upper.lock = node.lock
+        upper.lock, upper.holds = node.lock, node.holds[:]
         node.origin = Origin(node.origin.namespace)
         del node.tokens[:size], node.pages[:at]
         self._attach(upper, parent)
@@ -287,7 +317,7 @@ class RadixTree:
         return upper
 
     def _join(self, node: Node) -> None:
-        """Undo splits above ``node`` that tell no leases or branches apart; all there has just been used together."""
+        """Undo splits above ``node`` that tell no leases, holds, uses or branches apart."""
         chain = [node]
         while parent := chain[-1].parent:
             if _inseparable(parent, chain[-1]):
@@ -357,28 +387,12 @@ def _begun(node: Node) -> set[Namespace]:
 
 
 def _inseparable(parent: Node, child: Node) -> bool:
-    """Whether ``parent`` and its only child could be one node: same leases, no switch between."""
+    """Whether ``parent`` and its only child could be one node: same leases, holds and use, no switch between."""
     return (
         parent.parent is not None
         and parent.lock == child.lock
+        and parent.holds == child.holds
+        and parent.last_use == child.last_use
         and parent.namespace == child.namespace
         and parent.only_child() is child
     )
-
-
-def upwards(node: Node | None) -> Iterator[Node]:
-    """The node, its parent and so on to the root; the node at hand may be cleared on the way."""
-    while node:
-        parent = node.parent
-        yield node
-        node = parent
-
-
-def descendants(node: Node) -> Iterator[Node]:
-    """The node and all below it, parents first."""
-    stack = [node]
-    while stack:
-        node = stack.pop()
-        yield node
-        for siblings in node.children.values():
-            stack += siblings.nodes

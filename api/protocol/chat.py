@@ -18,7 +18,10 @@ TemplateKwargs = Annotated[dict[str, Any], AfterValidator(check_template_kwargs)
 
 
 class ChatRequest(StructuredFields):
-    """OpenAI's fields that change the answer and vLLM's extras that are implemented."""
+    """OpenAI's fields that change the answer and vLLM's extras that are implemented.
+
+    ``max_tokens`` may be 0: the prompt is computed, so that it is in the cache.
+    """
 
     ignored: ClassVar[frozenset[str]] = IGNORED - {"parallel_tool_calls"}
     refused: ClassVar[Mapping[str, Refusal]] = {
@@ -34,8 +37,8 @@ class ChatRequest(StructuredFields):
     }
 
     messages: Messages
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
     tools: Tools = Field(default_factory=list)
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
@@ -52,6 +55,8 @@ class ChatRequest(StructuredFields):
             raise rejected("may only be given where 'logprobs' is true", "top_logprobs")
         if self.max_completion_tokens is not None and self.max_tokens not in (None, self.max_completion_tokens):
             raise rejected("contradicts 'max_completion_tokens'", "max_tokens")
+        if self.is_silent and self.min_tokens > 0:
+            raise rejected("contradicts 'max_tokens'", "min_tokens")
         check_tools(self.tools, self.tool_choice)
         if self.tools and self.include_stop_str_in_output:
             raise rejected("contradicts 'tools': calls leave no room for it", "include_stop_str_in_output")
@@ -62,6 +67,11 @@ class ChatRequest(StructuredFields):
     def asked_tokens(self) -> int | None:
         """The limit on new tokens, by either name."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the prompt is to be computed and nothing generated: the limit on new tokens is 0."""
+        return self.asked_tokens == 0
 
     @property
     def num_logprobs(self) -> int | None:

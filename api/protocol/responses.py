@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from api.protocol.base import Refusal, RequestModel, StrictModel, rejected
+from api.protocol.caching import CacheControl, CacheKey
 from api.protocol.chat import TemplateKwargs
 from api.protocol.response_items import Input
 from api.protocol.sampling import ModelName, PriorityName, Salt, Stop
@@ -21,7 +22,8 @@ MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
 
 
-def _check_metadata(metadata: dict[str, str]) -> dict[str, str]:
+def check_metadata(metadata: dict[str, str]) -> dict[str, str]:
+    """The metadata, if it keeps to OpenAI's bounds."""
     if len(metadata) > MAX_METADATA:
         raise rejected(f"must have at most {MAX_METADATA} keys")
     for key, value in metadata.items():
@@ -164,10 +166,11 @@ class ResponseRequest(RequestModel):
     background: bool = False
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
-    metadata: Annotated[dict[str, str], AfterValidator(_check_metadata)] = Field(default_factory=dict)
+    metadata: Annotated[dict[str, str], AfterValidator(check_metadata)] = Field(default_factory=dict)
     user: str | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    prompt_cache_key: CacheKey | None = None
+    cache_control: CacheControl | None = None
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from api.protocol.base import Refusal, RequestModel, StrictModel, rejected, string_or_list
+from api.protocol.caching import CacheControl, CacheKey, seconds_of
 from engine.types import MAX_LOGPROBS, Priority, SamplingParams
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
@@ -23,7 +24,6 @@ IGNORED = frozenset(
         "metadata",
         "parallel_tool_calls",
         "prediction",
-        "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
         "safety_identifier",
@@ -102,6 +102,8 @@ class SamplingFields(RequestModel):
     logit_bias: Annotated[dict[str, float], AfterValidator(_check_logit_bias)] = Field(default_factory=dict)
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     cache_salt: Salt | None = None
+    prompt_cache_key: CacheKey | None = None
+    cache_control: CacheControl | None = None
     priority: PriorityName | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -128,6 +130,11 @@ class SamplingFields(RequestModel):
     def stop_strings(self) -> tuple[str, ...]:
         """``stop`` as a tuple, whichever form it came in."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def pin_seconds(self) -> float:
+        """How long ``cache_control`` pins the prompt, 0 where it is not given."""
+        return 0.0 if self.cache_control is None else float(seconds_of(self.cache_control.ttl))
 
     @property
     def band(self) -> Priority | None:

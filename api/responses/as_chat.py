@@ -26,7 +26,7 @@ _NAMES = (
 )
 _SAME = (
     *("model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop", "ignore_eos"),
-    *("parallel_tool_calls", "cache_salt", "priority", "chat_template_kwargs"),
+    *("parallel_tool_calls", "cache_salt", "priority", "chat_template_kwargs", "prompt_cache_key"),
 )
 
 
@@ -36,6 +36,7 @@ def as_chat(body: ResponseRequest, messages: list[ChatMessage]) -> ChatRequest:
     fields: dict[str, Any] = {
         **{name: getattr(body, name) for name in _SAME},
         "messages": messages,
+        "cache_control": None if body.cache_control is None else body.cache_control.model_dump(),
         "max_completion_tokens": body.max_output_tokens,
         "response_format": _format(body.text.format),
         "tools": [_tool(tool.model_dump(exclude_none=True)) for tool in body.tools],

@@ -113,9 +113,18 @@ def _usage(finish: Finish) -> dict[str, Any]:
     usage = finish.usage
     return {
         "input_tokens": usage.prompt,
-        "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
+        "input_tokens_details": {
+            "cached_tokens": usage.cached,
+            "cache_write_tokens": 0,
+            "forked_tokens": usage.forked,
+            "pinned_tokens": usage.pinned,
+        },
         "output_tokens": usage.completion,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {
+            "reasoning_tokens": 0,
+            "drafted_tokens": usage.drafted,
+            "forced_tokens": usage.forced,
+        },
         "total_tokens": usage.prompt + usage.completion,
     }
 

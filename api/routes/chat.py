@@ -12,7 +12,7 @@ from api.reply import ReplyHead, json_response
 from api.routes.body import JsonRoute
 from api.routes.shared import CallerOf, State
 from api.sse import EventStream
-from api.streams import generate, while_connected
+from api.streams import generate, silenced, while_connected
 from api.usage import UsageCount
 
 router = APIRouter(route_class=JsonRoute, tags=["generation"])
@@ -24,13 +24,15 @@ async def create_chat_completion(body: ChatRequest, request: Request, state: Sta
     name, adapter = state.resolve(body.model, caller)
     prepared, promise = await chat_request(state.serving(), state.dialect(), body, adapter, caller)
     caller.facts.update(model=name, prompt_tokens=len(prepared.tokens), n=body.n, stream=body.stream)
-    deltas = generate(state, [prepared], caller, promise)
+    deltas = generate(state, [prepared], caller, promise, drop_completion=body.is_silent)
+    if body.is_silent:
+        deltas = silenced(deltas)
     plan = None if promise is None else promise.tools
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     head = ReplyHead.new("chatcmpl", kind, name, state.fingerprint)
     caller.facts["response_id"] = head.id
     if body.stream:
         return EventStream(chat_events(body, head, deltas, len(prepared.tokens), plan))
-    usage = UsageCount()
+    usage = UsageCount(drop_completion=body.is_silent)
     answers = await while_connected(request.receive, collect(deltas, usage))
     return json_response(chat_body(body, head, answers, usage, plan))

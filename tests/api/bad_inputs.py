@@ -24,7 +24,7 @@ NUMBERS: list[tuple[str, str, float | None, float | None]] = [
     ("min_tokens", "int", 0, None),
     ("prompt_logprobs", "int", 0, 20),
 ]
-CHAT_NUMBERS = [*NUMBERS, ("max_tokens", "int", 1, None), ("max_completion_tokens", "int", 1, None)]
+CHAT_NUMBERS = [*NUMBERS, ("max_tokens", "int", 0, None), ("max_completion_tokens", "int", 0, None)]
 COMPLETION_NUMBERS = [*NUMBERS, ("max_tokens", "int", 0, None), ("logprobs", "int", 0, 20)]
 
 Case = tuple[str, dict[str, Any], str | None, str | None]
@@ -212,6 +212,18 @@ OTHERS: list[Case] = [
     (CHAT, {"logit_bias": {"9999999999": 1}}, "logit_bias", "invalid_value"),
     (CHAT, {"logit_bias": {str(token): 1 for token in range(301)}}, "logit_bias", "invalid_value"),
     (CHAT, {"logit_bias": {str(token): 1 for token in range(10_000)}}, "logit_bias", "invalid_value"),
+    (CHAT, {"max_tokens": 0, "min_tokens": 1}, "min_tokens", "invalid_value"),
+    (CHAT, {"prompt_cache_key": "x" * 257}, "prompt_cache_key", "invalid_value"),
+    (CHAT, {"prompt_cache_key": 5}, "prompt_cache_key", "invalid_type"),
+    (CHAT, {"cache_control": "ephemeral"}, "cache_control", "invalid_type"),
+    (CHAT, {"cache_control": {}}, "cache_control.type", "missing_required_parameter"),
+    (CHAT, {"cache_control": {"type": "persistent"}}, "cache_control.type", "invalid_value"),
+    (CHAT, {"cache_control": {"type": "ephemeral", "ttl": 300}}, "cache_control.ttl", "invalid_type"),
+    (CHAT, {"cache_control": {"type": "ephemeral", "ttl": "0s"}}, "cache_control.ttl", "invalid_value"),
+    (CHAT, {"cache_control": {"type": "ephemeral", "ttl": "25h"}}, "cache_control.ttl", "invalid_value"),
+    (CHAT, {"cache_control": {"type": "ephemeral", "ttl": "86401s"}}, "cache_control.ttl", "invalid_value"),
+    (CHAT, {"cache_control": {"type": "ephemeral", "ttl": "5 m"}}, "cache_control.ttl", "invalid_value"),
+    (CHAT, {"cache_control": {"type": "ephemeral", "scope": "all"}}, "cache_control.scope", "unknown_parameter"),
     (CHAT, {"cache_salt": ""}, "cache_salt", "invalid_value"),
     (CHAT, {"cache_salt": "x" * 129}, "cache_salt", "invalid_value"),
     (CHAT, {"cache_salt": "é"}, "cache_salt", "invalid_value"),
@@ -262,7 +274,6 @@ OTHERS: list[Case] = [
     (COMPLETIONS, {"prompt": "x" * MAX_LEN}, "prompt", "context_length_exceeded"),
     (COMPLETIONS, {"prompt": "x", "max_tokens": MAX_LEN}, "prompt", "context_length_exceeded"),
     (CHAT, {"max_tokens": MAX_LEN}, "messages", "context_length_exceeded"),
-    (CHAT, {"max_completion_tokens": 0}, "max_completion_tokens", "invalid_value"),
     # Tokens.
     ("/tokenize", {}, "prompt", "invalid_value"),
     ("/tokenize", {"prompt": "x", "messages": HI}, "prompt", "invalid_value"),

@@ -10,17 +10,19 @@ from fastapi.routing import APIRoute
 
 from api.protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from api.protocol.base import RequestModel
+from api.protocol.batches import BatchBody
 from api.protocol.chat import ChatRequest
 from api.protocol.completions import CompletionRequest
 from api.protocol.responses import ResponseRequest
 from api.protocol.tokenize import DetokenizeRequest, TokenizeRequest
-from api.routes import adapters, chat, completions, health, models, responses, tokenize
+from api.routes import adapters, batches, chat, completions, files, health, models, responses, tokenize
 
 TEXT = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 MODELS: dict[str, type[RequestModel]] = {
     "POST /v1/chat/completions": ChatRequest,
     "POST /v1/completions": CompletionRequest,
     "POST /v1/responses": ResponseRequest,
+    "POST /v1/batches": BatchBody,
     "POST /tokenize": TokenizeRequest,
     "POST /detokenize": DetokenizeRequest,
     "POST /v1/load_lora_adapter": LoadAdapterRequest,
@@ -56,5 +58,5 @@ def test_every_route_is_told_of() -> None:
 
 
 def _routes() -> list[APIRoute]:
-    modules = (adapters, chat, completions, health, models, responses, tokenize)
+    modules = (adapters, batches, chat, completions, files, health, models, responses, tokenize)
     return [route for module in modules for route in module.router.routes if isinstance(route, APIRoute)]

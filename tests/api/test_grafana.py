@@ -84,7 +84,9 @@ def test_every_metric_of_our_own_is_on_the_board(live: Live) -> None:
     }
     left_out = {
         "rootgraft:computed_tokens_total", "rootgraft:spec_decode_num_drafts_total", "rootgraft:forced_tokens_total",
-        "rootgraft:responses_stored", "rootgraft:request_params_n", "rootgraft:key_prompt_tokens_cached_total",
+        "rootgraft:files_stored_bytes", "rootgraft:batches_unfinished",
+            "rootgraft:prefix_cache_pins", "rootgraft:prefix_cache_sessions", "rootgraft:prompt_tokens_forked_total",
+            "rootgraft:responses_stored", "rootgraft:request_params_n", "rootgraft:key_prompt_tokens_cached_total",
     }  # fmt: skip
     assert families - shown == left_out
 

@@ -128,16 +128,25 @@ def test_timeouts_that_are_none(live: Live, value: str) -> None:
 def test_the_document_says_what_the_code_does() -> None:
     """Every number of the table of limits, every reason, header, option and field of a key."""
     from api.connection import HEAD_TIMEOUT
-    from api.guard import BODY_TIMEOUT, MAX_HEADER_BYTES, MAX_HEADERS
+    from api.guard import BODY_TIMEOUT, FILE_TIMEOUT, MAX_HEADER_BYTES, MAX_HEADERS
     from api.keys import MAX_KEYS, KeyEntry
     from api.protocol.completions import MAX_PROMPTS
     from api.protocol.messages import MAX_MESSAGES
     from api.protocol.sampling import MAX_MODEL_NAME
     from api.protocol.tools import MAX_TOOLS
+    from api.routes.files import MAX_LINES
     from engine.fairness import CACHED_WEIGHT
     from engine.queue import MAX_OVERTAKEN, WINDOW
     from engine.requests import MAX_N, MAX_STOP_LENGTH, MAX_STOPS, MAX_TIMEOUT
-    from engine.types import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_SEED, MAX_STOP_TOKEN_IDS, MAX_TOP_K
+    from engine.types import (
+        MAX_LOGIT_BIAS,
+        MAX_LOGPROBS,
+        MAX_PIN_SECONDS,
+        MAX_SEED,
+        MAX_SESSION_NAME,
+        MAX_STOP_TOKEN_IDS,
+        MAX_TOP_K,
+    )
 
     text = (Path(__file__).parents[2] / "docs" / "keys-and-limits.md").read_text("utf-8")
     rows = dict(
@@ -147,7 +156,8 @@ def test_the_document_says_what_the_code_does() -> None:
         "body": [ServerConfig().max_request_bytes],
         "headers": [MAX_HEADERS, MAX_HEADER_BYTES],
         "time for the head of a request": [int(HEAD_TIMEOUT)],
-        "time for its body": [int(BODY_TIMEOUT)],
+        "time for its body": [int(BODY_TIMEOUT), int(FILE_TIMEOUT)],
+        "a file of `/v1/files`": [ServerConfig().max_file_bytes, MAX_LINES],
         "`x-request-timeout`": [0, int(MAX_TIMEOUT)],
         "`model`, names of adapters": [MAX_MODEL_NAME],
         "`n`": [MAX_N],
@@ -160,6 +170,8 @@ def test_the_document_says_what_the_code_does() -> None:
         "`top_k`": [MAX_TOP_K],
         "`seed`": [MAX_SEED],
         "`cache_salt`": [128],
+        "`prompt_cache_key`": [MAX_SESSION_NAME],
+        "`cache_control.ttl`": [1, int(MAX_PIN_SECONDS)],
         "`tools`": [MAX_TOOLS],
         "keys in a file": [MAX_KEYS],
     }

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +61,22 @@ def test_all_endpoints_in_the_batch_band(live: Live, tmp_path: Path, capsys: pyt
     assert capsys.readouterr().out == "3 requests: 3 answered now, 0 before; 0 failed\n"
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_sees_a_bar_that_counts_what_was_done_before(
+    live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, out = write(tmp_path / "in", *map(line, range(4))), tmp_path / "out"
+    assert run(live, write(tmp_path / "first", line(0)), out) == 0
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert run(live, given, out) == 0
+    shown = sys.stderr.getvalue()  # type: ignore[attr-defined]
+    assert "1/4" in shown and "4/4" in shown and "0/4" not in shown
+
+
 def test_a_refused_request_is_an_answer_too(live: Live, tmp_path: Path) -> None:
     given, out = write(tmp_path / "in", line(0), line(1, max_tokens=-1)), tmp_path / "out"
     assert run(live, given, out) == 1
@@ -82,10 +101,13 @@ def test_it_goes_on_where_it_was_cut_off(cut: float, concurrency: int, live: Liv
 
 
 def test_a_server_that_has_no_room_is_asked_again(live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sleep = asyncio.sleep
+
     async def room(seconds: float) -> None:
         live.state.draining = False
+        await sleep(0)  # it is everybody's: the server's loop must get its turn
 
-    monkeypatch.setattr("api.run_batch.asyncio.sleep", room)
+    monkeypatch.setattr("api.batch_work.asyncio.sleep", room)
     live.state.draining = True
     given, out = write(tmp_path / "in", line(0)), tmp_path / "out"
     assert run(live, given, out) == 0

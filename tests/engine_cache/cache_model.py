@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from engine.batch import PageCopy
 from engine.cache import Lease, PrefixCache
+from radix.holds import Hold, HoldKind
 from radix.namespace import Namespace, Path
 from radix.node import Node
 
@@ -37,10 +38,13 @@ def contents(path: Path, tokens: array[int]) -> list[int]:
     """The right content of every cell of a sequence."""
     cells, last = [], 0
     for position, token in enumerate(tokens):
-        namespace = path.before if path.before and position < path.switch_at else path.namespace
-        last = chain(last, namespace, token)
+        last = chain(last, _namespace(path, position), token)
         cells.append(last)
     return cells
+
+
+def _namespace(path: Path, position: int) -> Namespace:
+    return path.before if path.before and position < path.switch_at else path.namespace
 
 
 @dataclass(eq=False)
@@ -55,6 +59,15 @@ class Running:
     table: list[int] = field(default_factory=list)
 
 
+@dataclass(eq=False)
+class Held:
+    """A path that is held: the content of the last cell of each page, as far as they are still in the tree."""
+
+    hold: Hold
+    path: Path
+    ends: list[int]
+
+
 class Simulation:
     """Operations on a cache, each followed by every check."""
 
@@ -63,6 +76,7 @@ class Simulation:
         self.pool = [[GARBAGE] * page_size for _ in range(num_pages)]
         self.copies: list[PageCopy] = []
         self.running: list[Running] = []
+        self.held: list[Held] = []
         self.used: dict[int, int] = {}
         self.clock = 0
 
@@ -140,8 +154,28 @@ class Simulation:
         """Release with all that is computed; preemption and abort are the same."""
         self._end(sequence)
 
+    def keep(self, path: Path, tokens: array[int], kind: HoldKind) -> None:
+        """Hold what is there of a path."""
+        hold = self.cache.keep(path, tokens, len(tokens), kind)
+        cells, size = contents(path, tokens), self.cache.page_size
+        ends, present = cells[size - 1 :: size], {end for _, _, end in self._pages()}
+        while ends and ends[-1] not in present:
+            ends.pop()
+        assert (hold is None) == (not ends)
+        if hold:
+            self.held.append(Held(hold, path, ends))
+
+    def let_go(self, held: Held) -> None:
+        """End a hold."""
+        self.held.remove(held)
+        self.cache.let_go(held.hold)
+
     def drop(self, namespace: Namespace) -> None:
-        """Forget a namespace."""
+        """Forget a namespace, and the holds that go through it."""
+        for held in self.held[:]:
+            num_tokens = len(held.ends) * self.cache.page_size
+            if any(_namespace(held.path, position) == namespace for position in range(num_tokens)):
+                self.held.remove(held)
         self.cache.drop(namespace)
         for node, _ in self._nodes():
             assert node.origin and namespace not in (node.origin.namespace, node.origin.before)
@@ -153,6 +187,7 @@ class Simulation:
         for copy in self.copies:
             pool[copy.target][: copy.num_tokens] = pool[copy.source][: copy.num_tokens]
         size = self.cache.page_size
+        self._check_held()
         for node, cells in self._nodes():
             for index, cell in enumerate(cells):
                 assert pool[node.pages[index // size]][index % size] == cell
@@ -189,6 +224,29 @@ class Simulation:
         last = sequence.num_computed // size + 1 if entered else lease.num_shared
         self._use([page for page in lease.pages[:last] if page in reachable])
 
+    def _check_held(self) -> None:
+        """Each page has the rank of the holds on it; a hold ends where the tree has no more of its path."""
+        present = {end for _, _, end in self._pages()}
+        for held in self.held:
+            while held.ends and held.ends[-1] not in present:
+                held.ends.pop()
+            assert (held.hold.node is None) == (not held.ends)
+        for node, _, end in self._pages():
+            assert self._rank(end) == node.rank
+        for kind in HoldKind:
+            of_kind = {end for held in self.held if held.hold.kind is kind for end in held.ends}
+            assert self.cache.num_held(kind) == len(of_kind)
+
+    def _rank(self, end: int | None) -> int:
+        return max((1 + held.hold.kind for held in self.held if end in held.ends), default=0)
+
+    def _pages(self) -> Iterator[tuple[Node, int, int | None]]:
+        """Node, id and content of the last cell of each page; None for one that is filled only in part."""
+        size = self.cache.page_size
+        for node, cells in self._nodes():
+            ends = cells[size - 1 :: size] or [None]
+            yield from ((node, page, end) for page, end in zip(node.pages, ends, strict=True))
+
     # The tree as it is, not as it is searched
 
     def _nodes(self) -> Iterator[tuple[Node, list[int]]]:
@@ -216,12 +274,17 @@ class Simulation:
         self.clock += 1
         self.used.update(dict.fromkeys(pages, self.clock))
 
-    def _evictable(self) -> set[int]:
-        return {page for node, _ in self._nodes() if not node.lock for page in node.pages}
+    def _evictable(self) -> dict[int, int]:
+        """The rank of each page that may be evicted."""
+        return {page: self._rank(end) for node, page, end in self._pages() if not node.lock}
 
-    def _check_evicted(self, before: set[int]) -> None:
-        """No page was evicted that was used later than one that could have been: ``used`` never grows downwards."""
-        after = {page for node, _ in self._nodes() for page in node.pages}
-        left = [self.used[node.pages[-1]] for node, _ in self._nodes() if node.evictable]
-        gone = [self.used[page] for page in before - after]
-        assert max(gone, default=0) <= min(left, default=self.clock)
+    def _check_evicted(self, before: dict[int, int]) -> None:
+        """Of what may be evicted went what has the lowest rank, and of that what was used least recently.
+
+        Neither grows on the way down a path.
+        """
+        after = self._evictable()
+        there = {page for node, _ in self._nodes() for page in node.pages}
+        left = [(after[node.pages[-1]], self.used[node.pages[-1]]) for node, _ in self._nodes() if node.evictable]
+        gone = [(rank, self.used[page]) for page, rank in before.items() if page not in there]
+        assert max(gone, default=(0, 0)) <= min(left, default=(2, self.clock))

@@ -15,6 +15,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from radix.holds import HoldKind
 from radix.namespace import Path
 
 TOKENS = st.lists(st.integers(0, 1), max_size=9)
@@ -79,6 +80,17 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(namespace=st.sampled_from(NAMESPACES[:3]))
     def drop(self, namespace) -> None:
         self.simulation.drop(namespace)
+
+    @precondition(lambda self: self.ended)
+    @rule(index=st.integers(0, 99), keep=st.integers(0, 20), kind=st.sampled_from(HoldKind))
+    def keep(self, index: int, keep: int, kind: HoldKind) -> None:
+        path, earlier = self.ended[index % len(self.ended)]
+        self.simulation.keep(path, earlier[:keep], kind)
+
+    @precondition(lambda self: self.simulation.held)
+    @rule(index=st.integers(0, 99))
+    def let_go(self, index: int) -> None:
+        self.simulation.let_go(self.simulation.held[index % len(self.simulation.held)])
 
     @invariant()
     def everything_holds(self) -> None:

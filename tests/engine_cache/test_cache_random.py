@@ -6,6 +6,7 @@ from array import array
 import pytest
 from cache_model import BASE, NAMESPACES, Simulation
 
+from radix.holds import HoldKind
 from radix.namespace import Namespace, Path
 
 PAGE_SIZES = (1, 2, 4, 16)
@@ -32,8 +33,10 @@ class Driver:
             self.simulation.commit(self.random.choice(running))
         elif draw < 0.75:
             self._draft(self.random.choice(running))
-        elif draw < 0.98:
+        elif draw < 0.92:
             self._finish(self.random.choice(running))
+        elif draw < 0.98:
+            self._hold()
         else:
             self.simulation.drop(self.random.choice(NAMESPACES))
         self.simulation.check()
@@ -68,6 +71,13 @@ class Driver:
         """Only whoever has computed all tokens but the last drafts; a step then follows at once."""
         if sequence.lease.copy is None and sequence.num_computed == len(sequence.tokens) - 1:
             self.simulation.draft(sequence, self.random.randint(1, 2 * self.page_size))
+
+    def _hold(self) -> None:
+        """At most a few paths at a time."""
+        if len(self.simulation.held) > 3 or (self.simulation.held and self.random.random() < 0.4):
+            self.simulation.let_go(self.random.choice(self.simulation.held))
+        path, tokens = self.random.choice(self.history)
+        self.simulation.keep(path, tokens[: self.random.randint(0, len(tokens))], self.random.choice(list(HoldKind)))
 
     def _finish(self, sequence) -> None:
         self.history.append((sequence.path, sequence.tokens))

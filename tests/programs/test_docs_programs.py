@@ -20,7 +20,7 @@ def test_every_method_is_told_of() -> None:
     names = {name for cls in (Branch, Session) for name in vars(cls) if not name.startswith("_")} - {"close"}
     assert {name for name in names if not re.search(rf"`(session\.|branch\.)?{name}\(", TEXT)} == set()
     assert all(f"fork.{name}(" in TEXT for name in ("map", "join")) and {"map", "join"} <= vars(Fork).keys()
-    assert len(fields(Report)) == 6
+    assert len(fields(Report)) == 7
 
 
 def test_every_example_is_told_of() -> None:

@@ -25,7 +25,7 @@ def test_branches_that_arrive_together_compute_their_common_part_once(offline: S
     alone = report.prompt // 8
     common = alone - 30  # tokens; a question with what stands around it takes fewer
     assert report.calls == 8 and report.cached >= 7 * (common - 16)
-    assert report.computed < 2 * alone
+    assert report.computed < 2 * alone and report.forked >= 7 * (common - 16)
 
 
 def test_a_warmed_prompt_is_found(offline: Session) -> None:
@@ -34,6 +34,15 @@ def test_a_warmed_prompt_is_found(offline: Session) -> None:
     offline.user("Question").gen("x", max_tokens=1)
     spent = offline.report() - before
     assert spent.cached > 0.8 * spent.prompt and before.cached == 0
+
+
+def test_branches_are_sessions_and_a_warmed_prompt_may_be_pinned(offline: Session) -> None:
+    offline.system(LONG).warm(pin=60)
+    offline.map(lambda branch, number: branch.user(f"{number}").gen("x", max_tokens=1), range(3))
+    retention = offline._backend._llm._core._scheduler.retention  # type: ignore[attr-defined]
+    stats = retention.stats()
+    assert stats["sessions"] == 4 and stats["pins"] == 1  # that of root, and one for each branch
+    assert stats["pages_of_sessions"] >= stats["pages_pinned"] > 0
 
 
 def test_select_scores_choices_over_one_cached_prompt(offline: Session) -> None:

@@ -109,6 +109,25 @@ def test_select_sums_what_the_server_scores(live: Live, remote: Session) -> None
 def test_warm_computes_the_prompt_alone(live: Live, remote: Session) -> None:
     remote.user("?").warm()
     assert prompts(live) == ["<user>?\n<assistant>"] and live.frontend.seen[0].params.max_tokens == 1
+    remote.warm(pin=90)
+    assert [request.pin_seconds for request in live.frontend.seen] == [0, 90]
+
+
+def test_each_branch_is_a_session(live: Live, remote: Session) -> None:
+    remote.user("?").gen("x")
+    remote.map(lambda branch, _: branch.gen("x"), range(2))
+    remote.select("y", ["a", "b"])
+    names = [request.session for request in live.frontend.seen]
+    root = names[0].removesuffix("/root")
+    assert {*names[1:3]} == {f"{root}/root/0", f"{root}/root/1"} and {*names[3:]} == {f"{root}/root"}
+    with Session(live.url) as other:
+        other.user("?").gen("x")
+    assert not live.frontend.seen[-1].session.startswith(root)
+    deep = remote
+    for _ in range(90):
+        deep = deep.fork(1)[0]
+    deep.gen("x")
+    assert len(deep.path) > 128 and len(live.frontend.seen[-1].session) <= 128
 
 
 def test_an_adapter_is_a_model(live: Live, remote: Session) -> None:

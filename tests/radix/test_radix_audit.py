@@ -5,6 +5,7 @@ from array import array
 import pytest
 
 from radix.audit import BrokenInvariant, check
+from radix.holds import Hold, HoldKind
 from radix.namespace import Namespace, Origin, Path
 from radix.node import Node
 from radix.tree import RadixTree
@@ -74,6 +75,9 @@ DAMAGE = {
     "evictable:": lose_queue,
     "pages in the tree twice": lambda s: s.whole.pages.__setitem__(0, 10),
     "num_pages is": lambda s: setattr(s.tree, "num_pages", 6),
+    "SESSION holds through it": lambda s: s.run.holds.__setitem__(0, 1),
+    "num_pages of PIN": lambda s: s.tree.holds.num_pages.__setitem__(HoldKind.PIN, 1),
+    "says that it ends at": lambda s: s.tree.holds.ends.__setitem__(s.run, [Hold(s.whole, HoldKind.PIN)]),
     "is kept as dropped": lambda s: s.tree.dropped.add(s.lease),
 }
 

@@ -5,9 +5,10 @@ from array import array
 import pytest
 
 from radix.audit import check
+from radix.holds import HoldKind
 from radix.namespace import Namespace, Path
-from radix.node import Node
-from radix.tree import RadixTree, descendants
+from radix.node import Node, descendants
+from radix.tree import RadixTree
 
 BASE = Namespace("r1")
 ADAPTER = Namespace("r1", "a")
@@ -173,3 +174,39 @@ def test_a_drop_forgets_the_namespaces_below_as_well(tree):
     assert sorted(tree.drop(BASE)) == [10, 11]
     check(tree, [])
     assert tree.drop(ADAPTER) == []
+
+
+def test_held_paths_go_last_and_pins_after_sessions(tree):
+    for first, pages in ((1, [10, 11]), (2, [20, 21]), (3, [30, 31])):
+        put(tree, [first, 0, first, 1], pages)
+    session = tree.hold(tree.match(Path(BASE), memory(1, 0)), HoldKind.SESSION)
+    pin = tree.hold(tree.match(Path(BASE), memory(2, 0, 2, 1)), HoldKind.PIN)
+    check(tree, [])
+    assert [node.pages for node in descendants(tree.root) if node.pinned] == [[20, 21]]
+    assert [tree.evict(1)[0] for _ in range(5)] == [11, 31, 30, 10, 21]
+    assert session.node is None and pin.node is not None
+    assert tree.evict(9) == [20] and pin.node is None
+    tree.let_go(pin)
+    check(tree, [])
+
+
+def test_what_parted_for_a_hold_joins_again_after_it(tree):
+    put(tree, [1, 1, 2, 2, 3, 3], [10, 11, 12])
+    hold = tree.hold(tree.match(Path(BASE), memory(1, 1, 2, 2)), HoldKind.PIN)
+    assert shape(tree) == [[10, 11], [12]]
+    tree.let_go(hold)
+    assert shape(tree) == [[10, 11, 12]]
+    check(tree, [])
+    assert tree.hold(tree.match(Path(BASE), memory(1)), HoldKind.PIN) is None
+
+
+def test_a_lone_lease_does_not_make_a_held_node_longer(tree):
+    put(tree, [1, 1, 2, 2], [10, 11])
+    hold = tree.hold(tree.match(Path(BASE), memory(1, 1, 2, 2)), HoldKind.PIN)
+    lease = tree.lock(tree.match(Path(BASE), memory(1, 1, 2, 2)))
+    lease = tree.extend(lease, Path(BASE), 4, memory(3, 3), [12]).node
+    assert shape(tree) == [[10, 11], [12]] and tree.holds.num_pages[HoldKind.PIN] == 2
+    tree.unlock(lease)
+    tree.drop(BASE)
+    assert hold.node is None and tree.holds.num_pages[HoldKind.PIN] == 0
+    check(tree, [])

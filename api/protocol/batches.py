@@ -1,0 +1,30 @@
+"""Bodies of ``/v1/batches``, and the form of an upload to ``/v1/files``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from api.protocol.base import RequestModel, StrictModel
+from api.protocol.responses import check_metadata
+
+MIN_EXPIRY = 3600
+MAX_EXPIRY = 30 * 86400
+
+
+class ExpiresAfter(StrictModel):
+    """When a file is to be forgotten, in seconds after it was made."""
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Field(ge=MIN_EXPIRY, le=MAX_EXPIRY)]
+
+
+class BatchBody(RequestModel):
+    """The body of ``POST /v1/batches``."""
+
+    input_file_id: Annotated[str, Field(max_length=128)]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+    completion_window: Literal["24h"]
+    metadata: Annotated[dict[str, str], AfterValidator(check_metadata)] | None = None
+    output_expires_after: ExpiresAfter | None = None

@@ -1,0 +1,72 @@
+"""``/v1/batches``: have a file of requests answered, ask how far that is, give it up."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from api.batches.desk import BatchDesk
+from api.batches.records import BatchRecord
+from api.caller import Caller
+from api.errors import HTTPError
+from api.protocol.batches import BatchBody
+from api.reply import json_response
+from api.routes.body import JsonRoute
+from api.routes.files import desk_of, find_file, page
+from api.routes.shared import CallerOf, State
+from engine.errors import RequestError
+
+router = APIRouter(route_class=JsonRoute, tags=["batches"])
+
+
+@router.post("/v1/batches")
+async def create_batch(body: BatchBody, state: State, caller: CallerOf) -> Response:
+    """Answer all requests of a file within a day, when there is time."""
+    desk = desk_of(state)
+    state.serving()
+    source = find_file(desk, caller, body.input_file_id)
+    if source.purpose != "batch":
+        raise RequestError("'input_file_id' must be a file of the purpose 'batch'.", param="input_file_id")
+    expiry = body.output_expires_after
+    record = desk.create(
+        caller,
+        source,
+        body.endpoint,
+        metadata=body.metadata,
+        output_expiry=None if expiry is None else expiry.seconds,
+    )
+    return json_response(record.body())
+
+
+def _find(desk: BatchDesk, caller: Caller, batch_id: str) -> BatchRecord:
+    record = desk.records.get(caller.key.tenant, batch_id)
+    if record is None:
+        raise HTTPError(404, f"No batch found with id '{batch_id[:128]}'.", code="batch_not_found")
+    return record
+
+
+@router.get("/v1/batches")
+async def list_batches(
+    state: State, caller: CallerOf, after: str | None = None, limit: Annotated[int, Query(ge=1, le=100)] = 20
+) -> Response:
+    """The caller's batches, the newest first."""
+    records = desk_of(state).records.of(caller.key.tenant)
+    return json_response(page([record.body() for record in records], after, limit))
+
+
+@router.get("/v1/batches/{batch_id}")
+async def get_batch(batch_id: str, state: State, caller: CallerOf) -> Response:
+    """A batch as it stands."""
+    return json_response(_find(desk_of(state), caller, batch_id).body())
+
+
+@router.post("/v1/batches/{batch_id}/cancel")
+async def cancel_batch(batch_id: str, state: State, caller: CallerOf) -> Response:
+    """Give up a batch; what is answered by then is kept."""
+    desk = desk_of(state)
+    record = _find(desk, caller, batch_id)
+    if record.has_ended and record.status != "cancelled":
+        raise RequestError(f"Cannot cancel a batch with status '{record.status}'.")
+    desk.cancel(record)
+    return json_response(record.body())

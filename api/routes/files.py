@@ -1,0 +1,170 @@
+"""``/v1/files``: upload, list, ask for, read, delete. Only what batches read and write is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Annotated, Any, BinaryIO, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse
+from pydantic import ValidationError
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
+
+from api.batches.desk import BatchDesk
+from api.batches.files import StoredFile
+from api.caller import Caller
+from api.errors import HTTPError
+from api.protocol.batches import ExpiresAfter
+from api.reply import json_response
+from api.routes.body import JsonRoute
+from api.routes.shared import CallerOf, State
+from api.state import ServerState
+from engine.errors import RequestError
+
+MAX_LINES = 50_000
+_CHUNK = 1 << 20
+_FIELDS = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
+
+router = APIRouter(route_class=JsonRoute, tags=["batches"])
+
+
+def desk_of(state: ServerState) -> BatchDesk:
+    """Where files and batches are. RequestError if this server keeps none."""
+    if state.batches is None:
+        raise RequestError("This server keeps no files and batches: it was started without --batch-dir.")
+    return state.batches
+
+
+def find_file(desk: BatchDesk, caller: Caller, file_id: str) -> StoredFile:
+    """A file of the caller's. HTTPError 404 if there is none of this id, or it is another's."""
+    file = desk.files.get(caller.key.tenant, file_id)
+    if file is None:
+        raise HTTPError(404, f"No such File object: {file_id[:128]}", code="file_not_found")
+    return file
+
+
+@router.post("/v1/files")
+async def create_file(request: Request, state: State, caller: CallerOf) -> Response:
+    """Keep a file of requests, as ``multipart/form-data`` with the fields ``file`` and ``purpose``."""
+    desk = desk_of(state)
+    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        raise HTTPError(415, "A file is sent as multipart/form-data.")
+    try:
+        form = await request.form(max_files=1, max_fields=len(_FIELDS), max_part_size=1024)
+    except HTTPException as error:
+        if isinstance(error, HTTPError):
+            raise
+        raise RequestError(f"The form cannot be read: {error.detail}") from None
+    try:
+        return await _keep(desk, form, caller, state.options.max_file_bytes)
+    finally:
+        await form.close()
+
+
+async def _keep(desk: BatchDesk, form: FormData, caller: Caller, max_bytes: int) -> Response:
+    upload, expiry = _checked(form)
+    size = upload.size or 0
+    if size > max_bytes:
+        raise RequestError(f"'file' must have at most {max_bytes} bytes, not {size}.", param="file")
+    lines = await asyncio.to_thread(_count_lines, upload.file)
+    if not 1 <= lines <= MAX_LINES:
+        raise RequestError(f"'file' must have 1 to {MAX_LINES} lines, not {lines}.", param="file")
+    desk.files.check_room(caller.key.tenant, size)
+    facts = desk.files.new(caller.key.tenant, upload.filename or "upload", "batch", size, expiry)
+    written = await asyncio.to_thread(desk.files.write, facts, _chunks(upload.file))
+    desk.files.add(written)
+    return json_response(written.body())
+
+
+def _checked(form: FormData) -> tuple[UploadFile, int | None]:
+    """The file of a form, and after how many seconds it expires. RequestError for anything that is wrong."""
+    for name in form:
+        if name not in _FIELDS:
+            raise RequestError(
+                f"'{name[:64]}' is not a parameter of this request.", param=name[:64], code="unknown_parameter"
+            )
+    upload, purpose = form.get("file"), form.get("purpose")
+    for name, value in (("file", upload), ("purpose", purpose)):
+        if value is None:
+            raise RequestError(f"'{name}' is required.", param=name, code="missing_required_parameter")
+    if not isinstance(upload, UploadFile):
+        raise RequestError("'file' must be a file with a name.", param="file", code="invalid_type")
+    if purpose != "batch":
+        raise RequestError("'purpose' must be 'batch': files have no other use here.", param="purpose")
+    return upload, _expiry(form)
+
+
+def _expiry(form: FormData) -> int | None:
+    anchor, seconds = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
+    if anchor is None and seconds is None:
+        return None
+    number = int(seconds) if isinstance(seconds, str) and seconds.isdecimal() and len(seconds) < 12 else seconds
+    try:
+        return ExpiresAfter.model_validate({"anchor": anchor, "seconds": number}).seconds
+    except ValidationError as error:
+        found = [{**each, "loc": ("body", "expires_after", *each["loc"])} for each in error.errors()]
+        raise RequestValidationError(found) from None
+
+
+def _count_lines(file: BinaryIO) -> int:
+    file.seek(0)
+    return sum(1 for line in file if line.strip())
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    file.seek(0)
+    while chunk := file.read(_CHUNK):
+        yield chunk
+
+
+@router.get("/v1/files")
+async def list_files(
+    state: State,
+    caller: CallerOf,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+    order: Literal["asc", "desc"] = "desc",
+    purpose: str | None = None,
+) -> Response:
+    """The caller's files."""
+    files = [file for file in desk_of(state).files.of(caller.key.tenant) if purpose in (None, file.purpose)]
+    return json_response(page([file.body() for file in (files if order == "asc" else reversed(files))], after, limit))
+
+
+def page(items: list[dict[str, Any]], after: str | None, limit: int) -> dict[str, Any]:
+    """One page of a list, as OpenAI gives it. RequestError if ``after`` is no item's id."""
+    if after is not None:
+        found = next((index for index, item in enumerate(items) if item["id"] == after), None)
+        if found is None:
+            raise RequestError(f"'after' names no item of this list: '{after[:128]}'.", param="after")
+        items = items[found + 1 :]
+    shown = items[:limit]
+    ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {"first_id": None, "last_id": None}
+    return {"object": "list", "data": shown, **ends, "has_more": len(items) > limit}
+
+
+@router.get("/v1/files/{file_id}")
+async def get_file(file_id: str, state: State, caller: CallerOf) -> Response:
+    """What is known of a file."""
+    return json_response(find_file(desk_of(state), caller, file_id).body())
+
+
+@router.get("/v1/files/{file_id}/content")
+async def get_file_content(file_id: str, state: State, caller: CallerOf) -> Response:
+    """A file's content."""
+    desk = desk_of(state)
+    return FileResponse(desk.files.path(find_file(desk, caller, file_id)), media_type="application/octet-stream")
+
+
+@router.delete("/v1/files/{file_id}")
+async def delete_file(file_id: str, state: State, caller: CallerOf) -> Response:
+    """Forget a file that no batch under way reads."""
+    desk = desk_of(state)
+    file = find_file(desk, caller, file_id)
+    if (reader := desk.reader_of(file)) is not None:
+        raise RequestError(f"The batch {reader.id} reads this file: cancel it first.", code="file_in_use")
+    desk.files.delete(file)
+    return json_response({"id": file_id, "object": "file", "deleted": True})

@@ -1,0 +1,406 @@
+"""``/v1/files`` and ``/v1/batches`` through OpenAI's client: the whole way, every state, errors, and who sees what."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from api_live import Live, make_state, serve, wait_until
+
+from api.batch_lines import BatchOutput
+from api.batches import desk as desk_module
+from api.batches.desk import BatchDesk
+from api.config import ServerConfig
+from api.routes import files as files_module
+from engine.errors import ConfigError
+from engine.types import Priority
+
+CHAT = "/v1/chat/completions"
+
+
+def line(number: int, url: str = CHAT, **body: Any) -> str:
+    asked = {"messages": [{"role": "user", "content": str(number)}]} if url == CHAT else {}
+    return json.dumps({"custom_id": f"r{number}", "method": "POST", "url": url, "body": asked | body})
+
+
+@contextmanager
+def start(folder: Path, **options: Any) -> Iterator[Live]:
+    state = make_state(ServerConfig(batch_dir=str(folder), **options))
+    state.batches = BatchDesk(folder, state.options.max_stored_file_bytes, state.caller_named)
+    for live in serve(state):
+        live.loop.call_soon_threadsafe(state.batches.resume, state.inner)
+        yield live
+        asyncio.run_coroutine_threadsafe(state.batches.close(), live.loop).result(20)
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[Live]:
+    with start(tmp_path / "batches") as live:
+        yield live
+
+
+@pytest.fixture
+def client(live: Live) -> Iterator[openai.OpenAI]:
+    with live.openai() as client:
+        yield client
+
+
+def upload(client: openai.OpenAI, *lines: str, **more: Any) -> Any:
+    data = io.BytesIO("\n".join(lines).encode() + b"\n")
+    return client.files.create(file=("in.jsonl", data), purpose="batch", **more)
+
+
+def begin(client: openai.OpenAI, *lines: str, endpoint: Any = CHAT, **more: Any) -> Any:
+    file = upload(client, *lines)
+    return client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h", **more)
+
+
+def ended(client: openai.OpenAI, batch: Any) -> Any:
+    wait_until(lambda: client.batches.retrieve(batch.id).status in ("completed", "failed", "cancelled", "expired"))
+    return client.batches.retrieve(batch.id)
+
+
+def answers(client: openai.OpenAI, file_id: str) -> dict[str, Any]:
+    lines = [json.loads(each) for each in client.files.content(file_id).text.splitlines()]
+    found = {each["custom_id"]: each for each in lines}
+    assert len(found) == len(lines), "an answer is there twice"
+    return found
+
+
+def test_the_whole_way(live: Live, client: openai.OpenAI) -> None:
+    batch = begin(client, *map(line, range(40)), line(99, max_tokens=-1), metadata={"a": "b"})
+    assert (batch.object, batch.status, batch.endpoint, batch.metadata) == ("batch", "validating", CHAT, {"a": "b"})
+    assert batch.output_file_id is None and batch.expires_at == batch.created_at + 86400
+    done = ended(client, batch)
+    assert done.status == "completed" and done.errors is None
+    assert (done.request_counts.total, done.request_counts.completed, done.request_counts.failed) == (41, 40, 1)
+    assert done.in_progress_at <= done.finalizing_at <= done.completed_at
+    found = answers(client, done.output_file_id)
+    assert found.keys() == {f"r{number}" for number in range(40)}
+    body = found["r7"]["response"]["body"]
+    assert body["choices"][0]["message"]["content"] == "answer 0" and found["r7"]["error"] is None
+    refused = answers(client, done.error_file_id)
+    assert refused["r99"]["response"]["status_code"] == 400
+    assert refused["r99"]["response"]["body"]["error"]["param"] == "max_tokens"
+    assert {request.priority for request in live.frontend.seen} == {Priority.BATCH} and len(live.frontend.seen) == 40
+    assert done.usage.output_tokens == 40 * 8 and done.usage.total_tokens > done.usage.input_tokens > 0
+    output = client.files.retrieve(done.output_file_id)
+    assert output.purpose == "batch_output" and output.bytes == len(client.files.content(output.id).content)
+    assert live.state.stats()["batches_unfinished"] == 0 and live.state.stats()["files_stored_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body"), [("/v1/completions", {"prompt": "x"}), ("/v1/responses", {"input": "x"})]
+)
+def test_other_endpoints(client: openai.OpenAI, endpoint: str, body: dict[str, Any]) -> None:
+    done = ended(client, begin(client, line(1, endpoint, **body), "", endpoint=endpoint))
+    assert done.status == "completed" and done.request_counts.total == 1 and done.error_file_id is None
+    assert answers(client, done.output_file_id)["r1"]["response"]["status_code"] == 200
+    assert done.usage.output_tokens == 8
+
+
+def test_files(client: openai.OpenAI) -> None:
+    made = [upload(client, line(number)) for number in range(3)]
+    assert made[0].object == "file" and made[0].filename == "in.jsonl" and made[0].status == "processed"
+    assert made[0].id.startswith("file-") and made[0].bytes == len(line(0)) + 1
+    assert made[0].expires_at == made[0].created_at + 30 * 86400
+    assert client.files.retrieve(made[1].id) == made[1]
+    assert client.files.content(made[2].id).text == line(2) + "\n"
+    assert [file.id for file in client.files.list(order="asc")] == [file.id for file in made]
+    assert [file.id for file in client.files.list(limit=1)] == [file.id for file in reversed(made)]
+    assert client.files.list(purpose="batch_output").data == []
+    assert client.files.delete(made[0].id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.files.retrieve(made[0].id)
+    short = upload(client, line(1), expires_after={"anchor": "created_at", "seconds": 3600})
+    assert short.expires_at == short.created_at + 3600
+
+
+def test_files_expire(live: Live, client: openai.OpenAI) -> None:
+    file = upload(client, line(1))
+    live.state.batches.files._clock = lambda: file.expires_at - 1
+    assert client.files.retrieve(file.id).id == file.id
+    live.state.batches.files._clock = lambda: file.expires_at
+    with pytest.raises(openai.NotFoundError):
+        client.files.content(file.id)
+    assert not list((Path(live.state.options.batch_dir) / "files").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "number", "said"),
+    [
+        ([line(0), "{"], "invalid_request", 2, "is no JSON object"),
+        ([line(0), line(0)], "duplicate_custom_id", 2, "used twice"),
+        ([line(0, "/v1/completions", prompt="x")], "invalid_request", 1, "url /v1/chat/completions"),
+        ([line(0, stream=True)], "invalid_request", 1, "does not ask for a stream"),
+    ],
+)
+def test_an_input_that_is_no_batch(
+    live: Live, client: openai.OpenAI, lines: list[str], code: str, number: int, said: str
+) -> None:
+    done = ended(client, begin(client, *lines))
+    [error] = done.errors.data
+    assert (done.status, error.code, error.line) == ("failed", code, number) and said in error.message
+    assert done.output_file_id is done.error_file_id is None and not live.frontend.seen
+
+
+def hold(live: Live) -> None:
+    live.frontend.gate = asyncio.Event()
+
+
+def release(live: Live) -> None:
+    live.loop.call_soon_threadsafe(live.frontend.gate.set)
+
+
+def test_a_batch_that_is_cancelled_keeps_what_is_answered(
+    live: Live, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk_module, "WORKERS", 2)
+    gate = asyncio.Event()
+
+    def say(request: Any, index: int) -> str:
+        if request.params.seed == 1:
+            live.frontend.gate = gate  # from here on nothing comes
+        return "answer 0"
+
+    live.frontend.say = say
+    batch = begin(client, *map(line, range(2)), *(line(number, seed=1) for number in range(2, 9)))
+    wait_until(lambda: live.frontend.gate is not None)
+    assert client.batches.retrieve(batch.id).status == "in_progress"
+    with pytest.raises(openai.BadRequestError, match="cancel it first"):
+        client.files.delete(batch.input_file_id)
+    assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
+    done = ended(client, batch)
+    assert done.status == "cancelled" and done.cancelled_at >= done.cancelling_at
+    unanswered = answers(client, done.error_file_id)
+    answered = answers(client, done.output_file_id) if done.output_file_id else {}
+    assert answered.keys() | unanswered.keys() == {f"r{number}" for number in range(9)}
+    assert len(unanswered) == 9 - len(answered) >= 7
+    assert {each["error"]["code"] for each in unanswered.values()} == {"batch_cancelled"}
+    assert client.batches.cancel(batch.id).status == "cancelled"
+    assert client.files.delete(batch.input_file_id).deleted
+
+
+def test_a_batch_whose_time_is_up(live: Live, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk_module, "_LOOK_SECONDS", 0.01)
+    hold(live)
+    batch = begin(client, *map(line, range(3)))
+    wait_until(lambda: client.batches.retrieve(batch.id).status == "in_progress")
+    live.state.batches.records._clock = lambda: batch.expires_at
+    done = ended(client, batch)
+    assert (done.status, done.expired_at) == ("expired", batch.expires_at) and done.output_file_id is None
+    assert {each["error"]["code"] for each in answers(client, done.error_file_id).values()} == {"batch_expired"}
+    with pytest.raises(openai.BadRequestError, match="status 'expired'"):
+        client.batches.cancel(batch.id)
+
+
+def test_a_full_disk_loses_no_answer(live: Live, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk_module, "_RETRY_SECONDS", 0.01)
+    add, calls = BatchOutput.add, iter(range(100))
+
+    def fail_twice(self: BatchOutput, *answer: Any) -> None:
+        if next(calls) in (3, 6):
+            raise ConfigError("the output cannot be written: No space left on device.")
+        add(self, *answer)
+
+    monkeypatch.setattr(BatchOutput, "add", fail_twice)
+    done = ended(client, begin(client, *map(line, range(9))))
+    assert done.status == "completed" and len(answers(client, done.output_file_id)) == 9
+
+
+def test_a_batch_that_is_cancelled_before_it_is_read(live: Live, client: openai.OpenAI) -> None:
+    desk = live.state.batches
+    desk._begin = lambda record: None
+    batch = begin(client, "nonsense")
+    del desk._begin
+    client.batches.cancel(batch.id)
+    done = ended(client, batch)
+    assert done.status == "cancelled" and done.output_file_id is None and done.error_file_id is None
+
+
+def test_lists_of_batches(client: openai.OpenAI) -> None:
+    made = [ended(client, begin(client, line(number))) for number in range(3)]
+    assert [batch.id for batch in client.batches.list(limit=2)] == [batch.id for batch in reversed(made)]
+    assert not client.batches.list(after=made[0].id).data
+    for wrong in ({"after": "nobody"}, {"limit": 0}, {"limit": 101}):
+        with pytest.raises(openai.BadRequestError):
+            client.batches.list(**wrong)
+
+
+def test_what_is_no_batch(client: openai.OpenAI) -> None:
+    file = upload(client, line(1))
+    right: dict[str, Any] = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"}
+    for wrong, status, param in (
+        ({"endpoint": "/v1/embeddings"}, 400, "endpoint"),
+        ({"completion_window": "1h"}, 400, "completion_window"),
+        ({"metadata": {"x": "y" * 513}}, 400, "metadata"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 3599}}, 400, "output_expires_after.seconds"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 2592001}}, 400, "output_expires_after.seconds"),
+        ({"extra_body": {"priority": "batch"}}, 400, "priority"),
+        ({"input_file_id": "file-none"}, 404, None),
+        ({"input_file_id": "../lock"}, 404, None),
+    ):
+        with pytest.raises(openai.APIStatusError) as told:
+            client.batches.create(**{**right, **wrong})
+        assert (told.value.status_code, told.value.param) == (status, param), wrong
+    done = ended(client, client.batches.create(**right))
+    with pytest.raises(openai.BadRequestError, match="purpose 'batch'"):
+        client.batches.create(**{**right, "input_file_id": done.output_file_id})
+    with pytest.raises(openai.NotFoundError):
+        client.batches.retrieve("batch_none")
+
+
+@pytest.mark.parametrize(
+    ("form", "status", "param"),
+    [
+        ({"data": {"purpose": "batch"}, "files": {"other": b"x"}}, 400, "other"),
+        ({"data": {"purpose": "batch"}, "files": {"file": b""}}, 400, "file"),
+        ({"data": {"purpose": "batch"}, "files": {"file": b"\n\n"}}, 400, "file"),
+        ({"data": {"purpose": "batch"}, "files": {"file": b"x" * 2049}}, 400, "file"),
+        ({"data": {"purpose": "batch"}, "files": {"file": b"x\n" * 6}}, 400, "file"),
+        ({"data": {"purpose": "fine-tune"}, "files": {"file": b"x"}}, 400, "purpose"),
+        ({"files": {"file": b"x"}}, 400, "purpose"),
+        ({"files": {"purpose": (None, b"batch")}}, 400, "file"),
+        ({"files": {"purpose": (None, b"batch"), "file": (None, b"x")}}, 400, "file"),
+        ({"data": {"purpose": "batch", "expires_after[seconds]": "60"}, "files": {"file": b"x"}}, 400,
+         "expires_after.anchor"),
+        ({"data": {"purpose": "batch", "expires_after[seconds]": "60", "expires_after[anchor]": "created_at"},
+          "files": {"file": b"x"}}, 400, "expires_after.seconds"),
+        ({"json": {"purpose": "batch"}}, 415, None),
+        ({"content": b"x" * 70000, "headers": {"content-type": "multipart/form-data; boundary=b"}}, 413, None),
+        ({"content": b"--b\r\nnonsense", "headers": {"content-type": "multipart/form-data; boundary=b"}}, 400, "file"),
+        ({"content": b"x", "headers": {"content-type": "multipart/form-data"}}, 400, None),
+    ],
+)  # fmt: skip
+def test_uploads_that_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: dict[str, Any], status: int, param: str | None
+) -> None:
+    monkeypatch.setattr(files_module, "MAX_LINES", 5)
+    with start(tmp_path / "small", max_file_bytes=2048) as live, live.http() as http:
+        reply = http.post("/v1/files", **form)
+        assert reply.status_code == status, reply.text
+        error = reply.json()["error"]
+        assert error["param"] == param and error["message"] and error["type"] == "invalid_request_error"
+        kept = http.post("/v1/files", data={"purpose": "batch"}, files={"file": b"x" * 2046 + b"\n"})
+        assert kept.status_code == 200
+        assert http.post("/v1/files", data={"purpose": "batch"}, files={"file": b"x\n" * 5}).status_code == 200
+
+
+def test_the_storage_is_bounded(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"max_stored_file_bytes": 4000, "max_file_bytes": 4000, "api_key": ("one", "two")}
+    with start(tmp_path / "b", **options) as live, live.http() as http:
+        for key, size, status in (("one", 2001, 413), ("one", 2000, 200), ("one", 1, 413), ("two", 2000, 200)):
+            form: dict[str, Any] = {"data": {"purpose": "batch"}, "files": {"file": b"x" * size}}
+            reply = http.post("/v1/files", headers={"authorization": f"Bearer {key}"}, **form)
+            assert reply.status_code == status
+            assert status == 200 or reply.json()["error"]["code"] == "storage_full"
+
+
+def test_a_file_and_a_batch_belong_to_their_tenant(tmp_path: Path) -> None:
+    with (
+        start(tmp_path / "b", api_key=("one", "two")) as live,
+        live.openai(api_key="one") as mine,
+        live.openai(api_key="two") as other,
+    ):
+        batch = ended(mine, begin(mine, line(1)))
+        assert batch.status == "completed"
+        assert {request.tenant for request in live.frontend.seen} == {live.state.keys.find(b"one").tenant}
+        for call in (
+            lambda: other.files.retrieve(batch.input_file_id),
+            lambda: other.files.content(batch.output_file_id),
+            lambda: other.files.delete(batch.input_file_id),
+            lambda: other.batches.retrieve(batch.id),
+            lambda: other.batches.cancel(batch.id),
+            lambda: begin_with(other, batch.input_file_id),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                call()
+        assert not list(other.files.list()) and not list(other.batches.list())
+
+
+def begin_with(client: openai.OpenAI, file_id: str) -> Any:
+    return client.batches.create(input_file_id=file_id, endpoint=CHAT, completion_window="24h")
+
+
+def test_a_key_that_is_taken_back_asks_nothing_more(tmp_path: Path) -> None:
+    with start(tmp_path / "b", api_key=("one", "two")) as live, live.openai(api_key="one") as client:
+        live.state.batches._turns = asyncio.Semaphore(0)
+        batch = begin(client, line(1))
+        wait_until(lambda: client.batches.retrieve(batch.id).status == "in_progress")
+        keys, owner = live.state.keys, live.state.keys.find(b"one")
+        desk, record = live.state.batches, live.state.batches.records.get(owner.tenant, batch.id)
+        keys._keys = keys._given[1:]
+        live.loop.call_soon_threadsafe(desk._turns.release)
+        wait_until(lambda: record.has_ended)
+        keys._keys = keys._given
+        done = client.batches.retrieve(batch.id)
+        refused = answers(client, done.error_file_id)["r1"]["response"]
+        assert refused["status_code"] == 401 and refused["body"]["error"]["code"] == "invalid_api_key"
+        assert not live.frontend.seen
+
+
+def test_unfinished_batches_are_bounded(live: Live, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk_module, "MAX_UNFINISHED", 2)
+    monkeypatch.setattr(desk_module, "MAX_RECORDS", 3)
+    hold(live)
+    made = [begin(client, line(number)) for number in range(2)]
+    with pytest.raises(openai.RateLimitError):
+        begin(client, line(9))
+    release(live)
+    assert [ended(client, batch).status for batch in made] == ["completed"] * 2
+    later = [ended(client, begin(client, line(number))) for number in range(3, 5)]
+    assert {batch.id for batch in client.batches.list()} == {made[1].id, *(batch.id for batch in later)}
+
+
+def test_paths_lead_nowhere(live: Live, client: openai.OpenAI) -> None:
+    upload(client, line(1))
+    with live.http() as http:
+        for name in ("..%2Flock", "..", "%2e%2e%2f%2e%2e%2fetc%2fpasswd", "file-" + "0" * 32, "file-*", "%00"):
+            for path in (f"/v1/files/{name}", f"/v1/files/{name}/content", f"/v1/batches/{name}"):
+                assert http.get(path).status_code == 404, path
+    data = io.BytesIO(line(1).encode())
+    named = client.files.create(file=("../../../etc/cron.d/x", data), purpose="batch")
+    assert client.files.content(named.id).text == line(1)
+    folder = Path(live.state.options.batch_dir)
+    assert {path.parent for path in folder.rglob("*") if path.is_file()} == {folder, folder / "files"}
+
+
+def test_without_a_folder_there_are_no_files() -> None:
+    for live in serve(make_state()):
+        with live.openai() as client, pytest.raises(openai.BadRequestError, match="--batch-dir"):
+            client.files.list()
+
+
+def test_a_folder_belongs_to_one_server(tmp_path: Path) -> None:
+    first = BatchDesk(tmp_path, 1000, lambda *_: None)
+    with pytest.raises(ConfigError, match="another server"):
+        BatchDesk(tmp_path, 1000, lambda *_: None)
+    asyncio.run(first.close())
+    (tmp_path / "batches" / "batch_x.json").write_text("nonsense")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        BatchDesk(tmp_path, 1000, lambda *_: None)
+
+
+def test_a_batch_goes_on_after_a_restart(tmp_path: Path) -> None:
+    with start(tmp_path) as live, live.openai() as client:
+        hold(live)
+        batch = begin(client, *map(line, range(3)))
+        wait_until(lambda: len(live.frontend.seen) == 3)
+    (tmp_path / "files" / "file-half.part").write_text("half")
+    account = tmp_path / "batches" / f"{batch.id}.answers"
+    whole = {"custom_id": "r1", "response": {"status_code": 200, "request_id": "", "body": {"usage": {}}}}
+    account.write_text(json.dumps(whole) + '\n{"custom_id": "r2", "resp')
+    with start(tmp_path) as live, live.openai() as client:
+        done = ended(client, batch)
+        assert done.status == "completed" and done.request_counts.completed == 3
+        found = answers(client, done.output_file_id)
+        assert found.keys() == {"r0", "r1", "r2"} and found["r1"] == whole
+        assert len(live.frontend.seen) == 2
+    assert not account.exists() and not list(tmp_path.rglob("*.part"))

@@ -1,0 +1,66 @@
+"""``prompt_cache_key``, ``cache_control`` and calls that only warm a prefix, as they reach the engine and come back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from api_live import Live
+
+HI = [{"role": "user", "content": "Hi"}]
+BODIES = {
+    "/v1/chat/completions": {"messages": HI},
+    "/v1/completions": {"prompt": "Hi"},
+    "/v1/responses": {"input": "Hi"},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_sessions_and_pins_reach_the_engine(live: Live, path: str) -> None:
+    with live.http() as http:
+        for fields in (
+            {},
+            {"prompt_cache_key": "k" * 256, "cache_control": {"type": "ephemeral"}},
+            {"prompt_cache_key": "", "cache_control": {"type": "ephemeral", "ttl": "1s"}},
+            {"cache_control": {"type": "ephemeral", "ttl": "24h"}},
+            {"cache_control": {"type": "ephemeral", "ttl": "1440m"}},
+        ):
+            reply = http.post(path, json=BODIES[path] | fields)
+            assert reply.status_code == 200, reply.text
+    seen = [(request.session, request.pin_seconds) for request in live.frontend.seen]
+    assert seen == [("", 0.0), ("k" * 256, 300.0), ("", 1.0), ("", 86400.0), ("", 86400.0)]
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_a_chat_of_no_tokens_computes_its_prompt(live: Live, field: str) -> None:
+    with live.openai() as client:
+        asked: Any = {"model": "tiny", "messages": HI, field: 0, "logprobs": True}
+        answer = client.chat.completions.create(**asked)
+        *chunks, last = client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    [choice] = answer.choices
+    assert (choice.message.content, choice.finish_reason, choice.logprobs.content) == ("", "length", [])
+    assert answer.usage.completion_tokens == last.usage.completion_tokens == 0
+    assert answer.usage.prompt_tokens == last.usage.prompt_tokens == len(live.frontend.seen[0].tokens)
+    assert [chunk.choices[0].delta.content or "" for chunk in chunks] == ["", ""]
+    assert chunks[-1].choices[0].finish_reason == "length"
+    assert [request.params.max_tokens for request in live.frontend.seen] == [1, 1]
+
+
+def test_a_chat_of_no_tokens_has_no_form(live: Live) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "integer"}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    with live.http() as http:
+        for fields in ({"response_format": form}, {"tools": [tool], "tool_choice": "required"}):
+            reply = http.post("/v1/chat/completions", json={"messages": HI, "max_tokens": 0, **fields})
+            assert reply.status_code == 200, reply.text
+            assert reply.json()["choices"][0]["message"]["content"] == ""
+    assert all(request.grammar is None for request in live.frontend.seen)
+
+
+def test_usage_has_every_count(live: Live) -> None:
+    with live.http() as http:
+        usage = http.post("/v1/chat/completions", json={"messages": HI, "n": 2}).json()["usage"]
+    assert usage["prompt_tokens_details"].keys() == {"cached_tokens", "forked_tokens", "pinned_tokens"}
+    assert usage["completion_tokens_details"].keys() == {
+        "accepted_prediction_tokens", "rejected_prediction_tokens", "drafted_tokens", "forced_tokens"
+    }  # fmt: skip

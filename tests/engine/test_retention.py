@@ -1,0 +1,215 @@
+"""Sessions and pins: what they keep in the cache, for how long, within which bounds, and that they stop nobody."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from fake_worker import FakeWorker
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine import retention
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.messages import Abort, Done, Failed, Submit
+from engine.types import SamplingParams, Usage
+
+PAGE = 4
+
+
+class World:
+    """A core whose clock the test sets."""
+
+    def __init__(self, num_pages: int = 40, **options: Any) -> None:
+        config = EngineConfig(block_size=PAGE, max_num_seqs=4, max_num_batched_tokens=64, **options)
+        self.core = EngineCore(config, FakeWorker(num_pages, PAGE))
+        self.now = 0.0
+        self.core._scheduler.retention._clock = lambda: self.now
+        self.number = 0
+
+    def submit(self, prompt: Iterable[int], max_tokens: int = 1, **fields: Any) -> int:
+        self.number += 1
+        submit = Submit(self.number, array("i", prompt), SamplingParams(max_tokens=max_tokens), **fields)
+        self.core.handle([submit])
+        return self.number
+
+    def run(self) -> dict[int, Done]:
+        ends = {}
+        while self.core.has_work:
+            for message in self.core.step():
+                assert not isinstance(message, Failed)
+                if isinstance(message, Done):
+                    ends[message.id] = message
+            self.core.check()
+        return ends
+
+    def ask(self, prompt: Iterable[int], **fields: Any) -> Usage:
+        number = self.submit(prompt, **fields)
+        return self.run()[number].usage
+
+    def fill(self, num_tokens: int = 36 * PAGE) -> None:
+        """A request that needs almost the whole pool."""
+        self.ask([7] * num_tokens)
+
+    def cached(self, prompt: Iterable[int]) -> int:
+        tokens = array("i", prompt)
+        path = self.core._adapt(Submit(0, tokens, SamplingParams())).path  # type: ignore[union-attr]
+        return self.core._cache.match(path, tokens, len(tokens))
+
+    def stats(self) -> dict[str, float]:
+        stats = self.core.stats()
+        tokens = {"session_tokens": PAGE * stats["pages_of_sessions"], "pinned_tokens": PAGE * stats["pages_pinned"]}
+        return stats | tokens
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+A, B = [1] * 16, [2] * 16
+
+
+def test_the_path_of_a_living_session_is_evicted_last(world: World) -> None:
+    world.ask(A, session="a")
+    world.ask(B)
+    world.ask([3] * 100)
+    world.ask([4] * 100)
+    assert world.cached(A) == 16 and world.cached(B) == 0
+    assert world.stats()["sessions"] == 1 and world.stats()["session_tokens"] == 16
+
+
+def test_a_session_holds_its_last_call_and_lives_for_a_while(world: World) -> None:
+    world.ask(A, session="s")
+    world.now = retention.SESSION_SECONDS - 1
+    usage = world.ask([*A, *B], session="s")
+    assert usage.cached == 16 and world.stats()["session_tokens"] == 32
+    world.now += retention.SESSION_SECONDS - 1
+    assert world.stats()["sessions"] == 1
+    world.ask(A, session="s", tenant="other")
+    world.now += 1
+    assert world.stats()["sessions"] == 1 and world.stats()["session_tokens"] == 16
+    world.now += retention.SESSION_SECONDS
+    assert world.stats()["sessions"] == 0 and world.stats()["session_tokens"] == 0
+
+
+def test_a_pin_outlives_sessions_and_ends_with_its_time(world: World) -> None:
+    usage = world.ask([*A, 1, 1], pin_seconds=60.0)
+    assert usage.pinned == 16 and world.stats()["pinned_tokens"] == 16 and world.stats()["pins"] == 1
+    world.ask(B, session="b")
+    world.fill()
+    assert world.cached(A) == 16 and world.cached(B) == 0
+    world.now = 59.9
+    assert world.stats()["pins"] == 1
+    world.now = 60.0
+    assert world.stats()["pins"] == 0 and world.stats()["pinned_tokens"] == 0
+    world.fill(38 * PAGE)
+    assert world.cached(A) < 16
+
+
+def test_pins_stop_no_request_that_fits_alone(world: World) -> None:
+    world.ask(A, pin_seconds=600.0)
+    world.ask(B, pin_seconds=600.0, tenant="other")
+    usage = world.ask([5] * (40 * PAGE - 1))
+    assert usage.completion == 1 and world.cached(A) == world.cached(B) == 0
+    assert world.stats()["pinned_tokens"] == 0
+    world.now = 600.0
+    assert world.stats()["pins"] == 0
+
+
+def test_a_tenant_pins_a_quarter_of_the_pool_and_all_of_them_half(world: World) -> None:
+    assert world.ask([1] * 40, pin_seconds=60.0).pinned == 40  # ten of forty pages
+    assert world.ask([2] * 4, pin_seconds=60.0).pinned == 0
+    assert world.ask([*[1] * 8, *[3] * 8], pin_seconds=60.0).pinned == 8  # what it has already costs nothing
+    assert world.ask([2] * 44, pin_seconds=60.0, tenant="b").pinned == 40
+    assert world.ask([3] * 44, pin_seconds=60.0, tenant="c").pinned == 0
+    assert world.stats()["pinned_tokens"] == 80
+    world.now = 60.0
+    assert world.ask([3] * 44, pin_seconds=60.0, tenant="c").pinned == 40
+
+
+def test_a_longer_pin_takes_the_place_of_those_on_its_path(world: World) -> None:
+    for length in range(4, 40, 4):
+        assert world.ask([1] * length, pin_seconds=60.0 + length).pinned == length
+        assert world.stats()["pins"] == 1
+    assert world.ask([1] * 8, pin_seconds=300.0).pinned == 8 and world.stats()["pins"] == 2
+    assert world.ask([1] * 8, pin_seconds=1.0).pinned == 8 and world.stats()["pins"] == 2
+    world.now = 1.0
+    assert world.stats()["pins"] == 1 and world.stats()["pinned_tokens"] == 36
+
+
+def test_bounds_of_number(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "MAX_SESSIONS", 3)
+    monkeypatch.setattr(retention, "MAX_PINS", 2)
+    for number, tenant in enumerate("aabac"):
+        world.ask([number] * 4, session=f"s{number}", tenant=tenant)
+    assert world.stats()["sessions"] == 3
+    kept = list(world.core._scheduler.retention._sessions)
+    assert kept == [("b", "s2"), ("a", "s3"), ("c", "s4")]
+    assert [world.ask([8, n] * 4, pin_seconds=9.0).pinned for n in range(3)] == [8, 8, 0]
+
+
+def test_sessions_hold_half_of_the_pool(world: World) -> None:
+    for number in range(8):
+        world.ask([number] * 20, session=str(number), tenant=str(number % 2))
+    assert world.stats()["session_tokens"] == 80 and world.stats()["sessions"] == 4
+    world.ask([9] * 81, session="0", tenant="0")
+    assert world.stats()["sessions"] == 4
+    assert ("0", "0") not in world.core._scheduler.retention._sessions
+
+
+def test_usage_tells_what_a_running_sibling_shares(world: World) -> None:
+    world.submit([*A, 1, 2], max_tokens=8)
+    world.submit([*A, 3, 4], max_tokens=1)
+    ends = world.run()
+    assert [(done.usage.cached, done.usage.forked) for done in (ends[1], ends[2])] == [(0, 0), (16, 16)]
+    assert (world.ask([*A, 5]).cached, world.ask([*A, 5]).forked) == (16, 0)
+    assert world.stats()["prompt_tokens_forked"] == 16
+
+
+def test_without_a_cache_nothing_is_held() -> None:
+    world = World(enable_prefix_caching=False)
+    assert world.ask(A, session="a", pin_seconds=60.0).pinned == 0
+    assert world.stats()["sessions"] == world.stats()["pins"] == 0
+
+
+def test_a_pin_dies_with_what_it_pins(world: World) -> None:
+    world.ask(A, pin_seconds=60.0)
+    (namespace,) = world.core._cache._tree.tops
+    world.core._cache.drop(namespace)
+    world.core.check()
+    assert world.stats()["pinned_tokens"] == 0
+    assert world.ask(A, pin_seconds=60.0).pinned == 16
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_every_request_ends_whatever_is_held(data: st.DataObject) -> None:
+    """Random traffic with sessions and pins on a small pool: nobody waits for ever, bounds and audits hold."""
+    world = World(num_pages=data.draw(st.integers(6, 24)))
+    room = world.core._cache.num_pages * PAGE
+    waiting: set[int] = set()
+    for _ in range(data.draw(st.integers(1, 30))):
+        match data.draw(st.integers(0, 3)):
+            case 0 | 1:
+                head = [data.draw(st.integers(0, 2))] * data.draw(st.integers(1, room // 2))
+                tail = data.draw(st.lists(st.integers(0, 2), max_size=4))
+                tenant = data.draw(st.sampled_from("ab"))
+                session = data.draw(st.sampled_from(("", "x", "y")))
+                seconds = data.draw(st.sampled_from((0.0, 1.0, 30.0)))
+                waiting.add(world.submit(head + tail, 3, session=session, tenant=tenant, pin_seconds=seconds))
+            case 2:
+                for message in world.core.step():
+                    if isinstance(message, Done):
+                        waiting.remove(message.id)
+            case 3:
+                world.now += data.draw(st.sampled_from((0.5, 40.0, 400.0)))
+                if waiting and data.draw(st.booleans()):
+                    world.core.handle([Abort((min(waiting),))])
+        world.core.check()
+        stats = world.stats()
+        assert stats["pinned_tokens"] <= room / 2 and stats["session_tokens"] <= room / 2
+    assert world.run().keys() == waiting
