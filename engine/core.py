@@ -14,6 +14,7 @@ from engine.cache import PrefixCache
 from engine.config import EngineConfig
 from engine.drafts import Drafter
 from engine.errors import EngineDead, EngineError, RequestError, UnknownModel
+from engine.laps import Laps
 from engine.messages import (
     Abort,
     Done,
@@ -22,11 +23,14 @@ from engine.messages import (
     Message,
     Ready,
     Reply,
+    SnapshotTaken,
     Submit,
+    TakeSnapshot,
     TokenTexts,
     UnloadAdapter,
     failure_of,
 )
+from engine.observer import take_snapshot
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.stats import EngineStats
@@ -60,6 +64,7 @@ class Launched(NamedTuple):
 
     batch: Batch
     result: Callable[[], StepResult]
+    laps: Laps
 
 
 class EngineCore:
@@ -130,6 +135,9 @@ class EngineCore:
                 self._learn(message)
             elif isinstance(message, (LoadAdapter, UnloadAdapter, ListAdapters)):
                 self._manage(message)
+            elif isinstance(message, TakeSnapshot):
+                snapshot = take_snapshot(self._cache, self._scheduler, self._adapters, self.stats())
+                self._outbox.append(SnapshotTaken(message.id, snapshot))
 
     def step(self) -> list[Message]:
         """Plan, compute and commit one step. Returns all that the client is to be told."""
@@ -142,13 +150,18 @@ class EngineCore:
         """
         self._poll_compiling()
         self._poll_adapters()
+        laps = Laps()
         batch = self._scheduler.schedule()
-        return Launched(batch, self._worker.launch(batch, self._masks(batch))) if batch.rows else None
+        if not batch.rows:
+            return None
+        masks = self._masks(batch)
+        laps.end("schedule")
+        return Launched(batch, self._worker.launch(batch, masks), laps)
 
     def finish(self, launched: Launched | None) -> list[Message]:
         """Wait for a step and commit it. Returns all that the client is to be told."""
         if launched is not None:
-            self._outbox += self._scheduler.commit(launched.batch, launched.result())
+            self._commit(*launched)
         elif self.has_work and not self._outbox:
             time.sleep(_PAUSE)
         return self._take_outbox()
@@ -193,6 +206,14 @@ class EngineCore:
         self._cache.check()
         if self._adapters:
             self._adapters.check()
+
+    def _commit(self, batch: Batch, wait: Callable[[], StepResult], laps: Laps) -> None:
+        """Wait for a step, take its result over, and note what its parts took."""
+        result = wait()
+        laps.skip()
+        self._outbox += self._scheduler.commit(batch, result)
+        laps.end("commit")
+        self._stats.add_seconds({**laps.seconds, **result.seconds, "step": laps.whole()})
 
     def _take_outbox(self) -> list[Message]:
         """All that the client is to be told; with the sequences that end here end their holds on adapters."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from engine.batch import Batch, Masks, Row, RowResult, StepResult
 from engine.inputs import HostInputs, InputBuilder
 from engine.kv_pool import KvPool
+from engine.laps import Laps
 from engine.models.decoder import DecoderModel
 from engine.sampler import Allowed, Sampler, prompt_logprobs
 from engine.types import Logprob
@@ -59,11 +60,14 @@ class ModelRunner:
         """Start the forward pass of a step, for which a GPU's host does not wait; the call that is returned does the
         rest, and waits. No other step may be launched before.
         """
+        laps = Laps()
         self._sampler.start(batch.starts)
         self._kv.copy(batch.copies)
         inputs = self._inputs.build(batch)
+        laps.end("inputs")
         hidden = self.forward(inputs)
-        return lambda: self._finish(batch, inputs, hidden, masks)
+        laps.end("forward")
+        return lambda: self._finish(batch, inputs, hidden, masks, laps)
 
     def forward(self, inputs: HostInputs) -> Tensor:
         """Hidden states [T, H] of a step's tokens, good until the next step."""
@@ -71,14 +75,16 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _finish(
-        self, batch: Batch, inputs: HostInputs, hidden: Tensor, masks: Callable[[], Masks] | None
+        self, batch: Batch, inputs: HostInputs, hidden: Tensor, masks: Callable[[], Masks] | None, laps: Laps
     ) -> StepResult:
-        drawn = self._draw(batch, inputs, hidden, masks)
+        laps.skip()
+        drawn = self._draw(batch, inputs, hidden, masks, laps)
         rows = enumerate(zip(batch.rows, _last_tokens(batch).tolist(), strict=True))
-        return StepResult(tuple(self._result(i, row, last, hidden, inputs, drawn) for i, (row, last) in rows))
+        results = tuple(self._result(i, row, last, hidden, inputs, drawn) for i, (row, last) in rows)
+        return StepResult(results, laps.seconds)
 
     def _draw(
-        self, batch: Batch, inputs: HostInputs, hidden: Tensor, masks: Callable[[], Masks] | None
+        self, batch: Batch, inputs: HostInputs, hidden: Tensor, masks: Callable[[], Masks] | None, laps: Laps
     ) -> dict[int, RowResult]:
         """The next tokens of each row that draws, by the row's index in the batch.
 
@@ -88,11 +94,14 @@ class ModelRunner:
         if not drawing:
             return {}
         filled = masks() if masks else None
+        laps.end("masks")
         forced = _forced(filled) if filled else {}
         at = _logit_tokens(batch, forced)
         logits = self._logits(hidden, inputs, at) if len(at) else None
+        laps.end("head")
         allowed = self._allowed(filled, forced) if filled else None
         results = self._sampler.sample(logits, [batch.rows[i] for i in drawing], allowed, forced)
+        laps.end("sample")
         return dict(zip(drawing, results, strict=True))
 
     def _logits(self, hidden: Tensor, inputs: HostInputs, at: NDArray[np.int64]) -> Tensor:
