@@ -11,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from api.errors import handle
 from api.guard import Guard, Identify
 from api.rate_limits import LIMIT_HEADERS
-from api.routes import adapters, chat, completions, health, models, responses, tokenize
+from api.routes import adapters, chat, completions, health, models, responses, tokenize, ui
 from api.state import ServerState
 from api.streams import ClientGone
 from engine.errors import EngineError
@@ -48,7 +48,7 @@ def create_app(state: ServerState) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.server = state
-    for module in (chat, completions, responses, models, adapters, tokenize, health):
+    for module in (chat, completions, responses, models, adapters, tokenize, health, ui):
         app.include_router(module.router)
     for kind in (EngineError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, handle)

@@ -64,6 +64,7 @@ def _namespace(namespace: Namespace, digests: Mapping[str, str]) -> NamespaceVie
 
 def _node(node: Node, places: Mapping[Node, int], namespace: int, num_uses: int) -> NodeView:
     return NodeView(
+        id=node.pages[0],
         parent=places.get(node.parent, _ROOT) if node.parent else _ROOT,
         namespace=namespace,
         tokens=len(node.tokens) // TOKEN_BYTES,

@@ -30,6 +30,7 @@ class NodeView:
     """One run of pages in the prefix tree.
 
     Attributes:
+        id: its first page, which no other node has at the same time.
         parent: its place among the nodes, always before this one; -1 if it begins sequences.
         namespace: the place of its namespace among the namespaces.
         tokens: in its pages.
@@ -38,6 +39,7 @@ class NodeView:
         age: how many uses of the tree ago it was last used; a use is the start or the end of a sequence.
     """
 
+    id: int
     parent: int
     namespace: int
     tokens: int
