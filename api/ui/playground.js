@@ -26,7 +26,7 @@ export async function offerModels() {
   const { data } = await get("v1/models");
   const names = data.map(({ id }) => id);
   if (names.join("\n") === [...select.options].map(({ value }) => value).join("\n")) return;
-  const chosen = select.value;
+  const chosen = select.options.length ? select.value : names[0];
   const options = names.map((name) => new Option(name, name));
   select.replaceChildren(...options, new Option("another name …", ANOTHER));
   if (chosen === ANOTHER || names.includes(chosen)) select.value = chosen;

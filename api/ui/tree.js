@@ -7,6 +7,7 @@ import { hue, namespaceOf, title } from "./palette.js";
 
 const AXIS = 20;
 const HEAD = 4;
+const NAMED = 8; // namespaces in the legend
 
 const holder = byId("tree");
 const shapes = new Map();
@@ -161,11 +162,13 @@ function legend() {
   const tokens = engine.namespaces.map(() => 0);
   for (const node of engine.nodes) tokens[node.namespace] += node.tokens;
   const all = engine.namespaces.map((namespace, i) => ({ namespace, name: title(namespace), size: tokens[i] }));
+  const named = all.sort((a, b) => b.size - a.size).slice(0, NAMED);
   const isBase = ({ namespace }) => Number(namespace.adapter === null);
-  all.sort((a, b) => isBase(b) - isBase(a) || a.name.localeCompare(b.name));
-  const chips = all.map(({ namespace, name, size }) =>
+  named.sort((a, b) => isBase(b) - isBase(a) || a.name.localeCompare(b.name));
+  const chips = named.map(({ namespace, name, size }) =>
     el("li", hue(namespace), el("span", "dot"), name, el("span", "muted", `${whole(size)} tokens`)),
   );
+  if (all.length > NAMED) chips.push(el("li", "muted", `and ${plural(all.length - NAMED, "smaller one")}`));
   const marks = chips.length ? el("li", "marks", el("span", "sample idle"), "kept", el("span", "sample"), "in use") : null;
   byId("legend").replaceChildren(...[...chips, marks].filter(Boolean));
 }

@@ -30,12 +30,12 @@ def full_snapshot() -> EngineSnapshot:
     return EngineSnapshot(
         16,
         {f"some_counter_{number}": 1e9 / 7 for number in range(60)},
-        tuple(NamespaceView("a" * 64, "t" * 64, True) for _ in range(observer.MOST_NODES)),
-        tuple(NodeView(*[large] * 7) for _ in range(observer.MOST_NODES)),
+        tuple(NamespaceView("a" * 60 + str(i), "t" * 64, True) for i in range(observer.MOST_NODES)),
+        tuple(NodeView(large + i, i // 3 - 1, i, *[large] * 4) for i in range(observer.MOST_NODES)),
         large,
         tuple(
-            SequenceView(*[large] * 10, "a" * 64, "t" * 64, True, 1e9 / 7, large)
-            for _ in range(observer.MOST_SEQUENCES)
+            SequenceView(large + i, i, *[large] * 8, "a" * 64, "t" * 64, True, 1e9 / 7, large)
+            for i in range(observer.MOST_SEQUENCES)
         ),
         tuple(AdapterInfo("a" * 64, "p" * 64, "draining", "device", large) for _ in range(observer.MOST_ADAPTERS)),
         tuple(SlotView("a" * 64, True, large, True) for _ in range(16)),
