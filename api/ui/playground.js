@@ -154,5 +154,8 @@ async function shade(body, usage) {
     return_token_strs: true,
   });
   const spans = texts.map((text, i) => el("span", i < cached ? "cached" : "computed", text.replaceAll("\n", "↵\n")));
-  byId("prompt").replaceChildren(...spans);
+  const box = byId("prompt");
+  box.replaceChildren(...spans);
+  const first = spans[cached]; // Where the cache ended is what one looks for.
+  if (first) box.scrollTop = first.offsetTop - box.offsetTop - box.clientHeight / 2;
 }
