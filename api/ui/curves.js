@@ -61,9 +61,8 @@ function chart({ title, unit, hue, values, format, top }) {
   const picture = svg(
     "svg",
     { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" },
-    floor, area, ...lines.reverse(), at,
+    floor, area, ...lines.toReversed(), at,
   );
-  lines.reverse();
   const card = el("article", `curve ${hue}`, el("h2", "", title), now, picture);
   let under = null;
 
@@ -117,13 +116,15 @@ function runs(value) {
   return found;
 }
 
+const along = (run, value, x, y) =>
+  "M" + run.map((point) => `${x(point).toFixed(1)},${y(value(point)).toFixed(1)}`).join("L");
+
 function path(value, x, y) {
-  const one = (run) => "M" + run.map((point) => `${x(point).toFixed(1)},${y(value(point)).toFixed(1)}`).join("L");
-  return runs(value).map((run) => (run.length > 1 ? one(run) : `${one(run)}h1.5`)).join("");
+  return runs(value).map((run) => along(run, value, x, y) + (run.length > 1 ? "" : "h1.5")).join("");
 }
 
+/** The same, closed along the floor. */
 function filled(value, x, y) {
-  const one = (run) => `${path1(run)}L${x(run.at(-1)).toFixed(1)},${HEIGHT}L${x(run[0]).toFixed(1)},${HEIGHT}Z`;
-  const path1 = (run) => "M" + run.map((point) => `${x(point).toFixed(1)},${y(value(point)).toFixed(1)}`).join("L");
-  return runs(value).filter((run) => run.length > 1).map(one).join("");
+  const closed = (run) => `${along(run, value, x, y)}L${x(run.at(-1)).toFixed(1)},${HEIGHT}H${x(run[0]).toFixed(1)}Z`;
+  return runs(value).filter((run) => run.length > 1).map(closed).join("");
 }

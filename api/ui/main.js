@@ -17,18 +17,22 @@ let started = null;
 let loaded = null;
 let failures = 0;
 let timer = null;
+let asked = 0;
 
+/** Ask, show, and ask again later; whoever is asked anew meanwhile says nothing. */
 async function poll() {
   clearTimeout(timer);
-  try {
-    show(await get(`ui/state?since=${newest()}`, AbortSignal.timeout(PATIENCE)));
-    failures = 0;
-  } catch (error) {
-    failures += 1;
-    explain(error);
-    if (error.status === 401) return; // Until there is a key.
-  }
-  timer = setTimeout(poll, Math.min(SLOWEST, PERIOD * (failures + 1)));
+  const own = ++asked;
+  const [state, error] = await get(`ui/state?since=${newest()}`, AbortSignal.timeout(PATIENCE)).then(
+    (found) => [found, null],
+    (reason) => [null, reason],
+  );
+  if (own !== asked) return;
+  failures = error ? failures + 1 : 0;
+  const locked = error?.status === 401; // Until there is a key.
+  if (!locked && !document.hidden) timer = setTimeout(poll, Math.min(SLOWEST, PERIOD * (failures + 1)));
+  if (error) explain(error);
+  else show(state);
 }
 
 function show({ server, history, engine }) {
@@ -58,7 +62,7 @@ function explain(error) {
     status("connecting", "reconnecting");
     notice(failures > 2 ? "The server does not answer. This page goes on asking." : "");
   } else if (error.status === 401) {
-    status("closed", "locked");
+    status("locked", "locked");
     byId("key-error").textContent = byId("key-form").hidden ? "" : "That key is not valid here.";
     byId("key-form").hidden = false;
     byId("key").focus();
@@ -88,8 +92,7 @@ byId("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   useKey(byId("key").value.trim());
   poll().then(() => {
-    if (byId("status").dataset.state === "closed" && byId("status").textContent === "locked") return;
-    byId("key-form").hidden = true;
+    byId("key-form").hidden = byId("status").dataset.state !== "locked";
   });
 });
 document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : poll()));
