@@ -123,12 +123,10 @@ async function stream(body) {
 
 function tell(usage, { begin: started, first, last }) {
   const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
-  const rate = usage.completion_tokens > 1 && last > first ? (1000 * (usage.completion_tokens - 1)) / (last - first) : null;
   byId("ask-usage").textContent = [
     `${whole(cached)} of ${whole(usage.prompt_tokens)} prompt tokens cached`,
     `${whole(usage.completion_tokens)} in the answer`,
-    first ? `first after ${seconds((first - started) / 1000)}` : null,
-    rate ? `${whole(rate)} tokens/s` : null,
+    first ? `first after ${seconds((first - started) / 1000)}, last after ${seconds((last - started) / 1000)}` : null,
   ].filter(Boolean).join(" · ");
 }
 
