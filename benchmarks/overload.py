@@ -21,7 +21,6 @@ import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from api.config import ServerConfig
 from api.connection import uvicorn_options
 from api.metrics import Metrics
 from api.state import ServerState
-from engine.batch import Batch, RowResult, StepResult
+from engine.batch import Batch, Draw, RowResult, StepResult
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.frontend import Frontend
@@ -56,10 +55,12 @@ class SimulatedWorker:
     eos_ids: tuple[int, ...] = ()
     summary = ("simulated",)
     adapters = None
+    overlaps = False
 
-    def launch(self, batch: Batch, _masks: Any = None) -> Callable[[], StepResult]:
+    def launch(self, batch: Batch) -> Draw:
         """Compute nothing; the time is spent by ``SimulatedClient``, which must not block its loop."""
-        return lambda: StepResult(tuple(RowResult((WORD,) if row.draws else ()) for row in batch.rows))
+        result = StepResult(tuple(RowResult((WORD,) if row.draws else ()) for row in batch.rows))
+        return lambda _masks: lambda: result
 
 
 class SimulatedClient:

@@ -26,6 +26,33 @@ class AdapterSlots(Protocol):
         """Bring an adapter to a slot, or keep its place in the line for one."""
 
 
+class SlotRequests:
+    """The slots that waiting sequences ask for in one step.
+
+    Args:
+        slots: of adapters; None if there are none, and no sequence has one.
+        most_waiting: adapters for which a slot may be asked for in vain. Those on the device already may always ask.
+    """
+
+    def __init__(self, slots: AdapterSlots | None, most_waiting: int) -> None:
+        self._slots = slots
+        self._most_waiting = most_waiting
+        self._waiting: set[int] = set()
+
+    def ask(self, adapter: int) -> int | None:
+        """A slot for a sequence of an adapter, -1 for the base model, which needs none; None if it must wait."""
+        if adapter < 0 or self._slots is None:
+            return -1
+        is_late = len(self._waiting) >= self._most_waiting
+        if adapter in self._waiting or (is_late and not self._slots.is_ready(adapter)):
+            return None
+        slot = self._slots.acquire(adapter)
+        if slot < 0:
+            self._waiting.add(adapter)
+            return None
+        return slot
+
+
 def pages_missing(sequence: Sequence, page_size: int) -> int:
     """Pages that a sequence still lacks to hold all its tokens and the next one."""
     held = len(sequence.lease.pages) if sequence.lease else 0

@@ -7,7 +7,7 @@ carries only what is new.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -59,7 +59,8 @@ class Row:
     Attributes:
         row: its line in the page table.
         start: position of ``tokens[0]``, that is, num_computed before the step.
-        tokens: the tokens to compute, drafts included.
+        tokens: the tokens to compute, drafts included. In a step that was planned ahead, ``not_yet(row)`` stands for a
+            token that the step before draws.
         first_new_page: index in the row's page list where ``new_pages`` go.
         new_pages: page ids to write into the page table; the list then covers ``start + len(tokens)``.
         draws: the last of ``tokens`` but for the drafts is the sequence's last, so a next token is drawn.
@@ -88,6 +89,11 @@ class Row:
     def num_lines(self) -> int:
         """Places at which a token is drawn."""
         return self.num_drafts + 1 if self.draws else 0
+
+
+def not_yet(row: int) -> int:
+    """What stands for the token that the step before draws for a row: a number below 0, whose inverse is the row."""
+    return ~row
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,3 +164,11 @@ class StepResult:
 
     rows: tuple[RowResult, ...] = field(default_factory=tuple)
     seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+Read = Callable[[], StepResult]
+"""Waits until a step's tokens are there, and reads them."""
+
+Draw = Callable[[Callable[[], Masks] | None], Read]
+"""Begins to draw a step's tokens, once what the step before drew has been read. It calls what it is given for the masks
+when it needs them; None if no row has one."""

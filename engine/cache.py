@@ -179,8 +179,8 @@ class PrefixCache:
     def commit(self, lease: Lease, tokens: array[int], num_computed: int) -> None:
         """Enter the lease's whole pages below ``num_computed`` in the tree.
 
-        Pages that the tree already has for the same tokens replace the lease's own, which are freed. So it must not
-        be called while a step that uses the lease's pages is under way.
+        Pages that the tree already has for the same tokens replace the lease's own, which are freed. A step that is
+        under way may still read those: their next owner writes them in a later step, which begins when it is done.
 
         Args:
             lease: stays, and now locks these pages too.

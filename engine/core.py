@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from engine.adapters import BASE, Adaptation, AdapterDesk
-from engine.batch import Batch, Masks, StepResult
+from engine.batch import Batch, Draw, Masks, Read, StepResult
 from engine.cache import PrefixCache
 from engine.config import EngineConfig
 from engine.drafts import Drafter
@@ -54,16 +54,29 @@ class StepWorker(Protocol):
     eos_ids: tuple[int, ...]
     summary: tuple[str, ...]
     adapters: Adapters | None
+    overlaps: bool
+    """Whether it computes while the host goes on, so that a step is better launched before the last one is read."""
 
-    def launch(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> Callable[[], StepResult]:
-        """Start a step; the call that is returned waits for its end, and calls ``masks`` when it needs them."""
+    def launch(self, batch: Batch) -> Draw:
+        """Start the forward pass of a step. Steps are launched, drawn and read in the same order, but that one that
+        nobody awaits any more is neither drawn nor read. Each is drawn before the next is launched.
+        """
 
 
 class Launched(NamedTuple):
-    """A step under way, which ``EngineCore.finish`` takes."""
+    """A step under way, which ``EngineCore.finish`` takes.
+
+    Attributes:
+        batch: its plan.
+        draw: what it draws with, called in ``launch`` if no mask is to be waited for: then ``read`` is what came of it.
+        masks: which it needs.
+        laps: what its parts took on the host.
+    """
 
     batch: Batch
-    result: Callable[[], StepResult]
+    draw: Draw
+    masks: Callable[[], Masks] | None
+    read: Read | None
     laps: Laps
 
 
@@ -97,6 +110,7 @@ class EngineCore:
         )
         self._seeds = random.Random(config.seed)
         self._outbox: list[Message] = []
+        self._ahead: tuple[Batch, Draw] | None = None  # a step that was launched before its turn
         self._max_lines = config.max_num_seqs + config.max_drafts
         self._grammars: Grammars | None = None
         self._compiling: dict[int, tuple[Sequence, Compilation]] = {}
@@ -146,22 +160,31 @@ class EngineCore:
     def launch(self) -> Launched | None:
         """Plan a step and start it; None if nothing can be computed now. ``finish`` is the next call to be made.
 
-        What the caller does in between is done while a GPU computes.
+        A step that ``finish`` has launched ahead only has its masks begun. What the caller does in between is done
+        while a GPU computes.
         """
         self._poll_compiling()
         self._poll_adapters()
         laps = Laps()
-        batch = self._scheduler.schedule()
-        if not batch.rows:
+        started = self._take_ahead() or self._start(self._scheduler.schedule(), laps)
+        if started is None:
             return None
+        batch, draw = started
         masks = self._masks(batch)
         laps.end("schedule")
-        return Launched(batch, self._worker.launch(batch, masks), laps)
+        return Launched(batch, draw, masks, None if masks else draw(None), laps)
 
     def finish(self, launched: Launched | None) -> list[Message]:
-        """Wait for a step and commit it. Returns all that the client is to be told."""
+        """Launch the step after this one, if it can be planned already; then wait for this one and commit it.
+
+        Returns all that the client is to be told.
+        """
         if launched is not None:
-            self._commit(*launched)
+            read, laps = launched.read or launched.draw(launched.masks), launched.laps
+            laps.skip()
+            if self._worker.overlaps:
+                self._ahead = self._start(self._scheduler.schedule_ahead(), laps)
+            self._commit(launched.batch, read(), laps)
         elif self.has_work and not self._outbox:
             time.sleep(_PAUSE)
         return self._take_outbox()
@@ -207,13 +230,26 @@ class EngineCore:
         if self._adapters:
             self._adapters.check()
 
-    def _commit(self, batch: Batch, wait: Callable[[], StepResult], laps: Laps) -> None:
-        """Wait for a step, take its result over, and note what its parts took."""
-        result = wait()
+    def _commit(self, batch: Batch, result: StepResult, laps: Laps) -> None:
+        """Take the result of a step over, and note what its parts took: those of one that was launched ahead count in
+        the step under which that was done.
+        """
         laps.skip()
         self._outbox += self._scheduler.commit(batch, result)
         laps.end("commit")
         self._stats.add_seconds({**laps.seconds, **result.seconds, "step": laps.whole()})
+
+    def _start(self, batch: Batch, laps: Laps) -> tuple[Batch, Draw] | None:
+        """Launch a step that has just been planned."""
+        laps.end("schedule")
+        started = (batch, self._worker.launch(batch)) if batch.rows else None
+        laps.skip()
+        return started
+
+    def _take_ahead(self) -> tuple[Batch, Draw] | None:
+        """The step that was launched ahead, unless all its sequences have ended meanwhile."""
+        ahead, self._ahead = self._ahead, None
+        return None if ahead is None or self._scheduler.forget(ahead[0]) else ahead
 
     def _take_outbox(self) -> list[Message]:
         """All that the client is to be told; with the sequences that end here end their holds on adapters."""

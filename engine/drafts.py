@@ -31,6 +31,7 @@ _SURE = 8  # tokens of a match from which on it counts as a long one
 _PRIOR_TRIALS = 2.0
 _MOST_TRIALS = 20.0
 _SUREST = 0.99
+_LATENESS = 0.1  # of a step, by which it takes longer if the device waits for its plan
 
 
 class Source(StrEnum):
@@ -104,18 +105,20 @@ class Drafter:
             limit: most drafts.
             num_rows: rows that draw in this step.
         """
-        track = self._tracks.get(sequence.id)
-        if track is None:
-            track = self._tracks[sequence.id] = _Track(NgramIndex(sequence.tokens))
-        track.used = None
-        track.guesses = self._guesses(sequence, track)
-        price = min(1.0, max(_CHEAPEST, _MARGIN * self._pace.threshold(num_rows)))
-        worth = [(*_worth(guess, min(limit, self._most), price), guess) for guess in track.guesses]
-        for _, count, guess in sorted(worth, key=lambda each: -each[0]):
+        track = self._guess(sequence)
+        for _, count, guess in self._ranked(track, limit, num_rows):
             if count and (drafts := _possible(sequence, guess.tokens[:count])):
                 track.used = guess.source
                 return drafts
         return ()
+
+    def worth(self, sequence: Sequence, limit: int, num_rows: int) -> float:
+        """Tokens that drafts would be worth to a sequence in a step that is under way without any. As ``propose``."""
+        return max((worth for worth, _, _ in self._ranked(self._guess(sequence), limit, num_rows)), default=0.0)
+
+    def is_worth_waiting(self, worth: float, num_rows: int) -> bool:
+        """Whether drafts of such worth make up for a plan that is made late: then the device waits for the host."""
+        return worth > _LATENESS * num_rows
 
     def settle(self, sequence: Sequence, num_drafts: int, drawn: Seq[int]) -> None:
         """Take note of what a step drew for a sequence, ``num_drafts`` of its drafts having been computed."""
@@ -133,6 +136,21 @@ class Drafter:
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Learn from a step in which each token was drawn after, how long it took."""
         self._pace.observe(num_tokens, seconds)
+
+    def _guess(self, sequence: Sequence) -> _Track:
+        """Ask the sources about a sequence. Returns what is known of it, their guesses included."""
+        track = self._tracks.get(sequence.id)
+        if track is None:
+            track = self._tracks[sequence.id] = _Track(NgramIndex(sequence.tokens))
+        track.used = None
+        track.guesses = self._guesses(sequence, track)
+        return track
+
+    def _ranked(self, track: _Track, limit: int, num_rows: int) -> list[tuple[float, int, _Guess]]:
+        """The guesses, best first: what each is worth in tokens, and how many of it are worth computing."""
+        price = min(1.0, max(_CHEAPEST, _MARGIN * self._pace.threshold(num_rows)))
+        worth = [(*_worth(guess, min(limit, self._most), price), guess) for guess in track.guesses]
+        return sorted(worth, key=lambda each: -each[0])
 
     def _guesses(self, sequence: Sequence, track: _Track) -> list[_Guess]:
         """What each source says comes next, if it says anything."""

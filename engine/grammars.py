@@ -14,6 +14,7 @@ from engine.batch import Masks
 from engine.errors import CapacityError, EngineError, GrammarRefused
 from engine.messages import TokenTexts
 from engine.sequence import MaskJob
+from grammar.closing import ranks
 from grammar.compiler import Compiled
 from grammar.errors import GrammarError
 from grammar.masks import Fill, MaskBuffer
@@ -138,5 +139,5 @@ def _build(
     bounds = accumulate(texts.lengths, initial=0)
     tokens = tuple(texts.data[start:end] for start, end in pairwise(bounds))
     vocabulary = Vocabulary(tokens[:vocab_size], frozenset(texts.special), eos_ids, vocab_size)
-    _ = vocabulary.llguidance
+    _ = vocabulary.llguidance, ranks(vocabulary)
     return CompileService(vocabulary), MaskBuffer(max_lines, vocabulary)

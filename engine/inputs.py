@@ -4,7 +4,7 @@ pass reads them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,11 +23,47 @@ Ints = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
+class DrawnTokens:
+    """The tokens that a step draws, for the step after it, which need not wait until the host has read them.
+
+    Attributes:
+        rows: [S] int64, the row of each token that is on the device.
+        tokens: [S] int64 on the device; None if S is 0. Those of rows that fail may be anything.
+        known: tokens that the host knows without reading them, by row.
+        vocab_size: every token is below that.
+    """
+
+    rows: Longs
+    tokens: Tensor | None
+    known: Mapping[int, int]
+    vocab_size: int
+
+    def enter(self, token_ids: Longs) -> Tensor | None:
+        """Replace each ``not_yet(row)`` by the row's token if it is known, else by ~i, which stands for ``result[i]``.
+
+        Returns: tokens [S] on the device, None if none are needed.
+        """
+        late = np.flatnonzero(token_ids < 0)
+        if not len(late):
+            return None
+        place = {**{row: ~i for i, row in enumerate(self.rows.tolist())}, **self.known}
+        token_ids[late] = [place[row] for row in (~token_ids[late]).tolist()]
+        return None if self.tokens is None else self.tokens.clamp(0, self.vocab_size - 1)
+
+
+def fill_in(token_ids: Tensor, drawn: Tensor | None, out: Tensor | None = None) -> Tensor:
+    """Token ids [T] with ``drawn[i]`` in place of each ~i."""
+    if drawn is None:
+        return token_ids
+    return torch.where(token_ids < 0, drawn[(~token_ids).clamp_(min=0)], token_ids, out=out)
+
+
+@dataclass(frozen=True, slots=True)
 class HostInputs:
     """What a forward over a ragged batch of R rows and T tokens reads, on the host.
 
     Attributes:
-        token_ids: [T] int64.
+        token_ids: [T] int64; ~i stands for ``drawn[i]``.
         positions: [T] int64, the position of each token in its sequence.
         kv_loc: [T] int64, where its K and V go: ``page * page_size + position % page_size``.
         page_table: [R, P] int32, the pages of each row; entries past a row's last page are 0.
@@ -37,6 +73,7 @@ class HostInputs:
         max_context: the largest of ``context_len``.
         shared: prefixes that rows should read together, on the host, None for none.
         slots: [T] int32, the slot of each token's adapter, -1 for none; None if no row has an adapter.
+        drawn: int64 on the device, tokens that the step before draws; None if all of ``token_ids`` are known.
     """
 
     token_ids: Longs
@@ -49,6 +86,7 @@ class HostInputs:
     max_context: int
     shared: SharedPrefixes | None = None
     slots: Ints | None = None
+    drawn: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -120,8 +158,12 @@ class InputBuilder:
         """Tokens that the longest sequence has room for."""
         return self.table_width * self._page_size
 
-    def build(self, batch: Batch) -> HostInputs:
-        """The arrays of a step; enters the batch's new pages in the page table."""
+    def build(self, batch: Batch, drawn: DrawnTokens | None = None) -> HostInputs:
+        """The arrays of a step; enters the batch's new pages in the page table.
+
+        Args:
+            drawn: by the step before, needed if this one was planned ahead.
+        """
         rows = batch.rows
         for start in batch.starts:
             self._slots[start.row], self._adapted_from[start.row] = start.slot, start.adapted_from
@@ -141,8 +183,9 @@ class InputBuilder:
         kv_loc = self._pages[np.repeat(line, lengths), page].astype(np.int64) * self._page_size + cell
         max_context = int(context.max())
         pages = self._pages[line, : -(-max_context // self._page_size)]
+        token_ids = _token_ids(rows)
         return HostInputs(
-            token_ids=_token_ids(rows),
+            token_ids=token_ids,
             positions=positions,
             kv_loc=kv_loc,
             page_table=pages,
@@ -152,12 +195,13 @@ class InputBuilder:
             max_context=max_context,
             shared=find_shared_prefixes(pages, lengths, context, self._page_size, self._device),
             slots=self._token_slots(line, lengths, starts),
+            drawn=drawn.enter(token_ids) if drawn else None,
         )
 
     def place(self, inputs: HostInputs) -> ForwardInputs:
         """The tensors of a step."""
         return ForwardInputs(
-            token_ids=to_device(inputs.token_ids, self._device),
+            token_ids=fill_in(to_device(inputs.token_ids, self._device), inputs.drawn),
             positions=to_device(inputs.positions, self._device),
             kv_loc=to_device(inputs.kv_loc, self._device),
             page_table=to_device(inputs.page_table, self._device),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.choice import pad, row_slices, top_sorted
 from engine.types import MAX_LOGPROBS, Logprob
+from kernels.staging import HostCopy, to_device
 
 _CANDIDATES = 32  # the same for every request, so that ties resolve alike whatever a neighbour asks for
 
@@ -47,14 +51,18 @@ def to_logprob(token: int, columns: list[float], num_top: int) -> Logprob:
 
 
 @torch.inference_mode()
-def prompt_logprobs(logits: Tensor, next_tokens: Tensor, num_top: int) -> tuple[Logprob, ...]:
+def prompt_logprobs(logits: Tensor, next_tokens: Sequence[int], num_top: int) -> Callable[[], list[Logprob]]:
     """The logprobs of a prompt's tokens, each given the tokens before it.
 
     Args:
         logits: [N, V] float32, raw; row i is the model's output at position i.
-        next_tokens: [N] integers: the tokens that stand at positions i + 1, on any device.
+        next_tokens: the N tokens that stand at positions i + 1; N is not 0.
         num_top: how many of the best to name, 0 to 20 and at most V.
+
+    Returns: what waits for them.
     """
-    tokens = next_tokens.to(logits.device, torch.int64)
-    columns = logprob_columns(logits, tokens, num_top).tolist() if len(tokens) else []
-    return tuple(to_logprob(token, row, num_top) for token, row in zip(next_tokens.tolist(), columns, strict=True))
+    tokens = to_device(np.asarray(next_tokens, np.int64), logits.device)
+    columns = HostCopy(logprob_columns(logits, tokens, num_top))
+    return lambda: [
+        to_logprob(token, row, num_top) for token, row in zip(next_tokens, columns.wait().tolist(), strict=True)
+    ]

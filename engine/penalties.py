@@ -17,6 +17,7 @@ from torch import Tensor
 from engine.batch import RowStart
 from engine.types import SamplingParams
 from engine.verify import Lines
+from kernels.staging import to_device
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -153,8 +154,8 @@ def _summed(biases: tuple[tuple[int, float], ...]) -> tuple[Ints, Floats]:
 def _places(lines: Ints, tokens: list[Ints], device: torch.device) -> tuple[Tensor, Tensor]:
     """Index of all logits (lines[j], t) with t in tokens[j]."""
     repeated = np.repeat(lines, [len(each) for each in tokens])
-    return torch.from_numpy(repeated).to(device, non_blocking=True), _join(tokens, device)
+    return to_device(repeated, device), _join(tokens, device)
 
 
 def _join(arrays: Iterable[npt.NDArray[np.generic]], device: torch.device) -> Tensor:
-    return torch.from_numpy(np.concatenate(list(arrays))).to(device, non_blocking=True)
+    return to_device(np.concatenate(list(arrays)), device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from engine.inputs import ForwardInputs, HostInputs
+from engine.inputs import ForwardInputs, HostInputs, fill_in
 from kernels.ops import SharedRoom
 from kernels.staging import refill, to_device
 from lora.apply import LoraStep
@@ -77,6 +77,7 @@ class InputRoom:
         tokens[2] = -1
         tokens[:, : step.num_tokens] = step.token_ids, step.positions, step.kv_loc
         refill(self._tokens, tokens)
+        fill_in(self._tokens[0], step.drawn, out=self._tokens[0])
         rows = np.zeros(len(self._rows), np.int32)
         rows[: step.num_rows] = step.context_len
         starts = rows[self._num_rows :]

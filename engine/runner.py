@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.batch import Batch, Masks, Row, RowResult, StepResult
-from engine.inputs import HostInputs, InputBuilder
+from engine.batch import Batch, Draw, Masks, Read, Row, RowResult, StepResult
+from engine.inputs import DrawnTokens, HostInputs, InputBuilder
 from engine.kv_pool import KvPool
 from engine.laps import Laps
+from engine.logprobs import prompt_logprobs
 from engine.models.decoder import DecoderModel
-from engine.sampler import Allowed, Sampler, prompt_logprobs
+from engine.sampler import Allowed, Drawing, Sampler
 from engine.types import Logprob
+from kernels.staging import to_device
 from lora.apply import LoraStep
 
 # Logits of a prompt are made for this many positions at a time: a whole chunk's would take 100 MB and more.
 _PROMPT_SLICE = 64
+
+_Scores = Callable[[], list[Logprob]]  # of a part of a prompt, waited for
 
 
 class ModelRunner:
@@ -49,67 +52,86 @@ class ModelRunner:
         self._forward = forward
         self._inputs = inputs
         self._sampler = sampler
+        self._drawn: DrawnTokens | None = None  # by the step before
 
-    @torch.inference_mode()
     def run(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> StepResult:
         """Compute a step. ``batch.rows`` is not empty; ``masks`` is called when the forward is done."""
-        return self.launch(batch, masks)()
+        return self.launch(batch)(masks)()
 
     @torch.inference_mode()
-    def launch(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> Callable[[], StepResult]:
-        """Start the forward pass of a step, for which a GPU's host does not wait; the call that is returned does the
-        rest, and waits. No other step may be launched before.
+    def launch(self, batch: Batch) -> Draw:
+        """Start the forward pass of a step, for which a GPU's host does not wait.
+
+        It may begin with tokens that the step before draws, once that one's ``Draw`` was called. What is returned is to
+        be called when that one was read, since a draw depends on the tokens before it, and before the next launch. A
+        step whose result nobody wants, and that takes no rows, need not be drawn.
         """
         laps = Laps()
-        self._sampler.start(batch.starts)
         self._kv.copy(batch.copies)
-        inputs = self._inputs.build(batch)
+        inputs = self._inputs.build(batch, self._drawn)
         laps.end("inputs")
         hidden = self.forward(inputs)
         laps.end("forward")
-        return lambda: self._finish(batch, inputs, hidden, masks, laps)
+        return lambda masks: self._begin_result(batch, inputs, hidden, masks, laps)
 
     def forward(self, inputs: HostInputs) -> Tensor:
         """Hidden states [T, H] of a step's tokens, good until the next step."""
         return self._forward(inputs)
 
-    @torch.inference_mode()
-    def _finish(
-        self, batch: Batch, inputs: HostInputs, hidden: Tensor, masks: Callable[[], Masks] | None, laps: Laps
-    ) -> StepResult:
-        laps.skip()
-        drawn = self._draw(batch, inputs, hidden, masks, laps)
-        rows = enumerate(zip(batch.rows, _last_tokens(batch).tolist(), strict=True))
-        results = tuple(self._result(i, row, last, hidden, inputs, drawn) for i, (row, last) in rows)
-        return StepResult(results, laps.seconds)
-
-    def _draw(
-        self, batch: Batch, inputs: HostInputs, hidden: Tensor, masks: Callable[[], Masks] | None, laps: Laps
-    ) -> dict[int, RowResult]:
-        """The next tokens of each row that draws, by the row's index in the batch.
-
-        The masks are waited for before the head: where they leave no choice, no logits are needed.
-        """
-        drawing = [i for i, row in enumerate(batch.rows) if row.draws]
-        if not drawing:
-            return {}
-        filled = masks() if masks else None
-        laps.end("masks")
-        forced = _forced(filled) if filled else {}
+    def draw(self, batch: Batch, inputs: HostInputs, hidden: Tensor, masks: Masks | None, laps: Laps) -> Drawing:
+        """Begin to draw the tokens of a step. Where its masks leave no choice, no logits are needed."""
+        forced = _forced(masks) if masks else {}
         at = _logit_tokens(batch, forced)
         logits = self._logits(hidden, inputs, at) if len(at) else None
         laps.end("head")
-        allowed = self._allowed(filled, forced) if filled else None
-        results = self._sampler.sample(logits, [batch.rows[i] for i in drawing], allowed, forced)
+        allowed = self._allowed(masks, forced) if masks else None
+        drawing = self._sampler.draw(logits, [row for row in batch.rows if row.draws], allowed, forced)
         laps.end("sample")
-        return dict(zip(drawing, results, strict=True))
+        return drawing
+
+    @torch.inference_mode()
+    def _begin_result(
+        self, batch: Batch, inputs: HostInputs, hidden: Tensor, masks: Callable[[], Masks] | None, laps: Laps
+    ) -> Read:
+        """Begin all that needs the hidden states, which the next step overwrites.
+
+        The sampler learns here, not at the launch, who takes which row: the step before had not been read then.
+        """
+        laps.skip()
+        self._sampler.start(batch.starts)
+        laps.end("inputs")
+        filled = masks() if masks else None
+        laps.end("masks")
+        drawing = self.draw(batch, inputs, hidden, filled, laps)
+        self._drawn = self._drawn_tokens(batch, drawing)
+        last = _last_tokens(batch).tolist()
+        scores = [self._score_prompt(*each, hidden, inputs.slots) for each in zip(batch.rows, last, strict=True)]
+        return lambda: self._read(batch, drawing, scores, laps)
+
+    def _read(self, batch: Batch, drawing: Drawing, scores: Sequence[list[_Scores]], laps: Laps) -> StepResult:
+        laps.skip()
+        drawn = iter(self._sampler.collect(drawing))
+        laps.end("sample")
+        results = []
+        for row, parts in zip(batch.rows, scores, strict=True):
+            result = next(drawn) if row.draws else RowResult()
+            scored = tuple(score for part in parts for score in part())
+            results.append(replace(result, prompt_logprobs=scored) if scored else result)
+        return StepResult(tuple(results), laps.seconds)
+
+    def _drawn_tokens(self, batch: Batch, drawing: Drawing) -> DrawnTokens | None:
+        """For the next step, if it is planned ahead: none that follows a step with drafts is."""
+        if any(row.num_drafts for row in drawing.rows):
+            return None
+        forced = {drawing.rows[line].row: token for line, token in drawing.forced.items()}
+        return DrawnTokens(drawing.lines.row, drawing.tokens, forced, self._model.config.vocab_size)
 
     def _logits(self, hidden: Tensor, inputs: HostInputs, at: NDArray[np.int64]) -> Tensor:
         """Logits [len(at), V] of some tokens of the step."""
         lora = self._head_lora(inputs.slots, at)
         if len(at) == len(hidden):
             return self._model.logits(hidden, lora)
-        return self._model.logits(hidden[_to(hidden.device, at)], lora)
+        return self._model.logits(hidden[to_device(at, hidden.device)], lora)
 
     def _head_lora(self, slots: NDArray[np.int32] | None, tokens: NDArray[np.int64] | slice) -> LoraStep | None:
         """The adapters' part in the head for some tokens of the step."""
@@ -125,36 +147,24 @@ class ModelRunner:
         lines = np.take(masks.lines, kept) - before
         words = masks.words if len(kept) == len(masks.lines) else masks.words[kept]
         device = self._model.device
-        return Allowed(_to(device, lines), _to(device, words))
+        return Allowed(to_device(lines, device), to_device(words, device))
 
-    def _result(
-        self, index: int, row: Row, last: int, hidden: Tensor, inputs: HostInputs, drawn: dict[int, RowResult]
-    ) -> RowResult:
-        result = drawn.get(index, RowResult())
-        if not row.prompt_targets:
-            return result
-        # The tokens before the last position have targets, but for leading ones that need no score.
-        first = last + 1 - row.num_drafts - row.draws - len(row.prompt_targets)
-        scores = self._score_prompt(row, first, hidden, inputs.slots)
-        return replace(result, prompt_logprobs=scores)
-
-    def _score_prompt(
-        self, row: Row, first: int, hidden: Tensor, slots: NDArray[np.int32] | None
-    ) -> tuple[Logprob, ...]:
-        """Logprobs of the row's ``prompt_targets``, from the hidden states of the positions before them.
+    def _score_prompt(self, row: Row, last: int, hidden: Tensor, slots: NDArray[np.int32] | None) -> list[_Scores]:
+        """Begin the logprobs of the row's ``prompt_targets``, from the hidden states of the positions before them.
 
         Args:
-            first: where in the step the token before the first target is.
+            last: where in the step the row's last token is.
         """
-        scores: list[Logprob] = []
+        # The tokens before the last position have targets, but for leading ones that need no score.
+        first = last + 1 - row.num_drafts - row.draws - len(row.prompt_targets)
         num_top = self._sampler.num_prompt_logprobs(row.row)
-        targets = torch.as_tensor(row.prompt_targets, dtype=torch.int64, device=hidden.device)
-        for wanted in targets.split(_PROMPT_SLICE):
-            part = slice(first, first + len(wanted))
+        scores = []
+        for begin in range(0, len(row.prompt_targets), _PROMPT_SLICE):
+            wanted = row.prompt_targets[begin : begin + _PROMPT_SLICE]
+            part = slice(first + begin, first + begin + len(wanted))
             logits = self._model.logits(hidden[part], self._head_lora(slots, part))
-            scores += prompt_logprobs(logits, wanted, num_top)
-            first = part.stop
-        return tuple(scores)
+            scores.append(prompt_logprobs(logits, wanted, num_top))
+        return scores
 
 
 def _forced(masks: Masks) -> dict[int, int]:
@@ -172,8 +182,3 @@ def _logit_tokens(batch: Batch, forced: Mapping[int, int]) -> NDArray[np.int64]:
 def _last_tokens(batch: Batch) -> NDArray[np.int64]:
     """[R] int64, index in the step of each row's last token."""
     return np.cumsum([len(row.tokens) for row in batch.rows]) - 1
-
-
-def _to(device: torch.device, values: NDArray[Any]) -> Tensor:
-    """A copy on the device, of which the host does not wait for the end: it would wait for the forward too."""
-    return torch.from_numpy(values).to(device, non_blocking=True)

@@ -28,12 +28,11 @@ from engine.choice import (
     row_slices,
     uniforms,
 )
-from engine.logprobs import logprob_columns, prompt_logprobs, to_logprob
+from engine.logprobs import logprob_columns, to_logprob
 from engine.penalties import LogitEdits
 from engine.verify import Drawn, Lines, lines_of, standing
 from kernels.masking import mask_logits
-
-__all__ = ["Allowed", "Sampler", "prompt_logprobs"]
+from kernels.staging import HostCopy, to_device
 
 Ints = npt.NDArray[np.int64]
 Params = npt.NDArray[np.void]  # of _ROW
@@ -63,6 +62,31 @@ class Allowed:
 
     lines: Tensor
     words: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Tokens of a step, being drawn.
+
+    Attributes:
+        rows: those that draw.
+        lines: of them, but for those forced.
+        forced: tokens that are taken without a draw, by the number of their line among all.
+        tokens: [S] int64 on the device, of ``lines``; those of lines that fail may be anything. None if S is 0.
+    """
+
+    rows: Sequence[Row]
+    lines: Lines
+    forced: Mapping[int, int]
+    tokens: Tensor | None = None
+    _columns: HostCopy | None = None
+    _num_logprobs: Sequence[int] = ()
+
+    def wait(self) -> list[Drawn]:
+        """What came of ``lines``."""
+        if self._columns is None:
+            return []
+        return [_drawn(*pair) for pair in zip(self._columns.wait().tolist(), self._num_logprobs, strict=True)]
 
 
 class Sampler:
@@ -99,7 +123,6 @@ class Sampler:
         """How many of the best tokens to name at each position of the row's prompt (``prompt_logprobs``' num_top)."""
         return int(self._rows["num_prompt_logprobs"][row])
 
-    @torch.inference_mode()
     def sample(
         self,
         logits: Tensor | None,
@@ -107,7 +130,18 @@ class Sampler:
         allowed: Allowed | None = None,
         forced: Mapping[int, int] | None = None,
     ) -> list[RowResult]:
-        """Draw a token at each line of the rows, keep those that stand, and count them for the rows' penalties.
+        """``draw`` and ``collect``."""
+        return self.collect(self.draw(logits, rows, allowed, forced))
+
+    @torch.inference_mode()
+    def draw(
+        self,
+        logits: Tensor | None,
+        rows: Sequence[Row],
+        allowed: Allowed | None = None,
+        forced: Mapping[int, int] | None = None,
+    ) -> Drawing:
+        """Begin to draw a token at each line of the rows. What was drawn before must have been collected.
 
         A row fails, alone, if the logits of a line that counts hold NaN or +inf, or if nothing may be drawn there:
         everything is masked, banned or -inf.
@@ -120,13 +154,21 @@ class Sampler:
         """
         forced = forced or {}
         lines = lines_of(rows, forced)
-        drawn = [] if logits is None or not len(lines) else self._draw_lines(logits, lines, allowed)
-        results = standing(rows, drawn, forced)
-        for row, result in zip(rows, results, strict=True):
+        if logits is None or not len(lines):
+            return Drawing(rows, lines, forced)
+        num_logprobs = self._rows["num_logprobs"][lines.row]
+        tokens, columns = self._draw_lines(logits, lines, allowed)
+        return Drawing(rows, lines, forced, tokens, HostCopy(columns), num_logprobs.tolist())
+
+    def collect(self, drawing: Drawing) -> list[RowResult]:
+        """Wait for what is drawn, keep what stands, and count it for the rows' penalties."""
+        results = standing(drawing.rows, drawing.wait(), drawing.forced)
+        for row, result in zip(drawing.rows, results, strict=True):
             self._edits.count(row.row, result.tokens)
         return results
 
-    def _draw_lines(self, logits: Tensor, lines: Lines, allowed: Allowed | None) -> list[Drawn]:
+    def _draw_lines(self, logits: Tensor, lines: Lines, allowed: Allowed | None) -> tuple[Tensor, Tensor]:
+        """The token of each line, [S] int64, and what the host is to know, [S, 2 ...] float64: see ``_drawn``."""
         params = self._rows[lines.row]
         wanted = np.flatnonzero(params["num_logprobs"] >= 0)
         edits = allowed is not None or self._edits.concern(lines)
@@ -139,7 +181,7 @@ class Sampler:
         packed = torch.stack([tokens.double(), (~sound).double()], dim=1)
         if len(wanted):
             packed = self._with_logprobs(packed, logits, tokens, wanted, int(params["num_logprobs"].max()))
-        return [_drawn(*pair) for pair in zip(packed.tolist(), params["num_logprobs"].tolist(), strict=True)]
+        return tokens, packed
 
     def _edited(self, logits: Tensor, lines: Lines, allowed: Allowed | None, keep: bool) -> Tensor:
         """Logits after mask, bias, penalties and bans, padded; ``logits`` themselves stay as they are if ``keep``."""
@@ -180,7 +222,7 @@ class Sampler:
 
     def _column(self, values: npt.NDArray[np.generic]) -> Tensor:
         # A GPU need not have done with the forward: a copy that waited would stop the host here.
-        return torch.from_numpy(np.ascontiguousarray(values)[:, None]).to(self._device, non_blocking=True)
+        return to_device(values[:, None], self._device)
 
     def _with_logprobs(self, packed: Tensor, logits: Tensor, tokens: Tensor, wanted: Ints, num_top: int) -> Tensor:
         """``packed`` [S, 2] with the columns of ``logprob_columns`` behind it, 0 for rows that want none."""

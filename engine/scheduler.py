@@ -6,6 +6,12 @@ wants its prompt less what the cache had (prefill, in chunks), a preempted one w
 No branch below asks which of these it is looking at, but for the order: those that want a single token go first, so
 that a long prompt delays running streams by no more than one chunk. What budget and pages are left then goes to drafts.
 
+A step may be planned while the one before is under way, on a device that computes while the host goes on. What that
+one computes is known, and that each of its rows draws one token; so a row's next input is "the token drawn before",
+whatever it is. Where a sequence turns out to have ended there, or is aborted, its part of the next step is computed
+for nothing and never looked at: steps run one after the other, so pages that it gives back are written by their next
+owner only when that is over. What must know the tokens waits for them: drafts, and the choice of whom to preempt.
+
 Preemption is "finish without telling the client": the computed pages go to the tree, the sequence to the head of its
 band of the queue, and it comes back as a prefix hit. The victim is the last admitted of the last band, so the first
 admitted of the first band always makes progress and nobody preempts in circles.
@@ -14,31 +20,21 @@ admitted of the first band always makes progress and nobody preempts in circles.
 from __future__ import annotations
 
 import time
-from array import array
+from collections import deque
 from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
 
-from engine.admission import AdapterSlots, prefix_in_progress, try_acquire
-from engine.batch import Batch, PageCopy, Row, RowResult, RowStart, StepResult
+from engine.admission import AdapterSlots, SlotRequests, pages_missing, prefix_in_progress, try_acquire
+from engine.batch import Batch, Row, RowResult, StepResult
 from engine.cache import Lease, PrefixCache
 from engine.drafts import Drafter
+from engine.endings import Ending, ending, failure, remaining
 from engine.errors import EngineError
-from engine.messages import Done, Failed, Message, TokenOut, failure_of
+from engine.messages import Done, Message, TokenOut, failure_of
+from engine.plan import Plan, StepUnderWay, lease_of
 from engine.queue import WaitingQueue
 from engine.sequence import MaskJob, Sequence, Status
 from engine.stats import EngineStats
 from engine.types import FinishReason
-
-
-@dataclass(slots=True)
-class _Plan:
-    """A step in the making: tokens left to give, and what was given, by sequence id."""
-
-    budget: int
-    rows: dict[int, Row] = field(default_factory=dict)
-    starts: list[RowStart] = field(default_factory=list)
-    copies: list[PageCopy] = field(default_factory=list)
 
 
 class Scheduler:
@@ -77,7 +73,8 @@ class Scheduler:
         self._drafter = drafter
         self._max_drafts = max_drafts
         self._clock = clock
-        self._began = 0.0  # the step under way
+        self._under_way: deque[StepUnderWay] = deque()  # at most two, the later one planned ahead
+        self._committed = 0.0  # when the last one was
         self._queue = WaitingQueue(self._num_cached if cache.sharing else None, clock)
         self._running: list[Sequence] = []  # in order of admission
         self._alive: dict[int, Sequence] = {}
@@ -126,23 +123,40 @@ class Scheduler:
 
     def schedule(self) -> Batch:
         """Plan a step. An empty batch means that nothing can be done now: who waits, waits for a slot to be loaded."""
-        self._began = self._clock()
-        plan = _Plan(self._max_tokens)
-        for sequence in self._in_turn():
-            if plan.budget and sequence.status is Status.RUNNING:
-                self._extend(sequence, plan)
-        self._admit(plan)
-        self._prefetch()
+        assert not self._under_way
+        plan = Plan(self._max_tokens, self._clock())
+        self._fill(plan)
         if self._drafter:
             self._add_drafts(self._drafter, plan)
-        return Batch(tuple(plan.rows.values()), tuple(plan.starts), tuple(plan.copies))
+        return self._begin(plan)
+
+    def schedule_ahead(self) -> Batch:
+        """Plan the step after the one under way. An empty batch means that its tokens must be known first."""
+        [step] = self._under_way
+        plan = Plan(self._max_tokens, self._clock(), step.rows)
+        if self._can_plan_ahead(step, plan):
+            self._fill(plan)
+        return self._begin(plan)
+
+    def forget(self, batch: Batch) -> bool:
+        """Forget the only step under way if nobody awaits its result: no sequence is left in it, and none began."""
+        [step] = self._under_way
+        assert step.batch is batch
+        is_void = not (step.rows or batch.starts)
+        if is_void:
+            self._under_way.clear()
+        return is_void
 
     def mask_jobs(self, batch: Batch) -> list[MaskJob]:
-        """The masks that a batch needs, by the rows that draw under a grammar, in their order."""
+        """The masks that a batch needs, by the rows that draw under a grammar, in their order.
+
+        All tokens before it are known: no other step is under way.
+        """
+        [step] = self._under_way
         jobs, line = [], 0
         for row in batch.rows:
-            sequence = self._by_row[row.row]
-            if row.draws and sequence.matcher:
+            sequence = self._owner(step, row)
+            if row.draws and sequence and sequence.matcher:
                 early = max(0, sequence.params.min_tokens - sequence.num_generated)
                 scored = sequence.params.logprobs is not None
                 jobs.append(MaskJob(line, sequence.matcher, row.drafts, self._remaining(sequence), early, scored))
@@ -151,72 +165,111 @@ class Scheduler:
 
     def commit(self, batch: Batch, result: StepResult) -> list[Message]:
         """Take the result of a step over: tokens, pages for the tree, ends. Returns what the client is told."""
+        step = self._under_way.popleft()
+        assert step.batch is batch
         messages: list[Message] = []
         for row, outcome in zip(batch.rows, result.rows, strict=True):
-            messages += self._commit_row(self._by_row[row.row], row, outcome)
+            if sequence := self._owner(step, row):
+                messages += self._commit_row(sequence, row, outcome)
         self._stats.steps += 1
         self._stats.computed_tokens += batch.num_tokens
         self._stats.observe("iteration_tokens_total", batch.num_tokens)
-        if self._drafter and batch.num_tokens == sum(row.num_lines for row in batch.rows):
-            self._drafter.observe(batch.num_tokens, self._clock() - self._began)
+        if self._drafter:
+            self._learn(self._drafter, step)
         return messages
 
-    def _in_turn(self) -> list[Sequence]:
-        """Running sequences: those that want one token, then the others, each in order of admission."""
-        return sorted(self._running, key=lambda sequence: sequence.prefilling)
+    def _owner(self, step: StepUnderWay, row: Row) -> Sequence | None:
+        """The sequence of a row, None if it has left the row since the step was planned."""
+        sequence = self._by_row.get(row.row)
+        return sequence if sequence and step.rows.get(sequence.id) is row else None
 
-    def _extend(self, sequence: Sequence, plan: _Plan) -> None:
+    def _learn(self, drafter: Drafter, step: StepUnderWay) -> None:
+        """How long a step took; and what drafts would be worth in the one under way, now that its tokens are known."""
+        now = self._clock()
+        if step.batch.num_tokens == sum(row.num_lines for row in step.batch.rows):
+            drafter.observe(step.batch.num_tokens, now - max(step.began, self._committed))
+        self._committed = now
+        for ahead in self._under_way:
+            limit = self._max_drafts // max(1, ahead.num_drawing)
+            for row in ahead.rows.values():
+                if row.draws:
+                    sequence = self._by_row[row.row]
+                    most = min(limit, self._remaining(sequence) - 1)
+                    ahead.draft_worth += drafter.worth(sequence, most, ahead.num_drawing)
+
+    def _fill(self, plan: Plan) -> None:
+        """Give running sequences their tokens, then admit others."""
+        for sequence, start, wanted in self._in_turn(plan):
+            if plan.budget and sequence.status is Status.RUNNING:
+                self._extend(sequence, start, wanted, plan)
+        self._admit(plan)
+        self._prefetch()
+
+    def _begin(self, plan: Plan) -> Batch:
+        """The plan is made: unless it is empty, its step is under way from now on."""
+        batch = plan.batch
+        if batch.rows:
+            self._under_way.append(StepUnderWay(batch, plan.rows, plan.began))
+        return batch
+
+    def _can_plan_ahead(self, step: StepUnderWay, plan: Plan) -> bool:
+        """Whether what follows a step can be planned before its tokens are known.
+
+        Not if it has drafts, of which nobody knows how many will stand; nor if the next one is likely to gain more by
+        drafts than by being planned early; nor if pages are so short that somebody might have to be preempted.
+        """
+        if any(row.num_drafts for row in step.batch.rows):
+            return False
+        if self._drafter and self._drafter.is_worth_waiting(step.draft_worth, step.num_drawing):
+            return False
+        missing = sum(pages_missing(sequence, self._cache.page_size) for sequence in self._running)
+        return missing <= self._cache.available()
+
+    def _in_turn(self, plan: Plan) -> list[tuple[Sequence, int, int]]:
+        """Running sequences that go on, and what they want: those of one token, then the others, as admitted."""
+        going = [(each, *plan.span(each)) for each in self._running if not self._is_ending(each, plan)]
+        return sorted(going, key=lambda wish: wish[2] - wish[1] > 1)
+
+    def _is_ending(self, sequence: Sequence, plan: Plan) -> bool:
+        """Whether the token that the step under way draws is the last one, whatever it is."""
+        row = plan.before.get(sequence.id)
+        return row is not None and row.draws and self._remaining(sequence) <= 1
+
+    def _extend(self, sequence: Sequence, start: int, wanted: int, plan: Plan) -> None:
         """Give a running sequence tokens and their pages, if need be at the cost of the last admitted."""
-        count = min(sequence.num_tokens - sequence.num_computed, plan.budget)
-        while not self._cache.grow(_lease(sequence), sequence.num_computed + count):
+        end = min(wanted, start + plan.budget)
+        while not self._cache.grow(lease_of(sequence), end):
             victim = max(reversed(self._running), key=lambda running: running.priority)
             self._preempt(victim, plan)
             if victim is sequence:
                 return
-        self._plan_row(sequence, count, plan)
-
-    def _plan_row(self, sequence: Sequence, count: int, plan: _Plan) -> None:
-        start, end = sequence.num_computed, sequence.num_computed + count
-        first, pages = _lease(sequence).take_changes()
-        plan.rows[sequence.id] = Row(
-            row=sequence.row,
-            start=start,
-            tokens=sequence.tokens[start:end],
-            first_new_page=first,
-            new_pages=pages,
-            draws=end == sequence.num_tokens,
-            num_generated=sequence.num_generated,
-            prompt_targets=sequence.tokens[max(start + 1, sequence.num_scored) : min(end + 1, sequence.num_prompt)],
-        )
-        plan.budget -= count
+        plan.give(sequence, start, end, draws=end == wanted)
 
     def _num_cached(self, sequence: Sequence) -> int:
         """Tokens of a waiting sequence that are in the cache now."""
         return self._cache.match(sequence.path, sequence.tokens, sequence.reusable)
 
-    def _add_drafts(self, drafter: Drafter, plan: _Plan) -> None:
+    def _add_drafts(self, drafter: Drafter, plan: Plan) -> None:
         """Give the rows that draw drafts, in equal parts of the budget left; nobody is preempted for their pages."""
         drawing = [self._alive[number] for number, row in plan.rows.items() if row.draws]
         left = min(plan.budget, self._max_drafts)
         for behind, sequence in enumerate(drawing):
             limit = min(left // (len(drawing) - behind), self._remaining(sequence) - 1)
             drafts = drafter.propose(sequence, limit, len(drawing))
-            if len(drafts) and self._cache.grow(_lease(sequence), sequence.num_tokens + len(drafts)):
-                plan.rows[sequence.id] = _with_drafts(plan.rows[sequence.id], drafts, _lease(sequence))
+            if len(drafts) and self._cache.grow(lease_of(sequence), sequence.num_tokens + len(drafts)):
+                plan.add_drafts(sequence, drafts)
                 left -= len(drafts)
 
-    def _preempt(self, sequence: Sequence, plan: _Plan) -> None:
+    def _preempt(self, sequence: Sequence, plan: Plan) -> None:
         """Send a running sequence back to the head of its band; what it computed stays in the tree if it can."""
-        planned = plan.rows.pop(sequence.id, None)
-        if planned:
-            plan.budget += len(planned.tokens)
+        plan.take_back(sequence)
         self._leave(sequence)
         sequence.status = Status.WAITING
         sequence.num_preempted += 1
         self._queue.requeue(sequence)
         self._stats.preemptions += 1
 
-    def _admit(self, plan: _Plan) -> None:
+    def _admit(self, plan: Plan) -> None:
         """Admit from the queue while rows, pages and budget last.
 
         A sequence whose prefix is just being computed by another is passed over, so that it finds it; at most as
@@ -226,39 +279,25 @@ class Scheduler:
         if not plan.budget or not self._free_rows:
             return
         passed_over = 0
-        waiting: set[int] = set()  # adapters that have no slot
+        slots = SlotRequests(self._slots, self._num_rows)
         for sequence in self._queue:
             if not plan.budget or not self._free_rows or passed_over > self._num_rows:
                 return
             if self._cache.sharing and prefix_in_progress(self._cache, sequence, self._running):
                 passed_over += 1
                 continue
-            if not self._take_slot(sequence, waiting):
+            slot = slots.ask(sequence.adapter)
+            if slot is None:
                 continue
+            sequence.slot = slot
             lease = try_acquire(self._cache, sequence, self._running)
             if lease is None:
                 self._give_slot_back(sequence)
                 return
             self._start(sequence, lease, plan)
-            count = min(sequence.num_tokens - sequence.num_computed, plan.budget)
-            if self._cache.grow(lease, sequence.num_computed + count):
-                self._plan_row(sequence, count, plan)
-
-    def _take_slot(self, sequence: Sequence, waiting: set[int]) -> bool:
-        """Whether a sequence has all it needs of the adapters: a slot, or nothing.
-
-        Slots are asked for by the adapters that wait longest, at most as many as there are rows, and by those that
-        are on the device already.
-        """
-        adapter = sequence.adapter
-        if adapter < 0 or self._slots is None:
-            return True
-        if adapter in waiting or (len(waiting) >= self._num_rows and not self._slots.is_ready(adapter)):
-            return False
-        sequence.slot = self._slots.acquire(adapter)
-        if sequence.slot < 0:
-            waiting.add(adapter)
-        return sequence.slot >= 0
+            end = min(sequence.num_tokens, lease.num_tokens + plan.budget)
+            if self._cache.grow(lease, end):
+                plan.give(sequence, lease.num_tokens, end, draws=end == sequence.num_tokens)
 
     def _prefetch(self) -> None:
         """Have the adapters of those who come next loaded, also while rows or pages are what they wait for.
@@ -275,7 +314,7 @@ class Scheduler:
             self._slots.release(sequence.slot)
             sequence.slot = -1
 
-    def _start(self, sequence: Sequence, lease: Lease, plan: _Plan) -> None:
+    def _start(self, sequence: Sequence, lease: Lease, plan: Plan) -> None:
         self._queue.admit(sequence)
         self._running.append(sequence)
         sequence.status, sequence.lease = Status.RUNNING, lease
@@ -284,23 +323,7 @@ class Scheduler:
         self._by_row[sequence.row] = sequence
         if sequence.num_cached < 0:
             self._count_admission(sequence)
-        if copy := lease.take_copy():
-            plan.copies.append(copy)
-        # Under a grammar the mask keeps an answer from ending early: it knows where nothing but the end is allowed.
-        stop_ids = () if sequence.matcher else tuple(sequence.stop_ids)
-        tokens = sequence.tokens[:]
-        plan.starts.append(
-            RowStart(
-                sequence.row,
-                sequence.params,
-                tokens,
-                sequence.num_prompt,
-                stop_ids,
-                sequence.seed,
-                sequence.slot,
-                sequence.adapted_from,
-            )
-        )
+        plan.begin(sequence)
 
     def _count_admission(self, sequence: Sequence) -> None:
         sequence.num_cached = sequence.num_computed
@@ -315,7 +338,7 @@ class Scheduler:
             self._drafter.settle(sequence, row.num_drafts, outcome.tokens)
         if sequence.matcher and row.draws:
             sequence.matcher.rollback(sequence.matcher.num_tokens - sequence.num_generated - num_stood)
-        ends: tuple[FinishReason, int | None] | None = None
+        ends: Ending | None = None
         kept, failed = 0, outcome.failed
         for place, token in enumerate(outcome.tokens):
             sequence.tokens.append(token)
@@ -323,8 +346,8 @@ class Scheduler:
             if sequence.matcher and place >= num_stood and not sequence.matcher.accept(token):
                 failed = True
                 break
-            ends = self._end(sequence, token)
-            kept += ends is None or ends[1] is None
+            ends = ending(sequence, token, self._remaining(sequence))
+            kept += ends is None or ends.stop_token is None
         self._stats.generation_tokens += len(outcome.tokens)
         self._stats.forced_tokens += outcome.num_forced
         sequence.num_scored += len(outcome.prompt_logprobs)
@@ -335,40 +358,18 @@ class Scheduler:
             logprobs = outcome.logprobs[:kept]
             messages.append(TokenOut(sequence.id, outcome.tokens[:kept], logprobs, outcome.prompt_logprobs))
         if failed:
-            return [*messages, self._fail(sequence)]
+            self._finish(sequence, FinishReason.ERROR)
+            return [*messages, failure(sequence)]
         sequence.num_computed += len(row.tokens) - row.num_drafts + num_stood
         if ends:
             return [*messages, self._finish(sequence, *ends)]
-        self._cache.commit(_lease(sequence), sequence.tokens, sequence.num_computed)
+        self._cache.commit(lease_of(sequence), sequence.tokens, sequence.num_computed)
         if num_stood < row.num_drafts:
-            self._cache.shrink(_lease(sequence), sequence.num_computed)
+            self._cache.shrink(lease_of(sequence), sequence.num_computed)
         return messages
 
-    def _end(self, sequence: Sequence, token: int) -> tuple[FinishReason, int | None] | None:
-        """Whether the token just appended ends its sequence: the reason, and the token if it is a stop token.
-
-        A structured answer that is complete when its tokens are used up has not been cut: it ends with stop.
-        """
-        matcher = sequence.matcher
-        if token in sequence.stop_ids and sequence.num_generated > sequence.params.min_tokens:
-            return FinishReason.STOP, token
-        if matcher and matcher.is_done:
-            return FinishReason.STOP, token
-        if self._remaining(sequence) > 0:
-            return None
-        return (FinishReason.STOP if matcher and matcher.is_whole else FinishReason.LENGTH), None
-
     def _remaining(self, sequence: Sequence) -> int:
-        """Tokens that a sequence may still generate, by its own limit and by the model's length."""
-        return min(sequence.remaining, self._max_model_len - sequence.num_tokens)
-
-    def _fail(self, sequence: Sequence) -> Failed:
-        """End a sequence that cannot go on, because of its logits or of its grammar."""
-        self._finish(sequence, FinishReason.ERROR)
-        reason = sequence.matcher and sequence.matcher.failure
-        if reason:
-            return Failed(sequence.id, "ModelError", f"The grammar of this request could not be followed: {reason}.")
-        return Failed(sequence.id, "ModelError", "The model gave no token for this request that may be drawn.")
+        return remaining(sequence, self._max_model_len)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, stop_token: int | None = None) -> Done:
         """End a sequence in whatever state it is."""
@@ -384,24 +385,12 @@ class Scheduler:
         return Done(sequence.id, reason, sequence.usage, stop_token)
 
     def _leave(self, sequence: Sequence) -> None:
-        """Give row, slot and pages back; the computed pages go to the tree."""
-        self._cache.release(_lease(sequence), sequence.tokens, sequence.num_computed)
+        """Give row, slot and pages back; the computed pages go to the tree. What is under way of it is for nothing."""
+        for step in self._under_way:
+            step.rows.pop(sequence.id, None)
+        self._cache.release(lease_of(sequence), sequence.tokens, sequence.num_computed)
         self._running.remove(sequence)
         del self._by_row[sequence.row]
         self._free_rows.append(sequence.row)
         self._give_slot_back(sequence)
         sequence.lease, sequence.row, sequence.num_computed = None, -1, 0
-
-
-def _lease(sequence: Sequence) -> Lease:
-    """The lease that every running sequence has."""
-    assert sequence.lease is not None
-    return sequence.lease
-
-
-def _with_drafts(row: Row, drafts: Seq[int], lease: Lease) -> Row:
-    """A planned row with drafts behind its tokens, and with the pages that the lease got for them."""
-    tokens = array("i", row.tokens)
-    tokens.extend(drafts)
-    _, pages = lease.take_changes()
-    return replace(row, tokens=tokens, new_pages=row.new_pages + pages, num_drafts=len(drafts))

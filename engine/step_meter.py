@@ -42,7 +42,8 @@ _METHODS: Final[tuple[tuple[type[Any], str, str], ...]] = (
     (InputBuilder, "build", "inputs"),
     (ModelRunner, "forward", "forward"),
     (DecoderModel, "logits", "head"),
-    (Sampler, "sample", "sample"),
+    (Sampler, "draw", "sample"),
+    (Sampler, "collect", "sample"),
     (Scheduler, "commit", "commit"),
 )
 _FAMILIES: Final = {  # of the native calls of a forward pass

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from engine.batch import Batch, Masks, StepResult
+from engine.batch import Batch, Draw
 from engine.config import EngineConfig
 from engine.device import choose_device, choose_dtype, kv_bytes, num_threads
 from engine.errors import ConfigError
@@ -47,6 +48,7 @@ class Worker:
         eos_ids: the model's own end tokens.
         max_model_len: tokens that a sequence may have: the model's limit, or the pool's where that is less.
         adapters: names, memory and slots of adapters; None without ``enable_lora``.
+        overlaps: whether the device computes while the host goes on. A CPU's kernels run on the engine's own thread.
         summary: lines that tell a person what was set up.
 
     Raises:
@@ -72,7 +74,7 @@ class Worker:
         loaded = time.monotonic()
         layout = base_layout(model, model_path, dummy=config.load_format == "dummy") if config.enable_lora else None
         self.adapters = _adapters(config, layout) if layout else None
-        self._launches_early = device.type == "cuda"
+        self.overlaps = device.type == "cuda"
         slot_bytes = config.max_loras * adapter_bytes(layout, config.max_lora_rank) if layout else 0
         self.vocab_size, self.eos_ids = model.config.vocab_size, model.config.eos_token_ids
         bank = self.adapters.bank if self.adapters else None
@@ -97,14 +99,14 @@ class Worker:
             ops.native_status() if device.type == "cpu" else ops.triton_status(),
         )
 
-    def launch(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> Callable[[], StepResult]:
-        """Start a step. The call that is returned waits for its end, and calls ``masks`` when it needs them.
+    def launch(self, batch: Batch) -> Draw:
+        """Start the forward pass of a step: see ``ModelRunner.launch``.
 
-        A GPU computes meanwhile. On a CPU nothing would be gained by that: the step is computed in that call.
+        On a CPU nothing would be gained by that: the whole step is computed when its result is read.
         """
-        if self._launches_early:
-            return self._runner.launch(batch, masks)
-        return lambda: self._runner.run(batch, masks)
+        if self.overlaps:
+            return self._runner.launch(batch)
+        return lambda masks: partial(self._runner.run, batch, masks)
 
     def _warm_up(self) -> None:
         """Run the smallest step until it is recorded, so that no request pays for what is set up on first use."""

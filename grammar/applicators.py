@@ -143,8 +143,9 @@ def _not_not(analysis: Analysis, number: int) -> Alternatives:
 
 
 def _if(analysis: Analysis, number: int) -> list[Alternatives]:
-    schema = analysis.document.nodes[number].schema
-    if "then" not in schema and "else" not in schema:
+    document = analysis.document
+    schema = document.nodes[number].schema
+    if "then" not in schema and "else" not in schema and not document.tracks_evaluation:
         return []
     return [_conditional(analysis, number, negated=False)]
 

@@ -18,7 +18,7 @@ from itertools import chain, islice, zip_longest
 import numpy as np
 
 from grammar.artifact import Artifact
-from grammar.states import Row, State
+from grammar.states import Bounded, Exhausted, Row, State
 from grammar.vocabulary import Vocabulary
 
 MAX_TOKENS = 2_000
@@ -26,6 +26,8 @@ MAX_STEPS = 800
 # Tokens beyond the budget that a way may have: it cannot be completed, but how far it leads is worth something.
 BEYOND = 200
 HEAD_START = 40
+# Tokens that a search may try. Searches that find a way in a schema try up to 800, in structural tags up to 10,000.
+MAX_TRIES = 12_000
 MAX_SEARCH = 300
 MAX_TAILS = 600
 DEFAULT_JUMP = 10
@@ -99,7 +101,7 @@ class Pieces:
     @property
     def rank(self) -> Row:
         """How good each token is for a search."""
-        return _ranks(self.vocabulary)
+        return ranks(self.vocabulary)
 
     def lexical(self, state: int, token: int) -> int:
         """Inside or outside of a JSON string after a token; a structured part begins outside."""
@@ -209,8 +211,15 @@ class Closer:
     def completion(self, state: State, most: int = MAX_TOKENS) -> list[int] | None:
         """A short way to an end, or None if none of about `most` tokens was found."""
         whole, inside = self._pieces.whole, self._marks[-1].inside
-        if len(self._marks) == 1 and whole and _advance(state.copy(), whole):
+        if len(self._marks) == 1 and whole:
             return list(whole)
+        try:
+            return self._search_ways(Bounded(state, [MAX_TRIES]), inside, most)
+        except Exhausted:
+            return None
+
+    def _search_ways(self, state: State, inside: int, most: int) -> list[int] | None:
+        """The first of several walks to an end."""
         pieces = self._pieces
         walk = self._walk(state.copy(), inside, most)
         # Values may have to differ before an array is complete; other text may be taken for JSON, and quotes in it for
@@ -256,7 +265,7 @@ class Closer:
         if forced:
             tokens = pieces.vocabulary.tokenize_forced(forced)
             return tokens if _advance(state, tokens) else None
-        end = next((end for end in pieces.ends if _ends(state, end)), None)
+        end = next((end for end in pieces.ends if leads_to_end(state, end)), None)
         if end is not None and _advance(state, end):
             return list(end)
         found = _first(state, first) or self._json_step(state, inside, turn)
@@ -275,7 +284,7 @@ class Closer:
                 or _first(state, listed, then=pieces.closers)
                 or _first(state, (*listed, pieces.quote))
             )
-        tail = next((tail for tail in pieces.tails if _ends(state, tail)), None)
+        tail = next((tail for tail in pieces.tails if leads_to_end(state, tail)), None)
         return list(tail) if tail and _advance(state, tail) else None
 
     def _search(self, state: State, inside: int) -> list[int] | None:
@@ -311,19 +320,25 @@ class Closer:
         return [int(best[index]) for kind, index in zip(kinds, first, strict=True) if kind < _NEVER]
 
 
+def leads_to_end(state: State, tokens: Sequence[int]) -> bool:
+    """Whether some tokens are a way to an end; the state is left as it is."""
+    after = state.copy()
+    return _advance(after, tokens) and after.can_end()
+
+
 def _advance(state: State, tokens: Sequence[int]) -> bool:
     """Accept all of some tokens, or none."""
     for count, token in enumerate(tokens):
         if not state.accept(token):
-            state.rollback(count)
+            _take_back(state, count)
             return False
     return True
 
 
-def _ends(state: State, tokens: Sequence[int]) -> bool:
-    """Whether some tokens lead to an end."""
-    after = state.copy()
-    return _advance(after, tokens) and after.can_end()
+def _take_back(state: State, count: int) -> None:
+    """Roll back, unless the library has failed: then the state leads nowhere any more, and nothing else is lost."""
+    if state.failure() is None:
+        state.rollback(count)
 
 
 def _first(state: State, pieces: Sequence[list[int]], then: Sequence[list[int]] = ()) -> list[int] | None:
@@ -335,7 +350,7 @@ def _first(state: State, pieces: Sequence[list[int]], then: Sequence[list[int]] 
         if _advance(state, piece):
             if not then or state.can_end() or any(_advance(state.copy(), tokens) for tokens in then):
                 return list(piece)
-            state.rollback(len(piece))
+            _take_back(state, len(piece))
         elif not _advance(state.copy(), piece[:1]):
             hopeless.add(piece[0])
     return None
@@ -353,7 +368,7 @@ def _lexical(state: int, text: bytes) -> int:
 
 
 @lru_cache(maxsize=4)
-def _ranks(vocabulary: Vocabulary) -> Row:
+def ranks(vocabulary: Vocabulary) -> Row:
     """For each token kind * 256 + preference within the kind; a kind of 100 is never tried."""
     rank: Row = np.full(vocabulary.size, _NEVER << 8, dtype=np.int32)
     for token, text in enumerate(vocabulary.tokens):

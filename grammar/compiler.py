@@ -15,7 +15,7 @@ import llguidance
 from grammar import dry_run, plain
 from grammar.artifact import Artifact, Backend
 from grammar.blame import anchored, likeliest_part
-from grammar.closing import Closer, Pieces
+from grammar.closing import Closer, Pieces, leads_to_end
 from grammar.document import Document
 from grammar.errors import GrammarError
 from grammar.lark import to_lark
@@ -68,9 +68,13 @@ class Compiled:
         self.is_spoilt = True
         return _initial_state(self._artifact, self._vocabulary)[0]
 
-    def completion(self) -> list[int]:
-        """A short answer, looked for from its beginning; nothing if none was found."""
-        return Closer(self._pieces).completion(self._state) or []
+    def shortest(self) -> tuple[int, ...]:
+        """The tokens of a short answer: that of the artifact if it is one, else what a search finds; or nothing."""
+        known = self._artifact.whole
+        if known and leads_to_end(self._state, known):
+            return known
+        unknown = Pieces(self._vocabulary, replace(self._artifact, whole=()))
+        return tuple(Closer(unknown).completion(self._state) or ())
 
 
 def compile(spec: GrammarSpec, vocabulary: Vocabulary, limits: Limits = DEFAULT_LIMITS) -> Compiled:
@@ -94,12 +98,10 @@ def lower(spec: GrammarSpec, vocabulary: Vocabulary, limits: Limits = DEFAULT_LI
     if compiled.error:
         raise likeliest_part(spec, _readable(compiled.error))
     try:
-        dry_run.check(compiled, vocabulary)
+        dry_run.check(compiled, lambda: Compiled(artifact, vocabulary), vocabulary)
     except dry_run.DryRunError as error:
         raise likeliest_part(spec, str(error)) from None
-    if artifact.whole or artifact.open_ended:
-        return artifact
-    return replace(artifact, whole=tuple(compiled.completion()))
+    return artifact if artifact.open_ended else replace(artifact, whole=compiled.shortest())
 
 
 def load(artifact: Artifact, vocabulary: Vocabulary) -> Compiled:

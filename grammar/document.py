@@ -9,9 +9,17 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 from grammar.errors import GrammarError
 
-_DATA = frozenset(("enum", "const", "default", "examples", "example"))
+# Where subschemas stand: as the value of a keyword (or in a list there), or under names of their own.
+_IN_VALUE = frozenset(
+    ("additionalItems", "additionalProperties", "allOf", "anyOf", "contains", "contentSchema", "else", "if", "items",
+     "not", "oneOf", "prefixItems", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties")
+)  # fmt: skip
+_IN_VALUES = frozenset(("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"))
+_NEGATING = ("oneOf", "not", "if")
+# Drafts with keywords that mean nothing in the others, or mean something else.
+_UNREAD = ("draft-00", "draft-01", "draft-02", "draft-03", "draft/next")
 _DRAFTS = {
-    "draft-03": 3, "draft-04": 4, "draft-06": 6, "draft-07": 7, "2019-09": 2019, "2020-12": 2020, "draft/next": 2020,
+    "draft-04": 4, "draft-06": 6, "draft-07": 7, "2019-09": 2019, "2020-12": 2020,
 }  # fmt: skip
 
 
@@ -43,7 +51,7 @@ class Document:
     Attributes:
         nodes: the nodes met so far.
         root: the number of the whole schema.
-        draft: 3 to 7, 2019 or 2020, as ``$schema`` says.
+        draft: 4, 6, 7, 2019 or 2020, as ``$schema`` says.
         tracks_evaluation: whether it matters which properties and items are evaluated.
     """
 
@@ -56,7 +64,13 @@ class Document:
         self._dynamic: dict[str, int] = {}
         self._keep: list[dict[str, Any]] = []
         self.tracks_evaluation = _mentions(root, ("unevaluatedProperties", "unevaluatedItems"))
+        self._negates = _mentions(root, _NEGATING)
+        self._refers = _mentions(root, ("$ref", "$dynamicRef"))
         self.root = self._add(root, "", "", root)
+
+    def may_negate(self, node: Node) -> bool:
+        """Whether it may matter that a node fails: it stands in ``oneOf``, ``not`` or ``if``, or may be referred to."""
+        return self._negates and (self._refers or not set(_NEGATING).isdisjoint(node.pointer.split("/")))
 
     def child(self, parent: int, schema: dict[str, Any], *tokens: str | int) -> int:
         """The node of a subschema that stands below another.
@@ -190,6 +204,8 @@ def _mentions(root: dict[str, Any], keywords: tuple[str, ...]) -> bool:
 def _draft(root: dict[str, Any]) -> int:
     named = root.get("$schema")
     if isinstance(named, str):
+        if any(part in named for part in _UNREAD):
+            raise GrammarError("$schema", "/$schema", f"{named[:100]!r} is not read; drafts 4 to 2020-12 are")
         for part, number in _DRAFTS.items():
             if part in named:
                 return number
@@ -197,17 +213,25 @@ def _draft(root: dict[str, Any]) -> int:
 
 
 def _walk_schemas(root: dict[str, Any], own_id: Any) -> Iterator[tuple[dict[str, Any], str, str, dict[str, Any]]]:
-    """Every object that may be a schema, with its pointer, base and resource; data under enum and const is skipped."""
+    """Every subschema, with its pointer, base and resource; what unknown keywords hold are none."""
     start = urldefrag(urljoin("", own_id(root)))[0]
-    stack: list[tuple[Any, str, str, dict[str, Any]]] = [(root, "", start, root)]
+    stack: list[tuple[dict[str, Any], str, str, dict[str, Any]]] = [(root, "", start, root)]
     while stack:
         at, pointer, base, resource = stack.pop()
-        if isinstance(at, dict):
-            own = own_id(at)
-            if own:
-                base, resource = urldefrag(urljoin(base, own))[0], at
-            yield at, pointer, base, resource
-            steps: Any = ((key, value) for key, value in at.items() if key not in _DATA)
-        else:
-            steps = enumerate(at)
-        stack += [(v, pointer_join(pointer, k), base, resource) for k, v in steps if isinstance(v, dict | list)]
+        own = own_id(at)
+        if own:
+            base, resource = urldefrag(urljoin(base, own))[0], at
+        yield at, pointer, base, resource
+        for step, schema in _subschemas(at):
+            stack.append((schema, pointer_join(pointer, *step), base, resource))
+
+
+def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], dict[str, Any]]]:
+    """The subschemas that stand in a schema, with the steps to them."""
+    for keyword, value in schema.items():
+        if keyword in _IN_VALUE and isinstance(value, dict):
+            yield (keyword,), value
+        elif keyword in _IN_VALUE and isinstance(value, list):
+            yield from (((keyword, index), item) for index, item in enumerate(value) if isinstance(item, dict))
+        elif keyword in _IN_VALUES and isinstance(value, dict):
+            yield from (((keyword, name), item) for name, item in value.items() if isinstance(item, dict))

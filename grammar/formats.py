@@ -20,7 +20,7 @@ _DURATION_TIME = r"T(?:[0-9]{1,9}H(?:[0-9]{1,9}M(?:[0-9]{1,9}S)?)?|[0-9]{1,9}M(?
 _DURATION_DATE = r"(?:[0-9]{1,9}Y(?:[0-9]{1,9}M(?:[0-9]{1,9}D)?)?|[0-9]{1,9}M(?:[0-9]{1,9}D)?|[0-9]{1,9}D)"
 _LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
 # A third and fourth character of "--" would announce an internationalised label, which must decode.
-_PLAIN_LABEL = "(?:[a-z0-9](?:[a-z0-9]|-[a-z0-9]){0,30})"
+_PLAIN_LABEL = "[a-z0-9](?:[a-z0-9]|-[a-z0-9]){0,30}"
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _IPV4 = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
 _H16 = "[0-9a-fA-F]{1,4}"
@@ -41,12 +41,12 @@ _IPV6 = "(?:" + "|".join(
 _HEX2 = "%[0-9A-Fa-f]{2}"
 
 
-def _uri(letters: str) -> tuple[str, str]:
+def _uri(letters: str, ipv6: str) -> tuple[str, str]:
     """The patterns of an absolute reference and of any reference, over given unreserved characters."""
     plain = rf"{letters}0-9_.~!$&'()*+,;=\-"
     pchar = f"(?:[{plain}:@]|{_HEX2})"
     authority = (
-        rf"(?:(?:[{plain}:]|{_HEX2})*@)?(?:\[(?:{_IPV6}|v[0-9A-Fa-f]+\.[a-zA-Z0-9_.~!$&'()*+,;=:\-]+)\]"
+        rf"(?:(?:[{plain}:]|{_HEX2})*@)?(?:\[(?:{ipv6}|v[0-9A-Fa-f]+\.[a-zA-Z0-9_.~!$&'()*+,;=:\-]+)\]"
         rf"|(?:[{plain}]|{_HEX2})*)(?::[0-9]*)?"
     )
     query = f"(?:[{plain}:@/?]|{_HEX2})*"
@@ -57,9 +57,14 @@ def _uri(letters: str) -> tuple[str, str]:
     return absolute, f"(?:{absolute}|{relative})"
 
 
-_URI, _URI_REFERENCE = _uri("a-zA-Z")
+def _name(label: str, short: str) -> str:
+    """The pattern of a host's name of at most 253 characters: a few labels, or more of them that are short."""
+    return rf"{short}(?:\.{short}){{0,9}}|{label}(?:\.{label}){{0,2}}"
+
+
+_URI, _URI_REFERENCE = _uri("a-zA-Z", _IPV6)
 # The ucschar ranges of the basic plane.
-_IRI, _IRI_REFERENCE = _uri(r"a-zA-Z\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef")
+_IRI, _IRI_REFERENCE = _uri(r"a-zA-Z\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef", f"(?:{_H16}:){{6}}{_LS32}")
 _ATOM = r"[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+"
 _DOMAIN = rf"{_LABEL}(?:\.{_LABEL})*"
 _POINTER = "(?:/(?:[^/~]|~[01])*)*"
@@ -69,7 +74,7 @@ _REGEX_ATOM = (
 _REGEX_UNIT = rf"{_REGEX_ATOM}(?:[*+?]|\{{[0-9]\}})?"
 _REGEX_FLAT = rf"(?:{_REGEX_UNIT})+(?:\|(?:{_REGEX_UNIT})+)*"
 _REGEX_GROUP = rf"(?:{_REGEX_UNIT}|\((?:\?:)?{_REGEX_FLAT}\)[*+?]?)"
-_TEMPLATE_NAME = r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)*(?:\*|:[1-9][0-9]{0,3})?"
+_TEMPLATE_NAME = r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)*(?:\*|:[1-9][0-9]{0,2})?"
 
 SOURCES: dict[str, str] = {
     "date": _DATE,
@@ -78,8 +83,8 @@ SOURCES: dict[str, str] = {
     "duration": f"P(?:{_DURATION_DATE}(?:{_DURATION_TIME})?|{_DURATION_TIME}|[0-9]{{1,9}}W)",
     "email": rf"{_ATOM}(?:\.{_ATOM})*@(?:{_DOMAIN}|\[{_IPV4}\])",
     "idn-email": rf"{_ATOM}(?:\.{_ATOM})*@(?:{_DOMAIN}|\[{_IPV4}\])",
-    "hostname": _DOMAIN,
-    "idn-hostname": rf"{_PLAIN_LABEL}(?:\.{_PLAIN_LABEL})*",
+    "hostname": _name(_LABEL, _LABEL.replace("61", "22")),
+    "idn-hostname": _name(_PLAIN_LABEL, _PLAIN_LABEL.replace("30", "11")),
     "ipv4": _IPV4,
     "ipv6": _IPV6,
     "uri": _URI,
@@ -103,10 +108,11 @@ NARROWER: dict[str, str] = {
     "duration": "at most nine digits a number",
     "email": "no quoted local part and no address literal but IPv4",
     "idn-email": "ASCII only, as email",
-    "idn-hostname": "ASCII only, lower case, no two hyphens in a row",
-    "iri": "characters of the basic plane, private ones left out",
+    "hostname": "at most ten labels of 24 characters, or three longer ones",
+    "idn-hostname": "ASCII only, lower case, no two hyphens in a row, labels as in hostname",
+    "iri": "characters of the basic plane, private ones left out; IPv6 addresses in full",
     "iri-reference": "as iri",
-    "uri-template": "ASCII literals",
+    "uri-template": "ASCII literals, prefixes of at most 999 characters",
     "relative-json-pointer": "no digit after a zero",
     "regex": "groups one level deep, no lookaround, no back-reference",
 }

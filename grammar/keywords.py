@@ -56,10 +56,13 @@ KEYWORDS: dict[str, Keyword] = {
     # numbers
     "minimum": Keyword(_E, "bounded numbers are written without an exponent", "a number"),
     "maximum": Keyword(_E, "bounded numbers are written without an exponent", "a number"),
-    "exclusiveMinimum": Keyword(_E, "also draft-04's boolean", "a number or a boolean"),
-    "exclusiveMaximum": Keyword(_E, "also draft-04's boolean", "a number or a boolean"),
+    "exclusiveMinimum": Keyword(_E, "in draft 4 a boolean", "a number or a boolean"),
+    "exclusiveMaximum": Keyword(_E, "in draft 4 a boolean", "a number or a boolean"),
     "multipleOf": Keyword(
-        _E, "exact in decimal arithmetic; at most 10000 and nine decimal places", "a positive number"
+        _E,
+        "multiples in exact arithmetic that are multiples by doubles too: 4.35 is none of 0.01 to most validators. Of "
+        "steps below 1/1000 and the like only some; at most 10000 and nine decimal places",
+        "a positive number",
     ),
     # arrays
     "items": Keyword(_E, "also the list form of earlier drafts", "a schema or a list of schemas"),
@@ -107,6 +110,18 @@ KEYWORDS: dict[str, Keyword] = {
     **dict.fromkeys(_ANNOTATIONS.split(), Keyword(_A)),
 }
 
+# The draft that a keyword came with, and the last that had it.
+_SINCE = {
+    **dict.fromkeys(("const", "contains", "propertyNames"), 6),
+    **dict.fromkeys(("if", "then", "else"), 7),
+    **dict.fromkeys(("minContains", "maxContains", "dependentRequired", "dependentSchemas"), 2019),
+    **dict.fromkeys(("unevaluatedItems", "unevaluatedProperties"), 2019),
+    **dict.fromkeys(("$dynamicRef", "prefixItems"), 2020),
+}
+_UNTIL = {"dependencies": 7}
+# Keywords of which it matters what the draft is.
+DRAFTED = frozenset((*_SINCE, *_UNTIL, "exclusiveMinimum", "exclusiveMaximum"))
+
 _TYPE_NAMES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 MAX_COUNT = 1 << 53
 
@@ -150,6 +165,31 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
         isinstance(v, dict) and all(_is_schema(item) or _is_strings(item) for item in v.values())
     ),
 }
+
+
+def draft_error(keyword: str, schema: dict[str, Any], draft: int, *, negates: bool) -> str | None:
+    """What is wrong with a keyword in the draft that the schema names, or None.
+
+    A keyword of another draft is enforced all the same, which no validator minds: those that do not know it admit
+    more. That is refused where it does not hold: where a subschema may have to fail, and beside keywords whose meaning
+    has changed.
+
+    Args:
+        keyword: one of `KEYWORDS`.
+        schema: the object that it stands in.
+        draft: 4, 6, 7, 2019 or 2020.
+        negates: whether it may matter that the schema fails, as in ``oneOf``, ``not`` or ``if``.
+    """
+    if keyword in ("exclusiveMinimum", "exclusiveMaximum"):
+        if draft >= 6 and isinstance(schema[keyword], bool):
+            return "must be a number; as a boolean it is of draft 4, which '$schema' does not name"
+        closed = keyword.replace("exclusiveM", "m")
+        if draft == 4 and not isinstance(schema[keyword], bool) and closed in schema:
+            return f"must be a boolean beside '{closed}' in draft 4"
+    foreign = draft < _SINCE.get(keyword, 0) or draft > _UNTIL.get(keyword, draft)
+    if foreign and (negates or (keyword == "prefixItems" and "items" in schema) or schema.get("minContains") == 0):
+        return f"is no keyword of the draft that the schema is of ({draft}): validators disagree on what it says here"
+    return None
 
 
 def shape_error(keyword: str, value: Any) -> str | None:

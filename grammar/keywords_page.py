@@ -18,7 +18,7 @@ _INTRODUCTION = """# What we promise, keyword by keyword
 
 This page is written from the tables that the analysis of schemas uses: `python -m grammar.keywords_page`. A test compares them.
 
-A keyword is **enforced** (a finished answer holds it), an **annotation** (it constrains nothing, by the specification), or **refused** (a schema that uses it gets status 400, naming keyword, JSON Pointer and reason). Keywords that are in no table are annotations, as the specification says. All drafts from 4 to 2020-12 are read; `$schema` chooses, and 2020-12 is the default. What an enforced keyword cannot do in some combination is refused by name too, never passed over.
+A keyword is **enforced** (a finished answer holds it), an **annotation** (it constrains nothing, by the specification), or **refused** (a schema that uses it gets status 400, naming keyword, JSON Pointer and reason). Keywords that are in no table are annotations, as the specification says. All drafts from 4 to 2020-12 are read; `$schema` chooses, and 2020-12 is the default. A keyword of another draft is enforced too, or refused where validators would disagree about it: within `oneOf`, `not` or `if`, as those that do not know it pass over it. What an enforced keyword cannot do in some combination is refused by name too, never passed over.
 """
 _SPELLING = f"""## How answers are spelled
 

@@ -76,7 +76,8 @@ class MaskBuffer:
             row = job.row + ahead
             try:
                 job.matcher.fill_mask(self.words[row], None if job.remaining is None else job.remaining - ahead)
-            except GrammarFailure as failure:
+            except Exception as error:  # whatever a library raises is the end of this answer alone
+                failure = error if isinstance(error, GrammarFailure) else GrammarFailure(repr(error))
                 self.words[row : job.row + len(job.drafts) + 1] = 0
                 return row, failure
             if ahead < len(job.drafts) and not job.matcher.accept(job.drafts[ahead]):

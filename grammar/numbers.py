@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from grammar import numeric
 from grammar.charset import rust_literal
+from grammar.multiples import is_binary, is_safe, listed
+from grammar.steps import step_terms
 from grammar.whitespace import WHITESPACE
 from grammar.world import FRACTION, INTEGER, NUMBER, Numbers
 
 if TYPE_CHECKING:
     from grammar.lark import Writer
 
-MAX_STEPS = 1_000
+# So many multiples are listed where no regular expression holds all of them.
+MAX_LISTED = 1_000
+# Digits that a double tells apart.
+MAX_MULTIPLE_DIGITS = 15
 
 
 def number_terminal(writer: Writer, types: int, numbers: Numbers) -> list[str]:
@@ -26,29 +31,74 @@ def number_terminal(writer: Writer, types: int, numbers: Numbers) -> list[str]:
     """
     if numbers.values is not None:
         values = [v for v in sorted(numbers.values) if types & (INTEGER if v == int(v) else FRACTION)]
-        return [writer.terminal("/" + "|".join(rust_literal(numeric.spelling(v)) for v in values) + "/")]
+        return [_list(writer, values)]
     multiple = numbers.multiple
-    if types == INTEGER:
-        multiple = None if multiple is None or multiple.numerator == 1 else Fraction(multiple.numerator)
-    steps = _steps(multiple) if multiple is not None else None
-    if multiple is not None and steps is None:
-        return [_multiples(writer, types, numbers, multiple)]
-    terms = [f"/{term}/" for term in (*_terms(types, numbers, bool(steps)), *([steps] if steps else []))]
+    if multiple is None or (types == INTEGER and multiple.numerator == 1 and _are_safe(numbers)):
+        return [_terminal(writer, _terms(types, numbers, None), numbers)]
+    if types == INTEGER and _are_safe(numbers):
+        return [_multiples(writer, types, numbers, Fraction(multiple.numerator))]
+    if all(map(is_binary, numbers.divisors)):
+        steps = _binary_steps(multiple)
+        return [_terminal(writer, _terms(types, numbers, steps), numbers)] if steps else [
+            _multiples(writer, types, numbers, multiple)
+        ]  # fmt: skip
+    terms = step_terms(multiple.denominator, numbers.divisors) if _has_steps(numbers) else None
+    if terms is None:
+        return [_list(writer, _some_multiples(writer, types, numbers, multiple))]
+    return [_terminal(writer, _terms(types, numbers, terms[0]), numbers, terms[1])]
+
+
+def _terminal(writer: Writer, terms: list[str], numbers: Numbers, failing: str = "") -> str:
+    written = [f"/{term}/" for term in terms]
     if numbers.excluded:
-        terms.append("~/" + "|".join(map(numeric.any_spelling, sorted(numbers.excluded))) + "/")
-    return [writer.terminal(" & ".join(terms))]
+        written.append("~/" + "|".join(map(numeric.any_spelling, sorted(numbers.excluded))) + "/")
+    if failing:
+        written.append(f"~/{failing}/")
+    return writer.terminal(" & ".join(written))
 
 
-def _terms(types: int, numbers: Numbers, plain: bool) -> list[str]:
+def _list(writer: Writer, values: list[Decimal]) -> str:
+    return writer.terminal("/" + "|".join(rust_literal(numeric.spelling(v)) for v in values) + "/")
+
+
+def _some_multiples(writer: Writer, types: int, numbers: Numbers, multiple: Fraction) -> list[Decimal]:
+    found = listed(multiple, numbers.low, numbers.high, MAX_LISTED)
+    values = [v for v in found if types & (INTEGER if v == int(v) else FRACTION) and numbers.admits(v)]
+    if not values:
+        raise writer.refusal(("multipleOf",), "no multiple of it is one by the doubles that validators divide")
+    return sorted(values)
+
+
+def _are_safe(numbers: Numbers) -> bool:
+    return all(is_binary(divisor) or is_safe(divisor) for divisor in numbers.divisors)
+
+
+def _has_steps(numbers: Numbers) -> bool:
+    return numbers.multiple is not None and numbers.multiple.numerator == 1 and _are_safe(numbers)
+
+
+def _binary_steps(multiple: Fraction) -> str | None:
+    """Regex of the multiples of 1/2, 1/4 and so on by the digits after the point; None for other numbers."""
+    terms = step_terms(multiple.denominator, frozenset()) if multiple.numerator == 1 < multiple.denominator else None
+    return terms[0] if terms else None
+
+
+def _terms(types: int, numbers: Numbers, steps: str | None) -> list[str]:
+    """Regexes that a number's spelling must all match to lie within its bounds and on its steps."""
     bounded = numbers.low is not None or numbers.high is not None
     if types == INTEGER:
         low = _integer_bound(numbers.low, numbers.low_open, step=1)
         high = _integer_bound(numbers.high, numbers.high_open, step=-1)
         return numeric.integer_terms(low, high)
-    if types == NUMBER and not bounded:
-        return [numeric.PLAIN_NUMBER if numbers.excluded or plain else numeric.NUMBER]
-    terms = numeric.decimal_terms(numbers.low, numbers.high, low_open=numbers.low_open, high_open=numbers.high_open)
-    return [*terms, numeric.NOT_INTEGER] if types == FRACTION else terms
+    if types == NUMBER and not bounded and not steps:
+        return [numeric.PLAIN_NUMBER, numeric.PRECISE] if numbers.excluded else [numeric.NUMBER]
+    terms = [numeric.PLAIN_NUMBER]
+    if bounded:
+        open_ends = {"low_open": numbers.low_open, "high_open": numbers.high_open}
+        terms = numeric.decimal_terms(numbers.low, numbers.high, **open_ends)
+    terms += [steps] if steps else []
+    terms += [numeric.NOT_INTEGER] if types == FRACTION else []
+    return [*terms, numeric.PRECISE] if steps or numbers.excluded or types == FRACTION else terms
 
 
 def _integer_bound(bound: Decimal | None, is_open: bool, *, step: int) -> Fraction | None:
@@ -57,25 +107,15 @@ def _integer_bound(bound: Decimal | None, is_open: bool, *, step: int) -> Fracti
     return Fraction(bound) + step if is_open and bound == int(bound) else Fraction(bound)
 
 
-def _steps(multiple: Fraction) -> str | None:
-    """Regex of the multiples of 1/n where n divides a power of ten, by the digits after the point; else None."""
-    size = multiple.denominator
-    if multiple.numerator != 1 or size == 1 or 10**9 % size:
-        return None
-    if str(size).strip("0") == "1":
-        return rf"-?[0-9]+(?:\.[0-9]{{1,{len(str(size)) - 1}}}0*)?"
-    if size > MAX_STEPS:
-        return None
-    fractions = {numeric.spelling(Decimal(step) / size).partition(".")[2] for step in range(size)}
-    return rf"-?[0-9]+(?:\.(?:{'|'.join(sorted(fractions))})0*)?".replace("(?:|", "(?:0|")
-
-
 def _multiples(writer: Writer, types: int, numbers: Numbers, multiple: Fraction) -> str:
     """Multiples of a number, which the compiler has a construct of its own for."""
     if numbers.excluded or types == FRACTION:
         raise writer.refusal(("multipleOf",), "cannot be combined with values or integers that are left out")
     schema: dict[str, Any] = {"type": "integer" if types == INTEGER else "number"}
     low, high = numbers.low, numbers.high
+    most = 10**MAX_MULTIPLE_DIGITS - 1
+    schema |= {"minimum": -most} if low is None else {}
+    schema |= {"maximum": most} if high is None else {}
     if low is not None:
         schema["exclusiveMinimum" if numbers.low_open else "minimum"] = _plain(low)
     if high is not None:

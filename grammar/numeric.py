@@ -18,13 +18,15 @@ from fractions import Fraction
 MAX_INT_DIGITS = 200  # with an exponent of two digits still far from overflow
 MAX_BOUND_DIGITS = 40
 MAX_FRACTION_DIGITS = 20
-SIGNIFICANT_DIGITS = 16
+SIGNIFICANT_DIGITS = 15
 
 _INT = rf"(?:0|[1-9][0-9]{{0,{MAX_INT_DIGITS - 1}}})"
 _FRACTION = rf"(?:\.[0-9]{{1,{MAX_FRACTION_DIGITS}}})"
 INTEGER = f"-?{_INT}"
 NUMBER = rf"-?{_INT}{_FRACTION}?(?:[eE][+-]?[0-9]{{1,2}})?"
 PLAIN_NUMBER = f"-?{_INT}{_FRACTION}?"
+# Either an integer, or few enough digits that no two spellings are one double, and none with a fraction an integer.
+PRECISE = rf"-?(?:{_INT}|[0-9.]{{1,{SIGNIFICANT_DIGITS + 1}}})"
 NOT_INTEGER = rf"-?{_INT}\.[0-9]*[1-9]"
 _SOME_DIGIT = "[0-9]*[1-9][0-9]*"
 _NOTHING = r"[ab&&c]"

@@ -139,7 +139,8 @@ def _numbers(node: Node) -> Numbers:
                 pointer_join(node.pointer, "multipleOf"),
                 f"{schema['multipleOf']} is too fine or too large; at most {MAX_MULTIPLE} and nine decimal places",
             )
-    return Numbers(low, high, low_open, high_open, multiple)
+    divisors = frozenset() if multiple is None else frozenset((multiple,))
+    return Numbers(low, high, low_open, high_open, multiple, divisors=divisors)
 
 
 def _bound(schema: dict[str, Any], closed: str, exclusive: str, *, pick_high: bool) -> tuple[Decimal | None, bool]:

@@ -17,7 +17,7 @@ from grammar.applicators import FAILS, HOLDS
 from grammar.containers import array_clause, array_denials, object_clause, object_denials, unevaluated
 from grammar.document import Document, Node, pointer_join
 from grammar.errors import GrammarError
-from grammar.keywords import KEYWORDS, Treatment, shape_error
+from grammar.keywords import DRAFTED, KEYWORDS, Treatment, draft_error, shape_error
 from grammar.world import (
     ALWAYS,
     ANYTHING,
@@ -209,6 +209,9 @@ class Analysis:
             if row.treatment is Treatment.REFUSED:
                 raise GrammarError(keyword, where, f"is not supported: {row.note}")
             wrong = shape_error(keyword, value)
+            if keyword in DRAFTED and not wrong:
+                document = self.document
+                wrong = draft_error(keyword, node.schema, document.draft, negates=document.may_negate(node))
             if wrong:
                 raise GrammarError(keyword, where, wrong)
 

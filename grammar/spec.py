@@ -13,6 +13,9 @@ from typing import Any
 
 from grammar.errors import GrammarError
 
+# Of what the parser cannot read no place can be told; `limits` names the place in what is a little less deep.
+_TOO_DEEP = "is nested too deeply; 64 arrays and objects inside each other are the limit"
+
 
 class GrammarKind(StrEnum):
     """The language that a grammar is written in."""
@@ -114,7 +117,7 @@ def parse_json(text: str | bytes) -> Any:
     except GrammarError:
         raise
     except RecursionError:
-        raise GrammarError("schema", "", "is nested too deeply") from None
+        raise GrammarError("schema", "", _TOO_DEEP) from None
     except (ValueError, UnicodeDecodeError) as error:
         raise GrammarError("schema", "", f"is not JSON: {error}") from None
 
@@ -143,7 +146,7 @@ def _canonical(value: Any) -> bytes:
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
     except RecursionError:
-        raise GrammarError("schema", "", "is nested too deeply") from None
+        raise GrammarError("schema", "", _TOO_DEEP) from None
     except UnicodeEncodeError:
         raise GrammarError("schema", "", "holds half of a surrogate pair") from None
     except (TypeError, ValueError) as error:

@@ -109,3 +109,49 @@ class XgrammarState:
     def forced(self) -> bytes:
         """Bytes that must come next."""
         return bytes(self._matcher.find_jump_forward_string().encode())
+
+
+class Exhausted(Exception):
+    """A search has tried as many tokens as it may: all streams wait for it."""
+
+
+class Bounded:
+    """A state that accepts so many tokens, those of all its copies counted together.
+
+    A clock would have what is allowed depend on more than the tokens of the answer.
+    """
+
+    def __init__(self, state: State, left: list[int]) -> None:
+        self._state = state
+        self._left = left
+
+    def fill(self, row: Row) -> None:
+        """Write the allowed tokens."""
+        self._state.fill(row)
+
+    def accept(self, token: int) -> bool:
+        """Advance by a token, if it is allowed."""
+        self._left[0] -= 1
+        if self._left[0] < 0:
+            raise Exhausted
+        return self._state.accept(token)
+
+    def rollback(self, count: int) -> None:
+        """Take back the last tokens."""
+        self._state.rollback(count)
+
+    def copy(self) -> Bounded:
+        """An independent state that shares the count."""
+        return Bounded(self._state.copy(), self._left)
+
+    def can_end(self) -> bool:
+        """Whether the text is complete."""
+        return self._state.can_end()
+
+    def failure(self) -> str | None:
+        """Why it can go no further."""
+        return self._state.failure()
+
+    def forced(self) -> bytes:
+        """Bytes that must come next."""
+        return self._state.forced()

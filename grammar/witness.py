@@ -154,7 +154,9 @@ def _number(types: int, numbers: Numbers) -> str | None:
     tries = [Decimal(0), *bounds, *(bound + step for bound in bounds for step in (1, -1, Decimal("0.5")))]
     if numbers.multiple is not None:
         step = Decimal(numbers.multiple.numerator) / Decimal(numbers.multiple.denominator)
-        tries += [step * ((bound / step).to_integral_value() + shift) for bound in bounds for shift in (0, 1, -1)]
+        tries += [
+            step * ((bound / step).to_integral_value() + shift) for bound in bounds for shift in (0, 1, -1, 2, -2)
+        ]
     for value in (*tries, Decimal("0.5")):
         if types & (INTEGER if value == value.to_integral_value() else NUMBER & ~INTEGER) and numbers.admits(value):
             return spelling(value)

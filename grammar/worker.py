@@ -123,8 +123,9 @@ def _stepping_back(work: Callable[[], object], nice: int, prompt: float = 0.0) -
 def _prepare(vocabulary: Vocabulary) -> None:
     """Load what every compile needs."""
     import grammar.compiler  # noqa: F401
+    from grammar.closing import ranks
 
-    _ = vocabulary.llguidance
+    _ = vocabulary.llguidance, ranks(vocabulary)
 
 
 def _compiled(spec: GrammarSpec, vocabulary: Vocabulary, seconds: float, num_bytes: int) -> bytes:

@@ -15,6 +15,7 @@ from math import lcm
 from typing import TypeAlias, TypeVar
 
 from grammar.formats import FORMATS
+from grammar.multiples import divides
 from grammar.patterns import pattern_matches
 
 NULL, TRUE, FALSE, INTEGER, FRACTION, STRING, ARRAY, OBJECT = (1 << bit for bit in range(8))
@@ -36,7 +37,7 @@ ALWAYS: Conj = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Constraints on a number. `multiple` is exact; `values` None means no enumeration."""
+    """Constraints on a number. `multiple` is that of all `divisors`; `values` None means no enumeration."""
 
     low: Decimal | None = None
     high: Decimal | None = None
@@ -45,6 +46,7 @@ class Numbers:
     multiple: Fraction | None = None
     values: frozenset[Decimal] | None = None
     excluded: frozenset[Decimal] = frozenset()
+    divisors: frozenset[Fraction] = frozenset()
 
     def __and__(self, other: Numbers) -> Numbers:
         low, low_open = _tighter(self.low, self.low_open, other.low, other.low_open, above=True)
@@ -53,7 +55,8 @@ class Numbers:
         multiple = self.multiple or other.multiple
         if self.multiple and other.multiple:
             multiple = _common_multiple(self.multiple, other.multiple)
-        merged = Numbers(low, high, low_open, high_open, multiple, values, self.excluded | other.excluded)
+        excluded, divisors = self.excluded | other.excluded, self.divisors | other.divisors
+        merged = Numbers(low, high, low_open, high_open, multiple, values, excluded, divisors)
         if values is None:
             return merged
         return Numbers(values=frozenset(filter(merged.admits, values)))
@@ -62,8 +65,7 @@ class Numbers:
         """Whether a number satisfies everything but the enumeration."""
         above = self.low is None or value > self.low or (value == self.low and not self.low_open)
         below = self.high is None or value < self.high or (value == self.high and not self.high_open)
-        divides = self.multiple is None or (Fraction(value) / self.multiple).denominator == 1
-        return above and below and divides and value not in self.excluded
+        return above and below and value not in self.excluded and all(divides(d, value) for d in self.divisors)
 
     def types(self) -> int:
         """The number types that are not ruled out."""

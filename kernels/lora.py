@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from kernels import lora_reference, ops
 from kernels.cpu.build import BuildError, default_cache, load_library
 from kernels.cpu.lora import NATIVE_TYPES, LoraKernels
 from kernels.lora_types import MOST_MODULES, ROW_FIELDS, Factors, Segments, Tiles, pack_expansion, table_row
+from kernels.staging import refill
 from kernels.triton import launch
 
 __all__ = ["Factors", "Segments", "SlotTable", "Tiles", "lora_embed", "lora_shrink_expand", "pack_expansion"]
@@ -79,7 +81,7 @@ class SlotTable:
         if factors is not None:
             self._check(factors)
         self.factors[slot] = factors
-        self.lines[slot].copy_(torch.tensor(table_row(factors)), non_blocking=True)
+        refill(self.lines[slot], np.array(table_row(factors)))
 
     def _check(self, factors: Factors) -> None:
         total = sum(factors.ranks)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kernels import ops
 from kernels.lora import Segments, Tiles
-from kernels.staging import refill
+from kernels.staging import refill, to_device
 from kernels.triton.lora_config import SHORT, tile_size
 from kernels.triton.lora_tiles import make_tiles
 
@@ -52,11 +52,11 @@ def make_segments(of_tokens: Ints, device: torch.device) -> Segments | None:
     if not len(tokens):
         return None
     if not ops.on_triton(device):
-        first, second, third = (torch.from_numpy(values).to(device) for values in (tokens, slots, starts))
+        first, second, third = (to_device(values, device) for values in (tokens, slots, starts))
         return Segments(first, second, third)
     size = tile_size(len(tokens), len(slots))
     parts = [tokens, slots, starts, make_tiles(slots, starts, size).reshape(-1)]
-    on_device = torch.from_numpy(np.concatenate(parts)).to(device, non_blocking=True)
+    on_device = to_device(np.concatenate(parts), device)
     tokens_there, slots_there, starts_there, lines = on_device.split([len(part) for part in parts])
     return Segments(tokens_there, slots_there, starts_there, Tiles(lines.view(-1, 3), size))
 

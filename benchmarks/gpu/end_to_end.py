@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from benchmarks.gpu.measure import Ceilings, Line, Machine
 
 if TYPE_CHECKING:
-    from benchmarks.gpu.engine_runs import Engine, Shape
+    from benchmarks.gpu.engine_runs import Engine, Shape, StepTime
 
 NEEDS = ("numpy", "msgpack", "psutil", "safetensors", "tqdm")  # of the engine, beside torch
 STEPS = 16  # decode steps that a median is taken of
@@ -60,9 +60,18 @@ def _line(name: str, took: float, floor: float) -> Line:
     return Line("end_to_end", name, took * 1e3, "ms", floor * 1e3)
 
 
-def _decode_line(engine: Engine, ceilings: Ceilings, name: str, took: float, kv_tokens: int, rows: int) -> Line:
+def _decode_lines(
+    engine: Engine, ceilings: Ceilings, name: str, took: StepTime, kv_tokens: int, rows: int
+) -> Iterator[Line]:
     floor = engine.shape.step_floor(ceilings, kv_tokens, engine.machine.dtype.itemsize, rows)
-    return _line(name, took, floor)
+    yield from _step_lines(name, took, floor)
+
+
+def _step_lines(name: str, took: StepTime, floor: float) -> Iterator[Line]:
+    """A step's time, and how much of it the device spends waiting for the host."""
+    yield _line(name, took.seconds, floor)
+    share = took.waiting / took.seconds
+    yield Line("end_to_end", f"{name}: host not hidden", took.waiting * 1e3, "ms", note=f"{share:.1%} of the step")
 
 
 def _plain(engine: Engine, machine: Machine, ceilings: Ceilings) -> Iterator[Line]:
@@ -74,7 +83,7 @@ def _plain(engine: Engine, machine: Machine, ceilings: Ceilings) -> Iterator[Lin
             yield Line("end_to_end", name, 0.0, "ms", note=f"left out: the pool holds {engine.kv_tokens} tokens")
             continue
         took = engine.decode_step([engine.tokens(context) for _ in range(rows)], _steps(machine))
-        yield _decode_line(engine, ceilings, name, took, rows * context, rows)
+        yield from _decode_lines(engine, ceilings, name, took, rows * context, rows)
 
 
 def _prompts(engine: Engine, machine: Machine, ceilings: Ceilings) -> Iterator[Line]:
@@ -90,7 +99,7 @@ def _sharing(engine: Engine, machine: Machine, ceilings: Ceilings) -> Iterator[L
     engine.first_token(prefix)
     took = engine.decode_step([prefix + engine.tokens(own) for _ in range(rows)], _steps(machine))
     name = f"decode step, {rows} rows that share {common}"
-    yield _decode_line(engine, ceilings, name, took, common + rows * own, rows)
+    yield from _decode_lines(engine, ceilings, name, took, common + rows * own, rows)
 
 
 def _structured(engine: Engine, machine: Machine, ceilings: Ceilings) -> Iterator[Line]:
@@ -104,7 +113,7 @@ def _structured(engine: Engine, machine: Machine, ceilings: Ceilings) -> Iterato
     grammar = ("json_schema", json.dumps(SCHEMA).encode())
     prompts = [engine.tokens(context) for _ in range(rows)]
     took = engine.decode_step(prompts, _steps(machine), grammar=grammar)
-    yield _decode_line(engine, ceilings, name, took, rows * context, rows)
+    yield from _decode_lines(engine, ceilings, name, took, rows * context, rows)
 
 
 def _adapters(
@@ -129,4 +138,4 @@ def _adapters(
             factors = number * RANK * shape.layers * sum(a + b for a, b in shape.projections.values())
             floor = shape.step_floor(ceilings, rows * context, machine.dtype.itemsize, rows)
             floor += ceilings.seconds(read=factors * machine.dtype.itemsize)
-            yield _line(f"decode step, {rows} rows of {context}, {number} adapters", took, floor)
+            yield from _step_lines(f"decode step, {rows} rows of {context}, {number} adapters", took, floor)

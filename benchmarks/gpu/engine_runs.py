@@ -18,10 +18,12 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.measure import Ceilings, Machine, synchronize
+from benchmarks.gpu.waiting import WaitingTimes
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import Abort, Done, Failed, Submit, TokenOut, TokenTexts
 from engine.types import SamplingParams
+from engine.worker import Worker
 
 PAGE_SIZE = 16
 
@@ -92,8 +94,16 @@ LLAMA_8B = Shape(layers=32, hidden=4096, inner=14336, heads=32, kv_heads=8, dim=
 TINY = Shape(layers=2, hidden=64, inner=96, heads=2, kv_heads=1, dim=32, vocab=300)
 
 
+@dataclass(frozen=True)
+class StepTime:
+    """A step's time, and the part of it in which the device waits for the host: seconds, both medians."""
+
+    seconds: float
+    waiting: float
+
+
 class Engine:
-    """An engine, and the times of its steps."""
+    """An engine, and the times of its steps. It drafts nothing: a step is to bring one token of each row."""
 
     def __init__(self, machine: Machine, shape: Shape, folder: Path, options: dict[str, Any]) -> None:
         self.machine = machine
@@ -104,10 +114,13 @@ class Engine:
             dtype=str(machine.dtype).removeprefix("torch."),
             load_format="dummy",
             block_size=PAGE_SIZE,
+            speculative_config='{"method": "off"}',
             **options,
         )
         self.budget = config.max_num_batched_tokens
-        self.core = EngineCore.load(config, folder)
+        worker = Worker(config, folder)
+        worker.overlaps = True  # a rehearsal on a CPU makes the calls that a GPU gets
+        self.core = EngineCore(config, worker)
         self.random = random.Random(0)
 
     @property
@@ -143,12 +156,15 @@ class Engine:
         steps: int,
         adapters: Sequence[str | None] = (None,),
         grammar: tuple[str, bytes] | None = None,
-    ) -> float:
-        """Median seconds of the steps in which all prompts get a token each."""
+    ) -> StepTime:
+        """The steps in which all prompts get a token each."""
         most = self.longest_answer(len(prompts), len(prompts[0]), steps)
         submits = [self._submit(prompt, most, adapters[i % len(adapters)], grammar) for i, prompt in enumerate(prompts)]
+        waiting = WaitingTimes(self.machine)
+        with waiting.watch():
+            times = self._run(submits, steps + 1)
         # The first of them may still hold the last piece of a prompt.
-        return statistics.median(self._run(submits, steps + 1)[1:])
+        return StepTime(statistics.median(times[1:]), waiting.median(steps))
 
     def _submit(
         self, prompt: array[int], most: int, adapter: str | None = None, grammar: tuple[str, bytes] | None = None

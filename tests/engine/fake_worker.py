@@ -6,6 +6,7 @@ that follows: what ``expected_tokens`` says then differs from what the engine se
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.batch import Batch, Masks, Row, RowResult, StepResult
+from engine.batch import Batch, Draw, Masks, Read, Row, RowResult, StepResult, not_yet
 from engine.types import Logprob
 
 _MASK = (1 << 61) - 1
@@ -60,21 +61,49 @@ class FakeWorker:
         max_model_len: int = 10**6,
         eos: tuple[int, ...] = (),
         adapters: Any = None,
+        overlaps: bool = False,
     ) -> None:
         self.num_pages, self.page_size = num_pages, page_size
         self.vocab_size, self.eos_ids = vocab_size, eos
         self.max_model_len = min(max_model_len, (num_pages - 1) * page_size - 1)
         self.summary = ("fake",)
         self.adapters = adapters
+        self.overlaps = overlaps
+        self.log: list[tuple[str, int]] = []  # what was asked of it, with the number of the step
+        self.slots: dict[int, str] = {}  # digests of the adapters in them, when a step was launched
+        self.drawn: dict[int, int] = {}  # by the last step, by row
+        self.pending: deque[tuple[Batch, dict[int, str]]] = deque()  # launched, and not computed yet
+        self.num_launched = 0
         self.cells = [-1] * (num_pages * page_size)
         self.tables: dict[int, list[int]] = {}
         self.adapted: dict[int, tuple[int, int]] = {}
         self.batches: list[Batch] = []
         self.failing_rows: set[int] = set()
 
-    def launch(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> Callable[[], StepResult]:
-        """Compute a step when its result is asked for."""
-        return partial(self.run, batch, masks)
+    def launch(self, batch: Batch) -> Draw:
+        """Compute a step as late as can be: when its result is read, or that of a later one.
+
+        So whatever the engine changes that a step under way still needs, changes its tokens.
+        """
+        number, self.num_launched = self.num_launched, self.num_launched + 1
+        self.log.append(("launch", number))
+        self.pending.append((batch, dict(self.adapters._pinned) if self.adapters else {}))
+        return partial(self._draw_step, number, batch)
+
+    def _draw_step(self, number: int, batch: Batch, masks: Callable[[], Masks] | None) -> Read:
+        self.log.append(("draw", number))
+        if not self.overlaps:
+            return partial(self._read, number, batch, masks)
+        filled = replace(given := masks(), words=given.words.copy()) if masks else None
+        return partial(self._read, number, batch, (lambda: filled) if filled else None)
+
+    def _read(self, number: int, batch: Batch, masks: Callable[[], Masks] | None) -> StepResult:
+        self.log.append(("read", number))
+        while self.pending[0][0] is not batch:
+            forgotten, self.slots = self.pending.popleft()
+            self.run(forgotten)
+        _, self.slots = self.pending.popleft()
+        return self.run(batch, masks)
 
     def run(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> StepResult:
         """Compute a step. Of the tokens that a mask allows, the next one at or after the hash's is drawn."""
@@ -103,6 +132,9 @@ class FakeWorker:
         assert content >= 0, "reads a cell that nobody wrote"
         contents = []
         for i, token in enumerate(row.tokens):
+            if token < 0:
+                assert token == not_yet(row.row), "waits for the token of another row"
+                token = self.drawn[row.row]
             content = chain(content, token ^ self._weights(row.row, row.start + i))
             contents.append(content)
             cell = self._cell(table, row.start + i)
@@ -112,7 +144,10 @@ class FakeWorker:
         line, self.line = self.line, self.line + row.num_lines
         if row.row in self.failing_rows:
             return RowResult(failed=True)
-        return replace(self._draw(row, contents, line), prompt_logprobs=scores)
+        result = self._draw(row, contents, line)
+        if result.tokens:
+            self.drawn[row.row] = result.tokens[-1]
+        return replace(result, prompt_logprobs=scores)
 
     def _draw(self, row: Row, contents: list[int], line: int) -> RowResult:
         """Tokens after the last known one and after each draft, as long as the drafts are those drawn."""
@@ -130,7 +165,7 @@ class FakeWorker:
     def _weights(self, row: int, position: int) -> int:
         """What reads a token: 0 for the base model, else a number that follows from what is in the row's slot."""
         slot, first = self.adapted[row]
-        return adapter_code(self.adapters._pinned[slot]) if slot >= 0 and position >= first else 0
+        return adapter_code(self.slots[slot]) if slot >= 0 and position >= first else 0
 
     def _allowed(self, masks: Masks) -> dict[int, list[int]]:
         bits = np.unpackbits(masks.words.view(np.uint8), axis=1, count=self.vocab_size, bitorder="little")

@@ -199,8 +199,9 @@ class World:
         open_ids: sequences that the engine has been told of and that have not ended.
     """
 
-    def __init__(self, root: Path, seed: int, monkeypatch: Any) -> None:
+    def __init__(self, root: Path, seed: int, monkeypatch: Any, *, overlaps: bool = False) -> None:
         self.rng = random.Random(seed)
+        self.overlaps = overlaps
         self.root = root
         for number, name in enumerate(NAMES):
             self.write_adapter(name, number)
@@ -231,7 +232,7 @@ class World:
         """A new engine process and a frontend for it."""
         reader = small_reader(self.root)
         self.pool = AdapterPool(reader, max_loras=2, max_adapters=8, max_cpu_bytes=20_000, patience=3)
-        self.worker = FaultyWorker(24, 4, vocab_size=VOCAB, eos=(EOS,), adapters=self.pool)
+        self.worker = FaultyWorker(24, 4, vocab_size=VOCAB, eos=(EOS,), adapters=self.pool, overlaps=self.overlaps)
         config = EngineConfig(
             block_size=4,
             max_num_seqs=self.max_num_seqs,

@@ -104,7 +104,7 @@ class Engine:
         for sequence in self.scheduler.running:
             self.admitted.setdefault(sequence.id, self.step_number)
         if batch.rows:
-            self.take(self.scheduler.commit(batch, self.worker.run(batch)))
+            self.take(self.scheduler.commit(batch, self.worker.launch(batch)(None)()))
         self.slots.check()
         self.cache.check()
 

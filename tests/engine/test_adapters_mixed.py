@@ -17,7 +17,7 @@ from lora_models import LINEARS, VOCAB, base, copy_of, make_adapter
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import Done, Failed, LoadAdapter, Reply, Submit, TokenOut, TokenTexts
-from engine.scheduler import _Plan
+from engine.plan import Plan
 from engine.types import SamplingParams
 from grammar.spec import GrammarSpec
 
@@ -96,7 +96,7 @@ class Engine:
             steps += 1
             if preempt_every and steps % preempt_every == 0:
                 for sequence in [s for s in self.core._scheduler.running if s.adapter >= 0]:
-                    self.core._scheduler._preempt(sequence, _Plan(0))
+                    self.core._scheduler._preempt(sequence, Plan(0, 0.0))
         return list(tokens.values())
 
     def load(self, name: str, path: str) -> None:

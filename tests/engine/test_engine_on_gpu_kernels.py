@@ -13,6 +13,7 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import Submit, TokenOut
 from engine.types import SamplingParams
+from engine.worker import Worker
 from kernels.triton import sharing
 
 # Attention leaves the memory of tokens that pad a step as it was, and what follows computes with it.
@@ -40,8 +41,8 @@ PREFIX = [7 * i % 131 for i in range(21)]
 PROMPTS = [[*PREFIX, row, 3] for row in range(3)] + [[5, 6]]
 
 
-def answers(folder: Path) -> dict[int, list[int]]:
-    """Greedy tokens of all prompts, the first of them alone before the others come."""
+def answers(folder: Path, *, overlaps: bool = False) -> dict[int, list[int]]:
+    """Greedy tokens of all prompts, the first of them alone before the others come; steps planned ahead or not."""
     config = EngineConfig(
         dtype="float32",
         device="cpu",
@@ -51,7 +52,9 @@ def answers(folder: Path) -> dict[int, list[int]]:
         block_size=4,
         max_num_seqs=4,
     )
-    core = EngineCore.load(config, folder)
+    worker = Worker(config, folder)
+    worker.overlaps = overlaps
+    core = EngineCore(config, worker)
     params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
     got: dict[int, list[int]] = {}
     for group in (PROMPTS[:1], PROMPTS[1:]):
@@ -79,7 +82,8 @@ def test_tokens_are_those_of_the_cpu(tmp_path, request, monkeypatch):
     assert any(found), "the prompts share a prefix"
 
 
-def test_tokens_of_captured_steps_are_those_of_the_cpu(tmp_path, request, monkeypatch):
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_tokens_of_captured_steps_are_those_of_the_cpu(tmp_path, request, monkeypatch, overlaps):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     expected = answers(tmp_path)
     request.getfixturevalue("interpreted")
@@ -89,5 +93,5 @@ def test_tokens_of_captured_steps_are_those_of_the_cpu(tmp_path, request, monkey
         return lambda: replayed.append(forward())
 
     monkeypatch.setattr(graphs, "capture_for", lambda _: capture)
-    assert answers(tmp_path) == expected
+    assert answers(tmp_path, overlaps=overlaps) == expected
     assert replayed

@@ -303,12 +303,13 @@ def make_matchers_faulty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Matcher, "fill_mask", broken_fill)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "overlaps"), [(0, False), (1, False), (2, False), (3, True), (4, True)])
 async def test_every_request_ends_once_whatever_breaks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, overlaps: bool
 ) -> None:
+    """On a device that is waited for, and on one that computes while the next step is planned."""
     assert len(KINDS) >= 25
-    world = World(tmp_path, seed, monkeypatch)
+    world = World(tmp_path, seed, monkeypatch, overlaps=overlaps)
     make_matchers_faulty(monkeypatch)
     kinds = list(KINDS.values())
     try:

