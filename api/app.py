@@ -12,7 +12,7 @@ from api.batches.inner import InnerClient
 from api.errors import handle
 from api.guard import Guard, Identify
 from api.rate_limits import LIMIT_HEADERS
-from api.routes import adapters, batches, chat, completions, files, health, models, responses, tokenize
+from api.routes import adapters, batches, chat, completions, files, health, models, responses, tokenize, ui
 from api.state import ServerState
 from api.streams import ClientGone
 from engine.errors import EngineError
@@ -49,7 +49,7 @@ def create_app(state: ServerState) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.server = state
-    for module in (chat, completions, responses, files, batches, models, adapters, tokenize, health):
+    for module in (chat, completions, responses, files, batches, models, adapters, tokenize, health, ui):
         app.include_router(module.router)
     for kind in (EngineError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, handle)

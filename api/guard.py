@@ -18,10 +18,11 @@ from api.caller import Caller
 from api.errors import HTTPError, reply_to
 from api.keys import Key, needed_scope
 from api.log import FIELDS
+from api.page import PATHS
 from api.state import ServerState
 from engine.requests import MAX_TIMEOUT
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/ping"}) | PATHS
 MAX_HEADER_BYTES = 32 << 10
 MAX_HEADERS = 100
 BODY_TIMEOUT = 30.0
@@ -30,7 +31,7 @@ FILE_TIMEOUT = 600.0
 _FORM_BYTES = 64 << 10  # what stands around a file
 
 _SECONDS = re.compile(rb"[0-9]{1,6}(\.[0-9]{1,6})?")
-_QUIET_PATHS = OPEN_PATHS | {"/metrics"}
+_QUIET_PATHS = OPEN_PATHS | {"/metrics", "/ui/state"}
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACE_HEADERS = ("traceparent", "tracestate")
 _CLOSE = {"connection": "close"}

@@ -35,7 +35,7 @@ from engine.types import Priority
 MAX_KEYS = 4096
 _MAX_FILE_BYTES = 4 << 20
 _MAX_PER_MINUTE = 1 << 40
-_ADMIN_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/adapters"})
+_ADMIN_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/adapters", "/ui/state"})
 _ADMIN_FOLDERS = ("/v1/adapters/",)
 
 

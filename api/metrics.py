@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 
 from api.errors import Rejection
+from api.history import History
 from api.usage import TokenCounts
 from engine.types import Priority
 from grammar.spec import GrammarKind
@@ -136,9 +137,14 @@ class _EngineCollector:
 
 
 class Metrics:
-    """All metrics of one server. ``stats`` gives the engine's latest gauges and counters."""
+    """All metrics of one server. ``stats`` gives the engine's latest gauges and counters.
+
+    Attributes:
+        history: some of them over the last minutes.
+    """
 
     def __init__(self, model_name: str, stats: Callable[[], Mapping[str, float]]) -> None:
+        self.history = History()
         self._labels = (model_name, "0")
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(stats, self._labels))
@@ -162,10 +168,10 @@ class Metrics:
             _LABELS,
             registry=self._registry,
         ).labels(*self._labels)
-        self.first_token = self._histogram(
+        self._first_token = self._histogram(
             "time_to_first_token_seconds", "Seconds from the request to its first token.", _SECONDS_TO_FIRST
         )
-        self.inter_token = self._histogram(
+        self._inter_token = self._histogram(
             "inter_token_latency_seconds", "Seconds between tokens of a sequence.", _SECONDS_BETWEEN
         )
         self.end_to_end = self._histogram(
@@ -199,10 +205,21 @@ class Metrics:
 
     def on_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Take the engine's observations since its last heartbeat."""
+        self.history.take(heartbeat.stats)
         for name, values in heartbeat.histograms.items():
             if (histogram := self._engine.get(name)) is not None:
                 for value in values:
                     histogram.observe(value)
+
+    def observe_first(self, seconds: float) -> None:
+        """A sequence's first token came so long after its request."""
+        self._first_token.observe(seconds)
+        self.history.note_first(seconds)
+
+    def observe_between(self, seconds: float) -> None:
+        """A sequence's token came so long after the one before it."""
+        self._inter_token.observe(seconds)
+        self.history.note_between(seconds)
 
     def count_end(self, reason: str) -> None:
         """Count a sequence that ended."""

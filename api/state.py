@@ -21,6 +21,7 @@ from api.rate_limits import RateLimits
 from api.responses.store import ResponseStore
 from api.tools.formats import Dialect, dialect_of
 from api.validators import Validators
+from api.watch import Watch
 from engine.errors import CapacityError, EngineDead, UnknownModel
 from engine.types import AdapterInfo, Priority
 
@@ -59,6 +60,7 @@ class ServerState:
         batches: files and batches of clients, if they are kept.
         inner: asks the routes themselves, for batches. Set by ``create_app``.
         tracer: where traces go, if they are wanted.
+        watch: snapshots of the engine, for the live page.
     """
 
     options: ServerConfig
@@ -77,6 +79,7 @@ class ServerState:
     tracer: Tracer | None = None
     batches: BatchDesk | None = None
     inner: InnerClient | None = None
+    watch: Watch = field(init=False)
     admission: Admission = field(init=False)
     responses: ResponseStore = field(init=False)
     _dialect: tuple[Tokenizer, Dialect] | None = None
@@ -87,6 +90,7 @@ class ServerState:
         self.keys = KeyRing(options.api_key, None if options.api_key_file is None else Path(options.api_key_file))
         backlog = Backlog(options.max_queued_requests, options.max_queued_tokens, options.max_queue_seconds)
         self.admission = Admission(backlog, RateLimits())
+        self.watch = Watch()
         self.responses = ResponseStore(options.max_stored_response_bytes, options.stored_response_ttl)
 
     @property

@@ -78,10 +78,10 @@ class RequestTimer:
     def _note_tokens(self, sequence: tuple[int, int], count: int, now: float) -> None:
         last = self._last.get(sequence)
         if last is None:
-            self._metrics.first_token.observe(now)
+            self._metrics.observe_first(now)
             self._first = self._first or now
         else:
-            self._metrics.inter_token.observe(now - last)
+            self._metrics.observe_between(now - last)
         self._last[sequence] = now
         self._open[sequence] += count
 

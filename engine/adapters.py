@@ -11,6 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
+from heapq import nlargest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ from engine.messages import (
     UnloadAdapter,
     failure_of,
 )
+from engine.snapshot import SlotView
 from engine.types import AdapterInfo
 from lora.activated import activation_position
 from lora.errors import AdapterError
@@ -242,6 +244,27 @@ class AdapterDesk:
             requests=self._requests[version.name],
             hits=self._hits[version.name],
         )
+
+    def names(self) -> dict[str, str]:
+        """Names by the digest of what they stand for or, where sequences still use it, stood for."""
+        registry = self._pool.registry
+        return {version.digest: version.name for version in (*registry.draining, *registry)}
+
+    def name(self, load_id: int) -> str | None:
+        """The name that a version was loaded under; None if it has ended, or for the base model's -1."""
+        version = self._pool.registry.version(load_id)
+        return None if version is None else version.name
+
+    def busiest(self, most: int) -> tuple[AdapterInfo, ...]:
+        """The adapters in use, then those in slots, then others, at most so many."""
+        slots, registry = self._pool.slots, self._pool.registry
+        versions = nlargest(most, (*registry, *registry.draining), lambda v: (v.pins, slots.is_ready(v.load_id)))
+        return tuple(map(self.describe, versions))
+
+    def slots(self) -> tuple[SlotView, ...]:
+        """All slots with the names of their adapters."""
+        states = self._pool.slots.states()
+        return tuple(SlotView(self.name(slot.adapter), slot.ready, slot.pins, slot.closing) for slot in states)
 
     def stats(self) -> dict[str, float]:
         """Gauges and counters, for metrics."""

@@ -7,7 +7,7 @@ carries only what is new.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -156,9 +156,14 @@ class RowResult:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Results of a batch, one for each of its rows in the same order."""
+    """Results of a batch, one for each of its rows in the same order.
+
+    Attributes:
+        seconds: what the parts of the device's side took.
+    """
 
     rows: tuple[RowResult, ...] = field(default_factory=tuple)
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 Read = Callable[[], StepResult]

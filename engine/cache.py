@@ -24,6 +24,7 @@ from radix.continuation import continuation
 from radix.holds import Hold, HoldKind
 from radix.namespace import Namespace, Path
 from radix.node import TOKEN_BYTES, Node, upwards
+from radix.outline import outline
 from radix.tree import RadixTree
 
 
@@ -259,6 +260,17 @@ class PrefixCache:
         """Forget all namespaces of these adapters, whatever their salt: see ``drop``. Returns pages freed."""
         leased = {namespace for lease in self._leases for namespace in lease.path.namespaces}
         return sum(self.drop(each) for each in leased | self._tree.tops.keys() if each.adapter in adapters)
+
+    def outline(self, most: int) -> list[Node]:
+        """At most ``most`` nodes of the tree, each after its parent: those that leases go through, then those used
+        last. To be read at once, and never written.
+        """
+        return outline(self._tree, [lease.node for lease in self._leases], most)
+
+    @property
+    def num_uses(self) -> int:
+        """The clock of ``Node.last_use``."""
+        return self._tree.num_uses
 
     def check(self) -> None:
         """Verify that every page has one owner and that the tree is sound, in time linear in pages.

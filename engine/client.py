@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import cast
 
 from engine import errors
-from engine.adapter_calls import AdapterCalls
+from engine.calls import EngineCalls
 from engine.channel import FrameReader, frame
 from engine.config import EngineConfig
 from engine.errors import EngineDead, EngineError
 from engine.messages import Abort, Failed, Heartbeat, Message, Ready, Shutdown, Submit, TokenTexts, decode, encode
+from engine.snapshot import EngineSnapshot
 from engine.types import AdapterInfo
 
 _SOCKET_BUFFER = 4 << 20
@@ -52,7 +53,7 @@ class EngineClient:
         self.on_heartbeat: Callable[[Heartbeat], None] = lambda heartbeat: None
         self.on_death: Callable[[EngineDead], None] = lambda error: None
         self.stats: dict[str, float] = {}
-        self._calls = AdapterCalls(self._send)
+        self._calls = EngineCalls(self._send)
 
     @property
     def is_alive(self) -> bool:
@@ -114,6 +115,10 @@ class EngineClient:
     async def list_adapters(self) -> tuple[AdapterInfo, ...]:
         """All adapters as they stand now. RequestError if the engine was started without, EngineDead as above."""
         return await self._calls.tell()
+
+    async def take_snapshot(self) -> EngineSnapshot:
+        """The engine as it stands between two steps, which may be seconds away. EngineDead as above."""
+        return await self._calls.take_snapshot()
 
     async def close(self) -> None:
         """Tell the engine to leave and wait for its process, at most ten seconds, and for the end of its socket."""

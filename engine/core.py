@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from engine.adapters import BASE, Adaptation, AdapterDesk
-from engine.batch import Batch, Draw, Masks, Read
+from engine.batch import Batch, Draw, Masks, Read, StepResult
 from engine.cache import PrefixCache
 from engine.config import EngineConfig
 from engine.drafts import Drafter
 from engine.errors import EngineDead, EngineError, RequestError, UnknownModel
+from engine.laps import Laps
 from engine.messages import (
     Abort,
     Done,
@@ -22,11 +23,14 @@ from engine.messages import (
     Message,
     Ready,
     Reply,
+    SnapshotTaken,
     Submit,
+    TakeSnapshot,
     TokenTexts,
     UnloadAdapter,
     failure_of,
 )
+from engine.observer import take_snapshot
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.stats import EngineStats
@@ -66,12 +70,14 @@ class Launched(NamedTuple):
         batch: its plan.
         draw: what it draws with, called in ``launch`` if no mask is to be waited for: then ``read`` is what came of it.
         masks: which it needs.
+        laps: what its parts took on the host.
     """
 
     batch: Batch
     draw: Draw
     masks: Callable[[], Masks] | None
     read: Read | None
+    laps: Laps
 
 
 class EngineCore:
@@ -143,6 +149,9 @@ class EngineCore:
                 self._learn(message)
             elif isinstance(message, (LoadAdapter, UnloadAdapter, ListAdapters)):
                 self._manage(message)
+            elif isinstance(message, TakeSnapshot):
+                snapshot = take_snapshot(self._cache, self._scheduler, self._adapters, self.stats())
+                self._outbox.append(SnapshotTaken(message.id, snapshot))
 
     def step(self) -> list[Message]:
         """Plan, compute and commit one step. Returns all that the client is to be told."""
@@ -156,12 +165,14 @@ class EngineCore:
         """
         self._poll_compiling()
         self._poll_adapters()
-        started = self._take_ahead() or self._start(self._scheduler.schedule())
+        laps = Laps()
+        started = self._take_ahead() or self._start(self._scheduler.schedule(), laps)
         if started is None:
             return None
         batch, draw = started
         masks = self._masks(batch)
-        return Launched(batch, draw, masks, None if masks else draw(None))
+        laps.end("schedule")
+        return Launched(batch, draw, masks, None if masks else draw(None), laps)
 
     def finish(self, launched: Launched | None) -> list[Message]:
         """Launch the step after this one, if it can be planned already; then wait for this one and commit it.
@@ -169,10 +180,11 @@ class EngineCore:
         Returns all that the client is to be told.
         """
         if launched is not None:
-            read = launched.read or launched.draw(launched.masks)
+            read, laps = launched.read or launched.draw(launched.masks), launched.laps
+            laps.skip()
             if self._worker.overlaps:
-                self._ahead = self._start(self._scheduler.schedule_ahead())
-            self._outbox += self._scheduler.commit(launched.batch, read())
+                self._ahead = self._start(self._scheduler.schedule_ahead(), laps)
+            self._commit(launched.batch, read(), laps)
         elif self.has_work and not self._outbox:
             time.sleep(_PAUSE)
         return self._take_outbox()
@@ -219,8 +231,21 @@ class EngineCore:
         if self._adapters:
             self._adapters.check()
 
-    def _start(self, batch: Batch) -> tuple[Batch, Draw] | None:
-        return (batch, self._worker.launch(batch)) if batch.rows else None
+    def _commit(self, batch: Batch, result: StepResult, laps: Laps) -> None:
+        """Take the result of a step over, and note what its parts took: those of one that was launched ahead count in
+        the step under which that was done.
+        """
+        laps.skip()
+        self._outbox += self._scheduler.commit(batch, result)
+        laps.end("commit")
+        self._stats.add_seconds({**laps.seconds, **result.seconds, "step": laps.whole()})
+
+    def _start(self, batch: Batch, laps: Laps) -> tuple[Batch, Draw] | None:
+        """Launch a step that has just been planned."""
+        laps.end("schedule")
+        started = (batch, self._worker.launch(batch)) if batch.rows else None
+        laps.skip()
+        return started
 
     def _take_ahead(self) -> tuple[Batch, Draw] | None:
         """The step that was launched ahead, unless all its sequences have ended meanwhile."""

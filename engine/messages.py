@@ -1,10 +1,11 @@
 """What the two processes say to each other: small frozen messages, in msgpack, never pickle.
 
-    to the engine:    TokenTexts, Submit, Abort, LoadAdapter, UnloadAdapter, ListAdapters, Shutdown
-    from the engine:  Ready, then TokenOut, Done, Failed, AdapterChanged, Reply, Adapters, Heartbeat
+    to the engine:    TokenTexts, Submit, Abort, LoadAdapter, UnloadAdapter, ListAdapters, TakeSnapshot, Shutdown
+    from the engine:  Ready, then TokenOut, Done, Failed, AdapterChanged, Reply, Adapters, SnapshotTaken, Heartbeat
 
 Every ``Submit`` ends in exactly one ``Done`` or ``Failed``; an ``Abort`` of a sequence that has ended is ignored.
-Every ``LoadAdapter`` and ``UnloadAdapter`` is answered by one ``Reply``, every ``ListAdapters`` by one ``Adapters``.
+Every ``LoadAdapter`` and ``UnloadAdapter`` is answered by one ``Reply``, every ``ListAdapters`` by one ``Adapters``,
+every ``TakeSnapshot`` by one ``SnapshotTaken``.
 A frame on the socket is a list of messages: what belongs to one step travels together. A message is the array
 ``[tag, field, field, ...]`` in the order of its dataclass's fields.
 """
@@ -19,6 +20,7 @@ from typing import Any, cast, get_args
 import msgpack
 
 from engine.errors import EngineError, GrammarRefused, RequestError
+from engine.snapshot import EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView
 from engine.types import AdapterInfo, FinishReason, Logprob, Priority, SamplingParams, Usage
 
 
@@ -109,6 +111,13 @@ class ListAdapters:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeSnapshot:
+    """Show yourself as you stand."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """The engine is up. Facts that only it knows.
 
@@ -191,6 +200,14 @@ class Adapters:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotTaken:
+    """The answer to ``TakeSnapshot``."""
+
+    id: int
+    snapshot: EngineSnapshot
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
     """The step loop is alive. Sent at least twice a second while it is; carries the gauges and counters.
 
@@ -210,6 +227,7 @@ Message = (
     | LoadAdapter
     | UnloadAdapter
     | ListAdapters
+    | TakeSnapshot
     | Shutdown
     | Ready
     | TokenOut
@@ -218,12 +236,14 @@ Message = (
     | AdapterChanged
     | Reply
     | Adapters
+    | SnapshotTaken
     | Heartbeat
 )
 
 _TYPES: tuple[type[Any], ...] = get_args(Message)
 _TAGS = {cls: tag for tag, cls in enumerate(_TYPES)}
-_FIELDS = {cls: tuple(f.name for f in fields(cls)) for cls in (*_TYPES, SamplingParams, Logprob, Usage, AdapterInfo)}
+_VALUES = (SamplingParams, Logprob, Usage, AdapterInfo, EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView)
+_FIELDS = {cls: tuple(f.name for f in fields(cls)) for cls in (*_TYPES, *_VALUES)}
 
 
 def failure_of(number: int, error: EngineError) -> Failed:
@@ -267,6 +287,16 @@ def _infos(rows: list[list[Any]]) -> tuple[AdapterInfo, ...]:
     return tuple(AdapterInfo(*row) for row in rows)
 
 
+def _snapshot(row: list[Any]) -> EngineSnapshot:
+    values = dict(zip(_FIELDS[EngineSnapshot], row, strict=True))
+    values["namespaces"] = tuple(NamespaceView(*each) for each in values["namespaces"])
+    values["nodes"] = tuple(NodeView(*each) for each in values["nodes"])
+    values["sequences"] = tuple(SequenceView(*each) for each in values["sequences"])
+    values["adapters"] = _infos(values["adapters"])
+    values["slots"] = tuple(SlotView(*each) for each in values["slots"])
+    return EngineSnapshot(**values)
+
+
 # How the fields that msgpack cannot rebuild by itself are rebuilt, by message and field.
 _REBUILD: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
     (TokenTexts, "lengths"): _tokens,
@@ -287,6 +317,7 @@ _REBUILD: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
     (AdapterChanged, "info"): lambda row: AdapterInfo(*row) if row else None,
     (Reply, "failure"): lambda row: Failed(*row) if row else None,
     (Adapters, "adapters"): _infos,
+    (SnapshotTaken, "snapshot"): _snapshot,
 }
 
 

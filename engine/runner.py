@@ -14,6 +14,7 @@ from torch import Tensor
 from engine.batch import Batch, Draw, Masks, Read, Row, RowResult, StepResult
 from engine.inputs import DrawnTokens, HostInputs, InputBuilder
 from engine.kv_pool import KvPool
+from engine.laps import Laps
 from engine.logprobs import prompt_logprobs
 from engine.models.decoder import DecoderModel
 from engine.sampler import Allowed, Drawing, Sampler
@@ -65,46 +66,58 @@ class ModelRunner:
         be called when that one was read, since a draw depends on the tokens before it, and before the next launch. A
         step whose result nobody wants, and that takes no rows, need not be drawn.
         """
+        laps = Laps()
         self._kv.copy(batch.copies)
         inputs = self._inputs.build(batch, self._drawn)
+        laps.end("inputs")
         hidden = self.forward(inputs)
-        return lambda masks: self._begin_result(batch, inputs, hidden, masks)
+        laps.end("forward")
+        return lambda masks: self._begin_result(batch, inputs, hidden, masks, laps)
 
     def forward(self, inputs: HostInputs) -> Tensor:
         """Hidden states [T, H] of a step's tokens, good until the next step."""
         return self._forward(inputs)
 
-    def draw(self, batch: Batch, inputs: HostInputs, hidden: Tensor, masks: Masks | None) -> Drawing:
+    def draw(self, batch: Batch, inputs: HostInputs, hidden: Tensor, masks: Masks | None, laps: Laps) -> Drawing:
         """Begin to draw the tokens of a step. Where its masks leave no choice, no logits are needed."""
         forced = _forced(masks) if masks else {}
         at = _logit_tokens(batch, forced)
         logits = self._logits(hidden, inputs, at) if len(at) else None
+        laps.end("head")
         allowed = self._allowed(masks, forced) if masks else None
-        return self._sampler.draw(logits, [row for row in batch.rows if row.draws], allowed, forced)
+        drawing = self._sampler.draw(logits, [row for row in batch.rows if row.draws], allowed, forced)
+        laps.end("sample")
+        return drawing
 
     @torch.inference_mode()
     def _begin_result(
-        self, batch: Batch, inputs: HostInputs, hidden: Tensor, masks: Callable[[], Masks] | None
+        self, batch: Batch, inputs: HostInputs, hidden: Tensor, masks: Callable[[], Masks] | None, laps: Laps
     ) -> Read:
         """Begin all that needs the hidden states, which the next step overwrites.
 
         The sampler learns here, not at the launch, who takes which row: the step before had not been read then.
         """
+        laps.skip()
         self._sampler.start(batch.starts)
-        drawing = self.draw(batch, inputs, hidden, masks() if masks else None)
+        laps.end("inputs")
+        filled = masks() if masks else None
+        laps.end("masks")
+        drawing = self.draw(batch, inputs, hidden, filled, laps)
         self._drawn = self._drawn_tokens(batch, drawing)
         last = _last_tokens(batch).tolist()
         scores = [self._score_prompt(*each, hidden, inputs.slots) for each in zip(batch.rows, last, strict=True)]
-        return lambda: self._read(batch, drawing, scores)
+        return lambda: self._read(batch, drawing, scores, laps)
 
-    def _read(self, batch: Batch, drawing: Drawing, scores: Sequence[list[_Scores]]) -> StepResult:
+    def _read(self, batch: Batch, drawing: Drawing, scores: Sequence[list[_Scores]], laps: Laps) -> StepResult:
+        laps.skip()
         drawn = iter(self._sampler.collect(drawing))
+        laps.end("sample")
         results = []
         for row, parts in zip(batch.rows, scores, strict=True):
             result = next(drawn) if row.draws else RowResult()
             scored = tuple(score for part in parts for score in part())
             results.append(replace(result, prompt_logprobs=scored) if scored else result)
-        return StepResult(tuple(results))
+        return StepResult(tuple(results), laps.seconds)
 
     def _drawn_tokens(self, batch: Batch, drawing: Drawing) -> DrawnTokens | None:
         """For the next step, if it is planned ahead: none that follows a step with drafts is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 _MAX_OBSERVATIONS = 4096
@@ -25,6 +26,7 @@ class EngineStats:
         drafts: times that a sequence had drafts in a step.
         draft_tokens: the tokens of these; ``drafted`` are they by source.
         draft_tokens_accepted: those of them that stood; ``stood`` are they by source.
+        seconds: that steps took, and their parts: ``step`` is the whole.
     """
 
     steps: int = 0
@@ -42,6 +44,7 @@ class EngineStats:
     draft_tokens_accepted: int = 0
     drafted: dict[str, int] = field(default_factory=dict)
     stood: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
     observations: dict[str, list[float]] = field(default_factory=dict)
 
     def observe(self, name: str, value: float) -> None:
@@ -62,11 +65,16 @@ class EngineStats:
         self.drafted[source] = self.drafted.get(source, 0) + num_drafts
         self.stood[source] = self.stood.get(source, 0) + num_stood
 
+    def add_seconds(self, parts: Mapping[str, float]) -> None:
+        """Add what parts of a step took."""
+        for part, seconds in parts.items():
+            self.seconds[part] = self.seconds.get(part, 0.0) + seconds
+
     def counters(self) -> dict[str, float]:
         """All counters, flat: ``finished`` becomes ``finished_stop`` and so on."""
         values = asdict(self)
         values.pop("observations")
-        split = {name: values.pop(name) for name in ("finished", "drafted", "stood")}
+        split = {name: values.pop(name) for name in ("finished", "drafted", "stood", "seconds")}
         return {**values, **{f"{name}_{key}": count for name, counts in split.items() for key, count in counts.items()}}
 
     def take_observations(self) -> dict[str, list[float]]:

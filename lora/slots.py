@@ -33,6 +33,18 @@ class _Slot:
     wanted: int = -(1 << 62)  # last step in which its adapter was asked for and not yet acquired
 
 
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """How a slot stands: the load id that it holds or waits for (-1 for none), whether that is there, sequences that
+    hold it, and whether it takes no more of them.
+    """
+
+    adapter: int
+    ready: bool
+    pins: int
+    closing: bool
+
+
 @dataclass(slots=True)
 class _Wait:
     """Since which step an adapter waits for a slot, and in which it last asked."""
@@ -91,6 +103,10 @@ class SlotPool:
         """Whether an adapter is in a slot."""
         index = self._of.get(adapter)
         return index is not None and self._slots[index].ready
+
+    def states(self) -> list[SlotState]:
+        """All slots as they stand."""
+        return [SlotState(slot.adapter, slot.ready, slot.pins, slot.heir != _NOBODY) for slot in self._slots]
 
     def tick(self) -> None:
         """A step begins."""

@@ -32,9 +32,22 @@ class Node:
         last_use: logical time of the last lease through it; never less than a child's.
         holds: sessions and pins that end here or below (``radix.holds``).
         dropped: cut off from matches, kept only until its leases end.
+        hits: leases that began with its first page.
     """
 
-    __slots__ = ("children", "dropped", "heads", "holds", "last_use", "lock", "origin", "pages", "parent", "tokens")
+    __slots__ = (
+        "children",
+        "dropped",
+        "heads",
+        "hits",
+        "holds",
+        "last_use",
+        "lock",
+        "origin",
+        "pages",
+        "parent",
+        "tokens",
+    )
 
     def __init__(self, origin: Origin | None, tokens: bytes | bytearray, pages: list[int], last_use: int = 0) -> None:
         self.origin = origin
@@ -47,6 +60,7 @@ class Node:
         self.last_use = last_use
         self.holds = [0, 0]
         self.dropped = False
+        self.hits = 0
 
     def __repr__(self) -> str:
         return f"Node(pages={self.pages[:8]}, origin={self.origin}, lock={self.lock}, last_use={self.last_use})"

@@ -72,6 +72,11 @@ class RadixTree:
         self._page_bytes = page_size * TOKEN_BYTES
         self._clock = 0
 
+    @property
+    def num_uses(self) -> int:
+        """Leases begun and ended so far: the clock of ``Node.last_use``."""
+        return self._clock
+
     # Looking up
 
     def match(self, path: Path, tokens: bytes) -> Match:
@@ -114,6 +119,7 @@ class RadixTree:
         node = self._end(match)
         for each in upwards(node):
             each.last_use = self._clock
+            each.hits += 1
             self._add_lock(each)
         return node
 
@@ -309,7 +315,7 @@ class RadixTree:
         parent, size = node.parent, at * self._page_bytes
         self._detach(node)
         upper = Node(node.origin, node.tokens[:size], node.pages[:at], node.last_use)
-        upper.lock, upper.holds = node.lock, node.holds[:]
+        upper.lock, upper.holds, upper.hits = node.lock, node.holds[:], node.hits
         node.origin = Origin(node.origin.namespace)
         del node.tokens[:size], node.pages[:at]
         self._attach(upper, parent)
@@ -341,6 +347,7 @@ class RadixTree:
         for each in chain[1:]:
             each.parent = None
         lowest.origin, lowest.tokens, lowest.pages = highest.origin, tokens, pages
+        lowest.hits = highest.hits
         self._attach(lowest, parent)
 
     def _attach(self, node: Node, parent: Node) -> None:

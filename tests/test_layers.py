@@ -23,14 +23,14 @@ LAYERS = {
 
 # The floor of each engine module; a folder's floor is that of all its modules without an entry of their own.
 FLOORS = {
-    0: "errors types messages config speculative batch",
-    1: "stats pages pace ngrams gguf source channel step_times models.config models.families",
+    0: "errors types snapshot messages config speculative batch",
+    1: "stats laps pages pace ngrams gguf source channel step_times models.config models.families",
     2: "cache sequence fairness queue admission endings retention plan drafts scheduler",
     3: "device inputs kv_pool models loading",
     4: "choice logprobs verify penalties sampler rooms tapes graphs runner memory",
-    5: "core grammars adapters worker loop step_meter",
+    5: "core grammars adapters observer worker loop step_meter",
     6: "tokenizer_files tokenizer_gguf token_bytes token_bounds chat_template tokenizer detokenizer stop_strings"
-    " requests generation adapter_calls client frontend outputs",
+    " requests generation calls client frontend outputs",
     7: "llm",  # Drives a core of its own, in the same process.
 }
 FLOOR = {f"engine.{name}": floor for floor, names in FLOORS.items() for name in names.split()}

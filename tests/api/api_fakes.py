@@ -10,6 +10,7 @@ from typing import Any
 
 from engine.generation import Finish, TextDelta, TokenLogprob, TopLogprob
 from engine.requests import RequestLimits, TextRequest
+from engine.snapshot import EngineSnapshot
 from engine.types import AdapterInfo, FinishReason, Usage
 
 BOS, EOS, VOCAB = 256, 257, 260
@@ -166,13 +167,27 @@ def _prompt_logprobs(request: TextRequest) -> tuple[TokenLogprob, ...]:
 
 
 class FakeClient:
-    """An engine that is alive as long as the test says so."""
+    """An engine that is alive as long as the test says so.
+
+    Attributes:
+        snapshot: what it shows of itself, when ``gate`` lets it.
+        num_snapshots: how often it was asked to.
+    """
 
     def __init__(self) -> None:
         self.is_alive = True
         self.age = 0.0
         self.adapters: dict[str, AdapterInfo] = {}
+        self.snapshot = EngineSnapshot(16, {}, (), (), 0, ())
+        self.num_snapshots = 0
+        self.gate: asyncio.Event | None = None
         self.stats: dict[str, float] = {"num_requests_running": 3.0, "prompt_tokens": 40.0, "kv_cache_usage_perc": 0.5}
+
+    async def take_snapshot(self) -> EngineSnapshot:
+        self.num_snapshots += 1
+        if self.gate is not None:
+            await self.gate.wait()
+        return self.snapshot
 
     def last_heartbeat_age(self) -> float:
         return self.age

@@ -15,7 +15,7 @@ from api.protocol.chat import ChatRequest
 from api.protocol.completions import CompletionRequest
 from api.protocol.responses import ResponseRequest
 from api.protocol.tokenize import DetokenizeRequest, TokenizeRequest
-from api.routes import adapters, batches, chat, completions, files, health, models, responses, tokenize
+from api.routes import adapters, batches, chat, completions, files, health, models, responses, tokenize, ui
 
 TEXT = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 MODELS: dict[str, type[RequestModel]] = {
@@ -58,5 +58,5 @@ def test_every_route_is_told_of() -> None:
 
 
 def _routes() -> list[APIRoute]:
-    modules = (adapters, batches, chat, completions, files, health, models, responses, tokenize)
+    modules = (adapters, batches, chat, completions, files, health, models, responses, tokenize, ui)
     return [route for module in modules for route in module.router.routes if isinstance(route, APIRoute)]

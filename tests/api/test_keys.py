@@ -19,6 +19,7 @@ from api.config import ServerConfig
 from api.guard import OPEN_PATHS
 from api.keyring import KeyRing
 from api.keys import ANYBODY, Key, Scope, needed_scope, read_keys
+from api.page import PATHS
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import ConfigError
@@ -204,6 +205,7 @@ def routes(live: Live) -> list[tuple[str, str]]:
     with with_key(live, "inference") as http:
         document = http.get("/openapi.json").json()
     found = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    found |= {("GET", path) for path in PATHS}
     return sorted({*found, ("GET", "/ping"), ("GET", "/openapi.json"), ("GET", "/nope"), ("POST", "/v1/nope")})
 
 
@@ -212,7 +214,7 @@ def test_every_route_is_guarded(guarded: Live) -> None:
     assert len(table) >= 15
     for method, path in table:
         path = path.replace("{name}", "tiny")
-        with guarded.http() as http:
+        with guarded.http(follow_redirects=True) as http:
             assert (http.request(method, path).status_code == 200) == (path in OPEN_PATHS), path
         for scope in Scope:
             with with_key(guarded, scope) as http:
@@ -223,9 +225,9 @@ def test_every_route_is_guarded(guarded: Live) -> None:
                 assert reply.json()["error"]["code"] == "insufficient_scope" and scope is not needed_scope(path)
 
 
-def test_all_that_changes_adapters_is_for_admins(guarded: Live) -> None:
+def test_what_changes_adapters_or_shows_all_tenants_is_for_admins(guarded: Live) -> None:
     for _, path in routes(guarded):
-        assert (needed_scope(path) is Scope.ADMIN) == ("adapter" in path), path
+        assert (needed_scope(path) is Scope.ADMIN) == ("adapter" in path or path == "/ui/state"), path
     assert needed_scope("/v1/adapters/sql") is Scope.ADMIN
 
 

@@ -211,6 +211,7 @@ def test_the_openapi_document(live: Live) -> None:
         "/ready": {"get"},
         "/version": {"get"},
         "/metrics": {"get"},
+        "/ui/state": {"get"},
     }
     schemas = document["components"]["schemas"]
     assert "422" not in str(document["paths"]) and "HTTPValidationError" not in schemas

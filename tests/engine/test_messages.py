@@ -22,13 +22,16 @@ from engine.messages import (
     Ready,
     Reply,
     Shutdown,
+    SnapshotTaken,
     Submit,
+    TakeSnapshot,
     TokenOut,
     TokenTexts,
     UnloadAdapter,
     decode,
     encode,
 )
+from engine.snapshot import EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView
 from engine.types import AdapterInfo, FinishReason, Logprob, SamplingParams, Usage
 
 ints = st.integers(0, 2**31 - 1)
@@ -49,6 +52,17 @@ arrays = tokens.map(lambda t: array("i", t))
 grammars = st.none() | st.tuples(st.text(), st.binary())
 infos = st.builds(AdapterInfo, st.text(), st.text(), ints, ints, st.booleans(), st.text(), ints, ints, ints)
 failures = st.builds(Failed, st.integers(-1, 9), st.text(), st.text(), st.none() | st.text(), st.none())
+names = st.none() | st.text()
+views = (
+    st.builds(NamespaceView, names, st.text(), st.booleans()),
+    st.builds(NodeView, *[st.integers(-1, 2**40)] * 7),
+    st.builds(SequenceView, *[st.integers(-2, 2**40)] * 10, names, st.text(), st.booleans(), floats, ints),
+    infos,
+    st.builds(SlotView, names, st.booleans(), ints, st.booleans()),
+)
+namespaces, nodes, sequences, adapters, slots = (st.lists(view, max_size=2).map(tuple) for view in views)
+numbers = st.dictionaries(st.text(), floats)
+snapshots = st.builds(EngineSnapshot, ints, numbers, namespaces, nodes, ints, sequences, adapters, slots)
 any_message = st.one_of(
     st.builds(TokenTexts, arrays, st.binary(), tokens.map(tuple)),
     st.builds(Submit, ints, arrays, params, st.none() | st.text(), st.text(), grammars),
@@ -57,6 +71,8 @@ any_message = st.one_of(
     st.builds(LoadAdapter, ints, st.text(), st.text(), st.booleans()),
     st.builds(UnloadAdapter, ints, st.text()),
     st.builds(ListAdapters, ints),
+    st.builds(TakeSnapshot, ints),
+    st.builds(SnapshotTaken, ints, snapshots),
     st.builds(
         Ready,
         ints,

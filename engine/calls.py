@@ -1,4 +1,4 @@
-"""The client's side of adapters: which names there are, and calls to the engine that wait for their answer."""
+"""Calls to the engine that wait for their answer, and which adapters there are by what it says of itself."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ from engine.messages import (
     LoadAdapter,
     Message,
     Reply,
+    SnapshotTaken,
+    TakeSnapshot,
     UnloadAdapter,
 )
+from engine.snapshot import EngineSnapshot
 from engine.types import AdapterInfo
 
-Call = LoadAdapter | UnloadAdapter | ListAdapters
-_MINE = (AdapterChanged, Reply, Adapters)
+Call = LoadAdapter | UnloadAdapter | ListAdapters | TakeSnapshot
+Answer = Reply | Adapters | SnapshotTaken
+_MINE = (AdapterChanged, Reply, Adapters, SnapshotTaken)
 
 
-class AdapterCalls:
+class EngineCalls:
     """Belongs to the client's event loop.
 
     Args:
@@ -37,7 +41,7 @@ class AdapterCalls:
         self.names: dict[str, AdapterInfo] = {}
         self._send = send
         self._ids = itertools.count(1)
-        self._open: dict[int, asyncio.Future[Reply | Adapters]] = {}
+        self._open: dict[int, asyncio.Future[Answer]] = {}
 
     async def load(self, name: str, path: str, *, replace: bool = False) -> None:
         """Load an adapter. Raises RequestError if it cannot be, EngineDead if the engine is gone before the answer."""
@@ -52,14 +56,20 @@ class AdapterCalls:
         answer = await self._call(ListAdapters(next(self._ids)))
         return answer.adapters if isinstance(answer, Adapters) else ()
 
+    async def take_snapshot(self) -> EngineSnapshot:
+        """The engine as it stands between two steps. Raises EngineDead if it is gone before the answer."""
+        answer = await self._call(TakeSnapshot(next(self._ids)))
+        assert isinstance(answer, SnapshotTaken)
+        return answer.snapshot
+
     def take(self, messages: list[Message]) -> list[Message]:
-        """Take what a frame says of adapters. Returns the other messages."""
+        """Take answers, and what a frame says of adapters. Returns the other messages."""
         if not any(isinstance(message, _MINE) for message in messages):
             return messages
         for message in messages:
             if isinstance(message, AdapterChanged):
                 self._change(message)
-            elif isinstance(message, (Reply, Adapters)):
+            elif isinstance(message, (Reply, Adapters, SnapshotTaken)):
                 self._answer(message)
         return [message for message in messages if not isinstance(message, _MINE)]
 
@@ -76,15 +86,15 @@ class AdapterCalls:
         else:
             self.names[message.name] = message.info
 
-    def _answer(self, message: Reply | Adapters) -> None:
+    def _answer(self, message: Answer) -> None:
         """Wake who waits for an answer, if somebody still does."""
         future = self._open.get(message.id)
         if future is not None and not future.done():
             future.set_result(message)
 
-    async def _call(self, call: Call) -> Reply | Adapters:
+    async def _call(self, call: Call) -> Answer:
         self._send([call])
-        future: asyncio.Future[Reply | Adapters] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._open[call.id] = future
         try:
             answer = await future

@@ -1,0 +1,56 @@
+"""``GET /ui``, the live page, and ``GET /ui/state``, what it shows."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import orjson
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import RedirectResponse
+
+from api.page import FILES, HEADERS, INDEX, PATHS, content_type
+from api.reply import json_response
+from api.routes.shared import State
+from engine.errors import CapacityError, EngineDead
+
+router = APIRouter(tags=["operation"])
+
+
+@router.get("/ui/state")
+async def ui_state(state: State, since: Annotated[float, Query(ge=-1)] = -1) -> Response:
+    """The engine as it stood at most half a second ago, and the points of the curves after ``since``.
+
+    Raises:
+        CapacityError: the model is being loaded, or the engine does not answer in time.
+        EngineDead: the engine is gone.
+    """
+    if state.client is None or state.frontend is None:
+        raise CapacityError("The model is still being loaded.")
+    if not state.is_healthy:
+        raise EngineDead("The engine is not running.")
+    engine = await state.watch.snapshot(state.client)
+    server = {
+        "version": state.version,
+        "started": state.started,
+        "model": state.names[0],
+        "max_model_len": state.frontend.max_model_len,
+        "draining": state.draining,
+    }
+    history = list(state.metrics.history.since(since))
+    return json_response({"server": server, "history": history, "engine": orjson.Fragment(engine)})
+
+
+async def _file(request: Request) -> Response:
+    """A file of the page."""
+    name = request.url.path.rpartition("/ui")[2].lstrip("/") or INDEX
+    return Response(FILES[name], headers={**HEADERS, "content-type": content_type(name)})
+
+
+async def _to_page(_request: Request) -> Response:
+    """The page's links are relative to ``/ui``."""
+    return RedirectResponse("../ui", 308)
+
+
+# Plain routes: files are no part of the interface that OpenAPI describes.
+for path in sorted(PATHS):
+    router.add_route(path, _to_page if path == "/ui/" else _file, methods=["GET"])

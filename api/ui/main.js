@@ -1,0 +1,99 @@
+// Asks the server how it stands, once a second while somebody looks, and hands the answer to the panels.
+
+import { showPool, showStep } from "./bars.js";
+import { forgetCurves, newest, showCurves } from "./curves.js";
+import { byId } from "./dom.js";
+import { whole } from "./format.js";
+import { offerModels } from "./playground.js";
+import { Refusal, get, useKey } from "./server.js";
+import { showAdapters, showSequences } from "./tables.js";
+import { showTree } from "./tree.js";
+
+const PERIOD = 1000;
+const SLOWEST = 5000;
+const PATIENCE = 8000;
+
+let started = null;
+let loaded = null;
+let failures = 0;
+let timer = null;
+let asked = 0;
+
+/** Ask, show, and ask again later; whoever is asked anew meanwhile says nothing. */
+async function poll() {
+  clearTimeout(timer);
+  const own = ++asked;
+  const [state, error] = await get(`ui/state?since=${newest()}`, AbortSignal.timeout(PATIENCE)).then(
+    (found) => [found, null],
+    (reason) => [null, reason],
+  );
+  if (own !== asked) return;
+  failures = error ? failures + 1 : 0;
+  const locked = error?.status === 401; // Until there is a key.
+  if (!locked && !document.hidden) timer = setTimeout(poll, Math.min(SLOWEST, PERIOD * (failures + 1)));
+  if (error) explain(error);
+  else show(state);
+}
+
+function show({ server, history, engine }) {
+  if (server.started !== started) {
+    forgetCurves();
+    started = server.started;
+    loaded = null;
+  }
+  status(server.draining ? "closed" : "live", server.draining ? "shutting down" : "live");
+  notice("");
+  byId("model").textContent = `${server.model} · context ${whole(server.max_model_len)} · version ${server.version}`;
+  showCurves(history);
+  showTree(engine);
+  showStep(engine.stats);
+  showPool(engine.stats, engine.page_size);
+  showSequences(engine);
+  showAdapters(engine);
+  if (loaded !== engine.stats.adapters) {
+    loaded = engine.stats.adapters;
+    offerModels().catch(() => (loaded = null));
+  }
+}
+
+/** Why there is nothing new to see, and what would help. */
+function explain(error) {
+  if (!(error instanceof Refusal)) {
+    status("connecting", "reconnecting");
+    notice(failures > 2 ? "The server does not answer. This page goes on asking." : "");
+  } else if (error.status === 401) {
+    status("locked", "locked");
+    byId("key-error").textContent = byId("key-form").hidden ? "" : "That key is not valid here.";
+    byId("key-form").hidden = false;
+    byId("key").focus();
+  } else if (error.status === 403) {
+    status("closed", "no insight");
+    notice("This key has no scope 'admin', which tree, sequences and adapters need. The playground works with the scope 'inference'.");
+    offerModels().catch(() => {});
+  } else {
+    status("connecting", "reconnecting");
+    notice(error.message);
+  }
+}
+
+/** Old numbers are dimmed as long as they are not those of now. */
+function status(state, text) {
+  byId("status").dataset.state = state;
+  byId("status").textContent = text;
+  document.body.toggleAttribute("data-stale", state !== "live");
+}
+
+function notice(text) {
+  byId("notice").textContent = text;
+  byId("notice").hidden = !text;
+}
+
+byId("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  useKey(byId("key").value.trim());
+  poll().then(() => {
+    byId("key-form").hidden = byId("status").dataset.state !== "locked";
+  });
+});
+document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : poll()));
+poll();

@@ -1,0 +1,159 @@
+// Asks the server one question at a time, streams the answer, and shades what of the prompt was in the prefix cache.
+
+import { byId, el } from "./dom.js";
+import { seconds, whole } from "./format.js";
+import { events, get, post } from "./server.js";
+
+const EXAMPLE = {
+  type: "object",
+  properties: {
+    name: { type: "string", maxLength: 40 },
+    company: { type: ["string", "null"], maxLength: 40 },
+    email: { type: ["string", "null"], maxLength: 60 },
+    phone: { type: ["string", "null"], maxLength: 20 },
+  },
+  required: ["name", "company", "email", "phone"],
+  additionalProperties: false,
+};
+const ANOTHER = ""; // An adapter that is loaded when it is first named is not among the models before.
+const answer = byId("answer");
+const check = byId("answer-check");
+let running = null;
+
+/** Offer the models that the server has; called again whenever that may have changed. */
+export async function offerModels() {
+  const select = byId("ask-model");
+  const { data } = await get("v1/models");
+  const names = data.map(({ id }) => id);
+  if (names.join("\n") === [...select.options].map(({ value }) => value).join("\n")) return;
+  const chosen = select.options.length ? select.value : names[0];
+  const options = names.map((name) => new Option(name, name));
+  select.replaceChildren(...options, new Option("another name …", ANOTHER));
+  if (chosen === ANOTHER || names.includes(chosen)) select.value = chosen;
+}
+
+byId("ask-schema").value = JSON.stringify(EXAMPLE, null, 2);
+byId("ask-system").value = "You are a helpful assistant. Answer in one or two sentences.";
+byId("ask-user").value = "At the fair I talked with Vera Hughes of Copper Hill; her number is 555-0142.";
+byId("ask-model").addEventListener("change", (event) => {
+  byId("ask-other-label").hidden = event.target.value !== ANOTHER;
+});
+byId("ask-stop").addEventListener("click", () => running?.abort());
+byId("ask").addEventListener("submit", (event) => {
+  event.preventDefault();
+  ask();
+});
+
+async function ask() {
+  begin();
+  try {
+    const body = question();
+    const [usage, times] = await stream(body);
+    tell(usage, times);
+    if (body.response_format) judge();
+    await shade(body, usage);
+  } catch (error) {
+    const stopped = error.name === "AbortError";
+    byId("ask-usage").classList.toggle("bad", !stopped);
+    byId("ask-usage").textContent = stopped ? "stopped" : error.message;
+  } finally {
+    end();
+  }
+}
+
+/** The request that the form says. SyntaxError for a schema that is no JSON. */
+function question() {
+  const system = byId("ask-system").value.trim();
+  const messages = [...(system ? [{ role: "system", content: system }] : []), { role: "user", content: byId("ask-user").value }];
+  const body = {
+    model: byId("ask-model").value || byId("ask-other").value.trim(),
+    messages,
+    temperature: Number(byId("ask-temperature").value),
+    max_tokens: Number(byId("ask-max").value),
+    stream: true,
+    stream_options: { include_usage: true },
+  };
+  if (byId("ask-structured").checked) {
+    const schema = parsed(byId("ask-schema").value);
+    body.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
+  }
+  return body;
+}
+
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new SyntaxError(`The schema is not valid JSON: ${error.message}`);
+  }
+}
+
+function begin() {
+  running = new AbortController();
+  answer.textContent = "";
+  byId("prompt").replaceChildren();
+  byId("ask-usage").classList.remove("bad");
+  byId("ask-usage").textContent = "asking";
+  check.hidden = true;
+  byId("ask-go").disabled = true;
+  byId("ask-stop").hidden = false;
+}
+
+function end() {
+  running = null;
+  byId("ask-go").disabled = false;
+  byId("ask-stop").hidden = true;
+}
+
+/** Stream the answer to the page. Its usage, and when it began, had its first and its last text. */
+async function stream(body) {
+  const times = { begin: performance.now(), first: null, last: null };
+  let usage = null;
+  for await (const event of events("v1/chat/completions", body, running.signal)) {
+    usage = event.usage ?? usage;
+    const text = event.choices[0]?.delta.content;
+    if (!text) continue;
+    times.last = performance.now();
+    times.first ??= times.last;
+    answer.append(text);
+    answer.scrollTop = answer.scrollHeight;
+  }
+  return [usage, times];
+}
+
+function tell(usage, { begin: started, first, last }) {
+  const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
+  byId("ask-usage").textContent = [
+    `${whole(cached)} of ${whole(usage.prompt_tokens)} prompt tokens cached`,
+    `${whole(usage.completion_tokens)} in the answer`,
+    first ? `first after ${seconds((first - started) / 1000)}, last after ${seconds((last - started) / 1000)}` : null,
+  ].filter(Boolean).join(" · ");
+}
+
+/** Say whether a structured answer is JSON; that it fits the schema, the server has seen to. */
+function judge() {
+  let valid = true;
+  try {
+    JSON.parse(answer.textContent);
+  } catch {
+    valid = false;
+  }
+  check.hidden = false;
+  check.className = valid ? "tag good" : "tag wrong";
+  check.textContent = valid ? "valid JSON" : "cut off";
+}
+
+async function shade(body, usage) {
+  const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
+  const { token_strs: texts } = await post("tokenize", {
+    model: body.model,
+    messages: body.messages,
+    add_generation_prompt: true,
+    return_token_strs: true,
+  });
+  const spans = texts.map((text, i) => el("span", i < cached ? "cached" : "computed", text.replaceAll("\n", "↵\n")));
+  const box = byId("prompt");
+  box.replaceChildren(...spans);
+  const first = spans[cached]; // Where the cache ended is what one looks for.
+  if (first) box.scrollTop = first.offsetTop - box.offsetTop - box.clientHeight / 2;
+}

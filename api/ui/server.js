@@ -1,0 +1,67 @@
+// Talks to the server that sent this page, with the key that the user gave; the key lives as long as the tab.
+
+const KEY = "rootgraft-key";
+
+/** An answer that is an error: its status, its code and its message. */
+export class Refusal extends Error {
+  constructor(status, error) {
+    super(error?.message ?? `The server answered with status ${status}.`);
+    this.status = status;
+    this.code = error?.code;
+  }
+}
+
+export function useKey(key) {
+  sessionStorage.setItem(KEY, key);
+}
+
+/** What a path has, as JSON. */
+export async function get(path, signal) {
+  const reply = await request(path, { signal });
+  return reply.json();
+}
+
+/** The answer to a body, as JSON. */
+export async function post(path, body, signal) {
+  const reply = await request(path, posting(body, signal));
+  return reply.json();
+}
+
+/** The events of a streamed answer, each as JSON. */
+export async function* events(path, body, signal) {
+  const reply = await request(path, posting(body, signal));
+  let rest = "";
+  for await (const text of textOf(reply.body)) {
+    const parts = (rest + text).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      const data = part.replace(/^data: /, "");
+      if (data === "[DONE]") return;
+      const event = JSON.parse(data);
+      if (event.error) throw new Refusal(reply.status, event.error);
+      yield event;
+    }
+  }
+  throw new Error("The answer broke off.");
+}
+
+async function* textOf(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let piece = await reader.read(); !piece.done; piece = await reader.read()) yield piece.value;
+}
+
+const posting = (body, signal) => ({
+  method: "POST",
+  body: JSON.stringify(body),
+  headers: { "content-type": "application/json" },
+  signal,
+});
+
+async function request(path, options) {
+  const key = sessionStorage.getItem(KEY);
+  const headers = { ...options.headers, ...(key ? { authorization: `Bearer ${key}` } : {}) };
+  const reply = await fetch(path, { ...options, headers });
+  if (reply.ok) return reply;
+  const body = await reply.json().catch(() => null);
+  throw new Refusal(reply.status, body?.error);
+}

@@ -1,0 +1,75 @@
+// Running sequences; adapters and the slots that they are in.
+
+import { byId, el, table } from "./dom.js";
+import { bytes, percent, plural, seconds, whole } from "./format.js";
+import { hue, namespaceOf } from "./palette.js";
+
+export function showSequences(engine) {
+  const { sequences, stats } = engine;
+  const unseen = stats.running - sequences.length;
+  byId("sequences-caption").textContent =
+    `${whole(stats.running)} running, ${whole(stats.waiting)} waiting` + (unseen > 0 ? `; the first ${sequences.length}` : "");
+  const withTenants = sequences.some((each) => each.tenant);
+  const heads = [
+    ["model"], ...(withTenants ? [["tenant"]] : []), ["prompt"], ["cached", "number"], ["of", "number"],
+    ["answer", "number"], ["drafts", "number"], ["form"], ["age", "number"],
+  ];
+  const rows = sequences.map((each) => [
+    [el("span", `dot ${hue(namespaceOf(each, engine))}`), each.adapter ?? "base model"],
+    ...(withTenants ? [each.tenant] : []),
+    reach(each, hue(namespaceOf(each, engine))),
+    whole(each.cached),
+    whole(each.prompt),
+    whole(each.generated),
+    each.drafted ? whole(each.drafted) : "",
+    each.structured ? el("span", "tag", "grammar") : "",
+    seconds(each.seconds),
+  ]);
+  byId("sequences").replaceChildren(
+    sequences.length ? table(heads, rows) : el("p", "empty", "Nobody is asking right now."),
+  );
+}
+
+/** How far a prompt is: cached, computed, still to do. */
+function reach({ prompt, cached, computed }, color) {
+  const parts = [["cached", cached], ["done", Math.min(computed, prompt) - cached], ["todo", prompt - computed]];
+  const bar = el("div", `reach ${color}`);
+  for (const [name, size] of parts) {
+    const part = el("span", name);
+    part.style.width = `${(100 * Math.max(0, size)) / prompt}%`;
+    bar.append(part);
+  }
+  bar.title = `${plural(cached, "token")} cached, ${whole(Math.max(0, Math.min(computed, prompt) - cached))} computed, ${whole(Math.max(0, prompt - computed))} to do`;
+  return bar;
+}
+
+export function showAdapters(engine) {
+  const { adapters, slots, stats } = engine;
+  byId("adapters-caption").textContent = slots.length
+    ? `${plural(slots.length, "slot")}, ${whole(stats.adapters)} loaded, ${bytes(stats.adapters_host_bytes)} on the host`
+    : "";
+  byId("slots").replaceChildren(...slots.map(slot));
+  if (!slots.length) {
+    byId("adapters").replaceChildren(el("p", "empty", "Started without adapters; --enable-lora grafts them."));
+    return;
+  }
+  const heads = [["name"], ["where"], ["rank", "number"], ["size", "number"], ["asked", "number"], ["found ready", "number"], ["running", "number"]];
+  const rows = adapters.map((each) => [
+    [el("span", `dot ${colorOf(each.name, engine)}`), each.name, each.activated ? el("span", "tag", "activated") : null],
+    each.state === "ready" ? each.tier : each.state,
+    each.rank, bytes(each.bytes), whole(each.requests),
+    each.requests ? percent(each.hits / each.requests) : "–", whole(each.running),
+  ]);
+  byId("adapters").replaceChildren(rows.length ? table(heads, rows) : el("p", "empty", "No adapter is loaded yet; name one and it comes."));
+
+  function slot({ adapter, ready, running, closing }) {
+    if (adapter === null) return el("div", "slot vacant", el("b", "muted", "empty"), el("small", "", "a free slot"));
+    const state = closing ? "closing" : ready ? (running ? `${whole(running)} running` : "idle") : "loading";
+    return el("div", `slot ${colorOf(adapter, engine)}`, el("b", "", adapter), el("small", "", state));
+  }
+}
+
+/** An adapter's colour: that of its first namespace. */
+function colorOf(name, engine) {
+  return hue(engine.namespaces.find((each) => each.adapter === name) ?? { adapter: name });
+}

@@ -1,0 +1,296 @@
+"""The live page in a headless Chromium: over the real server under load, and over a fake one for all else."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_live import Live
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from test_real_server import RealServer, start
+from test_ui_api import full_snapshot
+
+from api.config import ServerConfig
+from engine.messages import Heartbeat
+from engine.snapshot import EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView
+from engine.types import AdapterInfo
+
+pytestmark = pytest.mark.heavy
+
+Open = Callable[..., Page]
+ADAPTERS = Path(__file__).parents[2] / "examples" / "adapters"
+SYSTEM = "You answer for a small shipyard. " + "Orders leave the yard within nine days. " * 12
+STATS = {
+    "steps": 10,
+    "seconds_step": 0.2,
+    "seconds_forward": 0.15,
+    "seconds_head": 0.02,
+    "computed_tokens": 300,
+    "pages": 100,
+    "pages_available": 80,
+    "pages_free": 50,
+    "running": 1,
+    "waiting": 2,
+    "adapters": 1,
+    "adapters_host_bytes": 2048,
+    "generation_tokens": 40,
+    "prompt_tokens": 90,
+    "prompt_tokens_cached": 45,
+}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
+        pytest.skip("There is no Chromium on the PATH (on Debian: apt-get install chromium).")
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--no-proxy-server"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Open]:
+    """Opens pages, which must have nothing to complain about but what a test expects them to."""
+    pages: list[Page] = []
+    complaints: list[str] = []
+    expected: list[str] = []
+
+    def open_one(url: str, *expecting: str, width: int = 1600, height: int = 1000) -> Page:
+        page = browser.new_page(viewport={"width": width, "height": height})
+        page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        pages.append(page)
+        expected.extend(expecting)
+        page.goto(f"{url}/ui")
+        return page
+
+    yield open_one
+    for page in pages:
+        page.close()
+    assert [text for text in complaints if not any(part in text for part in expected)] == []
+
+
+def small_snapshot() -> EngineSnapshot:
+    """A run of 100 tokens, two that go on from it, an adapter's, and a sequence that extends one of them."""
+    names = (NamespaceView(None, "", False), NamespaceView("pirate", "", False))
+    nodes = (
+        NodeView(1, -1, 0, 100, 7, 1, 0),
+        NodeView(2, 0, 0, 50, 3, 1, 0),
+        NodeView(3, 0, 0, 25, 2, 0, 4),
+        NodeView(4, -1, 1, 80, 1, 0, 9),
+    )
+    sequence = SequenceView(9, 1, 150, 190, 170, 160, 140, 30, 3, 0, None, "", True, 1.5, 0)
+    adapter = AdapterInfo("pirate", "pirate", "ready", "device", 8, 2048, False, 0, 0, 4, 3)
+    slots = (SlotView("pirate", True, 0, False), SlotView(None, False, 0, False))
+    return EngineSnapshot(16, dict(STATS), names, nodes, 640, (sequence,), (adapter,), slots)
+
+
+def box(page: Page, item: str, index: int = 0) -> dict[str, float]:
+    """A box of the tree once it has come to rest."""
+    shape = page.locator(f'[data-item="{item}"]').nth(index)
+    return {side: float(shape.get_attribute(side) or "nan") for side in ("x", "y", "width", "height")}
+
+
+def test_the_tree_is_drawn_to_scale(live: Live, open_page: Open) -> None:
+    live.client.snapshot = small_snapshot()
+    page = open_page(live.url)
+    expect(page.locator(".node")).to_have_count(4)
+    trunk, first, second, other = (box(page, f"node-{number}") for number in (1, 2, 3, 4))
+    assert trunk["x"] == 0 and first["x"] == second["x"] == pytest.approx(trunk["width"])
+    assert trunk["width"] / 4 == first["width"] / 2 == pytest.approx(second["width"])
+    assert other["width"] == pytest.approx(0.8 * trunk["width"]) and other["x"] == 0
+    for child in (first, second):
+        assert trunk["y"] <= child["y"] and child["y"] + child["height"] <= trunk["y"] + trunk["height"] + 1
+    done, todo, head = (box(page, "sequence-9", index) for index in range(3))
+    assert done["x"] == pytest.approx(first["x"] + first["width"])
+    assert done["width"] == pytest.approx(todo["width"]) == pytest.approx(0.2 * trunk["width"])
+    assert head["x"] == pytest.approx(todo["x"] + todo["width"], abs=2)
+    expect(page.locator("#legend")).to_contain_text("base model175 tokens")
+    expect(page.locator("#tree-caption")).to_have_text("255 tokens in 4 runs · 640 in older ones not shown")
+
+
+def test_panels_tell_the_numbers(live: Live, open_page: Open) -> None:
+    live.client.snapshot = small_snapshot()
+    page = open_page(live.url)
+    expect(page.locator("#status")).to_have_text("live")
+    page.locator('[data-item="node-1"]').hover()
+    expect(page.locator(".tip")).to_have_text("base model\n100 tokens, 0 to 100\nfound 7 times\nin use by 1 sequence")
+    expect(page.locator("#step-caption")).to_contain_text("20.0 ms · 30 tokens")
+    expect(page.locator("#step .parts")).to_contain_text("forward15.0 ms")
+    expect(page.locator("#pool .parts")).to_have_text("in use20%kept for reuse30%free50%")
+    expect(page.locator("#sequences tbody tr")).to_have_text("base model140160303grammar1.50 s")
+    expect(page.locator("#adapters tbody tr")).to_have_text("piratedevice82.00 KiB475%0")
+    expect(page.locator("#slots")).to_contain_text("pirateidle")
+
+
+def test_the_largest_snapshot_fits_every_screen(live: Live, open_page: Open) -> None:
+    live.client.snapshot = full_snapshot()
+    live.client.snapshot.stats.update(STATS)
+    for width in (390, 1280, 1920):
+        page = open_page(live.url, width=width)
+        expect(page.locator("#sequences tbody tr")).to_have_count(64)
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+
+
+def test_an_empty_server_says_so(live: Live, open_page: Open) -> None:
+    live.client.snapshot = EngineSnapshot(16, {**STATS, "steps": 0, "running": 0}, (), (), 0, ())
+    page = open_page(live.url)
+    expect(page.locator("#tree")).to_contain_text("The tree is empty")
+    expect(page.locator("#step")).to_contain_text("No step yet")
+    expect(page.locator("#sequences")).to_contain_text("Nobody is asking")
+    expect(page.locator("#adapters")).to_contain_text("--enable-lora")
+
+
+def test_curves_have_points(live: Live, open_page: Open) -> None:
+    live.client.snapshot = small_snapshot()
+    history = live.state.metrics.history
+    for number in range(4):
+        history._last = (history._clock() - 2.0, {"generation_tokens": 100.0 * number})
+        history.note_between(0.02)
+        live.state.metrics.on_heartbeat(Heartbeat({"generation_tokens": 100.0 * number + 80, "running": 5}, {}))
+    page = open_page(live.url)
+    expect(page.locator(".curve .now").first).to_contain_text("40 tokens/s")
+    expect(page.locator(".curve .now").nth(3)).to_have_text(re.compile("20.0 ms / 20.0 ms"))
+
+
+def test_a_key_is_asked_for_and_kept(serve_with: Any, open_page: Open) -> None:
+    live = serve_with(ServerConfig(api_key=("sesame",)))
+    live.client.snapshot = small_snapshot()
+    page = open_page(live.url, "401")
+    expect(page.locator("#key-form")).to_be_visible()
+    expect(page.locator(".node")).to_have_count(0)
+    page.fill("#key", "wrong")
+    page.click("#key-form button")
+    expect(page.locator("#key-error")).to_have_text("That key is not valid here.")
+    page.fill("#key", "sesame")
+    page.click("#key-form button")
+    expect(page.locator("#status")).to_have_text("live")
+    expect(page.locator("#key-form")).to_be_hidden()
+    page.reload()
+    expect(page.locator(".node")).to_have_count(4)
+    assert "sesame" not in page.url and page.evaluate("localStorage.length + document.cookie.length") == 0
+
+
+def test_a_key_without_the_scope_has_the_playground(serve_with: Any, open_page: Open, tmp_path: Path) -> None:
+    from test_keys import entry, write
+
+    write(tmp_path / "keys.json", entry("user"))
+    live = serve_with(ServerConfig(api_key_file=str(tmp_path / "keys.json")))
+    page = open_page(live.url, "401", "403")
+    page.fill("#key", "user")
+    page.click("#key-form button")
+    expect(page.locator("#notice")).to_contain_text("scope 'admin'")
+    expect(page.locator("#key-form")).to_be_hidden()
+    expect(page.locator("#ask-model option")).to_have_count(3)
+    page.click("#ask-go")
+    expect(page.locator("#answer")).to_have_text("answer 0")
+
+
+def test_what_a_model_writes_is_text(live: Live, open_page: Open) -> None:
+    live.client.snapshot = small_snapshot()
+    said = '<img src="x" onerror="document.title=1"><script>document.title=1</script>'
+    live.frontend.say = lambda request, index: said
+    page = open_page(live.url)
+    expect(page.locator("#ask-model option")).to_have_count(3)
+    page.fill("#ask-user", "<b id=bold>é</b>")
+    page.click("#ask-go")
+    expect(page.locator("#answer")).to_have_text(said)
+    expect(page.locator("#prompt .computed").last).to_be_visible()
+    assert page.locator("#playground img, #bold").count() == 0 and page.title() == "rootgraft"
+
+
+def test_mistakes_and_stops_in_the_playground(live: Live, open_page: Open) -> None:
+    live.client.snapshot = small_snapshot()
+    page = open_page(live.url, "404")
+    expect(page.locator("#ask-model option")).to_have_count(3)
+    page.click("#ask-form summary")
+    page.check("#ask-structured")
+    page.fill("#ask-schema", "{")
+    page.click("#ask-go")
+    expect(page.locator("#ask-usage")).to_contain_text("The schema is not valid JSON")
+    page.uncheck("#ask-structured")
+    page.select_option("#ask-model", "")
+    page.fill("#ask-other", "nobody")
+    page.click("#ask-go")
+    expect(page.locator("#ask-usage")).to_contain_text("nobody")
+    page.select_option("#ask-model", "tiny")
+    live.frontend.fail_after = (2, ValueError("broken"))
+    page.click("#ask-go")
+    expect(page.locator("#ask-usage")).to_contain_text("The server made an error")
+    expect(page.locator("#ask-go")).to_be_enabled()
+
+
+def test_a_server_that_goes_and_comes_back(live: Live, open_page: Open) -> None:
+    live.client.snapshot = small_snapshot()
+    page = open_page(live.url, "503")
+    expect(page.locator("#status")).to_have_text("live")
+    live.client.is_alive = False
+    expect(page.locator("#status")).to_have_text("reconnecting")
+    expect(page.locator("#notice")).to_have_text("The engine is not running.")
+    expect(page.locator(".node")).to_have_count(4)
+    live.client.is_alive = True
+    expect(page.locator("#status")).to_have_text("live", timeout=20_000)
+    expect(page.locator("#notice")).to_be_hidden()
+
+
+@pytest.fixture(scope="module")
+def busy() -> Iterator[RealServer]:
+    """The real server with adapters, asked by three clients without a pause."""
+    server = start("--enable-lora", "--lora-dir", str(ADAPTERS), "--max-loras", "2")
+    over = threading.Event()
+
+    def ask(model: str) -> None:
+        turn = 0
+        while not over.is_set():
+            turn += 1
+            messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"Question {turn % 7}?"}]
+            server.client.chat.completions.create(  # type: ignore[call-overload]
+                model=model, messages=messages, max_tokens=48, temperature=1, extra_body={"ignore_eos": True}
+            )
+
+    threads = [threading.Thread(target=ask, args=(model,)) for model in ("small", "pirate", "shell")]
+    for thread in threads:
+        thread.start()
+    yield server
+    over.set()
+    for thread in threads:
+        thread.join()
+    server.close()
+
+
+def test_a_server_under_load(busy: RealServer, open_page: Open) -> None:
+    page = open_page(str(busy.http.base_url).rstrip("/"))
+    expect(page.locator("#legend")).to_contain_text("pirate", timeout=60_000)
+    expect(page.locator("#legend")).to_contain_text("shell", timeout=60_000)
+    expect(page.locator(".node.leased").first).to_be_visible(timeout=60_000)
+    expect(page.locator(".head").first).to_be_attached(timeout=60_000)
+    expect(page.locator("#sequences tbody tr").first).to_be_visible(timeout=60_000)
+    expect(page.locator(".slot:not(.vacant)")).to_have_count(2, timeout=60_000)
+    expect(page.locator(".node").nth(5)).to_be_attached(timeout=60_000)
+    expect(page.locator("#step .parts")).to_contain_text("forward")
+
+
+def test_the_playground_on_the_real_model(busy: RealServer, open_page: Open) -> None:
+    page = open_page(str(busy.http.base_url).rstrip("/"))
+    page.select_option("#ask-model", "pirate", timeout=60_000)
+    page.fill("#ask-max", "60")
+    for _ in range(2):
+        page.click("#ask-go")
+        expect(page.locator("#ask-usage")).to_contain_text("in the answer", timeout=60_000)
+        expect(page.locator("#prompt span").first).to_be_visible(timeout=60_000)
+    assert page.locator("#answer").inner_text().strip()
+    assert page.locator("#prompt .computed").count() == 1 < page.locator("#prompt .cached").count()
+    assert "Vera Hughes" in page.locator("#prompt").inner_text()
+    page.click("#ask-form summary")
+    page.check("#ask-structured")
+    page.click("#ask-go")
+    expect(page.locator("#answer-check")).to_have_text("valid JSON", timeout=60_000)
+    assert json.loads(page.locator("#answer").inner_text()).keys() == {"name", "company", "email", "phone"}
