@@ -71,6 +71,7 @@ def _node(node: Node, places: Mapping[Node, int], namespace: int, num_uses: int)
         hits=node.hits,
         leases=node.lock,
         age=num_uses - node.last_use,
+        pinned=node.pinned,
     )
 
 

@@ -37,6 +37,7 @@ class NodeView:
         hits: times that a sequence was found to begin with it, since the node is there.
         leases: running sequences that go through it.
         age: how many uses of the tree ago it was last used; a use is the start or the end of a sequence.
+        pinned: whether a request has asked to keep it, so that it is evicted last.
     """
 
     id: int
@@ -46,6 +47,7 @@ class NodeView:
     hits: int
     leases: int
     age: int
+    pinned: bool
 
 
 @dataclass(frozen=True, slots=True)

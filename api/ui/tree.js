@@ -84,6 +84,7 @@ function drawNode(item, seen) {
   const leased = node.leases > 0;
   const color = hue(engine.namespaces[node.namespace]);
   box(item.key, `node ${color}${leased ? " leased" : ""}`, x, y, width, height, seen, item.key);
+  if (node.pinned) pin(`${item.key}-pin`, x + width, y, seen);
   const long = `${whole(node.tokens)} tokens · ${plural(node.hits, "hit")}`;
   const text = [long, whole(node.tokens)].find((each) => each.length * 6.3 + 10 < width);
   if (text && height >= 14) label(`${item.key}-label`, text, x + 6, y + height / 2 + 4, leased, seen);
@@ -125,6 +126,18 @@ function label(key, text, x, y, on, seen) {
   seen.add(key);
 }
 
+/** A corner at the upper right, where what is pinned ends. */
+function pin(key, x, y, seen) {
+  let shape = shapes.get(key);
+  if (!shape) {
+    shape = svg("path", { class: "pin" });
+    shapes.set(key, shape);
+    picture.labels.append(shape);
+  }
+  set(shape, { d: `M${x - 10},${y + 1}h9v9z` });
+  seen.add(key);
+}
+
 function tell(event, tip) {
   const item = items.get(event.target.dataset?.item);
   tip.hidden = !item;
@@ -145,7 +158,8 @@ function aboutNode({ node, start }) {
     `${plural(node.tokens, "token")}, ${whole(start)} to ${whole(start + node.tokens)}`,
     `found ${plural(node.hits, "time")}`,
     used,
-  ].join("\n");
+    node.pinned ? "pinned: evicted last" : null,
+  ].filter(Boolean).join("\n");
 }
 
 function aboutSequence({ sequence, start }) {
@@ -169,7 +183,7 @@ function legend() {
     el("li", hue(namespace), el("span", "dot"), name, el("span", "muted", `${whole(size)} tokens`)),
   );
   if (all.length > NAMED) chips.push(el("li", "muted", `and ${plural(all.length - NAMED, "smaller one")}`));
-  const marks = chips.length ? el("li", "marks", el("span", "sample idle"), "kept", el("span", "sample"), "in use") : null;
+  const marks = chips.length ? el("li", "marks", el("span", "sample idle"), "kept", el("span", "sample"), "in use", el("span", "corner"), "pinned") : null;
   byId("legend").replaceChildren(...[...chips, marks].filter(Boolean));
 }
 

@@ -31,7 +31,7 @@ def full_snapshot() -> EngineSnapshot:
         16,
         {f"some_counter_{number}": 1e9 / 7 for number in range(60)},
         tuple(NamespaceView("a" * 60 + str(i), "t" * 64, True) for i in range(observer.MOST_NODES)),
-        tuple(NodeView(large + i, i // 3 - 1, i, *[large] * 4) for i in range(observer.MOST_NODES)),
+        tuple(NodeView(large + i, i // 3 - 1, i, *[large] * 4, True) for i in range(observer.MOST_NODES)),
         large,
         tuple(
             SequenceView(large + i, i, *[large] * 8, "a" * 64, "t" * 64, True, 1e9 / 7, large)

@@ -82,10 +82,10 @@ def small_snapshot() -> EngineSnapshot:
     """A run of 100 tokens, two that go on from it, an adapter's, and a sequence that extends one of them."""
     names = (NamespaceView(None, "", False), NamespaceView("pirate", "", False))
     nodes = (
-        NodeView(1, -1, 0, 100, 7, 1, 0),
-        NodeView(2, 0, 0, 50, 3, 1, 0),
-        NodeView(3, 0, 0, 25, 2, 0, 4),
-        NodeView(4, -1, 1, 80, 1, 0, 9),
+        NodeView(1, -1, 0, 100, 7, 1, 0, False),
+        NodeView(2, 0, 0, 50, 3, 1, 0, False),
+        NodeView(3, 0, 0, 25, 2, 0, 4, False),
+        NodeView(4, -1, 1, 80, 1, 0, 9, True),
     )
     sequence = SequenceView(9, 1, 150, 190, 170, 160, 140, 30, 3, 0, None, "", True, 1.5, 0)
     adapter = AdapterInfo("pirate", "pirate", "ready", "device", 8, 2048, False, 0, 0, 4, 3)
@@ -123,6 +123,9 @@ def test_panels_tell_the_numbers(live: Live, open_page: Open) -> None:
     expect(page.locator("#status")).to_have_text("live")
     page.locator('[data-item="node-1"]').hover()
     expect(page.locator(".tip")).to_have_text("base model\n100 tokens, 0 to 100\nfound 7 times\nin use by 1 sequence")
+    page.locator('[data-item="node-4"]').hover()
+    expect(page.locator(".tip")).to_contain_text("last used 5 sequences ago\npinned")
+    expect(page.locator(".pin")).to_have_count(1)
     expect(page.locator("#step-caption")).to_contain_text("20.0 ms · 30 tokens")
     expect(page.locator("#step .parts")).to_contain_text("forward15.0 ms")
     expect(page.locator("#pool .parts")).to_have_text("in use20%kept for reuse30%free50%")

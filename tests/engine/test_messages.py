@@ -55,7 +55,7 @@ failures = st.builds(Failed, st.integers(-1, 9), st.text(), st.text(), st.none()
 names = st.none() | st.text()
 views = (
     st.builds(NamespaceView, names, st.text(), st.booleans()),
-    st.builds(NodeView, *[st.integers(-1, 2**40)] * 7),
+    st.builds(NodeView, *[st.integers(-1, 2**40)] * 7, st.booleans()),
     st.builds(SequenceView, *[st.integers(-2, 2**40)] * 10, names, st.text(), st.booleans(), floats, ints),
     infos,
     st.builds(SlotView, names, st.booleans(), ints, st.booleans()),

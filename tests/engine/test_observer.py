@@ -32,9 +32,12 @@ def plain_core(**options: object) -> EngineCore:
     return EngineCore(config, FakeWorker(600, 4))
 
 
-def submit(core: EngineCore, number: int, prompt: list[int], count: int, tenant: str = "", salt: str = "") -> None:
+def submit(
+    core: EngineCore, number: int, prompt: list[int], count: int, tenant: str = "", salt: str = "", pin: float = 0.0
+) -> None:
     params = SamplingParams(max_tokens=count)
-    core.handle([Submit(number, array("i", prompt), params, None, salt, tenant=tenant, cache_tenant=tenant)])
+    tokens = array("i", prompt)
+    core.handle([Submit(number, tokens, params, None, salt, tenant=tenant, cache_tenant=tenant, pin_seconds=pin)])
 
 
 def test_an_idle_engine() -> None:
@@ -89,6 +92,16 @@ def test_salts_and_tenants_are_told_apart_and_not_told() -> None:
     expected = {NamespaceView(None, tenant, salted) for tenant in ("", "team") for salted in (False, True)}
     assert set(seen.namespaces) == expected and len(seen.namespaces) == 4
     assert b"secret" not in encode([SnapshotTaken(1, seen)])
+
+
+def test_pins_are_marked() -> None:
+    core = plain_core()
+    submit(core, 1, list(range(12)), 2, pin=1000.0)
+    submit(core, 2, [9] * 12, 2)
+    while core.has_work:
+        core.step()
+    pinned = [node.tokens for node in snapshot_of(core).nodes if node.pinned]
+    assert pinned == [12]
 
 
 def test_a_large_tree_is_shown_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
