@@ -6,8 +6,7 @@ from collections.abc import Container, Iterable, Iterator
 from heapq import heappop, heappush
 from itertools import count, islice
 
-from radix.node import Node
-from radix.node import upwards
+from radix.node import Node, upwards
 from radix.tree import RadixTree
 
 MOST_LOOKS = 2048
