@@ -8,7 +8,8 @@ that a long prompt delays running streams by no more than one chunk. What budget
 
 Preemption is "finish without telling the client": the computed pages go to the tree, the sequence to the head of its
 band of the queue, and it comes back as a prefix hit. The victim is the last admitted of the last band, so the first
-admitted of the first band always makes progress and nobody preempts in circles.
+admitted of the first band always makes progress and nobody preempts in circles. Batch sequences also give way when one
+of another band is to be admitted and finds no row, page or budget.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
-from engine.admission import AdapterSlots, prefix_in_progress, try_acquire
+from engine.admission import AdapterSlots, giving_way, prefix_in_progress, try_acquire
 from engine.batch import Batch, PageCopy, Row, RowResult, RowStart, StepResult
 from engine.cache import Lease, PrefixCache
 from engine.drafts import Drafter
@@ -28,7 +29,7 @@ from engine.messages import Done, Failed, Message, TokenOut, failure_of
 from engine.queue import WaitingQueue
 from engine.sequence import MaskJob, Sequence, Status
 from engine.stats import EngineStats
-from engine.types import FinishReason
+from engine.types import FinishReason, Priority
 
 
 @dataclass(slots=True)
@@ -217,25 +218,27 @@ class Scheduler:
         self._stats.preemptions += 1
 
     def _admit(self, plan: _Plan) -> None:
-        """Admit from the queue while rows, pages and budget last.
+        """Admit from the queue while rows, pages and budget last; batch sequences give way to others.
 
         A sequence whose prefix is just being computed by another is passed over, so that it finds it; at most as
         many as there are rows, which bounds the work of a step with a long queue. One whose adapter has no slot yet
         is passed over too: nobody waits with it.
         """
-        if not plan.budget or not self._free_rows:
+        if not self._has_room(plan) and not self._can_make_room():
             return
         passed_over = 0
         waiting: set[int] = set()  # adapters that have no slot
         for sequence in self._queue:
-            if not plan.budget or not self._free_rows or passed_over > self._num_rows:
+            if passed_over > self._num_rows:
+                return
+            if not self._has_room(plan) and not giving_way(self._cache, sequence, self._running):
                 return
             if self._cache.sharing and prefix_in_progress(self._cache, sequence, self._running):
                 passed_over += 1
                 continue
             if not self._take_slot(sequence, waiting):
                 continue
-            lease = try_acquire(self._cache, sequence, self._running)
+            lease = self._make_room(sequence, plan)
             if lease is None:
                 self._give_slot_back(sequence)
                 return
@@ -243,6 +246,24 @@ class Scheduler:
             count = min(sequence.num_tokens - sequence.num_computed, plan.budget)
             if self._cache.grow(lease, sequence.num_computed + count):
                 self._plan_row(sequence, count, plan)
+
+    def _has_room(self, plan: _Plan) -> bool:
+        return bool(plan.budget and self._free_rows)
+
+    def _can_make_room(self) -> bool:
+        """Whether anybody who waits may have a running sequence give way. Cheap, since it is asked in every step."""
+        batch = Priority.BATCH
+        return any(other.priority is batch for other in self._running) and self._queue.has_before(batch)
+
+    def _make_room(self, sequence: Sequence, plan: _Plan) -> Lease | None:
+        """A lease for the sequence whose turn it is, if need be at the cost of running ones that give way to it."""
+        lease = try_acquire(self._cache, sequence, self._running) if self._has_room(plan) else None
+        late = giving_way(self._cache, sequence, self._running) if lease is None else []
+        for victim in late:
+            self._preempt(victim, plan)
+            if self._has_room(plan) and (lease := try_acquire(self._cache, sequence, self._running)):
+                break
+        return lease
 
     def _take_slot(self, sequence: Sequence, waiting: set[int]) -> bool:
         """Whether a sequence has all it needs of the adapters: a slot, or nothing.

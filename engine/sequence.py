@@ -48,6 +48,7 @@ class Sequence:
         priority: its band in the queue. Written by the queue alone, when it has waited for long.
         num_scored: tokens of the prompt whose logprobs have been given or were not asked for.
         num_drafted, num_forced: see ``Usage``.
+        waited: seconds that it was in the queue until it was last admitted. Written by the queue alone.
         num_overtaken: sequences of its own tenant and band that came later and were admitted before it.
     """
 
@@ -74,6 +75,7 @@ class Sequence:
     num_forced: int = 0
     tenant: str = ""
     priority: Priority = Priority.INTERACTIVE
+    waited: float = 0.0
     num_overtaken: int = 0
 
     def __post_init__(self) -> None:
