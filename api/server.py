@@ -28,6 +28,7 @@ from api.log import set_up_log
 from api.metrics import Metrics
 from api.state import ServerState
 from api.tracing import open_tracer
+from engine import garbage
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead
@@ -150,6 +151,7 @@ class _Service:
         state.client = client
         tokenizer = await asyncio.to_thread(self._load_tokenizer, files.path)
         ready = await client.start()
+        garbage.freeze()
         state.frontend = Frontend(client, tokenizer, ready)
         for line in ready.summary:
             logger.info("%s", line)

@@ -35,6 +35,8 @@ from benchmarks.soaking.clients import Honest, Tally, harm, wrong
 from benchmarks.soaking.device import REPORT, make_adapters
 from benchmarks.soaking.memory import Samples
 from benchmarks.soaking.talks import Talker
+from engine.queue import PATIENCE
+from engine.types import Priority
 
 CLIENTS, TALKERS = 44, 6
 MOST_GROWTH_MIB = 16  # in a short run, which says nothing about a slope
@@ -73,7 +75,7 @@ async def load(url: str, codes: dict[str, int], seconds: float, samples: dict[st
                 one.take(now() - begin)
             await asyncio.sleep(SAMPLE_SECONDS)
 
-    timeout = aiohttp.ClientTimeout(total=120)
+    timeout = aiohttp.ClientTimeout(total=PATIENCE[Priority.BATCH] + 120)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
         await asyncio.gather(
             sample(),

@@ -32,7 +32,7 @@ from lora_folders import file_of, good_config, good_tensors, small_reader, write
 from api import server
 from api.config import ServerConfig
 from benchmarks.soaking import ROOT
-from engine import grammars, loop
+from engine import garbage, grammars, loop
 from engine.batch import Batch, StepResult
 from engine.channel import Channel
 from engine.client import EngineClient
@@ -169,6 +169,7 @@ def engine(fd: str, folder: str, options: str) -> int:
     core = CheckedCore(loop._config(options), worker)
     channel = Channel(socket.socket(fileno=int(fd)))
     channel.send(loop.encode([core.ready]))
+    garbage.freeze()
     loop.serve(core, channel)
     core.check()
     stats = core.stats()

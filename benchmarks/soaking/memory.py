@@ -42,11 +42,18 @@ class Samples:
         return {
             "mib": {"start": round(mib[0], 1), "warm": round(mib[first], 1), "end": round(mib[-1], 1)},
             "growth_after_warm_up_mib": round(mib[-1] - mib[first], 2),
+            "mib_over_time": means_of(mib[first:]),
             "slope_mib_per_hour": None if slope is None else round(slope, 2),
             "slope_95_percent": None if slope is None else [round(slope - error, 2), round(slope + error, 2)],
             "threads": {"warm": self.threads[first], "most": max(self.threads), "end": self.threads[-1]},
             "open_files": {"warm": self.files[first], "most": max(self.files), "end": self.files[-1]},
         }
+
+
+def means_of(values: Sequence[float]) -> list[float]:
+    """The means of ``BLOCKS`` blocks."""
+    size = max(1, len(values) // BLOCKS)
+    return [round(statistics.fmean(values[at : at + size]), 2) for at in range(0, size * BLOCKS, size) if values[at:]]
 
 
 def slope_of(x: Sequence[float], y: Sequence[float]) -> tuple[float | None, float]:
