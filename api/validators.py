@@ -58,7 +58,8 @@ def _validator(spec: GrammarSpec) -> Validator:
 @cache
 def _ours(base: type[Validator]) -> type[Validator]:
     """A draft's validator with our keywords: a class, of which there is one for each draft."""
-    return extend(base, _OURS)
+    made: type[Validator] = extend(base, _OURS)
+    return made
 
 
 def _is_valid(validator: Validator, text: str) -> bool:
