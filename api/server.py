@@ -29,6 +29,7 @@ from api.log import set_up_log
 from api.metrics import Metrics
 from api.state import ServerState
 from api.tracing import open_tracer
+from engine import garbage
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead
@@ -156,6 +157,7 @@ class _Service:
         state.client = client
         tokenizer = await asyncio.to_thread(self._load_tokenizer, files.path)
         ready = await client.start()
+        garbage.freeze()
         state.frontend = Frontend(client, tokenizer, ready)
         if state.batches is not None and state.inner is not None:
             state.batches.resume(state.inner)

@@ -12,6 +12,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
+from functools import cache
 from math import isinf
 from typing import Any
 
@@ -51,8 +52,14 @@ class Validators:
 
 def _validator(spec: GrammarSpec) -> Validator:
     schema = {"type": "object"} if spec.kind is GrammarKind.JSON_OBJECT else spec.value()
-    base = validator_for(schema, default=Draft202012Validator)
-    return extend(base, _OURS)(schema, registry=Registry())
+    return _ours(validator_for(schema, default=Draft202012Validator))(schema, registry=Registry())
+
+
+@cache
+def _ours(base: type[Validator]) -> type[Validator]:
+    """A draft's validator with our keywords: a class, of which there is one for each draft."""
+    made: type[Validator] = extend(base, _OURS)
+    return made
 
 
 def _is_valid(validator: Validator, text: str) -> bool:

@@ -2,11 +2,12 @@
 
     python -m benchmarks.soak [--minutes 30] [--output benchmarks/results/FILE.json]
 
-30 % of the requests are left by their clients, 20 % want JSON, half use one of 64 adapters, for which there are 8
-slots; beside them are clients that read slowly or not at all, send half a request, or ask for what must be refused.
-Every answer is compared with what it must be, character by character. At the end each request must have ended exactly
-once, every counter must agree with every other, nothing may be held any more, and memory must not have grown. Exit
-code 1 if anything of that does not hold.
+30 % of the requests are left by their clients, 20 % want JSON, half of these by a schema that was never seen before,
+half use one of 64 adapters, for which there are 8 slots, and the pool of pages is too small for all rows. Beside them
+are conversations that the server remembers within a small store, and clients that read slowly or not at all, send half
+a request, or ask for what must be refused. Every answer is compared with what it must be, character by character. At
+the end each request must have ended exactly once, every counter must agree with every other, nothing may be held any
+more, and memory must not have grown. Exit code 1 if anything of that does not hold.
 """
 
 from __future__ import annotations
@@ -33,8 +34,11 @@ from benchmarks.soaking import ROOT
 from benchmarks.soaking.clients import Honest, Tally, harm, wrong
 from benchmarks.soaking.device import REPORT, make_adapters
 from benchmarks.soaking.memory import Samples
+from benchmarks.soaking.talks import Talker
+from engine.queue import PATIENCE
+from engine.types import Priority
 
-CLIENTS = 50
+CLIENTS, TALKERS = 44, 6
 MOST_GROWTH_MIB = 16  # in a short run, which says nothing about a slope
 SAMPLE_SECONDS = 0.5
 
@@ -71,11 +75,12 @@ async def load(url: str, codes: dict[str, int], seconds: float, samples: dict[st
                 one.take(now() - begin)
             await asyncio.sleep(SAMPLE_SECONDS)
 
-    timeout = aiohttp.ClientTimeout(total=120)
+    timeout = aiohttp.ClientTimeout(total=PATIENCE[Priority.BATCH] + 120)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
         await asyncio.gather(
             sample(),
             *(Honest(url, codes, tally, seed).run(session, end) for seed in range(CLIENTS)),
+            *(Talker(url, codes, tally, 500 + seed).run(session, end) for seed in range(TALKERS)),
             *(harm(port, random.Random(1000 + seed), tally, end) for seed in range(6)),
             wrong(session, url, random.Random(2000), tally, end),
         )
@@ -139,7 +144,7 @@ def ledger_sums(file: Path) -> tuple[int, int, int]:
 def is_flat(report: dict[str, Any], minutes: float) -> bool:
     """Whether memory stays: in runs of ten minutes and more the slope's interval holds zero or less, or is small."""
     if minutes < 10:
-        return bool(report["pss_growth_after_warm_up_mib"] < MOST_GROWTH_MIB)
+        return bool(report["growth_after_warm_up_mib"] < MOST_GROWTH_MIB)
     return bool(report["slope_95_percent"][0] <= 0 or report["slope_mib_per_hour"] < 1)
 
 
@@ -173,7 +178,7 @@ def soak(minutes: float) -> dict[str, Any]:
     claim = f"grew by less than {MOST_GROWTH_MIB} MiB" if minutes < 10 else "is flat"
     holds |= {f"memory of the {name} process {claim}": is_flat(report, minutes) for name, report in memory.items()}
     holds |= {
-        f"threads and files of the {name} process": max(one.files[-1], one.threads[-1]) < 2 * CLIENTS + 50
+        f"threads and files of the {name} process": max(one.files[-1], one.threads[-1]) < 2 * (CLIENTS + TALKERS) + 50
         for name, one in samples.items()
     }
     holds["the server ended with code 0, all requests finished"] = code == 0
@@ -186,6 +191,7 @@ def soak(minutes: float) -> dict[str, Any]:
         "engine": engine["counts"],
         "checks_of_all_equations_in_the_engine": engine["counts"]["checks"],
         "preemptions": engine["stats"]["preemptions"],
+        "evicted_pages": engine["counts"]["evicted_pages"],
         "warm_up_seconds": warm,
         "memory": memory,
     }

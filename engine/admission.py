@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from typing import Protocol
 
 from engine.cache import Lease, PrefixCache
 from engine.sequence import Sequence
+from engine.types import Priority
 from radix.keys import common_prefix
 
 
@@ -78,16 +80,33 @@ def try_acquire(cache: PrefixCache, sequence: Sequence, running: Iterable[Sequen
     return lease
 
 
+def giving_way(cache: PrefixCache, sequence: Sequence, running: Seq[Sequence]) -> list[Sequence]:
+    """The running sequences that may be preempted to admit one that waits, the first to go first.
+
+    Those of the last band give way to those of the others, the last admitted first. Nobody does where even all of
+    them would not make room for it: what the others hold or need is too much.
+    """
+    late = [other for other in reversed(running) if other.priority is Priority.BATCH]
+    if sequence.priority is Priority.BATCH or not late:
+        return []
+    spoken_for = sum(
+        pages_missing(other, cache.page_size) + 1 for other in running if other.priority is not Priority.BATCH
+    )
+    to_be_had = cache.available() + sum(len(other.lease.pages) for other in late if other.lease)
+    return late if pages_missing(sequence, cache.page_size) + spoken_for <= to_be_had else []
+
+
 def prefix_in_progress(cache: PrefixCache, sequence: Sequence, running: Iterable[Sequence]) -> bool:
     """Whether a running sequence is about to compute a page that this one needs too and the tree does not hold yet.
 
     Then waiting is cheaper than computing it twice, and bounded: the other gets tokens in every step until its
-    prompt is done. Sequences that arrive together thereby compute their common part once.
+    prompt is done. Sequences that arrive together thereby compute their common part once. Nobody waits for a sequence
+    of a later band, which may be preempted.
     """
     limit = sequence.reusable
     found = -1
     for other in running:
-        if not other.prefilling or other.path != sequence.path:
+        if not other.prefilling or other.path != sequence.path or other.priority > sequence.priority:
             continue
         common = common_prefix(sequence.tokens, other.tokens, limit) // cache.page_size * cache.page_size
         if common <= other.num_computed:

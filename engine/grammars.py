@@ -117,20 +117,20 @@ class Compilation:
 
     def poll(self) -> Matcher | EngineError | None:
         """A matcher at the beginning of an answer, or why there is none, or None while the compile goes on."""
+        if not self._built.done():
+            return None
         try:
-            return self._poll()
-        except GrammarError as error:
-            return GrammarRefused(error.keyword, error.pointer, error.reason)
+            if self._compiled is None:
+                self._compiled = self._built.result()[0].compile(self._spec)
+            if not self._compiled.done():
+                return None
+            # Asked for, not raised: the exception would keep this frame, and with it the future that keeps it.
+            error = self._compiled.exception()
+            if isinstance(error, GrammarError):
+                return GrammarRefused(error.keyword, error.pointer, error.reason)
+            return self._compiled.result().matcher()
         except CompileQueueFull:
             return CapacityError("Too many grammars wait to be compiled.")
-
-    def _poll(self) -> Matcher | None:
-        if self._compiled is None:
-            if not self._built.done():
-                return None
-            service, _ = self._built.result()
-            self._compiled = service.compile(self._spec)
-        return self._compiled.result().matcher() if self._compiled.done() else None
 
 
 def _build(

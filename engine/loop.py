@@ -18,6 +18,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from engine import garbage
 from engine.channel import Channel
 from engine.config import EngineConfig
 from engine.core import EngineCore
@@ -62,6 +63,7 @@ def start(config: EngineConfig, model_path: Path, channel: Channel) -> EngineCor
         channel.drain(GOODBYE_SECONDS)
         return None
     channel.send(encode([core.ready]))
+    garbage.freeze()
     return core
 
 

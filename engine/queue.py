@@ -4,9 +4,9 @@
     |- tenant       the tenant that was served least so far (``fairness.TokenCounters``)
        |- sequence    of its first few the one with the most tokens in the prefix cache
 
-A band comes before all later ones, so each step down needs a bound. A sequence that has waited in its band for
-``PATIENCE`` goes over to the first band. Between tenants the counters are the bound. Within a tenant, a sequence that
-``MAX_OVERTAKEN`` others have overtaken is overtaken no more.
+A band comes before all later ones, so each step down needs a bound. A sequence that has waited for ``PATIENCE``, the
+times before it was preempted included, goes over to the first band. Between tenants the counters are the bound. Within
+a tenant, a sequence that ``MAX_OVERTAKEN`` others have overtaken is overtaken no more.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.sequence import Sequence
 from engine.types import Priority
 
 PATIENCE = {Priority.INTERACTIVE: 60.0, Priority.BATCH: 600.0}
-"""Seconds that a sequence waits in its band at most."""
+"""Seconds that a sequence waits in its band at most, all in all."""
 
 WINDOW = 8
 """Of how many sequences of a tenant the best cached one is taken."""
@@ -51,8 +51,8 @@ class WaitingQueue:
         self._bands[sequence.priority].push(sequence)
 
     def requeue(self, sequence: Sequence) -> None:
-        """Add a preempted sequence: it has waited already, and is the first of its band."""
-        self._since[sequence.id] = self._clock()
+        """Add a preempted sequence: it is the first of its band, and what it has waited already counts."""
+        self._since[sequence.id] = self._clock() - sequence.waited
         self._bands[sequence.priority].resume(sequence)
 
     def remove(self, sequence: Sequence) -> None:
@@ -62,6 +62,7 @@ class WaitingQueue:
 
     def admit(self, sequence: Sequence) -> None:
         """Take it out because it starts."""
+        sequence.waited = self._clock() - self._since[sequence.id]
         self._bands[sequence.priority].count_overtaken(sequence)
         self.remove(sequence)
 
@@ -78,10 +79,15 @@ class WaitingQueue:
         """What a tenant has been served in a band, by the counters."""
         return self._bands[priority].counters.served(tenant)
 
+    def has_before(self, priority: Priority) -> bool:
+        """Whether anything waits in an earlier band than this one."""
+        return any(not self._bands[band].is_empty for band in Priority if band < priority)
+
     def __iter__(self) -> Iterator[Sequence]:
         """In the order in which they should be admitted, each at most once.
 
-        Between two steps of the iteration the sequence that came last may be admitted, and nothing else may happen.
+        Between two steps of the iteration the sequence that came last may be admitted, others may come to later bands,
+        and nothing else may happen.
         """
         self._promote()
         for band in self._bands.values():
@@ -111,6 +117,10 @@ class _Band:
         self.counters = TokenCounters()
         self._resumed: OrderedDict[int, Sequence] = OrderedDict()
         self._flows: dict[str, OrderedDict[int, Sequence]] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._resumed and not self._flows
 
     def push(self, sequence: Sequence) -> None:
         if sequence.tenant not in self._flows:

@@ -14,7 +14,8 @@ owner only when that is over. What must know the tokens waits for them: drafts, 
 
 Preemption is "finish without telling the client": the computed pages go to the tree, the sequence to the head of its
 band of the queue, and it comes back as a prefix hit. The victim is the last admitted of the last band, so the first
-admitted of the first band always makes progress and nobody preempts in circles.
+admitted of the first band always makes progress and nobody preempts in circles. Batch sequences also give way when one
+of another band is to be admitted and finds no row, page or budget.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from engine.admission import AdapterSlots, SlotRequests, pages_missing, prefix_in_progress, try_acquire
+from engine.admission import (
+    AdapterSlots,
+    SlotRequests,
+    giving_way,
+    pages_missing,
+    prefix_in_progress,
+    try_acquire,
+)
 from engine.batch import Batch, Row, RowResult, StepResult
 from engine.cache import Lease, PrefixCache
 from engine.drafts import Drafter
@@ -35,7 +43,7 @@ from engine.queue import WaitingQueue
 from engine.retention import Retention
 from engine.sequence import MaskJob, Sequence, Status
 from engine.stats import EngineStats
-from engine.types import FinishReason
+from engine.types import FinishReason, Priority
 
 
 class Scheduler:
@@ -222,9 +230,9 @@ class Scheduler:
         """Whether what follows a step can be planned before its tokens are known.
 
         Not if it has drafts, of which nobody knows how many will stand; nor if the next one is likely to gain more by
-        drafts than by being planned early; nor if pages are so short that somebody might have to be preempted.
+        drafts than by being planned early; nor if somebody might have to be preempted, for pages or to make room.
         """
-        if any(row.num_drafts for row in step.batch.rows):
+        if any(row.num_drafts for row in step.batch.rows) or self._can_make_room():
             return False
         if self._drafter and self._drafter.is_worth_waiting(step.draft_worth, step.num_drawing):
             return False
@@ -276,18 +284,20 @@ class Scheduler:
         self._stats.preemptions += 1
 
     def _admit(self, plan: Plan) -> None:
-        """Admit from the queue while rows, pages and budget last.
+        """Admit from the queue while rows, pages and budget last; batch sequences give way to others.
 
         A sequence whose prefix is just being computed by another is passed over, so that it finds it; at most as
         many as there are rows, which bounds the work of a step with a long queue. One whose adapter has no slot yet
         is passed over too: nobody waits with it.
         """
-        if not plan.budget or not self._free_rows:
+        if not self._has_room(plan) and not self._can_make_room():
             return
         passed_over = 0
         slots = SlotRequests(self._slots, self._num_rows)
         for sequence in self._queue:
-            if not plan.budget or not self._free_rows or passed_over > self._num_rows:
+            if passed_over > self._num_rows:
+                return
+            if not self._has_room(plan) and not giving_way(self._cache, sequence, self._running):
                 return
             if self._cache.sharing and prefix_in_progress(self._cache, sequence, self._running):
                 passed_over += 1
@@ -296,7 +306,7 @@ class Scheduler:
             if slot is None:
                 continue
             sequence.slot = slot
-            lease = try_acquire(self._cache, sequence, self._running)
+            lease = self._make_room(sequence, plan)
             if lease is None:
                 self._give_slot_back(sequence)
                 return
@@ -304,6 +314,24 @@ class Scheduler:
             end = min(sequence.num_tokens, lease.num_tokens + plan.budget)
             if self._cache.grow(lease, end):
                 plan.give(sequence, lease.num_tokens, end, draws=end == sequence.num_tokens)
+
+    def _has_room(self, plan: Plan) -> bool:
+        return bool(plan.budget and self._free_rows)
+
+    def _can_make_room(self) -> bool:
+        """Whether anybody who waits may have a running sequence give way. Cheap, since it is asked in every step."""
+        batch = Priority.BATCH
+        return any(other.priority is batch for other in self._running) and self._queue.has_before(batch)
+
+    def _make_room(self, sequence: Sequence, plan: Plan) -> Lease | None:
+        """A lease for the sequence whose turn it is, if need be at the cost of running ones that give way to it."""
+        lease = try_acquire(self._cache, sequence, self._running) if self._has_room(plan) else None
+        late = giving_way(self._cache, sequence, self._running) if lease is None else []
+        for victim in late:
+            self._preempt(victim, plan)
+            if self._has_room(plan) and (lease := try_acquire(self._cache, sequence, self._running)):
+                break
+        return lease
 
     def _prefetch(self) -> None:
         """Have the adapters of those who come next loaded, also while rows or pages are what they wait for.

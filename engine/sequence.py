@@ -50,6 +50,7 @@ class Sequence:
         num_forked, num_pinned, num_drafted, num_forced: see ``Usage``.
         session: the session whose call it is, "" for none.
         pin_seconds: how long its prompt is to be pinned, 0 for not at all.
+        waited: seconds that it was in the queue until it was last admitted. Written by the queue alone.
         num_overtaken: sequences of its own tenant and band that came later and were admitted before it.
     """
 
@@ -78,6 +79,7 @@ class Sequence:
     num_forced: int = 0
     tenant: str = ""
     priority: Priority = Priority.INTERACTIVE
+    waited: float = 0.0
     num_overtaken: int = 0
     session: str = ""
     pin_seconds: float = 0.0

@@ -21,6 +21,10 @@ class GrammarError(Exception):
         self.pointer = pointer
         self.reason = reason
 
+    def copy(self) -> GrammarError:
+        """The same refusal as a new exception. One that is raised again and again keeps the frames of each time."""
+        return type(self)(self.keyword, self.pointer, self.reason)
+
 
 class GrammarTimeout(GrammarError):
     """A compile that passed its wall clock or memory limit and was stopped."""

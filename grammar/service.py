@@ -164,7 +164,7 @@ class CompileService:
         try:
             result = self._compiled(spec)
         except GrammarError as error:
-            result = error
+            result = error.copy()
         except Exception as error:  # whatever it is, nobody may wait for ever; and it may pass
             blame = likeliest_part(spec, f"could not be compiled: {type(error).__name__}")
             result = GrammarTimeout(blame.keyword, blame.pointer, blame.reason)
@@ -201,11 +201,11 @@ class CompileService:
 
     def _remember(self, key: str, result: Compiled | GrammarError) -> None:
         refused = isinstance(result, GrammarError)
-        size = REFUSAL_BYTES if isinstance(result, GrammarError) else result.num_bytes
+        kept, size = (result.copy(), REFUSAL_BYTES) if isinstance(result, GrammarError) else (result, result.num_bytes)
         expires = time.monotonic() + RETRY_SECONDS if isinstance(result, GrammarTimeout) else float("inf")
         with self._lock:
             self._pending.pop(key, None)
-            self._entries[key] = _Entry(result, size, expires)
+            self._entries[key] = _Entry(kept, size, expires)
             self.stats.compiled += not refused
             self.stats.refused += refused
             self.stats.pending = len(self._pending)
@@ -236,7 +236,7 @@ class CompileService:
 def _settled(result: Compiled | GrammarError) -> Future[Compiled]:
     future: Future[Compiled] = Future()
     if isinstance(result, GrammarError):
-        future.set_exception(result)
+        future.set_exception(result.copy())
     else:
         future.set_result(result)
     return future

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, Tag, model_validator
 
 from api.protocol.base import Refusal, RequestModel, StrictModel, rejected
 from api.protocol.caching import CacheControl, CacheKey
@@ -13,7 +13,7 @@ from api.protocol.chat import TemplateKwargs
 from api.protocol.response_items import Input
 from api.protocol.sampling import ModelName, PriorityName, Salt, Stop
 from api.protocol.structured import Schema
-from api.protocol.tools import MAX_TOOLS
+from api.protocol.tools import BY_CHOICE_FORM, MAX_TOOLS
 from engine.types import MAX_LOGPROBS
 
 LOGPROBS = "message.output_text.logprobs"
@@ -93,23 +93,11 @@ class AllowedFunctions(StrictModel):
     tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
-def _choice_form(value: Any) -> str | None:
-    if isinstance(value, str):
-        return "<word>"
-    if not isinstance(value, dict):
-        return None
-    return "<allowed>" if value.get("type") == "allowed_tools" else "<named>"
-
-
 Choice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<word>")]
     | Annotated[NamedFunction, Tag("<named>")]
     | Annotated[AllowedFunctions, Tag("<allowed>")],
-    Discriminator(
-        _choice_form,
-        custom_error_type="rejected",
-        custom_error_message="must be 'none', 'auto', 'required' or an object that names a function",
-    ),
+    BY_CHOICE_FORM,
 ]
 
 # What OpenAI can include. But for logprobs there is none of it here, so that including it changes nothing.

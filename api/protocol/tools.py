@@ -95,15 +95,18 @@ def _choice_form(value: Any) -> str | None:
     return "<allowed>" if value.get("type") == "allowed_tools" else "<named>"
 
 
+BY_CHOICE_FORM = Discriminator(
+    _choice_form,
+    custom_error_type="rejected",
+    custom_error_message="must be 'none', 'auto', 'required' or an object that names a function",
+)
+"""Tells the three forms of a choice apart: chats and responses differ in what an object looks like inside."""
+
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<word>")]
     | Annotated[NamedChoice, Tag("<named>")]
     | Annotated[AllowedChoice, Tag("<allowed>")],
-    Discriminator(
-        _choice_form,
-        custom_error_type="rejected",
-        custom_error_message="must be 'none', 'auto', 'required' or an object that names a function",
-    ),
+    BY_CHOICE_FORM,
 ]
 
 

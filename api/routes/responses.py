@@ -110,8 +110,11 @@ def _find(state: ServerState, caller: Caller, response_id: str) -> StoredRespons
 
 
 @router.get("/v1/responses/{response_id}")
-async def get_response(response_id: str, caller: CallerOf, state: State, stream: bool = False) -> Response:
+async def get_response(
+    response_id: str, request: Request, caller: CallerOf, state: State, stream: bool = False
+) -> Response:
     """A stored response as it stands."""
+    _refuse_include(request)
     if stream:
         raise RequestError("'stream' is not supported: stream a response when it is made.", param="stream")
     return Response(_find(state, caller, response_id).body, media_type="application/json")
@@ -141,6 +144,7 @@ async def cancel_response(response_id: str, caller: CallerOf, state: State) -> R
 @router.get("/v1/responses/{response_id}/input_items")
 async def list_input_items(
     response_id: str,
+    request: Request,
     caller: CallerOf,
     state: State,
     after: str | None = None,
@@ -148,6 +152,7 @@ async def list_input_items(
     order: Literal["asc", "desc"] = "desc",
 ) -> Response:
     """The items that a response answers, those of the responses that it goes on from included."""
+    _refuse_include(request)
     items = _find(state, caller, response_id).items()
     if order == "desc":
         items.reverse()
@@ -161,6 +166,12 @@ async def list_input_items(
             "has_more": len(page) > limit,
         }
     )
+
+
+def _refuse_include(request: Request) -> None:
+    if "include" in request.query_params or "include[]" in request.query_params:
+        reason = "what a response holds is settled when it is made"
+        raise RequestError(f"'include' is not supported: {reason}.", param="include", code="unsupported_parameter")
 
 
 def _after(items: Sequence[dict[str, Any]], after: str | None) -> Sequence[dict[str, Any]]:

@@ -7,7 +7,7 @@ import contextlib
 import json
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,16 +16,18 @@ from fake_worker import expected_tokens
 
 from benchmarks.soaking.device import EOS, VOCAB, Characters
 
-SCHEMAS = [
-    {
+SCHEMAS = 40  # that many clients have in common; as many requests bring one of their own
+TEXT = Characters()
+
+
+def schema_of(number: int) -> dict[str, Any]:
+    """One schema for each number."""
+    return {
         "type": "object",
         "properties": {f"field_{number}": {"enum": ["a", "b", number]}, "ok": {"type": "boolean"}},
         "required": [f"field_{number}", "ok"],
         "additionalProperties": False,
     }
-    for number in range(40)
-]
-TEXT = Characters()
 
 
 @dataclass
@@ -61,14 +63,16 @@ class Asked:
         """30 % leave early, 20 % want JSON, half use one of 64 adapters; prompts share beginnings."""
         stem = [rng.randrange(4)] * rng.choice([0, 8, 40, 120])
         prompt = [*stem, *(rng.randrange(EOS) for _ in range(rng.randint(1, 60)))]
-        body: dict[str, Any] = {"prompt": prompt, "max_tokens": rng.randint(1, 80), "stream": rng.random() < 0.7}
+        longest = rng.choice([80, 400])
+        body: dict[str, Any] = {"prompt": prompt, "max_tokens": rng.randint(1, longest), "stream": rng.random() < 0.7}
         body["n"] = rng.choice([1, 1, 1, 1, 2])
+        body["priority"] = rng.choice(["realtime", "interactive", "interactive", "batch", "batch"])
         code, schema = 0, None
         if rng.random() < 0.5:
             body["model"] = rng.choice(list(codes))
             code = codes[body["model"]]
         if rng.random() < 0.2:
-            schema = rng.choice(SCHEMAS)
+            schema = schema_of(rng.randrange(SCHEMAS) if rng.random() < 0.5 else rng.randrange(SCHEMAS, 1 << 30))
             body["response_format"] = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
             body["max_tokens"] = 80
         leaves = rng.choice([-1, 0, 1, 3, 10]) if rng.random() < 0.3 else None
@@ -80,11 +84,15 @@ class Asked:
             value = json.loads(text) if reason == "stop" else {}
             fits = reason == "length" or set(value) == set(self.schema["required"])
             return "" if fits else f"{text!r} breaks its schema"
-        limit = self.body["max_tokens"]
-        tokens = expected_tokens(self.body["prompt"], limit, VOCAB, self.code)
-        end = tokens.index(EOS) if EOS in tokens else limit
-        expected = (TEXT.decode(tokens[:end]), "stop" if end < limit else "length")
+        expected = answer(self.body["prompt"], self.body["max_tokens"], self.code)
         return "" if (text, reason) == expected else f"{text!r} ({reason}) is not {expected}"
+
+
+def answer(prompt: Sequence[int], limit: int, code: int) -> tuple[str, str]:
+    """The text that must come, and its finish reason."""
+    tokens = expected_tokens(prompt, limit, VOCAB, code)
+    end = tokens.index(EOS) if EOS in tokens else limit
+    return TEXT.decode(tokens[:end]), "stop" if end < limit else "length"
 
 
 class Honest:

@@ -18,8 +18,9 @@ import subprocess
 import sys
 import time
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,18 +32,21 @@ from lora_folders import file_of, good_config, good_tensors, small_reader, write
 from api import server
 from api.config import ServerConfig
 from benchmarks.soaking import ROOT
-from engine import loop
+from engine import garbage, grammars, loop
 from engine.batch import Batch, StepResult
 from engine.channel import Channel
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.core import EngineCore, Launched
 from engine.messages import Done, Failed, Message, Submit, TokenOut, TokenTexts
+from grammar.service import CompileService
 from lora.adapters import Adapters
 
 EOS, VOCAB = 95, 96  # the printable characters of ASCII, and the end
 ADAPTERS, SLOTS = 64, 8
-PAGES, PAGE, MAX_LEN = 200, 16, 1024
+PAGES, PAGE, MAX_LEN = 80, 16, 1024  # for 32 rows: a pool that is full, so that sequences make room for others
+GRAMMAR_BYTES = 2 << 20  # small, like the store of responses: what is bounded shall reach its bound soon
+RESPONSE_BYTES = 1 << 18
 STEP_SECONDS = 0.004
 CHECK_SECONDS = 0.5
 REPORT = "engine.json"
@@ -60,13 +64,20 @@ def make_adapters(folder: Path) -> dict[str, int]:
 
 
 class Characters:
-    """A tokenizer with one token for each printable character of ASCII."""
+    """A tokenizer with one token for each printable character of ASCII, and a chat template as short."""
 
-    has_chat_template = False
+    has_chat_template = True
     vocab_size, bos_id, eos_ids, special_ids = VOCAB, None, (EOS,), frozenset({EOS})
 
     def encode(self, text: str, add_special_tokens: bool) -> array[int]:
         return array("i", (min(max(ord(letter) - 32, 0), 94) for letter in text))
+
+    def fewest_tokens(self, text: str) -> int:
+        return len(text)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], **_: Any) -> str:
+        """For an answer, since nothing else is asked of it here."""
+        return "".join(f"<{message['role']}>{message['content']}" for message in messages) + "<assistant>"
 
     def token_bytes(self, token: int) -> bytes:
         return bytes([32 + token]) if token < EOS else b""
@@ -122,6 +133,11 @@ class CheckedCore(EngineCore):
         self._note(messages)
         return messages
 
+    @property
+    def num_evicted(self) -> int:
+        """Pages that left the prefix cache for others."""
+        return self._cache.num_evicted
+
     def check(self) -> None:
         super().check()
         stats, scheduler = self.stats(), self._scheduler
@@ -144,6 +160,8 @@ def engine(fd: str, folder: str, options: str) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
+    bounded: Any = grammars
+    bounded.CompileService = partial(CompileService, cache_bytes=GRAMMAR_BYTES)
     adapters = Adapters(
         small_reader(Path(folder) / "adapters"), max_loras=SLOTS, max_adapters=256, max_cpu_bytes=8000, patience=8
     )
@@ -151,6 +169,7 @@ def engine(fd: str, folder: str, options: str) -> int:
     core = CheckedCore(loop._config(options), worker)
     channel = Channel(socket.socket(fileno=int(fd)))
     channel.send(loop.encode([core.ready]))
+    garbage.freeze()
     loop.serve(core, channel)
     core.check()
     stats = core.stats()
@@ -159,7 +178,8 @@ def engine(fd: str, folder: str, options: str) -> int:
         "private_pages": stats["pages_private"], "pinned_slots": adapters.slots.num_pinned,
         "pins": sum(version.pins for version in adapters.registry),
     }  # fmt: skip
-    (Path(folder) / REPORT).write_text(json.dumps({"counts": core.counts, "left": left, "stats": stats}))
+    counts = core.counts | {"evicted_pages": core.num_evicted}
+    (Path(folder) / REPORT).write_text(json.dumps({"counts": counts, "left": left, "stats": stats}))
     return 0
 
 
@@ -186,8 +206,9 @@ def api(folder: str, port: str) -> int:
         lora_dir=str(Path(folder) / "adapters"),
     )  # fmt: skip
     options = ServerConfig(
-        port=int(port), log_level="info", log_format="json", usage_ledger=str(Path(folder) / "usage.db")
-    )
+        port=int(port), log_level="info", log_format="json", usage_ledger=str(Path(folder) / "usage.db"),
+        max_stored_response_bytes=RESPONSE_BYTES,
+    )  # fmt: skip
     return server.serve(config, options)
 
 

@@ -6,7 +6,10 @@ What the model says is of no interest here; that each client gets what it relies
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -106,3 +109,37 @@ def test_litellm(base_url: str) -> None:
     assert list(litellm.completion(**asked, stream=True))
     with pytest.raises(litellm.ContextWindowExceededError):
         litellm.completion(**{**asked, "max_tokens": 100_000})
+
+
+def test_dspy(base_url: str) -> None:
+    """The model is too small for what dspy asks it to write; what dspy made of the answers tells that it read them."""
+    dspy = pytest.importorskip("dspy")
+    model = dspy.LM("openai/small", api_base=base_url, api_key="none", max_tokens=60, cache=False)
+    with dspy.context(lm=model), contextlib.suppress(dspy.utils.exceptions.AdapterParseError):
+        dspy.Predict("question -> name: str, age: int")(question=QUESTION)
+    assert model.history and all(call["usage"]["completion_tokens"] > 0 for call in model.history)
+    assert all(call["outputs"] for call in model.history)
+
+
+def test_guidance(base_url: str) -> None:
+    guidance = pytest.importorskip("guidance")
+    model = guidance.models.OpenAI("small", base_url=base_url, api_key="none", echo=False)
+    with guidance.user():
+        model += QUESTION
+    with guidance.assistant():
+        model += guidance.json(name="person", schema=Person, max_tokens=100)
+    assert Person.model_validate_json(model["person"])
+    with guidance.user():
+        model += "And now?"
+    with guidance.assistant():
+        model += guidance.gen("text", max_tokens=10)
+    assert isinstance(model["text"], str)
+
+
+def test_ai_sdk(base_url: str) -> None:
+    """In Node: ``npm install ai @ai-sdk/openai @ai-sdk/openai-compatible zod`` in the repository's root."""
+    if not (Path(__file__).parents[2] / "node_modules" / "ai").exists():
+        pytest.skip("the AI SDK is not installed")
+    script = Path(__file__).parent / "clients" / "ai_sdk.mjs"
+    ran = subprocess.run(["node", str(script), base_url], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0 and ran.stdout.count("ok ") == 18, ran.stdout + ran.stderr

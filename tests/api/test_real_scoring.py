@@ -115,20 +115,3 @@ async def test_loglikelihoods_equal_those_of_transformers(model_folder: Path) ->
         assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
         for (score, _), (wanted, _) in zip(found, expected, strict=True):
             assert score == pytest.approx(wanted, abs=1e-3)
-
-
-@pytest.mark.heavy
-@pytest.mark.filterwarnings("default")
-def test_lm_eval_itself(model_folder: Path) -> None:
-    """With ``lm_eval`` installed: its API model reads the same numbers out of the same answers."""
-    api = pytest.importorskip("lm_eval.models.openai_completions")
-    choice = {
-        "index": 0,
-        "logprobs": {
-            "token_logprobs": [None, -1.0, -2.0, -3.0],
-            "top_logprobs": [None, {"a": -1.0}, {"b": -2.0}, {"c": -0.5}],
-            "tokens": ["w", "a", "b", "c"],
-        },
-    }
-    found = api.LocalCompletionsAPI.parse_logprobs({"choices": [choice]}, tokens=[[1, 2, 3]], ctxlens=[1])
-    assert found == [read_scores(choice, 1)]

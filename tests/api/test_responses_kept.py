@@ -74,6 +74,17 @@ def test_asking_for_a_response_and_deleting_it(live: Live) -> None:
         assert client.responses.retrieve(streamed["id"]).output_text == "answer 0"
 
 
+def test_what_a_stored_response_cannot_be_asked_for(live: Live) -> None:
+    with live.openai() as client:
+        made = client.responses.create(**ASKED)
+        for ask in (client.responses.retrieve, client.responses.input_items.list):
+            with pytest.raises(openai.BadRequestError, match="settled when it is made") as caught:
+                ask(made.id, include=["message.output_text.logprobs"])
+            assert (caught.value.param, caught.value.code) == ("include", "unsupported_parameter")
+        with pytest.raises(openai.BadRequestError, match="stream"):
+            client.responses.retrieve(made.id, stream=True)
+
+
 def test_the_items_of_a_response_page_by_page(live: Live) -> None:
     with live.openai() as client:
         first = client.responses.create(model="tiny", input=[{"role": "user", "content": str(n)} for n in range(5)])

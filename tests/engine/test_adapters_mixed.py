@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
-import warnings
 from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from lora_models import LINEARS, VOCAB, base, copy_of, make_adapter
+from lora_models import LINEARS, base, greedy_by_peft, make_adapter
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
@@ -20,10 +18,6 @@ from engine.messages import Done, Failed, LoadAdapter, Reply, Submit, TokenOut, 
 from engine.plan import Plan
 from engine.types import SamplingParams
 from grammar.spec import GrammarSpec
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of importing it
-    from peft import PeftModel
 
 INVOCATION = [7, 8]
 EOS = 2
@@ -122,27 +116,7 @@ def engine(folder: Path):
 
 @pytest.fixture(scope="module")
 def oracle(folder: Path):
-    """Greedy continuation by peft from the whole text at each token, of the tokens that are allowed at that place."""
-    models: dict[str | None, Any] = {}
-
-    @torch.no_grad()
-    def generate(name: str | None, prompt: list[int], count: int, allowed: list[int] | None = None) -> list[int]:
-        if name not in models:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                model: Any = copy_of("llama", folder)
-                models[name] = PeftModel.from_pretrained(model, folder / name).eval() if name else model
-        tokens = list(prompt)
-        for _ in range(count):
-            logits = models[name](input_ids=torch.tensor([tokens])).logits[0, -1]
-            mask = torch.full_like(logits, -torch.inf)
-            mask[allowed or list(range(VOCAB))] = 0
-            best = (logits + mask).topk(2).values
-            assert best[0] - best[1] > 1e-4, "the oracle itself is undecided"
-            tokens.append(int((logits + mask).argmax()))
-        return tokens[len(prompt) :]
-
-    return generate
+    return greedy_by_peft("llama", folder)
 
 
 def text(tokens: list[int]) -> str:

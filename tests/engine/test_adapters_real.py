@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from array import array
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lora_models import LINEARS, VOCAB, base, copy_of, make_adapter
+from lora_models import LINEARS, VOCAB, PeftOracle, base, greedy_by_peft, make_adapter
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
@@ -18,10 +17,6 @@ from engine.loading.load import load_model
 from engine.messages import Failed, LoadAdapter, Reply, Submit, TokenOut
 from engine.types import SamplingParams
 from kernels import ops
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of importing it
-    from peft import PeftModel
 
 INVOCATION = [7, 8]
 
@@ -45,25 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def oracle(folder: Path):
-    """Greedy continuation of a prompt, by peft from the whole text at every token."""
-    models: dict[str | None, Any] = {}
-
-    @torch.no_grad()
-    def generate(name: str | None, prompt: list[int], count: int) -> list[int]:
-        if name not in models:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                model: Any = copy_of("llama", folder)
-                models[name] = PeftModel.from_pretrained(model, folder / name).eval() if name else model
-        tokens = list(prompt)
-        for _ in range(count):
-            logits = models[name](input_ids=torch.tensor([tokens])).logits[0, -1]
-            best = logits.topk(2).values
-            assert best[0] - best[1] > 1e-4, "the oracle itself is undecided"
-            tokens.append(int(logits.argmax()))
-        return tokens[len(prompt) :]
-
-    return generate
+    return greedy_by_peft("llama", folder)
 
 
 class Engine:
@@ -178,11 +155,7 @@ def test_prompt_logprobs_are_the_adapters(engine, oracle, folder):
         if isinstance(message, TokenOut):
             scores[message.id] += [each.logprob for each in message.prompt_logprobs]
     for number, name in enumerate((None, "dora")):
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            model: Any = copy_of("llama", folder)
-            model = PeftModel.from_pretrained(model, folder / name).eval() if name else model
-            logits = model(input_ids=torch.tensor([prompt])).logits[0].log_softmax(-1)
+        logits = PeftOracle("llama", folder).logits(folder / name if name else None, prompt).log_softmax(-1)
         wanted = logits[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0].tolist()
         assert scores[number] == pytest.approx(wanted, abs=1e-4)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import traceback
 from collections.abc import Iterator
 
 import pytest
@@ -43,6 +44,17 @@ def test_a_refusal_is_remembered_with_its_pointer(service):
         assert (caught.value.keyword, caught.value.pointer) == ("type", "/items/type")
     assert service.stats.refused == 1
     assert service.stats.hits >= 1
+
+
+def test_a_refusal_that_is_asked_for_again_and_again_keeps_no_frames(service):
+    spec = GrammarSpec.regex("(?=a)b")
+    refusals = []
+    for _ in range(3):
+        with pytest.raises(GrammarError) as caught:
+            service.compile(spec).result(WAIT)
+        refusals.append(caught.value)
+    depths = [len(list(traceback.walk_tb(each.__traceback__))) for each in refusals]
+    assert len(set(map(id, refusals))) == 3 and depths[1] == depths[2]
 
 
 def test_a_compile_beyond_the_clock_is_stopped_and_the_next_one_served(vocabulary):

@@ -139,3 +139,31 @@ class PeftOracle:
             if adapter is not None:
                 model = PeftModel.from_pretrained(model, adapter).eval()
             return model(input_ids=torch.tensor([tokens])).logits[0].float()
+
+
+def greedy_by_peft(name: str, folder: Path) -> Callable[..., list[int]]:
+    """Greedy continuations as peft computes them, from the whole text at each token: an oracle.
+
+    Returns:
+        A function of an adapter's name in ``folder`` or None, a prompt, how many tokens, and which are allowed.
+    """
+    models: dict[str | None, Any] = {}
+
+    @torch.no_grad()
+    def generate(adapter: str | None, prompt: list[int], count: int, allowed: list[int] | None = None) -> list[int]:
+        if adapter not in models:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                model: Any = copy_of(name, folder)
+                models[adapter] = PeftModel.from_pretrained(model, folder / adapter).eval() if adapter else model
+        tokens = list(prompt)
+        for _ in range(count):
+            logits = models[adapter](input_ids=torch.tensor([tokens])).logits[0, -1]
+            mask = torch.full_like(logits, -torch.inf)
+            mask[allowed or list(range(VOCAB))] = 0
+            best = (logits + mask).topk(2).values
+            assert best[0] - best[1] > 1e-4, "the oracle itself is undecided"
+            tokens.append(int((logits + mask).argmax()))
+        return tokens[len(prompt) :]
+
+    return generate

@@ -1,0 +1,104 @@
+"""The types of OpenAI's own client as an oracle: which fields there are, and what every event must hold."""
+
+from __future__ import annotations
+
+import re
+import typing
+from pathlib import Path
+from typing import Any
+
+import openai.types.responses as sdk
+import pydantic
+import pytest
+from api_live import Live
+from openai.types import completion_create_params as completions
+from openai.types.chat import completion_create_params as chats
+from openai.types.responses import response_create_params as responses
+from responses_asks import TOOLS, events_of, say
+from test_tool_calls_api import TWO
+
+from api.protocol.base import RequestModel
+from api.protocol.chat import ChatRequest
+from api.protocol.completions import CompletionRequest
+from api.protocol.response_items import CallItem, MessageItem, OutputItem, TextPart
+from api.protocol.responses import FunctionTool, ResponseRequest, TextConfig, TextFormat
+from engine.errors import EngineDead
+
+EVENT: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(sdk.ResponseStreamEvent)
+PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+
+# Fields of parts that mean something with tools on OpenAI's servers alone: they are unknown here, and named in the 400.
+UNKNOWN = {
+    FunctionTool: {"allowed_callers", "async", "defer_loading", "output_schema"},
+    CallItem: {"async", "caller", "namespace"},
+    OutputItem: {"caller", "name", "namespace"},
+}
+
+
+def declared(kind: Any) -> set[str]:
+    """The fields of a ``TypedDict``, those that it inherits included."""
+    return set(kind.__required_keys__ | kind.__optional_keys__)
+
+
+def known(model: type[pydantic.BaseModel]) -> set[str]:
+    names = {field.alias or name for name, field in model.model_fields.items()}
+    return names | model.ignored | set(model.refused) if issubclass(model, RequestModel) else names
+
+
+@pytest.mark.parametrize(
+    ("kind", "model"),
+    [
+        (chats.CompletionCreateParamsBase, ChatRequest),
+        (completions.CompletionCreateParamsBase, CompletionRequest),
+        (responses.ResponseCreateParamsBase, ResponseRequest),
+        (sdk.ResponseTextConfigParam, TextConfig),
+        (sdk.ResponseFormatTextJSONSchemaConfigParam, TextFormat),
+        (sdk.FunctionToolParam, FunctionTool),
+        (sdk.ResponseFunctionToolCallParam, CallItem),
+        (sdk.response_input_item_param.FunctionCallOutput, OutputItem),
+        (sdk.EasyInputMessageParam, MessageItem),
+        (sdk.ResponseOutputMessageParam, MessageItem),
+        (sdk.ResponseOutputTextParam, TextPart),
+        (sdk.ResponseInputTextParam, TextPart),
+    ],
+)
+def test_every_field_of_the_client_is_known_or_known_to_be_unknown(kind: Any, model: type[pydantic.BaseModel]) -> None:
+    assert declared(kind) - known(model) == UNKNOWN.get(model, set())
+
+
+def test_what_can_be_included_is_what_the_client_knows(live: Live) -> None:
+    names = typing.get_args(sdk.ResponseIncludable)
+    with live.http() as http:
+        assert http.post("/v1/responses", json={"input": "hi", "include": names}).status_code == 200
+
+
+def test_events_are_those_of_the_client_to_the_field(live: Live) -> None:
+    """Every kind of stream; each event is one of the client's types, without a field that the type does not declare."""
+    found = events_of(live, top_logprobs=2, include=["message.output_text.logprobs"], metadata={"a": "b"})
+    found += events_of(live, max_output_tokens=2)
+    say(live, "Well. " + TWO)
+    found += events_of(live, tools=TOOLS)
+    say(live, "not JSON")
+    found += events_of(live, text={"format": {"type": "json_object"}})
+    live.frontend.fail_after = (2, EngineDead("The engine is not running."))
+    found += events_of(live)
+    for name, data in found:
+        event = EVENT.validate_python(data)
+        # OpenAI's server sends "store" and a name too, and ours the bytes of tokens; the client declares none of them.
+        extra = {path.rpartition(".")[2] for path in undeclared(event)}
+        assert event.type == name and extra <= {"store", "name", "bytes"}, name
+    [stream] = re.findall(r"^A stream is (.*)$", PAGE, re.MULTILINE)
+    written = set(re.findall(r"`(response\.[a-z_.]+)`", stream)) | {"response.function_call_arguments.done", "error"}
+    assert {name for name, _ in found} == written
+
+
+def undeclared(value: Any, place: str = "") -> list[str]:
+    """Paths of fields that a model of the client took without knowing them."""
+    if isinstance(value, list):
+        return [path for index, each in enumerate(value) for path in undeclared(each, f"{place}[{index}]")]
+    if not isinstance(value, pydantic.BaseModel):
+        return []
+    fields = [(f"{place}.{name}", getattr(value, name)) for name in type(value).model_fields]
+    return [f"{place}.{name}" for name in value.model_extra or ()] + [
+        path for name, each in fields for path in undeclared(each, name)
+    ]

@@ -1,0 +1,190 @@
+"""Batch sequences give way: rows, pages or budget full of them keep nobody of an earlier band waiting."""
+
+from __future__ import annotations
+
+import random
+from array import array
+
+from fake_worker import FakeWorker, expected_tokens
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.cache import PrefixCache
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.messages import Done, Submit, TokenOut
+from engine.queue import PATIENCE
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence, Status
+from engine.stats import EngineStats
+from engine.types import Priority, SamplingParams
+from radix.namespace import Namespace, Path
+
+VOCAB = 97
+BANDS = st.sampled_from([Priority.REALTIME, Priority.INTERACTIVE])
+
+
+class Engine:
+    """An engine on integers, and all that it said. Every equation is checked in every step."""
+
+    def __init__(self, num_pages: int, page_size: int, rows: int, budget: int, *, sharing: bool = True) -> None:
+        config = EngineConfig(
+            block_size=page_size,
+            max_num_seqs=rows,
+            max_num_batched_tokens=max(rows, budget),
+            enable_prefix_caching=sharing,
+        )
+        self.core = EngineCore(config, FakeWorker(num_pages, page_size, vocab_size=VOCAB))
+        self.longest = self.core._worker.max_model_len
+        self.now = 0.0
+        self.core._scheduler._clock = self.core._scheduler._queue._clock = lambda: self.now
+        self.prompts: list[list[int]] = []
+        self.tokens: list[list[int]] = []
+        self.done: set[int] = set()
+
+    def submit(self, prompt: list[int], count: int, priority: Priority) -> int:
+        number = len(self.prompts)
+        self.prompts.append(prompt)
+        self.tokens.append([])
+        self.core.handle([Submit(number, array("i", prompt), SamplingParams(max_tokens=count), priority=priority)])
+        return number
+
+    def step(self) -> None:
+        self.now += 1
+        for message in self.core.step():
+            if isinstance(message, TokenOut):
+                self.tokens[message.id] += message.tokens
+            else:
+                assert isinstance(message, Done) and message.id not in self.done
+                self.done.add(message.id)
+        self.core.check()
+
+    def steps_until_a_token(self, number: int, limit: int) -> int:
+        for count in range(1, limit + 1):
+            self.step()
+            if self.tokens[number]:
+                return count
+        raise AssertionError(f"no token after {limit} steps")
+
+    def run(self) -> None:
+        while self.core.has_work:
+            self.step()
+        for number, prompt in enumerate(self.prompts):
+            assert self.tokens[number] == expected_tokens(prompt, len(self.tokens[number]), VOCAB)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    num_pages=st.integers(8, 60),
+    page_size=st.sampled_from([1, 4, 16]),
+    rows=st.integers(1, 6),
+    budget=st.integers(1, 40),
+    band=BANDS,
+    sharing=st.booleans(),
+    before=st.integers(0, 40),
+)
+def test_one_that_arrives_in_a_full_engine_begins_at_once(
+    seed: int, num_pages: int, page_size: int, rows: int, budget: int, band: Priority, sharing: bool, before: int
+) -> None:
+    """Rows, pages and budget are full of batch sequences, at any point of their lives; more of them wait."""
+    rng = random.Random(seed)
+    engine = Engine(num_pages, page_size, rows, budget, sharing=sharing)
+
+    def prompt() -> list[int]:
+        return [rng.randrange(VOCAB) for _ in range(rng.randint(1, engine.longest - 1))]
+
+    for _ in range(2 * rows):
+        asked = prompt()
+        engine.submit(asked, rng.randint(1, engine.longest - len(asked)), Priority.BATCH)
+    for _ in range(before):
+        engine.step()
+    arrived = prompt()
+    number = engine.submit(arrived, 1, band)
+    a_step = max(rows, budget) - (rows - 1)  # what the others leave, of whom each may draw a token
+    engine.steps_until_a_token(number, 1 + -(-len(arrived) // a_step))
+    engine.run()
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), rows=st.integers(1, 4), page_size=st.sampled_from([1, 4, 16]), band=BANDS)
+def test_what_gave_way_loses_next_to_nothing(seed: int, rows: int, page_size: int, band: Priority) -> None:
+    """With room in the cache it comes back as a prefix hit: a token or two are computed again."""
+    rng = random.Random(seed)
+    engine = Engine(4000 // page_size, page_size, rows, 32)
+    for _ in range(rows):
+        engine.submit([rng.randrange(VOCAB) for _ in range(rng.randint(1, 100))], 60, Priority.BATCH)
+    for _ in range(40):
+        engine.step()
+        if rng.random() < 0.5:
+            engine.submit([rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))], rng.randint(1, 4), band)
+    engine.run()
+    stats = engine.core.stats()
+    drafts = stats["draft_tokens"] - stats["draft_tokens_accepted"]
+    least = sum(len(prompt) + len(tokens) - 1 for prompt, tokens in zip(engine.prompts, engine.tokens, strict=True))
+    assert stats["computed_tokens"] - drafts <= least + 2 * stats["preemptions"]
+    assert all(len(engine.tokens[number]) == 60 for number in range(rows))
+
+
+def test_a_batch_sequence_that_gives_way_all_the_time_ends_nevertheless() -> None:
+    """A second a step; interactive sequences arrive so that there is always one more than there are rows."""
+    rng = random.Random(3)
+    engine = Engine(60, 4, 2, 16)
+    number = engine.submit(list(range(40)), 30, Priority.BATCH)
+    for _ in range(3):
+        engine.step()
+    while number not in engine.done:
+        while engine.core._scheduler.num_waiting < 3:
+            engine.submit([rng.randrange(VOCAB) for _ in range(8)], 5, Priority.INTERACTIVE)
+        engine.step()
+        assert engine.now < PATIENCE[Priority.BATCH] + 100
+    assert engine.core.stats()["preemptions"] > 0
+    engine.run()
+
+
+def test_a_prompt_goes_before_the_prompts_of_batch_sequences() -> None:
+    engine = Engine(200, 4, 3, 8)
+    for first in (1, 2):
+        engine.submit([first] * 300, 1, Priority.BATCH)
+    for _ in range(3):
+        engine.step()
+    assert engine.steps_until_a_token(engine.submit([3] * 40, 1, Priority.INTERACTIVE), 7) == 5
+    engine.run()
+
+
+def test_interactive_sequences_give_way_to_nobody() -> None:
+    engine = Engine(60, 4, 2, 16)
+    for _ in range(2):
+        engine.submit([1, 2, 3], 20, Priority.INTERACTIVE)
+    for _ in range(3):
+        engine.step()
+    engine.submit([4, 5], 2, Priority.REALTIME)
+    engine.run()
+    assert engine.core.stats()["preemptions"] == 0
+
+
+def test_one_that_waits_for_a_slot_makes_nobody_give_way() -> None:
+    class NoSlot:
+        def acquire(self, _adapter: int) -> int:
+            return -1
+
+        def is_ready(self, _adapter: int) -> bool:
+            return False
+
+        def prefetch(self, _adapter: int) -> None: ...
+
+        def release(self, _index: int) -> None: ...
+
+    limits = {"max_num_seqs": 1, "max_num_batched_tokens": 8, "max_model_len": 50}
+    scheduler = Scheduler(PrefixCache(20, 4), **limits, stats=EngineStats(), slots=NoSlot())
+
+    def sequence(number: int, priority: Priority, adapter: int) -> Sequence:
+        path, tokens = Path(Namespace("base")), array("i", [1, 2, 3])
+        return Sequence(number, tokens, SamplingParams(), path, frozenset(), 0, 0.0, adapter=adapter, priority=priority)
+
+    batch = sequence(0, Priority.BATCH, -1)
+    scheduler.add(batch)
+    assert scheduler.schedule().rows
+    batch.num_computed = 2  # its last token is to be computed in the next step
+    scheduler.add(sequence(1, Priority.REALTIME, 5))
+    assert len(scheduler.schedule().rows) == 1 and batch.status is Status.RUNNING
