@@ -9,6 +9,7 @@ from fake_worker import FakeWorker, expected_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.batch import RowResult, StepResult
 from engine.cache import PrefixCache
 from engine.config import EngineConfig
 from engine.core import EngineCore
@@ -184,7 +185,7 @@ def test_one_that_waits_for_a_slot_makes_nobody_give_way() -> None:
 
     batch = sequence(0, Priority.BATCH, -1)
     scheduler.add(batch)
-    assert scheduler.schedule().rows
-    batch.num_computed = 2  # its last token is to be computed in the next step
+    step = scheduler.schedule()
+    scheduler.commit(step, StepResult((RowResult(tokens=(7,)),)))
     scheduler.add(sequence(1, Priority.REALTIME, 5))
     assert len(scheduler.schedule().rows) == 1 and batch.status is Status.RUNNING

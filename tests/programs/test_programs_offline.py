@@ -25,7 +25,8 @@ def test_branches_that_arrive_together_compute_their_common_part_once(offline: S
     alone = report.prompt // 8
     common = alone - 30  # tokens; a question with what stands around it takes fewer
     assert report.calls == 8 and report.cached >= 7 * (common - 16)
-    assert report.computed < 2 * alone and report.forked >= 7 * (common - 16)
+    assert report.computed < 2 * alone
+    assert report.forked >= common - 16  # of those that came while another still ran
 
 
 def test_a_warmed_prompt_is_found(offline: Session) -> None:
