@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import statistics
 from array import array
-from collections.abc import Callable
 from random import Random
-from typing import Any
 
-from engine.batch import Batch, RowResult, StepResult
+from engine.batch import Batch, Draw, RowResult, StepResult
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import Submit, TokenOut
@@ -32,11 +30,13 @@ class _Device:
     eos_ids: tuple[int, ...] = ()
     summary = ("simulated",)
     adapters = None
+    overlaps = False
     tokens = 0
 
-    def launch(self, batch: Batch, _masks: Any = None) -> Callable[[], StepResult]:
+    def launch(self, batch: Batch) -> Draw:
         self.tokens = batch.num_tokens
-        return lambda: StepResult(tuple(RowResult((1,) if row.draws else ()) for row in batch.rows))
+        result = StepResult(tuple(RowResult((1,) if row.draws else ()) for row in batch.rows))
+        return lambda _masks: lambda: result
 
 
 def _waits(*, first_come: bool, seed: int) -> dict[int, float]:

@@ -55,6 +55,7 @@ def test_the_first_variant_of_each_kernel():
 
 
 @pytest.mark.heavy
+@pytest.mark.timeout(900)  # some hundred compilations
 def test_every_variant():
     found = compile_offline()
     assert_within_limits(found)
