@@ -41,10 +41,11 @@ class CharSet:
 
     def __contains__(self, char: str) -> bool:
         code = ord(char)
-        inside = (
-            any(first <= code <= last for first, last in self.ranges)
-            or any(unicodedata.category(char).startswith(name) for name in self.properties)
-            or any(char in other for other in self.nested)
+        for first, last in self.ranges:  # most sets are nothing else, and this is asked very often
+            if first <= code <= last:
+                return not self.negated
+        inside = any(unicodedata.category(char).startswith(name) for name in self.properties) or any(
+            char in other for other in self.nested
         )
         return inside != self.negated
 

@@ -123,8 +123,9 @@ def examples(node: Node) -> list[str]:
     if isinstance(node, Alt):
         found += [text for item in node.items for text in examples(item)]
     elif isinstance(node, Cat):
+        parts = [shortest(item) for item in node.items]
         for place, item in enumerate(node.items):
-            before, after = (shortest(Cat(part)) for part in (node.items[:place], node.items[place + 1 :]))
+            before, after = "".join(parts[:place]), "".join(parts[place + 1 :])
             found += [before + text + after for text in examples(item)]
     elif isinstance(node, Repeat) and node.most != 0:
         found += [text * max(1, node.least) for text in examples(node.item)]
