@@ -9,6 +9,7 @@ A path is made of an id that this module has made itself, never of what a client
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -23,6 +24,7 @@ from api.errors import HTTPError
 MAX_FILES = 10_000  # of one owner
 DEFAULT_EXPIRY = 30 * 86400
 _OWNERS_SHARE = 0.5
+_NAME = re.compile(r"file-[0-9a-f]{32}\.(data|json|part)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,8 @@ class FileStore:
             if self.path(file).exists():
                 self._files[file.id] = file
         for path in self._folder.iterdir():
-            if path.stem not in self._files or path.suffix not in (".json", ".data"):
+            is_ours = _NAME.fullmatch(path.name) is not None
+            if is_ours and (path.stem not in self._files or path.suffix == ".part"):
                 path.unlink()
 
 

@@ -17,6 +17,7 @@ from api_live import Live, make_state, serve, wait_until
 from api.batch_lines import BatchOutput
 from api.batches import desk as desk_module
 from api.batches.desk import BatchDesk
+from api.batches.files import FileStore, new_file_id
 from api.config import ServerConfig
 from api.routes import files as files_module
 from engine.errors import ConfigError
@@ -393,7 +394,7 @@ def test_a_batch_goes_on_after_a_restart(tmp_path: Path) -> None:
         hold(live)
         batch = begin(client, *map(line, range(3)))
         wait_until(lambda: len(live.frontend.seen) == 3)
-    (tmp_path / "files" / "file-half.part").write_text("half")
+    (tmp_path / "files" / f"file-{'0' * 32}.part").write_text("half")
     account = tmp_path / "batches" / f"{batch.id}.answers"
     whole = {"custom_id": "r1", "response": {"status_code": 200, "request_id": "", "body": {"usage": {}}}}
     account.write_text(json.dumps(whole) + '\n{"custom_id": "r2", "resp')
@@ -404,3 +405,17 @@ def test_a_batch_goes_on_after_a_restart(tmp_path: Path) -> None:
         assert found.keys() == {"r0", "r1", "r2"} and found["r1"] == whole
         assert len(live.frontend.seen) == 2
     assert not account.exists() and not list(tmp_path.rglob("*.part"))
+
+
+def test_only_leftovers_of_our_own_are_cleaned_up(tmp_path: Path) -> None:
+    """An operator may point at a folder in which other things lie."""
+    store = FileStore(tmp_path, 1000)
+    kept = store.write(store.new("", "a.jsonl", "batch", 3, None), [b"{}\n"])
+    others = [tmp_path / "notes.txt", tmp_path / "file-list.json.bak"]
+    leftover = tmp_path / f"{new_file_id()}.part"
+    for path in (*others, leftover):
+        path.write_text("x")
+    (tmp_path / "folder").mkdir()
+    again = FileStore(tmp_path, 1000)
+    assert [file.id for file in again.of("")] == [kept.id]
+    assert all(path.exists() for path in others) and not leftover.exists()
