@@ -61,7 +61,8 @@ KEYWORDS: dict[str, Keyword] = {
     "multipleOf": Keyword(
         _E,
         "multiples in exact arithmetic that are multiples by doubles too: 4.35 is none of 0.01 to most validators. Of "
-        "steps below 1/1000 and the like only some; at most 10000 and nine decimal places",
+        "steps below 1/1000 and the like only some; at most 10000 (5000 without its factors 2 and 5) and nine decimal "
+        "places",
         "a positive number",
     ),
     # arrays

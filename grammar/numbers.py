@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 MAX_LISTED = 1_000
 # Digits that a double tells apart.
 MAX_MULTIPLE_DIGITS = 15
+# The library keeps apart as many remainders as a step has without its factors 2 and 5, which the last digits tell of.
+# From some 8,000 on a mask may fail.
+MAX_REMAINDERS = 5_000
 
 
 def number_terminal(writer: Writer, types: int, numbers: Numbers) -> list[str]:
@@ -107,10 +110,21 @@ def _integer_bound(bound: Decimal | None, is_open: bool, *, step: int) -> Fracti
     return Fraction(bound) + step if is_open and bound == int(bound) else Fraction(bound)
 
 
+def _without_factors(step: int) -> int:
+    """A positive number without its factors 2 and 5."""
+    for prime in (2, 5):
+        while step % prime == 0:
+            step //= prime
+    return step
+
+
 def _multiples(writer: Writer, types: int, numbers: Numbers, multiple: Fraction) -> str:
     """Multiples of a number, which the compiler has a construct of its own for."""
     if numbers.excluded or types == FRACTION:
         raise writer.refusal(("multipleOf",), "cannot be combined with values or integers that are left out")
+    if (remainders := _without_factors(multiple.numerator)) > MAX_REMAINDERS:
+        reason = f"all in all a step of {multiple}, which without its factors 2 and 5 is {remainders}"
+        raise writer.refusal(("multipleOf",), f"too hard to follow: {reason}; at most {MAX_REMAINDERS}")
     schema: dict[str, Any] = {"type": "integer" if types == INTEGER else "number"}
     low, high = numbers.low, numbers.high
     most = 10**MAX_MULTIPLE_DIGITS - 1

@@ -11,7 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grammar.compiler import compile
+from grammar.errors import GrammarError
 from grammar.multiples import divides, is_safe, listed
+from grammar.spec import GrammarSpec
 from grammar.steps import step_terms
 
 STEPS = ["0.1", "0.01", "0.001", "0.05", "0.02", "0.2", "0.04", "0.000001"]
@@ -50,3 +53,22 @@ def test_of_unsafe_steps_some_multiples_are_listed():
     assert is_safe(Fraction("0.01")) and not is_safe(Fraction("0.00001"))
     assert list(listed(Fraction("0.7"), None, None, 4)) == [0, Decimal("0.7"), Decimal("-0.7"), Decimal("1.4")]
     assert all(value > 6 for value in listed(Fraction("0.7"), Decimal(7), None, 3))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "multipleOf": 9973},
+        {"type": "integer", "allOf": [{"multipleOf": 4999}, {"multipleOf": 3}]},
+    ],
+)
+def test_a_step_of_too_many_remainders_is_refused_by_name(vocabulary, schema):
+    """Some masks of such a grammar fail in the library, so that a dry run may or may not find out."""
+    with pytest.raises(GrammarError, match="without its factors 2 and 5 is") as caught:
+        compile(GrammarSpec.json_schema(schema), vocabulary)
+    assert caught.value.keyword == "multipleOf" and caught.value.pointer.endswith("/multipleOf")
+
+
+def test_a_step_of_few_remainders_is_followed_however_large(vocabulary, grammars):
+    compiled = compile(GrammarSpec.json_schema({"type": "integer", "multipleOf": 10_000}), vocabulary)
+    assert grammars.admits(compiled, "1230000") and not grammars.admits(compiled, "1235000")
