@@ -145,6 +145,13 @@ def repeat_product(node: Node) -> int:
     return 1
 
 
+def num_repeats(node: Node) -> int:
+    """Repeats in an expression, however they are nested."""
+    if isinstance(node, Repeat):
+        return 1 + num_repeats(node.item)
+    return sum(map(num_repeats, node.items)) if isinstance(node, Alt | Cat) else 0
+
+
 def _bounds(least: int, most: int | None) -> str:
     if (least, most) == (0, 1):
         return "?"

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from grammar.charset import rust_literal
-from grammar.ecma_regex import examples, parse, repeat_product, to_rust
+from grammar.ecma_regex import examples, num_repeats, parse, repeat_product, to_rust
 from grammar.errors import GrammarError
 from grammar.regex_parser import Node, RegexError
-from grammar.scalars import MAX_REPEAT_PRODUCT
+from grammar.scalars import MAX_REPEAT_PRODUCT, MAX_REPEATS
 from grammar.spec import GrammarKind, GrammarSpec
 
 Translation: TypeAlias = tuple[str, tuple[str, ...]]
@@ -28,6 +28,8 @@ def _regex(spec: GrammarSpec) -> Translation:
         pattern = parse(spec.text, whole=True)
         if any(map(_too_long, pattern.must)):
             raise RegexError(f"repeats multiply to more than {MAX_REPEAT_PRODUCT}")
+        if sum(map(num_repeats, (*pattern.must, *pattern.must_not))) > MAX_REPEATS:
+            raise RegexError(f"more than {MAX_REPEATS} repeats")
         terms = [f"/{to_rust(node)}/" for node in pattern.must]
         terms += [f"~/{to_rust(node)}/" for node in pattern.must_not]
     except RegexError as error:

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from grammar.document import Node, pointer_join
-from grammar.ecma_regex import repeat_product
+from grammar.ecma_regex import num_repeats, repeat_product
 from grammar.errors import GrammarError
 from grammar.formats import FORMATS
 from grammar.patterns import read_pattern
@@ -34,6 +34,8 @@ from grammar.world import (
 MAX_LENGTH = 8192
 MAX_MULTIPLE = 10_000
 MAX_REPEAT_PRODUCT = 10_000
+# Patterns in use have 15 at most; of hundreds in a row the library loses count.
+MAX_REPEATS = 200
 
 
 def decimal(value: Any) -> Decimal:
@@ -193,6 +195,8 @@ def _checked_pattern(pattern: str, node: Node, *, wide: bool) -> None:
         read = read_pattern(pattern, wide)
         if any(repeat_product(term) > MAX_REPEAT_PRODUCT for term in read.must):
             raise RegexError(f"repeats multiply to more than {MAX_REPEAT_PRODUCT}")
+        if sum(map(num_repeats, (*read.must, *read.must_not))) > MAX_REPEATS:
+            raise RegexError(f"more than {MAX_REPEATS} repeats")
     except RegexError as error:
         where = pointer_join(node.pointer, "pattern")
         raise GrammarError("pattern", where, f"cannot be used: {error}") from None

@@ -172,3 +172,11 @@ def test_ebnf_goes_to_xgrammar(grammars, vocabulary):
         with pytest.raises(GrammarError, match=reason) as caught:
             compile(GrammarSpec.ebnf(text), vocabulary)
         assert "/project" not in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [GrammarSpec.regex, lambda pattern: GrammarSpec.json_schema({"pattern": pattern})])
+def test_the_number_of_repeats_has_a_limit(vocabulary, make):
+    """Of hundreds of optional letters in a row the library allows tokens that it then refuses."""
+    compile(make("a?" * 20 + "b"), vocabulary)
+    with pytest.raises(GrammarError, match="more than 200 repeats"):
+        compile(make("a?" * 201 + "b"), vocabulary)
