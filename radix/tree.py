@@ -12,49 +12,16 @@ The tree holds page ids and counts, never KV. It frees no page itself: every cha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeVar
 
 from radix.cursor import Cursor
 from radix.eviction import EvictionQueue
 from radix.holds import Hold, HoldKind, Holds
+from radix.match import Extension, Match
 from radix.namespace import Namespace, Origin, Path
 from radix.node import TOKEN_BYTES, Node, Siblings, common_tokens, descendants, upwards
 
 GroupName = TypeVar("GroupName")
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """The longest reusable prefix.
-
-    Attributes:
-        node: where it ends; the root if no whole page was found.
-        inside: pages of ``node``'s run that belong to it.
-        pages: ids of its whole pages, in order.
-        source: a page whose first ``num_copied`` cells go on where ``pages`` end; -1 if none.
-    """
-
-    node: Node
-    inside: int
-    pages: list[int]
-    source: int
-    num_copied: int
-
-
-@dataclass(frozen=True, slots=True)
-class Extension:
-    """What became of pages given to ``RadixTree.extend``.
-
-    Attributes:
-        node: the node where they end now, locked in place of the one given.
-        pages: the tree's pages for the same tokens.
-        freed: pages no longer needed: duplicates of those given, and tails that they supersede.
-    """
-
-    node: Node
-    pages: list[int]
-    freed: list[int]
 
 
 class RadixTree:
