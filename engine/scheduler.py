@@ -34,6 +34,7 @@ from engine.admission import (
 )
 from engine.batch import Batch, Row, RowResult, StepResult
 from engine.cache import Lease, PrefixCache
+from engine.drafting import StepDrafts
 from engine.drafts import Drafter
 from engine.endings import Ending, ending, failure, remaining
 from engine.errors import EngineError
@@ -82,11 +83,9 @@ class Scheduler:
         self._max_model_len = max_model_len
         self._stats = stats
         self._slots = slots
-        self._drafter = drafter
-        self._max_drafts = max_drafts
+        self._drafts = StepDrafts(drafter, cache, max_drafts, max_model_len) if drafter else None
         self._clock = clock
         self._under_way: deque[StepUnderWay] = deque()  # at most two, the later one planned ahead
-        self._committed = 0.0  # when the last one was
         self.retention = Retention(cache, clock)
         self._queue = WaitingQueue(self._num_cached if cache.sharing else None, clock)
         self._running: list[Sequence] = []  # in order of admission
@@ -140,8 +139,8 @@ class Scheduler:
         self.retention.expire()
         plan = Plan(self._max_tokens, self._clock())
         self._fill(plan)
-        if self._drafter:
-            self._add_drafts(self._drafter, plan)
+        if self._drafts:
+            self._drafts.add(plan, [self._alive[number] for number, row in plan.rows.items() if row.draws])
         return self._begin(plan)
 
     def schedule_ahead(self) -> Batch:
@@ -188,28 +187,14 @@ class Scheduler:
         self._stats.steps += 1
         self._stats.computed_tokens += batch.num_tokens
         self._stats.observe("iteration_tokens_total", batch.num_tokens)
-        if self._drafter:
-            self._learn(self._drafter, step)
+        if self._drafts:
+            self._drafts.learn(step, self._clock(), self._under_way, self._by_row)
         return messages
 
     def _owner(self, step: StepUnderWay, row: Row) -> Sequence | None:
         """The sequence of a row, None if it has left the row since the step was planned."""
         sequence = self._by_row.get(row.row)
         return sequence if sequence and step.rows.get(sequence.id) is row else None
-
-    def _learn(self, drafter: Drafter, step: StepUnderWay) -> None:
-        """How long a step took; and what drafts would be worth in the one under way, now that its tokens are known."""
-        now = self._clock()
-        if step.batch.num_tokens == sum(row.num_lines for row in step.batch.rows):
-            drafter.observe(step.batch.num_tokens, now - max(step.began, self._committed))
-        self._committed = now
-        for ahead in self._under_way:
-            limit = self._max_drafts // max(1, ahead.num_drawing)
-            for row in ahead.rows.values():
-                if row.draws:
-                    sequence = self._by_row[row.row]
-                    most = min(limit, self._remaining(sequence) - 1)
-                    ahead.draft_worth += drafter.worth(sequence, most, ahead.num_drawing)
 
     def _fill(self, plan: Plan) -> None:
         """Give running sequences their tokens, then admit others."""
@@ -234,7 +219,7 @@ class Scheduler:
         """
         if any(row.num_drafts for row in step.batch.rows) or self._can_make_room():
             return False
-        if self._drafter and self._drafter.is_worth_waiting(step.draft_worth, step.num_drawing):
+        if self._drafts and self._drafts.are_worth_waiting(step):
             return False
         missing = sum(pages_missing(sequence, self._cache.page_size) for sequence in self._running)
         return missing <= self._cache.available()
@@ -262,17 +247,6 @@ class Scheduler:
     def _num_cached(self, sequence: Sequence) -> int:
         """Tokens of a waiting sequence that are in the cache now."""
         return self._cache.match(sequence.path, sequence.tokens, sequence.reusable)
-
-    def _add_drafts(self, drafter: Drafter, plan: Plan) -> None:
-        """Give the rows that draw drafts, in equal parts of the budget left; nobody is preempted for their pages."""
-        drawing = [self._alive[number] for number, row in plan.rows.items() if row.draws]
-        left = min(plan.budget, self._max_drafts)
-        for behind, sequence in enumerate(drawing):
-            limit = min(left // (len(drawing) - behind), self._remaining(sequence) - 1)
-            drafts = drafter.propose(sequence, limit, len(drawing))
-            if len(drafts) and self._cache.grow(lease_of(sequence), sequence.num_tokens + len(drafts)):
-                plan.add_drafts(sequence, drafts)
-                left -= len(drafts)
 
     def _preempt(self, sequence: Sequence, plan: Plan) -> None:
         """Send a running sequence back to the head of its band; what it computed stays in the tree if it can."""
@@ -369,8 +343,8 @@ class Scheduler:
 
     def _commit_row(self, sequence: Sequence, row: Row, outcome: RowResult) -> list[Message]:
         num_stood = len(outcome.tokens) - (row.draws and not outcome.failed)
-        if self._drafter and row.draws:
-            self._drafter.settle(sequence, row.num_drafts, outcome.tokens)
+        if self._drafts and row.draws:
+            self._drafts.settle(sequence, row.num_drafts, outcome.tokens)
         if sequence.matcher and row.draws:
             sequence.matcher.rollback(sequence.matcher.num_tokens - sequence.num_generated - num_stood)
         ends: Ending | None = None
@@ -415,8 +389,8 @@ class Scheduler:
             self._queue.remove(sequence)
         sequence.status = Status.FINISHED
         del self._alive[sequence.id]
-        if self._drafter:
-            self._drafter.forget(sequence.id)
+        if self._drafts:
+            self._drafts.forget(sequence)
         self._stats.count_finished(reason)
         return Done(sequence.id, reason, sequence.usage, stop_token)
 

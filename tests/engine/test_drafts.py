@@ -319,10 +319,10 @@ def test_an_abort_forgets_the_record_of_a_sequence(engine):
     each = engine()
     each.submit(0, Ask((1, 2), SamplingParams(max_tokens=30, ignore_eos=True)))
     each.step()
-    assert each.core._scheduler._drafter._tracks
+    assert each.core._scheduler._drafts._drafter._tracks
     each.core.handle([Abort((0,))])
     each.run()
-    assert not each.core._scheduler._drafter._tracks
+    assert not each.core._scheduler._drafts._drafter._tracks
 
 
 def test_without_drafts_no_row_has_any(engine):
