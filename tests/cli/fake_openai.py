@@ -20,6 +20,7 @@ class FakeServer:
         endless: send pieces until the client goes away, then set ``left``.
         cut: end the stream before its last events.
         counts: whether the server reports usage.
+        together: hold the first answers until so many requests run at once, and a moment longer for one too many.
     """
 
     url: str = ""
@@ -28,6 +29,7 @@ class FakeServer:
     endless: bool = False
     cut: bool = False
     counts: bool = True
+    together: int = 1
     asked: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     running: set[int] = field(default_factory=set)
@@ -47,9 +49,19 @@ class FakeServer:
             if self.refuse and (status := self.refuse.pop(0)):
                 error = {"message": "no room\nnow", "type": "server_error", "param": None, "code": None}
                 return web.json_response({"error": error}, status=status)
+            await self.gather()
             return await self.stream(request, body)
         finally:
             self.leave(request)
+
+    async def gather(self) -> None:
+        """Wait for ``together`` requests: a client that never sends so many fails its test after ten seconds."""
+        if self.most_running >= self.together:
+            return
+        async with asyncio.timeout(10):
+            while self.most_running < self.together:
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
 
     async def stream(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

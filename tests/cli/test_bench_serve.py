@@ -50,8 +50,12 @@ def test_the_report_counts_tokens_hits_and_reasons(fake_server: FakeServer, tmp_
 
 
 def test_concurrency_is_kept(fake_server: FakeServer, tmp_path, capsys) -> None:
-    bench(fake_server, tmp_path, "--num-prompts", "20", "--max-concurrency", "3")
+    load = tmp_path / "load.jsonl"
+    load.write_text('{"prompt": "x"}\n' * 20)
+    fake_server.together = 3
+    result = bench(fake_server, tmp_path, "--dataset", str(load), "--max-concurrency", "3")
     assert fake_server.most_running == 3
+    assert result["figures"]["completed"] == 20
 
 
 def test_failures_are_counted_by_kind(fake_server: FakeServer, tmp_path, capsys) -> None:
