@@ -118,6 +118,11 @@ class Batch:
         """Tokens computed in this step."""
         return sum(len(row.tokens) for row in self.rows)
 
+    @property
+    def num_lines(self) -> int:
+        """Places at which a token is drawn."""
+        return sum(row.num_lines for row in self.rows)
+
 
 @dataclass(frozen=True, slots=True)
 class Masks:

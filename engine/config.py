@@ -92,7 +92,7 @@ class EngineConfig:
     max_num_seqs: int = option(64, "Most sequences in one step.", low=1, high=4096)
     max_num_batched_tokens: int = option(
         512,
-        "Most tokens computed in one step: the longest that running streams wait for a prompt.",
+        "Most tokens computed in one step; beside running streams fewer, if so many would take over 0.25 s.",
         low=1,
         high=1 << 20,
     )

@@ -27,7 +27,6 @@ class StepDrafts:
         self._cache = cache
         self._most = most
         self._max_model_len = max_model_len
-        self._committed = 0.0  # when the last step was
 
     def add(self, plan: Plan, drawing: Seq[Sequence]) -> None:
         """Give the rows that draw drafts, in equal parts of the budget left; nobody is preempted for their pages."""
@@ -44,18 +43,17 @@ class StepDrafts:
         self._drafter.settle(sequence, num_drafts, drawn)
 
     def learn(
-        self, step: StepUnderWay, now: float, ahead: Iterable[StepUnderWay], by_row: Mapping[int, Sequence]
+        self, step: StepUnderWay, seconds: float, ahead: Iterable[StepUnderWay], by_row: Mapping[int, Sequence]
     ) -> None:
         """A step was committed: note how long it took, and what drafts would be worth in those launched ahead of it.
 
         Args:
-            now: in the clock of the plans.
+            seconds: that it took.
             ahead: steps under way, whose tokens are known now.
             by_row: the running sequences.
         """
-        if step.batch.num_tokens == sum(row.num_lines for row in step.batch.rows):
-            self._drafter.observe(step.batch.num_tokens, now - max(step.began, self._committed))
-        self._committed = now
+        if step.batch.num_tokens == step.batch.num_lines:
+            self._drafter.observe(step.batch.num_tokens, seconds)
         for each in ahead:
             for row in each.rows.values():
                 if row.draws:

@@ -1,9 +1,10 @@
-"""When a sequence is at its end, and for what reason."""
+"""What a sequence takes over of a step, and whether it is at its end then, for what reason."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from engine.batch import Row, RowResult
 from engine.messages import Failed
 from engine.sequence import Sequence
 from engine.types import FinishReason
@@ -14,6 +15,40 @@ class Ending(NamedTuple):
 
     reason: FinishReason
     stop_token: int | None = None
+
+
+class Taken(NamedTuple):
+    """What a sequence has taken over.
+
+    Attributes:
+        kept: of the tokens drawn, how many the client is to see.
+        num_stood: drafts that stood.
+        failed: there was no token that may be drawn, or the grammar refused the one that was.
+        ends: if the last token ends the sequence.
+    """
+
+    kept: int
+    num_stood: int
+    failed: bool
+    ends: Ending | None
+
+
+def take(sequence: Sequence, row: Row, outcome: RowResult, max_model_len: int) -> Taken:
+    """Append what a step drew for a sequence, as far as it does not end before; its matcher goes along."""
+    kept, ends = 0, None
+    num_stood = len(outcome.tokens) - (row.draws and not outcome.failed)
+    sequence.num_scored += len(outcome.prompt_logprobs)
+    sequence.num_drafted += min(num_stood, row.num_drafts)
+    sequence.num_forced += outcome.num_forced
+    if sequence.matcher and row.draws:
+        sequence.matcher.rollback(sequence.matcher.num_tokens - sequence.num_generated - num_stood)
+    for place, token in enumerate(outcome.tokens):
+        sequence.tokens.append(token)
+        if sequence.matcher and place >= num_stood and not sequence.matcher.accept(token):
+            return Taken(kept, num_stood, True, None)
+        ends = ending(sequence, token, remaining(sequence, max_model_len))
+        kept += ends is None or ends.stop_token is None
+    return Taken(kept, num_stood, outcome.failed, ends)
 
 
 def remaining(sequence: Sequence, max_model_len: int) -> int:

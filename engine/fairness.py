@@ -42,9 +42,9 @@ class TokenCounters:
         """A sequence was admitted: its prompt, and how much of it was in the cache."""
         self._add(tenant, INPUT_WEIGHT * (num_prompt - num_cached) + CACHED_WEIGHT * num_cached)
 
-    def charge_token(self, tenant: str) -> None:
-        """A token was drawn."""
-        self._add(tenant, OUTPUT_WEIGHT)
+    def charge_tokens(self, tenant: str, count: int) -> None:
+        """So many tokens were drawn."""
+        self._add(tenant, OUTPUT_WEIGHT * count)
 
     def _add(self, tenant: str, amount: float) -> None:
         self._served[tenant] = self.served(tenant) + amount

@@ -71,9 +71,9 @@ class WaitingQueue:
         counters = self._bands[sequence.priority].counters
         counters.charge_prompt(sequence.tenant, sequence.num_prompt, sequence.num_cached)
 
-    def charge_token(self, sequence: Sequence) -> None:
-        """Count a token that was drawn against the sequence's tenant."""
-        self._bands[sequence.priority].counters.charge_token(sequence.tenant)
+    def charge_tokens(self, sequence: Sequence, count: int) -> None:
+        """Count tokens that were drawn against the sequence's tenant."""
+        self._bands[sequence.priority].counters.charge_tokens(sequence.tenant, count)
 
     def served(self, tenant: str, priority: Priority) -> float:
         """What a tenant has been served in a band, by the counters."""

@@ -4,7 +4,8 @@ There is one rule: a sequence has ``num_computed`` tokens in the KV pool and wan
 gives it ``min(want, budget)``. A sequence that has just drawn a token wants one (decode), one that was just admitted
 wants its prompt less what the cache had (prefill, in chunks), a preempted one wants whatever was evicted meanwhile.
 No branch below asks which of these it is looking at, but for the order: those that want a single token go first, so
-that a long prompt delays running streams by no more than one chunk. What budget and pages are left then goes to drafts.
+that a long prompt delays running streams by no more than one chunk, cut so that it takes a quarter of a second
+(``engine/chunks.py``). What budget and pages are left then goes to drafts.
 
 A step may be planned while the one before is under way, on a device that computes while the host goes on. What that
 one computes is known, and that each of its rows draws one token; so a row's next input is "the token drawn before",
@@ -34,9 +35,10 @@ from engine.admission import (
 )
 from engine.batch import Batch, Row, RowResult, StepResult
 from engine.cache import Lease, PrefixCache
+from engine.chunks import ChunkLimit
 from engine.drafting import StepDrafts
 from engine.drafts import Drafter
-from engine.endings import Ending, ending, failure, remaining
+from engine.endings import failure, remaining, take
 from engine.errors import EngineError
 from engine.messages import Done, Message, TokenOut, failure_of
 from engine.plan import Plan, StepUnderWay, lease_of
@@ -84,7 +86,9 @@ class Scheduler:
         self._stats = stats
         self._slots = slots
         self._drafts = StepDrafts(drafter, cache, max_drafts, max_model_len) if drafter else None
+        self._chunks = ChunkLimit()
         self._clock = clock
+        self._committed = 0.0  # when the last step was
         self._under_way: deque[StepUnderWay] = deque()  # at most two, the later one planned ahead
         self.retention = Retention(cache, clock)
         self._queue = WaitingQueue(self._num_cached if cache.sharing else None, clock)
@@ -187,9 +191,16 @@ class Scheduler:
         self._stats.steps += 1
         self._stats.computed_tokens += batch.num_tokens
         self._stats.observe("iteration_tokens_total", batch.num_tokens)
-        if self._drafts:
-            self._drafts.learn(step, self._clock(), self._under_way, self._by_row)
+        self._learn(step)
         return messages
+
+    def _learn(self, step: StepUnderWay) -> None:
+        """A step was committed: note how long it took."""
+        now = self._clock()
+        seconds, self._committed = now - max(step.began, self._committed), now
+        self._chunks.observe(step.batch.num_tokens, step.batch.num_lines, seconds)
+        if self._drafts:
+            self._drafts.learn(step, seconds, self._under_way, self._by_row)
 
     def _owner(self, step: StepUnderWay, row: Row) -> Sequence | None:
         """The sequence of a row, None if it has left the row since the step was planned."""
@@ -198,7 +209,10 @@ class Scheduler:
 
     def _fill(self, plan: Plan) -> None:
         """Give running sequences their tokens, then admit others."""
-        for sequence, start, wanted in self._in_turn(plan):
+        turn = self._in_turn(plan)
+        streams = sum(wanted - start == 1 for _, start, wanted in turn)
+        plan.budget = self._chunks.cut(plan.budget, streams)
+        for sequence, start, wanted in turn:
             if plan.budget and sequence.status is Status.RUNNING:
                 self._extend(sequence, start, wanted, plan)
         self._admit(plan)
@@ -336,44 +350,29 @@ class Scheduler:
     def _count_admission(self, sequence: Sequence, lease: Lease) -> None:
         sequence.num_cached, sequence.num_forked = lease.num_tokens, lease.num_forked
         self._queue.charge_prompt(sequence)
-        self._stats.prompt_tokens += sequence.num_prompt
-        self._stats.prompt_tokens_cached += sequence.num_cached
-        self._stats.prompt_tokens_forked += sequence.num_forked
+        self._stats.count_prompt(sequence.num_prompt, sequence.num_cached, sequence.num_forked)
         self._stats.observe("request_queue_time_seconds", self._clock() - sequence.arrival)
 
     def _commit_row(self, sequence: Sequence, row: Row, outcome: RowResult) -> list[Message]:
-        num_stood = len(outcome.tokens) - (row.draws and not outcome.failed)
         if self._drafts and row.draws:
             self._drafts.settle(sequence, row.num_drafts, outcome.tokens)
-        if sequence.matcher and row.draws:
-            sequence.matcher.rollback(sequence.matcher.num_tokens - sequence.num_generated - num_stood)
-        ends: Ending | None = None
-        kept, failed = 0, outcome.failed
-        for place, token in enumerate(outcome.tokens):
-            sequence.tokens.append(token)
-            self._queue.charge_token(sequence)
-            if sequence.matcher and place >= num_stood and not sequence.matcher.accept(token):
-                failed = True
-                break
-            ends = ending(sequence, token, self._remaining(sequence))
-            kept += ends is None or ends.stop_token is None
+        before = sequence.num_tokens
+        taken = take(sequence, row, outcome, self._max_model_len)
+        self._queue.charge_tokens(sequence, sequence.num_tokens - before)
         self._stats.generation_tokens += len(outcome.tokens)
         self._stats.forced_tokens += outcome.num_forced
-        sequence.num_scored += len(outcome.prompt_logprobs)
-        sequence.num_drafted += min(num_stood, row.num_drafts)
-        sequence.num_forced += outcome.num_forced
         messages: list[Message] = []
-        if kept or outcome.prompt_logprobs:
-            logprobs = outcome.logprobs[:kept]
-            messages.append(TokenOut(sequence.id, outcome.tokens[:kept], logprobs, outcome.prompt_logprobs))
-        if failed:
+        if taken.kept or outcome.prompt_logprobs:
+            tokens, logprobs = outcome.tokens[: taken.kept], outcome.logprobs[: taken.kept]
+            messages.append(TokenOut(sequence.id, tokens, logprobs, outcome.prompt_logprobs))
+        if taken.failed:
             self._finish(sequence, FinishReason.ERROR)
             return [*messages, failure(sequence)]
-        sequence.num_computed += len(row.tokens) - row.num_drafts + num_stood
-        if ends:
-            return [*messages, self._finish(sequence, *ends)]
+        sequence.num_computed += len(row.tokens) - row.num_drafts + taken.num_stood
+        if taken.ends:
+            return [*messages, self._finish(sequence, *taken.ends)]
         self._cache.commit(lease_of(sequence), sequence.tokens, sequence.num_computed)
-        if num_stood < row.num_drafts:
+        if taken.num_stood < row.num_drafts:
             self._cache.shrink(lease_of(sequence), sequence.num_computed)
         return messages
 

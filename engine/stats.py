@@ -57,6 +57,12 @@ class EngineStats:
         """Count the end of a sequence."""
         self.finished[reason] = self.finished.get(reason, 0) + 1
 
+    def count_prompt(self, num_tokens: int, num_cached: int, num_forked: int) -> None:
+        """Count the prompt of an admitted sequence."""
+        self.prompt_tokens += num_tokens
+        self.prompt_tokens_cached += num_cached
+        self.prompt_tokens_forked += num_forked
+
     def count_drafts(self, source: str, num_drafts: int, num_stood: int) -> None:
         """Count a sequence's drafts of one step."""
         self.drafts += 1

@@ -24,7 +24,7 @@ LAYERS = {
 # The floor of each engine module; a folder's floor is that of all its modules without an entry of their own.
 FLOORS = {
     0: "errors types snapshot messages config speculative batch garbage",
-    1: "stats laps pages pace ngrams gguf source channel step_times models.config models.families",
+    1: "stats laps pages pace chunks ngrams gguf source channel step_times models.config models.families",
     2: "cache sequence fairness queue admission endings retention plan drafts drafting scheduler",
     3: "device inputs kv_pool models loading",
     4: "choice logprobs verify penalties sampler rooms tapes graphs runner memory",

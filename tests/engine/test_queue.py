@@ -123,7 +123,7 @@ def test_a_pause_is_not_saved_up() -> None:
     counters.charge_prompt("a", 100, 0)
     counters.join("b", ["a"])
     assert counters.served("b") == 100 * INPUT_WEIGHT
-    counters.charge_token("b")
+    counters.charge_tokens("b", 1)
     assert counters.served("b") == 100 * INPUT_WEIGHT + OUTPUT_WEIGHT
     counters.leave("b")
     counters.leave("a")
