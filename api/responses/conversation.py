@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from api.protocol.messages import ChatMessage, FunctionCall, ToolCall
 from api.protocol.response_items import CallItem, InputItem, MessageItem, OutputItem, ReferenceItem, text_of
 from api.protocol.responses import ResponseRequest
-from api.responses.store import ResponseStore
+from api.responses.store import ResponseStore, packed
 from engine.errors import RequestError
 
 _ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[InputItem])
@@ -37,7 +37,7 @@ class Conversation:
     """
 
     def __init__(self, earlier: Sequence[bytes], turn: list[dict[str, Any]]) -> None:
-        self.turns = (*earlier, orjson.dumps(turn))
+        self.turns = (*earlier, packed(turn))
         self.item_ids = tuple(item["id"] for item in turn)
         self._earlier = [item for part in earlier for item in orjson.loads(part)]
         self._turn = turn

@@ -18,7 +18,7 @@ from api.reply import json_response
 from api.responses.as_chat import as_chat, blaming_responses, renamed_promise
 from api.responses.conversation import Conversation, conversation_of
 from api.responses.reply import Reply, response_events
-from api.responses.store import StoredResponse
+from api.responses.store import StoredResponse, packed
 from api.routes.body import JsonRoute
 from api.routes.shared import CallerOf, State
 from api.sse import EventStream
@@ -73,9 +73,9 @@ def _record(
     return StoredResponse(
         id=reply.id,
         owner=owner,
-        body=orjson.dumps(reply.body()),
+        body=packed(reply.body()),
         turns=conversation.turns,
-        output=orjson.dumps(reply.output()),
+        output=packed(reply.output()),
         item_ids=(*conversation.item_ids, *reply.item_ids()),
         job=job,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from typing import Any
 
 import openai
@@ -29,6 +30,28 @@ def test_going_on_from_a_response(live: Live) -> None:
         with pytest.raises(openai.BadRequestError) as caught:
             client.responses.create(model="tiny", input="x", previous_response_id=first.id)
     assert caught.value.code == "previous_response_not_found" and caught.value.param == "previous_response_id"
+
+
+def test_what_is_kept_takes_no_more_memory_than_is_counted(live: Live) -> None:
+    def post(text: str) -> None:
+        http.post("/v1/responses", json={"model": "tiny", "input": text}).raise_for_status()
+
+    with live.http() as http:
+        post("what is made when it is first needed")
+        before = live.state.responses.num_bytes
+        tracemalloc.start()
+        try:
+            for number in range(30):
+                post(f"{number} " * 100)
+            taken = sum(trace.size for trace in tracemalloc.take_snapshot().traces if _is_of_responses(trace))
+        finally:
+            tracemalloc.stop()
+    assert 0 < taken < live.state.responses.num_bytes - before
+
+
+def _is_of_responses(trace: tracemalloc.Trace) -> bool:
+    """Whether it was allocated by code of responses, on whose behalf ever."""
+    return "responses" in trace.traceback[0].filename and "tests" not in trace.traceback[0].filename
 
 
 def test_outputs_alone_after_a_response_with_calls(live: Live) -> None:
