@@ -25,6 +25,7 @@ MAX_WAITING = 10_000
 MAX_BATCH = 1000
 WAIT_SECONDS = 2.0
 _RETRY_SECONDS = 0.2
+_CACHE_KIB = 256  # of pages; ids are random, so most pages that are written lie in the system's cache alone anyway
 _DAYS_OF_IDS = 2  # how long an id is known; a try is repeated within seconds
 _APPLICATION_ID = 0x52475547
 
@@ -98,6 +99,7 @@ class LedgerFile:
             raise sqlite3.DatabaseError("it is a database of something else")
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
+        self._db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         self._db.executescript(_SCHEMA)
 
     def add(self, records: Iterable[UsageRecord]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _sqlite3
 import asyncio
+import ctypes
 import random
 import sqlite3
 import subprocess
@@ -151,6 +153,21 @@ async def test_a_disk_that_stays_full_holds_nobody_up(tmp_path: Path, monkeypatc
     assert book.num_lost >= 30
     await book.close()
     assert book.num_lost == 40
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    library = ctypes.CDLL(_sqlite3.__file__)  # the symbols of SQLite's own library are found through it
+    if not hasattr(library, "sqlite3_memory_used"):
+        pytest.skip("this Python has SQLite linked in without its symbols")
+    library.sqlite3_memory_used.restype = ctypes.c_int64
+    before = library.sqlite3_memory_used()
+    file = LedgerFile(tmp_path / "usage.db")
+    rng = random.Random(7)
+    for _ in range(20):
+        file.add(replace(record(0, number), id=rng.randbytes(16).hex()) for number in range(500))
+    held = library.sqlite3_memory_used() - before
+    file.close()
+    assert 0 < held < 500_000 < (tmp_path / "usage.db").stat().st_size
 
 
 def test_files_that_are_no_ledger(tmp_path: Path) -> None:
