@@ -25,7 +25,8 @@ from grammar.formats import FORMATS
 from grammar.patterns import pattern_matches
 from grammar.spec import GrammarKind, GrammarSpec
 
-_MOST_CACHED = 256
+MOST_CACHED = 256
+"""Validators that are remembered, at most."""
 _LONG_TEXT = 1_024
 _LONGEST_JUDGED = 4_096  # characters of a string whose pattern or format is looked at
 _DIGITS = 4_000  # Python converts no more at once
@@ -43,7 +44,7 @@ class Validators:
         """Whether a finished text is the JSON that ``spec`` asks for. Long texts are judged on another thread."""
         validator = self._known.pop(spec.key, None) or _validator(spec)
         self._known[spec.key] = validator
-        if len(self._known) > _MOST_CACHED:
+        if len(self._known) > MOST_CACHED:
             self._known.popitem(last=False)
         if len(text) < _LONG_TEXT:
             return _is_valid(validator, text)

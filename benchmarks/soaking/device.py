@@ -29,7 +29,7 @@ import torch
 from fake_worker import FakeWorker, adapter_code
 from lora_folders import file_of, good_config, good_tensors, small_reader, write_folder
 
-from api import server
+from api import server, validators
 from api.config import ServerConfig
 from benchmarks.soaking import ROOT
 from engine import garbage, grammars, loop
@@ -39,14 +39,17 @@ from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.core import EngineCore, Launched
 from engine.messages import Done, Failed, Message, Submit, TokenOut, TokenTexts
+from grammar import vocabulary
 from grammar.service import CompileService
 from lora.adapters import Adapters
 
 EOS, VOCAB = 95, 96  # the printable characters of ASCII, and the end
 ADAPTERS, SLOTS = 64, 8
 PAGES, PAGE, MAX_LEN = 80, 16, 1024  # for 32 rows: a pool that is full, so that sequences make room for others
-GRAMMAR_BYTES = 2 << 20  # small, like the store of responses: what is bounded shall reach its bound soon
+GRAMMAR_BYTES = 2 << 20  # small, like the next three: what is bounded shall reach its bound soon
 RESPONSE_BYTES = 1 << 18
+VALIDATORS = 32
+WORDS = 100
 STEP_SECONDS = 0.004
 CHECK_SECONDS = 0.5
 REPORT = "engine.json"
@@ -93,12 +96,13 @@ class Characters:
 
 
 class Device(FakeWorker):
-    """A step takes its time, as on a device."""
+    """A step takes its time, as on a device, and leaves no record, which would grow with each."""
 
     def run(self, batch: Batch, masks: Any = None) -> StepResult:
         time.sleep(STEP_SECONDS)
         result = super().run(batch, masks)
         self.batches.clear()
+        self.log.clear()
         return result
 
 
@@ -160,8 +164,10 @@ def engine(fd: str, folder: str, options: str) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
-    bounded: Any = grammars
-    bounded.CompileService = partial(CompileService, cache_bytes=GRAMMAR_BYTES)
+    compiling: Any = grammars
+    compiling.CompileService = partial(CompileService, cache_bytes=GRAMMAR_BYTES)
+    bounded: Any = vocabulary
+    bounded.MAX_WORDS = WORDS
     adapters = Adapters(
         small_reader(Path(folder) / "adapters"), max_loras=SLOTS, max_adapters=256, max_cpu_bytes=8000, patience=8
     )
@@ -196,11 +202,13 @@ class SoakClient(EngineClient):
 
 
 def api(folder: str, port: str) -> int:
-    """The API process: the server, with the four names replaced by which it gets at a model."""
+    """The API process: the server, with the three names replaced by which it gets at a model, and one bound lower."""
     replaced: Any = server
     replaced.resolve_model = lambda model, revision: SimpleNamespace(path=Path(folder), name="soak")
     replaced.EngineClient = SoakClient
     replaced.Tokenizer = SimpleNamespace(load=lambda *_args, **_options: Characters())
+    bounded: Any = validators
+    bounded.MOST_CACHED = VALIDATORS
     config = EngineConfig(
         max_num_seqs=32, max_num_batched_tokens=256, block_size=PAGE, enable_lora=True, max_loras=SLOTS,
         lora_dir=str(Path(folder) / "adapters"),

@@ -1,0 +1,40 @@
+"""The device of ``benchmarks/soak.py``: what it remembers of a step would look like a leak of the engine."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import pytest
+
+from benchmarks.soaking import device
+from engine.config import EngineConfig
+from engine.messages import Done, Submit
+from engine.types import SamplingParams
+
+
+def steps_of_sequences(core: device.CheckedCore, first_id: int, count: int) -> int:
+    """Run so many sequences of 40 tokens, one after the other, each on its own prompt. Returns the steps."""
+    steps = 0
+    for number in range(first_id, first_id + count):
+        prompt = array("i", [number % 90, number // 90, 1])
+        core.handle([Submit(id=number, tokens=prompt, params=SamplingParams(max_tokens=40))])
+        ended = False
+        while not ended:
+            ended = any(isinstance(message, Done) for message in core.step())
+            steps += 1
+    return steps
+
+
+def test_nothing_is_remembered_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "STEP_SECONDS", 0)
+    worker = device.Device(device.PAGES, device.PAGE, vocab_size=device.VOCAB, max_model_len=device.MAX_LEN)
+    core = device.CheckedCore(EngineConfig(max_num_seqs=4, block_size=device.PAGE), worker)
+    steps_of_sequences(core, 1, 60)  # until the pool is full
+    blocks = sys.getallocatedblocks()
+    steps = steps_of_sequences(core, 61, 100)
+    assert steps >= 4000
+    assert sys.getallocatedblocks() - blocks < steps / 4
