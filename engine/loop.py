@@ -29,6 +29,8 @@ HEARTBEAT_SECONDS = 0.25
 GOODBYE_SECONDS = 5.0  # for the client to take the last frame
 START_FAILED = -1  # the id of the Failed that says why there will be no Ready
 EXIT_SOFTWARE = 70
+# For which a thread that fills masks may keep the step loop waiting when it comes back from a kernel.
+SWITCH_SECONDS = 0.0005
 
 
 def serve(core: EngineCore, channel: Channel) -> None:
@@ -79,6 +81,7 @@ def main(arguments: list[str]) -> int:
     """Entry point of the process. Returns its exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    sys.setswitchinterval(SWITCH_SECONDS)
     fd, path, options = arguments
     channel = Channel(socket.socket(fileno=int(fd)))
     try:

@@ -14,10 +14,15 @@ from grammar.worker import MAX_FRAME, NICE, READY, STARTED, encode_vocabulary, w
 
 START_SECONDS = 120.0
 PATIENCE = 20
-# Nice before anything is imported. The child stays in the session of its parent: niceness only acts between processes
-# of one session where the kernel groups them by session (autogroup).
-_PROGRAM = f"import os, sys; os.nice({NICE}); sys.path.insert(0, sys.argv[1]); from grammar.worker import main; main()"
+# A worker that yields and gets less than so many seconds of processor time in so many seconds is starved.
+FEWEST_SECONDS, HUNGRY_SECONDS = 0.02, 0.5
+# The worker steps back before anything is imported. It stays in the session of its parent: its scheduling class only
+# counts between processes of one session where the kernel groups them by session (autogroup).
+_YIELD = "import os, sys; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"
+_STEADY = f"import os, sys; os.nice({NICE})"
+_SERVE = "sys.path.insert(0, sys.argv[1]); from grammar.worker import main; main()"
 _ROOT = str(Path(__file__).resolve().parent.parent)
+CAN_YIELD = hasattr(os, "SCHED_IDLE")
 
 
 class ChildDied(Exception):
@@ -28,17 +33,31 @@ class ChildTimeout(Exception):
     """No answer came in time."""
 
 
-class Child:
-    """One worker, ready to compile."""
+class ChildStarved(Exception):
+    """A worker that yields gets hardly any processor time: the cores are busy all the time."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+
+class Child:
+    """One worker, ready to compile.
+
+    One that *yields* is of the scheduling class for what is idle: it runs where a core has nothing else to do, and
+    leaves it as soon as somebody wants it. Another class delays a step of the engine by a slice of 4 ms each time that
+    its share of a core is due. Where no core is ever free it does not get on: that is what `ChildStarved` is for.
+
+    Attributes:
+        yields: whether it does.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, *, yields: bool = False) -> None:
         """Start it and wait until it is ready.
 
         Raises:
             ChildDied: if it does not start.
+            ChildStarved: if it yields and does not get on.
         """
+        self.yields = yields
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, _ROOT],
+            [sys.executable, "-c", f"{_YIELD if yields else _STEADY}; {_SERVE}", _ROOT],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -48,8 +67,12 @@ class Child:
         )
         try:
             self._send(encode_vocabulary(vocabulary))
+            self._wait(START_SECONDS, 1)
             if self._receive(time.monotonic() + START_SECONDS) != READY:
                 raise ChildDied
+        except ChildStarved:
+            self.kill()
+            raise
         except (ChildDied, ChildTimeout):
             self.kill()
             raise ChildDied from None
@@ -66,11 +89,13 @@ class Child:
             ChildTimeout: if the worker takes more than `seconds` of processor time from when it has started on it, or
                 `PATIENCE` times as long by the clock: on a busy machine it has to wait for its turn.
             ChildDied: if the worker ends.
+            ChildStarved: if it yields and does not get on.
         """
         self._send(job)
+        self._wait(START_SECONDS, 1)
         if self._receive(time.monotonic() + START_SECONDS) != STARTED:
             raise ChildDied
-        self._wait(seconds)
+        self._wait(seconds, PATIENCE)
         return self._receive(time.monotonic() + START_SECONDS)
 
     def kill(self) -> None:
@@ -84,16 +109,21 @@ class Child:
                     continue  # what was still in the buffer has no reader any more
         self._process.wait()
 
-    def _wait(self, seconds: float) -> None:
+    def _wait(self, seconds: float, patience: int) -> None:
         """Wait until the worker answers or ends."""
         assert self._process.stdout is not None
-        last, before = time.monotonic() + PATIENCE * seconds, self._processor_seconds()
-        left = seconds
-        while left > 0 and (now := time.monotonic()) < last:
-            ready, _, _ = select.select([self._process.stdout], [], [], min(left, last - now))
+        checked, before = time.monotonic(), self._processor_seconds()
+        last, taken, had = checked + patience * seconds, 0.0, 0.0
+        while taken < seconds and (now := time.monotonic()) < last:
+            if now - checked >= HUNGRY_SECONDS:
+                if self.yields and taken - had < FEWEST_SECONDS:
+                    raise ChildStarved
+                checked, had = now, taken
+            most = min(seconds - taken, last - now, HUNGRY_SECONDS)
+            ready, _, _ = select.select([self._process.stdout], [], [], most)
             if ready:
                 return
-            left = seconds - (self._processor_seconds() - before)
+            taken = self._processor_seconds() - before
         raise ChildTimeout
 
     def _processor_seconds(self) -> float:

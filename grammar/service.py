@@ -1,12 +1,15 @@
 """Compiling for a server: in processes that can be killed, each grammar once, remembered within a byte budget.
 
 No grammar library bounds its own work, and a thread cannot be stopped, so a compile runs in a child process with limits
-of time and memory; a child that passes either is killed and replaced. Results and refusals are remembered
-by content. Requests for a grammar that is being compiled share one future.
+of time and memory; a child that passes either is killed and replaced. Children yield the cores to the engine, unless
+that leaves them none. Results and refusals are remembered by content. Requests for a grammar that is being compiled
+share one future.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -15,7 +18,7 @@ from dataclasses import dataclass
 
 from grammar.artifact import Artifact
 from grammar.blame import likeliest_part
-from grammar.child import Child, ChildDied, ChildTimeout
+from grammar.child import CAN_YIELD, Child, ChildDied, ChildStarved, ChildTimeout
 from grammar.compiler import Compiled, load
 from grammar.errors import GrammarError, GrammarTimeout
 from grammar.spec import GrammarSpec
@@ -26,6 +29,9 @@ REFUSAL_BYTES = 1_024
 MAX_OBSERVATIONS = 4_096
 # A compile that was too slow once may have met a busy machine: it may be tried again after so many seconds.
 RETRY_SECONDS = 60.0
+NICENESS = 10  # of threads that load what workers have compiled
+# Where a worker that yields has starved, workers take their share of the cores for so many seconds.
+STEADY_SECONDS = 600.0
 
 
 class CompileQueueFull(Exception):
@@ -104,9 +110,10 @@ class CompileService:
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._pending: dict[str, Future[Compiled]] = {}
-        self._pool = ThreadPoolExecutor(workers, "grammar-compile")
+        self._pool = ThreadPoolExecutor(workers, "grammar-compile", _step_back)
         self._idle: list[Child] = []
         self._closed = False
+        self._steady_until = 0.0 if CAN_YIELD else float("inf")
         self._seconds_taken: list[float] = []
         self._pool.submit(self._warm)
 
@@ -181,6 +188,10 @@ class CompileService:
         child = self._child()
         try:
             body = child.compile(encode_job(spec, self._seconds, self._memory_bytes), self._seconds)
+        except ChildStarved:
+            child.kill()
+            self._steady_until = time.monotonic() + STEADY_SECONDS
+            return self._compiled(spec)
         except ChildTimeout:
             child.kill()
             raise self._stopped(spec, f"takes longer than {self._seconds:g} s to compile") from None
@@ -217,13 +228,18 @@ class CompileService:
 
     def _child(self) -> Child:
         while True:
+            yields = time.monotonic() >= self._steady_until
             with self._lock:
                 child = self._idle.pop() if self._idle else None
             if child is None:
-                return Child(self._vocabulary)
-            if child.is_alive:
+                try:
+                    return Child(self._vocabulary, yields=yields)
+                except ChildStarved:
+                    self._steady_until = time.monotonic() + STEADY_SECONDS
+            elif child.is_alive and child.yields is yields:
                 return child
-            child.kill()  # somebody ended it while it was idle: no grammar is to blame
+            else:
+                child.kill()  # of the other class; or somebody ended it while it was idle: no grammar is to blame
 
     def _give_back(self, child: Child) -> None:
         with self._lock:
@@ -231,6 +247,15 @@ class CompileService:
                 self._idle.append(child)
                 return
         child.kill()
+
+
+def _step_back() -> None:
+    """Have this thread load large grammars behind the engine's threads, whose process this is.
+
+    Not in the class of what is idle, in which it could hold the interpreter's lock and be given no core.
+    """
+    if sys.platform == "linux":  # elsewhere niceness is that of the whole process
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def _settled(result: Compiled | GrammarError) -> Future[Compiled]:
