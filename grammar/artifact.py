@@ -24,6 +24,7 @@ class Artifact:
         backend: the library that reads `source`.
         source: llguidance's grammar text, or XGrammar's serialised automaton.
         whole: tokens of the shortest answer, its end token left out; none if it is not known.
+        is_hopeless: a search for one has found none.
         properties: short properties to end an object with.
         values: short values to end anything with; of an answer that is not JSON, short whole answers.
         is_json: whether answers are JSON, or have JSON parts.
@@ -48,6 +49,7 @@ class Artifact:
     narrowings: tuple[Narrowing, ...] = ()
     num_bytes: int = 0
     open_ended: bool = False
+    is_hopeless: bool = False
 
     def encode(self) -> bytes:
         """As JSON."""

@@ -26,6 +26,8 @@ MAX_STEPS = 800
 # Tokens beyond the budget that a way may have: it cannot be completed, but how far it leads is worth something.
 BEYOND = 200
 HEAD_START = 40
+# Tokens to go on after a search that found nothing, at least, before the next one.
+PAUSE = 8
 # Tokens that a search may try. Searches that find a way in a schema try up to 800, in structural tags up to 10,000.
 MAX_TRIES = 12_000
 MAX_SEARCH = 300
@@ -53,6 +55,11 @@ class Pieces:
     def whole(self) -> tuple[int, ...]:
         """The shortest answer; none if it is not known."""
         return self._artifact.whole
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether no short answer was found when one was looked for."""
+        return self._artifact.is_hopeless
 
     @property
     def num_shortest(self) -> int | None:
@@ -202,7 +209,7 @@ class Closer:
         found = self.completion(state, remaining + BEYOND)
         if found is None:
             # All streams wait for a search, and one that finds nothing takes longest: only a few of them.
-            self._marks[-1] = replace(mark, again=remaining * 3 // 4)
+            self._marks[-1] = replace(mark, again=min(remaining * 3 // 4, remaining - PAUSE))
             return None
         near = remaining <= len(found) + jump
         self._marks[-1] = replace(mark, known=(position, len(found)), plan=(position, found) if near else None)
@@ -211,8 +218,8 @@ class Closer:
     def completion(self, state: State, most: int = MAX_TOKENS) -> list[int] | None:
         """A short way to an end, or None if none of about `most` tokens was found."""
         whole, inside = self._pieces.whole, self._marks[-1].inside
-        if len(self._marks) == 1 and whole:
-            return list(whole)
+        if len(self._marks) == 1 and (whole or self._pieces.is_hopeless):
+            return list(whole) or None
         try:
             return self._search_ways(Bounded(state, [MAX_TRIES]), inside, most)
         except Exhausted:

@@ -68,13 +68,14 @@ class Compiled:
         self.is_spoilt = True
         return _initial_state(self._artifact, self._vocabulary)[0]
 
-    def shortest(self) -> tuple[int, ...]:
-        """The tokens of a short answer: that of the artifact if it is one, else what a search finds; or nothing."""
+    def shortest(self) -> tuple[int, ...] | None:
+        """The tokens of a short answer: that of the artifact if it is one, else what a search finds; or None."""
         known = self._artifact.whole
         if known and leads_to_end(self._state, known):
             return known
         unknown = Pieces(self._vocabulary, replace(self._artifact, whole=()))
-        return tuple(Closer(unknown).completion(self._state) or ())
+        found = Closer(unknown).completion(self._state)
+        return None if found is None else tuple(found)
 
 
 def compile(spec: GrammarSpec, vocabulary: Vocabulary, limits: Limits = DEFAULT_LIMITS) -> Compiled:
@@ -101,7 +102,10 @@ def lower(spec: GrammarSpec, vocabulary: Vocabulary, limits: Limits = DEFAULT_LI
         dry_run.check(compiled, lambda: Compiled(artifact, vocabulary), vocabulary)
     except dry_run.DryRunError as error:
         raise likeliest_part(spec, str(error)) from None
-    return artifact if artifact.open_ended else replace(artifact, whole=compiled.shortest())
+    if artifact.open_ended:
+        return artifact
+    shortest = compiled.shortest()
+    return replace(artifact, whole=shortest or (), is_hopeless=shortest is None)
 
 
 def load(artifact: Artifact, vocabulary: Vocabulary) -> Compiled:
