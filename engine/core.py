@@ -197,6 +197,7 @@ class EngineCore:
         self._outbox += [failure_of(number, error) for number in self._compiling]
         self._compiling.clear()
         self._outbox += self._scheduler.fail_all(error)
+        self._scheduler.slow_masks.close()
         if self._adapters:
             self._outbox += [failure_of(submit.id, error) for submit in self._adapters.take_waiting()]
             self._adapters.close()

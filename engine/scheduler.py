@@ -45,6 +45,7 @@ from engine.plan import Plan, StepUnderWay, lease_of
 from engine.queue import WaitingQueue
 from engine.retention import Retention
 from engine.sequence import MaskJob, Sequence, Status
+from engine.slow_masks import SlowMasks
 from engine.stats import EngineStats
 from engine.types import FinishReason, Priority
 
@@ -65,6 +66,7 @@ class Scheduler:
 
     Attributes:
         retention: what stays in the cache for calls to come.
+        slow_masks: those that steps do not wait for.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Scheduler:
         self._committed = 0.0  # when the last step was
         self._under_way: deque[StepUnderWay] = deque()  # at most two, the later one planned ahead
         self.retention = Retention(cache, clock)
+        self.slow_masks = SlowMasks()
         self._queue = WaitingQueue(self._num_cached if cache.sharing else None, clock)
         self._running: list[Sequence] = []  # in order of admission
         self._alive: dict[int, Sequence] = {}
@@ -118,6 +121,7 @@ class Scheduler:
         if sequence.id in self._alive:
             raise ValueError(f"sequence {sequence.id} is alive already")
         self._alive[sequence.id] = sequence
+        self.slow_masks.begin(sequence, self._remaining(sequence))
         self._queue.push(sequence)
         self._stats.accepted += 1
 
@@ -240,13 +244,16 @@ class Scheduler:
 
     def _in_turn(self, plan: Plan) -> list[tuple[Sequence, int, int]]:
         """Running sequences that go on, and what they want: those of one token, then the others, as admitted."""
-        going = [(each, *plan.span(each)) for each in self._running if not self._is_ending(each, plan)]
+        going = [(each, *plan.span(each)) for each in self._running if self._can_go_on(each, plan)]
         return sorted(going, key=lambda wish: wish[2] - wish[1] > 1)
 
-    def _is_ending(self, sequence: Sequence, plan: Plan) -> bool:
-        """Whether the token that the step under way draws is the last one, whatever it is."""
+    def _can_go_on(self, sequence: Sequence, plan: Plan) -> bool:
+        """Not if the token that the step under way draws is the last one, whatever it is, or if a mask comes first."""
         row = plan.before.get(sequence.id)
-        return row is not None and row.draws and self._remaining(sequence) <= 1
+        if row is None or not row.draws:
+            return not self.slow_masks.is_filling(sequence)
+        left = self._remaining(sequence) - 1
+        return left > 0 and not (sequence.matcher and sequence.matcher.is_slow(left))
 
     def _extend(self, sequence: Sequence, start: int, wanted: int, plan: Plan) -> None:
         """Give a running sequence tokens and their pages, if need be at the cost of the last admitted."""
@@ -287,6 +294,8 @@ class Scheduler:
                 return
             if not self._has_room(plan) and not giving_way(self._cache, sequence, self._running):
                 return
+            if self.slow_masks.is_filling(sequence):
+                continue
             if self._cache.sharing and prefix_in_progress(self._cache, sequence, self._running):
                 passed_over += 1
                 continue
@@ -374,6 +383,8 @@ class Scheduler:
         self._cache.commit(lease_of(sequence), sequence.tokens, sequence.num_computed)
         if taken.num_stood < row.num_drafts:
             self._cache.shrink(lease_of(sequence), sequence.num_computed)
+        if row.draws:
+            self.slow_masks.begin(sequence, self._remaining(sequence), self._under_way)
         return messages
 
     def _remaining(self, sequence: Sequence) -> int:
@@ -388,6 +399,7 @@ class Scheduler:
             self._queue.remove(sequence)
         sequence.status = Status.FINISHED
         del self._alive[sequence.id]
+        self.slow_masks.forget(sequence)
         if self._drafts:
             self._drafts.forget(sequence)
         self._stats.count_finished(reason)

@@ -25,6 +25,7 @@ class Artifact:
         source: llguidance's grammar text, or XGrammar's serialised automaton.
         whole: tokens of the shortest answer, its end token left out; none if it is not known.
         is_hopeless: a search for one has found none.
+        is_slow: some masks take long.
         properties: short properties to end an object with.
         values: short values to end anything with; of an answer that is not JSON, short whole answers.
         is_json: whether answers are JSON, or have JSON parts.
@@ -50,6 +51,7 @@ class Artifact:
     num_bytes: int = 0
     open_ended: bool = False
     is_hopeless: bool = False
+    is_slow: bool = False
 
     def encode(self) -> bytes:
         """As JSON."""

@@ -192,6 +192,14 @@ class Closer:
         if count:
             del self._marks[-count:]
 
+    def must_search(self, remaining: int) -> bool:
+        """Whether `plan` has to look for an end: none is planned, and one may be needed soon."""
+        mark, position = self._marks[-1], len(self._marks) - 1
+        if self.is_free or mark.plan is not None or (mark.again is not None and remaining > mark.again):
+            return False
+        known = mark.known
+        return known is None or remaining <= known[1] + (position - known[0] + 1) * self._pieces.jump
+
     def plan(self, state: State, remaining: int) -> list[int] | None:
         """The tokens to an end if it is time to go there, else None: every token is still free.
 
@@ -199,19 +207,15 @@ class Closer:
             state: where the answer stands; left as it is.
             remaining: tokens that may still be generated.
         """
-        mark, position, jump = self._marks[-1], len(self._marks) - 1, self._pieces.jump
-        if mark.plan is not None:
-            return self.planned
-        if mark.known is not None and remaining > mark.known[1] + (position - mark.known[0] + 1) * jump:
-            return None
-        if mark.again is not None and remaining > mark.again:
-            return None
+        mark, position = self._marks[-1], len(self._marks) - 1
+        if not self.must_search(remaining):
+            return None if mark.plan is None else self.planned
         found = self.completion(state, remaining + BEYOND)
         if found is None:
             # All streams wait for a search, and one that finds nothing takes longest: only a few of them.
             self._marks[-1] = replace(mark, again=min(remaining * 3 // 4, remaining - PAUSE))
             return None
-        near = remaining <= len(found) + jump
+        near = remaining <= len(found) + self._pieces.jump
         self._marks[-1] = replace(mark, known=(position, len(found)), plan=(position, found) if near else None)
         return found if near else None
 

@@ -20,7 +20,7 @@ from grammar.document import Document
 from grammar.errors import GrammarError
 from grammar.lark import to_lark
 from grammar.limits import DEFAULT_LIMITS, Limits, check_limits
-from grammar.matcher import Matcher
+from grammar.matcher import SLOW_SECONDS, Matcher
 from grammar.schema import Analysis
 from grammar.spec import GrammarKind, GrammarSpec
 from grammar.states import LlguidanceState, State, XgrammarState
@@ -62,7 +62,14 @@ class Compiled:
     def matcher(self) -> Matcher:
         """A matcher at the beginning of an answer."""
         closer = Closer(self._pieces, free=self._open_ended and self._state.can_end())
-        return Matcher(self._state, self._vocabulary, closer, self._remake, open_ended=self._open_ended)
+        return Matcher(
+            self._state,
+            self._vocabulary,
+            closer,
+            self._remake,
+            open_ended=self._open_ended,
+            is_slow=self._artifact.is_slow,
+        )
 
     def _remake(self) -> State:
         self.is_spoilt = True
@@ -99,9 +106,10 @@ def lower(spec: GrammarSpec, vocabulary: Vocabulary, limits: Limits = DEFAULT_LI
     if compiled.error:
         raise likeliest_part(spec, _readable(compiled.error))
     try:
-        dry_run.check(compiled, lambda: Compiled(artifact, vocabulary), vocabulary)
+        slowest = dry_run.check(compiled, lambda: Compiled(artifact, vocabulary), vocabulary)
     except dry_run.DryRunError as error:
         raise likeliest_part(spec, str(error)) from None
+    artifact = replace(artifact, is_slow=slowest > SLOW_SECONDS)
     if artifact.open_ended:
         return artifact
     shortest = compiled.shortest()

@@ -49,8 +49,8 @@ class _TooSlow(DryRunError):
     """A mask took too long; it may take less when it is looked at again."""
 
 
-def check(compiled: Compiled, remake: Callable[[], Compiled], vocabulary: Vocabulary) -> None:
-    """Walk a few random answers, the same ones each time.
+def check(compiled: Compiled, remake: Callable[[], Compiled], vocabulary: Vocabulary) -> float:
+    """Walk a few random answers, the same ones each time. Returns the seconds of the slowest mask.
 
     Args:
         compiled: the grammar.
@@ -61,12 +61,15 @@ def check(compiled: Compiled, remake: Callable[[], Compiled], vocabulary: Vocabu
         DryRunError: for a failure of the library, a place where no token is allowed, or a mask that takes too long.
     """
     walks = [(FEW_TOKENS, None)] if compiled.is_plain else [*[(TOKENS, None)] * WALKS, (TOKENS, BUDGET)]
+    slowest = 0.0
     for seed, (tokens, budget) in enumerate(walks):
         try:
-            _walk(compiled.matcher(), vocabulary, random.Random(seed), tokens, budget)
+            seconds = _walk(compiled.matcher(), vocabulary, random.Random(seed), tokens, budget)
         except _TooSlow:
             compiled = remake()
-            _walk(compiled.matcher(), vocabulary, random.Random(seed), tokens, budget)
+            seconds = _walk(compiled.matcher(), vocabulary, random.Random(seed), tokens, budget)
+        slowest = max(slowest, seconds)
+    return slowest
 
 
 def is_plain(artifact: Artifact) -> bool:
@@ -84,8 +87,9 @@ def _is_large(repeat: re.Match[str]) -> bool:
     return most > (PLAIN_GROUP_REPEAT if repeat[1] == ")" else PLAIN_REPEAT)
 
 
-def _walk(matcher: Matcher, vocabulary: Vocabulary, rng: random.Random, tokens: int, budget: int | None) -> None:
+def _walk(matcher: Matcher, vocabulary: Vocabulary, rng: random.Random, tokens: int, budget: int | None) -> float:
     row = np.zeros(vocabulary.num_words, dtype=np.int32)
+    slowest = 0.0
     for step in range(tokens):
         before = time.thread_time()
         try:
@@ -95,12 +99,14 @@ def _walk(matcher: Matcher, vocabulary: Vocabulary, rng: random.Random, tokens: 
         if budget is not None:
             matcher.draft(MAX_DRAFT)
         seconds = time.thread_time() - before
+        slowest = max(slowest, seconds)
         if seconds > MAX_MASK_SECONDS:
             raise _TooSlow(f"one mask took {1e3 * seconds:.0f} ms; the limit is {1e3 * MAX_MASK_SECONDS:.0f}")
         if not matcher.accept(_random_token(row, rng)):
             raise DryRunError("a token is allowed by the mask and then refused")
         if matcher.is_done:
-            return
+            break
+    return slowest
 
 
 def _random_token(row: Row, rng: random.Random) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,9 +12,19 @@ from grammar.closing import Closer
 from grammar.states import Row, State
 from grammar.vocabulary import Vocabulary
 
+# A mask that takes longer delays a step, beside whose forward pass it is filled.
+SLOW_SECONDS = 0.003
+
 
 class GrammarFailure(Exception):
     """The library ran into a limit of its own in the middle of an answer: the answer is an error, not an end."""
+
+
+class _Prepared(NamedTuple):
+    """A mask that was filled before it was needed, by what it depends on beside the tokens."""
+
+    remaining: int | None
+    row: Row
 
 
 class Matcher:
@@ -28,6 +40,8 @@ class Matcher:
     Args:
         beginning: the state of the grammar before any token; never changed.
         remake: another such state that shares nothing with it.
+        open_ended: the answer is free text that may end anywhere.
+        is_slow: masks of the grammar are known to take long.
     """
 
     def __init__(
@@ -38,7 +52,10 @@ class Matcher:
         remake: Callable[[], State],
         *,
         open_ended: bool = False,
+        is_slow: bool = False,
     ) -> None:
+        self._prepared: _Prepared | None = None
+        self._slow_masks = self._slow_searches = is_slow
         self._tokens: list[int] = []
         self._open_ended = open_ended
         self._remake = remake
@@ -84,6 +101,35 @@ class Matcher:
         Raises:
             GrammarFailure: if the library has failed, or allows no token at all.
         """
+        if self._prepared is not None and self._prepared.remaining == remaining:
+            row[:] = self._prepared.row
+            return
+        searches = remaining is not None and self._closer.must_search(remaining)
+        before = time.perf_counter()
+        self._fill(row, remaining)
+        is_slow = time.perf_counter() - before > SLOW_SECONDS
+        if searches:
+            self._slow_searches |= is_slow
+        else:
+            self._slow_masks = is_slow
+
+    def is_slow(self, remaining: int) -> bool:
+        """Whether the next mask is likely to take long, going by those before: better to `prepare` it."""
+        return self._slow_searches if self._closer.must_search(remaining) else self._slow_masks
+
+    def prepare(self, remaining: int | None) -> None:
+        """Fill the next mask already: `fill_mask` has it at hand, if no token comes or goes. What fails, fails there.
+
+        No draft is proposed behind such a mask, as its own would take as long.
+        """
+        row: Row = np.zeros(self._vocabulary.num_words, dtype=np.int32)
+        try:
+            self.fill_mask(row, remaining)
+        except Exception:
+            return  # whatever a library raises: it is met again by who asks for the mask
+        self._prepared = _Prepared(remaining, row)
+
+    def _fill(self, row: Row, remaining: int | None) -> None:
         if self._ended:
             self._allow_only_end(row)
             return
@@ -114,6 +160,7 @@ class Matcher:
         """Advance by a token. False, and nothing changes, if the grammar does not allow it here."""
         if self._ended:
             return False
+        self._prepared = None
         if token in self._vocabulary.eos:
             self._ended = self._state.can_end()
             self._tokens += [token] * self._ended
@@ -142,6 +189,7 @@ class Matcher:
             raise ValueError(f"cannot take back {count} of {self.num_tokens} tokens")
         if not count:
             return
+        self._prepared = None
         del self._tokens[self.num_tokens - count :]
         if self._ended:
             self._ended = False
@@ -154,7 +202,7 @@ class Matcher:
 
     def admits(self, tokens: Sequence[int]) -> int:
         """How many of some tokens of text could come next, one after the other; the state is left as it is."""
-        if self._is_remade:
+        if self._is_remade or self._prepared is not None:
             return 0
         start = self.num_tokens
         for token in tokens:
@@ -177,6 +225,7 @@ class Matcher:
         """An independent matcher at the same place."""
         other = Matcher(self._state, self._vocabulary, self._closer.copy(), self._remake, open_ended=self._open_ended)
         other._tokens, other._ended, other._is_remade = list(self._tokens), self._ended, self._is_remade
+        other._slow_masks, other._slow_searches = self._slow_masks, self._slow_searches
         return other
 
     def draft(self, limit: int) -> list[int]:
@@ -185,7 +234,7 @@ class Matcher:
         On the way to an end before the budget is spent these are the tokens themselves. Else the text is forced, and
         its division into tokens a proposal: verify them under the mask like any draft.
         """
-        if self._ended or self._is_remade or limit < 1:
+        if self._ended or self._is_remade or self._prepared is not None or limit < 1:
             return []
         if not self._closer.is_free and (planned := self._closer.planned):
             return planned[:limit]

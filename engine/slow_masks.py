@@ -1,0 +1,60 @@
+"""Masks that take long, filled before the step that needs them is planned: no other row waits for them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from engine.plan import StepUnderWay
+from engine.sequence import Sequence
+
+NICENESS = 15  # of the thread, which the step loop and its kernels need not share their cores with
+
+
+class SlowMasks:
+    """A mask is filled beside the forward pass of its step, which waits for it. Where the last one took long, the next
+    is begun as soon as the tokens before it are known, and its sequence sits out the steps until it is there.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "grammar-slow-masks", _step_back)
+        self._under_way: dict[int, Future[None]] = {}
+
+    def begin(self, sequence: Sequence, remaining: int, ahead: Iterable[StepUnderWay] = ()) -> None:
+        """Begin the next mask of a sequence if it is likely to take long.
+
+        Args:
+            sequence: waits or runs.
+            remaining: tokens that it may still generate.
+            ahead: steps under way; one with a row of the sequence is about to ask for that mask itself.
+        """
+        matcher = sequence.matcher
+        if matcher and matcher.is_slow(remaining) and not any(sequence.id in step.rows for step in ahead):
+            self._under_way[sequence.id] = self._thread.submit(matcher.prepare, remaining)
+
+    def is_filling(self, sequence: Sequence) -> bool:
+        """Whether a mask of the sequence is not there yet: nobody else may touch its matcher."""
+        filling = self._under_way.get(sequence.id)
+        if filling is None:
+            return False
+        if filling.done():
+            del self._under_way[sequence.id]
+            return False
+        return True
+
+    def forget(self, sequence: Sequence) -> None:
+        """A sequence has ended."""
+        if filling := self._under_way.pop(sequence.id, None):
+            filling.cancel()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(cancel_futures=True)
+
+
+def _step_back() -> None:
+    if sys.platform == "linux":  # elsewhere niceness is that of the whole process
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
