@@ -2,10 +2,11 @@
 
     python -m benchmarks.grammar.hostile --url http://127.0.0.1:8000/v1 [--streams 4] [--inputs 40] [--json out.json]
 
-Streams of plain text run twice over: alone, then with one hostile request after the other beside them, and so on in
-turns. Reported are the inter-token times of the plain streams in both, and what became of the hostile requests. A
-hostile request asks for no more than a few tokens, so that what it costs is its compile and its masks. Before the
-first turn a plain grammar of either library is asked for, as the first one of a server's life loads the library.
+Streams of plain text run in turns: alone, then with one hostile request after the other beside them, then with as many
+harmless ones of that length, which says what any request costs the others. Reported are the inter-token times of the
+plain streams in each, and what became of the hostile requests. A hostile request asks for no more than a few tokens, so
+that what it costs is its compile and its masks. Before the first turn a plain grammar of either library is asked for,
+as the first one of a server's life loads the library.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import asyncio
 import json
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
@@ -51,6 +54,13 @@ class Load:
                     times.append(time.perf_counter())
         return [after - before for before, after in pairwise(times)]
 
+    async def join(self) -> None:
+        """One harmless request, as long as a hostile one."""
+        body = {"model": self._model, "prompt": "x", "max_tokens": HOSTILE_TOKENS, "ignore_eos": True}
+        async with self._session.post(self._url, json=body) as response:
+            response.raise_for_status()
+            await response.read()
+
     async def attack(self, fields: dict[str, Any]) -> None:
         """One hostile request; what became of it is counted."""
         body = {"model": self._model, "prompt": "x", "max_tokens": HOSTILE_TOKENS, **fields}
@@ -74,9 +84,9 @@ def _plain(value: Any) -> Any:
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Rounds of plain streams, every second one under attack."""
+    """Rounds of plain streams: alone, under attack, beside harmless requests."""
     chosen = inputs()[options.first :: max(1, len(inputs()) // options.inputs)][: options.inputs]
-    times: dict[str, list[float]] = {"alone": [], "attacked": []}
+    times: dict[str, list[float]] = {"alone": [], "attacked": [], "beside": []}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(600)) as session:
         async with session.get(f"{options.url}/models") as response:
             model = (await response.json())["data"][0]["id"]
@@ -86,13 +96,17 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             await load.attack(fields)
         load.ends.clear()
         for turn in range(options.rounds):
-            for name, some in (("alone", []), ("attacked", chosen[turn :: options.rounds])):
+            hostile: list[Callable[[], Awaitable[None]]] = [
+                partial(load.attack, fields) for _, fields in chosen[turn :: options.rounds]
+            ]
+            for name, requests in (("alone", []), ("attacked", hostile), ("beside", [load.join] * len(hostile))):
                 streams = asyncio.gather(*(load.stream() for _ in range(options.streams)))
-                for _, fields in some:
-                    await load.attack(fields)
+                for request in requests:
+                    await request()
                 times[name] += [gap for gaps in await streams for gap in gaps]
     result: dict[str, Any] = {name: percentiles(gaps, 1e3) | {"gaps": len(gaps)} for name, gaps in times.items()}
-    result["p99_ratio"] = round(result["attacked"]["p99"] / result["alone"]["p99"], 3)
+    for name, other in (("p99_ratio", "alone"), ("p99_ratio_beside", "beside")):
+        result[name] = round(result["attacked"]["p99"] / result[other]["p99"], 3)
     result["hostile"] = {"requests": len(chosen), "ends": dict(load.ends)}
     return result
 
