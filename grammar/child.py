@@ -15,7 +15,7 @@ from grammar.worker import MAX_FRAME, NICE, READY, STARTED, encode_vocabulary, w
 START_SECONDS = 120.0
 PATIENCE = 20
 # A worker that yields and gets less than so many seconds of processor time in so many seconds is starved.
-FEWEST_SECONDS, HUNGRY_SECONDS = 0.02, 0.5
+FEWEST_SECONDS, HUNGRY_SECONDS = 0.01, 0.5
 # The worker steps back before anything is imported. It stays in the session of its parent: its scheduling class only
 # counts between processes of one session where the kernel groups them by session (autogroup).
 _YIELD = "import os, sys; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import traceback
 from collections.abc import Iterator
 
 import pytest
 
-from grammar.child import Child, ChildDied
+from grammar.child import _STEADY, _YIELD, Child, ChildDied, ChildStarved
 from grammar.errors import GrammarError, GrammarTimeout
 from grammar.service import CompileQueueFull, CompileService
 from grammar.spec import GrammarSpec
 from grammar.vocabulary import Vocabulary
-from grammar.worker import decode_vocabulary, encode_vocabulary
+from grammar.worker import decode_vocabulary, encode_job, encode_vocabulary
 
 WAIT = 120
 
@@ -103,6 +105,65 @@ def test_a_worker_that_dies_at_work_is_replaced(service, monkeypatch):
         with pytest.raises(GrammarTimeout, match="ends the compiler"):
             service.compile(GrammarSpec.json_schema({"const": "dies"})).result(WAIT)
     assert service.compile(GrammarSpec.json_schema({"const": "lives on"})).result(WAIT)
+
+
+def test_a_worker_yields_the_cores_unless_it_starves(vocabulary, monkeypatch):
+    compile_ = Child.compile
+    tried: list[bool] = []
+
+    def starve(self: Child, job: bytes, seconds: float) -> bytes:
+        tried.append(self.yields)
+        if self.yields:
+            raise ChildStarved
+        return compile_(self, job, seconds)
+
+    monkeypatch.setattr(Child, "compile", starve)
+    monkeypatch.setattr("grammar.child._YIELD", _STEADY)  # this machine may be busy
+    service = CompileService(vocabulary, workers=1, seconds=20)
+    try:
+        for value in range(2):
+            assert service.compile(GrammarSpec.json_schema({"const": value})).result(WAIT)
+        assert tried == [True, False, False]
+        monkeypatch.setattr(Child, "compile", compile_)
+        service._steady_until = 0.0
+        assert service.compile(GrammarSpec.json_schema({"const": 3})).result(WAIT)
+        assert [child.yields for child in service._idle] == [True]
+    finally:
+        service.close()
+
+
+def test_a_worker_that_yields_is_of_the_class_of_what_is_idle():
+    program = f"{_YIELD}; sys.exit(os.sched_getscheduler(0))"
+    assert subprocess.run([sys.executable, "-I", "-S", "-c", program], check=False).returncode == os.SCHED_IDLE
+
+
+def test_a_worker_that_gets_no_processor_time_starves(vocabulary, monkeypatch):
+    monkeypatch.setattr("grammar.child._YIELD", _STEADY)
+    monkeypatch.setattr("grammar.child.HUNGRY_SECONDS", 1_000.0)
+    child = Child(vocabulary, yields=True)
+    monkeypatch.setattr("grammar.child.HUNGRY_SECONDS", 0.05)
+    os.kill(child._process.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(ChildStarved):
+            child.compile(encode_job(GrammarSpec.json_object(), 5.0, 1 << 30), 5.0)
+    finally:
+        child.kill()
+
+
+def test_a_worker_that_starves_at_its_start_is_replaced(vocabulary, monkeypatch):
+    start = Child.__init__
+
+    def starve(self: Child, vocabulary: Vocabulary, *, yields: bool = False) -> None:
+        if yields:
+            raise ChildStarved
+        start(self, vocabulary)
+
+    monkeypatch.setattr(Child, "__init__", starve)
+    service = CompileService(vocabulary, workers=1, seconds=20)
+    try:
+        assert service.compile(GrammarSpec.json_schema({"const": 1})).result(WAIT)
+    finally:
+        service.close()
 
 
 def test_a_grammar_along_which_the_library_failed_is_compiled_again(service):

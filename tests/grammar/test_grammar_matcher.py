@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from grammar.artifact import Artifact, Backend
 from grammar.closing import Closer, Pieces
-from grammar.compiler import compile
+from grammar.compiler import compile, load
 from grammar.masks import Fill, MaskBuffer
 from grammar.matcher import GrammarFailure, Matcher
 from grammar.spec import GrammarSpec
@@ -95,6 +95,62 @@ def test_closing_survives_rollback(grammars):
                 matcher.rollback(1)
                 left += 1
         assert matcher.can_end
+
+
+@given(schema=st.sampled_from(SCHEMAS), seed=st.integers(0, 2**32), budget=st.sampled_from([3, 12, 60, None]))
+def test_a_mask_filled_ahead_is_the_one_filled_when_asked_for(grammars, vocabulary, schema, seed, budget):
+    """Along a walk with tokens taken back, and with another budget than was thought."""
+    rng = random.Random(seed)
+    matcher = grammars.schema(schema).matcher()
+    ahead, plain = (np.zeros(vocabulary.num_words, dtype=np.int32) for _ in range(2))
+    for _ in range(25):
+        left = None if budget is None else budget - matcher.num_tokens
+        if matcher.is_done or left == 0:
+            break
+        if rng.random() < 0.7:
+            matcher.prepare(left)
+            assert matcher.draft(5) == [] and matcher.admits([ord("1"), ord("2")]) == 0
+        asked = left if left is None or rng.random() < 0.8 else left + 1
+        expected = matcher.copy()
+        matcher.fill_mask(ahead, asked)
+        expected.fill_mask(plain, asked)
+        assert (ahead == plain).all()
+        bits = np.flatnonzero(np.unpackbits(ahead.view(np.uint8), bitorder="little"))
+        assert matcher.accept(int(rng.choice(bits)))
+        if rng.random() < 0.2:
+            matcher.rollback(rng.randint(1, matcher.num_tokens))
+
+
+def test_masks_that_took_long_are_expected_to_again(grammars, vocabulary, monkeypatch):
+    row = np.zeros(vocabulary.num_words, dtype=np.int32)
+    matcher = grammars.schema({"type": "string"}).matcher()
+    matcher.fill_mask(row, 1_000)
+    assert matcher.accept(ord('"')) and not matcher.is_slow(999)
+    monkeypatch.setattr("grammar.matcher.SLOW_SECONDS", -1.0)
+    matcher.fill_mask(row, 999)
+    assert matcher.accept(ord("a")) and matcher.is_slow(998)
+    assert matcher.copy().is_slow(998)
+    monkeypatch.setattr("grammar.matcher.SLOW_SECONDS", 1_000.0)
+    matcher.fill_mask(row, 998)
+    assert matcher.accept(ord("a")) and not matcher.is_slow(997)
+
+
+def test_an_end_that_was_looked_for_in_vain_is_not_looked_for_again_at_once(vocabulary, monkeypatch):
+    searched: list[int] = []
+
+    def search(self: Closer, state: object, inside: int, most: int) -> None:
+        searched.append(most)
+
+    monkeypatch.setattr(Closer, "_search_ways", search)
+    row = np.zeros(vocabulary.num_words, dtype=np.int32)
+    for is_hopeless, times in ((False, 2), (True, 1)):
+        searched.clear()
+        artifact = Artifact(Backend.LLGUIDANCE, "start: /[^a]{500}a/", is_hopeless=is_hopeless)
+        matcher = load(artifact, vocabulary).matcher()
+        for left in range(16, 0, -1):
+            matcher.fill_mask(row, left)
+            assert matcher.accept(ord("x"))
+        assert len(searched) == times
 
 
 def test_a_refused_token_changes_nothing(grammars, vocabulary):
