@@ -44,6 +44,8 @@ class CharSet:
         for first, last in self.ranges:  # most sets are nothing else, and this is asked very often
             if first <= code <= last:
                 return not self.negated
+        if not self.properties and not self.nested:
+            return self.negated
         inside = any(unicodedata.category(char).startswith(name) for name in self.properties) or any(
             char in other for other in self.nested
         )

@@ -63,9 +63,10 @@ class Document:
         self._anchors: dict[tuple[int, str], tuple[dict[str, Any], str, str]] = {}
         self._dynamic: dict[str, int] = {}
         self._keep: list[dict[str, Any]] = []
-        self.tracks_evaluation = _mentions(root, ("unevaluatedProperties", "unevaluatedItems"))
-        self._negates = _mentions(root, _NEGATING)
-        self._refers = _mentions(root, ("$ref", "$dynamicRef"))
+        keys = _keys(root)
+        self.tracks_evaluation = not keys.isdisjoint(("unevaluatedProperties", "unevaluatedItems"))
+        self._negates = not keys.isdisjoint(_NEGATING)
+        self._refers = not keys.isdisjoint(("$ref", "$dynamicRef"))
         self.root = self._add(root, "", "", root)
 
     def may_negate(self, node: Node) -> bool:
@@ -189,16 +190,17 @@ class Document:
         return known if known is not None else self._add(at, pointer, base, resource)
 
 
-def _mentions(root: dict[str, Any], keywords: tuple[str, ...]) -> bool:
+def _keys(root: dict[str, Any]) -> set[str]:
+    """The keys of all objects in a schema."""
+    found: set[str] = set()
     stack: list[Any] = [root]
     while stack:
         at = stack.pop()
         if isinstance(at, dict):
-            if any(keyword in at for keyword in keywords):
-                return True
-            at = list(at.values())
+            found.update(at)
+            at = at.values()
         stack += [value for value in at if isinstance(value, dict | list)]
-    return False
+    return found
 
 
 def _draft(root: dict[str, Any]) -> int:

@@ -87,7 +87,7 @@ class Analysis:
                 reason = f"makes more than {MAX_LITERALS} parts when written out"
                 raise GrammarError(*self._blame(conj), reason)
             parts = [self.worlds(literal) for literal in sorted(conj)]
-            known = tuple(self.product(parts, self._blame(conj)))
+            known = tuple(self.product(parts, conj))
             self._conjs[conj] = known
         return known
 
@@ -147,18 +147,23 @@ class Analysis:
             found = self._denied(literal // 2) if literal % 2 else self._held(literal // 2)
         finally:
             self._open.pop()
-        self._worlds[literal] = tuple(dict.fromkeys(found))
+        self._worlds[literal] = tuple(_distinct(found))
         self._carry(self._lost.get(literal, ()))
         return self._worlds[literal]
 
-    def product(self, parts: Iterable[Iterable[World]], blame: tuple[str, str]) -> list[World]:
-        """Every combination of one world from each part that is not plainly empty."""
+    def product(self, parts: Iterable[Iterable[World]], blame: tuple[str, str] | Conj) -> list[World]:
+        """Every combination of one world from each part that is not plainly empty.
+
+        Args:
+            blame: the keyword and its pointer, or whose keyword, should there be too many.
+        """
         result = [ANYTHING]
         for part in sorted((list(part) for part in parts), key=len):
-            merged = (self.prune(a & b) for a in result for b in part)
-            result = list(dict.fromkeys(world for world in merged if world.types))
+            merged = [self.prune(a & b) for a in result for b in part]
+            result = _distinct([world for world in merged if world.types])
             if len(result) > MAX_WORLDS:
-                raise GrammarError(*blame, f"more than {MAX_WORLDS} combinations of alternatives")
+                place = self._blame(blame) if isinstance(blame, frozenset) else blame
+                raise GrammarError(*place, f"more than {MAX_WORLDS} combinations of alternatives")
         return result
 
     def prune(self, world: World) -> World:
@@ -205,15 +210,13 @@ class Analysis:
             row = KEYWORDS.get(keyword)
             if row is None:
                 continue  # an unknown keyword is an annotation by the specification
-            where = pointer_join(node.pointer, keyword)
-            if row.treatment is Treatment.REFUSED:
-                raise GrammarError(keyword, where, f"is not supported: {row.note}")
-            wrong = shape_error(keyword, value)
+            refused = row.treatment is Treatment.REFUSED
+            wrong = f"is not supported: {row.note}" if refused else shape_error(keyword, value)
             if keyword in DRAFTED and not wrong:
                 document = self.document
                 wrong = draft_error(keyword, node.schema, document.draft, negates=document.may_negate(node))
             if wrong:
-                raise GrammarError(keyword, where, wrong)
+                raise GrammarError(keyword, pointer_join(node.pointer, keyword), wrong)
 
     # -- what a schema says
 
@@ -228,7 +231,9 @@ class Analysis:
             handler = HOLDS.get(keyword)
             if handler:
                 parts.extend(handler(self, number))
-        found = self.product(parts, self._blame(frozenset((2 * number,))))
+        found = self.product(parts, frozenset((2 * number,)))
+        if "unevaluatedProperties" not in schema and "unevaluatedItems" not in schema:
+            return found
         return [self.prune(world & unevaluated(self, number, world)) for world in found]
 
     def _denied(self, number: int) -> list[World]:
@@ -262,3 +267,8 @@ class Analysis:
         if isinstance(schema, bool):
             return (ANYTHING,) if schema != negated else ()
         return self.worlds(2 * self.document.child(number, schema, *tokens) + negated)
+
+
+def _distinct(worlds: list[World]) -> list[World]:
+    """Each world once, in order; the hash of a world is that of all its parts."""
+    return list(dict.fromkeys(worlds)) if len(worlds) > 1 else worlds
