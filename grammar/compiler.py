@@ -39,20 +39,23 @@ class Compiled:
         narrowings: where less is offered than the schema permits: (keyword, pointer, reason) each.
         num_bytes: what it takes in memory, about.
         error: why the library cannot follow the grammar; None after `lower` has let it through.
-        is_plain: nothing in it is known to make masks slow.
         is_spoilt: the library has failed along an answer, which may keep it from following any other.
     """
 
     def __init__(self, artifact: Artifact, vocabulary: Vocabulary) -> None:
         self.narrowings = artifact.narrowings
         self.num_bytes = artifact.num_bytes
-        self.is_plain = dry_run.is_plain(artifact)
         self._open_ended = artifact.open_ended
         self.is_spoilt = False
         self._artifact = artifact
         self._vocabulary = vocabulary
         self._state, self.error = _initial_state(artifact, vocabulary)
         self._pieces = Pieces(vocabulary, artifact)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing in it is known to make masks slow."""
+        return dry_run.is_plain(self._artifact)
 
     @property
     def num_shortest(self) -> int | None:

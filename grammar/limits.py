@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from grammar.blame import crowded_part, deep_part, large_part
 from grammar.document import pointer_join
@@ -58,7 +58,7 @@ def check_limits(spec: GrammarSpec, limits: Limits = DEFAULT_LIMITS) -> None:
     if len(spec.content) > most:
         raise large_part(spec, f"makes the whole too large: {len(spec.content)} bytes; the limit is {most}")
     if spec.kind is GrammarKind.CHOICE:
-        _check_values(spec.value(), "choice", "", limits)
+        _check_values(spec.value(), "choice", None, limits)
     if json_kind:
         _Walk(spec, limits).run()
 
@@ -72,6 +72,21 @@ def _depth(spec: GrammarSpec, limits: Limits) -> None:
         raise deep_part(spec, limits.depth, f"is nested {deepest} deep; the limit is {limits.depth}")
 
 
+class _Place(NamedTuple):
+    """Where a value stands: as a pointer it is only wanted for a refusal."""
+
+    parent: _Place | None
+    step: str | int
+
+
+def _pointer(place: _Place | None) -> str:
+    steps: list[str | int] = []
+    while place is not None:
+        steps.append(place.step)
+        place = place.parent
+    return pointer_join("", *reversed(steps))
+
+
 class _Walk:
     def __init__(self, spec: GrammarSpec, limits: Limits) -> None:
         self.spec = spec
@@ -81,46 +96,51 @@ class _Walk:
 
     def run(self) -> None:
         root = self.spec.value()
-        stack = [(root, "")] if isinstance(root, dict | list) else []
+        stack: list[tuple[Any, _Place | None]] = [(root, None)] if isinstance(root, dict | list) else []
         while stack:
-            at, pointer = stack.pop()
+            at, place = stack.pop()
             if isinstance(at, dict):
                 self.objects += 1
                 if self.objects > self.limits.subschemas:
                     reason = f"makes the whole too large: more than {self.limits.subschemas} objects"
                     raise crowded_part(self.spec, reason)
-                self.check(at, pointer)
+                self.check(at, place)
                 steps: Any = at.items()
             else:
                 steps = enumerate(at)
-            stack += [(value, pointer_join(pointer, step)) for step, value in steps if isinstance(value, dict | list)]
+            stack += [(value, _Place(place, step)) for step, value in steps if isinstance(value, dict | list)]
 
-    def check(self, schema: dict[str, Any], pointer: str) -> None:
+    def check(self, schema: dict[str, Any], place: _Place | None) -> None:
         for keyword in ("properties", "patternProperties"):
             listed = schema.get(keyword)
             if isinstance(listed, dict) and len(listed) > self.limits.properties:
-                self.refuse(keyword, pointer, f"has {len(listed)} entries; the limit is {self.limits.properties}")
+                self.refuse(keyword, place, f"has {len(listed)} entries; the limit is {self.limits.properties}")
         for keyword in ("anyOf", "oneOf", "allOf"):
             listed = schema.get(keyword)
             if isinstance(listed, list) and len(listed) > self.limits.branches:
-                self.refuse(keyword, pointer, f"has {len(listed)} branches; the limit is {self.limits.branches}")
+                self.refuse(keyword, place, f"has {len(listed)} branches; the limit is {self.limits.branches}")
         pattern = schema.get("pattern")
         if isinstance(pattern, str) and len(pattern.encode()) > self.limits.pattern_bytes:
             size = len(pattern.encode())
-            self.refuse("pattern", pointer, f"has {size} bytes; the limit is {self.limits.pattern_bytes}")
+            self.refuse("pattern", place, f"has {size} bytes; the limit is {self.limits.pattern_bytes}")
         values = schema.get("enum")
         if isinstance(values, list):
-            self.value_bytes = _check_values(values, "enum", pointer, self.limits, self.value_bytes)
+            self.value_bytes = _check_values(values, "enum", place, self.limits, self.value_bytes)
 
-    def refuse(self, keyword: str, pointer: str, reason: str) -> None:
-        raise GrammarError(keyword, pointer_join(pointer, keyword), reason)
+    def refuse(self, keyword: str, place: _Place | None, reason: str) -> None:
+        raise GrammarError(keyword, _pointer(_Place(place, keyword)), reason)
 
 
-def _check_values(values: list[Any], keyword: str, pointer: str, limits: Limits, before: int = 0) -> int:
-    where = pointer_join(pointer, keyword) if keyword != "choice" else ""
+def _check_values(values: list[Any], keyword: str, place: _Place | None, limits: Limits, before: int = 0) -> int:
     if len(values) > limits.enum_values:
+        where = _values_pointer(keyword, place)
         raise GrammarError(keyword, where, f"has {len(values)} values; the limit is {limits.enum_values}")
     total = before + sum(len(str(value)) for value in values)
     if total > limits.enum_bytes:
+        where = _values_pointer(keyword, place)
         raise GrammarError(keyword, where, f"values take {total} bytes in all; the limit is {limits.enum_bytes}")
     return total
+
+
+def _values_pointer(keyword: str, place: _Place | None) -> str:
+    return "" if keyword == "choice" else _pointer(_Place(place, keyword))
