@@ -55,6 +55,16 @@ class SlotRequests:
         return slot
 
 
+def prefetch(slots: AdapterSlots, coming: Iterable[Sequence]) -> None:
+    """Have the adapters of those who come next loaded, also while rows or pages are what they wait for.
+
+    Their place in the line for slots counts from now on: it would not if they asked only when a row is free.
+    """
+    for adapter in {sequence.adapter: None for sequence in coming}:
+        if adapter >= 0:
+            slots.prefetch(adapter)
+
+
 def pages_missing(sequence: Sequence, page_size: int) -> int:
     """Pages that a sequence still lacks to hold all its tokens and the next one."""
     held = len(sequence.lease.pages) if sequence.lease else 0

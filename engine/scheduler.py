@@ -24,12 +24,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from engine.admission import (
     AdapterSlots,
     SlotRequests,
     giving_way,
     pages_missing,
+    prefetch,
     prefix_in_progress,
     try_acquire,
 )
@@ -40,12 +42,12 @@ from engine.drafting import StepDrafts
 from engine.drafts import Drafter
 from engine.endings import failure, remaining, take
 from engine.errors import EngineError
+from engine.masks import SlowMasks, mask_jobs
 from engine.messages import Done, Message, TokenOut, failure_of
 from engine.plan import Plan, StepUnderWay, lease_of
 from engine.queue import WaitingQueue
 from engine.retention import Retention
 from engine.sequence import MaskJob, Sequence, Status
-from engine.slow_masks import SlowMasks
 from engine.stats import EngineStats
 from engine.types import FinishReason, Priority
 
@@ -174,15 +176,7 @@ class Scheduler:
         All tokens before it are known: no other step is under way.
         """
         [step] = self._under_way
-        jobs, line = [], 0
-        for row in batch.rows:
-            sequence = self._owner(step, row)
-            if row.draws and sequence and sequence.matcher:
-                early = max(0, sequence.params.min_tokens - sequence.num_generated)
-                scored = sequence.params.logprobs is not None
-                jobs.append(MaskJob(line, sequence.matcher, row.drafts, self._remaining(sequence), early, scored))
-            line += row.num_lines
-        return jobs
+        return mask_jobs(batch, partial(self._owner, step), self._max_model_len)
 
     def commit(self, batch: Batch, result: StepResult) -> list[Message]:
         """Take the result of a step over: tokens, pages for the tree, ends. Returns what the client is told."""
@@ -220,7 +214,8 @@ class Scheduler:
             if plan.budget and sequence.status is Status.RUNNING:
                 self._extend(sequence, start, wanted, plan)
         self._admit(plan)
-        self._prefetch()
+        if self._slots is not None:
+            prefetch(self._slots, self._queue.head(self._num_rows))
 
     def _begin(self, plan: Plan) -> Batch:
         """The plan is made: unless it is empty, its step is under way from now on."""
@@ -329,16 +324,6 @@ class Scheduler:
             if self._has_room(plan) and (lease := try_acquire(self._cache, sequence, self._running)):
                 break
         return lease
-
-    def _prefetch(self) -> None:
-        """Have the adapters of those who come next loaded, also while rows or pages are what they wait for.
-
-        Their place in the line for slots counts from now on: it would not if they asked only when a row is free.
-        """
-        if self._slots is not None:
-            for adapter in {sequence.adapter: None for sequence in self._queue.head(self._num_rows)}:
-                if adapter >= 0:
-                    self._slots.prefetch(adapter)
 
     def _give_slot_back(self, sequence: Sequence) -> None:
         if sequence.slot >= 0 and self._slots is not None:

@@ -1,17 +1,39 @@
-"""Masks that take long, filled before the step that needs them is planned: no other row waits for them."""
+"""The masks of rows under a grammar: which ones a step needs, and those that are filled before it is planned."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from engine.batch import Batch, Row
+from engine.endings import remaining
 from engine.plan import StepUnderWay
-from engine.sequence import Sequence
+from engine.sequence import MaskJob, Sequence
 
 NICENESS = 15  # of the thread, which the step loop and its kernels need not share their cores with
+
+
+def mask_jobs(batch: Batch, owner: Callable[[Row], Sequence | None], max_model_len: int) -> list[MaskJob]:
+    """The masks that a batch needs, by the rows that draw under a grammar, in their order.
+
+    Args:
+        batch: with all tokens before it known.
+        owner: the sequence of a row, None if it has left.
+        max_model_len: no sequence grows beyond.
+    """
+    jobs, line = [], 0
+    for row in batch.rows:
+        sequence = owner(row)
+        if row.draws and sequence and sequence.matcher:
+            early = max(0, sequence.params.min_tokens - sequence.num_generated)
+            scored = sequence.params.logprobs is not None
+            left = remaining(sequence, max_model_len)
+            jobs.append(MaskJob(line, sequence.matcher, row.drafts, left, early, scored))
+        line += row.num_lines
+    return jobs
 
 
 class SlowMasks:
