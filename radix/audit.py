@@ -40,6 +40,7 @@ def check(tree: RadixTree, leases: Sequence[Node]) -> list[int]:
     _check_locks(tree, reachable, leases)
     _check_holds(tree, reachable)
     _check_queue(tree, reachable)
+    _check_shares(tree, reachable)
     return _check_pages(tree, reachable)
 
 
@@ -149,8 +150,18 @@ def _check_holds(tree: RadixTree, reachable: list[Node]) -> None:
 def _check_queue(tree: RadixTree, reachable: list[Node]) -> None:
     """Every evictable leaf can be found by eviction, and nothing else."""
     evictable = {node for node in reachable if not node.lock and not node.children}
-    queued = tree.queue.leaves()
+    queued = tree.shares.leaves()
     _require(queued == evictable, "evictable:", evictable, "queued:", queued)
+
+
+def _check_shares(tree: RadixTree, reachable: list[Node]) -> None:
+    """Each tenant has the pages that are counted as its own."""
+    counted: Counter[str] = Counter()
+    for node in (*reachable, *tree.dropped):
+        assert node.origin
+        counted[node.origin.namespace.tenant] += len(node.pages)
+    told = tree.shares.num_pages()
+    _require(told == counted, "tenants have", dict(counted), "pages, but are said to have", told)
 
 
 def _check_pages(tree: RadixTree, reachable: list[Node]) -> list[int]:

@@ -4,6 +4,8 @@ A hold ends at a node and counts there and at every node above it, as a lease's 
 nothing else is left, held pages are evicted like all others, from the end, and the hold goes on with what stays::
 
     rank    0 ordinary  <  1 session  <  2 pin          the lowest rank goes first, within it the oldest use
+
+A session delays the pages of its tenant among that tenant's own, a pin among those of all (``radix.shares``).
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import IntEnum
 
-from radix.eviction import EvictionQueue
 from radix.node import Node
+from radix.shares import Shares
 
 
 class HoldKind(IntEnum):
@@ -44,10 +46,10 @@ class Holds:
         num_pages: pages that are held, by kind.
     """
 
-    def __init__(self, queue: EvictionQueue) -> None:
+    def __init__(self, shares: Shares) -> None:
         self.ends: dict[Node, list[Hold]] = {}
         self.num_pages = dict.fromkeys(HoldKind, 0)
-        self._queue = queue
+        self._shares = shares
 
     def begin(self, node: Node, kind: HoldKind) -> Hold:
         """Hold the path that ends at a node in the tree, which is not the root."""
@@ -58,7 +60,7 @@ class Holds:
                 self.num_pages[kind] += len(each.pages)
             each.holds[kind] += 1
         if node.evictable:
-            self._queue.push(node)
+            self._shares.push(node)
         return hold
 
     def end(self, hold: Hold) -> None:
@@ -72,7 +74,7 @@ class Holds:
             if not each.holds[hold.kind]:
                 self.num_pages[hold.kind] -= len(each.pages)
         if node.evictable:
-            self._queue.push(node)
+            self._shares.push(node)
 
     def shrink(self, leaf: Node, num_pages: int) -> None:
         """So many pages of a leaf are about to be evicted."""

@@ -12,30 +12,37 @@ The tree holds page ids and counts, never KV. It frees no page itself: every cha
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import TypeVar
 
 from radix.cursor import Cursor
-from radix.eviction import EvictionQueue
 from radix.holds import Hold, HoldKind, Holds
 from radix.match import Extension, Match
 from radix.namespace import Namespace, Origin, Path
 from radix.node import TOKEN_BYTES, Node, Siblings, common_tokens, descendants, upwards
+from radix.shares import Shares
 
 GroupName = TypeVar("GroupName")
 
 
 class RadixTree:
-    """The tree. ``num_pages`` counts all its pages, ``num_locked`` those that leases go through."""
+    """The tree. ``num_pages`` counts all its pages, ``num_locked`` those that leases go through.
 
-    def __init__(self, page_size: int) -> None:
+    Args:
+        page_size: tokens in a page.
+        clock: seconds, monotonic, by which tenants are idle.
+    """
+
+    def __init__(self, page_size: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.page_size = page_size
         self.root = Node(None, b"", [])
         self.num_pages = 0
         self.num_locked = 0
         self.dropped: set[Node] = set()
         self.tops: dict[Namespace, set[Node]] = {}
-        self.queue = EvictionQueue()
-        self.holds = Holds(self.queue)
+        self.shares = Shares(clock)
+        self.holds = Holds(self.shares)
         self._page_bytes = page_size * TOKEN_BYTES
         self._clock = 0
 
@@ -84,6 +91,7 @@ class RadixTree:
         """Begin a lease on the whole pages of a match; nothing may have changed since. Returns where they end."""
         self._clock += 1
         node = self._end(match)
+        self.shares.use(node)
         for each in upwards(node):
             each.last_use = self._clock
             each.hits += 1
@@ -93,6 +101,7 @@ class RadixTree:
     def unlock(self, node: Node) -> list[int]:
         """End a lease at ``node``. Returns the pages that left the tree with it: those of a dropped namespace."""
         self._clock += 1
+        self.shares.use(node)
         freed: list[int] = []
         for each in upwards(node):
             each.last_use = self._clock
@@ -103,7 +112,7 @@ class RadixTree:
                 self.dropped.remove(each)
                 freed += self._clear(each)
             if each.evictable:
-                self.queue.push(each)
+                self.shares.push(each)
         self._join(node)
         return freed
 
@@ -178,12 +187,12 @@ class RadixTree:
         if alone and node.origin and origin == Origin(node.origin.namespace):
             node.tokens += tokens
             node.pages += pages
-            self.num_pages += len(pages)
+            self._count(node, len(pages))
             self.num_locked += len(pages)
             return node
         child = Node(origin, tokens, pages, node.last_use)
         self._attach(child, node)
-        self.num_pages += len(pages)
+        self._count(child, len(pages))
         self._add_lock(child)
         return child
 
@@ -204,8 +213,8 @@ class RadixTree:
         freed = self._supersede(node, origin, tokens)
         tail = Node(origin, tokens, [page], node.last_use)
         self._attach(tail, node)
-        self.num_pages += 1
-        self.queue.push(tail)
+        self._count(tail, 1)
+        self.shares.push(tail)
         return freed
 
     def _supersede(self, node: Node, origin: Origin, key: bytes) -> list[int]:
@@ -220,22 +229,23 @@ class RadixTree:
     # Removing pages
 
     def evict(self, num_pages: int) -> list[int]:
-        """Free up to ``num_pages`` pages: from the end of the first leaf of the queue, then of the next one."""
+        """Free up to ``num_pages`` pages, each time from the end of the leaf whose turn it is (``radix.shares``)."""
         freed: list[int] = []
-        while len(freed) < num_pages and (leaf := self.queue.oldest()):
-            missing = num_pages - len(freed)
+        while len(freed) < num_pages and (turn := self.shares.next()):
+            leaf, most = turn
+            missing = min(most, num_pages - len(freed))
             if missing < len(leaf.pages):
                 self.holds.shrink(leaf, missing)
                 freed += leaf.pages[-missing:]
                 del leaf.pages[-missing:], leaf.tokens[-missing * self._page_bytes :]
-                self.num_pages -= missing
+                self._count(leaf, -missing)
             else:
                 parent = leaf.parent
                 self.holds.move_up(leaf)
                 self._detach(leaf)
                 freed += self._clear(leaf)
                 if parent and parent.evictable:
-                    self.queue.push(parent)
+                    self.shares.push(parent)
         return freed
 
     def drop(self, namespace: Namespace) -> list[int]:
@@ -251,7 +261,7 @@ class RadixTree:
                     self.holds.forget(node)
                 self._detach(top)
                 if top.parent.evictable:
-                    self.queue.push(top.parent)
+                    self.shares.push(top.parent)
                 for node in nodes:
                     freed += self._give_up(node)
         return freed
@@ -271,8 +281,13 @@ class RadixTree:
         """Take the pages from a node that is no longer anybody's child."""
         pages, node.pages, node.parent = node.pages, [], None
         node.tokens.clear()
-        self.num_pages -= len(pages)
+        self._count(node, -len(pages))
         return pages
+
+    def _count(self, node: Node, num_pages: int) -> None:
+        """A node has been given pages, or has lost some where the number is negative."""
+        self.num_pages += num_pages
+        self.shares.count(node, num_pages)
 
     # Changing the shape
 

@@ -8,6 +8,7 @@ the right numbers has seen no stale, foreign or misplaced KV.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -16,14 +17,18 @@ from engine.cache import Lease, PrefixCache
 from radix.holds import Hold, HoldKind
 from radix.namespace import Namespace, Path
 from radix.node import Node
+from radix.shares import IDLE_SECONDS
 
 BASE = Namespace("r1")
 NAMESPACES = (
     BASE,
     Namespace("r1", "a"),
     Namespace("r1", "b"),
+    Namespace("r1", tenant="t"),
+    Namespace("r1", "a", tenant="u"),
     Namespace("r1", None, "a"),
     Namespace("r1", "a", "a"),
+    Namespace("r1", "b", tenant="t"),
     Namespace("r2"),
 )
 GARBAGE = -1
@@ -68,6 +73,14 @@ class Held:
     ends: list[int]
 
 
+@dataclass
+class Evictable:
+    """What eviction could take: tenant and rank of each page, and the leaves."""
+
+    pages: dict[int, tuple[str, int]]
+    leaves: set[Node]
+
+
 class Simulation:
     """Operations on a cache, each followed by every check."""
 
@@ -79,6 +92,9 @@ class Simulation:
         self.held: list[Held] = []
         self.used: dict[int, int] = {}
         self.clock = 0
+        self.now = 0.0
+        self.cache._tree.shares._clock = lambda: self.now
+        self.active: set[str] = set()
 
     def start(self, path: Path, tokens: array[int], limit: int) -> Running:
         """Acquire; what is found must be what a search of the whole tree finds."""
@@ -94,6 +110,7 @@ class Simulation:
         else:
             assert lease.num_tokens == expected
         self._use(lease.pages[:whole])
+        self._note(lease.node)
         self._check_evicted(before)
         sequence = Running(path, tokens, lease, lease.num_tokens, contents(path, tokens))
         self.running.append(sequence)
@@ -147,7 +164,9 @@ class Simulation:
 
     def commit(self, sequence: Running) -> None:
         """Enter what is computed, and let the runner's table follow."""
+        there = self._owners()
         self.cache.commit(sequence.lease, sequence.tokens, sequence.num_computed)
+        self._note_new(there)
         self._follow(sequence)
 
     def finish(self, sequence: Running) -> None:
@@ -179,6 +198,11 @@ class Simulation:
         self.cache.drop(namespace)
         for node, _ in self._nodes():
             assert node.origin and namespace not in (node.origin.namespace, node.origin.before)
+
+    def wait(self) -> None:
+        """Let so much time pass that all tenants are idle."""
+        self.now += IDLE_SECONDS + 1
+        self.active.clear()
 
     def check(self) -> None:
         """All equations, and the content of every cell that anybody may read."""
@@ -217,8 +241,10 @@ class Simulation:
 
     def _end(self, sequence: Running) -> None:
         lease, size = sequence.lease, self.cache.page_size
-        entered = lease.sharing and lease.copy is None
+        entered, there = lease.sharing and lease.copy is None, self._owners()
         self.cache.release(lease, sequence.tokens, sequence.num_computed)
+        self._note(lease.node)
+        self._note_new(there)
         self.running.remove(sequence)
         reachable = {page for node, _ in self._nodes() for page in node.pages}
         last = sequence.num_computed // size + 1 if entered else lease.num_shared
@@ -274,17 +300,44 @@ class Simulation:
         self.clock += 1
         self.used.update(dict.fromkeys(pages, self.clock))
 
-    def _evictable(self) -> dict[int, int]:
-        """The rank of each page that may be evicted."""
-        return {page: self._rank(end) for node, page, end in self._pages() if not node.lock}
+    def _note(self, node: Node) -> None:
+        """A lease begins or ends at a node: its tenant is active."""
+        if node.namespace:
+            self.active.add(node.namespace.tenant)
 
-    def _check_evicted(self, before: dict[int, int]) -> None:
-        """Of what may be evicted went what has the lowest rank, and of that what was used least recently.
+    def _note_new(self, there: dict[int, str]) -> None:
+        """Who has got pages is active."""
+        self.active |= {tenant for page, tenant in self._owners().items() if page not in there}
 
-        Neither grows on the way down a path.
+    def _owners(self) -> dict[int, str]:
+        """The tenant of each page in the tree, and of those that are kept for leases alone."""
+        nodes = [*(node for node, _ in self._nodes()), *self.cache._tree.dropped]
+        return {page: node.namespace.tenant for node in nodes if node.namespace for page in node.pages}
+
+    def _evictable(self) -> Evictable:
+        """What may be evicted, and which nodes it would begin with."""
+        owners = self._owners()
+        pages = {page: (owners[page], self._rank(end)) for node, page, end in self._pages() if not node.lock}
+        return Evictable(pages, {node for node, _ in self._nodes() if node.evictable})
+
+    def _check_evicted(self, before: Evictable) -> None:
+        """Of what may be evicted went what ``radix.shares`` says.
+
+        Neither rank nor use grows on the way down a path. What stood above another tenant's leaf is left out: its turn
+        came with the end of that leaf.
         """
-        after = self._evictable()
+        after, sizes = self._evictable(), Counter(self._owners().values())
         there = {page for node, _ in self._nodes() for page in node.pages}
-        left = [(after[node.pages[-1]], self.used[node.pages[-1]]) for node, _ in self._nodes() if node.evictable]
-        gone = [(rank, self.used[page]) for page, rank in before.items() if page not in there]
-        assert max(gone, default=(0, 0)) <= min(left, default=(2, self.clock))
+        gone = [(*before.pages[page], self.used[page]) for page in before.pages.keys() - there]
+        ends = [node.pages[-1] for node in before.leaves & after.leaves]
+        left = [(*after.pages[page], self.used[page]) for page in ends]
+        pins_gone, pins_left = ([use for _, rank, use in each if rank == 2] for each in (gone, left))
+        assert max(pins_gone, default=0) <= min(pins_left, default=self.clock)
+        assert not pins_gone or all(rank == 2 for _, rank, _ in left)
+        for loser, *last in (each for each in gone if each[1] < 2):
+            for tenant, *first in (each for each in left if each[1] < 2):
+                if tenant == loser:
+                    assert last <= first
+                elif loser in self.active:
+                    assert tenant in self.active
+                    assert sizes[loser] + 1 >= sizes[tenant]

@@ -20,7 +20,7 @@ from radix.namespace import Path
 
 TOKENS = st.lists(st.integers(0, 1), max_size=9)
 PATHS = st.one_of(
-    st.sampled_from([Path(namespace) for namespace in NAMESPACES[:3]]),
+    st.sampled_from([Path(namespace) for namespace in NAMESPACES[:5]]),
     st.builds(Path, st.sampled_from(NAMESPACES[1:3]), st.integers(1, 8), st.just(BASE)),
 )
 some_running = precondition(lambda self: self.simulation.running)
@@ -77,7 +77,7 @@ class CacheMachine(RuleBasedStateMachine):
     def finish(self, index: int) -> None:
         self.end(self.pick(index))
 
-    @rule(namespace=st.sampled_from(NAMESPACES[:3]))
+    @rule(namespace=st.sampled_from(NAMESPACES[:5]))
     def drop(self, namespace) -> None:
         self.simulation.drop(namespace)
 
@@ -91,6 +91,10 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(index=st.integers(0, 99))
     def let_go(self, index: int) -> None:
         self.simulation.let_go(self.simulation.held[index % len(self.simulation.held)])
+
+    @rule()
+    def wait(self) -> None:
+        self.simulation.wait()
 
     @invariant()
     def everything_holds(self) -> None:

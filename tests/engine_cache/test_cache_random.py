@@ -35,8 +35,10 @@ class Driver:
             self._draft(self.random.choice(running))
         elif draw < 0.92:
             self._finish(self.random.choice(running))
-        elif draw < 0.98:
+        elif draw < 0.975:
             self._hold()
+        elif draw < 0.98:
+            self.simulation.wait()
         else:
             self.simulation.drop(self.random.choice(NAMESPACES))
         self.simulation.check()
@@ -55,7 +57,7 @@ class Driver:
 
     def _path(self, num_tokens: int) -> Path:
         namespace = self.random.choice(NAMESPACES)
-        before = self.random.choice((BASE, BASE, Namespace("r1", None, "a")))
+        before = self.random.choice((BASE, BASE, Namespace("r1", None, "a"), Namespace("r1", tenant="t")))
         if namespace == before or self.random.random() < 0.4:
             return Path(namespace)
         return Path(namespace, self.random.randint(1, num_tokens + 2), before)

@@ -5,6 +5,7 @@ from array import array
 import pytest
 
 from radix.audit import BrokenInvariant, check
+from radix.eviction import EvictionQueue
 from radix.holds import Hold, HoldKind
 from radix.namespace import Namespace, Origin, Path
 from radix.node import Node
@@ -54,7 +55,7 @@ def second_switch(sample: Sample) -> None:
 
 
 def lose_queue(sample: Sample) -> None:
-    sample.tree.queue = type(sample.tree.queue)()
+    sample.tree.shares._shares[""].leaves = EvictionQueue()
 
 
 DAMAGE = {
@@ -73,6 +74,7 @@ DAMAGE = {
     "has leases through it": lambda s: setattr(s.run, "lock", 2),
     "num_locked is": lambda s: setattr(s.tree, "num_locked", 0),
     "evictable:": lose_queue,
+    "are said to have": lambda s: setattr(s.tree.shares._shares[""], "num_pages", 9),
     "pages in the tree twice": lambda s: s.whole.pages.__setitem__(0, 10),
     "num_pages is": lambda s: setattr(s.tree, "num_pages", 6),
     "SESSION holds through it": lambda s: s.run.holds.__setitem__(0, 1),
