@@ -29,11 +29,16 @@ _LEAST_SECONDS = 0.5  # of observation before a rate means anything
 class DrainRate:
     """How many sequences and prompt tokens leave the queue in a second, while there is something in it.
 
-    Averages over the last ``MEMORY_SECONDS`` in which something waited; earlier ones fade out.
+    Averages over the last ``MEMORY_SECONDS`` in which something waited; earlier ones fade out. Sequences that began
+    together tend to end together, so places come free in bunches, and the moment just after one is when others join.
+    A bunch is counted when it has come, so the pause after it is too: as long as the longest one lately, from its
+    beginning on. Before the first pause is over, ``_LEAST_SECONDS`` stand for it.
     """
 
     def __init__(self) -> None:
         self._seconds = 0.0
+        self._pause = 0.0  # since something left
+        self._longest_pause = _LEAST_SECONDS
         self._sequences = 0.0
         self._tokens = 0.0
 
@@ -41,11 +46,14 @@ class DrainRate:
         """So much time has passed with something in the queue."""
         keep = math.exp(-seconds / MEMORY_SECONDS)
         self._seconds = self._seconds * keep + seconds
+        self._pause += seconds
+        self._longest_pause = max(self._longest_pause * keep, self._pause)
         self._sequences *= keep
         self._tokens *= keep
 
     def leave(self, num_tokens: int) -> None:
         """A sequence has its first token."""
+        self._pause = 0.0
         self._sequences += 1
         self._tokens += num_tokens
 
@@ -53,8 +61,9 @@ class DrainRate:
         """Until so much has left the queue, whichever of both takes longer; None while nothing is known."""
         if self._seconds < _LEAST_SECONDS or not self._sequences:
             return None
-        by_count = sequences * self._seconds / self._sequences
-        by_tokens = num_tokens * self._seconds / self._tokens if self._tokens else 0.0
+        seconds = self._seconds + self._longest_pause - self._pause
+        by_count = sequences * seconds / self._sequences
+        by_tokens = num_tokens * seconds / self._tokens if self._tokens else 0.0
         return max(by_count, by_tokens)
 
 

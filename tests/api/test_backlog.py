@@ -74,9 +74,9 @@ def test_the_drain_rate_tells_the_wait_and_when_to_come_back() -> None:
     for _ in range(300):  # five a second
         clock.now += 0.2
         backlog.leave(load(), 10, begun=True)
-    assert backlog.expected_wait("", B) == pytest.approx(700 / 5, rel=0.02)
+    assert backlog.expected_wait("", B) == pytest.approx(700 / 5, rel=0.03)
     status, reason, retry = refused(lambda: backlog.check(load()))
-    assert (status, reason) == (503, "queue_slow") and retry == pytest.approx(80, abs=3)
+    assert (status, reason) == (503, "queue_slow") and retry == pytest.approx(80, abs=5)
     backlog.check(load(priority=B))
     assert backlog.expected_wait("", R) == 0
     backlog.check(load(priority=R))
@@ -95,7 +95,7 @@ def test_a_tenant_waits_for_its_own_and_its_turns() -> None:
     for _ in range(20):
         backlog.check(load(tenant="few"))
         backlog.join(load(tenant="few"))
-    assert backlog.expected_wait("few", I) == pytest.approx(4.0) and backlog.expected_wait("many", I) > 7
+    assert backlog.expected_wait("few", I) == pytest.approx(4.0, rel=0.1) and backlog.expected_wait("many", I) > 7
 
 
 def test_the_rate_follows_and_a_standstill_counts() -> None:
@@ -113,6 +113,21 @@ def test_the_rate_follows_and_a_standstill_counts() -> None:
     assert backlog.expected_wait("", B) > 5 * before
 
 
+def test_a_bunch_that_has_just_begun_does_not_promise_more_of_them() -> None:
+    """As a server does that starts with free rows: sixteen begin together, and again whenever they end together."""
+    clock = Clock()
+    backlog = Backlog(10**6, 10**9, 1e9, clock)
+    for _ in range(1000):
+        backlog.join(load())
+    for _ in range(12):
+        for _ in range(16):
+            clock.now += 0.01
+            backlog.leave(load(), 10, begun=True)
+        if clock.now > 0.5:
+            assert backlog.expected_wait("", B) == pytest.approx(backlog.sequences * 0.8 / 16, rel=0.1)
+        clock.now += 0.64
+
+
 def test_time_without_a_queue_and_aborts_say_nothing_about_the_rate() -> None:
     clock = Clock()
     backlog = Backlog(10**6, 10**9, 60, clock)
@@ -125,7 +140,7 @@ def test_time_without_a_queue_and_aborts_say_nothing_about_the_rate() -> None:
         backlog.join(load())
     for _ in range(50):
         backlog.leave(load(), 10, begun=False)
-    assert backlog.expected_wait("", B) == pytest.approx(50 * 0.1)
+    assert backlog.expected_wait("", B) == pytest.approx(50 * 0.1, rel=0.1)
 
 
 def request(num_prompt: int = 10, n: int = 1, max_tokens: int = 20) -> TextRequest:
