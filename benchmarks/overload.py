@@ -1,6 +1,6 @@
 """What becomes of goodput and first tokens when five times as much is asked of the server as it can carry.
 
-    python benchmarks/overload.py [--output benchmarks/results/FILE.json]
+    python -m benchmarks.overload [--output benchmarks/results/FILE.json]
 
 The server is the real one, over HTTP, with the real scheduler and cache; only the device is simulated: a step takes
 ``STEP`` seconds and ``PER_TOKEN`` for each of its tokens, in which it sleeps. So the figures are those of the policy,
@@ -34,6 +34,7 @@ from api.config import ServerConfig
 from api.connection import uvicorn_options
 from api.metrics import Metrics
 from api.state import ServerState
+from benchmarks.serve.server import machine
 from engine.batch import Batch, Draw, RowResult, StepResult
 from engine.config import EngineConfig
 from engine.core import EngineCore
@@ -313,11 +314,13 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--scale", type=float, default=1.0, help="stretches all times (default: 1)")
     options = parser.parse_args()
+    command = f"python -m benchmarks.overload --scale {options.scale}"
     setup = {
         "step_seconds": STEP, "seconds_per_token": PER_TOKEN, "rows": ROWS, "prompt_tokens": PROMPT,
         "answer_tokens": ANSWER, "scale": options.scale,
     }  # fmt: skip
-    text = json.dumps({"setup": setup, "figures": measure(options.scale)}, indent=2)
+    document = {"command": command, "machine": machine(), "setup": setup, "figures": measure(options.scale)}
+    text = json.dumps(document, indent=2)
     print(text)
     if options.output is not None:
         options.output.write_text(text + "\n")
