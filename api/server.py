@@ -186,6 +186,8 @@ class _Service:
                 logger.warning("cutting off %d requests", self._state.active)
             return EXIT_CUT_OFF if self._state.active else 0
         logger.error("the engine is gone or hangs: ending")
+        if self._state.client is not None:
+            self._state.client.kill()  # one that hangs would not leave when it is told to
         return EXIT_ENGINE_DEAD
 
     async def _close(self, http: asyncio.Task[None]) -> None:

@@ -120,6 +120,11 @@ class EngineClient:
         """The engine as it stands between two steps, which may be seconds away. EngineDead as above."""
         return await self._calls.take_snapshot()
 
+    def kill(self) -> None:
+        """End the process without asking it, since it hangs. Does nothing if it is gone."""
+        if self._process is not None:
+            self._process.kill()
+
     async def close(self) -> None:
         """Tell the engine to leave and wait for its process, at most ten seconds, and for the end of its socket."""
         self._closing = True

@@ -172,6 +172,7 @@ class FakeClient:
     Attributes:
         snapshot: what it shows of itself, when ``gate`` lets it.
         num_snapshots: how often it was asked to.
+        killed: whether it was ended without being asked.
     """
 
     def __init__(self) -> None:
@@ -180,6 +181,7 @@ class FakeClient:
         self.adapters: dict[str, AdapterInfo] = {}
         self.snapshot = EngineSnapshot(16, {}, (), (), 0, ())
         self.num_snapshots = 0
+        self.killed = False
         self.gate: asyncio.Event | None = None
         self.stats: dict[str, float] = {"num_requests_running": 3.0, "prompt_tokens": 40.0, "kv_cache_usage_perc": 0.5}
 
@@ -188,6 +190,9 @@ class FakeClient:
         if self.gate is not None:
             await self.gate.wait()
         return self.snapshot
+
+    def kill(self) -> None:
+        self.killed = True
 
     def last_heartbeat_age(self) -> float:
         return self.age

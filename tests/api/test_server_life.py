@@ -252,7 +252,7 @@ def test_a_dead_engine_ends_the_process_with_70(engine: Engine, how: str) -> Non
             engine.client.age = 1e6
 
     assert run(steps) == server.EXIT_ENGINE_DEAD == 70
-    assert engine.closed
+    assert engine.closed and engine.client.killed
 
 
 def test_a_signal_while_the_model_is_loading(engine: Engine) -> None:

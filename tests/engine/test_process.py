@@ -83,6 +83,17 @@ async def test_the_death_of_the_engine_is_told_at_once(tiny_llama):
     await client.close()
 
 
+async def test_an_engine_that_hangs_is_ended_without_being_asked(tiny_llama):
+    client = EngineClient(CONFIG, tiny_llama)
+    listener = Listener(client)
+    await client.start()
+    os.kill(client._process.pid, signal.SIGSTOP)
+    client.kill()
+    assert isinstance(await listener.death, EngineDead)
+    await client.close()
+    assert client._process.returncode == -signal.SIGKILL
+
+
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
