@@ -34,7 +34,7 @@ class Server:
         if self._command is None:
             yield str(self._url), None
             return
-        port = _free_port()
+        port = free_port()
         command = shlex.split(self._command.format(port=port))
         with tempfile.TemporaryFile() as log:
             process = subprocess.Popen(
@@ -50,7 +50,7 @@ class Server:
                 _stop(process)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
