@@ -63,8 +63,9 @@ def measure(url: str, trials: int, rng: random.Random) -> dict[str, Any]:
     victim, attacker = Tenant(url, "key-victim"), Tenant(url, "key-attacker")
     times: dict[bool, list[float]] = {True: [], False: []}
     told = 0
+    firsts = iter(rng.sample(range(LARGEST_TOKEN), 2 * trials))  # so no prompt begins like an earlier one of one's own
     for _ in range(trials):
-        guess, other = ([rng.randrange(LARGEST_TOKEN) for _ in range(PROMPT)] for _ in range(2))
+        guess, other = ([next(firsts), *(rng.randrange(LARGEST_TOKEN) for _ in range(PROMPT - 1))] for _ in range(2))
         is_right = rng.random() < 0.5
         victim.ask(guess if is_right else other)
         seconds, cached = attacker.ask(guess)
