@@ -1,8 +1,8 @@
 """What stays in the prefix cache for calls to come: the path of each living session's last call, and pins.
 
 Neither takes memory from a running sequence. Held pages count as available and are evicted where nothing else is
-left: first ordinary pages, then those of sessions, at last pinned ones (``radix.holds``). So whatever is held, a
-sequence that fits the pool alone is admitted.
+left: of a tenant first ordinary pages, then those of sessions, and pinned ones after those of all tenants
+(``radix.shares``). So whatever is held, a sequence that fits the pool alone is admitted.
 
 Both are bounded, so that one tenant's do not push out all that others have in the cache::
 
