@@ -36,11 +36,11 @@ def put(cache: PrefixCache, path: Path, tokens: array[int]) -> None:
     cache.release(lease, tokens, len(tokens))
 
 
-def filled(page_size: int, num_tokens: int, length: int) -> PrefixCache:
-    """A cache full of sequences of ``length`` tokens that share nothing."""
+def filled(page_size: int, num_tokens: int, length: int, tenants: int) -> PrefixCache:
+    """A cache full of sequences of ``length`` tokens that share nothing, of so many tenants in turn."""
     cache = PrefixCache(num_tokens // page_size, page_size)
     for seed in range(num_tokens // length):
-        put(cache, BASE, tokens_of(length, seed))
+        put(cache, Path(Namespace("r1", tenant=str(seed % tenants))), tokens_of(length, seed))
     return cache
 
 
@@ -110,10 +110,10 @@ def running_sequence(page_size: int) -> None:
     )
 
 
-def eviction(page_size: int, length: int) -> None:
+def eviction(page_size: int, length: int, tenants: int = 1) -> None:
     """Eviction in a full tree of a million tokens."""
-    cache = filled(page_size, 1_000_000, length)
-    print(f"full tree of 1,000,000 tokens in sequences of {length}, pages of {page_size}")
+    cache = filled(page_size, 1_000_000, length, tenants)
+    print(f"full tree of 1,000,000 tokens in sequences of {length}, pages of {page_size}, tenants: {tenants}")
     lease = cache.acquire(BASE, array("i"), 0)
     state = [0]
 
@@ -177,6 +177,7 @@ def main() -> None:
         running_sequence(page_size)
         eviction(page_size, 2000)
         eviction(page_size, 64)
+        eviction(page_size, 2000, tenants=100)
         siblings(page_size, 10_000)
         dropping(page_size, 200)
 
