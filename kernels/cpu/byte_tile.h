@@ -1,9 +1,9 @@
-// Products of a few rows of quantised activations with panels of quantised weights.
+// Products of a few rows of quantised activations with a panel of weights that are quantised in blocks.
 //
-//   A        rows of words of four signed bytes along K, in blocks, each with its scale and the sum of its bytes; or
-//            two such rows (planes) for each row of C, the second worth a 128th of the first; see quantise.h
+//   A        rows of blocks of 32 signed bytes, each block with a scale, in one plane; or two such planes for each row,
+//            the second worth a 128th of the first; see quantise.h
 //   B panel  16 columns side by side in blocks along K, each block with a scale (and a minimum) for every column
-//   C        rows of fp32
+//   C        rows of 16 sums in fp32
 //
 // A block's products are summed exactly, as integers; blocks are added in order, in fp32. So the bits of a sum depend
 // on its row and its column, nothing else.
@@ -13,40 +13,53 @@
 
 namespace rootgraft {
 
-constexpr int kBlockValues = 32;                            // along K, in the formats with blocks
+constexpr int kBlockValues = 32;  // along K
 constexpr int kBlockWords = kBlockValues / kWordBytes;
 
-// How B is stored. Blocks of one K come in order: [block][words][16 columns].
+// How a quantised weight is stored. Blocks of one K come in order: [block][words][16 columns].
 enum class Format : int64_t {
   kNibbles,   // blocks of 32: d * q + m, q of 4 bits: word i has values 4 i .. in low halves, 16 + 4 i .. in high ones
   kBytes,     // blocks of 32: d * q, q a signed byte, stored + 128
-  kChannels,  // one block as long as K: q as above, d in fp32 for each column
+  kChannels,  // one block as long as K: q as above, d in fp32 for each column; see channel_tile.h
 };
 
-struct ByteProduct {
-  const uint32_t* a;
-  ptrdiff_t a_stride;       // words
-  const float* a_scale;     // [rows of C][blocks]
-  const float* a_offset;    // [rows of C][blocks]: scale times the sum of the integers
-  const int32_t* a_sum;     // [rows of A][blocks]: the sum of the bytes
-  const uint32_t* b;
-  ptrdiff_t b_stride;       // words from panel to panel
-  const void* b_scale;      // [blocks][16] half, with minima [blocks][2][16]; or [16] fp32
-  ptrdiff_t b_scale_stride; // elements from panel to panel
-  ptrdiff_t blocks;
-  ptrdiff_t words;          // in a row of A's block
-  float* c;
-  ptrdiff_t c_stride;       // floats
+// A block of a row of A.
+template <int kPlanes>
+struct ByteBlock {
+  uint32_t words[kPlanes][kBlockWords];
+  int32_t starts[kPlanes];  // kBiasedStart times the sum of the plane's bytes
+  float scale, offset;      // of the row of C; offset: the scale times the sum of the integers
 };
+
+template <int kPlanes>
+struct ByteProduct {
+  const ByteBlock<kPlanes>* a;  // [blocks][a_rows]
+  ptrdiff_t a_rows;
+  const uint32_t* b;
+  const uint16_t* b_scale;  // [blocks][16], with minima [blocks][2][16], in half precision
+  ptrdiff_t blocks;
+  float* c;  // [rows][16]
+  // Lines of 64 bytes to ask for while a block is multiplied: of the same block of the next panel, which lies behind
+  // this one as its scales do.
+  int64_t first_line = 0, end_line = 0;
+};
+
+// Of a block of a panel: its words, and its halves of scales.
+template <Format F>
+constexpr int kPanelWords = kBlockWords * kWidth / (F == Format::kNibbles ? 2 : 1);
+template <Format F>
+constexpr int kPanelScales = kWidth * (F == Format::kNibbles ? 2 : 1);
+template <Format F>
+constexpr int kPanelLines = kPanelWords<F> / kWidth;
 
 #if defined(__AVX512F__)
-constexpr int kByteRows = 6, kBytePanels = 3;  // rows of A
+constexpr int kByteRows = 8;
 #else
-constexpr int kByteRows = 4, kBytePanels = 1;
+constexpr int kByteRows = 4;
 #endif
 
-// One tile, rows of C <= kByteRows / kPlanes and panels <= kBytePanels. Formats with blocks take one or two planes.
+// One tile, rows <= kByteRows. Formats with blocks.
 template <Format F, int kPlanes>
-void multiply_byte_tile(const ByteProduct& product, int rows, int panels);
+void multiply_byte_tile(const ByteProduct<kPlanes>& product, int rows);
 
 }  // namespace rootgraft

@@ -19,6 +19,10 @@ INLINE Ints map_ints(F f) {
   return result;
 }
 
+INLINE Ints operator+(const Ints& a, const Ints& b) {
+  return map_ints([&](int i) { return a.part[i] + b.part[i]; });
+}
+
 INLINE Ints broadcast_int(int32_t value) {
   return map_ints([&](int) { return IntPart{} + value; });
 }
@@ -87,14 +91,14 @@ INLINE Ints dot_bytes(const Words& a, const Words& b, const Ints& acc) {
 #endif
 }
 
-// The same for a whose bytes hold 128 + a signed number. Begin with start_biased(the sum of b's bytes) in each lane:
-// where the machine multiplies unsigned bytes of full range, that takes the 128 out again.
+// The same for a whose bytes hold 128 + a signed number. Begin with kBiasedStart times the sum of b's bytes in each
+// lane: where the machine multiplies unsigned bytes of full range, that takes the 128 out again.
 #if defined(__AVX512VNNI__) || !(defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__)))
-INLINE Ints start_biased(int32_t sum) { return broadcast_int(-128 * sum); }
+constexpr int32_t kBiasedStart = -128;
 
 INLINE Ints dot_biased(const Words& a, const Words& b, const Ints& acc) { return dot_bytes(a, b, acc); }
 #else
-INLINE Ints start_biased(int32_t) { return broadcast_int(0); }
+constexpr int32_t kBiasedStart = 0;
 
 // Pairs of products must fit 16 bits: |a| times b with a's sign.
 INLINE Ints dot_biased(const Words& a, const Words& b, const Ints& acc) {

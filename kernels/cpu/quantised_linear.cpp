@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "byte_tile.h"
+#include "channel_tile.h"
 #include "parallel.h"
 #include "quantise.h"
 #include "tile.h"
@@ -15,6 +16,7 @@ constexpr int64_t kSmall = 1 << 15;          // multiplications below which one 
 constexpr int64_t kSmallRows = 1 << 14;      // the same, for values to quantise
 constexpr int64_t kSlicePanels = 16;         // at least in a slice, where several are cut for a thread
 constexpr int64_t kMostSlices = 8;           // for each thread
+constexpr int64_t kFewPanels = 3;            // for a thread
 constexpr int kNoMemory = 2;
 
 // The call, as the caller packs it: fields of 8 bytes in this order.
@@ -28,66 +30,14 @@ struct QuantisedLinear {
   Format format;
   int64_t planes;  // of x
   int64_t is_bf16, out_is_bf16, threads;
-
-  int64_t blocks() const { return format == Format::kChannels ? 1 : width / kBlockValues; }
-  int64_t words() const { return format == Format::kChannels ? (width + kWordBytes - 1) / kWordBytes : kBlockWords; }
-  // Of a panel, in words and in elements of the scales.
-  int64_t panel_words() const { return blocks() * words() * kWidth / (format == Format::kNibbles ? 2 : 1); }
-  int64_t panel_scales() const { return blocks() * kWidth * (format == Format::kNibbles ? 2 : 1); }
-};
-
-// x as A of the products.
-struct QuantisedRows {
-  int64_t planes, stride, blocks;  // of a row; words and blocks of a plane
-  std::vector<uint32_t> words;
-  std::vector<float> scales, offsets;
-  std::vector<int32_t> sums;
-
-  template <class E>
-  void fill(const QuantisedLinear& op) {
-    planes = op.planes;
-    blocks = op.blocks();
-    stride = (op.width + kWidth - 1) / kWidth * (kWidth / kWordBytes);
-    words.resize(op.rows * planes * stride);
-    scales.resize(op.rows * blocks);
-    offsets.resize(op.rows * blocks);
-    sums.resize(op.rows * planes * blocks);
-    const int threads = op.rows * op.width < kSmallRows ? 1 : (int)op.threads;
-    parallel_ranges(threads, op.rows, [&](int64_t row, int64_t end) {
-      for (; row < end; row++) planes == 1 ? fill_row<E, 1>(op, row) : fill_row<E, 2>(op, row);
-    });
-  }
-
- private:
-  // Not inlined, so that the size of a block is known where its loops are compiled.
-  template <class E, int kPlanes>
-  __attribute__((noinline)) void fill_row(const QuantisedLinear& op, int64_t row) {
-    const auto* from = static_cast<const typename E::Value*>(op.x) + row * op.width;
-    if (op.format == Format::kChannels) return fill_block<E, kPlanes>(from, op.width, row, 0);
-    for (int64_t i = 0; i < blocks; i++) fill_block<E, kPlanes>(from + i * kBlockValues, kBlockValues, row, i);
-  }
-
-  template <class E, int kPlanes>
-  INLINE void fill_block(const typename E::Value* from, int64_t count, int64_t row, int64_t block) {
-    int8_t* to[kPlanes];
-    int32_t totals[kPlanes];
-    for (int i = 0; i < kPlanes; i++) {
-      to[i] = reinterpret_cast<int8_t*>(&words[(row * kPlanes + i) * stride]) + block * kBlockValues;
-    }
-    const int64_t at = row * blocks + block;
-    scales[at] = quantise_block<E, kPlanes>(from, count, to, totals);
-    int32_t total = 0;
-    for (int i = 0; i < kPlanes; i++) {
-      sums[(row * kPlanes + i) * blocks + block] = totals[i];
-      total = total * (1 << kPlaneBits) + totals[i];
-    }
-    offsets[at] = scales[at] * (float)total;
-  }
 };
 
 template <class To>
-void store_tile(const QuantisedLinear& op, const float* sums, int64_t row, int rows, int64_t column, int columns) {
-  for (int m = 0; m < rows; m++, sums += kBytePanels * kWidth) {
+void store_tile(const QuantisedLinear& op, const float* sums, int64_t stride, int64_t row, int rows,
+                int64_t panel, int panels) {
+  const int64_t column = panel * kWidth;
+  const int columns = (int)std::min<int64_t>(panels * kWidth, op.columns - column);
+  for (int m = 0; m < rows; m++, sums += stride) {
     auto* out = static_cast<typename To::Value*>(op.out) + (row + m) * op.columns + column;
     const float* bias = op.bias + column;
     int i = 0;
@@ -99,56 +49,159 @@ void store_tile(const QuantisedLinear& op, const float* sums, int64_t row, int r
   }
 }
 
-// Rows [row, row_end) times panels [panel, panel_end).
+// x in blocks, tile by tile, as A of the products: [tiles][blocks][rows of a tile].
+template <int kPlanes>
+struct BlockRows {
+  int64_t blocks, tiles, tile_rows;
+  std::vector<ByteBlock<kPlanes>> all;
+
+  template <class E>
+  void fill(const QuantisedLinear& op) {
+    blocks = op.width / kBlockValues;
+    tiles = (op.rows + kByteRows - 1) / kByteRows;
+    tile_rows = (op.rows + tiles - 1) / tiles;
+    all.resize(tiles * blocks * tile_rows);
+    const int threads = op.rows * op.width < kSmallRows ? 1 : (int)op.threads;
+    parallel_ranges(threads, op.rows, [&](int64_t row, int64_t end) {
+      for (; row < end; row++) fill_row<E>(op, row);
+    });
+  }
+
+  const ByteBlock<kPlanes>* tile(int64_t index) const { return &all[index * blocks * tile_rows]; }
+
+ private:
+  // Not inlined, so that the size of a block is known where its loops are compiled.
+  template <class E>
+  __attribute__((noinline)) void fill_row(const QuantisedLinear& op, int64_t row) {
+    const auto* from = static_cast<const typename E::Value*>(op.x) + row * op.width;
+    ByteBlock<kPlanes>* to = &all[row / tile_rows * blocks * tile_rows + row % tile_rows];
+    for (int64_t i = 0; i < blocks; i++) fill_block<E>(from + i * kBlockValues, to[i * tile_rows]);
+  }
+
+  template <class E>
+  static INLINE void fill_block(const typename E::Value* from, ByteBlock<kPlanes>& to) {
+    int8_t* bytes[kPlanes];
+    for (int i = 0; i < kPlanes; i++) bytes[i] = reinterpret_cast<int8_t*>(to.words[i]);
+    int32_t totals[kPlanes], total = 0;
+    to.scale = quantise_block<E, kPlanes>(from, kBlockValues, bytes, totals);
+    for (int i = 0; i < kPlanes; i++) {
+      to.starts[i] = kBiasedStart * totals[i];
+      total = total * (1 << kPlaneBits) + totals[i];
+    }
+    to.offset = to.scale * (float)total;
+  }
+};
+
+// Tiles [tile, tile_end) times panels [panel, panel_end). Where several tiles use a panel, they share the asking for the
+// next one: memory then works while the registers do. (One tile only reads, and the caches' own prefetchers do better.)
 template <Format F, int kPlanes, class To>
-void multiply_block(const QuantisedLinear& op, const QuantisedRows& x, int64_t row, int64_t row_end, int64_t panel,
-                    int64_t panel_end) {
-  constexpr int kScaleBytes = F == Format::kChannels ? sizeof(float) : sizeof(uint16_t);
-  const int64_t panel_words = op.panel_words(), panel_scales = op.panel_scales();
-  const char* scales = static_cast<const char*>(op.scales);
-  alignas(64) float sums[kByteRows * kBytePanels * kWidth];
-  for_tiles<kByteRows / kPlanes, kBytePanels>(
+void multiply_blocks(const QuantisedLinear& op, const BlockRows<kPlanes>& x, int64_t tile, int64_t tile_end,
+                     int64_t panel, int64_t panel_end) {
+  const int64_t words = x.blocks * kPanelWords<F>, halves = x.blocks * kPanelScales<F>, count = tile_end - tile;
+  alignas(64) float sums[kByteRows * kWidth];
+  for (; panel < panel_end; panel++) {
+    const int64_t lines = count > 1 && panel + 1 < panel_end ? kPanelLines<F> : 0;
+    const auto* b_scale = static_cast<const uint16_t*>(op.scales) + panel * halves;
+    for (int64_t i = 0; i < count; i++) {
+      const int64_t row = (tile + i) * x.tile_rows;
+      const int rows = (int)std::min(x.tile_rows, op.rows - row);
+      multiply_byte_tile<F, kPlanes>({x.tile(tile + i), x.tile_rows, op.panels + panel * words, b_scale, x.blocks, sums,
+                                      lines * i / count, lines * (i + 1) / count},
+                                     rows);
+      store_tile<To>(op, sums, kWidth, row, rows, panel, 1);
+    }
+  }
+}
+
+// x row by row.
+struct ChannelRows {
+  int64_t stride;  // of a row, words
+  std::vector<uint32_t> words;
+  std::vector<float> scales;
+  std::vector<int32_t> starts;
+
+  template <class E>
+  void fill(const QuantisedLinear& op) {
+    stride = (op.width + kWidth - 1) / kWidth * (kWidth / kWordBytes);
+    words.resize(op.rows * stride);
+    scales.resize(op.rows);
+    starts.resize(op.rows);
+    const int threads = op.rows * op.width < kSmallRows ? 1 : (int)op.threads;
+    parallel_ranges(threads, op.rows, [&](int64_t row, int64_t end) {
+      for (; row < end; row++) {
+        int32_t total[1];
+        const auto* from = static_cast<const typename E::Value*>(op.x) + row * op.width;
+        scales[row] = quantise_block<E>(from, op.width, {reinterpret_cast<int8_t*>(&words[row * stride])}, total);
+        starts[row] = kBiasedStart * total[0];
+      }
+    });
+  }
+};
+
+// Rows [row, row_end) times panels [panel, panel_end).
+template <class To>
+void multiply_channels(const QuantisedLinear& op, const ChannelRows& x, int64_t row, int64_t row_end, int64_t panel,
+                       int64_t panel_end) {
+  const int64_t words = (op.width + kWordBytes - 1) / kWordBytes, panel_words = words * kWidth;
+  constexpr int kStride = kChannelPanels * kWidth;
+  alignas(64) float sums[kChannelRows * kStride];
+  for_tiles<kChannelRows, kChannelPanels>(
       (int)(row_end - row), (int)(panel_end - panel), [&](int m, int rows, int p, int panels) {
-        const int64_t a = row + m, b = panel + p, column = b * kWidth;
-        multiply_byte_tile<F, kPlanes>(
-            {&x.words[a * kPlanes * x.stride], x.stride, &x.scales[a * x.blocks], &x.offsets[a * x.blocks],
-             &x.sums[a * kPlanes * x.blocks], op.panels + b * panel_words, panel_words,
-             scales + b * panel_scales * kScaleBytes, panel_scales, x.blocks, op.words(), sums, kBytePanels * kWidth},
-            rows, panels);
-        const int columns = (int)std::min<int64_t>(panels * kWidth, op.columns - column);
-        store_tile<To>(op, sums, a, rows, column, columns);
+        const int64_t a = row + m, b = panel + p;
+        multiply_channel_tile({&x.words[a * x.stride], x.stride, &x.scales[a], &x.starts[a], op.panels + b * panel_words,
+                               panel_words, static_cast<const float*>(op.scales) + b * kWidth, words, sums, kStride},
+                              rows, panels);
+        store_tile<To>(op, sums, kStride, a, rows, b, panels);
       });
 }
 
-template <Format F, int kPlanes, class To>
-void run(const QuantisedLinear& op, const QuantisedRows& x) {
+// multiply(first tile, its end, first panel, its end) for parts of the product, on all threads. As for other linears:
+// several slices of panels for each thread, but one where the panels are only streamed; and rows are cut too where there
+// are few panels.
+template <class F>
+void for_parts(const QuantisedLinear& op, int64_t tiles, F multiply) {
   const int64_t panels = (op.columns + kWidth - 1) / kWidth;
   const int threads = op.rows * op.width * op.columns < kSmall ? 1 : (int)op.threads;
-  // As for other linears: several slices for each thread, but one where the panels are only streamed; and rows are cut
-  // too where there are few panels.
-  const int64_t each = op.rows <= kByteRows / kPlanes ? 1 : panels / (kSlicePanels * threads);
+  const int64_t each = tiles == 1 ? 1 : panels / (kSlicePanels * threads);
   const int64_t slices = threads == 1 ? 1 : threads * std::clamp<int64_t>(each, 1, kMostSlices);
-  const int64_t wanted = 2 * threads / std::max<int64_t>(1, panels / kBytePanels);
-  const int64_t row_cuts = std::max<int64_t>(1, std::min<int64_t>(op.rows / 48, wanted));
+  const int64_t wanted = 2 * threads / std::max<int64_t>(1, panels / kFewPanels);
+  const int64_t row_cuts = std::clamp<int64_t>(std::min(op.rows / 48, tiles), 1, std::max<int64_t>(1, wanted));
   parallel_items(threads, row_cuts * slices, [&](int64_t item) {
     const int64_t cut = item / slices, slice = item % slices;
-    multiply_block<F, kPlanes, To>(op, x, op.rows * cut / row_cuts, op.rows * (cut + 1) / row_cuts,
-                                   panels * slice / slices, panels * (slice + 1) / slices);
+    multiply(tiles * cut / row_cuts, tiles * (cut + 1) / row_cuts, panels * slice / slices,
+             panels * (slice + 1) / slices);
   });
 }
 
-template <Format F, class To>
-void run_blocks(const QuantisedLinear& op, const QuantisedRows& x) {
-  if (op.planes == 1) run<F, 1, To>(op, x);
-  else run<F, 2, To>(op, x);
+template <Format F, int kPlanes, class E, class To>
+void run_blocks(const QuantisedLinear& op) {
+  static thread_local BlockRows<kPlanes> x;
+  x.template fill<E>(op);
+  const BlockRows<kPlanes>& rows = x;  // the caller's, on all threads
+  for_parts(op, rows.tiles, [&](int64_t tile, int64_t tile_end, int64_t panel, int64_t panel_end) {
+    multiply_blocks<F, kPlanes, To>(op, rows, tile, tile_end, panel, panel_end);
+  });
 }
 
-template <class To>
-void run_format(const QuantisedLinear& op, const QuantisedRows& x) {
+template <class E, class To>
+void run_channels(const QuantisedLinear& op) {
+  static thread_local ChannelRows x;
+  x.fill<E>(op);
+  const ChannelRows& rows = x;
+  const int64_t tiles = (op.rows + kChannelRows - 1) / kChannelRows;
+  for_parts(op, tiles, [&](int64_t tile, int64_t tile_end, int64_t panel, int64_t panel_end) {
+    multiply_channels<To>(op, rows, op.rows * tile / tiles, op.rows * tile_end / tiles, panel, panel_end);
+  });
+}
+
+template <class E, class To>
+void run(const QuantisedLinear& op) {
   switch (op.format) {
-    case Format::kNibbles: return run_blocks<Format::kNibbles, To>(op, x);
-    case Format::kBytes: return run_blocks<Format::kBytes, To>(op, x);
-    case Format::kChannels: return run<Format::kChannels, 1, To>(op, x);
+    case Format::kNibbles:
+      return op.planes == 1 ? run_blocks<Format::kNibbles, 1, E, To>(op) : run_blocks<Format::kNibbles, 2, E, To>(op);
+    case Format::kBytes:
+      return op.planes == 1 ? run_blocks<Format::kBytes, 1, E, To>(op) : run_blocks<Format::kBytes, 2, E, To>(op);
+    case Format::kChannels: return run_channels<E, To>(op);
   }
 }
 
@@ -158,11 +211,8 @@ void run_format(const QuantisedLinear& op, const QuantisedRows& x) {
 using namespace rootgraft;
 
 extern "C" int quantised_linear(const QuantisedLinear* op) try {
-  static thread_local QuantisedRows x;
-  with_types([&](auto element, auto out_element) {
-    x.fill<decltype(element)>(*op);
-    run_format<decltype(out_element)>(*op, x);
-  }, op->is_bf16, op->out_is_bf16);
+  with_types([&](auto element, auto out_element) { run<decltype(element), decltype(out_element)>(*op); }, op->is_bf16,
+             op->out_is_bf16);
   return 0;
 } catch (const std::bad_alloc&) {
   return kNoMemory;

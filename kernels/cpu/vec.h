@@ -55,7 +55,7 @@ INLINE T load_as(const void* from) {
 }
 
 INLINE Floats broadcast(float value) {
-  return map([&](int) { return FloatPart{} + value; });
+  return map([&](int) { return value - FloatPart{}; });  // value + 0 is an addition: it would turn -0 into 0
 }
 
 INLINE Words broadcast_word(uint32_t value) {
