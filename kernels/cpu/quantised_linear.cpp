@@ -196,6 +196,7 @@ void run_channels(const QuantisedLinear& op) {
 
 template <class E, class To>
 void run(const QuantisedLinear& op) {
+  if (!op.rows) return;
   switch (op.format) {
     case Format::kNibbles:
       return op.planes == 1 ? run_blocks<Format::kNibbles, 1, E, To>(op) : run_blocks<Format::kNibbles, 2, E, To>(op);
