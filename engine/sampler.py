@@ -18,20 +18,12 @@ import torch
 from torch import Tensor
 
 from engine.batch import Row, RowResult, RowStart
-from engine.choice import (
-    Draws,
-    best_tokens,
-    block_maxima,
-    draw_any,
-    draw_kept,
-    pad,
-    row_slices,
-    uniforms,
-)
+from engine.choice import Draws, draw_any, draw_kept, pad, row_slices, uniforms
 from engine.logprobs import logprob_columns, to_logprob
 from engine.penalties import LogitEdits
 from engine.verify import Drawn, Lines, lines_of, standing
 from kernels.masking import mask_logits
+from kernels.ops import largest
 from kernels.staging import HostCopy, to_device
 
 Ints = npt.NDArray[np.int64]
@@ -172,19 +164,18 @@ class Sampler:
         params = self._rows[lines.row]
         wanted = np.flatnonzero(params["num_logprobs"] >= 0)
         edits = allowed is not None or self._edits.concern(lines)
-        before = logits.amax(1) if edits else None  # an edit may hide what is not finite
-        edited = self._edited(logits, lines, allowed, keep=bool(len(wanted))) if edits else pad(logits)
-        maxima = block_maxima(edited)
-        best = maxima.amax(1)
-        tokens = self._choose(edited, maxima, best, params, lines.num_generated)
+        before = largest(logits)[0] if edits else None  # an edit may hide what is not finite
+        edited = self._edited(logits, lines, allowed, keep=bool(len(wanted))) if edits else logits
+        best, tokens = largest(edited)
         sound = torch.isfinite(best) if before is None else torch.isfinite(best) & torch.isfinite(before)
+        self._draw_random(tokens, edited, best, params, lines.num_generated)
         packed = torch.stack([tokens.double(), (~sound).double()], dim=1)
         if len(wanted):
             packed = self._with_logprobs(packed, logits, tokens, wanted, int(params["num_logprobs"].max()))
         return tokens, packed
 
     def _edited(self, logits: Tensor, lines: Lines, allowed: Allowed | None, keep: bool) -> Tensor:
-        """Logits after mask, bias, penalties and bans, padded; ``logits`` themselves stay as they are if ``keep``."""
+        """Logits after mask, bias, penalties and bans; ``logits`` themselves stay as they are if ``keep``."""
         edited = logits
         if allowed is not None:
             edited = logits.clone() if keep else logits
@@ -192,19 +183,17 @@ class Sampler:
         if self._edits.concern(lines):
             edited = edited.clone() if keep and edited is logits else edited
             self._edits.apply(edited, lines)
-        return pad(edited)
+        return edited
 
-    def _choose(self, logits: Tensor, maxima: Tensor, best: Tensor, params: Params, num_generated: Ints) -> Tensor:
-        """The token of each line, [S] int64. Greedy ones, draws from all and draws by rank go separate ways."""
+    def _draw_random(self, tokens: Tensor, logits: Tensor, best: Tensor, params: Params, num_generated: Ints) -> None:
+        """Replace the best tokens [S] of lines that are not greedy. Draws from all and by rank go separate ways."""
         random = params["temperature"] > 0
         ranked = random & ((params["top_k"] > 0) | (params["top_p"] < 1))
-        tokens = best_tokens(logits, maxima) if not random.all() else torch.zeros_like(best, dtype=torch.int64)
         for lines, by_rank in ((random & ~ranked, False), (ranked, True)):
             if lines.any():
                 at = self._column(np.flatnonzero(lines)).squeeze(1)
-                mine = logits if lines.all() else logits[at]
+                mine = pad(logits if lines.all() else logits[at])
                 tokens[at] = self._draw(mine, best[at, None], params[lines], num_generated[lines], by_rank)
-        return tokens
 
     def _draw(self, logits: Tensor, best: Tensor, params: Params, num_generated: Ints, by_rank: bool) -> Tensor:
         u = uniforms(params["seed"], num_generated.astype(np.uint64))

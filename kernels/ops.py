@@ -54,6 +54,7 @@ __all__ = [
     "copy_pages",
     "find_shared_prefixes",
     "gated_activation",
+    "largest",
     "lazy_zeros",
     "linear",
     "native_kernels",
@@ -292,6 +293,21 @@ def gated_activation(gate_up: Tensor, kind: Activation) -> Tensor:
     if kernels is not None:
         return kernels.gated_activation(gate_up, kind)
     return reference.gated_activation(gate_up, kind)
+
+
+def largest(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest of each row, NaN where there is one, and its column, the first of equal ones.
+
+    Args:
+        values: [S, V] fp32, V at least 1.
+
+    Returns:
+        [S] fp32 and [S] int64. The column means nothing where the largest is NaN.
+    """
+    kernels = native_for(values)
+    if kernels is not None and values.dtype is torch.float32:
+        return kernels.largest(values)
+    return reference.largest(values)
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -33,6 +33,7 @@ _RMS_NORM: Final = Struct("10q2d")
 _ROPE_STORE_KV: Final = Struct("20q2d")
 _ATTENTION: Final = Struct("18q2d")
 _GATED_ACTIVATION: Final = Struct("7q")
+_LARGEST: Final = Struct("6q")
 
 _NO_WINDOW: Final = 1 << 40  # keys: more than any context has
 _NO_MEMORY: Final = 2  # what a C function returns when an allocation fails
@@ -56,6 +57,7 @@ class Kernels:
         self._rope_store_kv = bind(library, "rope_store_kv", _ROPE_STORE_KV)
         self._attention = bind(library, "attention", _ATTENTION)
         self._gated_activation = bind(library, "gated_activation", _GATED_ACTIVATION)
+        self._largest = bind(library, "largest", _LARGEST)
 
     @staticmethod
     def takes(first: Tensor, *others: Tensor) -> bool:
@@ -289,6 +291,15 @@ class Kernels:
             )
         )
         return out
+
+    def largest(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """See ``kernels.ops.largest``."""
+        rows, columns = values.shape
+        best, at = empty((rows,), dtype=_FP32), empty((rows,), dtype=torch.int64)
+        self._largest(
+            _LARGEST.pack(values.data_ptr(), best.data_ptr(), at.data_ptr(), rows, columns, threads.count())
+        )
+        return best, at
 
 
 def _check_index(name: str, value: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
