@@ -19,12 +19,14 @@ from engine.logprobs import prompt_logprobs
 from engine.models.decoder import DecoderModel
 from engine.sampler import Allowed, Drawing, Sampler
 from engine.types import Logprob
+from kernels.ops import Largest
 from kernels.staging import to_device
 from lora.apply import LoraStep
 
 # Logits of a prompt are made for this many positions at a time: a whole chunk's would take 100 MB and more.
 _PROMPT_SLICE = 64
 
+_Head = Callable[[Tensor, LoraStep | None], Tensor | Largest]
 _Scores = Callable[[], list[Logprob]]  # of a part of a prompt, waited for
 
 
@@ -82,10 +84,12 @@ class ModelRunner:
         """Begin to draw the tokens of a step. Where its masks leave no choice, no logits are needed."""
         forced = _forced(masks) if masks else {}
         at = _logit_tokens(batch, forced)
-        logits = self._logits(hidden, inputs, at) if len(at) else None
+        rows = [row for row in batch.rows if row.draws]
+        head = self._model.best if not masks and self._sampler.takes_best(rows) else self._model.logits
+        logits = self._logits(head, hidden, inputs, at) if len(at) else None
         laps.end("head")
         allowed = self._allowed(masks, forced) if masks else None
-        drawing = self._sampler.draw(logits, [row for row in batch.rows if row.draws], allowed, forced)
+        drawing = self._sampler.draw(logits, rows, allowed, forced)
         laps.end("sample")
         return drawing
 
@@ -126,12 +130,10 @@ class ModelRunner:
         forced = {drawing.rows[line].row: token for line, token in drawing.forced.items()}
         return DrawnTokens(drawing.lines.row, drawing.tokens, forced, self._model.config.vocab_size)
 
-    def _logits(self, hidden: Tensor, inputs: HostInputs, at: NDArray[np.int64]) -> Tensor:
-        """Logits [len(at), V] of some tokens of the step."""
+    def _logits(self, head: _Head, hidden: Tensor, inputs: HostInputs, at: NDArray[np.int64]) -> Tensor | Largest:
+        """Logits [len(at), V] of some tokens of the step, or the best of them."""
         lora = self._head_lora(inputs.slots, at)
-        if len(at) == len(hidden):
-            return self._model.logits(hidden, lora)
-        return self._model.logits(hidden[to_device(at, hidden.device)], lora)
+        return head(hidden if len(at) == len(hidden) else hidden[to_device(at, hidden.device)], lora)
 
     def _head_lora(self, slots: NDArray[np.int32] | None, tokens: NDArray[np.int64] | slice) -> LoraStep | None:
         """The adapters' part in the head for some tokens of the step."""

@@ -23,7 +23,7 @@ from engine.logprobs import logprob_columns, to_logprob
 from engine.penalties import LogitEdits
 from engine.verify import Drawn, Lines, lines_of, standing
 from kernels.masking import mask_logits
-from kernels.ops import largest
+from kernels.ops import Largest, largest
 from kernels.staging import HostCopy, to_device
 
 Ints = npt.NDArray[np.int64]
@@ -115,6 +115,16 @@ class Sampler:
         """How many of the best tokens to name at each position of the row's prompt (``prompt_logprobs``' num_top)."""
         return int(self._rows["num_prompt_logprobs"][row])
 
+    def takes_best(self, rows: Sequence[Row]) -> bool:
+        """Whether ``draw`` can do with the largest logit of each line of these rows, where no masks are.
+
+        It can where each line takes its best token, of logits as they are, and nobody asks for logprobs.
+        """
+        at = np.fromiter((row.row for row in rows), np.int64, len(rows))
+        params = self._rows[at]
+        is_plain = (params["temperature"] == 0) & (params["num_logprobs"] < 0)
+        return bool(is_plain.all()) and not self._edits.concern(lines_of(rows, {}))
+
     def sample(
         self,
         logits: Tensor | None,
@@ -128,7 +138,7 @@ class Sampler:
     @torch.inference_mode()
     def draw(
         self,
-        logits: Tensor | None,
+        logits: Tensor | Largest | None,
         rows: Sequence[Row],
         allowed: Allowed | None = None,
         forced: Mapping[int, int] | None = None,
@@ -140,6 +150,7 @@ class Sampler:
 
         Args:
             logits: [S, V] float32, of the lines in order, but for those forced; None if S is 0. May be overwritten.
+                Where ``takes_best`` is true and there are no masks, the largest of each line will do.
             rows: the rows that draw.
             allowed: the masks of lines under a grammar, by their place in ``logits``, or None if there are none.
             forced: tokens to take without a draw, by the number of their line among all.
@@ -148,6 +159,9 @@ class Sampler:
         lines = lines_of(rows, forced)
         if logits is None or not len(lines):
             return Drawing(rows, lines, forced)
+        if isinstance(logits, Largest):
+            packed = _packed(logits.column, torch.isfinite(logits.value))
+            return Drawing(rows, lines, forced, logits.column, HostCopy(packed), [-1] * len(lines))
         num_logprobs = self._rows["num_logprobs"][lines.row]
         tokens, columns = self._draw_lines(logits, lines, allowed)
         return Drawing(rows, lines, forced, tokens, HostCopy(columns), num_logprobs.tolist())
@@ -169,7 +183,7 @@ class Sampler:
         best, tokens = largest(edited)
         sound = torch.isfinite(best) if before is None else torch.isfinite(best) & torch.isfinite(before)
         self._draw_random(tokens, edited, best, params, lines.num_generated)
-        packed = torch.stack([tokens.double(), (~sound).double()], dim=1)
+        packed = _packed(tokens, sound)
         if len(wanted):
             packed = self._with_logprobs(packed, logits, tokens, wanted, int(params["num_logprobs"].max()))
         return tokens, packed
@@ -221,6 +235,11 @@ class Sampler:
         behind = torch.zeros(len(packed), columns.shape[1], dtype=torch.float64, device=self._device)
         behind[at] = columns
         return torch.cat([packed, behind], dim=1)
+
+
+def _packed(tokens: Tensor, sound: Tensor) -> Tensor:
+    """[S, 2] float64: tokens, and whether their lines failed."""
+    return torch.stack([tokens.double(), (~sound).double()], dim=1)
 
 
 def _drawn(packed: list[float], num_logprobs: int) -> Drawn:

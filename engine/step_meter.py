@@ -42,6 +42,7 @@ _METHODS: Final[tuple[tuple[type[Any], str, str], ...]] = (
     (InputBuilder, "build", "inputs"),
     (ModelRunner, "forward", "forward"),
     (DecoderModel, "logits", "head"),
+    (DecoderModel, "best", "head"),
     (Sampler, "draw", "sample"),
     (Sampler, "collect", "sample"),
     (Scheduler, "commit", "commit"),

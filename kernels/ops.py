@@ -35,13 +35,14 @@ from kernels.backend import (
 )
 from kernels.cpu import arena
 from kernels.cpu.tape import Tape
-from kernels.packed import Linear, PackedLinear, QuantisedLinear
+from kernels.packed import Format, Largest, Linear, PackedLinear, QuantisedLinear
 from kernels.triton import sharing
 from kernels.triton.sharing import Ints, SharedPrefixes, SharedRoom
 
 __all__ = [
     "Activation",
     "Capture",
+    "Largest",
     "Linear",
     "PackedLinear",
     "QuantisedLinear",
@@ -55,6 +56,7 @@ __all__ = [
     "find_shared_prefixes",
     "gated_activation",
     "largest",
+    "largest_linear",
     "lazy_zeros",
     "linear",
     "native_kernels",
@@ -295,19 +297,22 @@ def gated_activation(gate_up: Tensor, kind: Activation) -> Tensor:
     return reference.gated_activation(gate_up, kind)
 
 
-def largest(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest of each row, NaN where there is one, and its column, the first of equal ones.
-
-    Args:
-        values: [S, V] fp32, V at least 1.
-
-    Returns:
-        [S] fp32 and [S] int64. The column means nothing where the largest is NaN.
-    """
+def largest(values: Tensor) -> Largest:
+    """The largest of each row: [S, V] fp32, V at least 1."""
     kernels = native_for(values)
     if kernels is not None and values.dtype is torch.float32:
         return kernels.largest(values)
     return reference.largest(values)
+
+
+def largest_linear(x: Tensor, layer: Linear) -> Largest:
+    """``largest(linear(x, layer, float32))``; the native CPU path does not write the product to memory."""
+    if isinstance(layer, QuantisedLinear):
+        searched = layer.format is not Format.WIDENED
+        return layer.kernels.largest_linear(x, layer) if searched else largest(linear(x, layer, torch.float32))
+    if layer.kernels is not None:
+        return layer.kernels.largest_linear(x, layer)
+    return largest(linear(x, layer, torch.float32))
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

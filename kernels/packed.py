@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
@@ -80,3 +80,15 @@ class QuantisedLinear:
 
 
 Linear = PackedLinear | QuantisedLinear
+
+
+class Largest(NamedTuple):
+    """The largest of each of S rows of numbers.
+
+    Attributes:
+        value: [S] fp32, NaN where there is one.
+        column: [S] int64, the first of equal ones; it means nothing where the value is NaN.
+    """
+
+    value: Tensor
+    column: Tensor

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.packed import Largest
+
 _QUERY_BLOCK = 256  # query tokens scored at once: bounds the [Hq, block, context] fp32 scores
 _WEIGHT_BLOCK = 4096  # rows of a weight widened at once
 _MAXIMA_BLOCK = 64  # columns
@@ -139,7 +141,7 @@ def gated_activation(gate_up: Tensor, kind: str) -> Tensor:
     return (active * up).to(gate_up.dtype)
 
 
-def largest(values: Tensor) -> tuple[Tensor, Tensor]:
+def largest(values: Tensor) -> Largest:
     """The largest of each row and its column.
 
     The maxima of blocks are vectorised, argmax over a whole row is not: this is five times as fast on a CPU.
@@ -149,7 +151,7 @@ def largest(values: Tensor) -> tuple[Tensor, Tensor]:
     blocks = blocks.unflatten(1, (-1, _MAXIMA_BLOCK))
     best, block = blocks.amax(2).max(1)
     within = blocks.gather(1, block[:, None, None].expand(-1, -1, _MAXIMA_BLOCK)).squeeze(1).argmax(1)
-    return best, block * _MAXIMA_BLOCK + within
+    return Largest(best, block * _MAXIMA_BLOCK + within)
 
 
 def copy_pages(k: Tensor, v: Tensor, source: Sequence[int], target: Sequence[int], count: Sequence[int]) -> None:

@@ -12,6 +12,7 @@ from engine.inputs import ForwardInputs
 from engine.kv_pool import KvPool
 from engine.models.config import ModelConfig
 from engine.models.layers import DecoderLayer, Projection, RmsNorm
+from kernels.ops import Largest, largest
 from kernels.quantised import QuantisedLinear, rows
 from lora.apply import LoraStep
 
@@ -106,6 +107,16 @@ class DecoderModel:
         Returns:
             [S, V] fp32.
         """
+        return self._logits(hidden, lora)
+
+    @torch.inference_mode()
+    def best(self, hidden: Tensor, lora: LoraStep | None = None) -> Largest:
+        """The largest of ``logits(hidden, lora)`` and their tokens, [S] each, where all of them need not be written."""
+        if lora is not None or self.config.logit_soft_cap is not None:  # rounding after the cap may make ties
+            return largest(self._logits(hidden, lora))
+        return self.head.largest(hidden)
+
+    def _logits(self, hidden: Tensor, lora: LoraStep | None) -> Tensor:
         logits = self.head(hidden, lora, torch.float32)
         if (cap := self.config.logit_soft_cap) is not None:
             logits = logits.div_(cap).tanh_().mul_(cap)

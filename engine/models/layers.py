@@ -10,10 +10,12 @@ from torch import Tensor
 from engine.inputs import ForwardInputs
 from engine.models.config import Activation
 from kernels.ops import (
+    Largest,
     Linear,
     add_rms_norm,
     attention,
     gated_activation,
+    largest_linear,
     linear,
     rms_norm,
     rope_store_kv,
@@ -57,6 +59,10 @@ class Projection:
         if lora is not None:
             lora.project(self.modules[0], x, y)
         return y
+
+    def largest(self, x: Tensor) -> Largest:
+        """The largest of each row of the product in float32: [S, K] -> [S]. Without adapters."""
+        return largest_linear(x, self.packed)
 
 
 @dataclass(frozen=True, slots=True)

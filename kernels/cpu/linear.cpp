@@ -1,6 +1,8 @@
 // y = x W^T + b, with W laid out once in panels of 16 output columns: [N / 16][K / per word][16 words].
 #include <algorithm>
+#include <new>
 
+#include "largest.h"
 #include "parallel.h"
 #include "tile.h"
 
@@ -8,6 +10,7 @@ namespace rootgraft {
 namespace {
 
 constexpr int64_t kSmall = 1 << 14;  // multiplications below which one thread is faster
+constexpr int kNoMemory = 2;
 constexpr int64_t kSlicePanels = 16;         // at least in a slice, where several are cut for a thread
 constexpr int64_t kMostSlices = 8;           // for each thread
 
@@ -16,7 +19,8 @@ struct Linear {
   const uint32_t* x;       // [rows][steps] words
   const uint32_t* panels;  // [ceil(columns / 16)][steps][16] words
   const void* bias;        // [columns] or null
-  void* out;               // [rows][columns], of x's type or fp32
+  void* out;               // [rows][columns], of x's type or fp32; or [rows] fp32, the largest of each row
+  int64_t* at;             // null, or the columns of the largest
   int64_t rows, columns, steps, is_bf16, out_is_bf16, threads;
 };
 
@@ -26,26 +30,53 @@ struct PackLinear {
   int64_t columns, steps, threads;
 };
 
-// Rounds a tile of sums into the output.
+// What becomes of sums: they are rounded into the output.
 template <class E, class To>
-void store_tile(const Linear& op, const float* sums, int64_t row, int rows, int64_t column, int columns) {
-  const auto* bias = static_cast<const typename E::Value*>(op.bias);
-  for (int m = 0; m < rows; m++, sums += kTilePanels * kWidth) {
-    auto* out = static_cast<typename To::Value*>(op.out) + (row + m) * op.columns + column;
-    int i = 0;
-    for (; i + kWidth <= columns; i += kWidth) {
-      const Floats sum = load(sums + i);
-      To::store(out + i, bias ? sum + E::load(bias + column + i) : sum);
+struct Stored {
+  const Linear& op;
+
+  Stored(const Linear& call, int64_t) : op(call) {}
+
+  void take(int64_t, const float* sums, int64_t row, int rows, int64_t panel, int panels) {
+    const auto* bias = static_cast<const typename E::Value*>(op.bias);
+    const int64_t column = panel * kWidth;
+    const int columns = (int)std::min<int64_t>(panels * kWidth, op.columns - column);
+    for (int m = 0; m < rows; m++, sums += kTilePanels * kWidth) {
+      auto* out = static_cast<typename To::Value*>(op.out) + (row + m) * op.columns + column;
+      int i = 0;
+      for (; i + kWidth <= columns; i += kWidth) {
+        const Floats sum = load(sums + i);
+        To::store(out + i, bias ? sum + E::load(bias + column + i) : sum);
+      }
+      for (; i < columns; i++) out[i] = To::narrow(bias ? sums[i] + E::widen(bias[column + i]) : sums[i]);
     }
-    for (; i < columns; i++) out[i] = To::narrow(bias ? sums[i] + E::widen(bias[column + i]) : sums[i]);
   }
-}
+
+  void finish() {}
+};
+
+// What becomes of sums: the largest of each row is found, while they are in the first cache.
+template <class E>
+struct Searched {
+  const Linear& op;
+  LargestColumns largest;
+
+  Searched(const Linear& call, int64_t parts) : op(call), largest(call.columns, call.rows, parts) {}
+
+  void take(int64_t part, const float* sums, int64_t row, int rows, int64_t panel, int panels) {
+    const auto* bias = static_cast<const typename E::Value*>(op.bias);
+    largest.template take<E>(part, sums, kTilePanels * kWidth, row, rows, panel, panels, bias);
+  }
+
+  void finish() { largest.write(static_cast<float*>(op.out), op.at); }
+};
 
 // Rows [row, row_end) times panels [panel, panel_end). Where several tiles of rows use the same panels, they share the
 // asking for the next ones: memory then works while the registers do. (One tile of rows only reads, and the caches'
 // own prefetchers do better.)
-template <class E, class To>
-void multiply_block(const Linear& op, int64_t row, int64_t row_end, int64_t panel, int64_t panel_end) {
+template <class E, class Out>
+void multiply_block(const Linear& op, int64_t part, int64_t row, int64_t row_end, int64_t panel, int64_t panel_end,
+                    Out& out) {
   const int64_t panel_size = op.steps * kWidth, row_count = row_end - row;
   float sums[kTileRows * kTilePanels * kWidth];
   for_tiles((int)row_count, (int)(panel_end - panel), [&](int m, int rows, int p, int panels) {
@@ -55,12 +86,11 @@ void multiply_block(const Linear& op, int64_t row, int64_t row_end, int64_t pane
     multiply_tile<E>({op.x + (row + m) * op.steps, op.steps, op.panels + (panel + p) * panel_size, panel_size, op.steps,
                       sums, kTilePanels * kWidth, nullptr, op.panels + next * panel_size + from * kWidth, to - from},
                      rows, panels);
-    const int64_t column = (panel + p) * kWidth;
-    store_tile<E, To>(op, sums, row + m, rows, column, (int)std::min<int64_t>(panels * kWidth, op.columns - column));
+    out.take(part, sums, row + m, rows, panel + p, panels);
   });
 }
 
-template <class E, class To>
+template <class E, class Out>
 void run(const Linear& op) {
   const int64_t panels = (op.columns + kWidth - 1) / kWidth;
   const int64_t multiplications = op.rows * op.steps * panels * kWidth;
@@ -72,11 +102,13 @@ void run(const Linear& op) {
   // Few panels and many rows on many threads: cut the rows too.
   const int64_t wanted = 2 * threads / std::max<int64_t>(1, panels / kTilePanels);
   const int64_t row_cuts = std::max<int64_t>(1, std::min<int64_t>(op.rows / 48, wanted));
+  Out out(op, row_cuts * slices);
   parallel_items(threads, row_cuts * slices, [&](int64_t item) {
     const int64_t cut = item / slices, slice = item % slices;
-    multiply_block<E, To>(op, op.rows * cut / row_cuts, op.rows * (cut + 1) / row_cuts, panels * slice / slices,
-                          panels * (slice + 1) / slices);
+    multiply_block<E>(op, item, op.rows * cut / row_cuts, op.rows * (cut + 1) / row_cuts, panels * slice / slices,
+                      panels * (slice + 1) / slices, out);
   });
+  out.finish();
 }
 
 }  // namespace
@@ -104,10 +136,15 @@ extern "C" int pack_linear(const PackLinear* op) {
 
 extern "C" int64_t pack_linear_size() { return sizeof(PackLinear); }
 
-extern "C" int linear(const Linear* op) {
-  with_types([&](auto element, auto out_element) { run<decltype(element), decltype(out_element)>(*op); }, op->is_bf16,
-             op->out_is_bf16);
+extern "C" int linear(const Linear* op) try {
+  with_types([&](auto element, auto to) {
+    using E = decltype(element);
+    if (op->at) run<E, Searched<E>>(*op);
+    else run<E, Stored<E, decltype(to)>>(*op);
+  }, op->is_bf16, op->out_is_bf16);
   return 0;
+} catch (const std::bad_alloc&) {
+  return kNoMemory;
 }
 
 extern "C" int64_t linear_size() { return sizeof(Linear); }

@@ -18,7 +18,7 @@ from kernels.cpu import tape, threads
 from kernels.cpu.arena import WeightArena
 from kernels.cpu.calls import bind, empty
 from kernels.cpu.tape import Tape
-from kernels.packed import PackedLinear
+from kernels.packed import Largest, PackedLinear
 
 _PANEL: Final = 16  # output columns of a weight panel
 _MOST_HEAD_DIM: Final = 256
@@ -28,7 +28,7 @@ _TYPES: Final = (_BF16, _FP32)
 
 # The C++ structures: q for integers, booleans and addresses (0 for none), d for real numbers.
 _PACK_LINEAR: Final = Struct("5q")
-_LINEAR: Final = Struct("10q")
+_LINEAR: Final = Struct("11q")
 _RMS_NORM: Final = Struct("10q2d")
 _ROPE_STORE_KV: Final = Struct("20q2d")
 _ATTENTION: Final = Struct("18q2d")
@@ -104,6 +104,18 @@ class Kernels:
 
     def linear(self, x: Tensor, layer: PackedLinear, out_dtype: torch.dtype) -> Tensor:
         """x [T, K] -> [T, N]; see ``kernels.ops.linear``."""
+        out = empty((x.shape[0], layer.out_features), dtype=out_dtype)
+        self._multiply(x, layer, out, 0)
+        return out
+
+    def largest_linear(self, x: Tensor, layer: PackedLinear) -> Largest:
+        """See ``kernels.ops.largest_linear``."""
+        found = Largest(empty((x.shape[0],), dtype=_FP32), empty((x.shape[0],), dtype=torch.int64))
+        self._multiply(x, layer, found.value, found.column.data_ptr())
+        return found
+
+    def _multiply(self, x: Tensor, layer: PackedLinear, out: Tensor, columns: int) -> None:
+        """Write the product, or, with an address for columns, the largest of its rows."""
         rows, width = x.shape
         weight, bias = layer.weight, layer.bias
         if width != layer.in_features or x.dtype is not weight.dtype or not x.is_cpu:
@@ -113,22 +125,23 @@ class Kernels:
             )
         if not x.is_contiguous():
             x = x.contiguous()
-        out = empty((rows, layer.out_features), dtype=out_dtype)
-        self._linear(
+        failed = self._linear(
             _LINEAR.pack(
                 x.data_ptr(),
                 weight.data_ptr(),
                 0 if bias is None else bias.data_ptr(),
                 out.data_ptr(),
+                columns,
                 rows,
                 layer.out_features,
                 weight.shape[1],
                 x.dtype is _BF16,
-                out_dtype is _BF16,
+                out.dtype is _BF16,
                 threads.count(),
             )
         )
-        return out
+        if failed:
+            raise MemoryError("a product could not allocate the largest of its rows")
 
     def rms_norm(
         self,
@@ -292,14 +305,13 @@ class Kernels:
         )
         return out
 
-    def largest(self, values: Tensor) -> tuple[Tensor, Tensor]:
+    def largest(self, values: Tensor) -> Largest:
         """See ``kernels.ops.largest``."""
         rows, columns = values.shape
-        best, at = empty((rows,), dtype=_FP32), empty((rows,), dtype=torch.int64)
-        self._largest(
-            _LARGEST.pack(values.data_ptr(), best.data_ptr(), at.data_ptr(), rows, columns, threads.count())
-        )
-        return best, at
+        found = Largest(empty((rows,), dtype=_FP32), empty((rows,), dtype=torch.int64))
+        addresses = (values.data_ptr(), found.value.data_ptr(), found.column.data_ptr())
+        self._largest(_LARGEST.pack(*addresses, rows, columns, threads.count()))
+        return found
 
 
 def _check_index(name: str, value: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:

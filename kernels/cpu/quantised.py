@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.cpu import threads
 from kernels.cpu.arena import WeightArena
 from kernels.cpu.calls import bind, empty
-from kernels.packed import Format, QuantisedLinear
+from kernels.packed import Format, Largest, QuantisedLinear
 
 BLOCK: Final = 32  # values with one scale, in the formats with blocks
 MOST_WIDTH: Final = 1 << 17  # a sum of so many products fits 32 bits
@@ -26,7 +26,7 @@ _NO_MEMORY: Final = 2  # what a C function returns when an allocation fails
 _PACK_BLOCKS: Final = Struct("7q")
 _PACK_CHANNELS: Final = Struct("7q")
 _ROWS: Final = Struct("9q")
-_QUANTISED: Final = Struct("13q")
+_QUANTISED: Final = Struct("14q")
 _WIDENED: Final = Struct("11q")
 
 
@@ -120,33 +120,42 @@ class QuantisedKernels:
 
     def linear(self, x: Tensor, layer: QuantisedLinear, out_dtype: torch.dtype) -> Tensor:
         """x [T, K] -> [T, N]; see ``kernels.ops.linear``."""
+        out = empty((x.shape[0], layer.out_features), dtype=out_dtype)
+        self._multiply(x, layer, out, 0)
+        return out
+
+    def largest_linear(self, x: Tensor, layer: QuantisedLinear) -> Largest:
+        """See ``kernels.ops.largest_linear``; not for a weight that is widened."""
+        found = Largest(empty((x.shape[0],), dtype=torch.float32), empty((x.shape[0],), dtype=torch.int64))
+        self._multiply(x, layer, found.value, found.column.data_ptr())
+        return found
+
+    def _multiply(self, x: Tensor, layer: QuantisedLinear, out: Tensor, columns: int) -> None:
+        """Write the product, or, with an address for columns, the largest of its rows."""
         rows, width = x.shape
-        if width != layer.in_features or x.dtype not in _TYPES or not x.is_cpu or out_dtype not in _TYPES:
+        if width != layer.in_features or x.dtype not in _TYPES or not x.is_cpu or out.dtype not in _TYPES:
             raise ValueError(
                 f"x is {x.dtype} [{rows}, {width}] on {x.device}; the layer takes bfloat16 or float32 "
                 f"[T, {layer.in_features}] on the CPU"
             )
         if not x.is_contiguous():
             x = x.contiguous()
-        out = empty((rows, layer.out_features), dtype=out_dtype)
-        shared = (
+        addresses = (
             x.data_ptr(),
             layer.weight.data_ptr(),
             layer.scales.data_ptr(),
             0 if layer.bias is None else layer.bias.data_ptr(),
             out.data_ptr(),
-            rows,
-            layer.out_features,
-            width,
         )
-        flags = (x.dtype is _BF16, out_dtype is _BF16, threads.count())
+        sizes = (rows, layer.out_features, width)
+        flags = (x.dtype is _BF16, out.dtype is _BF16, threads.count())
         if layer.format is Format.WIDENED:
-            failed = self._widened_linear(_WIDENED.pack(*shared, *flags))
+            failed = self._widened_linear(_WIDENED.pack(*addresses, *sizes, *flags))
         else:
-            failed = self._quantised_linear(_QUANTISED.pack(*shared, layer.format, layer.planes, *flags))
+            formats = (layer.format, layer.planes)
+            failed = self._quantised_linear(_QUANTISED.pack(*addresses, columns, *sizes, *formats, *flags))
         if failed == _NO_MEMORY:
             raise MemoryError("a quantised product could not allocate its rows")
-        return out
 
 
 def _wide(bias: Tensor | None) -> Tensor | None:

@@ -5,6 +5,7 @@
 
 #include "byte_tile.h"
 #include "channel_tile.h"
+#include "largest.h"
 #include "parallel.h"
 #include "quantise.h"
 #include "tile.h"
@@ -25,29 +26,57 @@ struct QuantisedLinear {
   const uint32_t* panels;  // see Format
   const void* scales;
   const float* bias;       // [columns] or null
-  void* out;               // [rows][columns], of x's type or fp32
+  void* out;               // [rows][columns], of x's type or fp32; or [rows] fp32, the largest of each row
+  int64_t* at;             // null, or the columns of the largest
   int64_t rows, columns, width;
   Format format;
   int64_t planes;  // of x
   int64_t is_bf16, out_is_bf16, threads;
 };
 
+// What becomes of sums: they are stored.
 template <class To>
-void store_tile(const QuantisedLinear& op, const float* sums, int64_t stride, int64_t row, int rows,
-                int64_t panel, int panels) {
-  const int64_t column = panel * kWidth;
-  const int columns = (int)std::min<int64_t>(panels * kWidth, op.columns - column);
-  for (int m = 0; m < rows; m++, sums += stride) {
-    auto* out = static_cast<typename To::Value*>(op.out) + (row + m) * op.columns + column;
-    const float* bias = op.bias + column;
-    int i = 0;
-    for (; i + kWidth <= columns; i += kWidth) {
-      const Floats sum = load(sums + i);
-      To::store(out + i, op.bias ? sum + load(bias + i) : sum);
+struct Stored {
+  const QuantisedLinear& op;
+
+  Stored(const QuantisedLinear& call, int64_t) : op(call) {}
+
+  void take(int64_t, const float* sums, int64_t stride, int64_t row, int rows, int64_t panel, int panels) {
+    const int64_t column = panel * kWidth;
+    const int columns = (int)std::min<int64_t>(panels * kWidth, op.columns - column);
+    for (int m = 0; m < rows; m++, sums += stride) {
+      auto* out = static_cast<typename To::Value*>(op.out) + (row + m) * op.columns + column;
+      const float* bias = op.bias + column;
+      int i = 0;
+      for (; i + kWidth <= columns; i += kWidth) {
+        const Floats sum = load(sums + i);
+        To::store(out + i, op.bias ? sum + load(bias + i) : sum);
+      }
+      for (; i < columns; i++) out[i] = To::narrow(op.bias ? sums[i] + bias[i] : sums[i]);
     }
-    for (; i < columns; i++) out[i] = To::narrow(op.bias ? sums[i] + bias[i] : sums[i]);
   }
-}
+
+  void finish() {}
+};
+
+// What becomes of sums: the largest of each row is found, while they are in the first cache.
+struct Searched {
+  const QuantisedLinear& op;
+  LargestColumns largest;
+
+  Searched(const QuantisedLinear& call, int64_t parts) : op(call), largest(call.columns, call.rows, parts) {}
+
+  void take(int64_t part, const float* sums, int64_t stride, int64_t row, int rows, int64_t panel, int panels) {
+    largest.take<Fp32>(part, sums, stride, row, rows, panel, panels, op.bias);
+  }
+
+  void finish() { largest.write(static_cast<float*>(op.out), op.at); }
+};
+
+// A part of the product: some tiles of rows, some panels.
+struct Part {
+  int64_t index, tile, tile_end, panel, panel_end;
+};
 
 // x in blocks, tile by tile, as A of the products: [tiles][blocks][rows of a tile].
 template <int kPlanes>
@@ -92,23 +121,23 @@ struct BlockRows {
   }
 };
 
-// Tiles [tile, tile_end) times panels [panel, panel_end). Where several tiles use a panel, they share the asking for the
-// next one: memory then works while the registers do. (One tile only reads, and the caches' own prefetchers do better.)
-template <Format F, int kPlanes, class To>
-void multiply_blocks(const QuantisedLinear& op, const BlockRows<kPlanes>& x, int64_t tile, int64_t tile_end,
-                     int64_t panel, int64_t panel_end) {
-  const int64_t words = x.blocks * kPanelWords<F>, halves = x.blocks * kPanelScales<F>, count = tile_end - tile;
+// Where several tiles use a panel, they share the asking for the next one: memory then works while the registers do.
+// (One tile only reads, and the caches' own prefetchers do better.)
+template <Format F, int kPlanes, class Out>
+void multiply_blocks(const QuantisedLinear& op, const BlockRows<kPlanes>& x, const Part& part, Out& out) {
+  const int64_t words = x.blocks * kPanelWords<F>, halves = x.blocks * kPanelScales<F>;
+  const int64_t count = part.tile_end - part.tile;
   alignas(64) float sums[kByteRows * kWidth];
-  for (; panel < panel_end; panel++) {
-    const int64_t lines = count > 1 && panel + 1 < panel_end ? kPanelLines<F> : 0;
+  for (int64_t panel = part.panel; panel < part.panel_end; panel++) {
+    const int64_t lines = count > 1 && panel + 1 < part.panel_end ? kPanelLines<F> : 0;
     const auto* b_scale = static_cast<const uint16_t*>(op.scales) + panel * halves;
     for (int64_t i = 0; i < count; i++) {
-      const int64_t row = (tile + i) * x.tile_rows;
+      const int64_t row = (part.tile + i) * x.tile_rows;
       const int rows = (int)std::min(x.tile_rows, op.rows - row);
-      multiply_byte_tile<F, kPlanes>({x.tile(tile + i), x.tile_rows, op.panels + panel * words, b_scale, x.blocks, sums,
+      multiply_byte_tile<F, kPlanes>({x.tile(part.tile + i), x.tile_rows, op.panels + panel * words, b_scale, x.blocks, sums,
                                       lines * i / count, lines * (i + 1) / count},
                                      rows);
-      store_tile<To>(op, sums, kWidth, row, rows, panel, 1);
+      out.take(part.index, sums, kWidth, row, rows, panel, 1);
     }
   }
 }
@@ -138,71 +167,70 @@ struct ChannelRows {
   }
 };
 
-// Rows [row, row_end) times panels [panel, panel_end).
-template <class To>
-void multiply_channels(const QuantisedLinear& op, const ChannelRows& x, int64_t row, int64_t row_end, int64_t panel,
-                       int64_t panel_end) {
+template <class Out>
+void multiply_channels(const QuantisedLinear& op, const ChannelRows& x, int64_t row, int64_t row_end, const Part& part,
+                       Out& out) {
   const int64_t words = (op.width + kWordBytes - 1) / kWordBytes, panel_words = words * kWidth;
   constexpr int kStride = kChannelPanels * kWidth;
   alignas(64) float sums[kChannelRows * kStride];
   for_tiles<kChannelRows, kChannelPanels>(
-      (int)(row_end - row), (int)(panel_end - panel), [&](int m, int rows, int p, int panels) {
-        const int64_t a = row + m, b = panel + p;
+      (int)(row_end - row), (int)(part.panel_end - part.panel), [&](int m, int rows, int p, int panels) {
+        const int64_t a = row + m, b = part.panel + p;
         multiply_channel_tile({&x.words[a * x.stride], x.stride, &x.scales[a], &x.starts[a], op.panels + b * panel_words,
                                panel_words, static_cast<const float*>(op.scales) + b * kWidth, words, sums, kStride},
                               rows, panels);
-        store_tile<To>(op, sums, kStride, a, rows, b, panels);
+        out.take(part.index, sums, kStride, a, rows, b, panels);
       });
 }
 
-// multiply(first tile, its end, first panel, its end) for parts of the product, on all threads. As for other linears:
-// several slices of panels for each thread, but one where the panels are only streamed; and rows are cut too where there
-// are few panels.
-template <class F>
+// multiply(part, out) for the parts of the product, on all threads. As for other linears: several slices of panels for
+// each thread, but one where the panels are only streamed; and rows are cut too where there are few panels.
+template <class Out, class F>
 void for_parts(const QuantisedLinear& op, int64_t tiles, F multiply) {
   const int64_t panels = (op.columns + kWidth - 1) / kWidth;
   const int threads = op.rows * op.width * op.columns < kSmall ? 1 : (int)op.threads;
   const int64_t each = tiles == 1 ? 1 : panels / (kSlicePanels * threads);
   const int64_t slices = threads == 1 ? 1 : threads * std::clamp<int64_t>(each, 1, kMostSlices);
   const int64_t wanted = 2 * threads / std::max<int64_t>(1, panels / kFewPanels);
-  const int64_t row_cuts = std::clamp<int64_t>(std::min(op.rows / 48, tiles), 1, std::max<int64_t>(1, wanted));
-  parallel_items(threads, row_cuts * slices, [&](int64_t item) {
-    const int64_t cut = item / slices, slice = item % slices;
-    multiply(tiles * cut / row_cuts, tiles * (cut + 1) / row_cuts, panels * slice / slices,
-             panels * (slice + 1) / slices);
+  const int64_t cuts = std::clamp<int64_t>(std::min(op.rows / 48, tiles), 1, std::max<int64_t>(1, wanted));
+  Out out(op, cuts * slices);
+  parallel_items(threads, cuts * slices, [&](int64_t i) {
+    const int64_t cut = i / slices, slice = i % slices;
+    multiply(Part{i, tiles * cut / cuts, tiles * (cut + 1) / cuts, panels * slice / slices,
+                  panels * (slice + 1) / slices},
+             out);
   });
+  out.finish();
 }
 
-template <Format F, int kPlanes, class E, class To>
+template <Format F, int kPlanes, class E, class Out>
 void run_blocks(const QuantisedLinear& op) {
   static thread_local BlockRows<kPlanes> x;
   x.template fill<E>(op);
   const BlockRows<kPlanes>& rows = x;  // the caller's, on all threads
-  for_parts(op, rows.tiles, [&](int64_t tile, int64_t tile_end, int64_t panel, int64_t panel_end) {
-    multiply_blocks<F, kPlanes, To>(op, rows, tile, tile_end, panel, panel_end);
-  });
+  for_parts<Out>(op, rows.tiles, [&](const Part& part, Out& out) { multiply_blocks<F, kPlanes>(op, rows, part, out); });
 }
 
-template <class E, class To>
+template <class E, class Out>
 void run_channels(const QuantisedLinear& op) {
   static thread_local ChannelRows x;
   x.fill<E>(op);
   const ChannelRows& rows = x;
   const int64_t tiles = (op.rows + kChannelRows - 1) / kChannelRows;
-  for_parts(op, tiles, [&](int64_t tile, int64_t tile_end, int64_t panel, int64_t panel_end) {
-    multiply_channels<To>(op, rows, op.rows * tile / tiles, op.rows * tile_end / tiles, panel, panel_end);
+  for_parts<Out>(op, tiles, [&](const Part& part, Out& out) {
+    multiply_channels(op, rows, op.rows * part.tile / tiles, op.rows * part.tile_end / tiles, part, out);
   });
 }
 
-template <class E, class To>
+template <class E, class Out>
 void run(const QuantisedLinear& op) {
   if (!op.rows) return;
   switch (op.format) {
     case Format::kNibbles:
-      return op.planes == 1 ? run_blocks<Format::kNibbles, 1, E, To>(op) : run_blocks<Format::kNibbles, 2, E, To>(op);
+      return op.planes == 1 ? run_blocks<Format::kNibbles, 1, E, Out>(op) : run_blocks<Format::kNibbles, 2, E, Out>(op);
     case Format::kBytes:
-      return op.planes == 1 ? run_blocks<Format::kBytes, 1, E, To>(op) : run_blocks<Format::kBytes, 2, E, To>(op);
-    case Format::kChannels: return run_channels<E, To>(op);
+      return op.planes == 1 ? run_blocks<Format::kBytes, 1, E, Out>(op) : run_blocks<Format::kBytes, 2, E, Out>(op);
+    case Format::kChannels: return run_channels<E, Out>(op);
   }
 }
 
@@ -212,8 +240,10 @@ void run(const QuantisedLinear& op) {
 using namespace rootgraft;
 
 extern "C" int quantised_linear(const QuantisedLinear* op) try {
-  with_types([&](auto element, auto out_element) { run<decltype(element), decltype(out_element)>(*op); }, op->is_bf16,
-             op->out_is_bf16);
+  with_types([&](auto element, auto to) {
+    if (op->at) run<decltype(element), Searched>(*op);
+    else run<decltype(element), Stored<decltype(to)>>(*op);
+  }, op->is_bf16, op->out_is_bf16);
   return 0;
 } catch (const std::bad_alloc&) {
   return kNoMemory;

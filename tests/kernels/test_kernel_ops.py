@@ -94,6 +94,28 @@ def test_linear(tokens, in_features, out_features, bias, dtype, seed):
     assert whole.dtype is torch.float32
     wide = (value if value is None else value.float() for value in (weight, offset))
     assert_close(whole / scale, reference.linear(x.float(), *wide) / scale)
+    found = ops.largest_linear(x, layer)
+    assert torch.equal(found.value, whole.amax(1))
+    assert torch.equal(found.column, whole.argmax(1))
+
+
+@SETTINGS
+@given(
+    rows=st.integers(0, 20),
+    columns=st.integers(1, 300),
+    values=st.lists(st.sampled_from([-torch.inf, -1.0, -0.0, 0.0, 2.0, torch.inf, torch.nan]), min_size=1, unique=True),
+    native=st.booleans(),
+    seed=SEEDS,
+)
+def test_largest(rows, columns, values, native, seed):
+    chosen = torch.randint(len(values), (rows, columns), generator=torch.Generator().manual_seed(seed))
+    numbers = torch.tensor(values)[chosen]
+    found = ops.largest(numbers) if native else reference.largest(numbers)
+    expected = numbers.amax(1)
+    assert torch.equal(found.value.nan_to_num(5.0), expected.nan_to_num(5.0))
+    assert torch.equal(found.value.isnan(), expected.isnan())
+    sound = ~expected.isnan()
+    assert found.column[sound].tolist() == numbers.argmax(1)[sound].tolist()
 
 
 def test_linear_takes_strided_inputs(kernels):

@@ -43,6 +43,12 @@ def assert_near(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=2e-5 * largest)
 
 
+def assert_same_largest(found: ops.Largest, values: Tensor) -> None:
+    """Of each row, to the bit."""
+    assert torch.equal(found.value, values.amax(1))
+    assert torch.equal(found.column, values.argmax(1))
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     block_type=st.sampled_from(BLOCKS),
@@ -65,6 +71,7 @@ def test_blocks(block_type, tokens, num_blocks, columns, bias, dynamic, dtype, s
     exact = quantised_reference.linear(x, weight, 32, LARGEST[dynamic])
     assert_near(out, exact + (0 if offset is None else offset.double()))
     assert torch.equal(ops.linear(x, layer), out.to(dtype))
+    assert_same_largest(ops.largest_linear(x, layer), out)
 
 
 @settings(max_examples=60, deadline=None)
@@ -88,6 +95,7 @@ def test_channels(dynamic, tokens, width, columns, bias, weight_dtype, dtype, se
     assert torch.equal(quantised.rows(layer, torch.arange(columns)), weight)
     exact = quantised_reference.linear(x, weight, width) if dynamic else x.double() @ weight.double().T
     out = ops.linear(x, layer, torch.float32)
+    assert_same_largest(ops.largest_linear(x, layer), out)
     assert_near(out, exact + (0 if offset is None else offset.double()))
     assert torch.equal(ops.linear(x, layer), out.to(dtype))
 
@@ -205,3 +213,21 @@ def test_two_bytes_of_x_hold_more_than_bfloat16():
     fine = ops.linear(x, quantised.pack_blocks(raw, "Q4_1", dynamic=False)).double() - exact
     coarse = x.bfloat16().double() @ weight.double().T - exact
     assert fine.abs().mean() < coarse.abs().mean() / 10
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_the_largest_of_a_wide_product(threads, dynamic):
+    raw, _ = blocks("Q8_0", randn(0, 1003, 64))
+    raw = raw[torch.arange(5003) % 1003]  # each column again and again: ties
+    layer = quantised.pack_blocks(raw, "Q8_0", dynamic=dynamic)
+    x = randn(1, 70, 64)
+    x[3, 5], x[69, 40], x[8] = torch.nan, torch.inf, 0.0
+    ops.set_threads(threads)
+    for rows in (1, 2, 8, 9, 70):
+        found, whole = ops.largest_linear(x[:rows], layer), ops.linear(x[:rows], layer)
+        sound = torch.isfinite(whole).all(1)
+        assert torch.equal(torch.isfinite(found.value), sound)
+        assert torch.equal(found.value[sound], whole.amax(1)[sound])
+        assert torch.equal(found.column[sound], whole.argmax(1)[sound])
+        assert found.column[sound].max() < 1003

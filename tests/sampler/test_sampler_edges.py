@@ -13,6 +13,7 @@ from engine import choice
 from engine.batch import RowResult
 from engine.sampler import Allowed, Sampler
 from engine.types import SamplingParams
+from kernels.ops import largest
 
 CPU = torch.device("cpu")
 MODES = [
@@ -158,3 +159,36 @@ def test_logprobs_are_of_the_raw_logits_though_the_draw_is_not():
 
 def test_no_rows_give_no_results():
     assert Sampler(1, 8, CPU).sample(torch.zeros(0, 8), []) == []
+
+
+@pytest.mark.parametrize("vocab", [40, 300])
+def test_the_largest_logit_is_enough_for_plain_greedy_rows(vocab: int):
+    logits = torch.randn(4, vocab, generator=torch.Generator().manual_seed(1))
+    logits[1, 7], logits[2] = torch.nan, logits[2, 5]
+    sampler = Sampler(4, vocab, CPU)
+    sampler.start([Request(SamplingParams(temperature=0), (1, 2)).start(row) for row in range(4)])
+    rows = [step(row, 0) for row in range(4)]
+    assert sampler.takes_best(rows)
+    by_largest = sampler.collect(sampler.draw(largest(logits), rows))
+    assert by_largest == sampler.sample(logits, rows)
+    assert [result.failed for result in by_largest] == [False, True, False, False]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.5),
+        SamplingParams(temperature=0, logprobs=0),
+        SamplingParams(temperature=0, logit_bias=((1, 3.0),)),
+        SamplingParams(temperature=0, frequency_penalty=0.5),
+        SamplingParams(temperature=0, min_tokens=2),
+    ],
+    ids=str,
+)
+def test_a_row_that_needs_more_than_the_largest_logit(params: SamplingParams):
+    sampler = Sampler(2, 40, CPU)
+    greedy = Request(SamplingParams(temperature=0), (1, 2))
+    sampler.start([greedy.start(0), Request(params, (1, 2), stops=(3,)).start(1)])
+    assert not sampler.takes_best([step(0, 0), step(1, 0)])
+    assert sampler.takes_best([step(0, 0)])
+    assert sampler.takes_best([step(0, 2), step(1, 2)]) == bool(params.min_tokens)
