@@ -100,10 +100,10 @@ class LogitEdits:
             # An id beyond the vocabulary cannot be drawn: there is nothing to ban.
             self._stops[row] = np.array([id_ for id_ in set(start.stop_ids) if id_ < self._vocab_size], np.int64)
 
-    def concern(self, lines: Lines) -> bool:
-        """Whether any line has an edit to make in this step."""
-        early = self._min_tokens[lines.row] > lines.num_generated
-        return bool((self._biased[lines.row] | self._penalised[lines.row] | early).any())
+    def concern(self, rows: Ints, num_generated: Ints) -> bool:
+        """Whether there is an edit to make in any of these rows where so many tokens are generated."""
+        early = self._min_tokens[rows] > num_generated
+        return bool((self._biased[rows] | self._penalised[rows] | early).any())
 
     def apply(self, logits: Tensor, lines: Lines) -> None:
         """Edit ``logits`` [S, V] in place; row i of them belongs to line i."""

@@ -122,8 +122,9 @@ class Sampler:
         """
         at = np.fromiter((row.row for row in rows), np.int64, len(rows))
         params = self._rows[at]
-        is_plain = (params["temperature"] == 0) & (params["num_logprobs"] < 0)
-        return bool(is_plain.all()) and not self._edits.concern(lines_of(rows, {}))
+        if (params["temperature"] > 0).any() or (params["num_logprobs"] >= 0).any():
+            return False
+        return not self._edits.concern(at, np.fromiter((row.num_generated for row in rows), np.int64, len(rows)))
 
     def sample(
         self,
@@ -177,7 +178,7 @@ class Sampler:
         """The token of each line, [S] int64, and what the host is to know, [S, 2 ...] float64: see ``_drawn``."""
         params = self._rows[lines.row]
         wanted = np.flatnonzero(params["num_logprobs"] >= 0)
-        edits = allowed is not None or self._edits.concern(lines)
+        edits = allowed is not None or self._edits.concern(lines.row, lines.num_generated)
         before = largest(logits)[0] if edits else None  # an edit may hide what is not finite
         edited = self._edited(logits, lines, allowed, keep=bool(len(wanted))) if edits else logits
         best, tokens = largest(edited)
@@ -194,7 +195,7 @@ class Sampler:
         if allowed is not None:
             edited = logits.clone() if keep else logits
             mask_logits(edited, allowed.lines, allowed.words)
-        if self._edits.concern(lines):
+        if self._edits.concern(lines.row, lines.num_generated):
             edited = edited.clone() if keep and edited is logits else edited
             self._edits.apply(edited, lines)
         return edited

@@ -68,6 +68,8 @@ def standing(rows: Sequence[Row], drawn: Sequence[Drawn], forced: Mapping[int, i
         drawn: what came of ``lines_of(rows, forced)``.
         forced: the tokens of the other lines.
     """
+    if len(drawn) == len(rows) and not forced:  # one line each, the common case
+        return [_alone(place) for place in drawn]
     rest = iter(drawn)
     results, line = [], 0
     for row in rows:
@@ -76,6 +78,13 @@ def standing(rows: Sequence[Row], drawn: Sequence[Drawn], forced: Mapping[int, i
         results.append(_standing(row, mine))
         line = numbers.stop
     return results
+
+
+def _alone(place: Drawn) -> RowResult:
+    """What a row without drafts brought, which was drawn."""
+    if place.token < 0:
+        return RowResult(failed=True)
+    return RowResult((place.token,), () if place.logprob is None else (place.logprob,))
 
 
 def _standing(row: Row, drawn: list[Drawn]) -> RowResult:
