@@ -58,6 +58,7 @@ def serve(config: EngineConfig, options: ServerConfig) -> int:
         ModelError: the model cannot be loaded.
         EngineDead: the engine ended while it was loading.
     """
+    garbage.share_heap()
     set_up_log(options.log_level, options.log_format)
     with contextlib.closing(_listen(options)) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve_on(sock, config, options))

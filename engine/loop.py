@@ -82,6 +82,7 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_SECONDS)
+    garbage.share_heap()
     fd, path, options = arguments
     channel = Channel(socket.socket(fileno=int(fd)))
     try:

@@ -163,6 +163,7 @@ def engine(fd: str, folder: str, options: str) -> int:
     """The engine process. At its end it writes what it counted, and whether everything was given back."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    garbage.share_heap()
     torch.set_num_threads(1)
     compiling: Any = grammars
     compiling.CompileService = partial(CompileService, cache_bytes=GRAMMAR_BYTES)

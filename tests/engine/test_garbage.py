@@ -1,10 +1,13 @@
-"""The collector of a process that serves: what was loaded must not keep it from collecting what comes later."""
+"""Memory of a process that serves: what was loaded must not keep it from collecting what comes later; one heap."""
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,3 +32,35 @@ def test_garbage_of_requests_is_collected_however_much_was_loaded() -> None:
     ran = subprocess.run([sys.executable, "-c", SERVES], cwd=ROOT, capture_output=True, text=True, check=True)
     collections, few = ran.stdout.split()
     assert int(collections) > 0 and few == "True"
+
+
+THREADS = """
+import ctypes, threading
+from engine.garbage import share_heap
+
+share_heap()
+held, together = [], threading.Barrier(6)
+
+def allocate():
+    together.wait()
+    held.append([bytes(2000 + i) for i in range(500)])
+    together.wait()
+
+threads = [threading.Thread(target=allocate) for _ in range(6)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+libc = ctypes.CDLL(None)
+libc.malloc_info(0, ctypes.c_void_p.in_dll(libc, "stdout"))
+libc.fflush(None)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have one heap anyway")
+def test_threads_share_one_heap() -> None:
+    ran = subprocess.run([sys.executable, "-c", THREADS], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout.count("<heap nr=") == 1
+    alone = THREADS.replace("share_heap()\nheld", "held")
+    ran = subprocess.run([sys.executable, "-c", alone], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout.count("<heap nr=") > 1
