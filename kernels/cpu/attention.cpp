@@ -6,11 +6,13 @@
 #include <vector>
 
 #include "parallel.h"
+#include "tile.h"
 
 namespace rootgraft {
 namespace {
 
 constexpr int64_t kSmall = 1 << 17;          // multiplications below which one thread is faster
+constexpr int64_t kPartsOfThread = 4;        // so many parts of all tiles for each thread
 constexpr int64_t kMostPartials = 1 << 24;   // floats of partials held at once
 
 // Whether every index that the call leads to lies inside its table.
@@ -62,6 +64,13 @@ void plan_shared(const Attention& op, Plan& plan) {
   }
 }
 
+// KV heads of a tile of these queries. The heads of few queries stay together, where that leaves enough tiles for the
+// threads: memory is then read in longer pieces.
+int heads_together(const Attention& op, const Queries& part, int64_t parts) {
+  if (part.count > kTileRows || parts < 4 * op.threads) return 1;
+  return (int)std::min<int64_t>(op.kv_heads, kTileQueries / part.count);
+}
+
 void plan_tiles(const Attention& op, Plan& plan) {
   for (int64_t row = 0; row < op.rows; row++) {
     for (int64_t first = 0; first < op.queries(row); first += kTileQueries) {
@@ -72,8 +81,10 @@ void plan_tiles(const Attention& op, Plan& plan) {
     const int64_t shared = plan.shares.empty() ? 0 : (int64_t)plan.shares[part.row].size() * kSplit;
     const int64_t begin = op.first_key(op.position(part.row, part.first));
     const int64_t end = op.position(part.row, part.first + part.count - 1) + 1;
-    for (int64_t head = 0; head < op.kv_heads; head++) {
-      plan.tiles.push_back({&part, 1, part.count, head, std::max(begin, shared), end});
+    const int heads = heads_together(op, part, (int64_t)plan.queries.size());
+    for (int64_t head = 0; head < op.kv_heads; head += heads) {
+      const int count = (int)std::min<int64_t>(heads, op.kv_heads - head);
+      plan.tiles.push_back({&part, 1, part.count, head, count, std::max(begin, shared), end});
     }
   }
 }
@@ -101,9 +112,9 @@ void copy(const Partial& to, const Partial& from, int count, int64_t head_dim) {
 template <class E>
 void write_out(const Attention& op, const QueryTile& tile, const Partial& whole) {
   const int64_t group = op.group();
-  for (int m = 0; m < tile.count; m++) {
-    const int64_t query = tile.parts->first + m, token = op.query_start[tile.parts->row] + query / group;
-    const int64_t head = tile.kv_head * group + query % group;
+  for (int m = 0; m < tile.vectors(); m++) {
+    const int64_t query = tile.parts->first + m % tile.count, kv_head = tile.first_head + m / tile.count;
+    const int64_t token = op.query_start[tile.parts->row] + query / group, head = kv_head * group + query % group;
     auto* out = static_cast<typename E::Value*>(op.out) + (token * op.heads + head) * op.head_dim;
     const Floats share = broadcast(1.0f / whole.total[m]);
     for (int64_t d = 0; d < op.head_dim; d += kWidth) {
@@ -124,12 +135,14 @@ void run_shared(const Attention& op, Plan& plan, int threads) {
   for (const SharedSplit& shared : plan.shared) {
     for (int64_t head = 0; head < op.kv_heads; head++, free += Partial::floats(shared.count, op.head_dim)) {
       const int64_t begin = shared.split * kSplit;
-      items.push_back({{shared.parts.data(), (int)shared.parts.size(), shared.count, head, begin, begin + kSplit},
+      items.push_back({{shared.parts.data(), (int)shared.parts.size(), shared.count, head, 1, begin, begin + kSplit},
                        Partial::at(free, shared.count)});
     }
   }
   parallel_items(threads, (int64_t)items.size(), [&](int64_t i) {
-    attend_split<E>(op, items[i].tile, items[i].tile.first_split(), items[i].result);
+    const Stretch stretch{&items[i].tile, items[i].tile.first_split()};
+    prefetch_stretch<E>(op, stretch);
+    attend<E>(op, stretch, {nullptr, 0}, items[i].result);
   });
 }
 
@@ -137,38 +150,55 @@ void run_shared(const Attention& op, Plan& plan, int threads) {
 bool start_from_shares(const Attention& op, const Plan& plan, const QueryTile& tile, const Partial& whole) {
   if (plan.shares.empty() || plan.shares[tile.parts->row].empty()) return false;
   const std::vector<Share>& shares = plan.shares[tile.parts->row];
-  for (const Share& share : shares) {
-    float* partials = share.partials + tile.kv_head * Partial::floats(share.count, op.head_dim);
-    const Partial part = Partial::at(partials, share.count).from(share.query, op.head_dim);
-    if (&share == &shares[0]) copy(whole, part, tile.count, op.head_dim);
-    else merge(whole, part, tile.count, op.head_dim);
+  for (int head = 0; head < tile.heads; head++) {
+    const Partial started = whole.from(head * tile.count, op.head_dim);
+    for (const Share& share : shares) {
+      float* partials = share.partials + (tile.first_head + head) * Partial::floats(share.count, op.head_dim);
+      const Partial part = Partial::at(partials, share.count).from(share.query, op.head_dim);
+      if (&share == &shares[0]) copy(started, part, tile.count, op.head_dim);
+      else merge(started, part, tile.count, op.head_dim);
+    }
   }
   return true;
 }
 
-struct PartialMemory {
+struct alignas(64) PartialMemory {
   float whole[kTileQueries * (kMaxHeadDim + 2)], part[kTileQueries * (kMaxHeadDim + 2)];
 };
 thread_local PartialMemory memory;
 
-// A thread takes a tile and walks its splits.
+// Tiles [first, end), one after the other.
 template <class E>
-void run_by_tile(const Attention& op, const Plan& plan, int threads) {
-  parallel_items(threads, (int64_t)plan.tiles.size(), [&](int64_t i) {
+void walk_tiles(const Attention& op, const Plan& plan, int64_t first, int64_t end) {
+  const auto start = [&](int64_t i) {
+    return i < end ? Stretch{&plan.tiles[i], plan.tiles[i].first_split()} : Stretch{nullptr, 0};
+  };
+  prefetch_stretch<E>(op, start(first));
+  for (int64_t i = first; i < end; i++) {
     const QueryTile& tile = plan.tiles[i];
-    const Partial whole = Partial::at(memory.whole, tile.count), part = Partial::at(memory.part, tile.count);
+    const int vectors = tile.vectors();
+    const Partial whole = Partial::at(memory.whole, vectors), part = Partial::at(memory.part, vectors);
     bool started = start_from_shares(op, plan, tile, whole);
     for (int64_t split = tile.first_split(); split < tile.end_split(); split++, started = true) {
-      attend_split<E>(op, tile, split, started ? part : whole);
-      if (started) merge(whole, part, tile.count, op.head_dim);
+      const Stretch next = split + 1 < tile.end_split() ? Stretch{&tile, split + 1} : start(i + 1);
+      attend<E>(op, {&tile, split}, next, started ? part : whole);
+      if (started) merge(whole, part, vectors, op.head_dim);
     }
     write_out<E>(op, tile, whole);
+  }
+}
+
+// A thread takes some tiles and walks their splits.
+template <class E>
+void run_by_tile(const Attention& op, const Plan& plan, int threads) {
+  const int64_t tiles = (int64_t)plan.tiles.size(), parts = std::min<int64_t>(tiles, kPartsOfThread * threads);
+  parallel_items(threads, parts, [&](int64_t i) {
+    walk_tiles<E>(op, plan, tiles * i / parts, tiles * (i + 1) / parts);
   });
 }
 
 struct SplitItem {
-  const QueryTile* tile;
-  int64_t split;
+  Stretch stretch;
   Partial result;
 };
 
@@ -180,20 +210,21 @@ void run_by_split(const Attention& op, const Plan& plan, int64_t floats, int thr
   float* free = partials.data();
   for (const QueryTile& tile : plan.tiles) {
     for (int64_t split = tile.first_split(); split < tile.end_split(); split++) {
-      items.push_back({&tile, split, Partial::at(free, tile.count)});
-      free += Partial::floats(tile.count, op.head_dim);
+      items.push_back({{&tile, split}, Partial::at(free, tile.vectors())});
+      free += Partial::floats(tile.vectors(), op.head_dim);
     }
   }
   parallel_items(threads, (int64_t)items.size(), [&](int64_t i) {
-    attend_split<E>(op, *items[i].tile, items[i].split, items[i].result);
+    prefetch_stretch<E>(op, items[i].stretch);
+    attend<E>(op, items[i].stretch, {nullptr, 0}, items[i].result);
   });
-  const Partial whole = Partial::at(memory.whole, kTileQueries);
   size_t i = 0;
   for (const QueryTile& tile : plan.tiles) {
+    const Partial whole = Partial::at(memory.whole, tile.vectors());
     bool started = start_from_shares(op, plan, tile, whole);
-    for (; i < items.size() && items[i].tile == &tile; i++, started = true) {
-      if (started) merge(whole, items[i].result, tile.count, op.head_dim);
-      else copy(whole, items[i].result, tile.count, op.head_dim);
+    for (; i < items.size() && items[i].stretch.tile == &tile; i++, started = true) {
+      if (started) merge(whole, items[i].result, tile.vectors(), op.head_dim);
+      else copy(whole, items[i].result, tile.vectors(), op.head_dim);
     }
     write_out<E>(op, tile, whole);
   }
@@ -206,8 +237,8 @@ void run(const Attention& op) {
   plan_tiles(op, plan);
   int64_t work = 0, floats = 0;
   for (const QueryTile& tile : plan.tiles) {
-    work += tile.count * (tile.end - tile.begin) * op.head_dim;
-    floats += (tile.end_split() - tile.first_split()) * Partial::floats(tile.count, op.head_dim);
+    work += tile.vectors() * (tile.end - tile.begin) * op.head_dim;
+    floats += (tile.end_split() - tile.first_split()) * Partial::floats(tile.vectors(), op.head_dim);
   }
   const int threads = work < kSmall && plan.shared.empty() ? 1 : (int)op.threads;
   run_shared<E>(op, plan, threads);

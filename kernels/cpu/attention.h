@@ -1,8 +1,8 @@
 // What an attention call is given, and how it is cut into parts whose results have the same bits wherever they run.
 //
-//   tile     up to kTileQueries query vectors that share a KV head: all heads of its group, then the next token. Keys
-//            and values are laid out for a whole tile at once. The queries are those of one row, or, for a split whose
-//            pages several rows share, those of all these rows.
+//   tile     up to kTileQueries query vectors: of one KV head, all heads of its group, then the next token; of few
+//            tokens, several KV heads, which lie side by side in a page. The queries are those of one row, or, for a
+//            split whose pages several rows share, those of all these rows.
 //   block    kBlock keys, from a multiple of kBlock: scored together, one softmax rescaling each.
 //   split    kSplit keys, from a multiple of kSplit: starts from nothing and ends in a Partial; partials are merged in
 //            order. So a long context can be spread over threads, and one thread that walks it does the same sums.
@@ -50,16 +50,18 @@ struct Queries {
 
 struct QueryTile {
   const Queries* parts;
-  int num_parts, count;
-  int64_t kv_head;
+  int num_parts, count;  // count: queries of each KV head
+  int64_t first_head;    // of the KV heads
+  int heads;
   int64_t begin, end;  // keys that any of the queries sees, and whose pages, those of the first row, serve them all
 
+  int vectors() const { return heads * count; }
   int64_t first_split() const { return begin / kSplit; }
   int64_t end_split() const { return (end + kSplit - 1) / kSplit; }
 };
 
 // Attention over some of the keys: for each query the largest score (base 2), the sum of 2^(score - largest), and the
-// sum of the values weighted so.
+// sum of the values weighted so. The queries of a tile lie by KV head.
 struct Partial {
   float* largest;  // [count]
   float* total;    // [count]
@@ -72,9 +74,19 @@ struct Partial {
   }
 };
 
-// One tile over one split.
+// One tile over one split; no tile: nothing.
+struct Stretch {
+  const QueryTile* tile;
+  int64_t split;
+};
+
+// Asks for the memory of the stretch's first block.
 template <class E>
-void attend_split(const Attention& op, const QueryTile& tile, int64_t split, const Partial& result);
+void prefetch_stretch(const Attention& op, const Stretch& stretch);
+
+// Memory is asked for a block ahead, at last that of `next`, which this thread will probably attend to then.
+template <class E>
+void attend(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result);
 
 // A split that several rows see whole, through the same pages.
 struct SharedSplit {

@@ -2,61 +2,35 @@
 #include <algorithm>
 #include <limits>
 
-#include "attention.h"
-#include "tile.h"
+#include "attention_direct.h"
 
 namespace rootgraft {
 namespace {
 
-struct Scratch {
-  uint32_t queries[kTileQueries * kMaxHeadDim];  // A of the scores
+constexpr int kFewQueries = kTileRows;  // up to so many need no panels
+
+struct alignas(64) Scratch {
+  uint32_t queries[kTileQueries * kMaxHeadDim];  // A of the scores, by KV head
   uint32_t keys[kBlock * kMaxHeadDim];           // B of the scores: [panel of 16 keys][word of the head][key]
   uint32_t values[kBlock * kMaxHeadDim];         // B of the output: [panel of 16 dimensions][word of keys][dimension]
-  float scores[kTileQueries * kBlock];           // then, in place, the weights as A of the output
-  float totals[kTileQueries * kWidth];           // running sums of weights, lane by lane
-  float shrink[kTileQueries];                    // what a new maximum does to older sums
+  float scores[kTileQueries * kBlock];           // of one KV head; then, in place, the weights as A of the output
+  float totals[kTileQueries * kWidth];           // running sums of weights, lane by lane, by KV head
+  float shrink[kTileQueries];                    // of one KV head: what a new maximum does to older sums
 };
 
-const uint32_t kZeros[kMaxHeadDim] = {};
-
-// Where a block's keys lie in a cache, in elements; nowhere for keys that no query of the tile sees.
-struct BlockRows {
-  static constexpr int64_t kNowhere = -1;
-
-  int64_t offset[kBlock];
-  int panels;  // panels of 16 keys in use
-
-  BlockRows(const Attention& op, const QueryTile& tile, int64_t first_key) {
-    const int begin = (int)std::max<int64_t>(tile.begin - first_key, 0);
-    const int end = (int)std::clamp<int64_t>(tile.end - first_key, 0, kBlock);
-    panels = (end + kWidth - 1) / kWidth;
-    std::fill_n(offset, begin, kNowhere);
-    const int32_t* pages = op.pages(tile.parts->row);
-    const int64_t head_size = op.page_size * op.head_dim;
-    for (int i = begin; i < end;) {
-      const int64_t page = (first_key + i) / op.page_size, cell = (first_key + i) % op.page_size;
-      const int64_t at = (pages[page] * op.kv_heads + tile.kv_head) * head_size + cell * op.head_dim;
-      const int run = (int)std::min<int64_t>(op.page_size - cell, end - i);
-      for (int j = 0; j < run; j++) offset[i + j] = at + j * op.head_dim;
-      i += run;
-    }
-    std::fill_n(offset + end, panels * kWidth - end, kNowhere);
-  }
-
-  template <class E>
-  const uint32_t* row(const void* cache, int i) const {
-    if (offset[i] == kNowhere) return kZeros;
-    return reinterpret_cast<const uint32_t*>(static_cast<const typename E::Value*>(cache) + offset[i]);
-  }
-
-  // Asks for rows [first, end): into the second-level cache, because a block would crowd the first one.
-  template <class E>
-  INLINE void prefetch(const Attention& op, const void* cache, int first, int end) const {
-    for (int i = first; i < end; i++) {
-      const uint32_t* words = row<E>(cache, i);
-      for (int64_t w = 0; w < op.head_dim / E::kPerWord; w += kWidth) __builtin_prefetch(words + w, 0, 2);
-    }
-  }
+// What a block is computed from and with, for one KV head of the tile.
+template <class E>
+struct Block {
+  const Attention& op;
+  const QueryTile& tile;
+  int64_t first_key;
+  const BlockRows<E>& rows;
+  int head;
+  const uint32_t* queries;
+  float* totals;
+  Partial result;
+  Ahead<E>& ahead;
+  Scratch& scratch;
 };
 
 // f(m, row, query) for the queries of a tile in order.
@@ -73,42 +47,74 @@ template <class E>
 void gather_queries(const Attention& op, const QueryTile& tile, Scratch& scratch) {
   using Value = typename E::Value;
   const int64_t group = op.group(), words = op.head_dim / E::kPerWord;
-  for_queries(tile, [&](int m, int64_t row, int64_t query) {
-    const int64_t token = op.query_start[row] + query / group, head = tile.kv_head * group + query % group;
-    const Value* from = static_cast<const Value*>(op.q) + (token * op.heads + head) * op.head_dim;
-    std::memcpy(scratch.queries + m * words, from, op.head_dim * sizeof(Value));
+  for (int head = 0; head < tile.heads; head++) {
+    for_queries(tile, [&](int m, int64_t row, int64_t query) {
+      const int64_t token = op.query_start[row] + query / group;
+      const int64_t from = token * op.heads + (tile.first_head + head) * group + query % group;
+      std::memcpy(scratch.queries + (head * tile.count + m) * words,
+                  static_cast<const Value*>(op.q) + from * op.head_dim, op.head_dim * sizeof(Value));
+    });
+  }
+}
+
+template <class E>
+void score_panels(const Block<E>& block) {
+  const int words = (int)(block.op.head_dim / E::kPerWord), panels = block.rows.panels;
+  uint32_t* out = block.scratch.keys;
+  for (int panel = 0; panel < panels; panel++) {
+    const uint32_t* keys[kWidth];
+    for (int i = 0; i < kWidth; i++) keys[i] = block.rows.row(block.op.k_cache, block.head, panel * kWidth + i);
+    block.ahead.step(kWidth);
+    transpose_rows(keys, words, out + panel * words * kWidth);
+  }
+  multiply<E>({block.queries, words, out, words * kWidth, words, block.scratch.scores, kBlock, nullptr},
+              block.tile.count, panels);
+}
+
+template <class E>
+void add_value_panels(const Block<E>& block) {
+  constexpr int64_t kWords = kBlock / E::kPerWord;
+  const Attention& op = block.op;
+  const int keys = block.rows.panels * kWidth;
+  for (int key = 0; key < keys; key += E::kPerWord) {
+    uint32_t* out = block.scratch.values + key / E::kPerWord * kWidth;
+    const uint32_t* first = block.rows.row(op.v_cache, block.head, key);
+    const uint32_t* second = block.rows.row(op.v_cache, block.head, key + E::kPerWord - 1);
+    block.ahead.step(E::kPerWord);
+    for (int64_t d = 0; d < op.head_dim; d += kWidth, out += kWords * kWidth) {
+      store_words(out, value_words<E>(first, second, d));
+    }
+  }
+  multiply<E>({reinterpret_cast<const uint32_t*>(block.scratch.scores), kBlock, block.scratch.values, kWords * kWidth,
+               keys / E::kPerWord, block.result.values, op.head_dim, block.scratch.shrink},
+              block.tile.count, (int)(op.head_dim / kWidth));
+}
+
+template <class E, int N>
+void score_few(const Block<E>& block) {
+  constexpr int kMost = N <= 4 ? 2 : 1;  // panels whose columns and sums fit the registers
+  const int words = (int)(block.op.head_dim / E::kPerWord);
+  for_tiles<N, kMost>(N, block.rows.panels, [&](int, int, int panel, int count) {
+    const uint32_t* keys[kMost * kWidth];
+    for (int i = 0; i < count * kWidth; i++) {
+      keys[i] = block.rows.row(block.op.k_cache, block.head, panel * kWidth + i);
+    }
+    with_constant<kMost>(count, [&](auto panels) {
+      score_rows<E, N, panels.value>(block.queries, words, keys, block.scratch.scores + panel * kWidth,
+                                     block.scratch.keys, block.ahead);
+    });
   });
 }
 
-// The rows of the next block are asked for a few at a time while those of this one are laid out: the caches' own
-// prefetchers lose the trail from page to page.
-template <class E>
-void lay_out_keys(const Attention& op, const BlockRows& rows, const BlockRows& next, Scratch& scratch) {
-  const int words = (int)(op.head_dim / E::kPerWord);
-  for (int panel = 0; panel < rows.panels; panel++) {
-    const uint32_t* keys[kWidth];
-    for (int i = 0; i < kWidth; i++) keys[i] = rows.row<E>(op.k_cache, panel * kWidth + i);
-    if (panel < next.panels) next.prefetch<E>(op, op.k_cache, panel * kWidth, (panel + 1) * kWidth);
-    transpose_rows(keys, words, scratch.keys + panel * words * kWidth);
-  }
-}
-
-// A word of the output's B is a dimension of one key (fp32) or of two neighbouring keys (bf16).
-template <class E>
-void lay_out_values(const Attention& op, const BlockRows& rows, const BlockRows& next, Scratch& scratch) {
-  const int64_t words = kBlock / E::kPerWord, dims = op.head_dim;
-  for (int key = 0; key < rows.panels * kWidth; key += E::kPerWord) {
-    uint32_t* out = scratch.values + key / E::kPerWord * kWidth;
-    const uint32_t* first = rows.row<E>(op.v_cache, key);
-    if (key < next.panels * kWidth) next.prefetch<E>(op, op.v_cache, key, key + E::kPerWord);
-    if constexpr (E::kPerWord == 1) {
-      for (int64_t d = 0; d < dims; d += kWidth, out += words * kWidth) std::memcpy(out, first + d, kWidth * 4);
-    } else {
-      const auto* low = reinterpret_cast<const uint16_t*>(first);
-      const auto* high = reinterpret_cast<const uint16_t*>(rows.row<E>(op.v_cache, key + 1));
-      for (int64_t d = 0; d < dims; d += kWidth, out += words * kWidth) E::interleave(low + d, high + d, out);
-    }
-  }
+template <class E, int N>
+void add_values_of_few(const Block<E>& block) {
+  for_tiles(N, (int)(block.op.head_dim / kWidth), [&](int, int, int panel, int count) {
+    with_constant<kTilePanels>(count, [&](auto panels) {
+      add_value_rows<E, N, panels.value>(block.op, block.rows, block.head, panel * kWidth,
+                                         reinterpret_cast<const uint32_t*>(block.scratch.scores),
+                                         block.scratch.shrink, block.result.values, block.ahead);
+    });
+  });
 }
 
 // The scores of a block, in base 2: capped, and -infinity outside keys [begin, end).
@@ -128,67 +134,85 @@ void cap_and_mask(float* scores, int panels, int64_t begin, int64_t end, const A
 // The scores of one query against a block become weights 2^(score - largest), [begin, end) being the keys it sees;
 // older sums shrink when the largest score grows.
 template <class E>
-void weigh(const Attention& op, int m, int panels, int64_t begin, int64_t end, float& largest_score, Scratch& scratch) {
-  float* scores = scratch.scores + m * kBlock;
+void weigh(const Block<E>& block, int m, int64_t begin, int64_t end) {
+  const Attention& op = block.op;
+  const int panels = block.rows.panels;
+  float *scores = block.scratch.scores + m * kBlock, *totals = block.totals + m * kWidth;
   if (op.soft_cap || begin > 0 || end < panels * kWidth) cap_and_mask(scores, panels, begin, end, op);
   const float factor = op.soft_cap ? 1.0f : (float)op.scale * kLog2E;
   Floats best = load(scores);
   for (int v = 1; v < panels; v++) best = max(best, load(scores + v * kWidth));
-  const float before = largest_score;
-  largest_score = std::max(before, largest(best) * factor);
-  const Floats shrink = exp2(broadcast(before - largest_score)), shift = broadcast(-largest_score);
-  Floats total = load(scratch.totals + m * kWidth) * shrink;
+  const float before = block.result.largest[m], now = std::max(before, largest(best) * factor);
+  block.result.largest[m] = now;
+  const Floats shrink = exp2(broadcast(before - now)), shift = broadcast(-now);
+  Floats total = load(totals) * shrink;
   auto* weights = reinterpret_cast<typename E::Value*>(scores);
   for (int v = 0; v < panels; v++) {
     const Floats weight = E::weight_exp2(fma(load(scores + v * kWidth), broadcast(factor), shift));
     total = total + weight;
     E::store(weights + v * kWidth, weight);
   }
-  store(scratch.totals + m * kWidth, total);
-  scratch.shrink[m] = first_lane(shrink);
+  store(totals, total);
+  block.scratch.shrink[m] = first_lane(shrink);
 }
 
 template <class E>
-void attend_block(const Attention& op, const QueryTile& tile, int64_t first_key, const BlockRows& rows,
-                  const BlockRows& next, const Partial& result, Scratch& scratch) {
-  const int64_t words = op.head_dim / E::kPerWord;
-  lay_out_keys<E>(op, rows, next, scratch);
-  multiply<E>({scratch.queries, words, scratch.keys, words * kWidth, words, scratch.scores, kBlock, nullptr},
-              tile.count, rows.panels);
-  for_queries(tile, [&](int m, int64_t row, int64_t query) {
-    const int64_t end = op.position(row, query) + 1 - first_key;
-    weigh<E>(op, m, rows.panels, end - op.window, end, result.largest[m], scratch);
+void attend_block(const Block<E>& block) {
+  const bool few = block.tile.count <= kFewQueries;
+  const auto with_count = [&](auto f) { with_constant<kFewQueries>(block.tile.count, f); };
+  if (few) with_count([&](auto count) { score_few<E, count.value>(block); });
+  else score_panels<E>(block);
+  for_queries(block.tile, [&](int m, int64_t row, int64_t query) {
+    const int64_t end = block.op.position(row, query) + 1 - block.first_key;
+    weigh<E>(block, m, end - block.op.window, end);
   });
-  lay_out_values<E>(op, rows, next, scratch);
-  multiply<E>({reinterpret_cast<const uint32_t*>(scratch.scores), kBlock, scratch.values,
-               kBlock / E::kPerWord * kWidth, rows.panels * kWidth / E::kPerWord, result.values, op.head_dim,
-               scratch.shrink},
-              tile.count, (int)(op.head_dim / kWidth));
+  if (few) with_count([&](auto count) { add_values_of_few<E, count.value>(block); });
+  else add_value_panels<E>(block);
+}
+
+// The first key of a stretch's first block.
+int64_t first_key(const Stretch& stretch) {
+  return stretch.tile ? std::max(stretch.split * kSplit, stretch.tile->begin / kBlock * kBlock) : 0;
 }
 
 }  // namespace
 
 template <class E>
-void attend_split(const Attention& op, const QueryTile& tile, int64_t split, const Partial& result) {
-  thread_local Scratch scratch;
-  std::fill_n(result.largest, tile.count, kNothing);
-  std::fill_n(result.values, tile.count * op.head_dim, 0.0f);
-  std::fill_n(scratch.totals, tile.count * kWidth, 0.0f);
-  gather_queries<E>(op, tile, scratch);
-  const int64_t begin = std::max(split * kSplit, tile.begin / kBlock * kBlock);
-  const int64_t end = std::min((split + 1) * kSplit, tile.end);
-  BlockRows rows(op, tile, begin);
-  rows.prefetch<E>(op, op.k_cache, 0, rows.panels * kWidth);
-  rows.prefetch<E>(op, op.v_cache, 0, rows.panels * kWidth);
-  for (int64_t key = begin; key < end; key += kBlock) {
-    const BlockRows next(op, tile, key + kBlock);  // perhaps of the next split; without panels at the context's end
-    attend_block<E>(op, tile, key, rows, next, result, scratch);
-    rows = next;
-  }
-  for (int m = 0; m < tile.count; m++) result.total[m] = sum(load(scratch.totals + m * kWidth));
+void prefetch_stretch(const Attention& op, const Stretch& stretch) {
+  const BlockRows<E> rows(op, stretch.tile, first_key(stretch));
+  Ahead<E>(op, rows, 1).finish();
 }
 
-template void attend_split<Bf16>(const Attention&, const QueryTile&, int64_t, const Partial&);
-template void attend_split<Fp32>(const Attention&, const QueryTile&, int64_t, const Partial&);
+template <class E>
+void attend(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result) {
+  thread_local Scratch scratch;
+  const QueryTile& tile = *stretch.tile;
+  const int vectors = tile.vectors();
+  const int64_t words = op.head_dim / E::kPerWord;
+  std::fill_n(result.largest, vectors, kNothing);
+  std::fill_n(result.values, vectors * op.head_dim, 0.0f);
+  std::fill_n(scratch.totals, vectors * kWidth, 0.0f);
+  gather_queries<E>(op, tile, scratch);
+  const int64_t end = std::min((stretch.split + 1) * kSplit, tile.end);
+  int64_t key = first_key(stretch);
+  for (BlockRows<E> rows(op, &tile, key); key < end; key += kBlock) {
+    const bool last = key + kBlock >= end;
+    const BlockRows<E> ahead_rows(op, last ? next.tile : &tile, last ? first_key(next) : key + kBlock);
+    Ahead<E> ahead(op, ahead_rows, tile.heads * rows.panels);
+    for (int head = 0; head < tile.heads; head++) {
+      const int first = head * tile.count;
+      attend_block<E>(Block<E>{op, tile, key, rows, head, scratch.queries + first * words, scratch.totals + first * kWidth,
+                       result.from(first, op.head_dim), ahead, scratch});
+    }
+    ahead.finish();
+    rows = ahead_rows;
+  }
+  for (int m = 0; m < vectors; m++) result.total[m] = sum(load(scratch.totals + m * kWidth));
+}
+
+template void prefetch_stretch<Bf16>(const Attention&, const Stretch&);
+template void prefetch_stretch<Fp32>(const Attention&, const Stretch&);
+template void attend<Bf16>(const Attention&, const Stretch&, const Stretch&, const Partial&);
+template void attend<Fp32>(const Attention&, const Stretch&, const Stretch&, const Partial&);
 
 }  // namespace rootgraft

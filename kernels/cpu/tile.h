@@ -79,45 +79,49 @@ INLINE void multiply(const Product& product, int rows, int panels) {
   });
 }
 
+#if defined(__AVX512VL__)
+constexpr int kColumns = 8;  // of a panel in registers
+
+// columns[w] = word first + w of the 16 rows. Words at and beyond `present` are not read and are 0.
+INLINE void load_columns(const uint32_t* const rows[kWidth], int first, Words columns[kColumns], int present = kColumns) {
+  const __mmask8 mask = (__mmask8)((1u << present) - 1);
+  const auto load = [&](int row) { return _mm256_maskz_loadu_epi32(mask, rows[row] + first); };
+  __m512i a[8], b[8];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; i++) {  // rows 0 .. 3 with 4 .. 7, 8 .. 11 with 12 .. 15
+    const int row = i + (i & 4);
+    a[i] = _mm512_inserti64x4(_mm512_castsi256_si512(load(row)), load(row + 4), 1);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 8; i += 2) {
+    b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+    b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+  }
+  // After this, the four 128-bit lanes of a[4 * g + c] hold words c and 4 + c of rows 8 * g .. 8 * g + 3, then of the
+  // next four rows.
+#pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4) {
+    a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+    a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+    a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+    a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+  }
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; c++) {
+    columns[c].part[0] = (WordPart)_mm512_shuffle_i32x4(a[c], a[4 + c], 0x88);
+    columns[4 + c].part[0] = (WordPart)_mm512_shuffle_i32x4(a[c], a[4 + c], 0xDD);
+  }
+}
+#endif
+
 // out[w][r] = rows[r][w] for 16 rows of words: the rows become the 16 columns of a B panel.
 INLINE void transpose_rows(const uint32_t* const rows[kWidth], int words, uint32_t* out) {
-#if defined(__AVX512F__)
-  for (int first = 0; first < words; first += kWidth) {
-    const int count = words - first < kWidth ? words - first : kWidth;
-    const __mmask16 present = (__mmask16)((1u << count) - 1);
-    __m512i a[16], b[16];
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i++) a[i] = _mm512_maskz_loadu_epi32(present, rows[i] + first);
-#pragma GCC unroll 8
-    for (int i = 0; i < 16; i += 2) {
-      b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
-      b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
-    }
-    // After this, 128-bit lane l of a[4 * g + c] holds word 4 * l + c of rows 4 * g .. 4 * g + 3.
-#pragma GCC unroll 4
-    for (int i = 0; i < 16; i += 4) {
-      a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
-      a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
-      a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
-      a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
-    }
-#pragma GCC unroll 4
-    for (int c = 0; c < 4; c++) {
-      const __m512i even_low = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x88);
-      const __m512i odd_low = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xDD);
-      const __m512i even_high = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x88);
-      const __m512i odd_high = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0xDD);
-      b[c] = _mm512_shuffle_i32x4(even_low, even_high, 0x88);
-      b[4 + c] = _mm512_shuffle_i32x4(odd_low, odd_high, 0x88);
-      b[8 + c] = _mm512_shuffle_i32x4(even_low, even_high, 0xDD);
-      b[12 + c] = _mm512_shuffle_i32x4(odd_low, odd_high, 0xDD);
-    }
-    if (count == kWidth) {
-#pragma GCC unroll 16
-      for (int i = 0; i < 16; i++) _mm512_storeu_si512(out + (first + i) * kWidth, b[i]);
-    } else {
-      for (int i = 0; i < count; i++) _mm512_storeu_si512(out + (first + i) * kWidth, b[i]);
-    }
+#if defined(__AVX512VL__)
+  for (int first = 0; first < words; first += kColumns) {
+    const int count = words - first < kColumns ? words - first : kColumns;
+    Words columns[kColumns];
+    load_columns(rows, first, columns, count);
+    for (int i = 0; i < count; i++) store_words(out + (first + i) * kWidth, columns[i]);
   }
 #else
   for (int w = 0; w < words; w++) {

@@ -66,6 +66,7 @@ INLINE Words broadcast_word(uint32_t value) {
 }
 
 INLINE Words load_words(const uint32_t* from) { return load_as<Words>(from); }
+INLINE void store_words(uint32_t* to, const Words& value) { std::memcpy(to, &value, sizeof(value)); }
 INLINE Floats load(const float* from) { return load_as<Floats>(from); }
 INLINE void store(float* to, const Floats& value) { std::memcpy(to, &value, sizeof(value)); }
 
@@ -262,20 +263,21 @@ struct Bf16 {
     return all[0];
   }
 
-  // to[i] = the word of low[i] and high[i], for 16 of each.
-  static INLINE void interleave(const uint16_t* low, const uint16_t* high, uint32_t* to) {
+  // The words of low[i] and high[i], for 16 of each.
+  static INLINE Words interleave(const uint16_t* low, const uint16_t* high) {
 #if defined(__AVX512BW__)
     alignas(64) static constexpr uint16_t kOrder[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
                                                         8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
     const __m512i even = _mm512_castsi256_si512(load_as<__m256i>(low));
     const __m512i odd = _mm512_castsi256_si512(load_as<__m256i>(high));
-    _mm512_storeu_si512(to, _mm512_permutex2var_epi16(even, _mm512_load_si512(kOrder), odd));
+    return Words{{(WordPart)_mm512_permutex2var_epi16(even, _mm512_load_si512(kOrder), odd)}};
 #else
+    Words result;
     for (int i = 0; i < kParts; i++) {
       const HalfPart even = load_as<HalfPart>(low + i * kLanes), odd = load_as<HalfPart>(high + i * kLanes);
-      const WordPart word = __builtin_convertvector(even, WordPart) | __builtin_convertvector(odd, WordPart) << 16;
-      std::memcpy(to + i * kLanes, &word, sizeof(word));
+      result.part[i] = __builtin_convertvector(even, WordPart) | __builtin_convertvector(odd, WordPart) << 16;
     }
+    return result;
 #endif
   }
 
