@@ -123,27 +123,38 @@ void write_out(const Attention& op, const QueryTile& tile, const Partial& whole)
   }
 }
 
+// One tile over one split, and where the result goes.
+struct Item {
+  Stretch stretch;
+  Partial result;
+};
+
+template <class E>
+void attend_to_items(const Attention& op, const std::vector<Item>& items, int threads) {
+  parallel_items(threads, (int64_t)items.size(), [&](int64_t i) {
+    const bool more = i + threads < (int64_t)items.size();  // what this thread will probably take next
+    prefetch_stretch<E>(op, items[i].stretch);
+    attend<E>(op, items[i].stretch, more ? items[i + threads].stretch : kNoStretch, items[i].result);
+  });
+}
+
 // The queries of all rows over the splits that they share.
 template <class E>
 void run_shared(const Attention& op, Plan& plan, int threads) {
-  struct Item {
-    QueryTile tile;
-    Partial result;
-  };
-  std::vector<Item> items;
-  float* free = plan.shared_partials.data();
+  std::vector<QueryTile> tiles;
   for (const SharedSplit& shared : plan.shared) {
-    for (int64_t head = 0; head < op.kv_heads; head++, free += Partial::floats(shared.count, op.head_dim)) {
+    for (int64_t head = 0; head < op.kv_heads; head++) {
       const int64_t begin = shared.split * kSplit;
-      items.push_back({{shared.parts.data(), (int)shared.parts.size(), shared.count, head, 1, begin, begin + kSplit},
-                       Partial::at(free, shared.count)});
+      tiles.push_back({shared.parts.data(), (int)shared.parts.size(), shared.count, head, 1, begin, begin + kSplit});
     }
   }
-  parallel_items(threads, (int64_t)items.size(), [&](int64_t i) {
-    const Stretch stretch{&items[i].tile, items[i].tile.first_split()};
-    prefetch_stretch<E>(op, stretch);
-    attend<E>(op, stretch, {nullptr, 0}, items[i].result);
-  });
+  std::vector<Item> items;
+  float* free = plan.shared_partials.data();
+  for (const QueryTile& tile : tiles) {
+    items.push_back({{&tile, tile.first_split()}, Partial::at(free, tile.count)});
+    free += Partial::floats(tile.count, op.head_dim);
+  }
+  attend_to_items<E>(op, items, threads);
 }
 
 // Starts `whole` from the shared splits of the tile's row; false where it has none.
@@ -167,11 +178,11 @@ struct alignas(64) PartialMemory {
 };
 thread_local PartialMemory memory;
 
-// Tiles [first, end), one after the other.
+// Tiles [first, end), one after the other; this thread will probably go on with tile `then`.
 template <class E>
-void walk_tiles(const Attention& op, const Plan& plan, int64_t first, int64_t end) {
+void walk_tiles(const Attention& op, const Plan& plan, int64_t first, int64_t end, int64_t then) {
   const auto start = [&](int64_t i) {
-    return i < end ? Stretch{&plan.tiles[i], plan.tiles[i].first_split()} : Stretch{nullptr, 0};
+    return i < (int64_t)plan.tiles.size() ? Stretch{&plan.tiles[i], plan.tiles[i].first_split()} : kNoStretch;
   };
   prefetch_stretch<E>(op, start(first));
   for (int64_t i = first; i < end; i++) {
@@ -180,7 +191,8 @@ void walk_tiles(const Attention& op, const Plan& plan, int64_t first, int64_t en
     const Partial whole = Partial::at(memory.whole, vectors), part = Partial::at(memory.part, vectors);
     bool started = start_from_shares(op, plan, tile, whole);
     for (int64_t split = tile.first_split(); split < tile.end_split(); split++, started = true) {
-      const Stretch next = split + 1 < tile.end_split() ? Stretch{&tile, split + 1} : start(i + 1);
+      const int64_t next_tile = i + 1 < end ? i + 1 : then;
+      const Stretch next = split + 1 < tile.end_split() ? Stretch{&tile, split + 1} : start(next_tile);
       attend<E>(op, {&tile, split}, next, started ? part : whole);
       if (started) merge(whole, part, vectors, op.head_dim);
     }
@@ -188,25 +200,22 @@ void walk_tiles(const Attention& op, const Plan& plan, int64_t first, int64_t en
   }
 }
 
-// A thread takes some tiles and walks their splits.
+// A thread takes some tiles, or a large one, and walks their splits.
 template <class E>
 void run_by_tile(const Attention& op, const Plan& plan, int threads) {
-  const int64_t tiles = (int64_t)plan.tiles.size(), parts = std::min<int64_t>(tiles, kPartsOfThread * threads);
-  parallel_items(threads, parts, [&](int64_t i) {
-    walk_tiles<E>(op, plan, tiles * i / parts, tiles * (i + 1) / parts);
-  });
+  const int64_t tiles = (int64_t)plan.tiles.size();
+  const auto is_small = [](const QueryTile& tile) { return tile.count <= kTileRows; };
+  const bool small = std::all_of(plan.tiles.begin(), plan.tiles.end(), is_small);
+  const int64_t parts = small ? std::min<int64_t>(tiles, kPartsOfThread * threads) : tiles;
+  const auto edge = [&](int64_t part) { return part < parts ? tiles * part / parts : tiles; };
+  parallel_items(threads, parts, [&](int64_t i) { walk_tiles<E>(op, plan, edge(i), edge(i + 1), edge(i + threads)); });
 }
-
-struct SplitItem {
-  Stretch stretch;
-  Partial result;
-};
 
 // A thread takes one split of one tile: for few tiles with long contexts.
 template <class E>
 void run_by_split(const Attention& op, const Plan& plan, int64_t floats, int threads) {
   std::vector<float> partials(floats);
-  std::vector<SplitItem> items;
+  std::vector<Item> items;
   float* free = partials.data();
   for (const QueryTile& tile : plan.tiles) {
     for (int64_t split = tile.first_split(); split < tile.end_split(); split++) {
@@ -214,10 +223,7 @@ void run_by_split(const Attention& op, const Plan& plan, int64_t floats, int thr
       free += Partial::floats(tile.vectors(), op.head_dim);
     }
   }
-  parallel_items(threads, (int64_t)items.size(), [&](int64_t i) {
-    prefetch_stretch<E>(op, items[i].stretch);
-    attend<E>(op, items[i].stretch, {nullptr, 0}, items[i].result);
-  });
+  attend_to_items<E>(op, items, threads);
   size_t i = 0;
   for (const QueryTile& tile : plan.tiles) {
     const Partial whole = Partial::at(memory.whole, tile.vectors());

@@ -79,6 +79,7 @@ struct Stretch {
   const QueryTile* tile;
   int64_t split;
 };
+constexpr Stretch kNoStretch = {nullptr, 0};
 
 // Asks for the memory of the stretch's first block.
 template <class E>

@@ -16,9 +16,13 @@ struct BlockRows {
   int64_t head_size;       // from there to the next head
   int heads, panels;       // panels of 16 keys in use
 
+  bool whole;              // whether panels lie in one page each, where their keys follow each other
+  int64_t start[kBlock / kWidth];  // of each panel, where they are whole; maybe of a key that nobody sees
+
   // No tile: no rows.
   BlockRows(const Attention& op, const QueryTile* tile, int64_t first_key) : head_size(op.page_size * op.head_dim) {
     heads = panels = 0;
+    whole = op.page_size % kWidth == 0;
     if (!tile) return;
     heads = tile->heads;
     const int begin = (int)std::clamp<int64_t>(tile->begin - first_key, 0, kBlock);
@@ -34,6 +38,17 @@ struct BlockRows {
       i += run;
     }
     std::fill_n(offset + end, panels * kWidth - end, kNowhere);
+    for (int panel = 0; whole && panel < panels; panel++) {
+      const int64_t key = first_key + panel * kWidth;
+      const int64_t at = pages[key / op.page_size] * op.kv_heads + tile->first_head;
+      start[panel] = at * head_size + key % op.page_size * op.head_dim;
+    }
+  }
+
+  // The first key of a whole panel.
+  const uint32_t* panel(const void* cache, int head, int panel) const {
+    const auto* values = static_cast<const typename E::Value*>(cache) + start[panel] + head * head_size;
+    return reinterpret_cast<const uint32_t*>(values);
   }
 
   const uint32_t* row(const void* cache, int head, int i) const {
@@ -59,20 +74,26 @@ class Ahead {
 
   // For each panel of the present block kWidth steps while its keys are multiplied, as many while its values are.
   INLINE void step(int steps) {
-    for (int left = steps * rate_; left > 0 && rate_; left--) ask();
+    if (rate_) run(steps * rate_);
   }
 
   void finish() {
-    while (rate_) ask();
+    while (rate_) run(kWidth);
   }
 
  private:
-  INLINE void ask() {
-    const int64_t at = next_.offset[panel_ * kWidth + row_];
-    if (at != BlockRows<E>::kNowhere) {
-      for (int64_t i = 0; i < op_.head_dim; i += 64 / sizeof(Value)) __builtin_prefetch(base_ + at + i, 0, 2);
+  void run(int rows) {
+    while (rows > 0 && rate_) {
+      const int count = std::min(rows, kWidth - row_);
+      const int64_t* at = next_.offset + panel_ * kWidth + row_;
+      for (int r = 0; r < count; r++) {
+        if (at[r] == BlockRows<E>::kNowhere) continue;
+        for (int64_t i = 0; i < op_.head_dim; i += 64 / sizeof(Value)) __builtin_prefetch(base_ + at[r] + i, 0, 2);
+      }
+      rows -= count;
+      row_ += count;
+      if (row_ == kWidth) next_panel();
     }
-    if (++row_ == kWidth) next_panel();
   }
 
   // Keys, then values; then the next KV head's; then the next panel's.

@@ -7,10 +7,10 @@
 
 namespace rootgraft {
 
-// Scores of N queries against P panels of keys, given by their rows. `panel` has room for one panel.
-template <class E, int N, int P>
-INLINE void score_rows(const uint32_t* queries, int words, const uint32_t* const* keys, float* scores,
-                       [[maybe_unused]] uint32_t* panel, Ahead<E>& ahead) {
+// Scores of N queries against P panels of keys, key(i) being a pointer. `panel` has room for one panel.
+template <class E, int N, int P, class Key>
+INLINE void score_rows(const uint32_t* queries, int words, Key key, float* scores, [[maybe_unused]] uint32_t* panel,
+                       Ahead<E>& ahead) {
 #if defined(__AVX512VL__)
   Floats sums[N][P];
 #pragma GCC unroll 8
@@ -22,7 +22,7 @@ INLINE void score_rows(const uint32_t* queries, int words, const uint32_t* const
     ahead.step(P * kWidth * kColumns / words);
     Words columns[P][kColumns];
 #pragma GCC unroll 2
-    for (int p = 0; p < P; p++) load_columns(keys + p * kWidth, first, columns[p]);
+    for (int p = 0; p < P; p++) load_columns([&](int i) { return key(p * kWidth + i) + first; }, columns[p]);
 #pragma GCC unroll 8
     for (int w = 0; w < kColumns; w++) {
 #pragma GCC unroll 8
@@ -41,7 +41,9 @@ INLINE void score_rows(const uint32_t* queries, int words, const uint32_t* const
 #else
   for (int p = 0; p < P; p++) {
     ahead.step(kWidth);
-    transpose_rows(keys + p * kWidth, words, panel);
+    const uint32_t* keys[kWidth];
+    for (int i = 0; i < kWidth; i++) keys[i] = key(p * kWidth + i);
+    transpose_rows(keys, words, panel);
     multiply_tile<E>({queries, words, panel, 0, words, scores + p * kWidth, kBlock, nullptr}, N, 1);
   }
 #endif
@@ -50,14 +52,18 @@ INLINE void score_rows(const uint32_t* queries, int words, const uint32_t* const
 // A word of the output's B: a dimension of one key (fp32) or of two neighbouring keys (bf16), for 16 dimensions.
 template <class E>
 INLINE Words value_words(const uint32_t* first, const uint32_t* second, int64_t dim) {
-  if constexpr (E::kPerWord == 1) return load_words(first + dim);
-  else return E::interleave(reinterpret_cast<const uint16_t*>(first) + dim, reinterpret_cast<const uint16_t*>(second) + dim);
+  if constexpr (E::kPerWord == 1) {
+    return load_words(first + dim);
+  } else {
+    const auto at = [&](const uint32_t* row) { return reinterpret_cast<const uint16_t*>(row) + dim; };
+    return E::interleave(at(first), at(second));
+  }
 }
 
 // Values of N queries, dimensions [dim, dim + 16 P): values * shrink + weights * those of the block's keys.
 template <class E, int N, int P>
-INLINE void add_value_rows(const Attention& op, const BlockRows<E>& rows, int head, int64_t dim, const uint32_t* weights,
-                           const float* shrink, float* values, Ahead<E>& ahead) {
+INLINE void add_value_rows(const Attention& op, const BlockRows<E>& rows, int head, int64_t dim,
+                           const uint32_t* weights, const float* shrink, float* values, Ahead<E>& ahead) {
   Floats sums[N][P];
 #pragma GCC unroll 8
   for (int m = 0; m < N; m++) {

@@ -94,15 +94,22 @@ template <class E, int N>
 void score_few(const Block<E>& block) {
   constexpr int kMost = N <= 4 ? 2 : 1;  // panels whose columns and sums fit the registers
   const int words = (int)(block.op.head_dim / E::kPerWord);
-  for_tiles<N, kMost>(N, block.rows.panels, [&](int, int, int panel, int count) {
-    const uint32_t* keys[kMost * kWidth];
-    for (int i = 0; i < count * kWidth; i++) {
-      keys[i] = block.rows.row(block.op.k_cache, block.head, panel * kWidth + i);
+  const BlockRows<E>& rows = block.rows;
+  for_tiles<N, kMost>(N, rows.panels, [&](int, int, int panel, int count) {
+    const auto score = [&](auto key) {
+      with_constant<kMost>(count, [&](auto panels) {
+        score_rows<E, N, panels.value>(block.queries, words, key, block.scratch.scores + panel * kWidth,
+                                       block.scratch.keys, block.ahead);
+      });
+    };
+    const void* cache = block.op.k_cache;
+    if (rows.whole) {
+      const uint32_t* first = rows.panel(cache, block.head, panel);
+      const uint32_t* second = rows.panel(cache, block.head, panel + count - 1);
+      score([=](int i) { return (i < kWidth ? first : second) + i % kWidth * words; });
+    } else {
+      score([&](int i) { return rows.row(cache, block.head, panel * kWidth + i); });
     }
-    with_constant<kMost>(count, [&](auto panels) {
-      score_rows<E, N, panels.value>(block.queries, words, keys, block.scratch.scores + panel * kWidth,
-                                     block.scratch.keys, block.ahead);
-    });
   });
 }
 
@@ -201,7 +208,7 @@ void attend(const Attention& op, const Stretch& stretch, const Stretch& next, co
     Ahead<E> ahead(op, ahead_rows, tile.heads * rows.panels);
     for (int head = 0; head < tile.heads; head++) {
       const int first = head * tile.count;
-      attend_block<E>(Block<E>{op, tile, key, rows, head, scratch.queries + first * words, scratch.totals + first * kWidth,
+      attend_block<E>({op, tile, key, rows, head, scratch.queries + first * words, scratch.totals + first * kWidth,
                        result.from(first, op.head_dim), ahead, scratch});
     }
     ahead.finish();

@@ -82,15 +82,16 @@ INLINE void multiply(const Product& product, int rows, int panels) {
 #if defined(__AVX512VL__)
 constexpr int kColumns = 8;  // of a panel in registers
 
-// columns[w] = word first + w of the 16 rows. Words at and beyond `present` are not read and are 0.
-INLINE void load_columns(const uint32_t* const rows[kWidth], int first, Words columns[kColumns], int present = kColumns) {
+// columns[w] = word w of the 16 rows, row(i) being a pointer. Words at and beyond `present` are not read and are 0.
+template <class Row>
+INLINE void load_columns(Row row, Words columns[kColumns], int present = kColumns) {
   const __mmask8 mask = (__mmask8)((1u << present) - 1);
-  const auto load = [&](int row) { return _mm256_maskz_loadu_epi32(mask, rows[row] + first); };
+  const auto load = [&](int i) { return _mm256_maskz_loadu_epi32(mask, row(i)); };
   __m512i a[8], b[8];
 #pragma GCC unroll 8
   for (int i = 0; i < 8; i++) {  // rows 0 .. 3 with 4 .. 7, 8 .. 11 with 12 .. 15
-    const int row = i + (i & 4);
-    a[i] = _mm512_inserti64x4(_mm512_castsi256_si512(load(row)), load(row + 4), 1);
+    const int low = i + (i & 4);
+    a[i] = _mm512_inserti64x4(_mm512_castsi256_si512(load(low)), load(low + 4), 1);
   }
 #pragma GCC unroll 4
   for (int i = 0; i < 8; i += 2) {
@@ -120,7 +121,7 @@ INLINE void transpose_rows(const uint32_t* const rows[kWidth], int words, uint32
   for (int first = 0; first < words; first += kColumns) {
     const int count = words - first < kColumns ? words - first : kColumns;
     Words columns[kColumns];
-    load_columns(rows, first, columns, count);
+    load_columns([&](int i) { return rows[i] + first; }, columns, count);
     for (int i = 0; i < count; i++) store_words(out + (first + i) * kWidth, columns[i]);
   }
 #else
