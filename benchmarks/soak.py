@@ -30,6 +30,7 @@ from typing import Any
 import aiohttp
 import psutil
 
+from benchmarks.serve.server import machine
 from benchmarks.soaking import ROOT
 from benchmarks.soaking.clients import Honest, Tally, harm, wrong
 from benchmarks.soaking.device import REPORT, make_adapters
@@ -203,7 +204,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    figures = soak(options.minutes)
+    command = f"python -m benchmarks.soak --minutes {options.minutes:g}"
+    figures = {"command": command, "machine": machine()} | soak(options.minutes)
     text = json.dumps(figures, indent=2)
     print(text)
     if options.output is not None:
