@@ -31,8 +31,9 @@ TOKENS = 32
 FEW_TOKENS = 8
 # Tokens that the last walk may take, so that it looks for a way to an end.
 BUDGET = 200
-# Processor time of a mask and of the draft after it.
-MAX_MASK_SECONDS = 0.04
+# Processor time of a mask and of the draft after it. No other row waits for one that takes so long (`Matcher.is_slow`),
+# and harmless searches for an end take up to 30 ms, more on a machine that is busy.
+MAX_MASK_SECONDS = 0.08
 MAX_DRAFT = 16
 # A grammar of more bytes, or with larger repeats of a class or of a group, is walked in full.
 PLAIN_BYTES = 8 << 10
