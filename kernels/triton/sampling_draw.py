@@ -81,7 +81,8 @@ def _chosen_level(counts, sums, top_k, top_p, row, chunks, CHUNKS: tl.constexpr)
     total = tl.sum(tl.load(sums + at, (chunk < chunks)[:, None], other=0), 0)
     k = tl.load(top_k + row)
     one = tl.full((), _ONE, tl.int64)
-    holds_all = tl.where(k > 0, count >= k, total >= _ceil_times(one, tl.load(top_p + row)))
+    least = tl.maximum(_ceil_times(one, tl.load(top_p + row)), 1)  # of top_p 0 the likeliest token is left
+    holds_all = tl.where(k > 0, count >= k, total >= least)
     return tl.min(tl.where(holds_all, level, _LEVELS - 1), 0)
 
 

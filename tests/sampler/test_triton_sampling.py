@@ -7,7 +7,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine import choice
@@ -45,6 +45,7 @@ params = st.tuples(
 
 
 @settings(max_examples=15)
+@example([(1.0, 0, 0.0, 0.0, 0.0), (1e-6, 0, 0.0, 0.0, 0.5)], 64, 2, 1)  # several likeliest, top_p 0
 @given(
     rows=st.lists(params, min_size=1, max_size=2),
     vocab=st.sampled_from([3, 64, 200, 1300]),
