@@ -171,10 +171,7 @@ class Scheduler:
         return is_void
 
     def mask_jobs(self, batch: Batch) -> list[MaskJob]:
-        """The masks that a batch needs, by the rows that draw under a grammar, in their order.
-
-        All tokens before it are known: no other step is under way.
-        """
+        """The masks that a batch needs; no other step is under way, so that all tokens before it are known."""
         [step] = self._under_way
         return mask_jobs(batch, partial(self._owner, step), self._max_model_len)
 
