@@ -18,7 +18,7 @@ from itertools import chain, islice, zip_longest
 import numpy as np
 
 from grammar.artifact import Artifact
-from grammar.states import Bounded, Exhausted, Row, State
+from grammar.states import Bounded, Exhausted, Row, State, advance, leads_to_end, take_back
 from grammar.vocabulary import Vocabulary
 
 MAX_TOKENS = 2_000
@@ -275,9 +275,9 @@ class Closer:
         forced = state.forced()
         if forced:
             tokens = pieces.vocabulary.tokenize_forced(forced)
-            return tokens if _advance(state, tokens) else None
+            return tokens if advance(state, tokens) else None
         end = next((end for end in pieces.ends if leads_to_end(state, end)), None)
-        if end is not None and _advance(state, end):
+        if end is not None and advance(state, end):
             return list(end)
         found = _first(state, first) or self._json_step(state, inside, turn)
         return found or _first(state, pieces.rests) or self._search(state, inside)
@@ -296,7 +296,7 @@ class Closer:
                 or _first(state, (*listed, pieces.quote))
             )
         tail = next((tail for tail in pieces.tails if leads_to_end(state, tail)), None)
-        return list(tail) if tail and _advance(state, tail) else None
+        return list(tail) if tail and advance(state, tail) else None
 
     def _search(self, state: State, inside: int) -> list[int] | None:
         """Out of the middle of a string or a word: breadth first over a few tokens of each kind."""
@@ -315,12 +315,12 @@ class Closer:
                     continue
                 seen.add(text)
                 if after.can_end() or (inside in (_INSIDE, _ESCAPED) and self._closes(after)):
-                    return found if _advance(state, found) else None
+                    return found if advance(state, found) else None
                 frontier.append((after, found))
         return None
 
     def _closes(self, state: State) -> bool:
-        return _advance(state.copy(), self._pieces.quote)
+        return advance(state.copy(), self._pieces.quote)
 
     def _candidates(self, row: Row) -> list[int]:
         """The best allowed token of each kind."""
@@ -331,40 +331,25 @@ class Closer:
         return [int(best[index]) for kind, index in zip(kinds, first, strict=True) if kind < _NEVER]
 
 
-def leads_to_end(state: State, tokens: Sequence[int]) -> bool:
-    """Whether some tokens are a way to an end; the state is left as it is."""
-    after = state.copy()
-    return _advance(after, tokens) and after.can_end()
-
-
-def _advance(state: State, tokens: Sequence[int]) -> bool:
-    """Accept all of some tokens, or none."""
-    for count, token in enumerate(tokens):
-        if not state.accept(token):
-            _take_back(state, count)
-            return False
-    return True
-
-
-def _take_back(state: State, count: int) -> None:
-    """Roll back, unless the library has failed: then the state leads nowhere any more, and nothing else is lost."""
-    if state.failure() is None:
-        state.rollback(count)
-
-
 def _first(state: State, pieces: Sequence[list[int]], then: Sequence[list[int]] = ()) -> list[int] | None:
     """The first piece that the state accepts as a whole, if one of `then` may follow; it advances by the piece."""
     hopeless: set[int] = set()
     for piece in pieces:
         if piece[0] in hopeless:
             continue
-        if _advance(state, piece):
-            if not then or state.can_end() or any(_advance(state.copy(), tokens) for tokens in then):
-                return list(piece)
-            _take_back(state, len(piece))
-        elif not _advance(state.copy(), piece[:1]):
+        taken = state.advance(piece)
+        if taken == len(piece) and (not then or state.can_end() or _goes_on(state, then)):
+            return list(piece)
+        take_back(state, taken)
+        if not taken:
             hopeless.add(piece[0])
     return None
+
+
+def _goes_on(state: State, then: Sequence[list[int]]) -> bool:
+    """Whether one of some pieces may follow; the state is left as it is."""
+    after = state.copy()
+    return any(advance(after, tokens) for tokens in then)
 
 
 def _lexical(state: int, text: bytes) -> int:

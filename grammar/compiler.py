@@ -15,7 +15,7 @@ import llguidance
 from grammar import dry_run, plain
 from grammar.artifact import Artifact, Backend
 from grammar.blame import anchored, likeliest_part
-from grammar.closing import Closer, Pieces, leads_to_end
+from grammar.closing import Closer, Pieces
 from grammar.document import Document
 from grammar.errors import GrammarError
 from grammar.lark import to_lark
@@ -23,7 +23,7 @@ from grammar.limits import DEFAULT_LIMITS, Limits, check_limits
 from grammar.matcher import SLOW_SECONDS, Matcher
 from grammar.schema import Analysis
 from grammar.spec import GrammarKind, GrammarSpec
-from grammar.states import LlguidanceState, State, XgrammarState
+from grammar.states import LlguidanceState, State, XgrammarState, leads_to_end
 from grammar.tool_tags import structural_tag_grammar
 from grammar.vocabulary import Vocabulary
 

@@ -5,6 +5,7 @@ An error of a library is kept apart from an end: a failed state allows nothing a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -21,6 +22,9 @@ class State(Protocol):
 
     def accept(self, token: int) -> bool:
         """Advance by a token; False, and no change, if it is not allowed."""
+
+    def advance(self, tokens: Sequence[int]) -> int:
+        """Advance by the first of some tokens, up to one that is not allowed; returns how many."""
 
     def rollback(self, count: int) -> None:
         """Take back the last tokens."""
@@ -51,6 +55,10 @@ class LlguidanceState:
     def accept(self, token: int) -> bool:
         """Advance by a token, if it is allowed."""
         return bool(self._matcher.try_consume_tokens([token]))
+
+    def advance(self, tokens: Sequence[int]) -> int:
+        """Advance by as many of the first tokens as are allowed; of a failure, none are said to be."""
+        return int(self._matcher.try_consume_tokens(tokens))
 
     def rollback(self, count: int) -> None:
         """Take back the last tokens."""
@@ -88,6 +96,10 @@ class XgrammarState:
     def accept(self, token: int) -> bool:
         """Advance by a token, if it is allowed."""
         return bool(self._matcher.accept_token(token))
+
+    def advance(self, tokens: Sequence[int]) -> int:
+        """Advance by as many of the first tokens as are allowed."""
+        return next((count for count, token in enumerate(tokens) if not self.accept(token)), len(tokens))
 
     def rollback(self, count: int) -> None:
         """Take back the last tokens."""
@@ -136,6 +148,15 @@ class Bounded:
             raise Exhausted
         return self._state.accept(token)
 
+    def advance(self, tokens: Sequence[int]) -> int:
+        """Advance by as many of the first tokens as are allowed; one that is not counts as well."""
+        left = self._left[0]
+        taken = self._state.advance(tokens if len(tokens) <= left else tokens[: max(left, 0)])
+        self._left[0] = left - min(taken + 1, len(tokens))
+        if self._left[0] < 0:
+            raise Exhausted
+        return taken
+
     def rollback(self, count: int) -> None:
         """Take back the last tokens."""
         self._state.rollback(count)
@@ -155,3 +176,23 @@ class Bounded:
     def forced(self) -> bytes:
         """Bytes that must come next."""
         return self._state.forced()
+
+
+def leads_to_end(state: State, tokens: Sequence[int]) -> bool:
+    """Whether some tokens are a way to an end; the state is left as it is."""
+    after = state.copy()
+    return advance(after, tokens) and after.can_end()
+
+
+def advance(state: State, tokens: Sequence[int]) -> bool:
+    """Accept all of some tokens, or none."""
+    taken = state.advance(tokens)
+    if taken < len(tokens):
+        take_back(state, taken)
+    return taken == len(tokens)
+
+
+def take_back(state: State, count: int) -> None:
+    """Roll back, unless the library has failed: then the state leads nowhere any more, and nothing else is lost."""
+    if count and state.failure() is None:
+        state.rollback(count)

@@ -247,6 +247,10 @@ class _Failing:
         self.failed = True
         return False
 
+    def advance(self, tokens: list[int]) -> int:
+        self.failed = True
+        return 0
+
     def rollback(self, count: int) -> None:
         raise ValueError("cannot take back tokens: too many expressions")
 
