@@ -110,11 +110,11 @@ def _apart(analysis: Analysis, number: int, branches: list[Alternatives], mine: 
 
 
 def _overlap(analysis: Analysis, ours: Alternatives, theirs: Alternatives) -> bool:
-    return any(analysis.prune(a & b).types for a in ours for b in theirs)
+    return any(analysis.prune(a & b).types for a in ours for b in theirs if a.types & b.types)
 
 
 def _pieces(analysis: Analysis, world: World, alternatives: Alternatives) -> list[World]:
-    merged = (analysis.prune(world & other) for other in alternatives)
+    merged = (analysis.prune(world & other) for other in alternatives if world.types & other.types)
     return [piece for piece in merged if piece.types]
 
 

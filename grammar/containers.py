@@ -15,6 +15,8 @@ from grammar.world import (
     ANYTHING,
     ARRAY,
     NEVER,
+    NO_ARRAYS,
+    NO_OBJECTS,
     OBJECT,
     ArrayClause,
     Arrays,
@@ -27,6 +29,10 @@ from grammar.world import (
 
 if TYPE_CHECKING:
     from grammar.schema import Analysis
+
+
+_OF_ITEMS = ("items", "prefixItems", "additionalItems", "contains")
+_OF_PROPERTIES = ("properties", "patternProperties", "additionalProperties", "propertyNames")
 
 
 def forbids(name: str) -> World:
@@ -46,6 +52,8 @@ def has(*names: str) -> World:
 def array_clause(analysis: Analysis, number: int) -> Arrays:
     """What ``prefixItems``, ``items``, ``additionalItems`` and ``contains`` of a node say."""
     schema = analysis.document.nodes[number].schema
+    if schema.keys().isdisjoint(_OF_ITEMS):
+        return NO_ARRAYS
     prefix, rest = _item_schemas(analysis, number)
     clauses = (ArrayClause(prefix, rest),) if prefix or rest is not None else ()
     contains = _contains(analysis, number)
@@ -113,6 +121,8 @@ def _contains(analysis: Analysis, number: int) -> tuple[Contains, ...]:
 def object_clause(analysis: Analysis, number: int) -> Objects:
     """What ``properties``, ``patternProperties``, ``additionalProperties`` and ``propertyNames`` of a node say."""
     schema = analysis.document.nodes[number].schema
+    if schema.keys().isdisjoint(_OF_PROPERTIES):
+        return NO_OBJECTS
     properties = tuple(
         (name, analysis.literal(number, item, "properties", name))
         for name, item in schema.get("properties", {}).items()

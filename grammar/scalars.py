@@ -17,6 +17,10 @@ from grammar.world import (
     ALL_TYPES,
     ARRAY,
     FALSE,
+    NO_ARRAYS,
+    NO_NUMBERS,
+    NO_OBJECTS,
+    NO_STRINGS,
     NULL,
     NUMBER,
     OBJECT,
@@ -36,6 +40,10 @@ MAX_MULTIPLE = 10_000
 MAX_REPEAT_PRODUCT = 10_000
 # Patterns in use have 15 at most; of hundreds in a row the library loses count.
 MAX_REPEATS = 200
+_OF_NUMBERS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
+_OF_STRINGS = ("pattern", "format", "minLength", "maxLength")
+_OF_ARRAYS = ("minItems", "maxItems", "uniqueItems")
+_OF_OBJECTS = ("required", "minProperties", "maxProperties")
 
 
 def decimal(value: Any) -> Decimal:
@@ -130,6 +138,8 @@ def without_scalars(values: list[Any]) -> World:
 
 def _numbers(node: Node) -> Numbers:
     schema = node.schema
+    if schema.keys().isdisjoint(_OF_NUMBERS):
+        return NO_NUMBERS
     low, low_open = _bound(schema, "minimum", "exclusiveMinimum", pick_high=True)
     high, high_open = _bound(schema, "maximum", "exclusiveMaximum", pick_high=False)
     multiple = None
@@ -160,6 +170,8 @@ def _bound(schema: dict[str, Any], closed: str, exclusive: str, *, pick_high: bo
 
 def _strings(node: Node) -> Strings:
     schema = node.schema
+    if schema.keys().isdisjoint(_OF_STRINGS):
+        return NO_STRINGS
     patterns = frozenset((schema["pattern"],)) if "pattern" in schema else frozenset()
     if patterns:
         _checked_pattern(schema["pattern"], node, wide=False)
@@ -168,11 +180,15 @@ def _strings(node: Node) -> Strings:
 
 
 def _arrays(schema: dict[str, Any], node: Node) -> Arrays:
+    if schema.keys().isdisjoint(_OF_ARRAYS):
+        return NO_ARRAYS
     unique = schema.get("uniqueItems", False)
     return Arrays(least=_minimum(node, "minItems"), most=_maximum(schema, "maxItems"), unique=unique)
 
 
 def _objects(schema: dict[str, Any], node: Node) -> Objects:
+    if schema.keys().isdisjoint(_OF_OBJECTS):
+        return NO_OBJECTS
     required = tuple(dict.fromkeys(schema.get("required", ())))
     least = _minimum(node, "minProperties")
     return Objects(required=required, least=least, most=_maximum(schema, "maxProperties"))

@@ -23,6 +23,7 @@ from grammar.world import (
     ANYTHING,
     ARRAY,
     NEVER,
+    NO_ARRAYS,
     OBJECT,
     STRING,
     Conj,
@@ -157,26 +158,26 @@ class Analysis:
         Args:
             blame: the keyword and its pointer, or whose keyword, should there be too many.
         """
-        result = [ANYTHING]
+        result: list[World] | None = None
         for part in sorted((list(part) for part in parts), key=len):
-            merged = [self.prune(a & b) for a in result for b in part]
-            result = _distinct([world for world in merged if world.types])
+            merged = part if result is None else [a & b for a in result for b in part if a.types & b.types]
+            result = _distinct([world for world in map(self.prune, merged) if world.types])
             if len(result) > MAX_WORLDS:
                 place = self._blame(blame) if isinstance(blame, frozenset) else blame
                 raise GrammarError(*place, f"more than {MAX_WORLDS} combinations of alternatives")
-        return result
+        return [ANYTHING] if result is None else result
 
     def prune(self, world: World) -> World:
         """A world without the types whose required parts cannot exist."""
         types = world.types
-        if types & ARRAY:
-            arrays = world.arrays
+        arrays = world.arrays
+        if types & ARRAY and arrays is not NO_ARRAYS:
             needed = {arrays.item(index) for index in range(min(arrays.least, arrays.num_prefix + 1))}
             needed |= {entry.item for entry in arrays.contains if entry.least}
             if any(map(self.is_empty, needed)):
                 types &= ~ARRAY
         objects = world.objects
-        if types & OBJECT and any(map(self.is_empty, map(objects.value, objects.required))):
+        if types & OBJECT and objects.required and any(map(self.is_empty, map(objects.value, objects.required))):
             types &= ~OBJECT
         if types & OBJECT and objects.names and not all(self.admits_name(objects.names, n) for n in objects.required):
             types &= ~OBJECT

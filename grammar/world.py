@@ -104,9 +104,11 @@ class Strings:
         if self.values is None and other.values is None:
             return merged
         values = self.values if self.values is not None else other.values
-        keep = set(other.values) if other.values is not None else None
         assert values is not None
-        return Strings(values=tuple(v for v in values if (keep is None or v in keep) and merged.admits(v)))
+        if values is not other.values and other.values is not None:
+            keep = frozenset(other.values)
+            values = tuple(value for value in values if value in keep)
+        return Strings(values=values if merged == NO_STRINGS else tuple(filter(merged.admits, values)))
 
     def admits(self, value: str) -> bool:
         """Whether a string satisfies everything but the enumeration."""
@@ -187,6 +189,14 @@ class ObjectClause:
     patterns: tuple[tuple[str, Conj], ...] = ()
     rest: Conj | None = None
     evaluates: bool = True
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Worlds are merged and compared over and over, and a clause may have hundreds of properties."""
+        return hash((self.properties, self.patterns, self.rest, self.evaluates))
 
     def value(self, name: str) -> Conj:
         """What the value of a property must satisfy."""
@@ -278,16 +288,16 @@ class World:
     def _pruned(self) -> World:
         """Types removed that their own constraints rule out."""
         types = self.types
-        if types & NUMBER:
+        if types & NUMBER and self.numbers is not NO_NUMBERS:
             types &= ~NUMBER | self.numbers.types()
-        if types & STRING and self.strings.is_empty():
+        if types & STRING and self.strings is not NO_STRINGS and self.strings.is_empty():
             types &= ~STRING
         if types & ARRAY and self.arrays.most is not None and self.arrays.least > self.arrays.most:
             types &= ~ARRAY
         objects = self.objects
         if types & OBJECT and objects.most is not None and max(objects.least, len(objects.required)) > objects.most:
             types &= ~OBJECT
-        return self if types == self.types else replace(self, types=types)
+        return self if types == self.types else self.of(types)
 
 
 ANYTHING = World()
@@ -295,9 +305,14 @@ ANYTHING = World()
 
 def without_evaluation(world: World) -> World:
     """The same world, but what it says of properties and items does not count for ``unevaluated...``."""
-    arrays = replace(world.arrays, clauses=tuple(replace(c, evaluates=False) for c in world.arrays.clauses))
-    objects = replace(world.objects, clauses=tuple(replace(c, evaluates=False) for c in world.objects.clauses))
-    return replace(world, arrays=arrays, objects=objects)
+    arrays, objects = world.arrays, world.objects
+    if any(clause.evaluates for clause in arrays.clauses):
+        arrays = replace(arrays, clauses=tuple(replace(c, evaluates=False) for c in arrays.clauses))
+    if any(clause.evaluates for clause in objects.clauses):
+        objects = replace(objects, clauses=tuple(replace(c, evaluates=False) for c in objects.clauses))
+    if arrays is world.arrays and objects is world.objects:
+        return world
+    return World(world.types, world.numbers, world.strings, arrays, objects)
 
 
 def _both(a: _C, b: _C, nothing: _C) -> _C:
