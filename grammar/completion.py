@@ -40,7 +40,7 @@ class Completion:
     def explore(self, root: Conj) -> None:
         """Find everything that is reachable and settle its size."""
         order: list[Conj] = []
-        seen, todo = {ALWAYS}, [root]
+        seen, todo = set(self._sizes), [root]
         while todo:
             conj = todo.pop()
             if conj in seen:
@@ -57,6 +57,7 @@ class Completion:
                 if size < self._sizes.get(conj, inf):
                     self._sizes[conj] = size
                     changed = True
+        self._sizes |= {conj: inf for conj in order if conj not in self._sizes}
 
     def size(self, conj: Conj) -> float:
         """Bytes of the shortest value, at least; infinite if there is none."""
@@ -65,7 +66,7 @@ class Completion:
             if -1 in conj:
                 return inf
             self.explore(conj)
-            known = self._sizes.setdefault(conj, inf)
+            known = self._sizes[conj]
         return known
 
     def possible(self, conj: Conj) -> bool:

@@ -227,7 +227,7 @@ class ObjectClause:
         return dict(self.properties)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Objects:
     """Constraints on an object; `names` is what every key must satisfy as a string."""
 
@@ -250,7 +250,15 @@ class Objects:
         """What the value of a property must satisfy, over all clauses."""
         if len(self.clauses) == 1:
             return self.clauses[0].value(name)
-        return ALWAYS.union(*[clause.value(name) for clause in self.clauses])
+        known = self._values.get(name)
+        if known is None:
+            known = self._values[name] = ALWAYS.union(*[clause.value(name) for clause in self.clauses])
+        return known
+
+    @cached_property
+    def _values(self) -> dict[str, Conj]:
+        """What was asked for before."""
+        return {}
 
     def declared(self) -> dict[str, None]:
         """The names that are mentioned, in the order of the schema."""
