@@ -15,6 +15,7 @@ _IN_VALUE = frozenset(
      "not", "oneOf", "prefixItems", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties")
 )  # fmt: skip
 _IN_VALUES = frozenset(("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"))
+_CONTAINERS = (dict, list)
 _NEGATING = ("oneOf", "not", "if")
 # Drafts with keywords that mean nothing in the others, or mean something else.
 _UNREAD = ("draft-00", "draft-01", "draft-02", "draft-03", "draft/next")
@@ -199,7 +200,7 @@ def _keys(root: dict[str, Any]) -> set[str]:
         if isinstance(at, dict):
             found.update(at)
             at = at.values()
-        stack += [value for value in at if isinstance(value, dict | list)]
+        stack += [value for value in at if isinstance(value, _CONTAINERS)]
     return found
 
 

@@ -39,7 +39,7 @@ MAX_DRAFT = 16
 PLAIN_BYTES = 8 << 10
 PLAIN_REPEAT = 200
 PLAIN_GROUP_REPEAT = 64
-_REPEAT = re.compile(r"(.)\{(\d*),?(\d*)\}")
+_REPEAT = re.compile(r"\{(\d*),?(\d*)\}")
 
 
 class DryRunError(Exception):
@@ -84,8 +84,9 @@ def is_plain(artifact: Artifact) -> bool:
 
 
 def _is_large(repeat: re.Match[str]) -> bool:
-    most = max(int(repeat[2] or 0), int(repeat[3] or 0))
-    return most > (PLAIN_GROUP_REPEAT if repeat[1] == ")" else PLAIN_REPEAT)
+    most = max(int(repeat[1] or 0), int(repeat[2] or 0))
+    is_group = repeat.string[max(0, repeat.start() - 1)] == ")"
+    return most > (PLAIN_GROUP_REPEAT if is_group else PLAIN_REPEAT)
 
 
 def _walk(matcher: Matcher, vocabulary: Vocabulary, rng: random.Random, tokens: int, budget: int | None) -> float:
@@ -114,6 +115,7 @@ def _random_token(row: Row, rng: random.Random) -> int:
     """One of the allowed tokens: a random word of the mask that has any, then a random bit of it."""
     words = np.flatnonzero(row)
     at = int(words[rng.randrange(len(words))])
-    word = int(row.view(np.uint32)[at])
-    bits = [bit for bit in range(32) if word >> bit & 1]
-    return 32 * at + rng.choice(bits)
+    word = int(row[at]) & 0xFFFFFFFF
+    for _ in range(rng.randrange(word.bit_count())):
+        word &= word - 1  # without its lowest bit
+    return 32 * at + (word & -word).bit_length() - 1

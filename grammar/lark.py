@@ -43,6 +43,7 @@ from grammar.world import (
 
 MAX_PATTERN_SETS = 4
 ANY_STRING = f'"{JSON_CHAR}*"'
+_encode = json.JSONEncoder(ensure_ascii=False).encode
 # Every division of a forced text into tokens stays allowed: the model chooses.
 _HEADER = f'%llguidance {{"ignore_once": true, "no_forcing": true}}\n%ignore /{WHITESPACE}/\n'
 
@@ -173,7 +174,7 @@ class Writer:
 
     def literal_string(self, value: str) -> str:
         """A string value as a literal of the grammar."""
-        return json.dumps(json_string(value), ensure_ascii=False)
+        return _encode(json_string(value))
 
     def literal_number(self, value: Decimal) -> str:
         """A number as a literal of the grammar."""

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from itertools import accumulate
+from typing import Any, TypeAlias
 
 from grammar.blame import crowded_part, deep_part, large_part
 from grammar.document import pointer_join
 from grammar.errors import GrammarError
 from grammar.spec import GrammarKind, GrammarSpec
 
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
-_BRACKETS = re.compile(rb"[\[\]{}]")
+_STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
+_AS_BRACES = bytes.maketrans(b"[]", b"{}")
+_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_CONTAINERS = (dict, list)
+_COUNTED = ("properties", "patternProperties", "anyOf", "oneOf", "allOf", "pattern", "enum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,26 +68,30 @@ def check_limits(spec: GrammarSpec, limits: Limits = DEFAULT_LIMITS) -> None:
 
 
 def _depth(spec: GrammarSpec, limits: Limits) -> None:
-    depth = deepest = 0
-    for bracket in _BRACKETS.findall(_STRINGS.sub(b"", spec.content)):
-        depth += 1 if bracket in b"[{" else -1
-        deepest = max(deepest, depth)
+    content = spec.content
+    if content.count(b"{") + content.count(b"[") <= limits.depth:
+        return
+    brackets = rest = _STRINGS.sub(b"", content).translate(_AS_BRACES, _NO_BRACKETS)
+    for _ in range(limits.depth):
+        rest = rest.replace(b"{}", b"")  # what is innermost
+    deepest = _deepest(brackets) if rest else 0
     if deepest > limits.depth:
         raise deep_part(spec, limits.depth, f"is nested {deepest} deep; the limit is {limits.depth}")
 
 
-class _Place(NamedTuple):
-    """Where a value stands: as a pointer it is only wanted for a refusal."""
+def _deepest(brackets: bytes) -> int:
+    return max(accumulate(1 if bracket in b"{" else -1 for bracket in brackets), default=0)
 
-    parent: _Place | None
-    step: str | int
+
+# Where a value stands, as (the place around it, the step to it): a pointer is only wanted for a refusal.
+_Place: TypeAlias = "tuple[_Place | None, str | int]"
 
 
 def _pointer(place: _Place | None) -> str:
     steps: list[str | int] = []
     while place is not None:
-        steps.append(place.step)
-        place = place.parent
+        place, step = place
+        steps.append(step)
     return pointer_join("", *reversed(steps))
 
 
@@ -104,11 +112,12 @@ class _Walk:
                 if self.objects > self.limits.subschemas:
                     reason = f"makes the whole too large: more than {self.limits.subschemas} objects"
                     raise crowded_part(self.spec, reason)
-                self.check(at, place)
+                if not at.keys().isdisjoint(_COUNTED):
+                    self.check(at, place)
                 steps: Any = at.items()
             else:
                 steps = enumerate(at)
-            stack += [(value, _Place(place, step)) for step, value in steps if isinstance(value, dict | list)]
+            stack += [(value, (place, step)) for step, value in steps if isinstance(value, _CONTAINERS)]
 
     def check(self, schema: dict[str, Any], place: _Place | None) -> None:
         for keyword in ("properties", "patternProperties"):
@@ -128,7 +137,7 @@ class _Walk:
             self.value_bytes = _check_values(values, "enum", place, self.limits, self.value_bytes)
 
     def refuse(self, keyword: str, place: _Place | None, reason: str) -> None:
-        raise GrammarError(keyword, _pointer(_Place(place, keyword)), reason)
+        raise GrammarError(keyword, _pointer((place, keyword)), reason)
 
 
 def _check_values(values: list[Any], keyword: str, place: _Place | None, limits: Limits, before: int = 0) -> int:
@@ -143,4 +152,4 @@ def _check_values(values: list[Any], keyword: str, place: _Place | None, limits:
 
 
 def _values_pointer(keyword: str, place: _Place | None) -> str:
-    return "" if keyword == "choice" else _pointer(_Place(place, keyword))
+    return "" if keyword == "choice" else _pointer((place, keyword))
