@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from grammar.charset import CharSet
 from grammar.regex_parser import Alt, Cat, Chars, Look, Mark, Node, RegexError, Repeat, parse_nodes
@@ -26,9 +27,9 @@ MAX_EXAMPLES = 16
 _FRIENDLY = "a0A1_- .:/"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pattern:
-    """A pattern as conditions on the whole string.
+    """A pattern as conditions on the whole string. What is made of it is worked out once.
 
     Attributes:
         must: the string matches all of these.
@@ -43,6 +44,26 @@ class Pattern:
         return all(fullmatch(node, text) for node in self.must) and not any(
             fullmatch(node, text) for node in self.must_not
         )
+
+    @cached_property
+    def json_must(self) -> tuple[str, ...]:
+        """Rust regexes for the JSON spellings, without quotes, that must match."""
+        return tuple(map(to_json, self.must))
+
+    @cached_property
+    def json_must_not(self) -> tuple[str, ...]:
+        """Rust regexes for the JSON spellings, without quotes, that must not match."""
+        return tuple(map(to_json, self.must_not))
+
+    @cached_property
+    def shortest(self) -> tuple[str, ...]:
+        """A shortest string for each condition that must match; it may not satisfy the others."""
+        return tuple(map(shortest, self.must))
+
+    @cached_property
+    def examples(self) -> tuple[str, ...]:
+        """Short strings for the different ways of each condition that must match; see `examples`."""
+        return tuple(text for node in self.must for text in examples(node))
 
 
 def parse(pattern: str, *, wide: bool = False, whole: bool = False) -> Pattern:

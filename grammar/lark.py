@@ -15,7 +15,6 @@ from math import inf
 from grammar.charset import JSON_CHAR, json_string, rust_literal
 from grammar.completion import Completion
 from grammar.document import pointer_join
-from grammar.ecma_regex import to_json
 from grammar.errors import GrammarError
 from grammar.fields import Field, array_fields, object_fields
 from grammar.formats import FORMATS
@@ -191,7 +190,7 @@ class Writer:
             most = "" if strings.most is None else strings.most
             terms.append(f'/"{JSON_CHAR}{{{strings.least},{most}}}"/')
         for name in sorted(strings.formats):
-            terms += [self.terminal(_quoted(to_json(node))) for node in FORMATS[name].must]
+            terms += [self.terminal(_quoted(term)) for term in FORMATS[name].json_must]
         terms += self.pattern_terms(sorted(strings.patterns), sorted(strings.not_patterns))
         if strings.excluded:
             taken = "|".join(rust_literal(json_string(value)) for value in sorted(strings.excluded))
@@ -202,14 +201,15 @@ class Writer:
 
     def pattern_terms(self, patterns: list[str], not_patterns: list[str]) -> list[str]:
         """Terms for patterns that must match, and for patterns that must not, complements last."""
-        terms, complements = [], []
+        terms: list[str] = []
+        complements: list[str] = []
         for source in patterns:
             pattern = read_pattern(source)
-            terms += [_quoted(to_json(node)) for node in pattern.must]
-            complements += [f"~{_quoted(to_json(node))}" for node in pattern.must_not]
+            terms += map(_quoted, pattern.json_must)
+            complements += [f"~{_quoted(term)}" for term in pattern.json_must_not]
         for source in not_patterns:
             pattern = read_pattern(source, wide=True)
-            inner = " & ".join(_quoted(to_json(node)) for node in pattern.must)
+            inner = " & ".join(map(_quoted, pattern.json_must))
             complements.append(f"~({inner})")
         return terms + complements
 

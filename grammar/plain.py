@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from grammar.charset import rust_literal
-from grammar.ecma_regex import examples, num_repeats, parse, repeat_product, to_rust
+from grammar.ecma_regex import num_repeats, parse, repeat_product, to_rust
 from grammar.errors import GrammarError
 from grammar.regex_parser import Node, RegexError
 from grammar.scalars import MAX_REPEAT_PRODUCT, MAX_REPEATS
@@ -34,7 +34,7 @@ def _regex(spec: GrammarSpec) -> Translation:
         terms += [f"~/{to_rust(node)}/" for node in pattern.must_not]
     except RegexError as error:
         raise GrammarError("regex", "", f"cannot be used: {error}") from None
-    answers = [text for node in pattern.must for text in examples(node) if pattern.matches(text)]
+    answers = [text for text in pattern.examples if pattern.matches(text)]
     return f"{FREE}start: TEXT\nTEXT: {' & '.join(terms)}\n", tuple(sorted(answers, key=len))
 
 

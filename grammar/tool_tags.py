@@ -15,7 +15,7 @@ from grammar.artifact import Artifact, Backend
 from grammar.blame import anchored
 from grammar.charset import rust_literal
 from grammar.document import Document, pointer_join
-from grammar.ecma_regex import examples, parse, to_rust
+from grammar.ecma_regex import parse, to_rust
 from grammar.errors import GrammarError
 from grammar.lark import to_lark
 from grammar.plain import FREE
@@ -149,7 +149,7 @@ class _TagWriter:
             pattern = parse(str(form.get("pattern")), whole=True)
         except RegexError as error:
             raise GrammarError("pattern", pointer_join(pointer, "pattern"), f"cannot be used: {error}") from None
-        answers = [text for node in pattern.must for text in examples(node) if pattern.matches(text)]
+        answers = [text for text in pattern.examples if pattern.matches(text)]
         self.short.texts |= {text: (self.depth, len(text)) for text in answers}
         self.short.wholes.append(min(answers, key=len, default=""))
         terms = [f"/{to_rust(node)}/" for node in pattern.must] + [f"~/{to_rust(n)}/" for n in pattern.must_not]

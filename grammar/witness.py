@@ -8,7 +8,6 @@ from math import inf
 
 from grammar.charset import json_string
 from grammar.completion import Completion
-from grammar.ecma_regex import examples, shortest
 from grammar.formats import FORMATS
 from grammar.numeric import spelling
 from grammar.patterns import read_pattern
@@ -129,7 +128,7 @@ class Witness:
         """Keys that may be added to reach a least number: listed ones in order, then one that is not."""
         listed = [name for name in objects.declared() if name not in objects.required]
         patterns = [pattern for clause in objects.clauses for pattern, _ in clause.patterns]
-        tries = [*(text for p in patterns for node in read_pattern(p).must for text in examples(node)), "", "a", "key"]
+        tries = [*(text for p in patterns for text in read_pattern(p).examples), "", "a", "key"]
         other = [name for name in tries if name not in objects.declared()]
         fits = [name for name in (*listed, *other) if self._analysis.admits_name(objects.names, name)]
         fits = [name for name in fits if self.text(objects.value(name)) is not None]
@@ -138,7 +137,7 @@ class Witness:
 
 def _pattern_texts(strings: Strings) -> list[str]:
     """Strings that end in the different ways that the patterns permit."""
-    found = [text for source in strings.patterns for node in read_pattern(source).must for text in examples(node)]
+    found = [text for source in strings.patterns for text in read_pattern(source).examples]
     return [json_string(text) for text in found if strings.admits(text)]
 
 
@@ -167,8 +166,8 @@ def _string(strings: Strings) -> str | None:
     if strings.values is not None:
         return min(map(json_string, strings.values), key=len, default=None)
     tries = ["a" * strings.least, "b" * strings.least]
-    tries += [shortest(node) for name in strings.formats for node in FORMATS[name].must]
-    tries += [shortest(node) for source in strings.patterns for node in read_pattern(source).must]
+    tries += [text for name in strings.formats for text in FORMATS[name].shortest]
+    tries += [text for source in strings.patterns for text in read_pattern(source).shortest]
     tries += [text + "a" * (strings.least - len(text)) for text in tries if len(text) < strings.least]
     found = next((text for text in tries if strings.admits(text)), None)
     return None if found is None else json_string(found)
