@@ -18,9 +18,18 @@ _PLAIN = r"[^\x22\x5C\x00-\x1F\x7F]"
 _LONG_ESCAPE = r"\\u00(?:0[0-7be-f]|1[0-9a-f]|7f)"
 _NUM_LONG = len(ESCAPED) - len(SHORT_ESCAPES)
 _SPELLED = re.compile(r'[\x00-\x1f"\\\x7f]')
-_SPECIAL = re.compile(r"[^a-zA-Z0-9]")
 # One decoded character of a JSON string in its only permitted spelling.
 JSON_CHAR = rf"(?:{_PLAIN}|\\[\x22\x5Cbfnrt]|{_LONG_ESCAPE})"
+
+
+class _Escapes(dict[int, str]):
+    """What becomes of each character in a Rust regex that is to match it: letters and digits stay."""
+
+    def __missing__(self, code: int) -> str:
+        return f"\\x{{{code:X}}}"
+
+
+_ESCAPES = _Escapes({code: chr(code) for code in range(128) if chr(code).isalnum()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +154,7 @@ def json_string(text: str) -> str:
 
 def rust_literal(text: str) -> str:
     """A text as a Rust regex that matches it and nothing else."""
-    return _SPECIAL.sub(lambda match: f"\\x{{{ord(match[0]):X}}}", text)
+    return text.translate(_ESCAPES)
 
 
 def _rust_range(first: int, last: int) -> str:

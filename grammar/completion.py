@@ -36,6 +36,10 @@ class Completion:
     def __init__(self, analysis: Analysis) -> None:
         self._analysis = analysis
         self._sizes: dict[Conj, float] = {ALWAYS: 1}
+        # Of which the size is final, and whether the last one worked out rests on any that is not.
+        self._settled: set[Conj] = {ALWAYS}
+        self._guessed = False
+        self._live: dict[Conj, list[World]] = {}
 
     def explore(self, root: Conj) -> None:
         """Find everything that is reachable and settle its size."""
@@ -49,15 +53,24 @@ class Completion:
             order.append(conj)
             for world in self._analysis.conjunction(conj):
                 todo += _children(world)
+        order.reverse()
         changed = True
         while changed:
-            changed = False
-            for conj in reversed(order):
-                size = min((self._world(world) for world in self._analysis.conjunction(conj)), default=inf)
-                if size < self._sizes.get(conj, inf):
-                    self._sizes[conj] = size
-                    changed = True
-        self._sizes |= {conj: inf for conj in order if conj not in self._sizes}
+            changed = sum(map(self._resize, order)) > 0
+            order = [conj for conj in order if conj not in self._settled]
+        self._sizes |= {conj: inf for conj in seen if conj not in self._sizes}
+        self._settled |= seen
+
+    def _resize(self, conj: Conj) -> bool:
+        """Whether the size of a conjunction becomes smaller by what is known now."""
+        self._guessed = False
+        size = min(map(self._world, self._analysis.conjunction(conj)), default=inf)
+        if not self._guessed:
+            self._settled.add(conj)
+        if size < self._sizes.get(conj, inf):
+            self._sizes[conj] = size
+            return True
+        return False
 
     def size(self, conj: Conj) -> float:
         """Bytes of the shortest value, at least; infinite if there is none."""
@@ -77,9 +90,13 @@ class Completion:
         """Everything that was found to have a finite value."""
         return [conj for conj, size in self._sizes.items() if size < inf]
 
-    def world_size(self, world: World) -> float:
-        """Bytes of the shortest value in one world, at least; infinite if there is none."""
-        return self._world(world)
+    def live(self, conj: Conj) -> list[World]:
+        """The worlds of a conjunction that have a finite value; its size must have been asked for."""
+        known = self._live.get(conj)
+        if known is None:
+            worlds = self._analysis.conjunction(conj)
+            known = self._live[conj] = [world for world in worlds if self._world(world) < inf]
+        return known
 
     def array_possible(self, arrays: Arrays) -> bool:
         """Whether a finite array exists."""
@@ -104,7 +121,10 @@ class Completion:
         return min(sizes)
 
     def _known(self, conj: Conj) -> float:
-        return inf if -1 in conj else self._sizes.get(conj, inf)
+        if -1 in conj:
+            return inf
+        self._guessed = self._guessed or conj not in self._settled
+        return self._sizes.get(conj, inf)
 
     def _array(self, arrays: Arrays) -> float:
         size = 2.0

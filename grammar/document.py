@@ -43,7 +43,12 @@ class Node:
 
 def pointer_join(pointer: str, *tokens: str | int) -> str:
     """A JSON Pointer, extended."""
-    return pointer + "".join("/" + str(token).replace("~", "~0").replace("/", "~1") for token in tokens)
+    for token in tokens:
+        text = str(token)
+        if "~" in text or "/" in text:
+            text = text.replace("~", "~0").replace("/", "~1")
+        pointer = f"{pointer}/{text}"
+    return pointer
 
 
 class Document:

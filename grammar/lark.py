@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from decimal import Decimal
-from math import inf
 
 from grammar.charset import JSON_CHAR, json_string, rust_literal
 from grammar.completion import Completion
@@ -147,9 +146,7 @@ class Writer:
     def body(self, conj: Conj) -> str:
         """All alternatives of a conjunction."""
         options: dict[str, None] = {}
-        worlds = [world for world in self.analysis.conjunction(conj) if self.completion.world_size(world) < inf]
-        if conj == ALWAYS:
-            worlds = [World()]
+        worlds = self.completion.live(conj) if conj != ALWAYS else [World()]
         for index, world in enumerate(worlds):
             options |= dict.fromkeys(self.scalars(world))
             name = f"{self.names[conj]}_{index}"

@@ -88,8 +88,7 @@ class Analysis:
                 reason = f"makes more than {MAX_LITERALS} parts when written out"
                 raise GrammarError(*self._blame(conj), reason)
             parts = [self.worlds(literal) for literal in sorted(conj)]
-            known = tuple(self.product(parts, conj))
-            self._conjs[conj] = known
+            known = self._conjs[conj] = tuple(self._alive(parts[0]) if len(parts) == 1 else self.product(parts, conj))
         return known
 
     def is_empty(self, conj: Conj) -> bool:
@@ -161,11 +160,15 @@ class Analysis:
         result: list[World] | None = None
         for part in sorted((list(part) for part in parts), key=len):
             merged = part if result is None else [a & b for a in result for b in part if a.types & b.types]
-            result = _distinct([world for world in map(self.prune, merged) if world.types])
+            result = self._alive(merged)
             if len(result) > MAX_WORLDS:
                 place = self._blame(blame) if isinstance(blame, frozenset) else blame
                 raise GrammarError(*place, f"more than {MAX_WORLDS} combinations of alternatives")
         return [ANYTHING] if result is None else result
+
+    def _alive(self, worlds: Iterable[World]) -> list[World]:
+        """Each world that is not plainly empty once, in order."""
+        return _distinct([world for world in map(self.prune, worlds) if world.types])
 
     def prune(self, world: World) -> World:
         """A world without the types whose required parts cannot exist."""

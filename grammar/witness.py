@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from decimal import Decimal
-from math import inf
 
 from grammar.charset import json_string
 from grammar.completion import Completion
@@ -51,7 +49,7 @@ class Witness:
         if -1 in conj or conj in self._open:
             return None
         self._open.add(conj)
-        found = [text for world in self._analysis.conjunction(conj) for text in self._world(world) if text is not None]
+        found = [text for world in self._completion.live(conj) for text in self._world(world) if text is not None]
         self._open.discard(conj)
         text = min(found, key=len, default=None)
         self._texts[conj] = None if text is None or len(text) > MAX_ANSWER else text
@@ -72,22 +70,18 @@ class Witness:
             for world in self._analysis.conjunction(conj) if conj != ALWAYS else ():
                 values |= dict.fromkeys(_pattern_texts(world.strings) if world.types & STRING else ())
                 if world.types & OBJECT:
-                    properties |= dict.fromkeys(self._properties(world.objects, world.objects.required))
-                    detours += self._properties(world.objects, world.objects.declared())
+                    written = self._properties(world.objects)
+                    properties |= {written[name]: None for name in world.objects.required if name in written}
+                    detours += written.values()
         longest = max((text for text in detours if len(text) <= MAX_PIECE_BYTES), key=len, default="")
         return _shortest(properties), _shortest(values | {"0": None}), longest
 
-    def _properties(self, objects: Objects, names: Iterable[str]) -> list[str]:
-        found = []
-        for name in names:
-            value = self.text(objects.value(name))
-            if value is not None:
-                found.append(f"{json_string(name)}:{value}")
-        return found
+    def _properties(self, objects: Objects) -> dict[str, str]:
+        """The listed properties with short values, by name."""
+        texts = {name: self.text(objects.value(name)) for name in objects.declared()}
+        return {name: f"{json_string(name)}:{text}" for name, text in texts.items() if text is not None}
 
     def _world(self, world: World) -> list[str | None]:
-        if self._completion.world_size(world) == inf:
-            return []
         found: list[str | None] = [
             word for bit, word in ((NULL, "null"), (TRUE, "true"), (FALSE, "false")) if world.types & bit
         ]
