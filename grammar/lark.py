@@ -27,6 +27,7 @@ from grammar.world import (
     ALWAYS,
     ARRAY,
     FALSE,
+    NO_STRINGS,
     NULL,
     NUMBER,
     OBJECT,
@@ -180,6 +181,8 @@ class Writer:
 
     def string(self, strings: Strings) -> str:
         """The terminal expression of the strings that satisfy some constraints."""
+        if strings is NO_STRINGS:
+            return f"/{ANY_STRING}/"
         if strings.values is not None:
             return "/" + "|".join(rust_literal(json_string(value)) for value in strings.values) + "/"
         terms = []

@@ -235,7 +235,7 @@ class Analysis:
             handler = HOLDS.get(keyword)
             if handler:
                 parts.extend(handler(self, number))
-        found = self.product(parts, frozenset((2 * number,)))
+        found = self._alive(parts[0]) if len(parts) == 1 else self.product(parts, frozenset((2 * number,)))
         if "unevaluatedProperties" not in schema and "unevaluatedItems" not in schema:
             return found
         return [self.prune(world & unevaluated(self, number, world)) for world in found]
