@@ -113,7 +113,7 @@ def _walk(matcher: Matcher, vocabulary: Vocabulary, rng: random.Random, tokens: 
 
 def _random_token(row: Row, rng: random.Random) -> int:
     """One of the allowed tokens: a random word of the mask that has any, then a random bit of it."""
-    words = np.flatnonzero(row)
+    words = row.nonzero()[0]
     at = int(words[rng.randrange(len(words))])
     word = int(row[at]) & 0xFFFFFFFF
     for _ in range(rng.randrange(word.bit_count())):
