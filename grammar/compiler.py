@@ -112,11 +112,11 @@ def lower(spec: GrammarSpec, vocabulary: Vocabulary, limits: Limits = DEFAULT_LI
         slowest = dry_run.check(compiled, lambda: Compiled(artifact, vocabulary), vocabulary)
     except dry_run.DryRunError as error:
         raise likeliest_part(spec, str(error)) from None
-    artifact = replace(artifact, is_slow=slowest > SLOW_SECONDS)
+    is_slow = slowest > SLOW_SECONDS
     if artifact.open_ended:
-        return artifact
+        return replace(artifact, is_slow=is_slow)
     shortest = compiled.shortest()
-    return replace(artifact, whole=shortest or (), is_hopeless=shortest is None)
+    return replace(artifact, is_slow=is_slow, whole=shortest or (), is_hopeless=shortest is None)
 
 
 def load(artifact: Artifact, vocabulary: Vocabulary) -> Compiled:
