@@ -19,7 +19,7 @@ from engine.step_times import Part, StepLoad, StepTimes, measure
 def bench_step(engine: EngineConfig, options: StepOptions) -> int:
     """Measure, print the table and write the JSON file. Returns 0."""
     files = resolve_model(engine.model, revision=engine.revision)
-    load = StepLoad(options.rows, options.context, options.prefill, options.steps)
+    load = StepLoad(options.rows, options.context, options.shared, options.prefill, options.steps)
     times = measure(engine, files.path, load)
     print(table(times))
     if options.output_json is not None:

@@ -126,6 +126,7 @@ class StepOptions:
 
     rows: int = option(32, "Sequences that draw one token each in every step.", low=0, group="load")
     context: int = option(128, "Tokens of each sequence at the first step.", low=1, group="load")
+    shared: int = option(0, "Tokens that the contexts have in common at their start.", low=0, group="load")
     prefill: int = option(
         0, "Tokens of a new prompt that is computed in each step, beside the rows.", low=0, group="load"
     )
@@ -137,6 +138,8 @@ class StepOptions:
         check_options(self)
         if not self.rows and not self.prefill:
             raise ConfigError("--rows and --prefill are both 0: there is nothing to compute.")
+        if self.shared >= self.context:
+            raise ConfigError(f"--shared: {self.shared} tokens of {self.context}; a row needs one of its own.")
 
 
 @dataclass(frozen=True, slots=True)

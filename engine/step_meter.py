@@ -113,26 +113,36 @@ class _Bench:
         adapters = itertools.cycle((None, *self._config.named_adapters))
         length = max(1, self._load.context - _WARM)
         limit = self.worker.max_model_len - length
-        self.core.handle([self._prompt(length, limit, next(adapters)) for _ in range(self._load.rows)])
-        started: set[int] = set()
-        while len(started) < self._load.rows:
+        shared = self._tokens(self._load.shared)
+        rows = [self._prompt(shared, length, limit, next(adapters)) for _ in range(self._load.rows)]
+        self._start(rows[:1])  # the others find what they share with it
+        self._start(rows[1:])
+        for _ in range(_WARM):
+            self.step()
+
+    def _start(self, rows: list[Submit]) -> None:
+        """Compute prompts until each has its first token."""
+        self.core.handle(rows)
+        missing = {row.id for row in rows}
+        while missing:
             out = self.core.step()
             if failed := next((message for message in out if isinstance(message, Failed)), None):
                 raise ConfigError(f"A row could not be started: {failed.message}")
-            started |= {message.id for message in out if isinstance(message, TokenOut)}
-        for _ in range(_WARM):
-            self.step()
+            missing -= {message.id for message in out if isinstance(message, TokenOut)}
 
     def step(self, encoded: Callable[[list[Message]], bytes] = encode) -> int:
         """One step of the load, with its answers as they would leave. Returns the tokens that it brought."""
         if self._load.prefill:
-            self.core.handle([self._prompt(self._load.prefill, 1, None)])
+            self.core.handle([self._prompt(array("i"), self._load.prefill, 1, None)])
         out = self.core.step()
         encoded(out)
         return sum(len(message.tokens) for message in out if isinstance(message, TokenOut))
 
-    def _prompt(self, length: int, answer: int, adapter: str | None) -> Submit:
-        tokens = array("i", (self._random.randrange(self.worker.vocab_size) for _ in range(length)))
+    def _tokens(self, count: int) -> array[int]:
+        return array("i", (self._random.randrange(self.worker.vocab_size) for _ in range(count)))
+
+    def _prompt(self, shared: array[int], length: int, answer: int, adapter: str | None) -> Submit:
+        tokens = shared + self._tokens(max(1, length - len(shared)))
         params = SamplingParams(max_tokens=answer, temperature=0.0, ignore_eos=True)
         return Submit(next(self._ids), tokens, params, adapter)
 
@@ -236,7 +246,7 @@ def _bounds(
     tokens, lines = load.rows + load.prefill, load.rows + bool(load.prefill)
     context = load.context + load.steps
     token_bytes = bytes_per_page(config, 1, model.dtype)
-    cells = load.rows * context + load.prefill
+    cells = load.rows * (context - load.shared) + load.shared + load.prefill
     pairs = load.rows * context + load.prefill * (load.prefill + 1) // 2
     attended = 2 * pairs * config.num_layers * config.num_heads * config.head_dim
     *inner, head = (part.packed for part in model.projections)

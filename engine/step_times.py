@@ -16,12 +16,14 @@ class StepLoad:
     Attributes:
         rows: sequences that draw one token each, over the base and the adapters in turn.
         context: tokens of each at the first measured step.
+        shared: how many of them, from the first on, are the same in all rows.
         prefill: tokens of a new prompt that comes with each step.
         steps: how many are measured.
     """
 
     rows: int
     context: int
+    shared: int
     prefill: int
     steps: int
 

@@ -31,7 +31,7 @@ def config(model: Path, **options: object) -> EngineConfig:
 
 
 @pytest.mark.skipif(ops.native_kernels() is None, reason="no C++ compiler")
-@pytest.mark.parametrize("load", [StepLoad(3, 8, 0, 2), StepLoad(0, 8, 40, 2), StepLoad(2, 8, 5, 3)], ids=str)
+@pytest.mark.parametrize("load", [StepLoad(3, 8, 0, 0, 2), StepLoad(0, 8, 0, 40, 2), StepLoad(2, 8, 0, 5, 3), StepLoad(3, 60, 40, 0, 2)], ids=str)
 def test_the_parts_are_the_step(tiny_llama: Path, load: StepLoad) -> None:
     """Whether its passes are recorded (the first load) or not."""
     times = measure(config(tiny_llama), tiny_llama, load)
@@ -48,11 +48,11 @@ def test_the_parts_are_the_step(tiny_llama: Path, load: StepLoad) -> None:
 @pytest.mark.parametrize(
     ("load", "options", "message"),
     [
-        (StepLoad(65, 8, 0, 2), {}, "--rows"),
-        (StepLoad(64, 8, 1, 2), {}, "--rows"),
-        (StepLoad(2, 8, 511, 2), {}, "--prefill"),
-        (StepLoad(2, 1000, 0, 2), {}, "--context"),
-        (StepLoad(64, 50, 0, 2), {}, "--context"),
+        (StepLoad(65, 8, 0, 0, 2), {}, "--rows"),
+        (StepLoad(64, 8, 0, 1, 2), {}, "--rows"),
+        (StepLoad(2, 8, 0, 511, 2), {}, "--prefill"),
+        (StepLoad(2, 1000, 0, 0, 2), {}, "--context"),
+        (StepLoad(64, 50, 0, 0, 2), {}, "--context"),
     ],
 )
 def test_a_load_that_does_not_fit(tiny_llama: Path, load: StepLoad, options: dict[str, object], message: str) -> None:
@@ -65,9 +65,11 @@ def test_the_command(tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFix
     argv = ["bench", "step", str(tiny_llama), *FLAGS, "--rows", "2", "--context", "8", "--steps", "2"]
     assert main([*argv, "--output-json", str(path)]) == 0
     assert "tokens per second" in capsys.readouterr().out
-    assert json.loads(path.read_bytes())["load"] == {"rows": 2, "context": 8, "prefill": 0, "steps": 2}
+    assert json.loads(path.read_bytes())["load"] == {"rows": 2, "context": 8, "shared": 0, "prefill": 0, "steps": 2}
     assert main(["bench", "step", "--rows", "0"]) == 2
     assert "--rows and --prefill are both 0" in capsys.readouterr().err
+    assert main(["bench", "step", "--context", "8", "--shared", "8"]) == 2
+    assert "--shared: 8 tokens of 8; a row needs one of its own." in capsys.readouterr().err
 
 
 def test_the_table() -> None:
