@@ -31,7 +31,11 @@ def config(model: Path, **options: object) -> EngineConfig:
 
 
 @pytest.mark.skipif(ops.native_kernels() is None, reason="no C++ compiler")
-@pytest.mark.parametrize("load", [StepLoad(3, 8, 0, 0, 2), StepLoad(0, 8, 0, 40, 2), StepLoad(2, 8, 0, 5, 3), StepLoad(3, 60, 40, 0, 2)], ids=str)
+@pytest.mark.parametrize(
+    "load",
+    [StepLoad(3, 8, 0, 0, 2), StepLoad(0, 8, 0, 40, 2), StepLoad(2, 8, 0, 5, 3), StepLoad(3, 60, 40, 0, 2)],
+    ids=str,
+)
 def test_the_parts_are_the_step(tiny_llama: Path, load: StepLoad) -> None:
     """Whether its passes are recorded (the first load) or not."""
     times = measure(config(tiny_llama), tiny_llama, load)
