@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.inputs import ForwardInputs, HostInputs, fill_in
 from kernels.ops import SharedRoom
@@ -70,6 +71,10 @@ class InputRoom:
             shared=self.shared.prefixes(num_rows) if shares else None,
             lora=lora,
         )
+
+    def token_ids(self, num_tokens: int) -> Tensor:
+        """[T] int64, those of a step of so many tokens."""
+        return self._tokens[0, :num_tokens]
 
     def fill(self, step: HostInputs) -> None:
         """Make the next replay this step; waits for nothing."""

@@ -34,7 +34,7 @@ from kernels import limits
 from kernels.cpu.calls import timed
 from kernels.packed import Format, Linear, QuantisedLinear
 
-_WARM: Final = 6  # steps until shapes are recorded and caches are filled
+_WARM: Final = 6  # steps until passes are recorded and caches are filled
 
 _METHODS: Final[tuple[tuple[type[Any], str, str], ...]] = (
     (Scheduler, "schedule", "schedule"),

@@ -1,14 +1,15 @@
-"""Forward passes of small steps on a CPU, recorded once for each shape and replayed.
+"""Forward passes on a CPU, recorded once and replayed.
 
-A step of few tokens takes its time to a good part in Python, tensor by tensor and call by call, always the same ones.
-Steps of one shape differ in nothing but what their inputs hold, so the inputs are copied to where the recorded calls
-read them, and the calls are made again.
+A step takes its time to a part in Python, tensor by tensor and call by call, always the same ones. Steps differ in
+nothing but how many tokens and rows they have and what their inputs hold, so the inputs are copied to where the
+recorded calls read them, the calls are told the two numbers, and are made again.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -17,94 +18,94 @@ from engine.inputs import ForwardInputs, HostInputs, InputBuilder
 from engine.kv_pool import KvPool
 from engine.models.decoder import DecoderModel
 from engine.rooms import InputRoom
-from kernels.ops import Tape, record
+from kernels.ops import Buffers, Tape, record
 
-_MOST_TOKENS = 64  # of a step that is recorded: in a larger one Python's share is lost among the products
-_MOST_SHAPES = 128  # that are remembered, the least recently used forgotten: some megabytes each
-SIGHTINGS = 3  # steps of a shape before it is recorded, which takes as long as some steps
+# Tokens of a step that is recorded: in a larger one Python's share is lost among the products.
+_MOST_TOKENS: Final = 512
+_MOST_TAPES: Final = 64  # the least recently used is forgotten
 
-# Tokens, rows, and the projections that adapters change.
-_Shape = tuple[int, int, frozenset[str]]
+# The projections that adapters change in a step: only their calls are made.
+_Projections = frozenset[str]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Recording:
-    """A shape's recorded pass, and the memory that it reads and writes."""
+    """A recorded pass.
 
-    room: InputRoom
+    Attributes:
+        inputs: that it reads, of the step that was recorded.
+        hidden: [most tokens, H], where its result is.
+    """
+
     inputs: ForwardInputs
-    residual: Tensor
     hidden: Tensor
     tape: Tape
 
 
-@dataclass(slots=True)
-class _Sightings:
-    """How often a shape that is not recorded was seen; -1: it cannot be recorded."""
-
-    count: int = 0
-
-
 class StepTapes:
-    """The forward pass of a model: replayed where its shape is known.
+    """The forward pass of a model, recorded for each set of projections that adapters change.
 
     Args:
         model: its layers.
         kv: the pool that steps read and write.
         inputs: what makes the arrays of steps.
+        max_num_seqs: the most rows of a step.
     """
 
-    def __init__(self, model: DecoderModel, kv: KvPool, inputs: InputBuilder) -> None:
+    def __init__(self, model: DecoderModel, kv: KvPool, inputs: InputBuilder, max_num_seqs: int) -> None:
         self._model = model
         self._kv = kv
         self._inputs = inputs
-        self._shapes: OrderedDict[_Shape, _Recording | _Sightings] = OrderedDict()
+        self._room = InputRoom(_MOST_TOKENS, max_num_seqs, inputs.table_width, model.device)
+        self._residual = torch.empty((_MOST_TOKENS, model.config.hidden_size), device=model.device)
+        self._buffers = Buffers(_MOST_TOKENS)
+        self._known: OrderedDict[_Projections, _Recording | None] = OrderedDict()
 
     @property
-    def recorded(self) -> list[_Shape]:
-        """The shapes that are replayed: tokens, rows, projections that adapters change."""
-        return [shape for shape, known in self._shapes.items() if isinstance(known, _Recording)]
+    def recorded(self) -> list[_Projections]:
+        """What is replayed: the projections that adapters change."""
+        return [projections for projections, known in self._known.items() if known]
 
     @torch.inference_mode()
     def forward(self, step: HostInputs) -> Tensor:
-        """``DecoderModel.forward``. The result is overwritten by the next step of the same shape."""
+        """``DecoderModel.forward``. The result is overwritten by the next step."""
         if step.num_tokens > _MOST_TOKENS:
             return self._run(step)
         bank = self._inputs.bank
-        projections = frozenset[str]() if step.slots is None or bank is None else bank.projections(step.slots)
-        shape = (step.num_tokens, step.num_rows, projections)
-        known = self._known(shape)
-        if isinstance(known, _Recording):
-            return self._replay(known, step)
-        if known.count < 0:
-            return self._run(step)
-        known.count += 1
-        return self._record(shape, step) if known.count == SIGHTINGS else self._run(step)
+        projections = _Projections() if step.slots is None or bank is None else bank.projections(step.slots)
+        if projections not in self._known:
+            return self._record(projections, step)
+        self._known.move_to_end(projections)
+        known = self._known[projections]
+        return self._replay(known, step) if known else self._run(step)
 
     def _run(self, step: HostInputs) -> Tensor:
         return self._model.forward(self._inputs.place(step), self._kv)
 
-    def _known(self, shape: _Shape) -> _Recording | _Sightings:
-        known = self._shapes.setdefault(shape, _Sightings())
-        self._shapes.move_to_end(shape)
-        if len(self._shapes) > _MOST_SHAPES:
-            self._shapes.popitem(last=False)
-        return known
-
-    def _record(self, shape: _Shape, step: HostInputs) -> Tensor:
-        num_tokens, num_rows, projections = shape
-        bank = self._inputs.bank
-        room = InputRoom(num_tokens, num_rows, self._inputs.table_width, self._model.device)
-        lora = bank.recorded_step(projections, room.segments.segments(num_tokens)) if bank and projections else None
-        fixed = room.inputs(num_tokens, num_rows, step.max_query, self._inputs.max_context, lora=lora)
-        room.fill(step)
-        residual = self._model.embed(fixed)
-        hidden, tape = record(lambda: self._model.run_layers(residual, fixed, self._kv))
-        self._shapes[shape] = _Sightings(-1) if tape is None else _Recording(room, fixed, residual, hidden, tape)
-        return hidden
+    def _record(self, projections: _Projections, step: HostInputs) -> Tensor:
+        num_tokens, bank = step.num_tokens, self._inputs.bank
+        segments = self._room.segments.segments(_MOST_TOKENS)  # those that a step lacks are empty
+        lora = bank.recorded_step(projections, segments) if bank and projections else None
+        inputs = self._room.inputs(num_tokens, step.num_rows, step.max_query, self._inputs.max_context, lora=lora)
+        self._room.fill(step)
+        residual = self._embedded(inputs)
+        hidden, tape = record(lambda: self._model.run_layers(residual, inputs, self._kv), self._buffers)
+        if tape is None:
+            self._known[projections] = None
+            return hidden
+        hidden.resize_(_MOST_TOKENS, hidden.shape[1])
+        self._known[projections] = _Recording(inputs, hidden, tape)
+        if len(self._known) > _MOST_TAPES:
+            self._known.popitem(last=False)
+        return hidden[:num_tokens]
 
     def _replay(self, recording: _Recording, step: HostInputs) -> Tensor:
-        recording.room.fill(step)
-        recording.residual.copy_(self._model.embed(recording.inputs))
-        recording.tape.replay()
-        return recording.hidden
+        self._room.fill(step)
+        self._embedded(replace(recording.inputs, token_ids=self._room.token_ids(step.num_tokens)))
+        recording.tape.replay(step.num_tokens, step.num_rows)
+        return recording.hidden[: step.num_tokens]
+
+    def _embedded(self, inputs: ForwardInputs) -> Tensor:
+        """The residual stream in front of the first layer, where the recorded passes change it."""
+        residual = self._residual[: len(inputs.token_ids)]
+        return residual.copy_(self._model.embed(inputs))

@@ -25,7 +25,7 @@ from engine.models.config import ModelConfig
 from engine.models.decoder import DecoderModel
 from engine.runner import ModelRunner
 from engine.sampler import Sampler
-from engine.tapes import SIGHTINGS, StepTapes
+from engine.tapes import StepTapes
 from kernels import ops
 from lora.adapters import Adapters
 from lora.layout import BaseLayout
@@ -109,9 +109,8 @@ class Worker:
         return lambda masks: partial(self._runner.run, batch, masks)
 
     def _warm_up(self) -> None:
-        """Run the smallest step until it is recorded, so that no request pays for what is set up on first use."""
-        for _ in range(SIGHTINGS):
-            self._runner.run(trial(1, (0,)))
+        """Run the smallest step, so that no request pays for what is set up on first use."""
+        self._runner.run(trial(1, (0,)))
 
 
 def _shape(config: ModelConfig) -> str:
@@ -166,7 +165,7 @@ def _forward(
         graphs.capture(graphs.variants)
         return graphs.forward
     if model.device.type == "cpu" and not config.enforce_eager:
-        return StepTapes(model, kv, inputs).forward
+        return StepTapes(model, kv, inputs, config.max_num_seqs).forward
     return lambda step: model.forward(inputs.place(step), kv)
 
 

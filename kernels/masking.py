@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels import ops
+from kernels.backend import native_for
 from kernels.triton import launch
 
 
@@ -17,13 +18,18 @@ def mask_logits(logits: Tensor, lines: Tensor, words: Tensor) -> None:
         logits: [S, V] float, changed in place.
         lines: [G] int64 on the logits' device, each line once.
         words: [G, ceil(V / 32)] int32 on the logits' device; bit j of word w is set if token 32 * w + j is allowed.
+
+    Raises:
+        IndexError: a line is outside of the logits. Not on a CUDA device.
     """
     if ops.on_triton(logits.device) and launch.is_known(logits, words) and logits.dtype is torch.float32:
         from kernels.triton import sampling_mask
 
         sampling_mask.mask_logits(logits, lines, words)
-        return
-    logits[lines] = logits[lines].masked_fill_(_banned(words, logits.shape[1]), -torch.inf)
+    elif (kernels := native_for(logits)) is not None and logits.dtype is torch.float32:
+        kernels.mask_logits(logits, lines, words)
+    else:
+        logits[lines] = logits[lines].masked_fill_(_banned(words, logits.shape[1]), -torch.inf)
 
 
 def _banned(words: Tensor, width: int) -> Tensor:

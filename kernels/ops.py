@@ -34,6 +34,7 @@ from kernels.backend import (
     use_native,
 )
 from kernels.cpu import arena
+from kernels.cpu.calls import Buffers
 from kernels.cpu.tape import Tape
 from kernels.packed import Format, Largest, Linear, PackedLinear, QuantisedLinear
 from kernels.triton import sharing
@@ -41,6 +42,7 @@ from kernels.triton.sharing import Ints, SharedPrefixes, SharedRoom
 
 __all__ = [
     "Activation",
+    "Buffers",
     "Capture",
     "Largest",
     "Linear",
@@ -326,18 +328,23 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return arena.lazy_zeros(shape, dtype)
 
 
-def record(forward: Callable[[], Tensor]) -> tuple[Tensor, Tape | None]:
-    """Run a forward pass over ops of this module, and keep it for later steps over the same buffers.
+def record(forward: Callable[[], Tensor], buffers: Buffers) -> tuple[Tensor, Tape | None]:
+    """Run a forward pass over ops of this module, and keep it for later steps of any number of tokens and rows.
 
-    The tensors that ``forward`` reads must live as long as the tape. It may hold no other torch ops than those that
-    make tensors, and must not depend on what the tensors hold.
+    The tensors that ``forward`` reads must live as long as the tape, at their place, with room for the tokens and rows
+    of later steps. It may hold no other torch ops than those that make tensors, each op must be for all tokens, and
+    nothing may depend on what the tensors hold, or on how many tokens and rows there are.
+
+    Args:
+        forward: the pass.
+        buffers: where the results of its ops go; those of other recordings may go there too.
 
     Returns:
         Its result, which each ``Tape.replay`` writes anew into the same memory; and the tape, or None where the pass
         cannot be kept, because some of it runs in plain torch.
     """
     kernels = native_kernels()
-    return (forward(), None) if kernels is None else kernels.record(forward)
+    return (forward(), None) if kernels is None else kernels.record(forward, buffers)
 
 
 def capture_for(k_cache: Tensor) -> Capture | None:

@@ -21,6 +21,21 @@ from kernels.cpu.build import BuildError
 _UNUSED: Final = 3  # references to a buffer while it is looked at, if only the list of buffers holds it
 
 
+class Counts(NamedTuple):
+    """Where the structure of a function holds what differs from step to step: indices of its fields.
+
+    Attributes:
+        tokens: those that are the number of tokens.
+        rows: those that are the number of rows.
+    """
+
+    tokens: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
+
+
+_NONE: Final = Counts()
+
+
 class Call(NamedTuple):
     """A call that was made.
 
@@ -28,11 +43,37 @@ class Call(NamedTuple):
         name: of the function.
         address: of the function.
         arguments: its structure.
+        counts: in it.
     """
 
     name: str
     address: int
     arguments: bytes
+    counts: Counts
+
+
+class Buffers:
+    """Memory for the results of recorded calls, which all recordings may share: one of them runs at a time.
+
+    Args:
+        most_tokens: there is room for so many, in the first dimension of each result.
+    """
+
+    def __init__(self, most_tokens: int) -> None:
+        self.most_tokens = most_tokens
+        self._all: list[Tensor] = []
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """See ``calls.empty``. Memory that nobody refers to any more is used again."""
+        tokens, *rest = shape
+        if tokens > self.most_tokens:
+            raise ValueError(f"a result has {tokens} tokens; there is room for {self.most_tokens}")
+        for buffer in self._all:
+            if list(buffer.shape[1:]) == rest and buffer.dtype is dtype and sys.getrefcount(buffer) == _UNUSED:
+                return buffer.resize_(shape)
+        buffer = torch.empty((self.most_tokens, *rest), dtype=dtype).resize_(shape)
+        self._all.append(buffer)
+        return buffer
 
 
 class Recording:
@@ -40,31 +81,22 @@ class Recording:
 
     Attributes:
         made: the calls, in order.
-        buffers: the memory. A buffer that nobody else refers to is used again within the recording.
+        buffers: the memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, buffers: Buffers) -> None:
         self.made: list[Call] = []
-        self.buffers: list[Tensor] = []
-
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """See ``empty``."""
-        for buffer in self.buffers:
-            if buffer.shape == shape and buffer.dtype is dtype and sys.getrefcount(buffer) == _UNUSED:
-                return buffer
-        buffer = torch.empty(shape, dtype=dtype)
-        self.buffers.append(buffer)
-        return buffer
+        self.buffers = buffers
 
 
 _recording: Recording | None = None
 
 
 @contextmanager
-def recorded() -> Iterator[Recording]:
+def recorded(buffers: Buffers) -> Iterator[Recording]:
     """Keep every native call that is made inside. Only one thread may make calls meanwhile."""
     global _recording
-    _recording = Recording()
+    _recording = Recording(buffers)
     try:
         yield _recording
     finally:
@@ -100,11 +132,14 @@ def run_timed(name: str, run: Callable[[], int], tell: Callable[[str, float], No
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """An uninitialised CPU tensor for the result of an op."""
-    return torch.empty(shape, dtype=dtype) if _recording is None else _recording.empty(shape, dtype)
+    return torch.empty(shape, dtype=dtype) if _recording is None else _recording.buffers.empty(shape, dtype)
 
 
-def bind(library: ctypes.CDLL, name: str, layout: Struct) -> Callable[[bytes], int]:
+def bind(library: ctypes.CDLL, name: str, layout: Struct, counts: Counts = _NONE) -> Callable[[bytes], int]:
     """A C function, after a check that its structure has the size of ours.
+
+    Args:
+        counts: in its structure. A function that has none cannot be part of a recording.
 
     Raises:
         BuildError: it has not.
@@ -120,7 +155,7 @@ def bind(library: ctypes.CDLL, name: str, layout: Struct) -> Callable[[bytes], i
 
     def call(arguments: bytes) -> int:
         if _recording is not None:
-            _recording.made.append(Call(name, address, arguments))
+            _recording.made.append(Call(name, address, arguments, counts))
         if _told is not None:
             return run_timed(name, lambda: function(arguments), _told)
         return function(arguments)  # type: ignore[no-any-return]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernels.cpu import tape, threads
 from kernels.cpu.arena import WeightArena
-from kernels.cpu.calls import bind, empty
+from kernels.cpu.calls import Buffers, Counts, bind, empty
 from kernels.cpu.tape import Tape
 from kernels.packed import Largest, PackedLinear
 
@@ -34,7 +34,9 @@ _ROPE_STORE_KV: Final = Struct("20q2d")
 _ATTENTION: Final = Struct("18q2d")
 _GATED_ACTIVATION: Final = Struct("7q")
 _LARGEST: Final = Struct("6q")
+_MASK_LOGITS: Final = Struct("7q")
 
+_WORD_BITS: Final = 32
 _NO_WINDOW: Final = 1 << 40  # keys: more than any context has
 _NO_MEMORY: Final = 2  # what a C function returns when an allocation fails
 
@@ -52,12 +54,13 @@ class Kernels:
         library.instruction_set.restype = ctypes.c_char_p
         self.instruction_set: str = library.instruction_set().decode()
         self._pack_linear = bind(library, "pack_linear", _PACK_LINEAR)
-        self._linear = bind(library, "linear", _LINEAR)
-        self._rms_norm = bind(library, "rms_norm", _RMS_NORM)
-        self._rope_store_kv = bind(library, "rope_store_kv", _ROPE_STORE_KV)
-        self._attention = bind(library, "attention", _ATTENTION)
-        self._gated_activation = bind(library, "gated_activation", _GATED_ACTIVATION)
+        self._linear = bind(library, "linear", _LINEAR, Counts((5,)))
+        self._rms_norm = bind(library, "rms_norm", _RMS_NORM, Counts((4,)))
+        self._rope_store_kv = bind(library, "rope_store_kv", _ROPE_STORE_KV, Counts((9,)))
+        self._attention = bind(library, "attention", _ATTENTION, Counts((7,), (8,)))
+        self._gated_activation = bind(library, "gated_activation", _GATED_ACTIVATION, Counts((2,)))
         self._largest = bind(library, "largest", _LARGEST)
+        self._mask_logits = bind(library, "mask_logits", _MASK_LOGITS)
 
     @staticmethod
     def takes(first: Tensor, *others: Tensor) -> bool:
@@ -86,9 +89,9 @@ class Kernels:
         even = weight.dtype is not _BF16 or weight.shape[1] % 2 == 0
         return weight.is_cpu and weight.dtype in _TYPES and even and weight.numel() > 0
 
-    def record(self, forward: Callable[[], Tensor]) -> tuple[Tensor, Tape | None]:
+    def record(self, forward: Callable[[], Tensor], buffers: Buffers) -> tuple[Tensor, Tape | None]:
         """See ``kernels.ops.record``."""
-        return tape.record(self._library, forward)
+        return tape.record(self._library, forward, buffers)
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
         """Lays a weight out in panels of 16 columns: [ceil(N / 16), words of K, 16 columns, values of a word]."""
@@ -312,6 +315,15 @@ class Kernels:
         addresses = (values.data_ptr(), found.value.data_ptr(), found.column.data_ptr())
         self._largest(_LARGEST.pack(*addresses, rows, columns, threads.count()))
         return found
+
+    def mask_logits(self, logits: Tensor, lines: Tensor, words: Tensor) -> None:
+        """See ``kernels.masking.mask_logits``; logits are fp32."""
+        rows, columns = logits.shape
+        _check_index("lines", lines, torch.int64, (len(lines),))
+        _check_index("words", words, torch.int32, (len(lines), -(-columns // _WORD_BITS)))
+        addresses = (logits.data_ptr(), lines.data_ptr(), words.data_ptr())
+        if self._mask_logits(_MASK_LOGITS.pack(*addresses, len(lines), rows, columns, threads.count())):
+            raise IndexError(f"a line is outside of {rows} lines of logits")
 
 
 def _check_index(name: str, value: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:

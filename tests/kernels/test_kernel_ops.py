@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ragged_batches import assert_close, ragged_batch
 
 from kernels import ops, reference
+from kernels.masking import mask_logits
 
 TYPES = st.sampled_from([torch.bfloat16, torch.float32, torch.float16])
 SETTINGS = settings(max_examples=60, deadline=None)
@@ -116,6 +117,40 @@ def test_largest(rows, columns, values, native, seed):
     assert torch.equal(found.value.isnan(), expected.isnan())
     sound = ~expected.isnan()
     assert found.column[sound].tolist() == numbers.argmax(1)[sound].tolist()
+
+
+@SETTINGS
+@given(
+    rows=st.integers(1, 8),
+    columns=st.integers(1, 300),
+    words=st.lists(st.sampled_from([0, -1, 1, -(1 << 31), 0x5A5A1234]), min_size=1, unique=True),
+    threads=st.integers(1, 3),
+    seed=SEEDS,
+)
+def test_mask_logits(rows, columns, words, threads, seed):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(rows, columns, generator=generator)
+    lines = torch.randperm(rows, generator=generator)[: rows // 2 + 1]
+    chosen = torch.randint(len(words), (len(lines), -(-columns // 32)), generator=generator)
+    masks = torch.tensor(words, dtype=torch.int32)[chosen]
+    expected = logits.clone()
+    for line, mask in zip(lines.tolist(), masks.tolist(), strict=True):
+        for column in range(columns):
+            if not mask[column // 32] >> (column % 32) & 1:
+                expected[line, column] = -torch.inf
+    ops.set_threads(threads)
+    mask_logits(logits, lines, masks)
+    assert torch.equal(logits, expected)
+
+
+def test_a_mask_of_a_line_that_is_not_there(kernels):
+    logits, words = torch.zeros(2, 40), torch.zeros(1, 2, dtype=torch.int32)
+    for line in (-1, 2):
+        with pytest.raises(IndexError, match="outside of 2 lines"):
+            mask_logits(logits, torch.tensor([line]), words)
+    assert not logits.any()
+    with pytest.raises(ValueError, match="words must be"):
+        mask_logits(logits, torch.tensor([0]), words[:, :1])
 
 
 def test_linear_takes_strided_inputs(kernels):

@@ -12,6 +12,7 @@ from kernels.lora import Factors, Segments, SlotTable, lora_shrink_expand, pack_
 pytestmark = pytest.mark.skipif(ops.native_kernels() is None, reason="no C++ compiler")
 
 TOKENS, WIDTH, INNER = 5, 64, 96
+MOST = 40
 
 
 class TinyMlp:
@@ -33,22 +34,56 @@ class TinyMlp:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_replay_gives_the_bits_of_a_pass(dtype: torch.dtype) -> None:
     mlp = TinyMlp(dtype)
-    x, residual = torch.randn(TOKENS, WIDTH).to(dtype), torch.randn(TOKENS, WIDTH)
-    expected = mlp(x.clone(), residual.clone())
+    own_x, own_residual = torch.randn(MOST, WIDTH).to(dtype), torch.randn(MOST, WIDTH)
+    expected = mlp(own_x[:TOKENS], own_residual[:TOKENS].clone())
     with torch.inference_mode():
-        own_x, own_residual = x.clone(), residual.clone()
-        first, tape = ops.record(lambda: mlp(own_x, own_residual))
+        residual = own_residual[:TOKENS]
+        x = own_x[:TOKENS]
+        hidden, tape = ops.record(lambda: mlp(x, residual), ops.Buffers(MOST))
     assert tape is not None
-    assert torch.equal(first, expected)
-    for seed in range(3):
-        torch.manual_seed(seed)
-        x, residual = torch.randn(TOKENS, WIDTH).to(dtype), torch.randn(TOKENS, WIDTH)
-        expected = mlp(x.clone(), residual.clone())
-        own_x.copy_(x)
-        own_residual.copy_(residual)
+    assert torch.equal(hidden, expected)
+    hidden.resize_(MOST, WIDTH)
+    for tokens in (TOKENS, 1, MOST, 2, 0, 17):
+        torch.manual_seed(tokens)
+        x, residual = torch.randn(tokens, WIDTH).to(dtype), torch.randn(tokens, WIDTH)
+        expected = mlp(x, residual.clone())
+        own_x[:tokens] = x
+        own_residual[:tokens] = residual
+        hidden.fill_(7.0)
         torch.empty(1 << 16).fill_(float("nan"))  # what the recording let go must not be anybody else's memory
-        tape.replay()
-        assert torch.equal(first, expected)
+        tape.replay(tokens, 1)
+        assert torch.equal(hidden[:tokens], expected)
+        assert (hidden[tokens:] == 7.0).all()
+    with pytest.raises(IndexError, match="41 tokens; there is room for 40"):
+        tape.replay(MOST + 1, 1)
+
+
+def test_recordings_share_their_buffers_but_for_results() -> None:
+    mlps = [TinyMlp(torch.float32), TinyMlp(torch.float32)]
+    mlps[1].norm = mlps[1].norm + 1
+    x, residual = torch.randn(TOKENS, WIDTH), torch.randn(TOKENS, WIDTH)
+    buffers = ops.Buffers(TOKENS)
+    with torch.inference_mode():
+        recorded = [ops.record(lambda mlp=mlp: mlp(x, residual), buffers) for mlp in mlps]
+    assert recorded[0][0].data_ptr() != recorded[1][0].data_ptr()
+    for mlp, (hidden, tape) in zip(mlps * 2, recorded * 2, strict=True):
+        assert tape is not None
+        residual.copy_(torch.randn(TOKENS, WIDTH))
+        expected = mlp(x, residual.clone())
+        tape.replay(TOKENS, 1)
+        assert torch.equal(hidden, expected)
+
+
+def test_a_result_that_has_no_room_is_refused() -> None:
+    mlp = TinyMlp(torch.float32)
+    with pytest.raises(ValueError, match="5 tokens; there is room for 4"):
+        ops.record(lambda: mlp(torch.randn(TOKENS, WIDTH), torch.randn(TOKENS, WIDTH)), ops.Buffers(4))
+
+
+def test_a_call_that_is_not_for_all_tokens_is_not_recorded() -> None:
+    values = torch.randn(TOKENS, WIDTH)
+    _, tape = ops.record(lambda: ops.largest(values).value, ops.Buffers(MOST))
+    assert tape is None
 
 
 @pytest.mark.parametrize(
@@ -66,7 +101,7 @@ def test_a_pass_with_a_torch_op_is_not_recorded(alien: object) -> None:
         return y
 
     with torch.inference_mode():
-        _, tape = ops.record(forward)
+        _, tape = ops.record(forward, ops.Buffers(MOST))
     assert tape is None
 
 
@@ -74,7 +109,7 @@ def test_without_native_kernels_nothing_is_recorded() -> None:
     mlp = TinyMlp(torch.float32)
     ops.use_native(False)
     try:
-        _, tape = ops.record(lambda: mlp(torch.randn(TOKENS, WIDTH), torch.randn(TOKENS, WIDTH)))
+        _, tape = ops.record(lambda: mlp(torch.randn(TOKENS, WIDTH), torch.randn(TOKENS, WIDTH)), ops.Buffers(MOST))
     finally:
         ops.use_native(True)
     assert tape is None
@@ -92,7 +127,7 @@ def test_the_low_rank_op_takes_its_segments_anew() -> None:
         lora_shrink_expand(y, x, table, own)
         return y
 
-    _, tape = ops.record(forward)
+    _, tape = ops.record(forward, ops.Buffers(MOST))
     assert tape is not None
     for tokens, slots, starts in [([4, 1], [1], [0, 2]), ([0, 3, 2], [0, 1], [0, 1, 3])]:
         segments = Segments(*(torch.tensor(part, dtype=torch.int32) for part in (tokens, slots, starts)))
@@ -101,7 +136,7 @@ def test_the_low_rank_op_takes_its_segments_anew() -> None:
         own.tokens[: len(tokens)], own.slots[: len(slots)] = segments.tokens, segments.slots
         own.starts[: len(starts)], own.starts[len(starts) :] = segments.starts, len(tokens)
         y.zero_()
-        tape.replay()
+        tape.replay(TOKENS, 1)
         assert torch.equal(y, expected)
 
 
@@ -109,8 +144,10 @@ def test_a_replay_reports_what_a_call_would() -> None:
     qkv = torch.randn(1, 3 * 16)
     positions, cells = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     k, v = torch.zeros(2, 1, 4, 16), torch.zeros(2, 1, 4, 16)
-    _, tape = ops.record(lambda: ops.rope_store_kv(qkv, positions, None, cells, k, v, 1, 1, None, None, 1e-5, 0.0))
+    _, tape = ops.record(
+        lambda: ops.rope_store_kv(qkv, positions, None, cells, k, v, 1, 1, None, None, 1e-5, 0.0), ops.Buffers(1)
+    )
     assert tape is not None
     cells.fill_(8)
     with pytest.raises(IndexError, match="recorded op 0"):
-        tape.replay()
+        tape.replay(1, 1)
