@@ -2,6 +2,7 @@
 #include "attention.h"
 
 #include <algorithm>
+#include <memory>
 #include <new>
 #include <vector>
 
@@ -35,12 +36,41 @@ struct Share {
   float* partials;  // [kv_heads] partials
   int count;
   int64_t query;
+
+  Partial at(int64_t head, int64_t head_dim) const {
+    return Partial::at(partials + head * Partial::floats(count, head_dim), count).from(query, head_dim);
+  }
 };
+
+// What a row has from others' company.
+struct Shared {
+  std::vector<Share> whole;  // of splits, in order
+  Share begun;               // of the first blocks of the next split, if there are any
+  bool has_begun = false;
+  int64_t keys = 0;
+};
+
+// Floats for partials, kept from call to call: fresh memory of this size would come from the operating system, zeroed.
+class Room {
+ public:
+  float* take(int64_t floats) {
+    if (size_ < floats) {
+      memory_.reset(new float[floats]);
+      size_ = floats;
+    }
+    return memory_.get();
+  }
+
+ private:
+  std::unique_ptr<float[]> memory_;
+  int64_t size_ = 0;
+};
+thread_local Room shared_room, split_room;
 
 struct Plan {
   std::vector<SharedSplit> shared;
-  std::vector<float> shared_partials;
-  std::vector<std::vector<Share>> shares;  // by row, in the order of splits; empty where nothing is shared
+  float* shared_partials;  // [kv_heads] partials for each
+  std::vector<Shared> of_rows;             // empty where nothing is shared
   std::vector<Queries> queries;            // what the tiles' parts point to
   std::vector<QueryTile> tiles;            // over what no other row shares; maybe over nothing
 };
@@ -51,13 +81,17 @@ void plan_shared(const Attention& op, Plan& plan) {
   int64_t floats = 0;
   for (const SharedSplit& shared : plan.shared) floats += op.kv_heads * Partial::floats(shared.count, op.head_dim);
   if (floats > kMostPartials) return plan.shared.clear();
-  plan.shared_partials.resize(floats);
-  plan.shares.resize(op.rows);
-  float* free = plan.shared_partials.data();
+  plan.shared_partials = shared_room.take(floats);
+  plan.of_rows.resize(op.rows);
+  float* free = plan.shared_partials;
   for (const SharedSplit& shared : plan.shared) {
     int64_t query = 0;
     for (const Queries& part : shared.parts) {
-      plan.shares[part.row].push_back({free, shared.count, query});
+      Shared& mine = plan.of_rows[part.row];
+      const Share share = {free, shared.count, query};
+      if (shared.is_whole()) mine.whole.push_back(share);
+      else mine.begun = share, mine.has_begun = true;
+      mine.keys += shared.blocks * kBlock;
       query += part.count;
     }
     free += op.kv_heads * Partial::floats(shared.count, op.head_dim);
@@ -78,7 +112,7 @@ void plan_tiles(const Attention& op, Plan& plan) {
     }
   }
   for (const Queries& part : plan.queries) {
-    const int64_t shared = plan.shares.empty() ? 0 : (int64_t)plan.shares[part.row].size() * kSplit;
+    const int64_t shared = plan.of_rows.empty() ? 0 : plan.of_rows[part.row].keys;
     const int64_t begin = op.first_key(op.position(part.row, part.first));
     const int64_t end = op.position(part.row, part.first + part.count - 1) + 1;
     const int heads = heads_together(op, part, (int64_t)plan.queries.size());
@@ -106,6 +140,7 @@ void merge(const Partial& whole, const Partial& part, int count, int64_t head_di
 void copy(const Partial& to, const Partial& from, int count, int64_t head_dim) {
   std::copy_n(from.largest, count, to.largest);
   std::copy_n(from.total, count, to.total);
+  std::copy_n(from.lanes, count * kWidth, to.lanes);
   std::copy_n(from.values, count * head_dim, to.values);
 }
 
@@ -127,6 +162,7 @@ void write_out(const Attention& op, const QueryTile& tile, const Partial& whole)
 struct Item {
   Stretch stretch;
   Partial result;
+  bool resumes;
 };
 
 template <class E>
@@ -134,7 +170,7 @@ void attend_to_items(const Attention& op, const std::vector<Item>& items, int th
   parallel_items(threads, (int64_t)items.size(), [&](int64_t i) {
     const bool more = i + threads < (int64_t)items.size();  // what this thread will probably take next
     prefetch_stretch<E>(op, items[i].stretch);
-    attend<E>(op, items[i].stretch, more ? items[i + threads].stretch : kNoStretch, items[i].result);
+    attend<E>(op, items[i].stretch, more ? items[i + threads].stretch : kNoStretch, items[i].result, items[i].resumes);
   });
 }
 
@@ -144,14 +180,14 @@ void run_shared(const Attention& op, Plan& plan, int threads) {
   std::vector<QueryTile> tiles;
   for (const SharedSplit& shared : plan.shared) {
     for (int64_t head = 0; head < op.kv_heads; head++) {
-      const int64_t begin = shared.split * kSplit;
-      tiles.push_back({shared.parts.data(), (int)shared.parts.size(), shared.count, head, 1, begin, begin + kSplit});
+      const int64_t begin = shared.split * kSplit, end = begin + shared.blocks * kBlock;
+      tiles.push_back({shared.parts.data(), (int)shared.parts.size(), shared.count, head, 1, begin, end});
     }
   }
   std::vector<Item> items;
-  float* free = plan.shared_partials.data();
+  float* free = plan.shared_partials;
   for (const QueryTile& tile : tiles) {
-    items.push_back({{&tile, tile.first_split()}, Partial::at(free, tile.count)});
+    items.push_back({{&tile, tile.first_split()}, Partial::at(free, tile.count), false});
     free += Partial::floats(tile.count, op.head_dim);
   }
   attend_to_items<E>(op, items, threads);
@@ -159,13 +195,12 @@ void run_shared(const Attention& op, Plan& plan, int threads) {
 
 // Starts `whole` from the shared splits of the tile's row; false where it has none.
 bool start_from_shares(const Attention& op, const Plan& plan, const QueryTile& tile, const Partial& whole) {
-  if (plan.shares.empty() || plan.shares[tile.parts->row].empty()) return false;
-  const std::vector<Share>& shares = plan.shares[tile.parts->row];
+  if (plan.of_rows.empty() || plan.of_rows[tile.parts->row].whole.empty()) return false;
+  const std::vector<Share>& shares = plan.of_rows[tile.parts->row].whole;
   for (int head = 0; head < tile.heads; head++) {
     const Partial started = whole.from(head * tile.count, op.head_dim);
     for (const Share& share : shares) {
-      float* partials = share.partials + (tile.first_head + head) * Partial::floats(share.count, op.head_dim);
-      const Partial part = Partial::at(partials, share.count).from(share.query, op.head_dim);
+      const Partial part = share.at(tile.first_head + head, op.head_dim);
       if (&share == &shares[0]) copy(started, part, tile.count, op.head_dim);
       else merge(started, part, tile.count, op.head_dim);
     }
@@ -173,8 +208,21 @@ bool start_from_shares(const Attention& op, const Plan& plan, const QueryTile& t
   return true;
 }
 
+// Puts the shared blocks of a split into its result, which goes on from there; false where there are none.
+bool resume(const Attention& op, const Plan& plan, const Stretch& stretch, const Partial& result) {
+  const QueryTile& tile = *stretch.tile;
+  if (plan.of_rows.empty() || stretch.split != tile.first_split()) return false;
+  const Shared& mine = plan.of_rows[tile.parts->row];
+  if (!mine.has_begun) return false;
+  for (int head = 0; head < tile.heads; head++) {
+    const Partial part = mine.begun.at(tile.first_head + head, op.head_dim);
+    copy(result.from(head * tile.count, op.head_dim), part, tile.count, op.head_dim);
+  }
+  return true;
+}
+
 struct alignas(64) PartialMemory {
-  float whole[kTileQueries * (kMaxHeadDim + 2)], part[kTileQueries * (kMaxHeadDim + 2)];
+  float whole[Partial::floats(kTileQueries, kMaxHeadDim)], part[Partial::floats(kTileQueries, kMaxHeadDim)];
 };
 thread_local PartialMemory memory;
 
@@ -193,7 +241,8 @@ void walk_tiles(const Attention& op, const Plan& plan, int64_t first, int64_t en
     for (int64_t split = tile.first_split(); split < tile.end_split(); split++, started = true) {
       const int64_t next_tile = i + 1 < end ? i + 1 : then;
       const Stretch next = split + 1 < tile.end_split() ? Stretch{&tile, split + 1} : start(next_tile);
-      attend<E>(op, {&tile, split}, next, started ? part : whole);
+      const Partial& result = started ? part : whole;
+      attend<E>(op, {&tile, split}, next, result, resume(op, plan, {&tile, split}, result));
       if (started) merge(whole, part, vectors, op.head_dim);
     }
     write_out<E>(op, tile, whole);
@@ -214,12 +263,12 @@ void run_by_tile(const Attention& op, const Plan& plan, int threads) {
 // A thread takes one split of one tile: for few tiles with long contexts.
 template <class E>
 void run_by_split(const Attention& op, const Plan& plan, int64_t floats, int threads) {
-  std::vector<float> partials(floats);
   std::vector<Item> items;
-  float* free = partials.data();
+  float* free = split_room.take(floats);
   for (const QueryTile& tile : plan.tiles) {
     for (int64_t split = tile.first_split(); split < tile.end_split(); split++) {
-      items.push_back({{&tile, split}, Partial::at(free, tile.vectors())});
+      const Partial result = Partial::at(free, tile.vectors());
+      items.push_back({{&tile, split}, result, resume(op, plan, {&tile, split}, result)});
       free += Partial::floats(tile.vectors(), op.head_dim);
     }
   }

@@ -5,7 +5,8 @@
 //            split whose pages several rows share, those of all these rows.
 //   block    kBlock keys, from a multiple of kBlock: scored together, one softmax rescaling each.
 //   split    kSplit keys, from a multiple of kSplit: starts from nothing and ends in a Partial; partials are merged in
-//            order. So a long context can be spread over threads, and one thread that walks it does the same sums.
+//            order. So a long context can be spread over threads, and one thread that walks it does the same sums. What
+//            became of its first blocks may be taken from rows that share them, and gone on from.
 //
 // Blocks and splits lie at fixed positions of the context, never of the batch, and masked keys add exact zeros.
 #pragma once
@@ -65,12 +66,15 @@ struct QueryTile {
 struct Partial {
   float* largest;  // [count]
   float* total;    // [count]
+  float* lanes;    // [count][16]: what total is the sum of, by which attention over more keys of the split goes on
   float* values;   // [count][head_dim]
 
-  static int64_t floats(int64_t count, int64_t head_dim) { return count * (head_dim + 2); }
-  static Partial at(float* memory, int64_t count) { return {memory, memory + count, memory + 2 * count}; }
+  static constexpr int64_t floats(int64_t count, int64_t head_dim) { return count * (2 + kWidth + head_dim); }
+  static Partial at(float* memory, int64_t count) {
+    return {memory, memory + count, memory + 2 * count, memory + (2 + kWidth) * count};
+  }
   Partial from(int64_t query, int64_t head_dim) const {
-    return {largest + query, total + query, values + query * head_dim};
+    return {largest + query, total + query, lanes + query * kWidth, values + query * head_dim};
   }
 };
 
@@ -85,18 +89,23 @@ constexpr Stretch kNoStretch = {nullptr, 0};
 template <class E>
 void prefetch_stretch(const Attention& op, const Stretch& stretch);
 
-// Memory is asked for a block ahead, at last that of `next`, which this thread will probably attend to then.
+// Memory is asked for a block ahead, at last that of `next`, which this thread will probably attend to then. If the
+// stretch `resumes`, the result holds that of the blocks before it in the split.
 template <class E>
-void attend(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result);
+void attend(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result, bool resumes);
 
-// A split that several rows see whole, through the same pages.
+// The first blocks of a split, or all of them, that several rows see whole, through the same pages.
 struct SharedSplit {
   int64_t split;
+  int blocks;
   std::vector<Queries> parts;  // all queries of each row
   int count;                   // of all queries
+
+  bool is_whole() const { return blocks == kSplit / kBlock; }
 };
 
-// In the order of splits, as far as each row shares; no split holds more queries than a tile.
+// In the order of splits, as far as each row shares: of a row only the last may not be whole. No split holds more
+// queries than a tile.
 std::vector<SharedSplit> find_shared_splits(const Attention& op);
 
 }  // namespace rootgraft

@@ -14,7 +14,6 @@ struct alignas(64) Scratch {
   uint32_t keys[kBlock * kMaxHeadDim];           // B of the scores: [panel of 16 keys][word of the head][key]
   uint32_t values[kBlock * kMaxHeadDim];         // B of the output: [panel of 16 dimensions][word of keys][dimension]
   float scores[kTileQueries * kBlock];           // of one KV head; then, in place, the weights as A of the output
-  float totals[kTileQueries * kWidth];           // running sums of weights, lane by lane, by KV head
   float shrink[kTileQueries];                    // of one KV head: what a new maximum does to older sums
 };
 
@@ -27,7 +26,6 @@ struct Block {
   const BlockRows<E>& rows;
   int head;
   const uint32_t* queries;
-  float* totals;
   Partial result;
   Ahead<E>& ahead;
   Scratch& scratch;
@@ -144,22 +142,23 @@ template <class E>
 void weigh(const Block<E>& block, int m, int64_t begin, int64_t end) {
   const Attention& op = block.op;
   const int panels = block.rows.panels;
-  float *scores = block.scratch.scores + m * kBlock, *totals = block.totals + m * kWidth;
+  float *scores = block.scratch.scores + m * kBlock, *lanes = block.result.lanes + m * kWidth;
   if (op.soft_cap || begin > 0 || end < panels * kWidth) cap_and_mask(scores, panels, begin, end, op);
   const float factor = op.soft_cap ? 1.0f : (float)op.scale * kLog2E;
   Floats best = load(scores);
   for (int v = 1; v < panels; v++) best = max(best, load(scores + v * kWidth));
   const float before = block.result.largest[m], now = std::max(before, largest(best) * factor);
   block.result.largest[m] = now;
-  const Floats shrink = exp2(broadcast(before - now)), shift = broadcast(-now);
-  Floats total = load(totals) * shrink;
+  const bool grows = now != before;  // seldom after a few blocks
+  const Floats shrink = grows ? exp2(broadcast(before - now)) : broadcast(1.0f), shift = broadcast(-now);
+  Floats total = load(lanes) * shrink;
   auto* weights = reinterpret_cast<typename E::Value*>(scores);
   for (int v = 0; v < panels; v++) {
     const Floats weight = E::weight_exp2(fma(load(scores + v * kWidth), broadcast(factor), shift));
     total = total + weight;
     E::store(weights + v * kWidth, weight);
   }
-  store(totals, total);
+  store(lanes, total);
   block.scratch.shrink[m] = first_lane(shrink);
 }
 
@@ -191,14 +190,16 @@ void prefetch_stretch(const Attention& op, const Stretch& stretch) {
 }
 
 template <class E>
-void attend(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result) {
+void attend(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result, bool resumes) {
   thread_local Scratch scratch;
   const QueryTile& tile = *stretch.tile;
   const int vectors = tile.vectors();
   const int64_t words = op.head_dim / E::kPerWord;
-  std::fill_n(result.largest, vectors, kNothing);
-  std::fill_n(result.values, vectors * op.head_dim, 0.0f);
-  std::fill_n(scratch.totals, vectors * kWidth, 0.0f);
+  if (!resumes) {
+    std::fill_n(result.largest, vectors, kNothing);
+    std::fill_n(result.values, vectors * op.head_dim, 0.0f);
+    std::fill_n(result.lanes, vectors * kWidth, 0.0f);
+  }
   gather_queries<E>(op, tile, scratch);
   const int64_t end = std::min((stretch.split + 1) * kSplit, tile.end);
   int64_t key = first_key(stretch);
@@ -208,18 +209,18 @@ void attend(const Attention& op, const Stretch& stretch, const Stretch& next, co
     Ahead<E> ahead(op, ahead_rows, tile.heads * rows.panels);
     for (int head = 0; head < tile.heads; head++) {
       const int first = head * tile.count;
-      attend_block<E>({op, tile, key, rows, head, scratch.queries + first * words, scratch.totals + first * kWidth,
+      attend_block<E>({op, tile, key, rows, head, scratch.queries + first * words,
                        result.from(first, op.head_dim), ahead, scratch});
     }
     ahead.finish();
     rows = ahead_rows;
   }
-  for (int m = 0; m < vectors; m++) result.total[m] = sum(load(scratch.totals + m * kWidth));
+  for (int m = 0; m < vectors; m++) result.total[m] = sum(load(result.lanes + m * kWidth));
 }
 
 template void prefetch_stretch<Bf16>(const Attention&, const Stretch&);
 template void prefetch_stretch<Fp32>(const Attention&, const Stretch&);
-template void attend<Bf16>(const Attention&, const Stretch&, const Stretch&, const Partial&);
-template void attend<Fp32>(const Attention&, const Stretch&, const Stretch&, const Partial&);
+template void attend<Bf16>(const Attention&, const Stretch&, const Stretch&, const Partial&, bool);
+template void attend<Fp32>(const Attention&, const Stretch&, const Stretch&, const Partial&, bool);
 
 }  // namespace rootgraft
