@@ -46,6 +46,7 @@ class Child:
 
     Attributes:
         yields: whether it does.
+        num_jobs: that it was given.
     """
 
     def __init__(self, vocabulary: Vocabulary, *, yields: bool = False) -> None:
@@ -56,6 +57,7 @@ class Child:
             ChildStarved: if it yields and does not get on.
         """
         self.yields = yields
+        self.num_jobs = 0
         self._process = subprocess.Popen(
             [sys.executable, "-c", f"{_YIELD if yields else _STEADY}; {_SERVE}", _ROOT],
             stdin=subprocess.PIPE,
@@ -91,6 +93,7 @@ class Child:
             ChildDied: if the worker ends.
             ChildStarved: if it yields and does not get on.
         """
+        self.num_jobs += 1
         self._send(job)
         self._wait(START_SECONDS, 1)
         if self._receive(time.monotonic() + START_SECONDS) != STARTED:

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 
 from grammar.artifact import Artifact
 from grammar.blame import likeliest_part
-from grammar.child import CAN_YIELD, Child, ChildDied, ChildStarved, ChildTimeout
+from grammar.child import ChildDied, ChildStarved, ChildTimeout
+from grammar.children import Children
 from grammar.compiler import Compiled, load
 from grammar.errors import GrammarError, GrammarTimeout
 from grammar.spec import GrammarSpec
@@ -30,8 +31,6 @@ MAX_OBSERVATIONS = 4_096
 # A compile that was too slow once may have met a busy machine: it may be tried again after so many seconds.
 RETRY_SECONDS = 60.0
 NICENESS = 10  # of threads that load what workers have compiled
-# Where a worker that yields has starved, workers take their share of the cores for so many seconds.
-STEADY_SECONDS = 600.0
 
 
 class CompileQueueFull(Exception):
@@ -111,11 +110,9 @@ class CompileService:
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._pending: dict[str, Future[Compiled]] = {}
         self._pool = ThreadPoolExecutor(workers, "grammar-compile", _step_back)
-        self._idle: list[Child] = []
-        self._closed = False
-        self._steady_until = 0.0 if CAN_YIELD else float("inf")
+        self._children = Children(vocabulary, workers)
         self._seconds_taken: list[float] = []
-        self._pool.submit(self._warm)
+        self._children.warm()
 
     def compile(self, spec: GrammarSpec) -> Future[Compiled]:
         """A future of the compiled grammar; its exception is a `GrammarError` for a refusal.
@@ -149,21 +146,11 @@ class CompileService:
 
     def close(self) -> None:
         """End all workers; grammars still waiting are refused."""
-        with self._lock:
-            self._closed = True
-            children, self._idle = self._idle, []
-        for child in children:
-            child.kill()
+        self._children.close()
         self._pool.shutdown(wait=True, cancel_futures=True)
         for future in self._pending.values():
             future.set_exception(GrammarError("grammar", "", "the server is shutting down"))
         self._pending.clear()
-
-    def _warm(self) -> None:
-        try:
-            self._give_back(self._child())
-        except ChildDied:
-            return  # the first compile tries again, and reports
 
     def _run(self, spec: GrammarSpec, future: Future[Compiled]) -> None:
         result: Compiled | GrammarError
@@ -185,21 +172,20 @@ class CompileService:
             future.set_result(result)
 
     def _compiled(self, spec: GrammarSpec) -> Compiled:
-        child = self._child()
+        child = self._children.take()
         try:
             body = child.compile(encode_job(spec, self._seconds, self._memory_bytes), self._seconds)
         except ChildStarved:
-            child.kill()
-            self._steady_until = time.monotonic() + STEADY_SECONDS
+            self._children.discard(child, starved=True)
             return self._compiled(spec)
         except ChildTimeout:
-            child.kill()
+            self._children.discard(child)
             raise self._stopped(spec, f"takes longer than {self._seconds:g} s to compile") from None
         except ChildDied:
-            child.kill()
+            self._children.discard(child)
             reason = f"needs more than {self._memory_bytes >> 20} MiB to compile, or ends the compiler"
             raise self._stopped(spec, reason) from None
-        self._give_back(child)
+        self._children.give_back(child)
         if body[:1] != DONE:
             raise decode_error(body)
         return load(Artifact.decode(body[1:]), self._vocabulary)
@@ -225,28 +211,6 @@ class CompileService:
                 _, dropped = self._entries.popitem(last=False)
                 self.stats.cached_bytes -= dropped.num_bytes
             self.stats.cached = len(self._entries)
-
-    def _child(self) -> Child:
-        while True:
-            yields = time.monotonic() >= self._steady_until
-            with self._lock:
-                child = self._idle.pop() if self._idle else None
-            if child is None:
-                try:
-                    return Child(self._vocabulary, yields=yields)
-                except ChildStarved:
-                    self._steady_until = time.monotonic() + STEADY_SECONDS
-            elif child.is_alive and child.yields is yields:
-                return child
-            else:
-                child.kill()  # of the other class; or somebody ended it while it was idle: no grammar is to blame
-
-    def _give_back(self, child: Child) -> None:
-        with self._lock:
-            if not self._closed:
-                self._idle.append(child)
-                return
-        child.kill()
 
 
 def _step_back() -> None:

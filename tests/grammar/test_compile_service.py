@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from grammar.child import _STEADY, _YIELD, Child, ChildDied, ChildStarved
+from grammar.children import Children
 from grammar.errors import GrammarError, GrammarTimeout
 from grammar.service import CompileQueueFull, CompileService
 from grammar.spec import GrammarSpec
@@ -92,7 +93,7 @@ def test_a_worker_that_was_killed_while_idle_is_replaced_and_no_grammar_is_to_bl
     with pytest.raises(ChildDied):
         child.compile(b"", 5)
     child._process.wait()
-    service._idle.append(child)
+    service._children._idle.append(child)
     assert service.compile(GrammarSpec.json_schema({"const": "lives"})).result(WAIT)
 
 
@@ -125,9 +126,9 @@ def test_a_worker_yields_the_cores_unless_it_starves(vocabulary, monkeypatch):
             assert service.compile(GrammarSpec.json_schema({"const": value})).result(WAIT)
         assert tried == [True, False, False]
         monkeypatch.setattr(Child, "compile", compile_)
-        service._steady_until = 0.0
+        service._children._steady_until = 0.0
         assert service.compile(GrammarSpec.json_schema({"const": 3})).result(WAIT)
-        assert [child.yields for child in service._idle] == [True]
+        assert [child.yields for child in service._children._idle] == [True]
     finally:
         service.close()
 
@@ -177,12 +178,12 @@ def test_a_grammar_along_which_the_library_failed_is_compiled_again(service):
 
 @pytest.mark.parametrize("error", [OSError(24, "too many open files"), MemoryError()])
 def test_what_goes_wrong_here_is_not_held_against_a_grammar_for_ever(service, monkeypatch, error):
-    def fail(self: CompileService) -> Child:
+    def fail(self: Children) -> Child:
         raise error
 
     spec = GrammarSpec.json_schema({"const": type(error).__name__})
     with monkeypatch.context() as patched:
-        patched.setattr(CompileService, "_child", fail)
+        patched.setattr(Children, "take", fail)
         with pytest.raises(GrammarTimeout, match="could not be compiled"):
             service.compile(spec).result(WAIT)
     assert service._entries[spec.key].expires < float("inf")

@@ -1,0 +1,171 @@
+"""Who gets which worker, and when others are started."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
+
+import pytest
+
+from grammar import children
+from grammar.child import ChildDied, ChildStarved
+from grammar.children import Children
+from grammar.service import CompileService
+from grammar.spec import GrammarSpec
+from grammar.vocabulary import Vocabulary
+
+WAIT = 60
+
+
+class Starts:
+    """Stands for `Child`: each start waits until the test says what comes of it."""
+
+    def __init__(self) -> None:
+        self.asked: SimpleQueue[Future[Exception | None]] = SimpleQueue()
+
+    def __call__(self, vocabulary: Vocabulary, *, yields: bool = False) -> FakeChild:
+        outcome: Future[Exception | None] = Future()
+        self.asked.put(outcome)
+        failure = outcome.result(WAIT)
+        if failure is not None:
+            raise failure
+        return FakeChild(yields)
+
+    def next(self, failure: Exception | None = None) -> None:
+        """What comes of the start that waits longest, or of the next one."""
+        self.asked.get(timeout=WAIT).set_result(failure)
+
+
+class FakeChild:
+    def __init__(self, yields: bool) -> None:
+        self.yields = yields
+        self.is_alive = True
+        self.num_jobs = 0
+
+    def kill(self) -> None:
+        self.is_alive = False
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
+    starts = Starts()
+    monkeypatch.setattr(children, "Child", starts)
+    monkeypatch.setattr(children, "CAN_YIELD", True)
+    return starts
+
+
+@pytest.fixture
+def takers() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+def test_who_waits_for_a_start_takes_whichever_is_free_first(starts, takers, vocabulary):
+    workers = Children(vocabulary, 2)
+    first = takers.submit(workers.take)
+    starts.next()
+    child = first.result(WAIT)
+    second = takers.submit(workers.take)
+    unfinished = starts.asked.get(timeout=WAIT)
+    workers.give_back(child)
+    assert second.result(WAIT) is child
+    unfinished.set_result(None)
+    other = takers.submit(workers.take).result(WAIT)
+    assert other is not child
+    third = takers.submit(workers.take)
+    workers.give_back(other)
+    assert third.result(WAIT) is other
+    assert starts.asked.empty()
+    workers.close()
+
+
+def test_a_worker_is_replaced_after_so_many_grammars(starts, takers, vocabulary, monkeypatch):
+    monkeypatch.setattr(children, "MOST_JOBS", 3)
+    workers = Children(vocabulary, 1)
+    workers.warm()
+    starts.next()
+    used = []
+    for _ in range(3):
+        child = workers.take()
+        child.num_jobs += 1
+        used.append(child)
+        workers.give_back(child)
+    assert used == used[:1] * 3 and not used[0].is_alive
+    starts.next()
+    assert workers.take().is_alive
+    workers.close()
+
+
+def test_one_that_failed_is_replaced_at_once(starts, vocabulary):
+    workers = Children(vocabulary, 1)
+    workers.warm()
+    starts.next()
+    child = workers.take()
+    workers.discard(child)
+    assert not child.is_alive
+    starts.next()
+    assert workers.take().yields
+    workers.close()
+
+
+def test_where_one_starves_the_next_ones_do_not_yield(starts, vocabulary):
+    workers = Children(vocabulary, 2)
+    workers.warm()
+    starts.next()
+    workers.discard(workers.take(), starved=True)
+    starts.next()
+    assert not workers.take().yields
+    workers.close()
+
+
+def test_one_that_starves_while_it_starts_is_started_anew(starts, takers, vocabulary):
+    workers = Children(vocabulary, 1)
+    taken = takers.submit(workers.take)
+    starts.next(ChildStarved())
+    starts.next()
+    assert not taken.result(WAIT).yields
+    workers.close()
+
+
+@pytest.mark.parametrize("failure", [ChildDied(), OSError(24, "too many open files"), MemoryError()])
+def test_who_waits_hears_of_a_start_that_fails_and_the_next_one_tries_again(starts, takers, vocabulary, failure):
+    workers = Children(vocabulary, 1)
+    taken = takers.submit(workers.take)
+    starts.next(failure)
+    with pytest.raises(ChildDied):
+        taken.result(WAIT)
+    taken = takers.submit(workers.take)
+    starts.next()
+    assert taken.result(WAIT).is_alive
+    workers.close()
+
+
+def test_after_the_end_there_are_none(starts, takers, vocabulary):
+    workers = Children(vocabulary, 2)
+    workers.warm()
+    starts.next()
+    busy = workers.take()
+    waiting = takers.submit(workers.take)
+    late = starts.asked.get(timeout=WAIT)
+    closing = threading.Thread(target=workers.close)
+    closing.start()
+    with pytest.raises(ChildDied):
+        waiting.result(WAIT)
+    late.set_result(None)
+    closing.join(WAIT)
+    workers.give_back(busy)
+    assert not busy.is_alive and not workers._idle
+    with pytest.raises(ChildDied):
+        workers.take()
+
+
+def test_grammars_are_compiled_by_fresh_processes_in_the_end(vocabulary, monkeypatch):
+    monkeypatch.setattr(children, "MOST_JOBS", 1)
+    service = CompileService(vocabulary, workers=1, seconds=20)
+    try:
+        for value in range(2):
+            assert service.compile(GrammarSpec.json_schema({"const": value})).result(WAIT)
+    finally:
+        service.close()
