@@ -15,7 +15,7 @@ from grammar.worker import MAX_FRAME, NICE, READY, STARTED, encode_vocabulary, w
 START_SECONDS = 120.0
 PATIENCE = 20
 # A worker that yields and gets less than so many seconds of processor time in so many seconds is starved.
-FEWEST_SECONDS, HUNGRY_SECONDS = 0.01, 0.5
+FEWEST_SECONDS, HUNGRY_SECONDS = 0.01, 0.2
 # The worker steps back before anything is imported. It stays in the session of its parent: its scheduling class only
 # counts between processes of one session where the kernel groups them by session (autogroup).
 _YIELD = "import os, sys; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"
@@ -50,11 +50,10 @@ class Child:
     """
 
     def __init__(self, vocabulary: Vocabulary, *, yields: bool = False) -> None:
-        """Start it and wait until it is ready.
+        """Start it and wait until it is ready, which may take long if it yields.
 
         Raises:
             ChildDied: if it does not start.
-            ChildStarved: if it yields and does not get on.
         """
         self.yields = yields
         self.num_jobs = 0
@@ -69,12 +68,9 @@ class Child:
         )
         try:
             self._send(encode_vocabulary(vocabulary))
-            self._wait(START_SECONDS, 1)
+            self._wait(START_SECONDS, 1, starves=False)
             if self._receive(time.monotonic() + START_SECONDS) != READY:
                 raise ChildDied
-        except ChildStarved:
-            self.kill()
-            raise
         except (ChildDied, ChildTimeout):
             self.kill()
             raise ChildDied from None
@@ -95,10 +91,10 @@ class Child:
         """
         self.num_jobs += 1
         self._send(job)
-        self._wait(START_SECONDS, 1)
+        self._wait(START_SECONDS, 1, starves=self.yields)
         if self._receive(time.monotonic() + START_SECONDS) != STARTED:
             raise ChildDied
-        self._wait(seconds, PATIENCE)
+        self._wait(seconds, PATIENCE, starves=self.yields)
         return self._receive(time.monotonic() + START_SECONDS)
 
     def kill(self) -> None:
@@ -112,14 +108,14 @@ class Child:
                     continue  # what was still in the buffer has no reader any more
         self._process.wait()
 
-    def _wait(self, seconds: float, patience: int) -> None:
-        """Wait until the worker answers or ends."""
+    def _wait(self, seconds: float, patience: int, *, starves: bool) -> None:
+        """Wait until the worker answers or ends, or until it starves, if it may."""
         assert self._process.stdout is not None
         checked, before = time.monotonic(), self._processor_seconds()
         last, taken, had = checked + patience * seconds, 0.0, 0.0
         while taken < seconds and (now := time.monotonic()) < last:
             if now - checked >= HUNGRY_SECONDS:
-                if self.yields and taken - had < FEWEST_SECONDS:
+                if starves and taken - had < FEWEST_SECONDS:
                     raise ChildStarved
                 checked, had = now, taken
             most = min(seconds - taken, last - now, HUNGRY_SECONDS)

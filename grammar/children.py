@@ -6,42 +6,37 @@ while all are busy has another one started, and takes whichever is free first.
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Condition
 
-from grammar.child import CAN_YIELD, Child, ChildDied, ChildStarved
+from grammar.child import Child, ChildDied, ChildStarved
 from grammar.vocabulary import Vocabulary
 
-# Where a worker that yields has starved, workers take their share of the cores for so many seconds.
-STEADY_SECONDS = 600.0
 # A worker is replaced after so many grammars: whatever memory a library loses with each is bounded by that.
 MOST_JOBS = 2_000
 
 
 class Children:
-    """The workers for one vocabulary. Every method may be called from any thread.
+    """The workers of one class for one vocabulary; one is started at once. Every method may be called from any thread.
 
     Args:
         vocabulary: the tokenizer's tokens.
         most: workers at a time.
+        yields: whether they yield.
     """
 
-    def __init__(self, vocabulary: Vocabulary, most: int) -> None:
+    def __init__(self, vocabulary: Vocabulary, most: int, *, yields: bool) -> None:
         self._vocabulary = vocabulary
         self._most = most
+        self._yields = yields
         self._changed = Condition()
         self._idle: list[Child] = []
         self._at_work = 0
         self._starting = 0
         self._waiting = 0
-        self._failures = 0  # starts that failed, of which nobody who waits has heard
+        self._failures = 0  # of starts, of which nobody who waits has heard
         self._closed = False
-        self._steady_until = 0.0 if CAN_YIELD else float("inf")
         self._starters = ThreadPoolExecutor(most, "grammar-compile-start")
-
-    def warm(self) -> None:
-        """Have one that is ready when the first grammar comes."""
         with self._changed:
             self._start_one()
 
@@ -49,6 +44,7 @@ class Children:
         """A worker, which must be given back or discarded.
 
         Raises:
+            ChildStarved: if they yield, and the first one is still starting: that may take as long as it likes.
             ChildDied: if none can be started, or none may be any more.
         """
         with self._changed:
@@ -66,15 +62,13 @@ class Children:
                 self._idle.append(child)
                 self._changed.notify_all()
                 return
-        self._end(child)
+        self._replace(child)
 
-    def discard(self, child: Child, *, starved: bool = False) -> None:
-        """It is of no use any more: it failed, or it has starved, and so would the next one that yields."""
+    def discard(self, child: Child) -> None:
+        """It is of no use any more."""
         with self._changed:
             self._at_work -= 1
-            if starved:
-                self._steady_until = time.monotonic() + STEADY_SECONDS
-        self._end(child)
+        self._replace(child)
 
     def close(self) -> None:
         """End those that are idle; the others end when they are given back."""
@@ -88,25 +82,23 @@ class Children:
 
     def _wait(self) -> Child:
         while not self._closed:
-            yields = self._yields()
             while self._idle:
                 child = self._idle.pop()
-                if child.is_alive and child.yields is yields:
+                if child.is_alive:
                     self._at_work += 1
                     return child
-                child.kill()  # of the other class; or somebody ended it while it was idle: no grammar is to blame
+                child.kill()  # somebody ended it while it was idle: no grammar is to blame
             if self._failures:
                 self._failures -= 1
                 break
             if self._starting < self._waiting:
                 self._start_one()
+            if self._yields and not self._at_work:
+                raise ChildStarved
             self._changed.wait()
         raise ChildDied
 
-    def _yields(self) -> bool:
-        return time.monotonic() >= self._steady_until
-
-    def _end(self, child: Child) -> None:
+    def _replace(self, child: Child) -> None:
         """End a worker that nobody has, and start the one that takes its place."""
         child.kill()
         with self._changed:
@@ -121,7 +113,7 @@ class Children:
     def _start(self) -> None:
         child = None
         try:
-            child = self._started()
+            child = Child(self._vocabulary, yields=self._yields)
         finally:
             with self._changed:
                 self._starting -= 1
@@ -133,16 +125,3 @@ class Children:
                 self._changed.notify_all()
         if child is not None and late:
             child.kill()
-
-    def _started(self) -> Child | None:
-        """A new worker, or None if none starts."""
-        try:
-            return Child(self._vocabulary, yields=self._yields())
-        except ChildStarved:
-            self._steady_until = time.monotonic() + STEADY_SECONDS
-        except ChildDied:
-            return None
-        try:
-            return Child(self._vocabulary)
-        except ChildDied:
-            return None

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from grammar.artifact import Artifact
 from grammar.blame import likeliest_part
-from grammar.child import ChildDied, ChildStarved, ChildTimeout
+from grammar.child import CAN_YIELD, ChildDied, ChildStarved, ChildTimeout
 from grammar.children import Children
 from grammar.compiler import Compiled, load
 from grammar.errors import GrammarError, GrammarTimeout
@@ -30,6 +30,8 @@ REFUSAL_BYTES = 1_024
 MAX_OBSERVATIONS = 4_096
 # A compile that was too slow once may have met a busy machine: it may be tried again after so many seconds.
 RETRY_SECONDS = 60.0
+# Where a worker that yields has starved, workers take their share of the cores for so many seconds.
+STEADY_SECONDS = 600.0
 NICENESS = 10  # of threads that load what workers have compiled
 
 
@@ -90,11 +92,11 @@ class CompileService:
         cache_bytes: int = 256 << 20,
         most_pending: int = 256,
     ) -> None:
-        """Start one worker; the others start when they are needed.
+        """Start a worker that yields and one that does not; others start when they are needed.
 
         Args:
             vocabulary: the tokenizer's tokens.
-            workers: compiles at once.
+            workers: compiles at once, and workers of either class.
             seconds: processor time of one compile, its dry run included; `PATIENCE` times as much by the clock.
             memory_bytes: address space that one compile may add.
             cache_bytes: what compiled grammars may take in memory, about.
@@ -110,9 +112,11 @@ class CompileService:
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._pending: dict[str, Future[Compiled]] = {}
         self._pool = ThreadPoolExecutor(workers, "grammar-compile", _step_back)
-        self._children = Children(vocabulary, workers)
+        # Both are ready from the start: a grammar that comes when no core is idle need not wait for a worker to start.
+        self._steady = Children(vocabulary, workers, yields=False)
+        self._yielding = Children(vocabulary, workers, yields=True) if CAN_YIELD else self._steady
+        self._steady_until = 0.0
         self._seconds_taken: list[float] = []
-        self._children.warm()
 
     def compile(self, spec: GrammarSpec) -> Future[Compiled]:
         """A future of the compiled grammar; its exception is a `GrammarError` for a refusal.
@@ -146,7 +150,8 @@ class CompileService:
 
     def close(self) -> None:
         """End all workers; grammars still waiting are refused."""
-        self._children.close()
+        for children in (self._yielding, self._steady):
+            children.close()
         self._pool.shutdown(wait=True, cancel_futures=True)
         for future in self._pending.values():
             future.set_exception(GrammarError("grammar", "", "the server is shutting down"))
@@ -172,23 +177,33 @@ class CompileService:
             future.set_result(result)
 
     def _compiled(self, spec: GrammarSpec) -> Compiled:
-        child = self._children.take()
+        children = self._yielding if time.monotonic() >= self._steady_until else self._steady
         try:
-            body = child.compile(encode_job(spec, self._seconds, self._memory_bytes), self._seconds)
+            body = self._compiled_by(children, spec)
         except ChildStarved:
-            self._children.discard(child, starved=True)
-            return self._compiled(spec)
-        except ChildTimeout:
-            self._children.discard(child)
-            raise self._stopped(spec, f"takes longer than {self._seconds:g} s to compile") from None
-        except ChildDied:
-            self._children.discard(child)
-            reason = f"needs more than {self._memory_bytes >> 20} MiB to compile, or ends the compiler"
-            raise self._stopped(spec, reason) from None
-        self._children.give_back(child)
+            body = self._compiled_by(self._steady, spec)
         if body[:1] != DONE:
             raise decode_error(body)
         return load(Artifact.decode(body[1:]), self._vocabulary)
+
+    def _compiled_by(self, children: Children, spec: GrammarSpec) -> bytes:
+        """What a worker sends. Raises ChildStarved for one that gets no time, GrammarTimeout for one beyond a limit."""
+        child = children.take()
+        try:
+            body = child.compile(encode_job(spec, self._seconds, self._memory_bytes), self._seconds)
+        except ChildStarved:
+            self._steady_until = time.monotonic() + STEADY_SECONDS
+            children.discard(child)
+            raise
+        except ChildTimeout:
+            children.discard(child)
+            raise self._stopped(spec, f"takes longer than {self._seconds:g} s to compile") from None
+        except ChildDied:
+            children.discard(child)
+            reason = f"needs more than {self._memory_bytes >> 20} MiB to compile, or ends the compiler"
+            raise self._stopped(spec, reason) from None
+        children.give_back(child)
+        return body
 
     def _stopped(self, spec: GrammarSpec, reason: str) -> GrammarTimeout:
         with self._lock:

@@ -123,11 +123,10 @@ def _stepping_back(work: Callable[[], object], nice: int, prompt: float = 0.0) -
 
 
 def _prepare(vocabulary: Vocabulary) -> None:
-    """Load what every compile needs."""
-    import grammar.compiler  # noqa: F401
-    from grammar.closing import ranks
+    """Load what every compile needs, by a small one: no grammar then pays for what is set up on first use."""
+    from grammar.compiler import lower
 
-    _ = vocabulary.llguidance, ranks(vocabulary)
+    lower(GrammarSpec.json_object(), vocabulary)
 
 
 def _compiled(spec: GrammarSpec, vocabulary: Vocabulary, seconds: float, num_bytes: int) -> bytes:

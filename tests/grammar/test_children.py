@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
@@ -10,7 +11,7 @@ from queue import SimpleQueue
 import pytest
 
 from grammar import children
-from grammar.child import ChildDied, ChildStarved
+from grammar.child import Child, ChildDied, ChildStarved
 from grammar.children import Children
 from grammar.service import CompileService
 from grammar.spec import GrammarSpec
@@ -52,7 +53,6 @@ class FakeChild:
 def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
     starts = Starts()
     monkeypatch.setattr(children, "Child", starts)
-    monkeypatch.setattr(children, "CAN_YIELD", True)
     return starts
 
 
@@ -63,10 +63,9 @@ def takers() -> Iterator[ThreadPoolExecutor]:
 
 
 def test_who_waits_for_a_start_takes_whichever_is_free_first(starts, takers, vocabulary):
-    workers = Children(vocabulary, 2)
-    first = takers.submit(workers.take)
+    workers = Children(vocabulary, 2, yields=False)
     starts.next()
-    child = first.result(WAIT)
+    child = workers.take()
     second = takers.submit(workers.take)
     unfinished = starts.asked.get(timeout=WAIT)
     workers.give_back(child)
@@ -83,8 +82,7 @@ def test_who_waits_for_a_start_takes_whichever_is_free_first(starts, takers, voc
 
 def test_a_worker_is_replaced_after_so_many_grammars(starts, takers, vocabulary, monkeypatch):
     monkeypatch.setattr(children, "MOST_JOBS", 3)
-    workers = Children(vocabulary, 1)
-    workers.warm()
+    workers = Children(vocabulary, 1, yields=False)
     starts.next()
     used = []
     for _ in range(3):
@@ -99,40 +97,44 @@ def test_a_worker_is_replaced_after_so_many_grammars(starts, takers, vocabulary,
 
 
 def test_one_that_failed_is_replaced_at_once(starts, vocabulary):
-    workers = Children(vocabulary, 1)
-    workers.warm()
+    workers = Children(vocabulary, 1, yields=False)
     starts.next()
     child = workers.take()
     workers.discard(child)
     assert not child.is_alive
     starts.next()
-    assert workers.take().yields
+    assert workers.take().is_alive
     workers.close()
 
 
-def test_where_one_starves_the_next_ones_do_not_yield(starts, vocabulary):
-    workers = Children(vocabulary, 2)
-    workers.warm()
-    starts.next()
-    workers.discard(workers.take(), starved=True)
-    starts.next()
-    assert not workers.take().yields
+def test_nobody_waits_for_one_that_starves_while_it_starts(starts, takers, vocabulary):
+    workers = Children(vocabulary, 1, yields=True)
+    unfinished = starts.asked.get(timeout=WAIT)
+    with pytest.raises(ChildStarved):
+        workers.take()
+    unfinished.set_result(None)
+    child = takers.submit(_patiently, workers).result(WAIT)
+    assert child.yields
+    busy = takers.submit(workers.take)  # no sign of starving: another grammar is being compiled
+    workers.give_back(child)
+    assert busy.result(WAIT) is child
     workers.close()
 
 
-def test_one_that_starves_while_it_starts_is_started_anew(starts, takers, vocabulary):
-    workers = Children(vocabulary, 1)
-    taken = takers.submit(workers.take)
-    starts.next(ChildStarved())
-    starts.next()
-    assert not taken.result(WAIT).yields
-    workers.close()
+def _patiently(workers: Children) -> Child:
+    while True:
+        try:
+            return workers.take()
+        except ChildStarved:
+            continue
 
 
 @pytest.mark.parametrize("failure", [ChildDied(), OSError(24, "too many open files"), MemoryError()])
 def test_who_waits_hears_of_a_start_that_fails_and_the_next_one_tries_again(starts, takers, vocabulary, failure):
-    workers = Children(vocabulary, 1)
+    workers = Children(vocabulary, 1, yields=False)
     taken = takers.submit(workers.take)
+    while not workers._waiting:
+        time.sleep(0)
     starts.next(failure)
     with pytest.raises(ChildDied):
         taken.result(WAIT)
@@ -143,8 +145,7 @@ def test_who_waits_hears_of_a_start_that_fails_and_the_next_one_tries_again(star
 
 
 def test_after_the_end_there_are_none(starts, takers, vocabulary):
-    workers = Children(vocabulary, 2)
-    workers.warm()
+    workers = Children(vocabulary, 2, yields=False)
     starts.next()
     busy = workers.take()
     waiting = takers.submit(workers.take)

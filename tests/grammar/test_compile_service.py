@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Iterator
 
@@ -93,7 +95,7 @@ def test_a_worker_that_was_killed_while_idle_is_replaced_and_no_grammar_is_to_bl
     with pytest.raises(ChildDied):
         child.compile(b"", 5)
     child._process.wait()
-    service._children._idle.append(child)
+    service._yielding._idle.append(child)
     assert service.compile(GrammarSpec.json_schema({"const": "lives"})).result(WAIT)
 
 
@@ -122,13 +124,17 @@ def test_a_worker_yields_the_cores_unless_it_starves(vocabulary, monkeypatch):
     monkeypatch.setattr("grammar.child._YIELD", _STEADY)  # this machine may be busy
     service = CompileService(vocabulary, workers=1, seconds=20)
     try:
+        while not service._yielding._idle:
+            time.sleep(0)
         for value in range(2):
             assert service.compile(GrammarSpec.json_schema({"const": value})).result(WAIT)
         assert tried == [True, False, False]
         monkeypatch.setattr(Child, "compile", compile_)
-        service._children._steady_until = 0.0
+        service._steady_until = 0.0
+        while not service._yielding._idle:
+            time.sleep(0)
         assert service.compile(GrammarSpec.json_schema({"const": 3})).result(WAIT)
-        assert [child.yields for child in service._children._idle] == [True]
+        assert service._yielding._idle and all(child.yields for child in service._yielding._idle)
     finally:
         service.close()
 
@@ -151,19 +157,20 @@ def test_a_worker_that_gets_no_processor_time_starves(vocabulary, monkeypatch):
         child.kill()
 
 
-def test_a_worker_that_starves_at_its_start_is_replaced(vocabulary, monkeypatch):
-    start = Child.__init__
+def test_a_worker_that_starves_at_its_start_keeps_no_grammar_waiting(vocabulary, monkeypatch):
+    init, go_on = Child.__init__, threading.Event()
 
     def starve(self: Child, vocabulary: Vocabulary, *, yields: bool = False) -> None:
         if yields:
-            raise ChildStarved
-        start(self, vocabulary)
+            go_on.wait(WAIT)
+        init(self, vocabulary, yields=False)
 
     monkeypatch.setattr(Child, "__init__", starve)
     service = CompileService(vocabulary, workers=1, seconds=20)
     try:
         assert service.compile(GrammarSpec.json_schema({"const": 1})).result(WAIT)
     finally:
+        go_on.set()
         service.close()
 
 
