@@ -14,6 +14,9 @@ from grammar.vocabulary import Vocabulary
 
 # A worker is replaced after so many grammars: whatever memory a library loses with each is bounded by that.
 MOST_JOBS = 2_000
+# Workers that yield take long to start on a busy machine: nobody waits for the first one, and for one that takes the
+# place of another so many seconds.
+START_PATIENCE = 5.0
 
 
 class Children:
@@ -36,6 +39,7 @@ class Children:
         self._waiting = 0
         self._failures = 0  # of starts, of which nobody who waits has heard
         self._closed = False
+        self._is_up = False  # one was ready once
         self._starters = ThreadPoolExecutor(most, "grammar-compile-start")
         with self._changed:
             self._start_one()
@@ -44,7 +48,7 @@ class Children:
         """A worker, which must be given back or discarded.
 
         Raises:
-            ChildStarved: if they yield, and the first one is still starting: that may take as long as it likes.
+            ChildStarved: if they yield, and there is none because those that start do not get on.
             ChildDied: if none can be started, or none may be any more.
         """
         with self._changed:
@@ -93,9 +97,10 @@ class Children:
                 break
             if self._starting < self._waiting:
                 self._start_one()
-            if self._yields and not self._at_work:
+            if not self._yields or self._at_work:
+                self._changed.wait()
+            elif not self._is_up or not self._changed.wait(START_PATIENCE):
                 raise ChildStarved
-            self._changed.wait()
         raise ChildDied
 
     def _replace(self, child: Child) -> None:
@@ -122,6 +127,7 @@ class Children:
                     self._failures += bool(self._waiting)
                 elif not late:
                     self._idle.append(child)
+                    self._is_up = True
                 self._changed.notify_all()
         if child is not None and late:
             child.kill()

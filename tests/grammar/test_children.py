@@ -11,7 +11,7 @@ from queue import SimpleQueue
 import pytest
 
 from grammar import children
-from grammar.child import Child, ChildDied, ChildStarved
+from grammar.child import ChildDied, ChildStarved
 from grammar.children import Children
 from grammar.service import CompileService
 from grammar.spec import GrammarSpec
@@ -107,26 +107,36 @@ def test_one_that_failed_is_replaced_at_once(starts, vocabulary):
     workers.close()
 
 
-def test_nobody_waits_for_one_that_starves_while_it_starts(starts, takers, vocabulary):
+def test_nobody_waits_for_the_first_one_that_yields(starts, vocabulary):
     workers = Children(vocabulary, 1, yields=True)
     unfinished = starts.asked.get(timeout=WAIT)
     with pytest.raises(ChildStarved):
         workers.take()
     unfinished.set_result(None)
-    child = takers.submit(_patiently, workers).result(WAIT)
-    assert child.yields
-    busy = takers.submit(workers.take)  # no sign of starving: another grammar is being compiled
-    workers.give_back(child)
-    assert busy.result(WAIT) is child
+    while not workers._idle:
+        time.sleep(0)
+    assert workers.take().yields
     workers.close()
 
 
-def _patiently(workers: Children) -> Child:
-    while True:
-        try:
-            return workers.take()
-        except ChildStarved:
-            continue
+def test_one_that_takes_the_place_of_another_is_waited_for_but_not_for_ever(starts, takers, vocabulary, monkeypatch):
+    workers = Children(vocabulary, 1, yields=True)
+    starts.next()
+    while not workers._idle:
+        time.sleep(0)
+    workers.discard(workers.take())
+    taken = takers.submit(workers.take)
+    starts.next()
+    child = taken.result(WAIT)
+    another = takers.submit(workers.take)  # waits for the grammar that is being compiled, however long that takes
+    workers.give_back(child)
+    assert another.result(WAIT) is child
+    monkeypatch.setattr(children, "START_PATIENCE", 0.01)
+    workers.discard(child)
+    with pytest.raises(ChildStarved):
+        workers.take()
+    starts.next()
+    workers.close()
 
 
 @pytest.mark.parametrize("failure", [ChildDied(), OSError(24, "too many open files"), MemoryError()])
