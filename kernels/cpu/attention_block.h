@@ -82,18 +82,27 @@ class Ahead {
   }
 
  private:
+  using Value = typename E::Value;
+
   void run(int rows) {
     while (rows > 0 && rate_) {
       const int count = std::min(rows, kWidth - row_);
-      const int64_t* at = next_.offset + panel_ * kWidth + row_;
-      for (int r = 0; r < count; r++) {
-        if (at[r] == BlockRows<E>::kNowhere) continue;
-        for (int64_t i = 0; i < op_.head_dim; i += 64 / sizeof(Value)) __builtin_prefetch(base_ + at[r] + i, 0, 2);
+      if (next_.whole) {
+        ask(base_ + next_.start[panel_] + row_ * op_.head_dim, count * op_.head_dim);
+      } else {
+        const int64_t* at = next_.offset + panel_ * kWidth + row_;
+        for (int r = 0; r < count; r++) {
+          if (at[r] != BlockRows<E>::kNowhere) ask(base_ + at[r], op_.head_dim);
+        }
       }
       rows -= count;
       row_ += count;
       if (row_ == kWidth) next_panel();
     }
+  }
+
+  static INLINE void ask(const Value* from, int64_t count) {
+    for (int64_t i = 0; i < count; i += 64 / sizeof(Value)) __builtin_prefetch(from + i, 0, 2);
   }
 
   // Keys, then values; then the next KV head's; then the next panel's.
@@ -109,7 +118,6 @@ class Ahead {
     base_ = static_cast<const Value*>(of_values_ ? op_.v_cache : op_.k_cache) + head_ * next_.head_size;
   }
 
-  using Value = typename E::Value;
   const Attention& op_;
   const BlockRows<E>& next_;
   const Value* base_ = nullptr;

@@ -60,7 +60,8 @@ INLINE Words value_words(const uint32_t* first, const uint32_t* second, int64_t 
   }
 }
 
-// Values of N queries, dimensions [dim, dim + 16 P): values * shrink + weights * those of the block's keys.
+// Values of N queries, dimensions [dim, dim + 16 P): values * shrink + weights * those of the block's keys. No shrink:
+// there are no values yet.
 template <class E, int N, int P>
 INLINE void add_value_rows(const Attention& op, const BlockRows<E>& rows, int head, int64_t dim,
                            const uint32_t* weights, const float* shrink, float* values, Ahead<E>& ahead) {
@@ -69,7 +70,7 @@ INLINE void add_value_rows(const Attention& op, const BlockRows<E>& rows, int he
   for (int m = 0; m < N; m++) {
 #pragma GCC unroll 4
     for (int p = 0; p < P; p++) {
-      sums[m][p] = load(values + m * op.head_dim + dim + p * kWidth) * broadcast(shrink[m]);
+      sums[m][p] = shrink ? load(values + m * op.head_dim + dim + p * kWidth) * broadcast(shrink[m]) : broadcast(0.0f);
     }
   }
   for (int key = 0; key < rows.panels * kWidth; key += E::kPerWord, weights++) {

@@ -27,8 +27,11 @@ struct Block {
   int head;
   const uint32_t* queries;
   Partial result;
+  bool begins;  // the result holds no values yet
   Ahead<E>& ahead;
   Scratch& scratch;
+
+  const float* shrink() const { return begins ? nullptr : scratch.shrink; }
 };
 
 // f(m, row, query) for the queries of a tile in order.
@@ -84,7 +87,7 @@ void add_value_panels(const Block<E>& block) {
     }
   }
   multiply<E>({reinterpret_cast<const uint32_t*>(block.scratch.scores), kBlock, block.scratch.values, kWords * kWidth,
-               keys / E::kPerWord, block.result.values, op.head_dim, block.scratch.shrink},
+               keys / E::kPerWord, block.result.values, op.head_dim, block.shrink()},
               block.tile.count, (int)(op.head_dim / kWidth));
 }
 
@@ -117,7 +120,7 @@ void add_values_of_few(const Block<E>& block) {
     with_constant<kTilePanels>(count, [&](auto panels) {
       add_value_rows<E, N, panels.value>(block.op, block.rows, block.head, panel * kWidth,
                                          reinterpret_cast<const uint32_t*>(block.scratch.scores),
-                                         block.scratch.shrink, block.result.values, block.ahead);
+                                         block.shrink(), block.result.values, block.ahead);
     });
   });
 }
@@ -197,20 +200,20 @@ void attend(const Attention& op, const Stretch& stretch, const Stretch& next, co
   const int64_t words = op.head_dim / E::kPerWord;
   if (!resumes) {
     std::fill_n(result.largest, vectors, kNothing);
-    std::fill_n(result.values, vectors * op.head_dim, 0.0f);
     std::fill_n(result.lanes, vectors * kWidth, 0.0f);
   }
   gather_queries<E>(op, tile, scratch);
   const int64_t end = std::min((stretch.split + 1) * kSplit, tile.end);
   int64_t key = first_key(stretch);
-  for (BlockRows<E> rows(op, &tile, key); key < end; key += kBlock) {
+  bool begins = !resumes;
+  for (BlockRows<E> rows(op, &tile, key); key < end; key += kBlock, begins = false) {
     const bool last = key + kBlock >= end;
     const BlockRows<E> ahead_rows(op, last ? next.tile : &tile, last ? first_key(next) : key + kBlock);
     Ahead<E> ahead(op, ahead_rows, tile.heads * rows.panels);
     for (int head = 0; head < tile.heads; head++) {
       const int first = head * tile.count;
       attend_block<E>({op, tile, key, rows, head, scratch.queries + first * words,
-                       result.from(first, op.head_dim), ahead, scratch});
+                       result.from(first, op.head_dim), begins, ahead, scratch});
     }
     ahead.finish();
     rows = ahead_rows;
