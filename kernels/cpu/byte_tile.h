@@ -20,7 +20,7 @@ constexpr int kBlockWords = kBlockValues / kWordBytes;
 enum class Format : int64_t {
   kNibbles,   // blocks of 32: d * q + m, q of 4 bits: word i has values 4 i .. in low halves, 16 + 4 i .. in high ones
   kBytes,     // blocks of 32: d * q, q a signed byte, stored + 128
-  kChannels,  // one block as long as K: q as above, d in fp32 for each column; see channel_tile.h
+  kChannels,  // q as above, d in fp32 for each column; see channel_tile.h
 };
 
 // A block of a row of A.

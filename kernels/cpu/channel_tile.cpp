@@ -7,32 +7,48 @@ namespace rootgraft {
 namespace {
 
 template <int MR, int NV>
-void run_tile(const ChannelProduct& p) {
-  Ints sums[MR][NV];
+void run_tile(const ChannelProduct& product) {
+  const ChannelProduct p = product;  // where no store can change it
+  const ptrdiff_t groups = p.groups(), burst = (p.ahead_lines + groups - 1) / groups;
+  const uint32_t *line = p.ahead, *end_line = p.ahead + p.ahead_lines * kWidth;
+  Floats sums[MR][NV];
 #pragma GCC unroll 8
   for (int m = 0; m < MR; m++) {
 #pragma GCC unroll 4
-    for (int v = 0; v < NV; v++) sums[m][v] = broadcast_int(p.start[m]);
+    for (int v = 0; v < NV; v++) sums[m][v] = broadcast(0.0f);
   }
-  const uint32_t *a = p.a, *b = p.b;
-  const ptrdiff_t a_stride = p.a_stride, b_stride = p.b_stride, words = p.words;
-#pragma GCC unroll 8
-  for (ptrdiff_t i = 0; i < words; i++) {
-    Words column[NV];
-#pragma GCC unroll 4
-    for (int v = 0; v < NV; v++) column[v] = load_words(b + v * b_stride + i * kWidth);
+  for (ptrdiff_t g = 0; g < groups; g++) {
+    for (ptrdiff_t i = 0; i < burst && line < end_line; i++, line += kWidth) __builtin_prefetch(line, 0, 2);
+    const ptrdiff_t first = g * kGroupWords, end = first + kGroupWords < p.words ? first + kGroupWords : p.words;
+    Ints dots[MR][NV];
 #pragma GCC unroll 8
     for (int m = 0; m < MR; m++) {
-      const Words row = broadcast_word(a[m * a_stride + i]);
 #pragma GCC unroll 4
-      for (int v = 0; v < NV; v++) sums[m][v] = dot_biased(column[v], row, sums[m][v]);
+      for (int v = 0; v < NV; v++) dots[m][v] = broadcast_int(p.group[m * groups + g].start);
+    }
+#pragma GCC unroll 4
+    for (ptrdiff_t i = first; i < end; i++) {
+      Words column[NV];
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; v++) column[v] = load_words(p.b + v * p.b_stride + i * kWidth);
+#pragma GCC unroll 8
+      for (int m = 0; m < MR; m++) {
+        const Words row = broadcast_word(p.a[m * p.a_stride + i]);
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; v++) dots[m][v] = dot_biased(column[v], row, dots[m][v]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < MR; m++) {
+      const Floats scale = broadcast(p.group[m * groups + g].scale);
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; v++) sums[m][v] = fma(to_floats(dots[m][v]), scale, sums[m][v]);
     }
   }
+#pragma GCC unroll 8
   for (int m = 0; m < MR; m++) {
-    for (int v = 0; v < NV; v++) {
-      const Floats scale = load(p.b_scale + v * kWidth) * broadcast(p.a_scale[m]);
-      store(p.c + m * p.c_stride + v * kWidth, to_floats(sums[m][v]) * scale);
-    }
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; v++) store(p.c + m * p.c_stride + v * kWidth, sums[m][v] * load(p.b_scale + v * kWidth));
   }
 }
 

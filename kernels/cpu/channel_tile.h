@@ -1,33 +1,47 @@
-// Products of a few rows of bytes with panels of bytes, where each row and each column has one scale.
+// Products of a few rows of bytes with panels of bytes, where each column has one scale, and each row one for every
+// group of 64 values: a few large values then cost no more than their group its small ones.
 //
 //   A        rows of words of four signed bytes along K
 //   B panel  [words][16 columns] of bytes stored + 128; panels lie b_stride words apart
 //   C        rows of fp32, columns in the order of the panels
 //
-// Sums are exact, as integers.
+// A group's products are summed exactly, as integers; groups are added in order, in fp32.
 #pragma once
 
 #include "bytes.h"
 
 namespace rootgraft {
 
+constexpr int kGroupValues = 64;  // along K
+constexpr int kGroupWords = kGroupValues / kWordBytes;
+
+// Of a group of a row of A.
+struct ChannelGroup {
+  float scale;
+  int32_t start;  // kBiasedStart times the sum of the bytes
+};
+
 struct ChannelProduct {
   const uint32_t* a;
-  ptrdiff_t a_stride;    // words
-  const float* a_scale;  // [rows]
-  const int32_t* start;  // [rows]: kBiasedStart times the sum of the bytes
+  ptrdiff_t a_stride;         // words
+  const ChannelGroup* group;  // [rows][groups]
   const uint32_t* b;
   ptrdiff_t b_stride;    // words from panel to panel
   const float* b_scale;  // [panels][16]
   ptrdiff_t words;       // along K
   float* c;
   ptrdiff_t c_stride;    // floats
+  // Memory to ask for while this runs, for a product soon to come.
+  const uint32_t* ahead;
+  ptrdiff_t ahead_lines;  // of 64 bytes
+
+  ptrdiff_t groups() const { return (words + kGroupWords - 1) / kGroupWords; }
 };
 
 #if defined(__AVX512F__)
-constexpr int kChannelRows = 6, kChannelPanels = 3;
+constexpr int kChannelRows = 7, kChannelPanels = 2;  // 28 of 32 registers hold sums
 #else
-constexpr int kChannelRows = 4, kChannelPanels = 1;
+constexpr int kChannelRows = 3, kChannelPanels = 1;  // 12 of 16 (AVX2)
 #endif
 
 // One tile, rows <= kChannelRows and panels <= kChannelPanels.

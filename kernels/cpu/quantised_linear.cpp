@@ -142,42 +142,51 @@ void multiply_blocks(const QuantisedLinear& op, const BlockRows<kPlanes>& x, con
   }
 }
 
-// x row by row.
+// x in groups, row by row.
 struct ChannelRows {
-  int64_t stride;  // of a row, words
+  int64_t stride, groups;  // of a row; stride: words
   std::vector<uint32_t> words;
-  std::vector<float> scales;
-  std::vector<int32_t> starts;
+  std::vector<ChannelGroup> all;
 
   template <class E>
   void fill(const QuantisedLinear& op) {
     stride = (op.width + kWidth - 1) / kWidth * (kWidth / kWordBytes);
+    groups = (op.width + kGroupValues - 1) / kGroupValues;
     words.resize(op.rows * stride);
-    scales.resize(op.rows);
-    starts.resize(op.rows);
+    all.resize(op.rows * groups);
     const int threads = op.rows * op.width < kSmallRows ? 1 : (int)op.threads;
     parallel_ranges(threads, op.rows, [&](int64_t row, int64_t end) {
       for (; row < end; row++) {
-        int32_t total[1];
         const auto* from = static_cast<const typename E::Value*>(op.x) + row * op.width;
-        scales[row] = quantise_block<E>(from, op.width, {reinterpret_cast<int8_t*>(&words[row * stride])}, total);
-        starts[row] = kBiasedStart * total[0];
+        for (int64_t g = 0; g < groups; g++) {
+          const int64_t first = g * kGroupValues, count = std::min<int64_t>(kGroupValues, op.width - first);
+          auto* bytes = reinterpret_cast<int8_t*>(&words[row * stride]) + first;
+          int32_t total[1];
+          const float scale = quantise_block<E>(from + first, count, {bytes}, total);
+          all[row * groups + g] = {scale, kBiasedStart * total[0]};
+        }
       }
     });
   }
 };
 
+// Several tiles of rows share the asking for the next panels, as those of blocks do.
 template <class Out>
 void multiply_channels(const QuantisedLinear& op, const ChannelRows& x, int64_t row, int64_t row_end, const Part& part,
                        Out& out) {
   const int64_t words = (op.width + kWordBytes - 1) / kWordBytes, panel_words = words * kWidth;
+  const int64_t row_count = row_end - row;
   constexpr int kStride = kChannelPanels * kWidth;
   alignas(64) float sums[kChannelRows * kStride];
   for_tiles<kChannelRows, kChannelPanels>(
-      (int)(row_end - row), (int)(part.panel_end - part.panel), [&](int m, int rows, int p, int panels) {
-        const int64_t a = row + m, b = part.panel + p;
-        multiply_channel_tile({&x.words[a * x.stride], x.stride, &x.scales[a], &x.starts[a], op.panels + b * panel_words,
-                               panel_words, static_cast<const float*>(op.scales) + b * kWidth, words, sums, kStride},
+      (int)row_count, (int)(part.panel_end - part.panel), [&](int m, int rows, int p, int panels) {
+        const int64_t a = row + m, b = part.panel + p, next = b + panels;
+        const int64_t more = std::min<int64_t>(kChannelPanels, part.panel_end - next);
+        const int64_t lines = row_count > kChannelRows ? more * words : 0;
+        const int64_t from = lines * m / row_count, to = lines * (m + rows) / row_count;
+        multiply_channel_tile({&x.words[a * x.stride], x.stride, &x.all[a * x.groups], op.panels + b * panel_words,
+                               panel_words, static_cast<const float*>(op.scales) + b * kWidth, words, sums, kStride,
+                               op.panels + next * panel_words + from * kWidth, to - from},
                               rows, panels);
         out.take(part.index, sums, kStride, a, rows, b, panels);
       });

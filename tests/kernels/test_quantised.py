@@ -93,7 +93,9 @@ def test_channels(dynamic, tokens, width, columns, bias, weight_dtype, dtype, se
     layer = quantised.pack_channels(original, offset, dynamic=dynamic)
     weight = quantised_reference.channels(original)
     assert torch.equal(quantised.rows(layer, torch.arange(columns)), weight)
-    exact = quantised_reference.linear(x, weight, width) if dynamic else x.double() @ weight.double().T
+    exact = (
+        quantised_reference.linear(x, weight, quantised_reference.GROUP) if dynamic else x.double() @ weight.double().T
+    )
     out = ops.linear(x, layer, torch.float32)
     assert_same_largest(ops.largest_linear(x, layer), out)
     assert_near(out, exact + (0 if offset is None else offset.double()))
@@ -200,7 +202,9 @@ def test_lesser_instruction_sets(arch):
         exact = quantised_reference.channels(weight)
         assert_near(
             out,
-            quantised_reference.linear(x, exact, 96) if form is Format.CHANNELS else x.double() @ exact.double().T,
+            quantised_reference.linear(x, exact, quantised_reference.GROUP)
+            if form is Format.CHANNELS
+            else x.double() @ exact.double().T,
         )
         assert torch.equal(kernels.linear(x[4:5], other, torch.float32), out[4:5])
 
