@@ -90,13 +90,13 @@ class StepTapes:
         self._room.fill(step)
         residual = self._embedded(inputs)
         hidden, tape = record(lambda: self._model.run_layers(residual, inputs, self._kv), self._buffers)
+        if len(self._known) == _MOST_TAPES:
+            self._known.popitem(last=False)
         if tape is None:
             self._known[projections] = None
             return hidden
         hidden.resize_(_MOST_TOKENS, hidden.shape[1])
         self._known[projections] = _Recording(inputs, hidden, tape)
-        if len(self._known) > _MOST_TAPES:
-            self._known.popitem(last=False)
         return hidden[:num_tokens]
 
     def _replay(self, recording: _Recording, step: HostInputs) -> Tensor:
