@@ -378,6 +378,8 @@ def copy_pages(k: Tensor, v: Tensor, source: Sequence[int], target: Sequence[int
 
         if pages.takes(k, v):
             return pages.copy_pages(k, v, source, target, count)
+    if source and (kernels := native_for(k, v)) is not None:
+        return kernels.copy_pages(k, v, source, target, count)
     return reference.copy_pages(k, v, source, target, count)
 
 

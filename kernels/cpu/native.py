@@ -7,7 +7,7 @@ microsecond, where ctypes alone needs two for twenty arguments. The order of the
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Final
 
@@ -35,6 +35,7 @@ _ATTENTION: Final = Struct("18q2d")
 _GATED_ACTIVATION: Final = Struct("7q")
 _LARGEST: Final = Struct("6q")
 _MASK_LOGITS: Final = Struct("7q")
+_COPY_PAGES: Final = Struct("12q")
 
 _WORD_BITS: Final = 32
 _NO_WINDOW: Final = 1 << 40  # keys: more than any context has
@@ -61,6 +62,7 @@ class Kernels:
         self._gated_activation = bind(library, "gated_activation", _GATED_ACTIVATION, Counts((2,)))
         self._largest = bind(library, "largest", _LARGEST)
         self._mask_logits = bind(library, "mask_logits", _MASK_LOGITS)
+        self._copy_pages = bind(library, "copy_pages", _COPY_PAGES)
 
     @staticmethod
     def takes(first: Tensor, *others: Tensor) -> bool:
@@ -324,6 +326,18 @@ class Kernels:
         addresses = (logits.data_ptr(), lines.data_ptr(), words.data_ptr())
         if self._mask_logits(_MASK_LOGITS.pack(*addresses, len(lines), rows, columns, threads.count())):
             raise IndexError(f"a line is outside of {rows} lines of logits")
+
+    def copy_pages(
+        self, k: Tensor, v: Tensor, source: Sequence[int], target: Sequence[int], count: Sequence[int]
+    ) -> None:
+        """See ``kernels.ops.copy_pages``; every page and count is inside the cache."""
+        layers, pages, heads, page_size, head_dim = k.shape
+        if v.shape != k.shape:
+            raise ValueError(f"k {list(k.shape)} and v {list(v.shape)} must be of one shape")
+        lists = [torch.tensor(each, dtype=torch.int64) for each in (source, target, count)]
+        addresses = (k.data_ptr(), v.data_ptr(), *(each.data_ptr() for each in lists))
+        shape = (len(source), layers, pages, heads, page_size)
+        self._copy_pages(_COPY_PAGES.pack(*addresses, *shape, head_dim * k.itemsize, threads.count()))
 
 
 def _check_index(name: str, value: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:

@@ -226,12 +226,24 @@ def test_rope_store_kv(tokens, kv_heads, group, head_dim, rotary, page_size, nor
     assert torch.equal(caches[1], expected_caches[1])
 
 
-def test_copy_pages_goes_in_list_order():
-    cache = randn(0, 2, 3, 5, 2, 4, 8)
+@SETTINGS
+@given(
+    layers=st.integers(1, 4),
+    heads=st.integers(1, 3),
+    page_size=st.integers(1, 16),
+    head_dim=st.sampled_from([3, 16, 64]),
+    copies=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 16)), max_size=6),
+    dtype=TYPES,
+    threads=st.integers(1, 3),
+)
+def test_copy_pages_goes_in_list_order(layers, heads, page_size, head_dim, copies, dtype, threads):
+    cache = randn(0, 2, layers, 5, heads, page_size, head_dim, dtype=dtype)
+    copies = [(source, target, min(count, page_size)) for source, target, count in copies]
     expected = cache.clone()
-    for source, target, count in ((0, 1, 3), (1, 2, 2), (4, 1, 4), (2, 2, 0)):
+    for source, target, count in copies:
         expected[:, :, target, :, :count] = expected[:, :, source, :, :count].clone()
-    ops.copy_pages(cache[0], cache[1], [0, 1, 4, 2], [1, 2, 1, 2], [3, 2, 4, 0])
+    ops.set_threads(threads)
+    ops.copy_pages(cache[0], cache[1], *([copy[i] for copy in copies] for i in range(3)))
     assert torch.equal(cache, expected)
 
 
