@@ -44,7 +44,7 @@ INLINE void score_rows(const uint32_t* queries, int words, Key key, float* score
     const uint32_t* keys[kWidth];
     for (int i = 0; i < kWidth; i++) keys[i] = key(p * kWidth + i);
     transpose_rows(keys, words, panel);
-    multiply_tile<E>({queries, words, panel, 0, words, scores + p * kWidth, kBlock, nullptr}, N, 1);
+    multiply_tile<E>({queries, words, panel, 0, words, {scores + p * kWidth, kBlock}, nullptr}, N, 1);
   }
 #endif
 }

@@ -68,7 +68,7 @@ void score_panels(const Block<E>& block) {
     block.ahead.step(kWidth);
     transpose_rows(keys, words, out + panel * words * kWidth);
   }
-  multiply<E>({block.queries, words, out, words * kWidth, words, block.scratch.scores, kBlock, nullptr},
+  multiply<E>({block.queries, words, out, words * kWidth, words, {block.scratch.scores, kBlock}, nullptr},
               block.tile.count, panels);
 }
 
@@ -87,7 +87,7 @@ void add_value_panels(const Block<E>& block) {
     }
   }
   multiply<E>({reinterpret_cast<const uint32_t*>(block.scratch.scores), kBlock, block.scratch.values, kWords * kWidth,
-               keys / E::kPerWord, block.result.values, op.head_dim, block.shrink()},
+               keys / E::kPerWord, {block.result.values, op.head_dim}, block.shrink()},
               block.tile.count, (int)(op.head_dim / kWidth));
 }
 

@@ -65,9 +65,9 @@ void run_tile(const ByteProduct<kPlanes>& product) {
   constexpr bool kMinimum = F == Format::kNibbles;
   const ByteProduct<kPlanes> p = product;  // where no store can change it
   const ptrdiff_t next = p.blocks * kPanelWords<F>, next_scales = p.blocks * kPanelScales<F>;
-  Floats sums[MR];
+  Floats sums[MR][1];
 #pragma GCC unroll 8
-  for (int m = 0; m < MR; m++) sums[m] = broadcast(0.0f);
+  for (int m = 0; m < MR; m++) sums[m][0] = broadcast(0.0f);
   const ByteBlock<kPlanes>* a = p.a;
   const uint32_t* b = p.b;
   const uint16_t* b_scale = p.b_scale;
@@ -77,15 +77,15 @@ void run_tile(const ByteProduct<kPlanes>& product) {
     const Weights<F> weights(b, b_scale);
 #pragma GCC unroll 8
     for (int m = 0; m < MR; m++) {
-      sums[m] = fma(to_floats(joined(weights, a[m])), weights.scale * broadcast(a[m].scale), sums[m]);
-      if (kMinimum) sums[m] = fma(weights.minimum, broadcast(a[m].offset), sums[m]);
+      Floats& sum = sums[m][0];
+      sum = fma(to_floats(joined(weights, a[m])), weights.scale * broadcast(a[m].scale), sum);
+      if (kMinimum) sum = fma(weights.minimum, broadcast(a[m].offset), sum);
     }
     a += p.a_rows;
     b += kPanelWords<F>;
     b_scale += kPanelScales<F>;
   }
-#pragma GCC unroll 8
-  for (int m = 0; m < MR; m++) store(p.c + m * kWidth, sums[m]);
+  p.c.store(sums);
 }
 
 }  // namespace

@@ -3,13 +3,14 @@
 //   A        rows of blocks of 32 signed bytes, each block with a scale, in one plane; or two such planes for each row,
 //            the second worth a 128th of the first; see quantise.h
 //   B panel  16 columns side by side in blocks along K, each block with a scale (and a minimum) for every column
-//   C        rows of 16 sums in fp32
+//   C        rows of 16 sums in fp32 or bf16
 //
 // A block's products are summed exactly, as integers; blocks are added in order, in fp32. So the bits of a sum depend
 // on its row and its column, nothing else.
 #pragma once
 
 #include "bytes.h"
+#include "tile_rows.h"
 
 namespace rootgraft {
 
@@ -38,7 +39,7 @@ struct ByteProduct {
   const uint32_t* b;
   const uint16_t* b_scale;  // [blocks][16], with minima [blocks][2][16], in half precision
   ptrdiff_t blocks;
-  float* c;  // [rows][16]
+  TileRows c;
   // Lines of 64 bytes to ask for while a block is multiplied: of the same block of the next panel, which lies behind
   // this one as its scales do.
   int64_t first_line = 0, end_line = 0;

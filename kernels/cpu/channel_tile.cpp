@@ -48,8 +48,9 @@ void run_tile(const ChannelProduct& product) {
 #pragma GCC unroll 8
   for (int m = 0; m < MR; m++) {
 #pragma GCC unroll 4
-    for (int v = 0; v < NV; v++) store(p.c + m * p.c_stride + v * kWidth, sums[m][v] * load(p.b_scale + v * kWidth));
+    for (int v = 0; v < NV; v++) sums[m][v] = sums[m][v] * load(p.b_scale + v * kWidth);
   }
+  p.c.store(sums);
 }
 
 }  // namespace

@@ -3,12 +3,13 @@
 //
 //   A        rows of words of four signed bytes along K
 //   B panel  [words][16 columns] of bytes stored + 128; panels lie b_stride words apart
-//   C        rows of fp32, columns in the order of the panels
+//   C        rows of fp32 or bf16, columns in the order of the panels
 //
 // A group's products are summed exactly, as integers; groups are added in order, in fp32.
 #pragma once
 
 #include "bytes.h"
+#include "tile_rows.h"
 
 namespace rootgraft {
 
@@ -29,8 +30,7 @@ struct ChannelProduct {
   ptrdiff_t b_stride;    // words from panel to panel
   const float* b_scale;  // [panels][16]
   ptrdiff_t words;       // along K
-  float* c;
-  ptrdiff_t c_stride;    // floats
+  TileRows c;
   // Memory to ask for while this runs, for a product soon to come.
   const uint32_t* ahead;
   ptrdiff_t ahead_lines;  // of 64 bytes
@@ -39,7 +39,7 @@ struct ChannelProduct {
 };
 
 #if defined(__AVX512F__)
-constexpr int kChannelRows = 7, kChannelPanels = 2;  // 28 of 32 registers hold sums
+constexpr int kChannelRows = 6, kChannelPanels = 2;  // 24 of 32 registers hold sums
 #else
 constexpr int kChannelRows = 3, kChannelPanels = 1;  // 12 of 16 (AVX2)
 #endif

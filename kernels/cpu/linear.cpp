@@ -2,9 +2,8 @@
 #include <algorithm>
 #include <new>
 
-#include "largest.h"
+#include "linear_out.h"
 #include "parallel.h"
-#include "tile.h"
 
 namespace rootgraft {
 namespace {
@@ -30,47 +29,6 @@ struct PackLinear {
   int64_t columns, steps, threads;
 };
 
-// What becomes of sums: they are rounded into the output.
-template <class E, class To>
-struct Stored {
-  const Linear& op;
-
-  Stored(const Linear& call, int64_t) : op(call) {}
-
-  void take(int64_t, const float* sums, int64_t row, int rows, int64_t panel, int panels) {
-    const auto* bias = static_cast<const typename E::Value*>(op.bias);
-    const int64_t column = panel * kWidth;
-    const int columns = (int)std::min<int64_t>(panels * kWidth, op.columns - column);
-    for (int m = 0; m < rows; m++, sums += kTilePanels * kWidth) {
-      auto* out = static_cast<typename To::Value*>(op.out) + (row + m) * op.columns + column;
-      int i = 0;
-      for (; i + kWidth <= columns; i += kWidth) {
-        const Floats sum = load(sums + i);
-        To::store(out + i, bias ? sum + E::load(bias + column + i) : sum);
-      }
-      for (; i < columns; i++) out[i] = To::narrow(bias ? sums[i] + E::widen(bias[column + i]) : sums[i]);
-    }
-  }
-
-  void finish() {}
-};
-
-// What becomes of sums: the largest of each row is found, while they are in the first cache.
-template <class E>
-struct Searched {
-  const Linear& op;
-  LargestColumns largest;
-
-  Searched(const Linear& call, int64_t parts) : op(call), largest(call.columns, call.rows, parts) {}
-
-  void take(int64_t part, const float* sums, int64_t row, int rows, int64_t panel, int panels) {
-    const auto* bias = static_cast<const typename E::Value*>(op.bias);
-    largest.template take<E>(part, sums, kTilePanels * kWidth, row, rows, panel, panels, bias);
-  }
-
-  void finish() { largest.write(static_cast<float*>(op.out), op.at); }
-};
-
 // Rows [row, row_end) times panels [panel, panel_end). Where several tiles of rows use the same panels, they share the
 // asking for the next ones: memory then works while the registers do. (One tile of rows only reads, and the caches'
 // own prefetchers do better.)
@@ -78,15 +36,16 @@ template <class E, class Out>
 void multiply_block(const Linear& op, int64_t part, int64_t row, int64_t row_end, int64_t panel, int64_t panel_end,
                     Out& out) {
   const int64_t panel_size = op.steps * kWidth, row_count = row_end - row;
-  float sums[kTileRows * kTilePanels * kWidth];
+  float room[kTileRows * kRoomStride];
   for_tiles((int)row_count, (int)(panel_end - panel), [&](int m, int rows, int p, int panels) {
     const int64_t next = panel + p + panels;
     const int64_t lines = row_count > kTileRows ? std::min<int64_t>(kTilePanels, panel_end - next) * op.steps : 0;
     const int64_t from = lines * m / row_count, to = lines * (m + rows) / row_count;
-    multiply_tile<E>({op.x + (row + m) * op.steps, op.steps, op.panels + (panel + p) * panel_size, panel_size, op.steps,
-                      sums, kTilePanels * kWidth, nullptr, op.panels + next * panel_size + from * kWidth, to - from},
+    const TileSpan tile = {row + m, panel + p, rows, panels};
+    multiply_tile<E>({op.x + tile.row * op.steps, op.steps, op.panels + tile.panel * panel_size, panel_size, op.steps,
+                      out.place(room, tile), nullptr, op.panels + next * panel_size + from * kWidth, to - from},
                      rows, panels);
-    out.take(part, sums, row + m, rows, panel + p, panels);
+    out.take(part, room, tile);
   });
 }
 

@@ -5,16 +5,15 @@
 
 #include "byte_tile.h"
 #include "channel_tile.h"
-#include "largest.h"
+#include "linear_out.h"
 #include "parallel.h"
 #include "quantise.h"
-#include "tile.h"
 
 namespace rootgraft {
 namespace {
 
 constexpr int64_t kSmall = 1 << 15;          // multiplications below which one thread is faster
-constexpr int64_t kSmallRows = 1 << 14;      // the same, for values to quantise
+constexpr int64_t kSmallRows = 1 << 13;      // the same, for values to quantise
 constexpr int64_t kSlicePanels = 16;         // at least in a slice, where several are cut for a thread
 constexpr int64_t kMostSlices = 8;           // for each thread
 constexpr int64_t kFewPanels = 3;            // for a thread
@@ -32,45 +31,6 @@ struct QuantisedLinear {
   Format format;
   int64_t planes;  // of x
   int64_t is_bf16, out_is_bf16, threads;
-};
-
-// What becomes of sums: they are stored.
-template <class To>
-struct Stored {
-  const QuantisedLinear& op;
-
-  Stored(const QuantisedLinear& call, int64_t) : op(call) {}
-
-  void take(int64_t, const float* sums, int64_t stride, int64_t row, int rows, int64_t panel, int panels) {
-    const int64_t column = panel * kWidth;
-    const int columns = (int)std::min<int64_t>(panels * kWidth, op.columns - column);
-    for (int m = 0; m < rows; m++, sums += stride) {
-      auto* out = static_cast<typename To::Value*>(op.out) + (row + m) * op.columns + column;
-      const float* bias = op.bias + column;
-      int i = 0;
-      for (; i + kWidth <= columns; i += kWidth) {
-        const Floats sum = load(sums + i);
-        To::store(out + i, op.bias ? sum + load(bias + i) : sum);
-      }
-      for (; i < columns; i++) out[i] = To::narrow(op.bias ? sums[i] + bias[i] : sums[i]);
-    }
-  }
-
-  void finish() {}
-};
-
-// What becomes of sums: the largest of each row is found, while they are in the first cache.
-struct Searched {
-  const QuantisedLinear& op;
-  LargestColumns largest;
-
-  Searched(const QuantisedLinear& call, int64_t parts) : op(call), largest(call.columns, call.rows, parts) {}
-
-  void take(int64_t part, const float* sums, int64_t stride, int64_t row, int rows, int64_t panel, int panels) {
-    largest.take<Fp32>(part, sums, stride, row, rows, panel, panels, op.bias);
-  }
-
-  void finish() { largest.write(static_cast<float*>(op.out), op.at); }
 };
 
 // A part of the product: some tiles of rows, some panels.
@@ -127,17 +87,17 @@ template <Format F, int kPlanes, class Out>
 void multiply_blocks(const QuantisedLinear& op, const BlockRows<kPlanes>& x, const Part& part, Out& out) {
   const int64_t words = x.blocks * kPanelWords<F>, halves = x.blocks * kPanelScales<F>;
   const int64_t count = part.tile_end - part.tile;
-  alignas(64) float sums[kByteRows * kWidth];
+  alignas(64) float room[kByteRows * kRoomStride];
   for (int64_t panel = part.panel; panel < part.panel_end; panel++) {
     const int64_t lines = count > 1 && panel + 1 < part.panel_end ? kPanelLines<F> : 0;
     const auto* b_scale = static_cast<const uint16_t*>(op.scales) + panel * halves;
     for (int64_t i = 0; i < count; i++) {
       const int64_t row = (part.tile + i) * x.tile_rows;
-      const int rows = (int)std::min(x.tile_rows, op.rows - row);
-      multiply_byte_tile<F, kPlanes>({x.tile(part.tile + i), x.tile_rows, op.panels + panel * words, b_scale, x.blocks, sums,
-                                      lines * i / count, lines * (i + 1) / count},
-                                     rows);
-      out.take(part.index, sums, kWidth, row, rows, panel, 1);
+      const TileSpan tile = {row, panel, (int)std::min(x.tile_rows, op.rows - row), 1};
+      multiply_byte_tile<F, kPlanes>({x.tile(part.tile + i), x.tile_rows, op.panels + panel * words, b_scale, x.blocks,
+                                      out.place(room, tile), lines * i / count, lines * (i + 1) / count},
+                                     tile.rows);
+      out.take(part.index, room, tile);
     }
   }
 }
@@ -176,19 +136,20 @@ void multiply_channels(const QuantisedLinear& op, const ChannelRows& x, int64_t 
                        Out& out) {
   const int64_t words = (op.width + kWordBytes - 1) / kWordBytes, panel_words = words * kWidth;
   const int64_t row_count = row_end - row;
-  constexpr int kStride = kChannelPanels * kWidth;
-  alignas(64) float sums[kChannelRows * kStride];
+  alignas(64) float room[kChannelRows * kRoomStride];
   for_tiles<kChannelRows, kChannelPanels>(
       (int)row_count, (int)(part.panel_end - part.panel), [&](int m, int rows, int p, int panels) {
-        const int64_t a = row + m, b = part.panel + p, next = b + panels;
+        const TileSpan tile = {row + m, part.panel + p, rows, panels};
+        const int64_t next = tile.panel + panels;
         const int64_t more = std::min<int64_t>(kChannelPanels, part.panel_end - next);
         const int64_t lines = row_count > kChannelRows ? more * words : 0;
         const int64_t from = lines * m / row_count, to = lines * (m + rows) / row_count;
-        multiply_channel_tile({&x.words[a * x.stride], x.stride, &x.all[a * x.groups], op.panels + b * panel_words,
-                               panel_words, static_cast<const float*>(op.scales) + b * kWidth, words, sums, kStride,
-                               op.panels + next * panel_words + from * kWidth, to - from},
-                              rows, panels);
-        out.take(part.index, sums, kStride, a, rows, b, panels);
+        multiply_channel_tile(
+            {&x.words[tile.row * x.stride], x.stride, &x.all[tile.row * x.groups], op.panels + tile.panel * panel_words,
+             panel_words, static_cast<const float*>(op.scales) + tile.panel * kWidth, words, out.place(room, tile),
+             op.panels + next * panel_words + from * kWidth, to - from},
+            rows, panels);
+        out.take(part.index, room, tile);
       });
 }
 
@@ -250,8 +211,8 @@ using namespace rootgraft;
 
 extern "C" int quantised_linear(const QuantisedLinear* op) try {
   with_types([&](auto element, auto to) {
-    if (op->at) run<decltype(element), Searched>(*op);
-    else run<decltype(element), Stored<decltype(to)>>(*op);
+    if (op->at) run<decltype(element), Searched<Fp32>>(*op);
+    else run<decltype(element), Stored<Fp32, decltype(to)>>(*op);
   }, op->is_bf16, op->out_is_bf16);
   return 0;
 } catch (const std::bad_alloc&) {

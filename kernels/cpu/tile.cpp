@@ -22,11 +22,13 @@ struct Ahead {
 template <class E, int MR, int NV>
 void run_tile(const Product& p) {
   Floats sums[MR][NV];
+  const auto* before = static_cast<const float*>(p.c.first);
 #pragma GCC unroll 8
   for (int m = 0; m < MR; m++) {
 #pragma GCC unroll 4
     for (int v = 0; v < NV; v++) {
-      sums[m][v] = p.c_scale ? load(p.c + m * p.c_stride + v * kWidth) * broadcast(p.c_scale[m]) : broadcast(0.0f);
+      const auto older = [&] { return load(before + m * p.c.stride + v * kWidth) * broadcast(p.c_scale[m]); };
+      sums[m][v] = p.c_scale ? older() : broadcast(0.0f);
     }
   }
   const uint32_t *a = p.a, *b = p.b;
@@ -48,11 +50,7 @@ void run_tile(const Product& p) {
       }
     }
   }
-#pragma GCC unroll 8
-  for (int m = 0; m < MR; m++) {
-#pragma GCC unroll 4
-    for (int v = 0; v < NV; v++) store(p.c + m * p.c_stride + v * kWidth, sums[m][v]);
-  }
+  p.c.store(sums);
 }
 
 }  // namespace

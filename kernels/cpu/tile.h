@@ -2,7 +2,7 @@
 //
 //   A        rows of words, any row stride                        (a word: one fp32 or a pair of bf16 along K)
 //   B panel  [steps][16 words]: 16 columns side by side, K downwards; panels lie b_stride words apart
-//   C        rows of fp32, columns in the order of the panels
+//   C        rows of fp32 or bf16, columns in the order of the panels
 //
 // A sum runs over K in order and alone, however the product is cut into tiles: its bits depend on its row of A and its
 // column of B, nothing else.
@@ -10,7 +10,7 @@
 
 #include <type_traits>
 
-#include "vec.h"
+#include "tile_rows.h"
 
 namespace rootgraft {
 
@@ -20,9 +20,8 @@ struct Product {
   const uint32_t* b;
   ptrdiff_t b_stride;  // words
   ptrdiff_t steps;     // words along K
-  float* c;
-  ptrdiff_t c_stride;    // floats
-  const float* c_scale;  // per row: C = C * c_scale + A B; null: C = A B
+  TileRows c;
+  const float* c_scale;  // per row of C, which is fp32 then: C = C * c_scale + A B; null: C = A B
   // Memory to ask for while this runs, for a product soon to come.
   const uint32_t* ahead = nullptr;
   ptrdiff_t ahead_lines = 0;  // of 64 bytes
@@ -66,14 +65,14 @@ INLINE void for_tiles(int rows, int panels, F f) {
   }
 }
 
-// Any rows and panels.
+// Any rows and panels, into fp32.
 template <class E>
 INLINE void multiply(const Product& product, int rows, int panels) {
   for_tiles(rows, panels, [&](int row, int row_count, int panel, int panel_count) {
     Product tile = product;
     tile.a += row * product.a_stride;
     tile.b += panel * product.b_stride;
-    tile.c += row * product.c_stride + panel * kWidth;
+    tile.c.first = static_cast<float*>(product.c.first) + row * product.c.stride + panel * kWidth;
     if (product.c_scale) tile.c_scale += row;
     multiply_tile<E>(tile, row_count, panel_count);
   });

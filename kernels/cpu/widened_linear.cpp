@@ -116,8 +116,7 @@ void multiply_block(const WidenedLinear& op, int64_t row, int64_t row_end, int64
       widen_word<E>(load_words(from + i), &wide[i * (kWordBytes / E::kPerWord)]);
     }
     for_tiles((int)(row_end - row), panels, [&](int m, int rows, int p, int count) {
-      multiply_tile<E>({op.x + (row + m) * steps, steps, &wide[p * words], words, steps, sums, kTilePanels * kWidth,
-                        nullptr},
+      multiply_tile<E>({op.x + (row + m) * steps, steps, &wide[p * words], words, steps, {sums, kTilePanels * kWidth}, nullptr},
                        rows, count);
       const int64_t column = (panel + p) * kWidth;
       const int columns = (int)std::min<int64_t>(count * kWidth, op.columns - column);

@@ -1,0 +1,31 @@
+// Where the sums of a tile go.
+#pragma once
+
+#include "vec.h"
+
+namespace rootgraft {
+
+struct TileRows {
+  void* first;       // the tile's first element
+  ptrdiff_t stride;  // elements from row to row
+  bool is_bf16 = false;
+
+  template <int MR, int NV>
+  INLINE void store(const Floats (&sums)[MR][NV]) const {
+    if (is_bf16) store_as<Bf16>(sums);
+    else store_as<Fp32>(sums);
+  }
+
+ private:
+  template <class To, int MR, int NV>
+  INLINE void store_as(const Floats (&sums)[MR][NV]) const {
+    auto* to = static_cast<typename To::Value*>(first);
+#pragma GCC unroll 8
+    for (int m = 0; m < MR; m++) {
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; v++) To::store(to + m * stride + v * kWidth, sums[m][v]);
+    }
+  }
+};
+
+}  // namespace rootgraft
