@@ -126,9 +126,9 @@ void plan_tiles(const Attention& op, Plan& plan) {
 // Adds the keys of `part` to those of `whole`.
 void merge(const Partial& whole, const Partial& part, int count, int64_t head_dim) {
   for (int m = 0; m < count; m++) {
-    const float top = std::max(whole.largest[m], part.largest[m]);
-    const Floats keep = exp2(broadcast(whole.largest[m] - top)), add = exp2(broadcast(part.largest[m] - top));
-    whole.largest[m] = top;
+    const float top = std::max(whole.reference[m], part.reference[m]);
+    const Floats keep = exp2(broadcast(whole.reference[m] - top)), add = exp2(broadcast(part.reference[m] - top));
+    whole.reference[m] = top;
     whole.total[m] = first_lane(fma(broadcast(part.total[m]), add, broadcast(whole.total[m]) * keep));
     float* values = whole.values + m * head_dim;
     for (int64_t d = 0; d < head_dim; d += kWidth) {
@@ -138,7 +138,7 @@ void merge(const Partial& whole, const Partial& part, int count, int64_t head_di
 }
 
 void copy(const Partial& to, const Partial& from, int count, int64_t head_dim) {
-  std::copy_n(from.largest, count, to.largest);
+  std::copy_n(from.reference, count, to.reference);
   std::copy_n(from.total, count, to.total);
   std::copy_n(from.lanes, count * kWidth, to.lanes);
   std::copy_n(from.values, count * head_dim, to.values);

@@ -20,7 +20,7 @@
 namespace rootgraft {
 
 constexpr int kTileQueries = 96, kBlock = 64, kSplit = 256, kMaxHeadDim = 256;
-constexpr float kNothing = -3e38f;  // the maximum of no scores: finite, so that nothing minus nothing is 0
+constexpr float kNothing = -3e38f;  // the reference of no scores: finite, so that nothing minus nothing is 0
 
 // The call, as the caller packs it: fields of 8 bytes in this order.
 struct Attention {
@@ -33,11 +33,10 @@ struct Attention {
   double scale, soft_cap;  // soft_cap 0: none
 
   int64_t group() const { return heads / kv_heads; }
-  int64_t queries(int64_t row) const { return (query_start[row + 1] - query_start[row]) * group(); }
+  int64_t tokens_of(int64_t row) const { return query_start[row + 1] - query_start[row]; }
+  int64_t queries(int64_t row) const { return tokens_of(row) * group(); }
   // The position of a query vector of a row: of token query / group.
-  int64_t position(int64_t row, int64_t query) const {
-    return context_len[row] - (query_start[row + 1] - query_start[row]) + query / group();
-  }
+  int64_t position(int64_t row, int64_t query) const { return context_len[row] - tokens_of(row) + query / group(); }
   // The first key that a token at a position sees.
   int64_t first_key(int64_t position) const { return std::max<int64_t>(position - window + 1, 0); }
   const int32_t* pages(int64_t row) const { return page_table + row * table_width; }
@@ -61,20 +60,20 @@ struct QueryTile {
   int64_t end_split() const { return (end + kSplit - 1) / kSplit; }
 };
 
-// Attention over some of the keys: for each query the largest score (base 2), the sum of 2^(score - largest), and the
-// sum of the values weighted so. The queries of a tile lie by KV head.
+// Attention over some of the keys: for each query a reference near its largest score (base 2, see attention_weigh.h), the
+// sum of 2^(score - reference), and the sum of the values weighted so. The queries of a tile lie by KV head.
 struct Partial {
-  float* largest;  // [count]
-  float* total;    // [count]
-  float* lanes;    // [count][16]: what total is the sum of, by which attention over more keys of the split goes on
-  float* values;   // [count][head_dim]
+  float* reference;  // [count]
+  float* total;      // [count]
+  float* lanes;      // [count][16]: what total is the sum of, by which attention over more keys of the split goes on
+  float* values;     // [count][head_dim]
 
   static constexpr int64_t floats(int64_t count, int64_t head_dim) { return count * (2 + kWidth + head_dim); }
   static Partial at(float* memory, int64_t count) {
     return {memory, memory + count, memory + 2 * count, memory + (2 + kWidth) * count};
   }
   Partial from(int64_t query, int64_t head_dim) const {
-    return {largest + query, total + query, lanes + query * kWidth, values + query * head_dim};
+    return {reference + query, total + query, lanes + query * kWidth, values + query * head_dim};
   }
 };
 

@@ -1,46 +1,26 @@
 // Attention of a query tile over one split of its context: scores, online softmax, weighted values, block by block.
 #include <algorithm>
-#include <limits>
 
 #include "attention_direct.h"
+#include "attention_weigh.h"
 
 namespace rootgraft {
 namespace {
 
 constexpr int kFewQueries = kTileRows;  // up to so many need no panels
 
-struct alignas(64) Scratch {
-  uint32_t queries[kTileQueries * kMaxHeadDim];  // A of the scores, by KV head
-  uint32_t keys[kBlock * kMaxHeadDim];           // B of the scores: [panel of 16 keys][word of the head][key]
-  uint32_t values[kBlock * kMaxHeadDim];         // B of the output: [panel of 16 dimensions][word of keys][dimension]
-  float scores[kTileQueries * kBlock];           // of one KV head; then, in place, the weights as A of the output
-  float shrink[kTileQueries];                    // of one KV head: what a new maximum does to older sums
-};
-
-// What a block is computed from and with, for one KV head of the tile.
-template <class E>
-struct Block {
-  const Attention& op;
-  const QueryTile& tile;
-  int64_t first_key;
-  const BlockRows<E>& rows;
-  int head;
-  const uint32_t* queries;
-  Partial result;
-  bool begins;  // the result holds no values yet
-  Ahead<E>& ahead;
-  Scratch& scratch;
-
-  const float* shrink() const { return begins ? nullptr : scratch.shrink; }
-};
-
-// f(m, row, query) for the queries of a tile in order.
+// f(m, row, token of the row, head of the group) for the queries of a tile in order.
 template <class F>
-INLINE void for_queries(const QueryTile& tile, F f) {
+INLINE void for_queries(const Attention& op, const QueryTile& tile, F f) {
+  const int64_t group = op.group();
   int m = 0;
   for (int p = 0; p < tile.num_parts; p++) {
     const Queries& part = tile.parts[p];
-    for (int i = 0; i < part.count; i++) f(m++, part.row, part.first + i);
+    int64_t token = part.first / group, head = part.first % group;
+    for (int i = 0; i < part.count; i++) {
+      f(m++, part.row, token, head);
+      if (++head == group) head = 0, token++;
+    }
   }
 }
 
@@ -49,17 +29,17 @@ void gather_queries(const Attention& op, const QueryTile& tile, Scratch& scratch
   using Value = typename E::Value;
   const int64_t group = op.group(), words = op.head_dim / E::kPerWord;
   for (int head = 0; head < tile.heads; head++) {
-    for_queries(tile, [&](int m, int64_t row, int64_t query) {
-      const int64_t token = op.query_start[row] + query / group;
-      const int64_t from = token * op.heads + (tile.first_head + head) * group + query % group;
+    for_queries(op, tile, [&](int m, int64_t row, int64_t token, int64_t mate) {
+      const int64_t from = (op.query_start[row] + token) * op.heads + (tile.first_head + head) * group + mate;
       std::memcpy(scratch.queries + (head * tile.count + m) * words,
                   static_cast<const Value*>(op.q) + from * op.head_dim, op.head_dim * sizeof(Value));
     });
   }
 }
 
+// Weights of the block's keys, which are laid out in panels first.
 template <class E>
-void score_panels(const Block<E>& block) {
+void weigh_panels(const Block<E>& block) {
   const int words = (int)(block.op.head_dim / E::kPerWord), panels = block.rows.panels;
   uint32_t* out = block.scratch.keys;
   for (int panel = 0; panel < panels; panel++) {
@@ -68,8 +48,14 @@ void score_panels(const Block<E>& block) {
     block.ahead.step(kWidth);
     transpose_rows(keys, words, out + panel * words * kWidth);
   }
+  if (kBlockFits && block.plain) {
+    return for_tiles<kTileRows, 1>(block.tile.count, 1, [&](int m, int rows, int, int) {
+      with_constant<kTileRows>(rows, [&](auto count) { score_and_weigh<E, count.value>(block, m); });
+    });
+  }
   multiply<E>({block.queries, words, out, words * kWidth, words, {block.scratch.scores, kBlock}, nullptr},
               block.tile.count, panels);
+  for (int m = 0; m < block.tile.count; m++) weigh(block, m);
 }
 
 template <class E>
@@ -92,7 +78,7 @@ void add_value_panels(const Block<E>& block) {
 }
 
 template <class E, int N>
-void score_few(const Block<E>& block) {
+void weigh_few(const Block<E>& block) {
   constexpr int kMost = N <= 4 ? 2 : 1;  // panels whose columns and sums fit the registers
   const int words = (int)(block.op.head_dim / E::kPerWord);
   const BlockRows<E>& rows = block.rows;
@@ -112,6 +98,7 @@ void score_few(const Block<E>& block) {
       score([&](int i) { return rows.row(cache, block.head, panel * kWidth + i); });
     }
   });
+  for (int m = 0; m < N; m++) weigh(block, m);
 }
 
 template <class E, int N>
@@ -125,58 +112,16 @@ void add_values_of_few(const Block<E>& block) {
   });
 }
 
-// The scores of a block, in base 2: capped, and -infinity outside keys [begin, end).
-void cap_and_mask(float* scores, int panels, int64_t begin, int64_t end, const Attention& op) {
-  const float scale = (float)op.scale, soft_cap = (float)op.soft_cap;
-  for (int v = 0; v < panels; v++) {
-    Floats score = load(scores + v * kWidth);
-    if (soft_cap) {  // cap * tanh(s / cap), with tanh(x) = 2 sigmoid(2 x) - 1
-      const Floats tanh = fma(sigmoid(score * broadcast(2.0f * scale / soft_cap)), broadcast(2.0f), broadcast(-1.0f));
-      score = tanh * broadcast(soft_cap * kLog2E);
-    }
-    const auto lane = [&](int64_t i) { return (int)std::clamp<int64_t>(i - v * kWidth, 0, kWidth); };
-    store(scores + v * kWidth, keep_lanes(score, lane(begin), lane(end), -std::numeric_limits<float>::infinity()));
-  }
-}
-
-// The scores of one query against a block become weights 2^(score - largest), [begin, end) being the keys it sees;
-// older sums shrink when the largest score grows.
-template <class E>
-void weigh(const Block<E>& block, int m, int64_t begin, int64_t end) {
-  const Attention& op = block.op;
-  const int panels = block.rows.panels;
-  float *scores = block.scratch.scores + m * kBlock, *lanes = block.result.lanes + m * kWidth;
-  if (op.soft_cap || begin > 0 || end < panels * kWidth) cap_and_mask(scores, panels, begin, end, op);
-  const float factor = op.soft_cap ? 1.0f : (float)op.scale * kLog2E;
-  Floats best = load(scores);
-  for (int v = 1; v < panels; v++) best = max(best, load(scores + v * kWidth));
-  const float before = block.result.largest[m], now = std::max(before, largest(best) * factor);
-  block.result.largest[m] = now;
-  const bool grows = now != before;  // seldom after a few blocks
-  const Floats shrink = grows ? exp2(broadcast(before - now)) : broadcast(1.0f), shift = broadcast(-now);
-  Floats total = load(lanes) * shrink;
-  auto* weights = reinterpret_cast<typename E::Value*>(scores);
-  for (int v = 0; v < panels; v++) {
-    const Floats weight = E::weight_exp2(fma(load(scores + v * kWidth), broadcast(factor), shift));
-    total = total + weight;
-    E::store(weights + v * kWidth, weight);
-  }
-  store(lanes, total);
-  block.scratch.shrink[m] = first_lane(shrink);
-}
-
 template <class E>
 void attend_block(const Block<E>& block) {
-  const bool few = block.tile.count <= kFewQueries;
-  const auto with_count = [&](auto f) { with_constant<kFewQueries>(block.tile.count, f); };
-  if (few) with_count([&](auto count) { score_few<E, count.value>(block); });
-  else score_panels<E>(block);
-  for_queries(block.tile, [&](int m, int64_t row, int64_t query) {
-    const int64_t end = block.op.position(row, query) + 1 - block.first_key;
-    weigh<E>(block, m, end - block.op.window, end);
+  if (block.tile.count > kFewQueries) {
+    weigh_panels(block);
+    return add_value_panels(block);
+  }
+  with_constant<kFewQueries>(block.tile.count, [&](auto count) {
+    weigh_few<E, count.value>(block);
+    add_values_of_few<E, count.value>(block);
   });
-  if (few) with_count([&](auto count) { add_values_of_few<E, count.value>(block); });
-  else add_value_panels<E>(block);
 }
 
 // The first key of a stretch's first block.
@@ -199,10 +144,14 @@ void attend(const Attention& op, const Stretch& stretch, const Stretch& next, co
   const int vectors = tile.vectors();
   const int64_t words = op.head_dim / E::kPerWord;
   if (!resumes) {
-    std::fill_n(result.largest, vectors, kNothing);
+    std::fill_n(result.reference, vectors, kNothing);
     std::fill_n(result.lanes, vectors * kWidth, 0.0f);
   }
   gather_queries<E>(op, tile, scratch);
+  for_queries(op, tile, [&](int m, int64_t row, int64_t token, int64_t) {
+    scratch.end[m] = op.context_len[row] - op.tokens_of(row) + token + 1;
+  });
+  const auto [least, most] = std::minmax_element(scratch.end, scratch.end + tile.count);
   const int64_t end = std::min((stretch.split + 1) * kSplit, tile.end);
   int64_t key = first_key(stretch);
   bool begins = !resumes;
@@ -210,10 +159,11 @@ void attend(const Attention& op, const Stretch& stretch, const Stretch& next, co
     const bool last = key + kBlock >= end;
     const BlockRows<E> ahead_rows(op, last ? next.tile : &tile, last ? first_key(next) : key + kBlock);
     Ahead<E> ahead(op, ahead_rows, tile.heads * rows.panels);
+    const bool plain = !op.soft_cap && key + kBlock <= *least && *most - op.window <= key;
     for (int head = 0; head < tile.heads; head++) {
       const int first = head * tile.count;
       attend_block<E>({op, tile, key, rows, head, scratch.queries + first * words,
-                       result.from(first, op.head_dim), begins, ahead, scratch});
+                       result.from(first, op.head_dim), begins, plain, ahead, scratch});
     }
     ahead.finish();
     rows = ahead_rows;

@@ -139,6 +139,19 @@ INLINE float largest(const Floats& value) {
 #endif
 }
 
+// Whether any lane is above a number; a NaN is not.
+INLINE bool any_above(const Floats& value, float bound) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)value.part[0], _mm512_set1_ps(bound), _CMP_GT_OQ);
+#else
+  float lane[kWidth];
+  store(lane, value);
+  int found = 0;
+  for (int i = 0; i < kWidth; i++) found |= lane[i] > bound;
+  return found;
+#endif
+}
+
 // value where first <= lane < end, else other.
 INLINE Floats keep_lanes(const Floats& value, int first, int end, float other) {
   Floats result;

@@ -1,0 +1,130 @@
+// From scores to weights: 2^(score - reference), whose sums are kept lane by lane. The reference is the largest score of
+// the first block; where a later one is far above it, that becomes the reference, and older sums shrink. Scores come from
+// memory, or from the registers in which they were summed.
+#pragma once
+
+#include <limits>
+
+#include "attention_block.h"
+#include "tile.h"
+
+namespace rootgraft {
+
+struct alignas(64) Scratch {
+  uint32_t queries[kTileQueries * kMaxHeadDim];  // A of the scores, by KV head
+  uint32_t keys[kBlock * kMaxHeadDim];           // B of the scores: [panel of 16 keys][word of the head][key]
+  uint32_t values[kBlock * kMaxHeadDim];         // B of the output: [panel of 16 dimensions][word of keys][dimension]
+  float scores[kTileQueries * kBlock];           // of one KV head; then, in place, the weights as A of the output
+  float shrink[kTileQueries];                    // of one KV head: what a new maximum does to older sums
+  int64_t end[kTileQueries];                     // of the keys that a query sees
+};
+
+// How far scores, in base 2, may be above the reference. A weight of 2^6 is rounded as well as one of 1, and finding the
+// largest of 16 lanes, and exchanging the reference, takes longer than a block's weights.
+constexpr float kHeadroom = 6.0f;
+
+// What a block is computed from and with, for one KV head of the tile.
+template <class E>
+struct Block {
+  const Attention& op;
+  const QueryTile& tile;
+  int64_t first_key;
+  const BlockRows<E>& rows;
+  int head;
+  const uint32_t* queries;
+  Partial result;
+  bool begins;  // the result holds no values yet
+  bool plain;   // every query sees every key, and no score is capped
+  Ahead<E>& ahead;
+  Scratch& scratch;
+
+  const float* shrink() const { return begins ? nullptr : scratch.shrink; }
+};
+
+// The scores of one query against a block become weights, where its scores were.
+template <class E, int P>
+INLINE void weigh_row(const Block<E>& block, int m, const Floats (&scores)[P]) {
+  const Floats factor = broadcast(block.op.soft_cap ? 1.0f : (float)block.op.scale * kLog2E);
+  float &reference = block.result.reference[m], *lanes = block.result.lanes + m * kWidth;
+  Floats best = scores[0], total = load(lanes);
+#pragma GCC unroll 4
+  for (int v = 1; v < P; v++) best = max(best, scores[v]);
+  block.scratch.shrink[m] = 1.0f;
+  if (any_above(best * factor, reference + kHeadroom)) {
+    const float now = std::max(reference, largest(best) * first_lane(factor));
+    const Floats shrink = exp2(broadcast(reference - now));
+    total = total * shrink;
+    block.scratch.shrink[m] = first_lane(shrink);
+    reference = now;
+  }
+  const Floats shift = broadcast(-reference);
+  auto* weights = reinterpret_cast<typename E::Value*>(block.scratch.scores + m * kBlock);
+#pragma GCC unroll 4
+  for (int v = 0; v < P; v++) {
+    const Floats weight = E::weight_exp2(fma(scores[v], factor, shift));
+    total = total + weight;
+    E::store(weights + v * kWidth, weight);
+  }
+  store(lanes, total);
+}
+
+// Scores in base 2: capped, and -infinity outside keys [begin, end).
+template <int P>
+INLINE void cap_and_mask(Floats (&scores)[P], int64_t begin, int64_t end, const Attention& op) {
+  const float scale = (float)op.scale, soft_cap = (float)op.soft_cap;
+  for (int v = 0; v < P; v++) {
+    if (soft_cap) {  // cap * tanh(s / cap), with tanh(x) = 2 sigmoid(2 x) - 1
+      const Floats half = sigmoid(scores[v] * broadcast(2.0f * scale / soft_cap));
+      scores[v] = fma(half, broadcast(2.0f), broadcast(-1.0f)) * broadcast(soft_cap * kLog2E);
+    }
+    const auto lane = [&](int64_t i) { return (int)std::clamp<int64_t>(i - v * kWidth, 0, kWidth); };
+    scores[v] = keep_lanes(scores[v], lane(begin), lane(end), -std::numeric_limits<float>::infinity());
+  }
+}
+
+// The same for scores in memory.
+template <class E>
+void weigh(const Block<E>& block, int m) {
+  const int64_t end = block.scratch.end[m] - block.first_key, begin = end - block.op.window;
+  with_constant<kBlock / kWidth>(block.rows.panels, [&](auto panels) {
+    Floats scores[panels.value];
+    for (int v = 0; v < panels.value; v++) scores[v] = load(block.scratch.scores + m * kBlock + v * kWidth);
+    if (!block.plain && (block.op.soft_cap || begin > 0 || end < panels.value * kWidth)) {
+      cap_and_mask(scores, begin, end, block.op);
+    }
+    weigh_row<E>(block, m, scores);
+  });
+}
+
+// Whether the registers hold the scores of a tile of queries against a block.
+constexpr bool kBlockFits = kTilePanels >= kBlock / kWidth;
+
+// Weights of MR queries from m on, of a block that is plain, whose keys lie in panels.
+template <class E, int MR>
+INLINE void score_and_weigh(const Block<E>& block, int m) {
+  constexpr int kPanels = kBlock / kWidth;
+  const ptrdiff_t words = block.op.head_dim / E::kPerWord;
+  const uint32_t *queries = block.queries + m * words, *keys = block.scratch.keys;
+  Floats scores[MR][kPanels];
+#pragma GCC unroll 8
+  for (int i = 0; i < MR; i++) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kPanels; v++) scores[i][v] = broadcast(0.0f);
+  }
+#pragma GCC unroll 2
+  for (ptrdiff_t w = 0; w < words; w++) {
+    Words column[kPanels];
+#pragma GCC unroll 4
+    for (int v = 0; v < kPanels; v++) column[v] = load_words(keys + (v * words + w) * kWidth);
+#pragma GCC unroll 8
+    for (int i = 0; i < MR; i++) {
+      const Words query = broadcast_word(queries[i * words + w]);
+#pragma GCC unroll 4
+      for (int v = 0; v < kPanels; v++) scores[i][v] = E::dot(query, column[v], scores[i][v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < MR; i++) weigh_row<E>(block, m + i, scores[i]);
+}
+
+}  // namespace rootgraft
