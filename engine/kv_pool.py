@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 
 from engine.batch import PageCopy
 from engine.models.config import ModelConfig
-from kernels.ops import copy_pages, lazy_zeros
+from kernels.ops import copy_pages, lazy_zeros, populate
+
+_POPULATED_AT_ONCE = 1 << 21  # bytes of a layer: a huge page, for which other threads that ask for memory may wait
 
 
 def bytes_per_page(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
@@ -43,6 +46,17 @@ class KvPool:
         target = [copy.target for copy in copies]
         count = [copy.num_tokens for copy in copies]
         copy_pages(self.k, self.v, source, target, count)
+
+    def populate(self, num_pages: int) -> None:
+        """Take the memory of the first pages now, on a CPU: a step that writes a page first waits until it has some.
+
+        Another thread may compute meanwhile. Where the operating system cannot do that, nothing is done.
+        """
+        step = max(1, _POPULATED_AT_ONCE // self.k_layers[0][0].nbytes)
+        with suppress(OSError):
+            for first in range(0, min(num_pages, self.num_pages), step):
+                for layer in (*self.k_layers, *self.v_layers):
+                    populate(layer[first : first + step])
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -31,6 +32,7 @@ from lora.adapters import Adapters
 from lora.layout import BaseLayout
 from lora.reading import AdapterReader
 
+_POPULATED_TOKENS, _POPULATED_BYTES = 1 << 15, 1 << 30  # of the KV pool, whichever are fewer: see ``_populate``
 _PATIENCE = 64  # steps that an adapter waits for a slot before one is closed for it
 
 
@@ -88,6 +90,8 @@ class Worker:
         sampler = Sampler(config.max_num_seqs, self.vocab_size, device)
         self._runner = ModelRunner(model, _forward(config, model, kv, inputs), kv, inputs, sampler)
         self._warm_up()
+        if device.type == "cpu":
+            _populate(kv, page_bytes)
         self.summary = (
             f"{_shape(model.config)}, {_number_formats(model)} on {device}, "
             f"loaded in {loaded - started:.1f} s, warm after {time.monotonic() - loaded:.1f} s more",
@@ -111,6 +115,16 @@ class Worker:
     def _warm_up(self) -> None:
         """Run the smallest step, so that no request pays for what is set up on first use."""
         self._runner.run(trial(1, (0,)))
+
+
+def _populate(kv: KvPool, page_bytes: int) -> None:
+    """Take memory for the first pages while the first requests are still to come; the others as they are needed.
+
+    In a virtual machine, where the host may have to find it first, a GiB can take seconds, in steps that each wait for
+    tenths of them.
+    """
+    num_pages = min(_POPULATED_TOKENS // kv.page_size, _POPULATED_BYTES // page_bytes)
+    threading.Thread(target=kv.populate, args=(num_pages,), name="populate", daemon=True).start()
 
 
 def _shape(config: ModelConfig) -> str:

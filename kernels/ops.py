@@ -65,6 +65,7 @@ __all__ = [
     "native_status",
     "on_triton",
     "pack_linear",
+    "populate",
     "record",
     "rms_norm",
     "rope_store_kv",
@@ -326,6 +327,17 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         OSError: there is no such amount of address space.
     """
     return arena.lazy_zeros(shape, dtype)
+
+
+def populate(tensor: Tensor) -> None:
+    """Take the memory of ``lazy_zeros``, or of a contiguous part of them, before it is written. Its values stay.
+
+    Another thread may compute meanwhile, with this memory too.
+
+    Raises:
+        OSError: the operating system cannot do that.
+    """
+    arena.populate(tensor)
 
 
 def record(forward: Callable[[], Tensor], buffers: Buffers) -> tuple[Tensor, Tape | None]:

@@ -8,8 +8,11 @@ smaller than a huge page, hence the blocks that they share.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import mmap
+import os
+import sys
 from typing import Final
 
 import torch
@@ -17,6 +20,7 @@ from torch import Tensor
 
 _BLOCK: Final = 64 << 20  # bytes
 _ALIGNMENT: Final = 64  # bytes: a cache line
+_POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE of madvise(2), since Linux 5.14
 
 
 class WeightArena:
@@ -43,6 +47,17 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if not count:
         return torch.zeros(shape, dtype=dtype)
     return torch.frombuffer(_map_block(count * dtype.itemsize), dtype=dtype, count=count).view(shape)
+
+
+def populate(tensor: Tensor) -> None:
+    """See ``kernels.ops.populate``."""
+    if sys.platform != "linux":
+        raise OSError("only Linux hands out memory before it is written")
+    first = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    size = tensor.data_ptr() + tensor.nbytes - first
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), _POPULATE_WRITE):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def _map_block(size: int) -> mmap.mmap:

@@ -49,3 +49,13 @@ def test_memory_goes_back_with_the_last_view():
 def test_without_huge_pages(monkeypatch):
     monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
     assert not ops.lazy_zeros((1000,), torch.float32).any()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_can_be_taken_before_it_is_written():
+    zeros = ops.lazy_zeros((4, 1 << 24), torch.uint8)
+    zeros[1, 5] = 7
+    before = resident()
+    ops.populate(zeros[1:3])
+    assert (2 << 24) - (4 << 20) <= resident() - before <= (2 << 24) + (8 << 20)
+    assert zeros[1:3].sum() == 7
