@@ -157,6 +157,8 @@ class ModelRunner:
         Args:
             last: where in the step the row's last token is.
         """
+        if not row.prompt_targets:
+            return []
         # The tokens before the last position have targets, but for leading ones that need no score.
         first = last + 1 - row.num_drafts - row.draws - len(row.prompt_targets)
         num_top = self._sampler.num_prompt_logprobs(row.row)

@@ -161,7 +161,7 @@ class Sampler:
         if logits is None or not len(lines):
             return Drawing(rows, lines, forced)
         if isinstance(logits, Largest):
-            packed = _packed(logits.column, torch.isfinite(logits.value))
+            packed = _packed(logits.column, logits.value - logits.value)  # 0, or NaN where one is not finite
             return Drawing(rows, lines, forced, logits.column, HostCopy(packed), [-1] * len(lines))
         num_logprobs = self._rows["num_logprobs"][lines.row]
         tokens, columns = self._draw_lines(logits, lines, allowed)
@@ -184,7 +184,7 @@ class Sampler:
         best, tokens = largest(edited)
         sound = torch.isfinite(best) if before is None else torch.isfinite(best) & torch.isfinite(before)
         self._draw_random(tokens, edited, best, params, lines.num_generated)
-        packed = _packed(tokens, sound)
+        packed = _packed(tokens, ~sound)
         if len(wanted):
             packed = self._with_logprobs(packed, logits, tokens, wanted, int(params["num_logprobs"].max()))
         return tokens, packed
@@ -238,9 +238,9 @@ class Sampler:
         return torch.cat([packed, behind], dim=1)
 
 
-def _packed(tokens: Tensor, sound: Tensor) -> Tensor:
-    """[S, 2] float64: tokens, and whether their lines failed."""
-    return torch.stack([tokens.double(), (~sound).double()], dim=1)
+def _packed(tokens: Tensor, failed: Tensor) -> Tensor:
+    """[S, 2] float64: tokens, and whether their lines failed: 0 if not."""
+    return torch.stack([tokens.double(), failed.double()], dim=1)
 
 
 def _drawn(packed: list[float], num_logprobs: int) -> Drawn:
