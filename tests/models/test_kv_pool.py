@@ -1,4 +1,4 @@
-"""The KV pool: its size, and copies of parts of pages."""
+"""The KV pool: its size, its memory, and copies of parts of pages."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from engine import kv_pool
 from engine.batch import PageCopy
 from engine.kv_pool import KvPool, bytes_per_page
 from engine.loading.hf_config import model_config
@@ -63,3 +64,26 @@ def test_copy_outside_the_pool(config: ModelConfig) -> None:
     for copy in (PageCopy(4, 0, 1), PageCopy(0, -1, 1), PageCopy(0, 1, 5)):
         with pytest.raises(IndexError):
             pool.copy([copy])
+
+
+def test_memory_of_the_first_pages_is_taken_and_values_stay(config: ModelConfig, monkeypatch) -> None:
+    pool = KvPool(config, 40, 16, torch.float32, CPU)
+    pool.k[:, 3] = 5
+    pool.populate(1000)
+    assert (pool.k[:, 3] == 5).all() and pool.k.sum() == pool.k[:, 3].sum() and not pool.v.any()
+    taken = []
+    monkeypatch.setattr(kv_pool, "populate", lambda part: taken.append(part.data_ptr()))
+    monkeypatch.setattr(kv_pool, "_POPULATED_AT_ONCE", 8 * pool.k_layers[0][0].nbytes)
+    pool.populate(20)
+    layers = (*pool.k_layers, *pool.v_layers)
+    assert sorted(taken) == sorted(layer[first].data_ptr() for layer in layers for first in (0, 8, 16))
+
+
+def test_where_memory_cannot_be_taken_nothing_happens(config: ModelConfig, monkeypatch) -> None:
+    def refuse(part: torch.Tensor) -> None:
+        raise OSError("not here")
+
+    pool = KvPool(config, 40, 16, torch.float32, CPU)
+    monkeypatch.setattr(kv_pool, "populate", refuse)
+    pool.populate(20)
+    assert not pool.k.any()
