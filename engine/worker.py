@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -33,6 +35,7 @@ from lora.layout import BaseLayout
 from lora.reading import AdapterReader
 
 _POPULATED_TOKENS, _POPULATED_BYTES = 1 << 15, 1 << 30  # of the KV pool, whichever are fewer: see ``_populate``
+_POLITE = 10  # niceness of a thread that has time
 _PATIENCE = 64  # steps that an adapter waits for a slot before one is closed for it
 
 
@@ -118,13 +121,19 @@ class Worker:
 
 
 def _populate(kv: KvPool, page_bytes: int) -> None:
-    """Take memory for the first pages while the first requests are still to come; the others as they are needed.
+    """Take memory for the first pages while there is time; for the others as they are needed.
 
     In a virtual machine, where the host may have to find it first, a GiB can take seconds, in steps that each wait for
     tenths of them.
     """
     num_pages = min(_POPULATED_TOKENS // kv.page_size, _POPULATED_BYTES // page_bytes)
-    threading.Thread(target=kv.populate, args=(num_pages,), name="populate", daemon=True).start()
+
+    def run() -> None:
+        if sys.platform == "linux":  # elsewhere threads have no niceness of their own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _POLITE)
+            kv.populate(num_pages)
+
+    threading.Thread(target=run, name="populate", daemon=True).start()
 
 
 def _shape(config: ModelConfig) -> str:
