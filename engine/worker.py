@@ -35,7 +35,7 @@ from lora.layout import BaseLayout
 from lora.reading import AdapterReader
 
 _POPULATED_TOKENS, _POPULATED_BYTES = 1 << 15, 1 << 30  # of the KV pool, whichever are fewer: see ``_populate``
-_POLITE = 10  # niceness of a thread that has time
+_POLITE = 10  # added to the niceness of a thread that has time
 _PATIENCE = 64  # steps that an adapter waits for a slot before one is closed for it
 
 
@@ -130,7 +130,7 @@ def _populate(kv: KvPool, page_bytes: int) -> None:
 
     def run() -> None:
         if sys.platform == "linux":  # elsewhere threads have no niceness of their own
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _POLITE)
+            os.nice(_POLITE)
             kv.populate(num_pages)
 
     threading.Thread(target=run, name="populate", daemon=True).start()

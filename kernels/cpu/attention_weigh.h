@@ -15,7 +15,7 @@ struct alignas(64) Scratch {
   uint32_t keys[kBlock * kMaxHeadDim];           // B of the scores: [panel of 16 keys][word of the head][key]
   uint32_t values[kBlock * kMaxHeadDim];         // B of the output: [panel of 16 dimensions][word of keys][dimension]
   float scores[kTileQueries * kBlock];           // of one KV head; then, in place, the weights as A of the output
-  float shrink[kTileQueries];                    // of one KV head: what a new maximum does to older sums
+  float shrink[kTileQueries];                    // of one KV head: what a new reference does to older sums
   int64_t end[kTileQueries];                     // of the keys that a query sees
 };
 

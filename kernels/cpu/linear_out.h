@@ -21,8 +21,8 @@ struct TileSpan {
 };
 
 // They are rounded into the output, plus a bias [columns] of type Bias if there is one. A whole tile without a bias is
-// stored there at once: sums that are stored in between and loaded again wait for the stores into the output before
-// them, which miss the caches (Zen 4; a tenth of the time of products of bytes).
+// stored there at once: to store sums in between and load them again took a tenth of the time of products of bytes
+// (Zen 4).
 template <class Bias, class To>
 class Stored {
  public:
