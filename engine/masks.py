@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -79,4 +78,4 @@ class SlowMasks:
 
 def _step_back() -> None:
     if sys.platform == "linux":  # elsewhere niceness is that of the whole process
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        os.nice(NICENESS)

@@ -129,7 +129,7 @@ def _populate(kv: KvPool, page_bytes: int) -> None:
     num_pages = min(_POPULATED_TOKENS // kv.page_size, _POPULATED_BYTES // page_bytes)
 
     def run() -> None:
-        if sys.platform == "linux":  # elsewhere threads have no niceness of their own
+        if sys.platform == "linux":  # elsewhere niceness is that of the whole process
             os.nice(_POLITE)
             kv.populate(num_pages)
 

@@ -234,7 +234,7 @@ def _step_back() -> None:
     Not in the class of what is idle, in which it could hold the interpreter's lock and be given no core.
     """
     if sys.platform == "linux":  # elsewhere niceness is that of the whole process
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        os.nice(NICENESS)
 
 
 def _settled(result: Compiled | GrammarError) -> Future[Compiled]:
