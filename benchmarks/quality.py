@@ -1,4 +1,4 @@
-"""What quantisation costs: perplexity and greedy agreement of each form of the weights, against float32 and bfloat16.
+"""What quantisation costs: perplexity and greedy agreement of forms of weights and KV, against float32 and bfloat16.
 
     python -m benchmarks.quality [--model PATH] [--out FILE]
 
@@ -29,18 +29,22 @@ from engine.loading.weights import WeightForm
 from engine.models.decoder import DecoderModel
 from engine.source import resolve_model
 from engine.tokenizer import Tokenizer
-from kernels import ops
+from kernels import kv_int8, ops
 
 TEXT = Path(__file__).with_name("quality.txt")
 WINDOW, PAGE = 512, 16
 CPU = torch.device("cpu")
+_KV_INT8 = "+int8_kv"  # at the end of a form's name: with KV of 8 bits
 FORMS: dict[str, tuple[torch.dtype, WeightForm]] = {
     "float32": (torch.float32, "plain"),
+    "float32+int8_kv": (torch.float32, "plain"),
     "bfloat16": (torch.bfloat16, "plain"),
+    "bfloat16+int8_kv": (torch.bfloat16, "plain"),
     "stored": (torch.bfloat16, "stored"),
     "stored_dynamic": (torch.bfloat16, "stored_dynamic"),
     "int8_weight_only": (torch.bfloat16, "int8_weight_only"),
     "int8_dynamic": (torch.bfloat16, "int8_dynamic"),
+    "int8_dynamic+int8_kv": (torch.bfloat16, "int8_dynamic"),
 }
 
 
@@ -65,11 +69,11 @@ def windows(path: Path) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def log_probs(model: DecoderModel, tokens: list[int]) -> Tensor:
+def log_probs(model: DecoderModel, tokens: list[int], kv_dtype: torch.dtype) -> Tensor:
     """[T, V] fp32 of one window, computed in one step."""
     count = len(tokens)
     pages = -(-count // PAGE)
-    kv = KvPool(model.config, pages, PAGE, model.dtype, CPU)
+    kv = KvPool(model.config, pages, PAGE, kv_dtype, CPU)
     inputs = ForwardInputs(
         token_ids=torch.tensor(tokens),
         positions=torch.arange(count),
@@ -85,19 +89,20 @@ def log_probs(model: DecoderModel, tokens: list[int]) -> Tensor:
 
 def measure(path: Path, texts: list[list[int]], forms: list[str]) -> list[Quality]:
     """One line for each form, float32 and bfloat16 among them; all models are in memory at once."""
-    models, seconds = {}, {}
+    models, seconds, kv_dtypes = {}, {}, {}
     for form in forms:
         begin = time.monotonic()
         dtype, weights = FORMS[form]
+        kv_dtypes[form] = kv_int8.DTYPE if form.endswith(_KV_INT8) else dtype
         models[form] = load_model(path, dtype=dtype, device=CPU, max_positions=WINDOW, weights=weights)
         seconds[form] = time.monotonic() - begin
     surprise = dict.fromkeys(forms, 0.0)
     same, same_as_bf16, apart = dict.fromkeys(forms, 0), dict.fromkeys(forms, 0), dict.fromkeys(forms, 0.0)
     for tokens in texts:
-        known = {form: log_probs(models[form], tokens) for form in ("float32", "bfloat16")}
+        known = {form: log_probs(models[form], tokens, kv_dtypes[form]) for form in ("float32", "bfloat16")}
         exact, first_of_bf16 = known["float32"], known["bfloat16"].argmax(-1)
         for form, model in models.items():
-            found = known[form] if form in known else log_probs(model, tokens)
+            found = known[form] if form in known else log_probs(model, tokens, kv_dtypes[form])
             surprise[form] -= found[:-1].gather(1, torch.tensor(tokens[1:])[:, None]).double().sum().item()
             same[form] += int((found.argmax(-1) == exact.argmax(-1)).sum())
             same_as_bf16[form] += int((found.argmax(-1) == first_of_bf16).sum())

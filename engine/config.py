@@ -79,6 +79,12 @@ class EngineConfig:
     )
     seed: int = option(0, "Seed of requests that name none.", low=0, high=(1 << 63) - 1)
     block_size: int = option(16, "Tokens in a page of KV.", choices=(1, 2, 4, 8, 16, 32, 64, 128))
+    kv_cache_dtype: str = option(
+        "auto",
+        "Number format of KV. auto: --dtype. int8 (CPU only): 8 bits and a scale for each token and head, half the "
+        "memory; attention multiplies bytes: faster, but answers change.",
+        choices=("auto", "int8"),
+    )
     gpu_memory_utilization: float = option(
         0.9, "Share of the device's memory for weights and KV together.", low=0.05, high=1.0
     )

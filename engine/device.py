@@ -9,6 +9,8 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.models.config import ModelConfig
+from kernels import kv_int8
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _CPU_DEFAULT_BYTES = 4 << 30
@@ -24,11 +26,33 @@ def choose_device(config: EngineConfig) -> torch.device:
 
 
 def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
-    """The number format of weights and KV: what was asked for, or bfloat16 where the device computes it natively."""
+    """The number format of weights: what was asked for, or bfloat16 where the device computes it natively."""
     if config.dtype != "auto":
         return _DTYPES[config.dtype]
     native = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return torch.bfloat16 if native else torch.float32
+
+
+def choose_kv_dtype(config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """The number format of KV, the model's being ``dtype``.
+
+    Raises:
+        ConfigError: 8 bits were asked for where they are not computed.
+    """
+    if config.kv_cache_dtype == "auto":
+        return dtype
+    if device.type != "cpu":
+        raise ConfigError(f"--kv-cache-dtype int8 needs --device cpu; this is {device.type}. Leave it at auto.")
+    if config.block_size % kv_int8.CELLS:
+        raise ConfigError(
+            f"--kv-cache-dtype int8 needs a --block-size of a multiple of {kv_int8.CELLS}, not {config.block_size}."
+        )
+    if model.head_dim % kv_int8.CELLS:
+        raise ConfigError(
+            f"--kv-cache-dtype int8 needs heads of a multiple of {kv_int8.CELLS} dimensions; this model's have "
+            f"{model.head_dim}. Leave it at auto."
+        )
+    return kv_int8.DTYPE
 
 
 def num_threads(config: EngineConfig) -> int:

@@ -9,21 +9,30 @@ import torch
 
 from engine.batch import PageCopy
 from engine.models.config import ModelConfig
-from kernels.ops import copy_pages, lazy_zeros, populate
+from kernels import kv_int8
+from kernels.memory import copy_pages, lazy_zeros, populate
 
 _POPULATED_AT_ONCE = 1 << 21  # bytes of a layer: a huge page, for which other threads that ask for memory may wait
 
 
 def bytes_per_page(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
     """Bytes of one page of ``page_size`` tokens: K and V in all layers."""
-    return 2 * config.num_layers * config.kv_size * page_size * dtype.itemsize
+    return 2 * config.num_layers * config.num_kv_heads * page_size * _width(config, dtype) * dtype.itemsize
+
+
+def _width(config: ModelConfig, dtype: torch.dtype) -> int:
+    """The last dimension of the pool's tensors."""
+    return config.head_dim + (kv_int8.SCALE_BYTES if dtype is kv_int8.DTYPE else 0)
 
 
 class KvPool:
     """K and V of every page, written by the kernels of a forward pass and by ``copy``.
 
+    Args:
+        dtype: the model's, or ``kv_int8.DTYPE``.
+
     Attributes:
-        k: [num_layers, num_pages, num_kv_heads, page_size, head_dim].
+        k: [num_layers, num_pages, num_kv_heads, page_size, head_dim], or in 8 bits as ``kernels.kv_int8`` says.
         v: the same.
         k_layers: ``k`` layer by layer, each [num_pages, num_kv_heads, page_size, head_dim].
         v_layers: the same for ``v``.
@@ -32,7 +41,7 @@ class KvPool:
     def __init__(
         self, config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        shape = (config.num_layers, num_pages, config.num_kv_heads, page_size, config.head_dim)
+        shape = (config.num_layers, num_pages, config.num_kv_heads, page_size, _width(config, dtype))
         self.k = _zeros(shape, dtype, device)
         self.v = _zeros(shape, dtype, device)
         self.k_layers = tuple(self.k.unbind(0))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.batch import Batch, Draw
 from engine.config import EngineConfig
-from engine.device import choose_device, choose_dtype, kv_bytes, num_threads
+from engine.device import choose_device, choose_dtype, choose_kv_dtype, kv_bytes, num_threads
 from engine.errors import ConfigError
 from engine.graphs import graphs_for
 from engine.inputs import HostInputs, InputBuilder
@@ -85,10 +85,11 @@ class Worker:
         bank = self.adapters.bank if self.adapters else None
         is_measured = device.type == "cuda" and config.kv_cache_memory is config.num_gpu_blocks_override is None
         steps = measure_steps(model, config, bank) if is_measured else StepMemory()
-        page_bytes = bytes_per_page(model.config, config.block_size, dtype)
+        kv_dtype = choose_kv_dtype(config, model.config, device, dtype)
+        page_bytes = bytes_per_page(model.config, config.block_size, kv_dtype)
         self.num_pages = config.num_gpu_blocks_override or pool_bytes(config, device, steps, slot_bytes) // page_bytes
         self.max_model_len = _max_model_len(config, model.config, self.num_pages)
-        kv = KvPool(model.config, self.num_pages, config.block_size, dtype, device)
+        kv = KvPool(model.config, self.num_pages, config.block_size, kv_dtype, device)
         inputs = InputBuilder(config.max_num_seqs, self.max_model_len, config.block_size, device, bank)
         sampler = Sampler(config.max_num_seqs, self.vocab_size, device)
         self._runner = ModelRunner(model, _forward(config, model, kv, inputs), kv, inputs, sampler)

@@ -78,6 +78,12 @@ def native_for(first: Tensor, *others: Tensor) -> Kernels | None:
     return kernels if kernels is not None and kernels.takes(first, *others) else None
 
 
+def native_for_kv(x: Tensor, k_cache: Tensor, v_cache: Tensor) -> Kernels | None:
+    """The native kernels, where they take queries, or what they are made from, with these caches."""
+    kernels = native_kernels() if x.is_cpu else None
+    return kernels if kernels is not None and kernels.takes_kv(x, k_cache, v_cache) else None
+
+
 @functools.cache
 def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None

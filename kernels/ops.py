@@ -1,4 +1,4 @@
-"""The ops of a forward pass: one public function each, the only import surface of ``kernels``.
+"""The ops of a forward pass: one public function each.
 
 Each function chooses by device, type and availability: the native CPU kernels of ``kernels.cpu`` for float32 and
 bfloat16 tensors on the CPU, those of ``kernels.triton`` for bfloat16 and float16 tensors on a CUDA device, plain torch
@@ -12,11 +12,12 @@ cells stand for what pads a captured batch, and are skipped.
 
 Words: T tokens of a ragged batch of R rows; Hq and Hkv query and KV heads of D dimensions; a KV cache of one layer
 is [num_pages, Hkv, page_size, D], and *cell* ``loc`` of it is page ``loc // page_size``, offset ``loc % page_size``.
+On a CPU it may be of 8 bits, as ``kernels.kv_int8`` says; attention then rounds its queries and weights to 8 bits too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -26,6 +27,7 @@ from torch.nn import functional
 from kernels import reference
 from kernels.backend import (
     native_for,
+    native_for_kv,
     native_kernels,
     native_status,
     on_triton,
@@ -33,7 +35,6 @@ from kernels.backend import (
     triton_status,
     use_native,
 )
-from kernels.cpu import arena
 from kernels.cpu.calls import Buffers
 from kernels.cpu.tape import Tape
 from kernels.packed import Format, Largest, Linear, PackedLinear, QuantisedLinear
@@ -54,18 +55,15 @@ __all__ = [
     "add_rms_norm",
     "attention",
     "capture_for",
-    "copy_pages",
     "find_shared_prefixes",
     "gated_activation",
     "largest",
     "largest_linear",
-    "lazy_zeros",
     "linear",
     "native_kernels",
     "native_status",
     "on_triton",
     "pack_linear",
-    "populate",
     "record",
     "rms_norm",
     "rope_store_kv",
@@ -191,8 +189,8 @@ def rope_store_kv(
             return rope.rope_store_kv(
                 qkv, positions, cos_sin, kv_loc, k_cache, v_cache, num_heads, num_kv_heads, q_norm, k_norm, eps, offset
             )
-    kernels = native_for(qkv, k_cache, v_cache)
-    if kernels is not None and kernels.takes_heads(k_cache.shape[3]):
+    kernels = native_for_kv(qkv, k_cache, v_cache)
+    if kernels is not None:
         return kernels.rope_store_kv(
             qkv, positions, cos_sin, kv_loc, k_cache, v_cache, num_heads, num_kv_heads, q_norm, k_norm, eps, offset
         )
@@ -253,8 +251,8 @@ def attention(
             return gpu.attention(
                 q, k_cache, v_cache, *batch, scale=scale, window=window, soft_cap=soft_cap, shared=shared
             )
-    kernels = native_for(q, k_cache, v_cache)
-    if kernels is not None and kernels.takes_heads(q.shape[2]) and scale > 0:
+    kernels = native_for_kv(q, k_cache, v_cache)
+    if kernels is not None and scale > 0:
         return kernels.attention(q, k_cache, v_cache, page_table, query_start, context_len, scale, window, soft_cap)
     return reference.attention(
         q, k_cache, v_cache, page_table, query_start, context_len, scale=scale, window=window, soft_cap=soft_cap
@@ -318,28 +316,6 @@ def largest_linear(x: Tensor, layer: Linear) -> Largest:
     return largest(linear(x, layer, torch.float32))
 
 
-def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros on the CPU, aligned to a memory page, that take memory only as they are written.
-
-    They come in huge pages where the operating system has them. Freed with the last tensor that views them.
-
-    Raises:
-        OSError: there is no such amount of address space.
-    """
-    return arena.lazy_zeros(shape, dtype)
-
-
-def populate(tensor: Tensor) -> None:
-    """Take the memory of ``lazy_zeros``, or of a contiguous part of them, before it is written. Its values stay.
-
-    Another thread may compute meanwhile, with this memory too.
-
-    Raises:
-        OSError: the operating system cannot do that.
-    """
-    arena.populate(tensor)
-
-
 def record(forward: Callable[[], Tensor], buffers: Buffers) -> tuple[Tensor, Tape | None]:
     """Run a forward pass over ops of this module, and keep it for later steps of any number of tokens and rows.
 
@@ -369,37 +345,3 @@ def capture_for(k_cache: Tensor) -> Capture | None:
     q = k_cache.new_empty(0, 1, k_cache.shape[3])
     table = torch.empty(0, 1, dtype=torch.int32, device=k_cache.device)
     return captured.Capture(k_cache.device) if gpu.takes(q, k_cache, k_cache, table) else None
-
-
-def copy_pages(k: Tensor, v: Tensor, source: Sequence[int], target: Sequence[int], count: Sequence[int]) -> None:
-    """Copies, in list order, the first ``count[i]`` cells of page ``source[i]`` to page ``target[i]`` in all layers.
-
-    Args:
-        k: [L, num_pages, Hkv, page_size, D], the K caches of all layers.
-        v: the same for V.
-        source: pages to copy from.
-        target: pages to copy to.
-        count: cells to copy, at most page_size each.
-
-    Raises:
-        IndexError: a page or a count lies outside the cache.
-    """
-    _check_pages(k, source, target, count)
-    if on_triton(k.device):
-        from kernels.triton import pages
-
-        if pages.takes(k, v):
-            return pages.copy_pages(k, v, source, target, count)
-    if source and (kernels := native_for(k, v)) is not None:
-        return kernels.copy_pages(k, v, source, target, count)
-    return reference.copy_pages(k, v, source, target, count)
-
-
-def _check_pages(k: Tensor, source: Sequence[int], target: Sequence[int], count: Sequence[int]) -> None:
-    num_pages, page_size = k.shape[1], k.shape[3]
-    for page in (*source, *target):
-        if not 0 <= page < num_pages:
-            raise IndexError(f"page {page} is not in 0 .. {num_pages - 1}")
-    for cells in count:
-        if not 0 <= cells <= page_size:
-            raise IndexError(f"count {cells} is not in 0 .. {page_size}")

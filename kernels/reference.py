@@ -6,12 +6,13 @@ plain weight. Inputs of any floating type are widened to fp32, and results are r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels import kv_int8
 from kernels.packed import Largest
 
 _QUERY_BLOCK = 256  # query tokens scored at once: bounds the [Hq, block, context] fp32 scores
@@ -69,7 +70,7 @@ def rope_store_kv(
     offset: float,
 ) -> Tensor:
     """Norms and rotates q and k, writes k and v to their cells, returns q [T, Hq, D]."""
-    tokens, head_dim, page_size = qkv.shape[0], k_cache.shape[3], k_cache.shape[2]
+    tokens, head_dim, page_size = qkv.shape[0], kv_int8.head_dim(k_cache), k_cache.shape[2]
     heads = qkv.view(tokens, num_heads + 2 * num_kv_heads, head_dim)
     q, k = heads[:, :num_heads].float(), heads[:, num_heads:-num_kv_heads].float()
     if q_norm is not None:
@@ -80,8 +81,12 @@ def rope_store_kv(
         rows = cos_sin[positions]
         q, k = rotate(q, rows), rotate(k, rows)
     page, cell = kv_loc // page_size, kv_loc % page_size
-    k_cache[page, :, cell] = k.to(k_cache.dtype)
-    v_cache[page, :, cell] = heads[:, -num_kv_heads:].to(v_cache.dtype)
+    if kv_int8.is_int8(k_cache):
+        kv_int8.store_keys(k_cache, page, cell, k)
+        kv_int8.store_values(v_cache, page, cell, heads[:, -num_kv_heads:])
+    else:
+        k_cache[page, :, cell] = k.to(k_cache.dtype)
+        v_cache[page, :, cell] = heads[:, -num_kv_heads:].to(v_cache.dtype)
     return q.to(qkv.dtype)
 
 
@@ -101,7 +106,8 @@ def attention(
     out = torch.empty_like(q)
     starts, contexts = query_start.tolist(), context_len.tolist()
     for row, context in enumerate(contexts):
-        k, v = (_gather(cache, page_table[row], context) for cache in (k_cache, v_cache))
+        k = _gather(k_cache, page_table[row], context, kv_int8.keys)
+        v = _gather(v_cache, page_table[row], context, kv_int8.values)
         offset = context - (starts[row + 1] - starts[row]) - starts[row]  # position of a token less its index in q
         for begin in range(starts[row], starts[row + 1], _QUERY_BLOCK):
             end = min(begin + _QUERY_BLOCK, starts[row + 1])
@@ -109,10 +115,12 @@ def attention(
     return out.view(q.shape[0], -1)
 
 
-def _gather(cache: Tensor, pages: Tensor, context: int) -> Tensor:
+def _gather(cache: Tensor, pages: Tensor, context: int, from_int8: Callable[[Tensor], Tensor]) -> Tensor:
     """The first ``context`` tokens of a row as [Hkv, context, D] in fp32."""
     page_size = cache.shape[2]
     used = cache[pages[: -(-context // page_size)].long()]  # [pages, Hkv, page, D]
+    if kv_int8.is_int8(cache):
+        used = from_int8(used)
     return used.transpose(0, 1).flatten(1, 2)[:, :context].float()
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.lora import Factors, pack_expansion
-from kernels.ops import lazy_zeros
+from kernels.memory import lazy_zeros
 from lora.errors import AdapterError
 from lora.layout import EMBEDDING, BaseLayout, ProjectionShape
 from lora.weights import AdapterWeights, ModuleWeights

@@ -1,5 +1,5 @@
 // Paged causal attention of a ragged batch: checks, the plan of tiles and splits, the merging of partials.
-#include "attention.h"
+#include "attention_walk.h"
 
 #include <algorithm>
 #include <memory>
@@ -18,6 +18,7 @@ constexpr int64_t kMostPartials = 1 << 24;   // floats of partials held at once
 
 // Whether every index that the call leads to lies inside its table.
 bool in_bounds(const Attention& op) {
+  if (op.kv_is_int8 && op.page_size % kWidth) return false;
   if (op.query_start[0] != 0 || op.query_start[op.rows] != op.tokens) return false;
   for (int64_t row = 0; row < op.rows; row++) {
     const int64_t queries = (int64_t)op.query_start[row + 1] - op.query_start[row], context = op.context_len[row];
@@ -169,7 +170,7 @@ template <class E>
 void attend_to_items(const Attention& op, const std::vector<Item>& items, int threads) {
   parallel_items(threads, (int64_t)items.size(), [&](int64_t i) {
     const bool more = i + threads < (int64_t)items.size();  // what this thread will probably take next
-    prefetch_stretch<E>(op, items[i].stretch);
+    prefetch_stretch(op, items[i].stretch);
     attend<E>(op, items[i].stretch, more ? items[i + threads].stretch : kNoStretch, items[i].result, items[i].resumes);
   });
 }
@@ -232,7 +233,7 @@ void walk_tiles(const Attention& op, const Plan& plan, int64_t first, int64_t en
   const auto start = [&](int64_t i) {
     return i < (int64_t)plan.tiles.size() ? Stretch{&plan.tiles[i], plan.tiles[i].first_split()} : kNoStretch;
   };
-  prefetch_stretch<E>(op, start(first));
+  prefetch_stretch(op, start(first));
   for (int64_t i = first; i < end; i++) {
     const QueryTile& tile = plan.tiles[i];
     const int vectors = tile.vectors();
@@ -311,8 +312,10 @@ using namespace rootgraft;
 extern "C" int attention(const Attention* op) {
   if (!in_bounds(*op)) return 1;
   try {
-    if (op->is_bf16) run<Bf16>(*op);
-    else run<Fp32>(*op);
+    with_types([&](auto element) {
+      if (op->kv_is_int8) run<Int8<decltype(element)>>(*op);
+      else run<decltype(element)>(*op);
+    }, op->is_bf16);
   } catch (const std::bad_alloc&) {
     return 2;
   }

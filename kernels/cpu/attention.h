@@ -15,11 +15,11 @@
 #include <cstdint>
 #include <vector>
 
-#include "vec.h"
+#include "kv_int8.h"
 
 namespace rootgraft {
 
-constexpr int kTileQueries = 96, kBlock = 64, kSplit = 256, kMaxHeadDim = 256;
+constexpr int kTileQueries = 96, kBlock = 64, kSplit = 256;
 constexpr float kNothing = -3e38f;  // the reference of no scores: finite, so that nothing minus nothing is 0
 
 // The call, as the caller packs it: fields of 8 bytes in this order.
@@ -30,7 +30,13 @@ struct Attention {
   int64_t tokens, rows, table_width, num_pages, heads, kv_heads, page_size, head_dim;
   int64_t window;  // keys seen by a token; at least the context where there is no window
   int64_t is_bf16, threads;
+  int64_t kv_is_int8;  // the caches are as kv_int8.h says; q and out are of is_bf16
   double scale, soft_cap;  // soft_cap 0: none
+
+  // Of a key or value in its cache, without its scale.
+  int64_t cell_bytes() const { return head_dim * (kv_is_int8 ? 1 : is_bf16 ? 2 : 4); }
+  // Of a KV head in a page.
+  int64_t head_bytes() const { return page_size * (cell_bytes() + (kv_is_int8 ? kScaleBytes : 0)); }
 
   int64_t group() const { return heads / kv_heads; }
   int64_t tokens_of(int64_t row) const { return query_start[row + 1] - query_start[row]; }
@@ -84,14 +90,19 @@ struct Stretch {
 };
 constexpr Stretch kNoStretch = {nullptr, 0};
 
-// Asks for the memory of the stretch's first block.
-template <class E>
-void prefetch_stretch(const Attention& op, const Stretch& stretch);
+// KV of 8 bits, queries and results of type Q. With Bf16 and Fp32 all of them are of that type.
+template <class Q>
+struct Int8 : Q {};
 
 // Memory is asked for a block ahead, at last that of `next`, which this thread will probably attend to then. If the
 // stretch `resumes`, the result holds that of the blocks before it in the split.
 template <class E>
 void attend(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result, bool resumes);
+
+template <>
+void attend<Int8<Bf16>>(const Attention&, const Stretch&, const Stretch&, const Partial&, bool);
+template <>
+void attend<Int8<Fp32>>(const Attention&, const Stretch&, const Stretch&, const Partial&, bool);
 
 // The first blocks of a split, or all of them, that several rows see whole, through the same pages.
 struct SharedSplit {

@@ -7,20 +7,20 @@ namespace rootgraft {
 
 inline const uint32_t kZeros[kMaxHeadDim] = {};
 
-// Where a block's keys lie in a cache, in elements; nowhere for keys that no query of the tile sees.
-template <class E>
+// Where a block's keys lie in a cache, in bytes; nowhere for keys that no query of the tile sees.
 struct BlockRows {
   static constexpr int64_t kNowhere = -1;
 
-  int64_t offset[kBlock];  // for the tile's first KV head
-  int64_t head_size;       // from there to the next head
+  int64_t offset[kBlock];  // for the tile's first KV head; not kept where KV is of 8 bits
+  int64_t head_bytes;      // from there to the next head
   int heads, panels;       // panels of 16 keys in use
 
   bool whole;              // whether panels lie in one page each, where their keys follow each other
-  int64_t start[kBlock / kWidth];  // of each panel, where they are whole; maybe of a key that nobody sees
+  int64_t start[kBlock / kWidth];   // of each panel, where they are whole; maybe of a key that nobody sees
+  int64_t scales[kBlock / kWidth];  // of each panel's keys, where KV is of 8 bits
 
   // No tile: no rows.
-  BlockRows(const Attention& op, const QueryTile* tile, int64_t first_key) : head_size(op.page_size * op.head_dim) {
+  BlockRows(const Attention& op, const QueryTile* tile, int64_t first_key) : head_bytes(op.head_bytes()) {
     heads = panels = 0;
     whole = op.page_size % kWidth == 0;
     if (!tile) return;
@@ -28,44 +28,51 @@ struct BlockRows {
     const int begin = (int)std::clamp<int64_t>(tile->begin - first_key, 0, kBlock);
     const int end = (int)std::clamp<int64_t>(tile->end - first_key, 0, kBlock);
     panels = (end + kWidth - 1) / kWidth;
-    std::fill_n(offset, begin, kNowhere);
     const int32_t* pages = op.pages(tile->parts->row);
+    const auto head_at = [&](int64_t key) {
+      return (pages[key / op.page_size] * op.kv_heads + tile->first_head) * head_bytes;
+    };
+    for (int panel = 0; whole && panel < panels; panel++) {
+      const int64_t key = first_key + panel * kWidth, cell = key % op.page_size, head = head_at(key);
+      start[panel] = head + cell * op.cell_bytes();
+      scales[panel] = head + int8_scale(cell, op.page_size, op.head_dim);
+    }
+    if (op.kv_is_int8) return;
+    std::fill_n(offset, begin, kNowhere);
     for (int i = begin; i < end;) {
-      const int64_t page = (first_key + i) / op.page_size, cell = (first_key + i) % op.page_size;
-      const int64_t at = (pages[page] * op.kv_heads + tile->first_head) * head_size + cell * op.head_dim;
+      const int64_t cell = (first_key + i) % op.page_size;
+      const int64_t at = head_at(first_key + i) + cell * op.cell_bytes();
       const int run = (int)std::min<int64_t>(op.page_size - cell, end - i);
-      for (int j = 0; j < run; j++) offset[i + j] = at + j * op.head_dim;
+      for (int j = 0; j < run; j++) offset[i + j] = at + j * op.cell_bytes();
       i += run;
     }
     std::fill_n(offset + end, panels * kWidth - end, kNowhere);
-    for (int panel = 0; whole && panel < panels; panel++) {
-      const int64_t key = first_key + panel * kWidth;
-      const int64_t at = pages[key / op.page_size] * op.kv_heads + tile->first_head;
-      start[panel] = at * head_size + key % op.page_size * op.head_dim;
-    }
   }
 
   // The first key of a whole panel.
-  const uint32_t* panel(const void* cache, int head, int panel) const {
-    const auto* values = static_cast<const typename E::Value*>(cache) + start[panel] + head * head_size;
-    return reinterpret_cast<const uint32_t*>(values);
-  }
+  const uint32_t* panel(const void* cache, int head, int panel) const { return at(cache, head, start[panel]); }
 
   const uint32_t* row(const void* cache, int head, int i) const {
-    if (offset[i] == kNowhere) return kZeros;
-    const auto* values = static_cast<const typename E::Value*>(cache) + offset[i] + head * head_size;
-    return reinterpret_cast<const uint32_t*>(values);
+    return offset[i] == kNowhere ? kZeros : at(cache, head, offset[i]);
+  }
+
+  const float* panel_scales(const void* cache, int head, int panel) const {
+    return reinterpret_cast<const float*>(at(cache, head, scales[panel]));
+  }
+
+ private:
+  const uint32_t* at(const void* cache, int head, int64_t offset) const {
+    return reinterpret_cast<const uint32_t*>(static_cast<const char*>(cache) + offset + head * head_bytes);
   }
 };
 
 // Asks for the next block a little at a time, while the present one is computed: the caches' own prefetchers lose the
 // trail from page to page, and whoever asks for much at once waits. The KV heads of a page follow each other, as they
 // lie in memory. What is asked for goes into the second-level cache, because a block would crowd the first one.
-template <class E>
 class Ahead {
  public:
   // To be spread over so many panels of the present block, one KV head's each.
-  Ahead(const Attention& op, const BlockRows<E>& next, int panels) : op_(op), next_(next) {
+  Ahead(const Attention& op, const BlockRows& next, int panels) : op_(op), next_(next), cell_bytes_(op.cell_bytes()) {
     const int rows = 2 * kWidth * next.panels * next.heads, steps = 2 * kWidth * panels;
     rate_ = (rows + steps - 1) / steps;
     if (rows) start_panel();
@@ -82,17 +89,16 @@ class Ahead {
   }
 
  private:
-  using Value = typename E::Value;
-
   void run(int rows) {
     while (rows > 0 && rate_) {
       const int count = std::min(rows, kWidth - row_);
       if (next_.whole) {
-        ask(base_ + next_.start[panel_] + row_ * op_.head_dim, count * op_.head_dim);
+        if (op_.kv_is_int8 && row_ == 0) ask(base_ + next_.scales[panel_], 1);
+        ask(base_ + next_.start[panel_] + row_ * cell_bytes_, count * cell_bytes_);
       } else {
         const int64_t* at = next_.offset + panel_ * kWidth + row_;
         for (int r = 0; r < count; r++) {
-          if (at[r] != BlockRows<E>::kNowhere) ask(base_ + at[r], op_.head_dim);
+          if (at[r] != BlockRows::kNowhere) ask(base_ + at[r], cell_bytes_);
         }
       }
       rows -= count;
@@ -101,8 +107,8 @@ class Ahead {
     }
   }
 
-  static INLINE void ask(const Value* from, int64_t count) {
-    for (int64_t i = 0; i < count; i += 64 / sizeof(Value)) __builtin_prefetch(from + i, 0, 2);
+  static INLINE void ask(const char* from, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
   }
 
   // Keys, then values; then the next KV head's; then the next panel's.
@@ -115,12 +121,13 @@ class Ahead {
   }
 
   void start_panel() {
-    base_ = static_cast<const Value*>(of_values_ ? op_.v_cache : op_.k_cache) + head_ * next_.head_size;
+    base_ = static_cast<const char*>(of_values_ ? op_.v_cache : op_.k_cache) + head_ * next_.head_bytes;
   }
 
   const Attention& op_;
-  const BlockRows<E>& next_;
-  const Value* base_ = nullptr;
+  const BlockRows& next_;
+  const char* base_ = nullptr;
+  int64_t cell_bytes_;
   int rate_;  // rows for each step; 0: all were asked for
   int panel_ = 0, head_ = 0, row_ = 0;
   bool of_values_ = false;

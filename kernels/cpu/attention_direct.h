@@ -10,7 +10,7 @@ namespace rootgraft {
 // Scores of N queries against P panels of keys, key(i) being a pointer. `panel` has room for one panel.
 template <class E, int N, int P, class Key>
 INLINE void score_rows(const uint32_t* queries, int words, Key key, float* scores, [[maybe_unused]] uint32_t* panel,
-                       Ahead<E>& ahead) {
+                       Ahead& ahead) {
 #if defined(__AVX512VL__)
   Floats sums[N][P];
 #pragma GCC unroll 8
@@ -63,8 +63,8 @@ INLINE Words value_words(const uint32_t* first, const uint32_t* second, int64_t 
 // Values of N queries, dimensions [dim, dim + 16 P): values * shrink + weights * those of the block's keys. No shrink:
 // there are no values yet.
 template <class E, int N, int P>
-INLINE void add_value_rows(const Attention& op, const BlockRows<E>& rows, int head, int64_t dim,
-                           const uint32_t* weights, const float* shrink, float* values, Ahead<E>& ahead) {
+INLINE void add_value_rows(const Attention& op, const BlockRows& rows, int head, int64_t dim,
+                           const uint32_t* weights, const float* shrink, float* values, Ahead& ahead) {
   Floats sums[N][P];
 #pragma GCC unroll 8
   for (int m = 0; m < N; m++) {

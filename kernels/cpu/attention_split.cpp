@@ -1,6 +1,4 @@
-// Attention of a query tile over one split of its context: scores, online softmax, weighted values, block by block.
-#include <algorithm>
-
+// Attention of a query tile over one split of its context, in the type of the caches.
 #include "attention_direct.h"
 #include "attention_weigh.h"
 
@@ -8,21 +6,6 @@ namespace rootgraft {
 namespace {
 
 constexpr int kFewQueries = kTileRows;  // up to so many need no panels
-
-// f(m, row, token of the row, head of the group) for the queries of a tile in order.
-template <class F>
-INLINE void for_queries(const Attention& op, const QueryTile& tile, F f) {
-  const int64_t group = op.group();
-  int m = 0;
-  for (int p = 0; p < tile.num_parts; p++) {
-    const Queries& part = tile.parts[p];
-    int64_t token = part.first / group, head = part.first % group;
-    for (int i = 0; i < part.count; i++) {
-      f(m++, part.row, token, head);
-      if (++head == group) head = 0, token++;
-    }
-  }
-}
 
 template <class E>
 void gather_queries(const Attention& op, const QueryTile& tile, Scratch& scratch) {
@@ -81,7 +64,7 @@ template <class E, int N>
 void weigh_few(const Block<E>& block) {
   constexpr int kMost = N <= 4 ? 2 : 1;  // panels whose columns and sums fit the registers
   const int words = (int)(block.op.head_dim / E::kPerWord);
-  const BlockRows<E>& rows = block.rows;
+  const BlockRows& rows = block.rows;
   for_tiles<N, kMost>(N, rows.panels, [&](int, int, int panel, int count) {
     const auto score = [&](auto key) {
       with_constant<kMost>(count, [&](auto panels) {
@@ -124,55 +107,19 @@ void attend_block(const Block<E>& block) {
   });
 }
 
-// The first key of a stretch's first block.
-int64_t first_key(const Stretch& stretch) {
-  return stretch.tile ? std::max(stretch.split * kSplit, stretch.tile->begin / kBlock * kBlock) : 0;
-}
-
 }  // namespace
-
-template <class E>
-void prefetch_stretch(const Attention& op, const Stretch& stretch) {
-  const BlockRows<E> rows(op, stretch.tile, first_key(stretch));
-  Ahead<E>(op, rows, 1).finish();
-}
 
 template <class E>
 void attend(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result, bool resumes) {
   thread_local Scratch scratch;
   const QueryTile& tile = *stretch.tile;
-  const int vectors = tile.vectors();
   const int64_t words = op.head_dim / E::kPerWord;
-  if (!resumes) {
-    std::fill_n(result.reference, vectors, kNothing);
-    std::fill_n(result.lanes, vectors * kWidth, 0.0f);
-  }
   gather_queries<E>(op, tile, scratch);
-  for_queries(op, tile, [&](int m, int64_t row, int64_t token, int64_t) {
-    scratch.end[m] = op.context_len[row] - op.tokens_of(row) + token + 1;
+  walk_blocks(op, stretch, next, result, resumes, scratch.end, [&](const BlockWork& work) {
+    attend_block<E>({work, scratch.queries + work.head * tile.count * words, scratch});
   });
-  const auto [least, most] = std::minmax_element(scratch.end, scratch.end + tile.count);
-  const int64_t end = std::min((stretch.split + 1) * kSplit, tile.end);
-  int64_t key = first_key(stretch);
-  bool begins = !resumes;
-  for (BlockRows<E> rows(op, &tile, key); key < end; key += kBlock, begins = false) {
-    const bool last = key + kBlock >= end;
-    const BlockRows<E> ahead_rows(op, last ? next.tile : &tile, last ? first_key(next) : key + kBlock);
-    Ahead<E> ahead(op, ahead_rows, tile.heads * rows.panels);
-    const bool plain = !op.soft_cap && key + kBlock <= *least && *most - op.window <= key;
-    for (int head = 0; head < tile.heads; head++) {
-      const int first = head * tile.count;
-      attend_block<E>({op, tile, key, rows, head, scratch.queries + first * words,
-                       result.from(first, op.head_dim), begins, plain, ahead, scratch});
-    }
-    ahead.finish();
-    rows = ahead_rows;
-  }
-  for (int m = 0; m < vectors; m++) result.total[m] = sum(load(result.lanes + m * kWidth));
 }
 
-template void prefetch_stretch<Bf16>(const Attention&, const Stretch&);
-template void prefetch_stretch<Fp32>(const Attention&, const Stretch&);
 template void attend<Bf16>(const Attention&, const Stretch&, const Stretch&, const Partial&, bool);
 template void attend<Fp32>(const Attention&, const Stretch&, const Stretch&, const Partial&, bool);
 

@@ -5,7 +5,7 @@
 
 #include <limits>
 
-#include "attention_block.h"
+#include "attention_walk.h"
 #include "tile.h"
 
 namespace rootgraft {
@@ -23,62 +23,70 @@ struct alignas(64) Scratch {
 // largest of 16 lanes, and exchanging the reference, takes longer than a block's weights.
 constexpr float kHeadroom = 6.0f;
 
-// What a block is computed from and with, for one KV head of the tile.
+// What a block is computed with.
 template <class E>
-struct Block {
-  const Attention& op;
-  const QueryTile& tile;
-  int64_t first_key;
-  const BlockRows<E>& rows;
-  int head;
-  const uint32_t* queries;
-  Partial result;
-  bool begins;  // the result holds no values yet
-  bool plain;   // every query sees every key, and no score is capped
-  Ahead<E>& ahead;
+struct Block : BlockWork {
+  const uint32_t* queries;  // of the KV head
   Scratch& scratch;
 
   const float* shrink() const { return begins ? nullptr : scratch.shrink; }
 };
 
-// The scores of one query against a block become weights, where its scores were.
+// The scores of one query become weights, which are added to its lanes. `factor` brings scores to base 2. Returns what
+// the new reference, if there is one, does to older sums.
 template <class E, int P>
-INLINE void weigh_row(const Block<E>& block, int m, const Floats (&scores)[P]) {
-  const Floats factor = broadcast(block.op.soft_cap ? 1.0f : (float)block.op.scale * kLog2E);
-  float &reference = block.result.reference[m], *lanes = block.result.lanes + m * kWidth;
+INLINE float to_weights(Floats (&scores)[P], const Floats& factor, float& reference, float* lanes) {
   Floats best = scores[0], total = load(lanes);
+  float shrink = 1.0f;
 #pragma GCC unroll 4
   for (int v = 1; v < P; v++) best = max(best, scores[v]);
-  block.scratch.shrink[m] = 1.0f;
   if (any_above(best * factor, reference + kHeadroom)) {
     const float now = std::max(reference, largest(best) * first_lane(factor));
-    const Floats shrink = exp2(broadcast(reference - now));
-    total = total * shrink;
-    block.scratch.shrink[m] = first_lane(shrink);
+    const Floats less = exp2(broadcast(reference - now));
+    total = total * less;
+    shrink = first_lane(less);
     reference = now;
   }
   const Floats shift = broadcast(-reference);
-  auto* weights = reinterpret_cast<typename E::Value*>(block.scratch.scores + m * kBlock);
 #pragma GCC unroll 4
   for (int v = 0; v < P; v++) {
-    const Floats weight = E::weight_exp2(fma(scores[v], factor, shift));
-    total = total + weight;
-    E::store(weights + v * kWidth, weight);
+    scores[v] = E::weight_exp2(fma(scores[v], factor, shift));
+    total = total + scores[v];
   }
   store(lanes, total);
+  return shrink;
+}
+
+// The weights of one query against a block, where its scores were.
+template <class E, int P>
+INLINE void weigh_row(const Block<E>& block, int m, Floats (&scores)[P]) {
+  const Floats factor = broadcast(block.op.soft_cap ? 1.0f : (float)block.op.scale * kLog2E);
+  block.scratch.shrink[m] =
+      to_weights<E>(scores, factor, block.result.reference[m], block.result.lanes + m * kWidth);
+  auto* weights = reinterpret_cast<typename E::Value*>(block.scratch.scores + m * kBlock);
+#pragma GCC unroll 4
+  for (int v = 0; v < P; v++) E::store(weights + v * kWidth, scores[v]);
+}
+
+// value where the lanes of a panel of a block are those of keys [begin, end), else other.
+INLINE Floats keep_panel_lanes(const Floats& value, int panel, int64_t begin, int64_t end, float other) {
+  const auto lane = [&](int64_t i) { return (int)std::clamp<int64_t>(i - panel * kWidth, 0, kWidth); };
+  return keep_lanes(value, lane(begin), lane(end), other);
+}
+
+// cap * tanh(score * scale / cap) in base 2, with tanh(x) = 2 sigmoid(2 x) - 1.
+INLINE Floats capped(const Floats& score, const Attention& op) {
+  const float scale = (float)op.scale, soft_cap = (float)op.soft_cap;
+  const Floats half = sigmoid(score * broadcast(2.0f * scale / soft_cap));
+  return fma(half, broadcast(2.0f), broadcast(-1.0f)) * broadcast(soft_cap * kLog2E);
 }
 
 // Scores in base 2: capped, and -infinity outside keys [begin, end).
 template <int P>
 INLINE void cap_and_mask(Floats (&scores)[P], int64_t begin, int64_t end, const Attention& op) {
-  const float scale = (float)op.scale, soft_cap = (float)op.soft_cap;
   for (int v = 0; v < P; v++) {
-    if (soft_cap) {  // cap * tanh(s / cap), with tanh(x) = 2 sigmoid(2 x) - 1
-      const Floats half = sigmoid(scores[v] * broadcast(2.0f * scale / soft_cap));
-      scores[v] = fma(half, broadcast(2.0f), broadcast(-1.0f)) * broadcast(soft_cap * kLog2E);
-    }
-    const auto lane = [&](int64_t i) { return (int)std::clamp<int64_t>(i - v * kWidth, 0, kWidth); };
-    scores[v] = keep_lanes(scores[v], lane(begin), lane(end), -std::numeric_limits<float>::infinity());
+    if (op.soft_cap) scores[v] = capped(scores[v], op);
+    scores[v] = keep_panel_lanes(scores[v], v, begin, end, -std::numeric_limits<float>::infinity());
   }
 }
 

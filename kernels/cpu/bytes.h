@@ -31,6 +31,11 @@ INLINE Floats to_floats(const Ints& value) {
   return map([&](int i) { return __builtin_convertvector(value.part[i], FloatPart); });
 }
 
+// Towards zero.
+INLINE Ints to_ints(const Floats& value) {
+  return map_ints([&](int i) { return __builtin_convertvector(value.part[i], IntPart); });
+}
+
 INLINE int32_t sum(const Ints& value) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_epi32((__m512i)value.part[0]);
@@ -71,7 +76,7 @@ INLINE IntPart add_pairs(__m256i bytes, __m256i signed_bytes, IntPart acc) {
 }
 #endif
 
-// In each lane acc + the sum of four products: bytes of a, unsigned and below 128, times signed bytes of b.
+// In each lane acc + the sum of four products: bytes of a, unsigned and up to kMostByte, times signed bytes of b.
 INLINE Ints dot_bytes(const Words& a, const Words& b, const Ints& acc) {
 #if defined(__AVX512VNNI__)
   return Ints{{(IntPart)_mm512_dpbusd_epi32((__m512i)acc.part[0], (__m512i)a.part[0], (__m512i)b.part[0])}};
@@ -90,6 +95,13 @@ INLINE Ints dot_bytes(const Words& a, const Words& b, const Ints& acc) {
   });
 #endif
 }
+
+// The largest unsigned byte with which the machine sums products exactly.
+#if defined(__AVX512VNNI__) || !(defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__)))
+constexpr int kMostByte = 255;
+#else
+constexpr int kMostByte = 127;  // pairs of products must fit 16 bits
+#endif
 
 // The same for a whose bytes hold 128 + a signed number. Begin with kBiasedStart times the sum of b's bytes in each
 // lane: where the machine multiplies unsigned bytes of full range, that takes the 128 out again.

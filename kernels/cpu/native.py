@@ -14,6 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from kernels import kv_int8
 from kernels.cpu import tape, threads
 from kernels.cpu.arena import WeightArena
 from kernels.cpu.calls import Buffers, Counts, bind, empty
@@ -30,8 +31,8 @@ _TYPES: Final = (_BF16, _FP32)
 _PACK_LINEAR: Final = Struct("5q")
 _LINEAR: Final = Struct("11q")
 _RMS_NORM: Final = Struct("10q2d")
-_ROPE_STORE_KV: Final = Struct("20q2d")
-_ATTENTION: Final = Struct("18q2d")
+_ROPE_STORE_KV: Final = Struct("21q2d")
+_ATTENTION: Final = Struct("19q2d")
 _GATED_ACTIVATION: Final = Struct("7q")
 _LARGEST: Final = Struct("6q")
 _MASK_LOGITS: Final = Struct("7q")
@@ -74,6 +75,15 @@ class Kernels:
             if not (other.dtype is dtype and other.is_cpu and other.is_contiguous()):
                 return False
         return True
+
+    @classmethod
+    def takes_kv(cls, x: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
+        """Whether queries, or what they are made from, go with these caches: of their type, or of 8 bits."""
+        if not kv_int8.is_int8(k_cache):
+            fits = cls.takes(x, k_cache, v_cache)
+        else:
+            fits = cls.takes(x) and k_cache.is_contiguous() and v_cache.is_contiguous()
+        return fits and cls.takes_heads(kv_int8.head_dim(k_cache))
 
     @staticmethod
     def takes_type(dtype: torch.dtype) -> bool:
@@ -199,7 +209,8 @@ class Kernels:
     ) -> Tensor:
         """See ``kernels.ops.rope_store_kv``."""
         tokens = qkv.shape[0]
-        num_pages, cache_heads, page_size, head_dim = k_cache.shape
+        num_pages, cache_heads, page_size, _ = k_cache.shape
+        head_dim = kv_int8.head_dim(k_cache)
         if qkv.shape[1] != (num_heads + 2 * num_kv_heads) * head_dim or cache_heads != num_kv_heads:
             raise ValueError(
                 f"qkv {list(qkv.shape)} and k_cache {list(k_cache.shape)} do not fit {num_heads} query and "
@@ -233,6 +244,7 @@ class Kernels:
                 qkv.dtype is _BF16,
                 norm is not None and norm.dtype is _BF16,
                 threads.count(),
+                kv_int8.is_int8(k_cache),
                 eps,
                 offset,
             )
@@ -257,7 +269,7 @@ class Kernels:
         tokens, heads, head_dim = q.shape
         num_pages, kv_heads, page_size, _ = k_cache.shape
         rows, width = page_table.shape
-        if k_cache.shape != v_cache.shape or k_cache.shape[3] != head_dim or heads % kv_heads:
+        if k_cache.shape != v_cache.shape or kv_int8.head_dim(k_cache) != head_dim or heads % kv_heads:
             raise ValueError(f"q {list(q.shape)}, k {list(k_cache.shape)} and v {list(v_cache.shape)} do not fit")
         _check_index("page_table", page_table, torch.int32, (rows, width))
         _check_index("query_start", query_start, torch.int32, (rows + 1,))
@@ -283,6 +295,7 @@ class Kernels:
                 _NO_WINDOW if window is None else window,
                 q.dtype is _BF16,
                 threads.count(),
+                kv_int8.is_int8(k_cache),
                 scale,
                 soft_cap or 0.0,
             )
@@ -330,7 +343,7 @@ class Kernels:
     def copy_pages(
         self, k: Tensor, v: Tensor, source: Sequence[int], target: Sequence[int], count: Sequence[int]
     ) -> None:
-        """See ``kernels.ops.copy_pages``; every page and count is inside the cache."""
+        """See ``kernels.memory.copy_pages``; every page and count is inside the cache."""
         layers, pages, heads, page_size, head_dim = k.shape
         if v.shape != k.shape:
             raise ValueError(f"k {list(k.shape)} and v {list(v.shape)} must be of one shape")

@@ -1,4 +1,5 @@
 // From the fused projection to rotated queries, and to keys and values in their cells of the cache.
+#include "kv_int8.h"
 #include "norm.h"
 #include "parallel.h"
 
@@ -6,7 +7,6 @@ namespace rootgraft {
 namespace {
 
 constexpr int64_t kSmall = 1 << 13;  // elements below which one thread is faster
-constexpr int kMaxHeadDim = 256;
 constexpr int64_t kAhead = 4;  // tokens between the asking for memory and its use
 
 // The call, as the caller packs it: fields of 8 bytes in this order.
@@ -15,15 +15,16 @@ struct RopeStore {
   const int64_t* positions;     // [tokens]
   const float* cos_sin;         // [max_position][rotary_dim] or null
   const int64_t* cells;         // [tokens]
-  void *k_cache, *v_cache;      // [num_pages][kv_heads][page_size][head_dim]
+  void *k_cache, *v_cache;      // [num_pages][kv_heads][page_size][head_dim], or as kv_int8.h says
   const void *q_norm, *k_norm;  // [head_dim] or null
   void* q_out;                  // [tokens][heads][head_dim]
   int64_t tokens, heads, kv_heads, head_dim, rotary_dim, max_position, num_pages, page_size;
-  int64_t is_bf16, norm_is_bf16, threads;
+  int64_t is_bf16, norm_is_bf16, threads, kv_is_int8;
   double eps, offset;
 };
 
 bool in_bounds(const RopeStore& op) {
+  if (op.kv_is_int8 && op.page_size % kWidth) return false;
   for (int64_t token = 0; token < op.tokens; token++) {
     if (op.cells[token] < 0 || op.cells[token] >= op.num_pages * op.page_size) return false;
     if (op.cos_sin && (op.positions[token] < 0 || op.positions[token] >= op.max_position)) return false;
@@ -56,9 +57,8 @@ INLINE void convert(const typename From::Value* from, typename To::Value* to, in
 }
 
 template <class E, class W>
-void turn_head(const RopeStore& op, const typename E::Value* from, const void* norm, const float* cos,
-               typename E::Value* to) {
-  float head[kMaxHeadDim];
+INLINE void turn_head(const RopeStore& op, const typename E::Value* from, const void* norm, const float* cos,
+                      float* head) {
   if (norm) {
     const float scale = 1.0f / std::sqrt(sum_of_squares<E>(from, op.head_dim) / (float)op.head_dim + (float)op.eps);
     scale_by_weight<E, W, Fp32>(from, static_cast<const typename W::Value*>(norm), (float)op.offset, scale,
@@ -67,13 +67,28 @@ void turn_head(const RopeStore& op, const typename E::Value* from, const void* n
     convert<E, Fp32>(from, head, op.head_dim);
   }
   if (cos) rotate(head, cos, op.rotary_dim / 2);
-  convert<Fp32, E>(head, to, op.head_dim);
 }
 
 // Where the key or value of a token and a KV head goes, in elements of its cache.
 INLINE int64_t cell_offset(const RopeStore& op, int64_t token, int64_t head) {
   const int64_t page = op.cells[token] / op.page_size, cell = op.cells[token] % op.page_size;
   return ((page * op.kv_heads + head) * op.page_size + cell) * op.head_dim;
+}
+
+// A KV head of the page of a token, of 8 bits, in its cache.
+INLINE uint8_t* int8_head(const RopeStore& op, void* cache, int64_t token, int64_t head) {
+  const int64_t head_bytes = op.page_size * (op.head_dim + kScaleBytes);
+  return static_cast<uint8_t*>(cache) + (op.cells[token] / op.page_size * op.kv_heads + head) * head_bytes;
+}
+
+INLINE void prefetch_int8_token(const RopeStore& op, int64_t token, int64_t head) {
+  const int64_t cell = op.cells[token] % op.page_size, dims = op.head_dim;
+  const uint8_t *keys = int8_head(op, op.k_cache, token, head), *values = int8_head(op, op.v_cache, token, head);
+  const int64_t panel = int8_panel(cell, dims), word = cell / kWordBytes * kWordBytes * dims;
+  for (int64_t i = 0; i < kWidth * dims; i += 64) __builtin_prefetch(keys + panel + i, 1);
+  for (int64_t i = 0; i < kWordBytes * dims; i += 64) __builtin_prefetch(values + word + i, 1);
+  __builtin_prefetch(keys + int8_scale(cell, op.page_size, dims), 1);
+  __builtin_prefetch(values + int8_scale(cell, op.page_size, dims), 1);
 }
 
 // Asks for all that a token reads and writes: the weights that pass between two calls drive everything out of the
@@ -89,8 +104,12 @@ void prefetch_token(const RopeStore& op, int64_t token) {
   ask(op.qkv, token * width, width);
   ask(op.q_out, token * q_width, q_width);
   for (int64_t head = 0; head < op.kv_heads; head++) {
-    ask(op.k_cache, cell_offset(op, token, head), op.head_dim);
-    ask(op.v_cache, cell_offset(op, token, head), op.head_dim);
+    if (op.kv_is_int8) {
+      prefetch_int8_token(op, token, head);
+    } else {
+      ask(op.k_cache, cell_offset(op, token, head), op.head_dim);
+      ask(op.v_cache, cell_offset(op, token, head), op.head_dim);
+    }
   }
 }
 
@@ -100,14 +119,23 @@ void run_token(const RopeStore& op, int64_t token) {
   const Value* from = static_cast<const Value*>(op.qkv) + token * (op.heads + 2 * op.kv_heads) * op.head_dim;
   const float* cos = op.cos_sin ? op.cos_sin + op.positions[token] * op.rotary_dim : nullptr;
   Value* q_out = static_cast<Value*>(op.q_out) + token * op.heads * op.head_dim;
+  float turned[kMaxHeadDim];
   for (int64_t head = 0; head < op.heads; head++, from += op.head_dim, q_out += op.head_dim) {
-    turn_head<E, W>(op, from, op.q_norm, cos, q_out);
+    turn_head<E, W>(op, from, op.q_norm, cos, turned);
+    convert<Fp32, E>(turned, q_out, op.head_dim);
   }
   const Value* values = from + op.kv_heads * op.head_dim;
-  for (int64_t head = 0; head < op.kv_heads; head++) {
-    const int64_t target = cell_offset(op, token, head);
-    turn_head<E, W>(op, from + head * op.head_dim, op.k_norm, cos, static_cast<Value*>(op.k_cache) + target);
-    std::memcpy(static_cast<Value*>(op.v_cache) + target, values + head * op.head_dim, op.head_dim * sizeof(Value));
+  for (int64_t head = 0; head < op.kv_heads; head++, from += op.head_dim, values += op.head_dim) {
+    turn_head<E, W>(op, from, op.k_norm, cos, turned);
+    if (op.kv_is_int8) {
+      const int64_t cell = op.cells[token] % op.page_size;
+      store_int8_key<Fp32>(turned, int8_head(op, op.k_cache, token, head), cell, op.page_size, op.head_dim);
+      store_int8_value<E>(values, int8_head(op, op.v_cache, token, head), cell, op.page_size, op.head_dim);
+    } else {
+      const int64_t target = cell_offset(op, token, head);
+      convert<Fp32, E>(turned, static_cast<Value*>(op.k_cache) + target, op.head_dim);
+      std::memcpy(static_cast<Value*>(op.v_cache) + target, values, op.head_dim * sizeof(Value));
+    }
   }
 }
 

@@ -164,10 +164,10 @@ INLINE Floats keep_lanes(const Floats& value, int first, int end, float other) {
 }
 
 // 2^whole * p(fraction), where whole + fraction = x and |fraction| <= 1/2. Exactly 0 below 2^-150.
-template <class Polynomial>
+template <bool kFinite = false, class Polynomial>
 INLINE Floats exp2_by(const Floats& x, Polynomial p) {
 #if defined(__AVX512F__)
-  const Floats clamped = max(broadcast(-200.0f), x);
+  const Floats clamped = kFinite ? x : max(broadcast(-200.0f), x);  // infinity less itself is no number
   const __m512 whole = _mm512_roundscale_ps((__m512)clamped.part[0], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   const Floats fraction = clamped - Floats{{(FloatPart)whole}};
   return Floats{{(FloatPart)_mm512_scalef_ps((__m512)p(fraction).part[0], whole)}};

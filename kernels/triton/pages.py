@@ -34,7 +34,7 @@ def takes(k: Tensor, v: Tensor) -> bool:
 
 
 def copy_pages(k: Tensor, v: Tensor, source: Sequence[int], target: Sequence[int], count: Sequence[int]) -> None:
-    """``kernels.ops.copy_pages``. One launch a copy, so that they happen in order and carry nothing to the device."""
+    """``memory.copy_pages``. One launch a copy, so that they happen in order and carry nothing to the device."""
     for origin, destination, cells in zip(source, target, count, strict=True):
         _launch(k, v, origin, destination, cells).run()
 

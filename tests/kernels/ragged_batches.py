@@ -5,12 +5,12 @@ Every cell that no row may read holds NaN, so that a read too far shows in the r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from kernels import reference
+from kernels import kv_int8, reference
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
@@ -41,6 +41,19 @@ class RaggedBatch:
 
     def expected(self, **options: object) -> Tensor:
         return reference.attention(*self.args[:6], **options)
+
+    def in_int8(self) -> RaggedBatch:
+        """The same with caches of 8 bits, whose unwritten cells have no number for a scale."""
+        num_pages, kv_heads, page_size, head_dim = self.k_cache.shape
+        shape = (num_pages, kv_heads, page_size, head_dim + kv_int8.SCALE_BYTES)
+        k_cache, v_cache = torch.empty(shape, dtype=kv_int8.DTYPE), torch.empty(shape, dtype=kv_int8.DTYPE)
+        page, cell = torch.meshgrid(torch.arange(num_pages), torch.arange(page_size), indexing="ij")
+        for store, cache, cells in (
+            (kv_int8.store_keys, k_cache, self.k_cache),
+            (kv_int8.store_values, v_cache, self.v_cache),
+        ):
+            store(cache, page.flatten(), cell.flatten(), cells.transpose(1, 2).flatten(0, 1))
+        return replace(self, k_cache=k_cache, v_cache=v_cache)
 
     def pick(self, row: int, first: int, end: int) -> RaggedBatch:
         """One row alone, cut to its query tokens [first, end), with the context that they have."""

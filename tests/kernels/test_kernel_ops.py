@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ragged_batches import assert_close, ragged_batch
 
-from kernels import ops, reference
+from kernels import memory, ops, reference
 from kernels.masking import mask_logits
 
 TYPES = st.sampled_from([torch.bfloat16, torch.float32, torch.float16])
@@ -243,7 +243,7 @@ def test_copy_pages_goes_in_list_order(layers, heads, page_size, head_dim, copie
     for source, target, count in copies:
         expected[:, :, target, :, :count] = expected[:, :, source, :, :count].clone()
     ops.set_threads(threads)
-    ops.copy_pages(cache[0], cache[1], *([copy[i] for copy in copies] for i in range(3)))
+    memory.copy_pages(cache[0], cache[1], *([copy[i] for copy in copies] for i in range(3)))
     assert torch.equal(cache, expected)
 
 
@@ -251,7 +251,7 @@ def test_copy_pages_goes_in_list_order(layers, heads, page_size, head_dim, copie
 def test_copy_pages_refuses_what_is_outside(source, target, count):
     cache = torch.zeros(2, 1, 5, 1, 4, 8)
     with pytest.raises(IndexError, match="is not in 0"):
-        ops.copy_pages(cache[0], cache[1], [source], [target], [count])
+        memory.copy_pages(cache[0], cache[1], [source], [target], [count])
 
 
 def test_torch_serves_when_native_is_off():

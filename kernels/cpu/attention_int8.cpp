@@ -1,0 +1,180 @@
+// Attention of a query tile over one split of its context, where KV is of 8 bits (kv_int8.h) and so are the factors of
+// both products, whose sums are exact.
+//
+// A query is rounded to 8 bits with one scale. The weights of a query against a block, each times the scale of its
+// value, are rounded to unsigned bytes with a scale of their own: where one key has most of the weight, others far from
+// it keep theirs. Rounding adds a fraction that differs from lane to lane before it cuts: of many weights below half a
+// step some become a step, so that together they keep their weight, where rounding to the nearest would drop them all.
+#include "attention_int8.h"
+
+namespace rootgraft {
+namespace {
+
+template <class E>
+void gather_queries(const Attention& op, const QueryTile& tile, Int8Scratch& scratch) {
+  const int64_t group = op.group();
+  for (int head = 0; head < tile.heads; head++) {
+    for_queries(op, tile, [&](int m, int64_t row, int64_t token, int64_t mate) {
+      const int64_t from = (op.query_start[row] + token) * op.heads + (tile.first_head + head) * group + mate;
+      const int query = head * tile.count + m;
+      int32_t totals[1];
+      const float scale =
+          quantise_block<E>(static_cast<const typename E::Value*>(op.q) + from * op.head_dim, op.head_dim,
+                            {reinterpret_cast<int8_t*>(scratch.queries) + query * op.head_dim}, totals);
+      scratch.factor[query] = op.soft_cap ? scale : scale * (float)op.scale * kLog2E;
+      scratch.start[query] = kBiasedStart * totals[0];
+    });
+  }
+}
+
+// Scores in base 2, before the soft cap, of N queries from `query` on against a block.
+template <int N>
+INLINE void score(const Int8Block& block, int query, int steps, Floats (&scores)[N][kPanels]) {
+  const ptrdiff_t words = block.op.head_dim / kWordBytes;
+  const int first = block.head * block.tile.count + query;
+  const uint32_t* queries = block.scratch.queries + first * words;
+  Ints dots[N][kPanels];
+#pragma GCC unroll 8
+  for (int i = 0; i < N; i++) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kPanels; v++) dots[i][v] = broadcast_int(block.scratch.start[first + i]);
+  }
+#pragma GCC unroll 2
+  for (ptrdiff_t w = 0; w < words; w++) {
+    block.ahead.step(steps);
+    Words column[kPanels];
+#pragma GCC unroll 4
+    for (int v = 0; v < kPanels; v++) column[v] = load_words(block.keys[v] + w * kWidth);
+#pragma GCC unroll 8
+    for (int i = 0; i < N; i++) {
+      const Words word = broadcast_word(queries[i * words + w]);
+#pragma GCC unroll 4
+      for (int v = 0; v < kPanels; v++) dots[i][v] = dot_biased(column[v], word, dots[i][v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < N; i++) {
+    const Floats factor = broadcast(block.scratch.factor[first + i]);
+#pragma GCC unroll 4
+    for (int v = 0; v < kPanels; v++) scores[i][v] = to_floats(dots[i][v]) * load(block.key_scales[v]) * factor;
+  }
+}
+
+// Weights of N queries from `query` on, in bytes.
+template <int N>
+INLINE void weigh_queries(const Int8Block& block, int query, int steps) {
+  Int8Scratch& scratch = block.scratch;
+  Floats scores[N][kPanels], best[N];
+  score<N>(block, query, steps, scores);
+  if (!block.plain) {
+    for (int i = 0; i < N; i++) mask_scores(block, query + i, scores[i]);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < N; i++) best[i] = max(max(scores[i][0], scores[i][1]), max(scores[i][2], scores[i][3]));
+  const Weighing weighing = weigh_block(block, query, N, largest_of(best));
+#pragma GCC unroll 8
+  for (int i = 0; i < N; i++) {
+    const Floats top = broadcast(weighing.top[i]);
+    Floats total = broadcast(0.0f);
+#pragma GCC unroll 4
+    for (int v = 0; v < kPanels; v++) {
+      scores[i][v] = coarse_exp2(scores[i][v] - top);
+      total = total + scores[i][v];
+    }
+    float* lanes = block.result.lanes + (query + i) * kWidth;
+    store(lanes, fma(total, broadcast(weighing.share[i]), load(lanes) * broadcast(weighing.shrink[i])));
+    scratch.shrink[i] = weighing.shrink[i];
+    if (block.plain) {
+      round_weights(scores[i], block.value_scales, scratch.weights + i * kBlock);
+      scratch.weight_scale[i] = weighing.share[i] * block.value_step;
+    } else {
+      Floats scales[kPanels];
+      const int64_t end = scratch.end[query + i] - block.first_key;
+      const float step = scales_to_bytes(block.stored_value_scales, end - block.op.window, end, scales);
+      round_weights(scores[i], scales, scratch.weights + i * kBlock);
+      scratch.weight_scale[i] = weighing.share[i] * step;
+    }
+  }
+}
+
+// values = values * shrink + weights * those of the block, for N queries from `query` on and dimensions
+// [dim, dim + 16 P).
+template <int N, int P>
+INLINE void add_values(const Int8Block& block, int query, int64_t dim) {
+  const int64_t dims = block.op.head_dim;
+  const auto* weights = reinterpret_cast<const uint32_t*>(block.scratch.weights);
+  float* to = block.result.values + query * dims + dim;
+  Ints dots[N][P];
+#pragma GCC unroll 8
+  for (int i = 0; i < N; i++) {
+#pragma GCC unroll 4
+    for (int v = 0; v < P; v++) dots[i][v] = broadcast_int(0);
+  }
+  for (int panel = 0; panel < block.rows.panels; panel++) {
+    const uint32_t* values = block.values[panel] + dim;
+#pragma GCC unroll 4
+    for (int w = 0; w < kPanelWords; w++) {
+      Words column[P];
+#pragma GCC unroll 4
+      for (int v = 0; v < P; v++) column[v] = load_words(values + w * dims + v * kWidth);
+#pragma GCC unroll 8
+      for (int i = 0; i < N; i++) {
+        const Words word = broadcast_word(weights[i * (kBlock / kWordBytes) + w * kPanels + panel]);
+#pragma GCC unroll 4
+        for (int v = 0; v < P; v++) dots[i][v] = dot_bytes(word, column[v], dots[i][v]);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < N; i++) {
+    const Floats scale = broadcast(block.scratch.weight_scale[i]), shrink = broadcast(block.scratch.shrink[i]);
+#pragma GCC unroll 4
+    for (int v = 0; v < P; v++) {
+      float* sum = to + i * dims + v * kWidth;
+      const Floats older = block.begins ? broadcast(0.0f) : load(sum) * shrink;
+      store(sum, fma(to_floats(dots[i][v]), scale, older));
+    }
+  }
+}
+
+void attend_block(const Int8Block& block) {
+  const int tiles = (block.tile.count + kTileRows - 1) / kTileRows;
+  const int words = (int)(block.op.head_dim / kWordBytes);
+  const int steps = 2 * kWidth * block.rows.panels / tiles, of_words = steps / 2 / words;
+  for_tiles<kTileRows, 1>(block.tile.count, 1, [&](int query, int count, int, int) {
+    with_constant<kTileRows>(count, [&](auto n) {
+      weigh_queries<n.value>(block, query, of_words);
+      block.ahead.step(steps - of_words * words);
+      for_tiles<1>(1, (int)(block.op.head_dim / kWidth), [&](int, int, int panel, int panels) {
+        with_constant<kTilePanels>(panels, [&](auto p) {
+          add_values<n.value, p.value>(block, query, panel * kWidth);
+        });
+      });
+    });
+  });
+}
+
+template <class E>
+void attend_int8(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result,
+                 bool resumes) {
+  thread_local Int8Scratch scratch;
+  gather_queries<E>(op, *stretch.tile, scratch);
+  walk_blocks(op, stretch, next, result, resumes, scratch.end,
+              [&](const BlockWork& work) { attend_block(Int8Block(work, scratch)); });
+}
+
+}  // namespace
+
+template <>
+void attend<Int8<Bf16>>(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result,
+                        bool resumes) {
+  attend_int8<Bf16>(op, stretch, next, result, resumes);
+}
+
+template <>
+void attend<Int8<Fp32>>(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result,
+                        bool resumes) {
+  attend_int8<Fp32>(op, stretch, next, result, resumes);
+}
+
+}  // namespace rootgraft

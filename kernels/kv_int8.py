@@ -1,0 +1,85 @@
+"""KV caches of 8 bits: their layout, and reading and writing them in plain torch.
+
+A key or value of a token and head is D bytes and one scale in fp32, its largest magnitude / 127; integers are rounded
+to the nearest, ties to even. The cache of a layer is [num_pages, Hkv, page_size, D + 4] bytes, but only as a size: a KV
+head of a page holds page_size * D bytes first, then its page_size scales. They lie as integer products read them:
+
+    keys    [page_size / 16, D / 4, 16 keys, 4] bytes of value + 128
+    values  [page_size / 4, D, 4 keys] signed bytes
+
+(`kernels/cpu/kv_int8.h` for the native kernels.)
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+DTYPE: Final = torch.uint8  # of a cache whose KV is of 8 bits
+SCALE_BYTES: Final = 4
+CELLS: Final = 16  # page sizes are multiples of it
+_WORD: Final = 4
+_BIAS: Final = 128
+_MOST: Final = 127
+_LEAST: Final = 1e-30  # of a largest magnitude; below it all bytes are 0
+
+
+def is_int8(cache: Tensor) -> bool:
+    """Whether a cache holds KV of 8 bits."""
+    return cache.dtype is DTYPE
+
+
+def head_dim(cache: Tensor) -> int:
+    """D of a cache of any type."""
+    return cache.shape[-1] - SCALE_BYTES if is_int8(cache) else cache.shape[-1]
+
+
+def keys(pages: Tensor) -> Tensor:
+    """The keys of some pages: [n, Hkv, page_size, D + 4] bytes -> [n, Hkv, page_size, D] fp32."""
+    count, heads, page_size, _ = pages.shape
+    data, scales = _parts(pages)
+    panels = data.view(count, heads, page_size // CELLS, -1, CELLS, _WORD)
+    numbers = panels.transpose(3, 4).reshape(count, heads, page_size, -1).float() - _BIAS
+    return numbers * scales[..., None]
+
+
+def values(pages: Tensor) -> Tensor:
+    """The same for values."""
+    count, heads, page_size, _ = pages.shape
+    data, scales = _parts(pages)
+    words = data.view(torch.int8).view(count, heads, page_size // _WORD, -1, _WORD)
+    return words.transpose(3, 4).reshape(count, heads, page_size, -1).float() * scales[..., None]
+
+
+def store_keys(cache: Tensor, page: Tensor, cell: Tensor, k: Tensor) -> None:
+    """Write the keys of tokens to their cells: page and cell [T], k [T, Hkv, D] of any floating type."""
+    numbers, scales = _rounded(k)
+    data, known = _parts(cache)
+    panels = data.view(*data.shape[:2], -1, k.shape[2] // _WORD, CELLS, _WORD)
+    panels[page, :, cell // CELLS, :, cell % CELLS] = (numbers + _BIAS).byte().unflatten(2, (-1, _WORD))
+    known[page, :, cell] = scales
+
+
+def store_values(cache: Tensor, page: Tensor, cell: Tensor, v: Tensor) -> None:
+    """The same for values."""
+    numbers, scales = _rounded(v)
+    data, known = _parts(cache)
+    words = data.view(torch.int8).view(*data.shape[:2], -1, v.shape[2], _WORD)
+    words[page, :, cell // _WORD, :, cell % _WORD] = numbers.to(torch.int8)
+    known[page, :, cell] = scales
+
+
+def _parts(pages: Tensor) -> tuple[Tensor, Tensor]:
+    """Views: the bytes [n, Hkv, page_size * D], and the scales [n, Hkv, page_size] in fp32."""
+    flat = pages.flatten(2)
+    size = pages.shape[2] * head_dim(pages)
+    return flat[..., :size], flat[..., size:].view(torch.float32)
+
+
+def _rounded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Integers within 127, as floats, and their scales."""
+    most = x.float().abs().amax(-1)
+    inverse = torch.where(most > _LEAST, torch.full_like(most, _MOST) / most, 0.0)  # number / tensor rounds twice
+    return (x.float() * inverse[..., None]).round(), most / _MOST

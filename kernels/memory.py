@@ -1,0 +1,72 @@
+"""Memory on the CPU that is taken as it is written, and copies of KV pages on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernels import kv_int8, reference
+from kernels.backend import native_for, on_triton
+from kernels.cpu import arena
+
+
+def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros on the CPU, aligned to a memory page, that take memory only as they are written.
+
+    They come in huge pages where the operating system has them. Freed with the last tensor that views them.
+
+    Raises:
+        OSError: there is no such amount of address space.
+    """
+    return arena.lazy_zeros(shape, dtype)
+
+
+def populate(tensor: Tensor) -> None:
+    """Take the memory of ``lazy_zeros``, or of a contiguous part of them, before it is written. Its values stay.
+
+    Another thread may compute meanwhile, with this memory too.
+
+    Raises:
+        OSError: the operating system cannot do that.
+    """
+    arena.populate(tensor)
+
+
+def copy_pages(k: Tensor, v: Tensor, source: Sequence[int], target: Sequence[int], count: Sequence[int]) -> None:
+    """Copies, in list order, the first ``count[i]`` cells of page ``source[i]`` to page ``target[i]`` in all layers.
+
+    Where KV is of 8 bits, whole pages are copied.
+
+    Args:
+        k: [L, num_pages, Hkv, page_size, D], the K caches of all layers, or as ``kernels.kv_int8`` says.
+        v: the same for V.
+        source: pages to copy from.
+        target: pages to copy to.
+        count: cells to copy, at most page_size each.
+
+    Raises:
+        IndexError: a page or a count lies outside the cache.
+    """
+    _check_pages(k, source, target, count)
+    if kv_int8.is_int8(k):  # cells share bytes' neighbourhoods, and float32 is a type that kernels take
+        k, v, count = k.view(torch.float32), v.view(torch.float32), [k.shape[3]] * len(count)
+    if on_triton(k.device):
+        from kernels.triton import pages
+
+        if pages.takes(k, v):
+            return pages.copy_pages(k, v, source, target, count)
+    if source and (kernels := native_for(k, v)) is not None:
+        return kernels.copy_pages(k, v, source, target, count)
+    return reference.copy_pages(k, v, source, target, count)
+
+
+def _check_pages(k: Tensor, source: Sequence[int], target: Sequence[int], count: Sequence[int]) -> None:
+    num_pages, page_size = k.shape[1], k.shape[3]
+    for page in (*source, *target):
+        if not 0 <= page < num_pages:
+            raise IndexError(f"page {page} is not in 0 .. {num_pages - 1}")
+    for cells in count:
+        if not 0 <= cells <= page_size:
+            raise IndexError(f"count {cells} is not in 0 .. {page_size}")
