@@ -174,12 +174,21 @@ def main() -> None:
     """Print one line of JSON for each workload and concurrency."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="folder or file; default: the default model")
+    parser.add_argument("--quantization", help="as of the server")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="as of the server")
     parser.add_argument("--workloads", nargs="+", default=[each.name for each in WORKLOADS])
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     llms = {
-        name: LLM(options.model, kv_cache_memory=0.5, max_model_len=2048, speculative_config=config)
+        name: LLM(
+            options.model,
+            quantization=options.quantization,
+            kv_cache_dtype=options.kv_cache_dtype,
+            kv_cache_memory=0.5,
+            max_model_len=2048,
+            speculative_config=config,
+        )
         for name, config in (("off", '{"method": "off"}'), ("on", '{"method": "auto"}'))
     }
     for llm in llms.values():

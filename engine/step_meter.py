@@ -13,12 +13,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from unittest.mock import patch
+
+import torch
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.device import choose_device
+from engine.device import choose_device, choose_kv_dtype
 from engine.errors import ConfigError
 from engine.inputs import InputBuilder
 from engine.kv_pool import bytes_per_page
@@ -30,7 +32,7 @@ from engine.scheduler import Scheduler
 from engine.step_times import Part, StepLoad, StepTimes
 from engine.types import SamplingParams
 from engine.worker import Worker
-from kernels import limits
+from kernels import kv_int8, limits
 from kernels.cpu.calls import timed
 from kernels.packed import Format, Linear, QuantisedLinear
 
@@ -152,24 +154,21 @@ def measure_steps(config: EngineConfig, model_path: Path, load: StepLoad) -> Ste
     if choose_device(config).type != "cpu":
         raise ConfigError("bench step takes the times of the CPU's kernels: give it --device cpu.")
     bench = _Bench(config, model_path, load)
-    packed = [part.packed for part in bench.worker.model.projections]
-    bytewise = any(isinstance(part, QuantisedLinear) and part.format is not Format.WIDENED for part in packed)
-    dtype = bench.worker.model.dtype
-    reading = limits.reading_rate()
-    plain_products = limits.products_rate(dtype)
-    products = limits.products_rate(dtype, bytewise=True) if bytewise else plain_products
+    model = bench.worker.model
+    kv_dtype = choose_kv_dtype(config, model.config, model.device, model.dtype)
+    rates = _measure_rates(model, kv_dtype)
     bench.fill()
     untimed = _faster_half([_timed_step(bench) for _ in range(load.steps)])
     with _watched() as clock:
         steps = _faster_half([_timed_step(bench, clock) for _ in range(load.steps)])
     bench.core.close()
-    bounds = _bounds(bench.worker.model, load, reading, products, plain_products)
+    bounds = _bounds(model, load, kv_dtype, rates)
     parts = _parts(steps, bounds)
     seconds = fmean(step.seconds for step in steps)
     return StepTimes(
         summary=bench.worker.summary,
-        reading=reading,
-        products=products,
+        reading=rates.reading,
+        products=rates.products,
         seconds=seconds,
         untimed=fmean(step.seconds for step in untimed),
         tokens=fmean(step.tokens for step in steps),
@@ -238,22 +237,36 @@ def _parts(steps: list[_Step], bounds: dict[str, float]) -> dict[str, Part]:
     return parts
 
 
-def _bounds(
-    model: DecoderModel, load: StepLoad, reading: float, products: float, plain_products: float
-) -> dict[str, float]:
+class _Rates(NamedTuple):
+    """What the machine does in a second: bytes read, products of linears, and those of attention."""
+
+    reading: float
+    products: float
+    attention: float
+
+
+def _measure_rates(model: DecoderModel, kv_dtype: torch.dtype) -> _Rates:
+    packed = [part.packed for part in model.projections]
+    of_bytes = any(isinstance(part, QuantisedLinear) and part.format is not Format.WIDENED for part in packed)
+    kv_of_bytes = kv_dtype is kv_int8.DTYPE
+    products = {kind: limits.products_rate(model.dtype, bytewise=kind) for kind in {of_bytes, kv_of_bytes}}
+    return _Rates(limits.reading_rate(), products[of_bytes], products[kv_of_bytes])
+
+
+def _bounds(model: DecoderModel, load: StepLoad, kv_dtype: torch.dtype, rates: _Rates) -> dict[str, float]:
     """The least seconds of the parts that read much or multiply much: all bytes once, or all products."""
     config = model.config
     tokens, lines = load.rows + load.prefill, load.rows + bool(load.prefill)
     context = load.context + load.steps
-    token_bytes = bytes_per_page(config, 1, model.dtype)
+    token_bytes = bytes_per_page(config, 1, kv_dtype)
     cells = load.rows * (context - load.shared) + load.shared + load.prefill
     pairs = load.rows * context + load.prefill * (load.prefill + 1) // 2
     attended = 2 * pairs * config.num_layers * config.num_heads * config.head_dim
     *inner, head = (part.packed for part in model.projections)
     return {
-        "linear": max(sum(map(_nbytes, inner)) / reading, tokens * sum(map(_products, inner)) / products),
-        "attention": max(cells * token_bytes / reading, attended / plain_products),
-        "head": max(_nbytes(head) / reading, lines * _products(head) / products),
+        "linear": max(sum(map(_nbytes, inner)) / rates.reading, tokens * sum(map(_products, inner)) / rates.products),
+        "attention": max(cells * token_bytes / rates.reading, attended / rates.attention),
+        "head": max(_nbytes(head) / rates.reading, lines * _products(head) / rates.products),
     }
 
 

@@ -31,6 +31,7 @@ PAUSE = 8
 # Tokens that a search may try. Searches that find a way in a schema try up to 800, in structural tags up to 10,000.
 MAX_TRIES = 12_000
 MAX_SEARCH = 300
+MAX_RESTS_OF_KNOWN = 40
 MAX_TAILS = 600
 DEFAULT_JUMP = 10
 MAX_RESTS = 4_000
@@ -128,13 +129,13 @@ class _Mark:
     Attributes:
         inside: whether it is in a JSON string, or in free text, in which nothing needs to be closed.
         plan: where the plan under way starts, and its tokens.
-        known: the length of a completion found at a position.
+        known: the tokens of a completion found at a position.
         again: where nothing was found: tokens left when to look again.
     """
 
     inside: int = _OUTSIDE
     plan: tuple[int, list[int]] | None = None
-    known: tuple[int, int] | None = None
+    known: tuple[int, list[int]] | None = None
     again: int | None = None
 
 
@@ -198,7 +199,7 @@ class Closer:
         if self.is_free or mark.plan is not None or (mark.again is not None and remaining > mark.again):
             return False
         known = mark.known
-        return known is None or remaining <= known[1] + (position - known[0] + 1) * self._pieces.jump
+        return known is None or remaining <= len(known[1]) + (position - known[0] + 1) * self._pieces.jump
 
     def plan(self, state: State, remaining: int) -> list[int] | None:
         """The tokens to an end if it is time to go there, else None: every token is still free.
@@ -210,14 +211,34 @@ class Closer:
         mark, position = self._marks[-1], len(self._marks) - 1
         if not self.must_search(remaining):
             return None if mark.plan is None else self.planned
+        rest = self._rest_of_known(state)
+        if rest and remaining > len(rest) + self._pieces.jump:
+            self._marks[-1] = replace(mark, known=(position, rest))
+            return None
         found = self.completion(state, remaining + BEYOND)
         if found is None:
             # All streams wait for a search, and one that finds nothing takes longest: only a few of them.
             self._marks[-1] = replace(mark, again=min(remaining * 3 // 4, remaining - PAUSE))
             return None
         near = remaining <= len(found) + self._pieces.jump
-        self._marks[-1] = replace(mark, known=(position, len(found)), plan=(position, found) if near else None)
+        self._marks[-1] = replace(mark, known=(position, found), plan=(position, found) if near else None)
         return found if near else None
+
+    def _rest_of_known(self, state: State) -> list[int] | None:
+        """A rest of the completion that is known, if it leads to an end from here too: there may be shorter ones.
+
+        In the middle of a value that is usually all of it, behind the value what came after. To find that out takes a
+        fraction of what a search does.
+        """
+        known = self._marks[-1].known
+        tokens = known[1] if known else []
+        after = state.copy()
+        for start in range(min(len(tokens), MAX_RESTS_OF_KNOWN)):
+            taken = after.advance(tokens[start:])
+            if taken == len(tokens) - start and after.can_end():
+                return tokens[start:]
+            take_back(after, taken)
+        return None
 
     def completion(self, state: State, most: int = MAX_TOKENS) -> list[int] | None:
         """A short way to an end, or None if none of about `most` tokens was found."""

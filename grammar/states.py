@@ -181,7 +181,7 @@ class Bounded:
 def leads_to_end(state: State, tokens: Sequence[int]) -> bool:
     """Whether some tokens are a way to an end; the state is left as it is."""
     after = state.copy()
-    return advance(after, tokens) and after.can_end()
+    return after.advance(tokens) == len(tokens) and after.can_end()
 
 
 def advance(state: State, tokens: Sequence[int]) -> bool:
