@@ -60,40 +60,47 @@ INLINE void score(const Int8Block& block, int query, int steps, Floats (&scores)
   }
 }
 
-// Weights of N queries from `query` on, in bytes.
-template <int N>
+// Weights of N queries from `query` on, in bytes. A plain block: every query sees every key, and no score is capped.
+template <int N, bool kPlain>
 INLINE void weigh_queries(const Int8Block& block, int query, int steps) {
   Int8Scratch& scratch = block.scratch;
   Floats scores[N][kPanels], best[N];
   score<N>(block, query, steps, scores);
-  if (!block.plain) {
+  if constexpr (!kPlain) {
     for (int i = 0; i < N; i++) mask_scores(block, query + i, scores[i]);
   }
-#pragma GCC unroll 8
-  for (int i = 0; i < N; i++) best[i] = max(max(scores[i][0], scores[i][1]), max(scores[i][2], scores[i][3]));
-  const Weighing weighing = weigh_block(block, query, N, largest_of(best));
+  bool above = false;
 #pragma GCC unroll 8
   for (int i = 0; i < N; i++) {
-    const Floats top = broadcast(weighing.top[i]);
-    Floats total = broadcast(0.0f);
+    best[i] = max(max(scores[i][0], scores[i][1]), max(scores[i][2], scores[i][3]));
+    above |= any_above(best[i], block.result.reference[query + i] + kHeadroom);
+  }
+  const Floats tops = largest_of(best);
+  if (above) exchange_references(block, query, N, tops);
+  const BlockScales scales(block, query, N, tops);
+#pragma GCC unroll 8
+  for (int i = 0; i < N; i++) {
+    const Floats reference = broadcast(block.result.reference[query + i]);
+    float* lanes = block.result.lanes + (query + i) * kWidth;
+    Floats total = load(lanes);
 #pragma GCC unroll 4
     for (int v = 0; v < kPanels; v++) {
-      scores[i][v] = coarse_exp2(scores[i][v] - top);
+      scores[i][v] = coarse_exp2<kPlain>(scores[i][v] - reference);
       total = total + scores[i][v];
     }
-    float* lanes = block.result.lanes + (query + i) * kWidth;
-    store(lanes, fma(total, broadcast(weighing.share[i]), load(lanes) * broadcast(weighing.shrink[i])));
-    scratch.shrink[i] = weighing.shrink[i];
-    if (block.plain) {
-      round_weights(scores[i], block.value_scales, scratch.weights + i * kBlock);
-      scratch.weight_scale[i] = weighing.share[i] * block.value_step;
+    store(lanes, total);
+    uint8_t* weights = scratch.weights + i * kBlock;
+    if constexpr (kPlain) {
+      round_weights(scores[i], block.value_scales, scales.to_bytes[i], weights);
+      scratch.weight_scale[i] = scales.largest[i] * block.value_step;
     } else {
-      Floats scales[kPanels];
+      Floats value_scales[kPanels];
       const int64_t end = scratch.end[query + i] - block.first_key;
-      const float step = scales_to_bytes(block.stored_value_scales, end - block.op.window, end, scales);
-      round_weights(scores[i], scales, scratch.weights + i * kBlock);
-      scratch.weight_scale[i] = weighing.share[i] * step;
+      const float step = scales_to_bytes(block.stored_value_scales, end - block.op.window, end, value_scales);
+      round_weights(scores[i], value_scales, scales.to_bytes[i], weights);
+      scratch.weight_scale[i] = scales.largest[i] * step;
     }
+    scratch.shrink[i] = above ? scratch.new_shrink[i] : 1.0f;
   }
 }
 
@@ -125,25 +132,29 @@ INLINE void add_values(const Int8Block& block, int query, int64_t dim) {
       }
     }
   }
+  const auto store_sums = [&](auto older) {
 #pragma GCC unroll 8
-  for (int i = 0; i < N; i++) {
-    const Floats scale = broadcast(block.scratch.weight_scale[i]), shrink = broadcast(block.scratch.shrink[i]);
+    for (int i = 0; i < N; i++) {
+      const Floats scale = broadcast(block.scratch.weight_scale[i]);
 #pragma GCC unroll 4
-    for (int v = 0; v < P; v++) {
-      float* sum = to + i * dims + v * kWidth;
-      const Floats older = block.begins ? broadcast(0.0f) : load(sum) * shrink;
-      store(sum, fma(to_floats(dots[i][v]), scale, older));
+      for (int v = 0; v < P; v++) {
+        float* sum = to + i * dims + v * kWidth;
+        store(sum, fma(to_floats(dots[i][v]), scale, older(sum, i)));
+      }
     }
-  }
+  };
+  if (block.begins) store_sums([](const float*, int) { return broadcast(0.0f); });
+  else store_sums([&](const float* sum, int i) { return load(sum) * broadcast(block.scratch.shrink[i]); });
 }
 
+template <bool kPlain>
 void attend_block(const Int8Block& block) {
   const int tiles = (block.tile.count + kTileRows - 1) / kTileRows;
   const int words = (int)(block.op.head_dim / kWordBytes);
   const int steps = 2 * kWidth * block.rows.panels / tiles, of_words = steps / 2 / words;
   for_tiles<kTileRows, 1>(block.tile.count, 1, [&](int query, int count, int, int) {
     with_constant<kTileRows>(count, [&](auto n) {
-      weigh_queries<n.value>(block, query, of_words);
+      weigh_queries<n.value, kPlain>(block, query, of_words);
       block.ahead.step(steps - of_words * words);
       for_tiles<1>(1, (int)(block.op.head_dim / kWidth), [&](int, int, int panel, int panels) {
         with_constant<kTilePanels>(panels, [&](auto p) {
@@ -160,7 +171,10 @@ void attend_int8(const Attention& op, const Stretch& stretch, const Stretch& nex
   thread_local Int8Scratch scratch;
   gather_queries<E>(op, *stretch.tile, scratch);
   walk_blocks(op, stretch, next, result, resumes, scratch.end,
-              [&](const BlockWork& work) { attend_block(Int8Block(work, scratch)); });
+              [&](const BlockWork& work) {
+                const Int8Block block(work, scratch);
+                block.plain ? attend_block<true>(block) : attend_block<false>(block);
+              });
 }
 
 }  // namespace

@@ -7,8 +7,7 @@ namespace rootgraft {
 
 constexpr int kPanels = kBlock / kWidth;
 constexpr int kPanelWords = kWidth / kWordBytes;  // of weights
-constexpr float kMasked = -1e30f;  // a score that weighs nothing; finite, so that its difference to another is a number
-constexpr float kLeastTop = -1e29f;  // so that where all are masked they lie below the top
+constexpr float kMasked = -std::numeric_limits<float>::infinity();
 
 // The fractions 1/32, 3/32, ... 31/32, neighbours far apart.
 alignas(64) constexpr float kFractions[kWidth] = {0.03125f, 0.53125f, 0.28125f, 0.78125f, 0.15625f, 0.65625f,
@@ -22,6 +21,7 @@ struct alignas(64) Int8Scratch {
   uint8_t weights[kTileRows * kBlock];  // A of the output: [query][word of a panel][panel][key of the word]
   float weight_scale[kTileRows];
   float shrink[kTileRows];              // what a new reference does to older sums
+  float new_shrink[kWidth];             // the same, where one of the queries has a new reference
   int64_t end[kTileQueries];            // of the keys that a query sees
 };
 
@@ -89,9 +89,10 @@ INLINE Floats largest_of(const Floats (&values)[N]) {
 #endif
 }
 
-// 2^x of finite x to 1e-4 relative: enough for what is rounded to bytes next. A least-maximum fit with 2^0 = 1.
+// 2^x to 1e-4 relative: enough for what is rounded to bytes next. A least-maximum fit with 2^0 = 1.
+template <bool kFinite>
 INLINE Floats coarse_exp2(const Floats& x) {
-  return exp2_by<true>(x, [](const Floats& f) {
+  return exp2_by<kFinite>(x, [](const Floats& f) {
     Floats p = broadcast(5.500893424e-2f);
     p = fma(p, f, broadcast(2.422110011e-1f));
     p = fma(p, f, broadcast(6.932829314e-1f));
@@ -109,35 +110,44 @@ INLINE void mask_scores(const Int8Block& block, int query, Floats (&scores)[kPan
   }
 }
 
-// How the scores of some queries become weights: 2^(score - top), worth `share` of those by the reference.
-struct Weighing {
-  float top[kWidth], share[kWidth], shrink[kWidth];
-};
-
-// `best`: the largest score of each query. References are exchanged where that is far above them.
-INLINE Weighing weigh_block(const Int8Block& block, int query, int count, const Floats& best) {
-  Weighing weighing;
-  float* references = block.result.reference + query;
-  float found[kWidth], now[kWidth] = {}, older[kWidth] = {};
-  store(found, best);
+// Takes the largest score of a block, tops[i], for a query's reference where it is far above that; older sums shrink.
+inline void exchange_references(const Int8Block& block, int query, int count, const Floats& tops) {
+  float top[kWidth], older[kWidth] = {}, now[kWidth] = {};
+  store(top, tops);
   for (int i = 0; i < count; i++) {
-    weighing.top[i] = std::max(found[i], kLeastTop);
-    older[i] = references[i];
-    now[i] = weighing.top[i] > older[i] + kHeadroom ? weighing.top[i] : older[i];
-    references[i] = now[i];
+    float& reference = block.result.reference[query + i];
+    older[i] = reference;
+    now[i] = reference = top[i] > older[i] + kHeadroom ? top[i] : older[i];
   }
-  for (int i = count; i < kWidth; i++) weighing.top[i] = 0.0f;
-  store(weighing.share, exp2(load(weighing.top) - load(now)));
-  store(weighing.shrink, exp2(load(older) - load(now)));
-  return weighing;
+  float* shrink = block.scratch.new_shrink;
+  store(shrink, exp2(load(older) - load(now)));
+  for (int i = 0; i < count; i++) {
+    float* lanes = block.result.lanes + (query + i) * kWidth;
+    store(lanes, load(lanes) * broadcast(shrink[i]));
+  }
 }
 
+// Of some queries: the largest weight of a block, and what makes bytes of its weights but for the values' scales.
+struct BlockScales {
+  alignas(64) float largest[kWidth], to_bytes[kWidth];
+
+  INLINE BlockScales(const Int8Block& block, int query, int count, const Floats& tops) {
+    float reference[kWidth] = {};
+    for (int i = 0; i < count; i++) reference[i] = block.result.reference[query + i];
+    // A block of weights below 2^-100 counts for nothing, and 2^100 is a number.
+    const Floats most = exp2(max(broadcast(-100.0f), tops - load(reference)));
+    store(largest, most);
+    store(to_bytes, broadcast(1.0f) / most);
+  }
+};
+
 // Weights of one query as bytes, each times its value's scale.
-INLINE void round_weights(const Floats (&weights)[kPanels], const Floats (&scales)[kPanels], uint8_t* to) {
-  const Floats fractions = load(kFractions);
+INLINE void round_weights(const Floats (&weights)[kPanels], const Floats (&value_scales)[kPanels], float to_bytes,
+                          uint8_t* to) {
+  const Floats fractions = load(kFractions), factor = broadcast(to_bytes);
   Ints rounded[kPanels];
 #pragma GCC unroll 4
-  for (int v = 0; v < kPanels; v++) rounded[v] = to_ints(fma(weights[v], scales[v], fractions));
+  for (int v = 0; v < kPanels; v++) rounded[v] = to_ints(fma(weights[v] * factor, value_scales[v], fractions));
 #if defined(__AVX512BW__)
   const __m512i first = _mm512_packus_epi32((__m512i)rounded[0].part[0], (__m512i)rounded[1].part[0]);
   const __m512i second = _mm512_packus_epi32((__m512i)rounded[2].part[0], (__m512i)rounded[3].part[0]);
@@ -146,7 +156,9 @@ INLINE void round_weights(const Floats (&weights)[kPanels], const Floats (&scale
   for (int v = 0; v < kPanels; v++) {
     int32_t lane[kWidth];
     std::memcpy(lane, &rounded[v], sizeof(lane));
-    for (int i = 0; i < kWidth; i++) to[(i / kWordBytes * kPanels + v) * kWordBytes + i % kWordBytes] = (uint8_t)lane[i];
+    for (int i = 0; i < kWidth; i++) {
+      to[(i / kWordBytes * kPanels + v) * kWordBytes + i % kWordBytes] = (uint8_t)std::min(lane[i], kMostByte);
+    }
   }
 #endif
 }
