@@ -250,12 +250,20 @@ void walk_tiles(const Attention& op, const Plan& plan, int64_t first, int64_t en
   }
 }
 
+// So that no thread begins with a large one when the others are about to end.
+void put_largest_first(std::vector<QueryTile>& tiles) {
+  const auto work = [](const QueryTile& tile) { return tile.vectors() * (tile.end - tile.begin); };
+  std::stable_sort(tiles.begin(), tiles.end(),
+                   [&](const QueryTile& a, const QueryTile& b) { return work(a) > work(b); });
+}
+
 // A thread takes some tiles, or a large one, and walks their splits.
 template <class E>
-void run_by_tile(const Attention& op, const Plan& plan, int threads) {
+void run_by_tile(const Attention& op, Plan& plan, int threads) {
   const int64_t tiles = (int64_t)plan.tiles.size();
   const auto is_small = [](const QueryTile& tile) { return tile.count <= kTileRows; };
   const bool small = std::all_of(plan.tiles.begin(), plan.tiles.end(), is_small);
+  if (!small) put_largest_first(plan.tiles);
   const int64_t parts = small ? std::min<int64_t>(tiles, kPartsOfThread * threads) : tiles;
   const auto edge = [&](int64_t part) { return part < parts ? tiles * part / parts : tiles; };
   parallel_items(threads, parts, [&](int64_t i) { walk_tiles<E>(op, plan, edge(i), edge(i + 1), edge(i + threads)); });
