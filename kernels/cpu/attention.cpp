@@ -167,17 +167,28 @@ struct Item {
 };
 
 template <class E>
-void attend_to_items(const Attention& op, const std::vector<Item>& items, int threads) {
+void attend_in(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result, bool resumes) {
+  attend<E>(op, stretch, next, result, resumes);
+}
+
+template <class E>
+void attend_in(const Int8Call& op, const Stretch& stretch, const Stretch& next, const Partial& result, bool resumes) {
+  attend_int8(op, stretch, next, result, resumes);
+}
+
+template <class E, class Call>
+void attend_to_items(const Call& op, const std::vector<Item>& items, int threads) {
   parallel_items(threads, (int64_t)items.size(), [&](int64_t i) {
     const bool more = i + threads < (int64_t)items.size();  // what this thread will probably take next
     prefetch_stretch(op, items[i].stretch);
-    attend<E>(op, items[i].stretch, more ? items[i + threads].stretch : kNoStretch, items[i].result, items[i].resumes);
+    const Stretch& next = more ? items[i + threads].stretch : kNoStretch;
+    attend_in<E>(op, items[i].stretch, next, items[i].result, items[i].resumes);
   });
 }
 
 // The queries of all rows over the splits that they share.
-template <class E>
-void run_shared(const Attention& op, Plan& plan, int threads) {
+template <class E, class Call>
+void run_shared(const Call& op, Plan& plan, int threads) {
   std::vector<QueryTile> tiles;
   for (const SharedSplit& shared : plan.shared) {
     for (int64_t head = 0; head < op.kv_heads; head++) {
@@ -228,8 +239,8 @@ struct alignas(64) PartialMemory {
 thread_local PartialMemory memory;
 
 // Tiles [first, end), one after the other; this thread will probably go on with tile `then`.
-template <class E>
-void walk_tiles(const Attention& op, const Plan& plan, int64_t first, int64_t end, int64_t then) {
+template <class E, class Call>
+void walk_tiles(const Call& op, const Plan& plan, int64_t first, int64_t end, int64_t then) {
   const auto start = [&](int64_t i) {
     return i < (int64_t)plan.tiles.size() ? Stretch{&plan.tiles[i], plan.tiles[i].first_split()} : kNoStretch;
   };
@@ -243,7 +254,7 @@ void walk_tiles(const Attention& op, const Plan& plan, int64_t first, int64_t en
       const int64_t next_tile = i + 1 < end ? i + 1 : then;
       const Stretch next = split + 1 < tile.end_split() ? Stretch{&tile, split + 1} : start(next_tile);
       const Partial& result = started ? part : whole;
-      attend<E>(op, {&tile, split}, next, result, resume(op, plan, {&tile, split}, result));
+      attend_in<E>(op, {&tile, split}, next, result, resume(op, plan, {&tile, split}, result));
       if (started) merge(whole, part, vectors, op.head_dim);
     }
     write_out<E>(op, tile, whole);
@@ -258,8 +269,8 @@ void put_largest_first(std::vector<QueryTile>& tiles) {
 }
 
 // A thread takes some tiles, or a large one, and walks their splits.
-template <class E>
-void run_by_tile(const Attention& op, Plan& plan, int threads) {
+template <class E, class Call>
+void run_by_tile(const Call& op, Plan& plan, int threads) {
   const int64_t tiles = (int64_t)plan.tiles.size();
   const auto is_small = [](const QueryTile& tile) { return tile.count <= kTileRows; };
   const bool small = std::all_of(plan.tiles.begin(), plan.tiles.end(), is_small);
@@ -270,8 +281,8 @@ void run_by_tile(const Attention& op, Plan& plan, int threads) {
 }
 
 // A thread takes one split of one tile: for few tiles with long contexts.
-template <class E>
-void run_by_split(const Attention& op, const Plan& plan, int64_t floats, int threads) {
+template <class E, class Call>
+void run_by_split(const Call& op, const Plan& plan, int64_t floats, int threads) {
   std::vector<Item> items;
   float* free = split_room.take(floats);
   for (const QueryTile& tile : plan.tiles) {
@@ -294,8 +305,8 @@ void run_by_split(const Attention& op, const Plan& plan, int64_t floats, int thr
   }
 }
 
-template <class E>
-void run(const Attention& op) {
+template <class E, class Call>
+void run(const Call& op) {
   Plan plan;
   plan_shared(op, plan);
   plan_tiles(op, plan);
@@ -321,7 +332,7 @@ extern "C" int attention(const Attention* op) {
   if (!in_bounds(*op)) return 1;
   try {
     with_types([&](auto element) {
-      if (op->kv_is_int8) run<Int8<decltype(element)>>(*op);
+      if (op->kv_is_int8) run<decltype(element)>(Int8Call(*op));
       else run<decltype(element)>(*op);
     }, op->is_bf16);
   } catch (const std::bad_alloc&) {

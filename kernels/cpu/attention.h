@@ -66,8 +66,8 @@ struct QueryTile {
   int64_t end_split() const { return (end + kSplit - 1) / kSplit; }
 };
 
-// Attention over some of the keys: for each query a reference near its largest score (base 2, see attention_weigh.h), the
-// sum of 2^(score - reference), and the sum of the values weighted so. The queries of a tile lie by KV head.
+// Attention over some of the keys: for each query a reference near its largest score (base 2, see attention_weigh.h),
+// the sum of 2^(score - reference), and the sum of the values weighted so. The queries of a tile lie by KV head.
 struct Partial {
   float* reference;  // [count]
   float* total;      // [count]
@@ -90,19 +90,22 @@ struct Stretch {
 };
 constexpr Stretch kNoStretch = {nullptr, 0};
 
-// KV of 8 bits, queries and results of type Q. With Bf16 and Fp32 all of them are of that type.
-template <class Q>
-struct Int8 : Q {};
-
 // Memory is asked for a block ahead, at last that of `next`, which this thread will probably attend to then. If the
 // stretch `resumes`, the result holds that of the blocks before it in the split.
 template <class E>
 void attend(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result, bool resumes);
 
-template <>
-void attend<Int8<Bf16>>(const Attention&, const Stretch&, const Stretch&, const Partial&, bool);
-template <>
-void attend<Int8<Fp32>>(const Attention&, const Stretch&, const Stretch&, const Partial&, bool);
+// A call where KV is of 8 bits, with its queries rounded to bytes. Made and used by one thread and its helpers.
+struct Int8Call : Attention {
+  const uint32_t* queries;  // [tokens][heads][words of head_dim]
+  const float* factors;     // [tokens][heads]: make scores in base 2, or what the cap takes, of sums times keys' scales
+  const int32_t* starts;    // [tokens][heads]: of sums, for keys are biased
+
+  explicit Int8Call(const Attention& op);
+};
+
+// The same as attend().
+void attend_int8(const Int8Call& op, const Stretch& stretch, const Stretch& next, const Partial& result, bool resumes);
 
 // The first blocks of a split, or all of them, that several rows see whole, through the same pages.
 struct SharedSplit {

@@ -6,23 +6,20 @@
 // it keep theirs. Rounding adds a fraction that differs from lane to lane before it cuts: of many weights below half a
 // step some become a step, so that together they keep their weight, where rounding to the nearest would drop them all.
 #include "attention_int8.h"
+#include "parallel.h"
 
 namespace rootgraft {
 namespace {
 
-template <class E>
-void gather_queries(const Attention& op, const QueryTile& tile, Int8Scratch& scratch) {
-  const int64_t group = op.group();
+void gather_queries(const Int8Call& op, const QueryTile& tile, Int8Scratch& scratch) {
+  const int64_t group = op.group(), words = op.head_dim / kWordBytes;
   for (int head = 0; head < tile.heads; head++) {
     for_queries(op, tile, [&](int m, int64_t row, int64_t token, int64_t mate) {
       const int64_t from = (op.query_start[row] + token) * op.heads + (tile.first_head + head) * group + mate;
       const int query = head * tile.count + m;
-      int32_t totals[1];
-      const float scale =
-          quantise_block<E>(static_cast<const typename E::Value*>(op.q) + from * op.head_dim, op.head_dim,
-                            {reinterpret_cast<int8_t*>(scratch.queries) + query * op.head_dim}, totals);
-      scratch.factor[query] = op.soft_cap ? scale : scale * (float)op.scale * kLog2E;
-      scratch.start[query] = kBiasedStart * totals[0];
+      std::copy_n(op.queries + from * words, words, scratch.queries + query * words);
+      scratch.factor[query] = op.factors[from];
+      scratch.start[query] = op.starts[from];
     });
   }
 }
@@ -165,30 +162,45 @@ void attend_block(const Int8Block& block) {
   });
 }
 
+constexpr int64_t kSmall = 1 << 13;  // values to round below which one thread is faster
+
 template <class E>
-void attend_int8(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result,
-                 bool resumes) {
-  thread_local Int8Scratch scratch;
-  gather_queries<E>(op, *stretch.tile, scratch);
-  walk_blocks(op, stretch, next, result, resumes, scratch.end,
-              [&](const BlockWork& work) {
-                const Int8Block block(work, scratch);
-                block.plain ? attend_block<true>(block) : attend_block<false>(block);
-              });
+void round_queries(const Attention& op, uint32_t* queries, float* factors, int32_t* starts) {
+  const int64_t count = op.tokens * op.heads, dims = op.head_dim;
+  parallel_ranges(count * dims < kSmall ? 1 : (int)op.threads, count, [&](int64_t query, int64_t end) {
+    for (; query < end; query++) {
+      int32_t totals[1];
+      int8_t* to = reinterpret_cast<int8_t*>(queries) + query * dims;
+      const auto* from = static_cast<const typename E::Value*>(op.q) + query * dims;
+      const float scale = quantise_block<E>(from, dims, {to}, totals);
+      factors[query] = op.soft_cap ? scale : scale * (float)op.scale * kLog2E;
+      starts[query] = kBiasedStart * totals[0];
+    }
+  });
 }
 
 }  // namespace
 
-template <>
-void attend<Int8<Bf16>>(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result,
-                        bool resumes) {
-  attend_int8<Bf16>(op, stretch, next, result, resumes);
+Int8Call::Int8Call(const Attention& op) : Attention(op) {
+  thread_local std::vector<uint32_t> words;  // fresh memory would come from the operating system
+  thread_local std::vector<float> of_queries;
+  thread_local std::vector<int32_t> of_sums;
+  const int64_t count = tokens * heads;
+  words.resize(count * head_dim / kWordBytes);
+  of_queries.resize(count);
+  of_sums.resize(count);
+  queries = words.data(), factors = of_queries.data(), starts = of_sums.data();
+  with_types([&](auto e) { round_queries<decltype(e)>(*this, words.data(), of_queries.data(), of_sums.data()); },
+             is_bf16);
 }
 
-template <>
-void attend<Int8<Fp32>>(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result,
-                        bool resumes) {
-  attend_int8<Fp32>(op, stretch, next, result, resumes);
+void attend_int8(const Int8Call& op, const Stretch& stretch, const Stretch& next, const Partial& result, bool resumes) {
+  thread_local Int8Scratch scratch;
+  gather_queries(op, *stretch.tile, scratch);
+  walk_blocks(op, stretch, next, result, resumes, scratch.end, [&](const BlockWork& work) {
+    const Int8Block block(work, scratch);
+    block.plain ? attend_block<true>(block) : attend_block<false>(block);
+  });
 }
 
 }  // namespace rootgraft

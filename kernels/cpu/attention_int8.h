@@ -16,8 +16,8 @@ alignas(64) constexpr float kFractions[kWidth] = {0.03125f, 0.53125f, 0.28125f, 
 
 struct alignas(64) Int8Scratch {
   uint32_t queries[kTileQueries * kMaxHeadDim / kWordBytes];  // A of the scores, by KV head
-  int32_t start[kTileQueries];                                // of a query's sums, for keys are biased
-  float factor[kTileQueries];                                 // of a query: from sums times keys' scales to scores in base 2, or as the cap takes them
+  int32_t start[kTileQueries];                                // of these queries: see Int8Call
+  float factor[kTileQueries];
   uint8_t weights[kTileRows * kBlock];  // A of the output: [query][word of a panel][panel][key of the word]
   float weight_scale[kTileRows];
   float shrink[kTileRows];              // what a new reference does to older sums

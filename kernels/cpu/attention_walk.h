@@ -46,8 +46,8 @@ inline void prefetch_stretch(const Attention& op, const Stretch& stretch) {
   Ahead(op, rows, 1).finish();
 }
 
-// What attend() does but for the blocks, each of which `attend_block` adds to its result. `ends` gets where the keys end
-// that a query sees, [queries of a KV head].
+// What attend() does but for the blocks, each of which `attend_block` adds to its result. `ends` gets where the keys
+// end that a query sees, [queries of a KV head].
 template <class F>
 INLINE void walk_blocks(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result,
                         bool resumes, int64_t* ends, F attend_block) {

@@ -1,6 +1,6 @@
-// From scores to weights: 2^(score - reference), whose sums are kept lane by lane. The reference is the largest score of
-// the first block; where a later one is far above it, that becomes the reference, and older sums shrink. Scores come from
-// memory, or from the registers in which they were summed.
+// From scores to weights: 2^(score - reference), whose sums are kept lane by lane. The reference is the largest score
+// of the first block; where a later one is far above it, that becomes the reference, and older sums shrink. Scores come
+// from memory, or from the registers in which they were summed.
 #pragma once
 
 #include <limits>
@@ -19,7 +19,7 @@ struct alignas(64) Scratch {
   int64_t end[kTileQueries];                     // of the keys that a query sees
 };
 
-// How far scores, in base 2, may be above the reference. A weight of 2^6 is rounded as well as one of 1, and finding the
+// How far scores, in base 2, may be above the reference. A weight of 2^6 is rounded as well as one of 1; finding the
 // largest of 16 lanes, and exchanging the reference, takes longer than a block's weights.
 constexpr float kHeadroom = 6.0f;
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import platform
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 from ragged_batches import RaggedBatch, assert_close, ragged_batch
 
 from kernels import kv_int8, memory, ops, reference
+from kernels.cpu import build
+from kernels.cpu.native import Kernels
 
 SETTINGS = settings(max_examples=60, deadline=None)
 SEEDS = st.integers(0, 2**32 - 1)
@@ -176,6 +179,34 @@ def test_copies_are_of_whole_pages(copies, heads, head_dim, threads):
     for source, target, _ in copies:
         expected[:, :, target] = expected[:, :, source]
     memory.copy_pages(*caches, *([copy[i] for copy in copies] for i in range(3)))
+    assert torch.equal(caches, expected)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86 instruction sets")
+@pytest.mark.parametrize(
+    "arch",
+    [
+        "haswell",
+        pytest.param("x86-64", marks=pytest.mark.heavy),
+        pytest.param("skylake-avx512", marks=pytest.mark.heavy),
+    ],
+)
+def test_lesser_instruction_sets(arch):
+    """What other machines would compile, run on this one."""
+    if arch == "skylake-avx512" and "AVX-512" not in ops.native_status():
+        pytest.skip("no AVX-512")
+    kernels = Kernels(build.load_library(build.default_cache(), arch))
+    for options in ({}, {"window": 20}, {"soft_cap": 5.0}):
+        batch = ragged_batch([(1, 300), (40, 90), (7, 7)]).in_int8()
+        limits = (options.get("window"), options.get("soft_cap"))
+        out = kernels.attention(*batch.args[:6], 0.125, *limits)
+        assert_near(out, batch.expected(scale=0.125, **options))
+        assert torch.equal(kernels.attention(*batch.pick(1, 8, 9).args[:6], 0.125, *limits)[0], out[9])
+    qkv = torch.randn(4, 5 * 64, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    where, rest = torch.tensor([0, 3, 17, 30]), (3, 1, None, None, 1e-5, 0.0)
+    caches, expected = empty_caches(2, 1, 16, 64), empty_caches(2, 1, 16, 64)
+    kernels.rope_store_kv(qkv, where, None, where, *caches, *rest)
+    reference.rope_store_kv(qkv, where, None, where, *expected, *rest)
     assert torch.equal(caches, expected)
 
 
