@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels import ops, quantised, reference
+from kernels import kv_int8, ops, quantised, reference
 from kernels.limits import least_time, products_rate, reading_rate
 
 BF16 = torch.bfloat16
@@ -120,30 +120,41 @@ def gather_and_sdpa(q: Tensor, k: Tensor, v: Tensor, table: Tensor, context: int
     return functional.scaled_dot_product_attention(queries, keys, values, mask).transpose(1, 2).reshape(q.shape[0], -1)
 
 
-def attention_times(rows: int, query: int, context: int, shared: int) -> tuple[float, float]:
-    """Ours, and torch's."""
+def in_int8(cache: Tensor) -> Tensor:
+    """Room for as many cells of 8 bits, with numbers in it."""
+    shape = (*cache.shape[:-1], cache.shape[-1] + kv_int8.SCALE_BYTES)
+    numbers = torch.randint(0, 256, shape, dtype=kv_int8.DTYPE)
+    numbers.flatten(2)[..., PAGE * HEAD_DIM :].view(torch.float32).fill_(0.01)
+    return numbers
+
+
+def attention_times(rows: int, query: int, context: int, shared: int) -> tuple[float, float, float]:
+    """Ours, ours with KV of 8 bits, and torch's."""
     caches = [make_cache(rows, context, shared) for _ in range(8 if rows * context < 20_000 else 4)]
     q = torch.randn(rows * query, HEADS, HEAD_DIM).to(BF16)
     start = (torch.arange(rows + 1) * query).to(torch.int32)
     lengths = torch.full((rows,), context, dtype=torch.int32)
     mask = None if query == 1 else torch.ones(query, context, dtype=torch.bool).tril(context - query)
     batch = (start, lengths, query, context)
+    of_bytes = [(in_int8(k), in_int8(v), table) for k, v, table in caches]
     return (
         least_time(lambda: [ops.attention(q, *cache, *batch, scale=0.125) for cache in caches], len(caches)),
+        least_time(lambda: [ops.attention(q, *cache, *batch, scale=0.125) for cache in of_bytes], len(caches)),
         least_time(lambda: [gather_and_sdpa(q, *cache, context, mask) for cache in caches], len(caches)),
     )
 
 
 def bench_attention() -> None:
-    print(f"\n{'attention':39} {'ours':>9} {'gather+SDPA':>12} {'GFLOP/s':>8} {'GB/s':>6}")
-    cases = ((1, 1, 256), (1, 1, 1500), (32, 1, 256), (16, 1, 1500), (8, 5, 300), (1, 512, 512), (1, 512, 2000))
+    print(f"\n{'attention':39} {'ours':>9} {'int8 KV':>9} {'gather+SDPA':>12} {'GFLOP/s':>8} {'GB/s':>6}")
+    cases = ((1, 1, 256), (1, 1, 1500), (32, 1, 256), (16, 1, 1500), (8, 5, 300), (8, 100, 1400), (1, 512, 512))
     shared_cases = ((16, 1, 1500, 1488), (8, 1, 1200, 800))
     for rows, query, context, shared in (*((*unshared, 0) for unshared in cases), *shared_cases):
-        ours, theirs = attention_times(rows, query, context, shared)
+        ours, of_bytes, theirs = attention_times(rows, query, context, shared)
         pairs = rows * query * (2 * context - query + 1) / 2
         rates = f"{4 * pairs * HEADS * HEAD_DIM / ours / 1e3:8.0f} {rows * context * KV_HEADS * 256 / ours / 1e3:6.1f}"
         print(
-            f"{rows:3} rows {query:4} x {context:5} tokens {shared:5} shared {ours:9.1f} {theirs:12.1f} {rates}",
+            f"{rows:3} rows {query:4} x {context:5} tokens {shared:5} shared "
+            f"{ours:9.1f} {of_bytes:9.1f} {theirs:12.1f} {rates}",
             flush=True,
         )
 

@@ -18,7 +18,6 @@ constexpr int64_t kMostPartials = 1 << 24;   // floats of partials held at once
 
 // Whether every index that the call leads to lies inside its table.
 bool in_bounds(const Attention& op) {
-  if (op.kv_is_int8 && op.page_size % kWidth) return false;
   if (op.query_start[0] != 0 || op.query_start[op.rows] != op.tokens) return false;
   for (int64_t row = 0; row < op.rows; row++) {
     const int64_t queries = (int64_t)op.query_start[row + 1] - op.query_start[row], context = op.context_len[row];

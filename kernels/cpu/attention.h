@@ -30,7 +30,7 @@ struct Attention {
   int64_t tokens, rows, table_width, num_pages, heads, kv_heads, page_size, head_dim;
   int64_t window;  // keys seen by a token; at least the context where there is no window
   int64_t is_bf16, threads;
-  int64_t kv_is_int8;  // the caches are as kv_int8.h says; q and out are of is_bf16
+  int64_t kv_is_int8;  // the caches are as kv_int8.h says, in pages of whole panels; q and out are of is_bf16
   double scale, soft_cap;  // soft_cap 0: none
 
   // Of a key or value in its cache, without its scale.

@@ -78,12 +78,21 @@ class Kernels:
 
     @classmethod
     def takes_kv(cls, x: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
-        """Whether queries, or what they are made from, go with these caches: of their type, or of 8 bits."""
+        """Whether queries, or what they are made from, go with these caches: of their type, or of 8 bits.
+
+        Raises:
+            ValueError: a page of 8 bits has no whole number of panels.
+        """
+        if not cls.takes_heads(kv_int8.head_dim(k_cache)):
+            return False
         if not kv_int8.is_int8(k_cache):
-            fits = cls.takes(x, k_cache, v_cache)
-        else:
-            fits = cls.takes(x) and k_cache.is_contiguous() and v_cache.is_contiguous()
-        return fits and cls.takes_heads(kv_int8.head_dim(k_cache))
+            return cls.takes(x, k_cache, v_cache)
+        if k_cache.shape[2] % kv_int8.CELLS:
+            raise ValueError(
+                f"a page of KV in 8 bits must have a multiple of {kv_int8.CELLS} cells: {k_cache.shape[2]}"
+            )
+        caches = k_cache, v_cache
+        return cls.takes(x) and all(kv_int8.is_int8(each) and each.is_cpu and each.is_contiguous() for each in caches)
 
     @staticmethod
     def takes_type(dtype: torch.dtype) -> bool:
@@ -211,10 +220,11 @@ class Kernels:
         tokens = qkv.shape[0]
         num_pages, cache_heads, page_size, _ = k_cache.shape
         head_dim = kv_int8.head_dim(k_cache)
-        if qkv.shape[1] != (num_heads + 2 * num_kv_heads) * head_dim or cache_heads != num_kv_heads:
+        fits = qkv.shape[1] == (num_heads + 2 * num_kv_heads) * head_dim and cache_heads == num_kv_heads
+        if not fits or v_cache.shape != k_cache.shape:
             raise ValueError(
-                f"qkv {list(qkv.shape)} and k_cache {list(k_cache.shape)} do not fit {num_heads} query and "
-                f"{num_kv_heads} KV heads"
+                f"qkv {list(qkv.shape)}, k_cache {list(k_cache.shape)} and v_cache {list(v_cache.shape)} do not fit "
+                f"{num_heads} query and {num_kv_heads} KV heads"
             )
         _check_index("positions", positions, torch.int64, (tokens,))
         _check_index("kv_loc", kv_loc, torch.int64, (tokens,))

@@ -24,7 +24,6 @@ struct RopeStore {
 };
 
 bool in_bounds(const RopeStore& op) {
-  if (op.kv_is_int8 && op.page_size % kWidth) return false;
   for (int64_t token = 0; token < op.tokens; token++) {
     if (op.cells[token] < 0 || op.cells[token] >= op.num_pages * op.page_size) return false;
     if (op.cos_sin && (op.positions[token] < 0 || op.positions[token] >= op.max_position)) return false;

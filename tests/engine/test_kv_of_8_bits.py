@@ -1,9 +1,8 @@
-"""KV of 8 bits in the whole engine: the same answers from the cache, in chunks and with drafts; refused by name."""
+"""KV of 8 bits in the whole engine: the same answers from the cache, in chunks and with drafts."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,8 @@ import pytest
 import torch
 
 from engine import LLM, SamplingParams
-from engine.config import EngineConfig
-from engine.device import choose_kv_dtype
-from engine.errors import ConfigError
-from engine.kv_pool import KvPool, bytes_per_page
-from engine.loading.hf_config import model_config
-from engine.models.config import ModelConfig
 from grammar.spec import GrammarSpec
-from kernels import kv_int8
 
-CPU = torch.device("cpu")
 STEM = "You are a careful assistant. Answer in one or two short sentences, and do not guess. " * 4
 PROMPTS = [STEM + end for end in ("What is the capital of France?", "Count: 1, 2, 3, 4,", "Count: 1, 2, 3, 4, 5,")]
 SCHEMA = GrammarSpec.json_schema(
@@ -31,23 +22,6 @@ SCHEMA = GrammarSpec.json_schema(
         "additionalProperties": False,
     }
 )
-
-
-@pytest.fixture
-def config() -> ModelConfig:
-    return model_config(
-        {
-            "architectures": ["LlamaForCausalLM"],
-            "hidden_size": 64,
-            "intermediate_size": 8,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "vocab_size": 10,
-            "max_position_embeddings": 32,
-            "rms_norm_eps": 1e-6,
-        }
-    )
 
 
 def answers(path: Path, **options: Any) -> list[list[int]]:
@@ -85,24 +59,3 @@ def test_scores_are_near_those_of_the_model_s_own_type(smollm2_gguf: Path) -> No
     exact, rounded = surprise("auto"), surprise("int8")
     assert (exact - rounded).abs().mean() < 0.1
     assert not torch.equal(exact, rounded)
-
-
-def test_a_page_takes_its_bytes_and_its_scales(config: ModelConfig) -> None:
-    pool = KvPool(config, 5, 16, kv_int8.DTYPE, CPU)
-    assert pool.k.shape == pool.v.shape == (3, 5, 2, 16, 16 + 4)
-    assert bytes_per_page(config, 16, kv_int8.DTYPE) * 5 == pool.k.nbytes + pool.v.nbytes
-
-
-def test_what_is_not_computed_is_refused_by_name(config: ModelConfig) -> None:
-    int8 = EngineConfig(kv_cache_dtype="int8")
-    assert choose_kv_dtype(int8, config, CPU, torch.bfloat16) is kv_int8.DTYPE
-    assert choose_kv_dtype(replace(int8, block_size=32), config, CPU, torch.bfloat16) is kv_int8.DTYPE
-    assert choose_kv_dtype(EngineConfig(), config, CPU, torch.float32) is torch.float32
-    with pytest.raises(ConfigError, match="--kv-cache-dtype int8 needs --device cpu; this is cuda"):
-        choose_kv_dtype(int8, config, torch.device("cuda"), torch.bfloat16)
-    with pytest.raises(ConfigError, match="--block-size of a multiple of 16, not 8"):
-        choose_kv_dtype(replace(int8, block_size=8), config, CPU, torch.bfloat16)
-    with pytest.raises(ConfigError, match="heads of a multiple of 16 dimensions; this model's have 24"):
-        choose_kv_dtype(int8, replace(config, head_dim=24), CPU, torch.bfloat16)
-    with pytest.raises(ConfigError, match="kv-cache-dtype"):
-        EngineConfig(kv_cache_dtype="fp8")

@@ -7,12 +7,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import pytest
 import torch
+from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import kv_int8, reference
+from kernels import kv_int8, ops, reference
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+
+
+def instruction_sets(light: str, *heavy: str) -> pytest.MarkDecorator:
+    """A test for each of these names of compilers' targets, as ``arch``."""
+    marked = (pytest.param(arch, marks=pytest.mark.heavy) for arch in heavy)
+    return pytest.mark.parametrize("arch", [light, *marked])
+
+
+@st.composite
+def row_shapes(draw: st.DrawFn) -> tuple[int, int]:
+    """Query tokens and context of a row."""
+    context = draw(st.one_of(st.integers(1, 80), st.integers(200, 600)))
+    return draw(st.integers(1, min(context, 70))), context
 
 
 @dataclass(frozen=True)
@@ -109,3 +124,12 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
     assert actual.dtype is expected.dtype
     tolerance = TOLERANCE[actual.dtype]
     torch.testing.assert_close(actual.float(), expected.float(), atol=tolerance, rtol=tolerance)
+
+
+def assert_same_bits_as_alone(batch: RaggedBatch, **options: object) -> None:
+    """Each row gets what it would get without the others. Options are those of ``ops.attention``."""
+    together = ops.attention(*batch.args, **options)
+    for row in range(len(batch.context_len)):
+        start, stop = batch.query_start[row : row + 2].tolist()
+        alone = ops.attention(*batch.pick(row, 0, stop - start).args, **options)
+        assert torch.equal(alone, together[start:stop])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from ragged_batches import ragged_batch
 
-from kernels import ops
+from kernels import kv_int8, ops
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -57,6 +57,20 @@ def test_attention_refuses_tensors_that_do_not_fit():
         ops.attention(*arguments, scale=0.1)
 
 
+@pytest.mark.parametrize(("name", "index", "value"), [("page_table", (0, 1), 1000), ("context_len", 0, 33)])
+def test_attention_over_8_bits_refuses(name, index, value):
+    batch = spoil(ragged_batch([(2, 30), (1, 20)]).in_int8(), name, index, value)
+    with pytest.raises(IndexError, match="lead outside"):
+        ops.attention(*batch.args, scale=0.1)
+
+
+def test_pages_of_8_bits_must_hold_whole_panels():
+    caches = torch.zeros(2, 5, 1, 8, 16 + 4, dtype=kv_int8.DTYPE)
+    where = torch.tensor([0])
+    with pytest.raises(ValueError, match="a multiple of 16 cells: 8"):
+        ops.rope_store_kv(torch.ones(1, 48), where, None, where, *caches, 1, 1, None, None, 1e-6, 0.0)
+
+
 @pytest.mark.parametrize(
     ("positions", "loc"), [([0, 10], [0, 1]), ([-1, 0], [0, 1]), ([0, 1], [0, 80]), ([0, 1], [-1, 0])]
 )
@@ -98,7 +112,7 @@ GUARDED = '''
 """Every tensor ends (or starts) where unmapped memory starts (or ends): a step outside ends the process."""
 import ctypes, mmap, sys
 import torch
-from kernels import ops
+from kernels import kv_int8, ops
 
 AT_END = sys.argv[1] == "end"
 libc = ctypes.CDLL(None)

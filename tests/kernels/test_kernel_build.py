@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ragged_batches import assert_close, ragged_batch
+from ragged_batches import assert_close, instruction_sets, ragged_batch
 
 from kernels import ops, reference
 from kernels.cpu import build
@@ -104,7 +104,7 @@ def test_the_cache_follows_xdg(monkeypatch):
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86 instruction sets")
-@pytest.mark.parametrize("arch", ["haswell", pytest.param("x86-64", marks=pytest.mark.heavy)])
+@instruction_sets("haswell", "x86-64")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_lesser_instruction_sets(arch, dtype):
     """What other machines would compile, run on this one."""

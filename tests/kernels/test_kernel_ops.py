@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ragged_batches import assert_close, ragged_batch
+from ragged_batches import assert_close, ragged_batch, row_shapes
 
 from kernels import memory, ops, reference
 from kernels.masking import mask_logits
@@ -18,12 +18,6 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 def randn(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-@st.composite
-def row_shapes(draw) -> tuple[int, int]:
-    context = draw(st.one_of(st.integers(1, 80), st.integers(200, 600)))
-    return draw(st.integers(1, min(context, 70))), context
 
 
 @SETTINGS

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ragged_batches import RaggedBatch, assert_close, ragged_batch
+from ragged_batches import assert_close, assert_same_bits_as_alone, instruction_sets, ragged_batch, row_shapes
 
 from kernels import kv_int8, memory, ops, reference
 from kernels.cpu import build
@@ -102,12 +102,6 @@ def test_an_infinity_stays_in_its_cell():
         torch.testing.assert_close(kept[1], qkv[1, first : first + 64].float(), atol=0.02, rtol=0.0)
 
 
-@st.composite
-def row_shapes(draw) -> tuple[int, int]:
-    context = draw(st.one_of(st.integers(1, 80), st.integers(200, 600)))
-    return draw(st.integers(1, min(context, 70))), context
-
-
 @SETTINGS
 @given(
     rows=st.lists(row_shapes(), min_size=1, max_size=5),
@@ -183,14 +177,7 @@ def test_copies_are_of_whole_pages(copies, heads, head_dim, threads):
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86 instruction sets")
-@pytest.mark.parametrize(
-    "arch",
-    [
-        "haswell",
-        pytest.param("x86-64", marks=pytest.mark.heavy),
-        pytest.param("skylake-avx512", marks=pytest.mark.heavy),
-    ],
-)
+@instruction_sets("haswell", "x86-64", "skylake-avx512")
 def test_lesser_instruction_sets(arch):
     """What other machines would compile, run on this one."""
     if arch == "skylake-avx512" and "AVX-512" not in ops.native_status():
@@ -224,18 +211,11 @@ def _places(tokens: int, pages: int, page_size: int, generator: torch.Generator)
     return loc // page_size, loc % page_size
 
 
-def _same_bits(batch: RaggedBatch, **options) -> None:
-    together = ops.attention(*batch.args, scale=0.125, **options)
-    for row in range(len(batch.context_len)):
-        start, stop = batch.query_start[row : row + 2].tolist()
-        alone = ops.attention(*batch.pick(row, 0, stop - start).args, scale=0.125, **options)
-        assert torch.equal(alone, together[start:stop])
-
-
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("options", [{}, {"window": 37}, {"soft_cap": 20.0}])
 def test_alone_and_in_a_batch_the_same_bits(kernels, dtype, options):
-    _same_bits(ragged_batch([(1, 700), (60, 600), (1, 1), (33, 33), (5, 300)], dtype=dtype).in_int8(), **options)
+    batch = ragged_batch([(1, 700), (60, 600), (1, 1), (33, 33), (5, 300)], dtype=dtype).in_int8()
+    assert_same_bits_as_alone(batch, scale=0.125, **options)
 
 
 @settings(max_examples=25, deadline=None)
@@ -268,4 +248,4 @@ def test_rows_that_share_a_prefix_get_the_same_bits(kernels, threads):
     ops.set_threads(threads)
     batch = ragged_batch([(1, 700 + 9 * i) for i in range(12)], heads=6, kv_heads=2).in_int8()
     batch.page_table[1:, :40] = batch.page_table[0, :40]
-    _same_bits(batch)
+    assert_same_bits_as_alone(batch, scale=0.125)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ragged_batches import instruction_sets
 from torch import Tensor
 
 from kernels import ops, quantised, quantised_reference
@@ -174,14 +175,7 @@ def test_refusals():
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86 instruction sets")
-@pytest.mark.parametrize(
-    "arch",
-    [
-        "haswell",
-        pytest.param("x86-64", marks=pytest.mark.heavy),
-        pytest.param("skylake-avx512", marks=pytest.mark.heavy),
-    ],
-)
+@instruction_sets("haswell", "x86-64", "skylake-avx512")
 def test_lesser_instruction_sets(arch):
     """What other machines would compile, run on this one: integer sums are exact, so blocks give the same bits."""
     if arch == "skylake-avx512" and "AVX-512" not in ops.native_status():

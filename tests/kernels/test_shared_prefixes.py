@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ragged_batches import RaggedBatch, assert_close
+from ragged_batches import RaggedBatch, assert_close, assert_same_bits_as_alone
 
 from kernels import ops
 
@@ -45,13 +45,9 @@ def tree_batch(
     return RaggedBatch(q, caches[0], caches[1], table, starts, torch.tensor(contexts, dtype=torch.int32))
 
 
-def assert_same_bits_as_alone(batch: RaggedBatch, **options) -> None:
-    together = ops.attention(*batch.args, scale=0.2, **options)
-    for row in range(len(batch.context_len)):
-        start, stop = batch.query_start[row : row + 2].tolist()
-        alone = ops.attention(*batch.pick(row, 0, stop - start).args, scale=0.2, **options)
-        assert torch.equal(alone, together[start:stop])
-    assert_close(together, batch.expected(scale=0.2, **options))
+def assert_right_and_as_alone(batch: RaggedBatch, **options) -> None:
+    assert_same_bits_as_alone(batch, scale=0.2, **options)
+    assert_close(ops.attention(*batch.args, scale=0.2, **options), batch.expected(scale=0.2, **options))
 
 
 @settings(max_examples=60, deadline=None)
@@ -69,7 +65,7 @@ def test_trees_of_rows(rows, page_size, heads, dtype, window, soft_cap, threads,
     torch.manual_seed(seed)
     ops.set_threads(threads)
     batch = tree_batch(rows, page_size, dtype, heads)
-    assert_same_bits_as_alone(batch, window=window, soft_cap=soft_cap)
+    assert_right_and_as_alone(batch, window=window, soft_cap=soft_cap)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -77,14 +73,14 @@ def test_more_sharers_than_a_tile_holds(threads):
     ops.set_threads(threads)
     torch.manual_seed(0)
     batch = tree_batch([(0, 0, 700, 1)] + [(0, 600, 1 + 9 * i, 1) for i in range(40)], 16, torch.bfloat16, (6, 2))
-    assert_same_bits_as_alone(batch)
+    assert_right_and_as_alone(batch)
 
 
 def test_a_context_that_is_shared_to_its_last_token():
     torch.manual_seed(0)
     batch = tree_batch([(0, 0, 512, 1), (0, 256, 256, 1), (0, 512, 1, 1)], 16, torch.bfloat16, (6, 2))
     batch.page_table[1] = batch.page_table[0]
-    assert_same_bits_as_alone(batch)
+    assert_right_and_as_alone(batch)
 
 
 def test_equal_pages_after_different_ones_are_no_shared_prefix():
@@ -92,4 +88,4 @@ def test_equal_pages_after_different_ones_are_no_shared_prefix():
     batch = tree_batch([(0, 0, 800, 1), (0, 0, 800, 1), (0, 0, 800, 1)], 16, torch.float32, (6, 2))
     batch.page_table[1:, 16:] = batch.page_table[0, 16:]
     batch.page_table[2, :8] = batch.page_table[0, :8]
-    assert_same_bits_as_alone(batch)
+    assert_right_and_as_alone(batch)

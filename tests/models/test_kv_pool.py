@@ -9,9 +9,13 @@ import torch
 
 from engine import kv_pool
 from engine.batch import PageCopy
+from engine.config import EngineConfig
+from engine.device import choose_kv_dtype
+from engine.errors import ConfigError
 from engine.kv_pool import KvPool, bytes_per_page
 from engine.loading.hf_config import model_config
 from engine.models.config import ModelConfig
+from kernels import kv_int8
 
 CPU = torch.device("cpu")
 
@@ -39,6 +43,27 @@ def test_size_of_a_page(config: ModelConfig, dtype: torch.dtype) -> None:
     assert pool.k.shape == pool.v.shape == (3, 5, 2, 16, 6)
     assert bytes_per_page(config, 16, dtype) * 5 == pool.k.nbytes + pool.v.nbytes
     assert bytes_per_page(replace(config, layers=config.layers[:1]), 16, dtype) * 3 == bytes_per_page(config, 16, dtype)
+
+
+def test_a_page_of_8_bits_takes_its_bytes_and_its_scales(config: ModelConfig) -> None:
+    pool = KvPool(config, 5, 16, kv_int8.DTYPE, CPU)
+    assert pool.k.shape == pool.v.shape == (3, 5, 2, 16, 6 + 4)
+    assert bytes_per_page(config, 16, kv_int8.DTYPE) * 5 == pool.k.nbytes + pool.v.nbytes
+
+
+def test_8_bits_are_refused_by_name_where_they_are_not_computed(config: ModelConfig) -> None:
+    int8, config = EngineConfig(kv_cache_dtype="int8"), replace(config, head_dim=16)
+    assert choose_kv_dtype(int8, config, CPU, torch.bfloat16) is kv_int8.DTYPE
+    assert choose_kv_dtype(replace(int8, block_size=32), config, CPU, torch.bfloat16) is kv_int8.DTYPE
+    assert choose_kv_dtype(EngineConfig(), config, CPU, torch.float32) is torch.float32
+    with pytest.raises(ConfigError, match="--kv-cache-dtype int8 needs --device cpu; this is cuda"):
+        choose_kv_dtype(int8, config, torch.device("cuda"), torch.bfloat16)
+    with pytest.raises(ConfigError, match="--block-size of a multiple of 16, not 8"):
+        choose_kv_dtype(replace(int8, block_size=8), config, CPU, torch.bfloat16)
+    with pytest.raises(ConfigError, match="heads of a multiple of 16 dimensions; this model's have 24"):
+        choose_kv_dtype(int8, replace(config, head_dim=24), CPU, torch.bfloat16)
+    with pytest.raises(ConfigError, match="kv-cache-dtype"):
+        EngineConfig(kv_cache_dtype="fp8")
 
 
 def test_layers_are_views(config: ModelConfig) -> None:
