@@ -29,7 +29,7 @@ from engine.models.decoder import DecoderModel
 from engine.runner import ModelRunner
 from engine.sampler import Sampler
 from engine.tapes import StepTapes
-from kernels import ops
+from kernels import kv_int8, ops
 from lora.adapters import Adapters
 from lora.layout import BaseLayout
 from lora.reading import AdapterReader
@@ -99,9 +99,10 @@ class Worker:
         self.summary = (
             f"{_shape(model.config)}, {_number_formats(model)} on {device}, "
             f"loaded in {loaded - started:.1f} s, warm after {time.monotonic() - loaded:.1f} s more",
-            f"KV pool: {self.num_pages * config.block_size:,} tokens in pages of {config.block_size} "
-            f"({self.num_pages * page_bytes / 2**30:.2f} GiB); context {self.max_model_len:,}; "
-            f"up to {config.max_num_seqs} sequences and {config.max_num_batched_tokens:,} tokens a step",
+            f"KV pool: {self.num_pages * config.block_size:,} tokens{_kv_format(kv_dtype)} "
+            f"in pages of {config.block_size} ({self.num_pages * page_bytes / 2**30:.2f} GiB); "
+            f"context {self.max_model_len:,}; up to {config.max_num_seqs} sequences and "
+            f"{config.max_num_batched_tokens:,} tokens a step",
             *([f"Steps: {steps}"] if is_measured else []),
             *([_slots(config, slot_bytes)] if self.adapters else []),
             ops.native_status() if device.type == "cpu" else ops.triton_status(),
@@ -150,6 +151,11 @@ def _number_formats(model: DecoderModel) -> str:
     packed = [part.packed for part in model.projections]
     forms = sorted({part.format for part in packed if isinstance(part, ops.QuantisedLinear)})
     return f"{name} with weights in {' and '.join(form.description for form in forms)}" if forms else name
+
+
+def _kv_format(kv_dtype: torch.dtype) -> str:
+    """What is to be said of the pool's type, if it is not the model's."""
+    return " of 8 bits" if kv_dtype is kv_int8.DTYPE else ""
 
 
 def _slots(config: EngineConfig, slot_bytes: int) -> str:
