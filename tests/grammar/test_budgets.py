@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 from test_keywords import CASES
 
+from grammar.closing import Closer
 from grammar.compiler import Compiled, compile
 from grammar.errors import GrammarError
 from grammar.matcher import Matcher
@@ -190,3 +191,20 @@ def test_forms_that_are_no_free_text_have_a_shortest_answer(grammars, vocabulary
 )
 def test_the_shortest_answer_of_each_kind(vocabulary, spec, shortest):
     assert compile(spec, vocabulary).num_shortest == shortest
+
+
+def test_a_way_to_the_end_that_is_known_is_not_searched_again(grammars, vocabulary, monkeypatch):
+    """In a long value, and behind it, what was to come still is: that is tried before anything is searched."""
+    searches = []
+    search = Closer.completion
+    monkeypatch.setattr(Closer, "completion", lambda *args: searches.append(args) or search(*args))
+    fields = {name: {"type": "string", "maxLength": 40} for name in ("first", "second", "third")}
+    schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+    matcher = grammars.schema(schema).matcher()
+    searches.clear()
+    answer = vocabulary.tokenize(json.dumps(dict.fromkeys(fields, "x" * 40)).encode())
+    for budget, token in enumerate(answer):
+        assert token in grammars.allowed(matcher, 200 - budget)
+        assert matcher.accept(token)
+    assert matcher.can_end
+    assert len(searches) < len(answer) / 25  # one for each few tokens would be a fifth of them
