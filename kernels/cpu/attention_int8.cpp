@@ -58,8 +58,9 @@ INLINE void score(const Int8Block& block, int query, int steps, Floats (&scores)
 }
 
 // Weights of N queries from `query` on, in bytes. A plain block: every query sees every key, and no score is capped.
+// Returns whether older sums shrink.
 template <int N, bool kPlain>
-INLINE void weigh_queries(const Int8Block& block, int query, int steps) {
+INLINE bool weigh_queries(const Int8Block& block, int query, int steps) {
   Int8Scratch& scratch = block.scratch;
   Floats scores[N][kPanels], best[N];
   score<N>(block, query, steps, scores);
@@ -97,14 +98,14 @@ INLINE void weigh_queries(const Int8Block& block, int query, int steps) {
       round_weights(scores[i], value_scales, scales.to_bytes[i], weights);
       scratch.weight_scale[i] = scales.largest[i] * step;
     }
-    scratch.shrink[i] = above ? scratch.new_shrink[i] : 1.0f;
   }
+  return above;
 }
 
 // values = values * shrink + weights * those of the block, for N queries from `query` on and dimensions
-// [dim, dim + 16 P).
+// [dim, dim + 16 P). Where nothing shrinks, values stay as they are.
 template <int N, int P>
-INLINE void add_values(const Int8Block& block, int query, int64_t dim) {
+INLINE void add_values(const Int8Block& block, int query, int64_t dim, bool shrinks) {
   const int64_t dims = block.op.head_dim;
   const auto* weights = reinterpret_cast<const uint32_t*>(block.scratch.weights);
   float* to = block.result.values + query * dims + dim;
@@ -141,6 +142,7 @@ INLINE void add_values(const Int8Block& block, int query, int64_t dim) {
     }
   };
   if (block.begins) store_sums([](const float*, int) { return broadcast(0.0f); });
+  else if (!shrinks) store_sums([](const float* sum, int) { return load(sum); });
   else store_sums([&](const float* sum, int i) { return load(sum) * broadcast(block.scratch.shrink[i]); });
 }
 
@@ -151,11 +153,11 @@ void attend_block(const Int8Block& block) {
   const int steps = 2 * kWidth * block.rows.panels / tiles, of_words = steps / 2 / words;
   for_tiles<kTileRows, 1>(block.tile.count, 1, [&](int query, int count, int, int) {
     with_constant<kTileRows>(count, [&](auto n) {
-      weigh_queries<n.value, kPlain>(block, query, of_words);
+      const bool shrinks = weigh_queries<n.value, kPlain>(block, query, of_words);
       block.ahead.step(steps - of_words * words);
       for_tiles<1>(1, (int)(block.op.head_dim / kWidth), [&](int, int, int panel, int panels) {
         with_constant<kTilePanels>(panels, [&](auto p) {
-          add_values<n.value, p.value>(block, query, panel * kWidth);
+          add_values<n.value, p.value>(block, query, panel * kWidth, shrinks);
         });
       });
     });

@@ -20,9 +20,8 @@ struct alignas(64) Int8Scratch {
   float factor[kTileQueries];
   uint8_t weights[kTileRows * kBlock];  // A of the output: [query][word of a panel][panel][key of the word]
   float weight_scale[kTileRows];
-  float shrink[kTileRows];              // what a new reference does to older sums
-  float new_shrink[kWidth];             // the same, where one of the queries has a new reference
-  int64_t end[kTileQueries];            // of the keys that a query sees
+  float shrink[kWidth];       // what new references do to older sums, if any of a tile's queries has one
+  int64_t end[kTileQueries];  // of the keys that a query sees
 };
 
 // The values' scales of keys [begin, end) of a block, brought to what makes weights bytes; 0 for the others, which may
@@ -119,7 +118,7 @@ inline void exchange_references(const Int8Block& block, int query, int count, co
     older[i] = reference;
     now[i] = reference = top[i] > older[i] + kHeadroom ? top[i] : older[i];
   }
-  float* shrink = block.scratch.new_shrink;
+  float* shrink = block.scratch.shrink;
   store(shrink, exp2(load(older) - load(now)));
   for (int i = 0; i < count; i++) {
     float* lanes = block.result.lanes + (query + i) * kWidth;
