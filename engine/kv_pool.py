@@ -51,6 +51,8 @@ class KvPool:
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         """Do the copies in their order. Raises IndexError for a page or a count outside the pool."""
+        if not copies:  # as in most steps
+            return
         source = [copy.source for copy in copies]
         target = [copy.target for copy in copies]
         count = [copy.num_tokens for copy in copies]
