@@ -14,11 +14,11 @@ from engine.batch import Masks
 from engine.errors import CapacityError, EngineError, GrammarRefused
 from engine.messages import TokenTexts
 from engine.sequence import MaskJob
-from grammar.closing import ranks
 from grammar.compiler import Compiled
 from grammar.errors import GrammarError
 from grammar.masks import Fill, MaskBuffer
 from grammar.matcher import Matcher
+from grammar.pieces import ranks
 from grammar.service import CompileQueueFull, CompileService
 from grammar.spec import GrammarKind, GrammarSpec
 from grammar.vocabulary import Vocabulary

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
 from itertools import chain, islice, zip_longest
 
 import numpy as np
 
-from grammar.artifact import Artifact
+from grammar.pieces import ESCAPED, FREE, INSIDE, NEVER, OUTSIDE, Pieces
 from grammar.states import Bounded, Exhausted, Row, State, advance, leads_to_end, take_back
-from grammar.vocabulary import Vocabulary
 
 MAX_TOKENS = 2_000
 MAX_STEPS = 800
@@ -31,95 +29,7 @@ PAUSE = 8
 # Tokens that a search may try. Searches that find a way in a schema try up to 800, in structural tags up to 10,000.
 MAX_TRIES = 12_000
 MAX_SEARCH = 300
-MAX_RESTS_OF_KNOWN = 40
-MAX_TAILS = 600
-DEFAULT_JUMP = 10
-MAX_RESTS = 4_000
-_OUTSIDE, _INSIDE, _ESCAPED, _FREE = range(4)
-_NEVER = 100
-_PLAIN = (b"0", b'""', b"null", b"[]", b"{}", b"true", b"false", b"[", b"{")
-
-
-class Pieces:
-    """The short texts of one grammar as tokens, shared by all its matchers; worked out when first needed."""
-
-    def __init__(self, vocabulary: Vocabulary, artifact: Artifact) -> None:
-        self.vocabulary = vocabulary
-        self.is_json = artifact.is_json
-        # A separator before any piece: after a number, a piece would only be more digits.
-        self.closers = [vocabulary.tokenize(text) for text in (b"}", b"]", b",", b":")]
-        self.quote = vocabulary.tokenize(b'"')
-        self._artifact = artifact
-        self._moves: dict[tuple[int, int], int] = {}
-
-    @property
-    def whole(self) -> tuple[int, ...]:
-        """The shortest answer; none if it is not known."""
-        return self._artifact.whole
-
-    @property
-    def is_hopeless(self) -> bool:
-        """Whether no short answer was found when one was looked for."""
-        return self._artifact.is_hopeless
-
-    @property
-    def num_shortest(self) -> int | None:
-        """Tokens of the shortest answer, if it is known."""
-        return len(self._artifact.whole) or None
-
-    @cached_property
-    def listed(self) -> list[list[int]]:
-        """Shortest properties and values, in the order in which to try them; empty if the text is no JSON."""
-        texts = (*(text.encode() for text in self._texts), *_PLAIN) if self.is_json else ()
-        return [self.vocabulary.tokenize(text) for text in texts]
-
-    @cached_property
-    def tails(self) -> list[list[int]]:
-        """Ends of short strings, shortest first: what may lead out of the middle of a string, or of a plain text."""
-        texts = [text.encode() for text in self._texts]
-        if self.is_json:
-            texts = [b'""', *(text for text in texts if text[:1] == text[-1:] == b'"')]
-        ends = {text[at:] for text in texts for at in range(self.is_json, len(text)) if text[at] & 0xC0 != 0x80}
-        return [self.vocabulary.tokenize(end) for end in sorted(ends, key=lambda end: (len(end), end))[:MAX_TAILS]]
-
-    @cached_property
-    def ends(self) -> list[list[int]]:
-        """What ends a tag and all tags around it."""
-        return [self.vocabulary.tokenize_named(text) for text in self._artifact.ends]
-
-    @cached_property
-    def rests(self) -> list[list[int]]:
-        """The texts beside JSON, and then their rests from any place on, of one text after the other."""
-        texts = self._artifact.texts
-        rests = dict.fromkeys((*texts, *(text[at:] for text in texts for at in range(1, len(text)))))
-        return [self.vocabulary.tokenize_named(rest) for rest in list(rests)[:MAX_RESTS] if rest]
-
-    @cached_property
-    def jump(self) -> int:
-        """About the most tokens by which one token can lengthen the completion."""
-        detour = self.vocabulary.tokenize_named(self._artifact.detour)
-        pieces = self.listed if self.is_json else self.tails
-        # A completion is put together from parts, which takes more tokens than a piece as a whole.
-        return 4 + 3 * max(map(len, (detour, *pieces))) // 2 if pieces else DEFAULT_JUMP
-
-    @property
-    def _texts(self) -> tuple[str, ...]:
-        return (*self._artifact.properties, *self._artifact.values)
-
-    @property
-    def rank(self) -> Row:
-        """How good each token is for a search."""
-        return ranks(self.vocabulary)
-
-    def lexical(self, state: int, token: int) -> int:
-        """Inside or outside of a JSON string after a token; a structured part begins outside."""
-        if not self.is_json:
-            return state
-        state = _OUTSIDE if state == _FREE else state
-        move = self._moves.get((state, token))
-        if move is None:
-            move = self._moves[state, token] = _lexical(state, self.vocabulary.tokens[token])
-        return move
+MAX_RESTS_OF_KNOWN = 40  # of a completion that was found before, tried before a search
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +43,7 @@ class _Mark:
         again: where nothing was found: tokens left when to look again.
     """
 
-    inside: int = _OUTSIDE
+    inside: int = OUTSIDE
     plan: tuple[int, list[int]] | None = None
     known: tuple[int, list[int]] | None = None
     again: int | None = None
@@ -151,12 +61,12 @@ class Closer:
 
     def __init__(self, pieces: Pieces, *, free: bool = False) -> None:
         self._pieces = pieces
-        self._marks = [_Mark(_FREE if free else _OUTSIDE)]
+        self._marks = [_Mark(FREE if free else OUTSIDE)]
 
     @property
     def is_free(self) -> bool:
         """Whether this is free text outside of its structured parts."""
-        return self._marks[-1].inside == _FREE
+        return self._marks[-1].inside == FREE
 
     @property
     def num_shortest(self) -> int | None:
@@ -182,7 +92,7 @@ class Closer:
             free: what follows is free text.
         """
         if free:
-            self._marks.append(_Mark(_FREE))
+            self._marks.append(_Mark(FREE))
             return
         mark, planned = self._marks[-1], self.planned
         inside = self._pieces.lexical(mark.inside, token)
@@ -259,7 +169,7 @@ class Closer:
         others = [self._walk(state.copy(), inside, most, turning=True)] if pieces.listed else []
         if pieces.rests:
             others += [self._walk(state.copy(), inside, most, first) for first in (pieces.ends, pieces.rests)]
-            others.append(self._walk(state.copy(), _INSIDE if inside == _OUTSIDE else _OUTSIDE, most))
+            others.append(self._walk(state.copy(), INSIDE if inside == OUTSIDE else OUTSIDE, most))
         for found in chain(islice(walk, HEAD_START), chain.from_iterable(zip_longest(walk, *others))):
             if found is not None:
                 return found
@@ -306,9 +216,9 @@ class Closer:
     def _json_step(self, state: State, inside: int, turn: int) -> list[int] | None:
         """The next tokens by where the state stands in a JSON text; of other texts, the rest of a short one."""
         pieces = self._pieces
-        if inside == _INSIDE:
+        if inside == INSIDE:
             return _first(state, pieces.tails)
-        if pieces.is_json and inside != _ESCAPED:
+        if pieces.is_json and inside != ESCAPED:
             turn %= len(pieces.listed)
             listed = [*pieces.listed[turn:], *pieces.listed[:turn]] if turn else pieces.listed
             return (
@@ -335,7 +245,7 @@ class Closer:
                 if text in seen or not after.accept(token):
                     continue
                 seen.add(text)
-                if after.can_end() or (inside in (_INSIDE, _ESCAPED) and self._closes(after)):
+                if after.can_end() or (inside in (INSIDE, ESCAPED) and self._closes(after)):
                     return found if advance(state, found) else None
                 frontier.append((after, found))
         return None
@@ -349,7 +259,7 @@ class Closer:
         allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")[: len(rank)])
         best = allowed[np.argsort(rank[allowed], kind="stable")]
         kinds, first = np.unique(rank[best] >> 8, return_index=True)
-        return [int(best[index]) for kind, index in zip(kinds, first, strict=True) if kind < _NEVER]
+        return [int(best[index]) for kind, index in zip(kinds, first, strict=True) if kind < NEVER]
 
 
 def _first(state: State, pieces: Sequence[list[int]], then: Sequence[list[int]] = ()) -> list[int] | None:
@@ -371,36 +281,3 @@ def _goes_on(state: State, then: Sequence[list[int]]) -> bool:
     """Whether one of some pieces may follow; the state is left as it is."""
     after = state.copy()
     return any(advance(after, tokens) for tokens in then)
-
-
-def _lexical(state: int, text: bytes) -> int:
-    for byte in text:
-        if state == _ESCAPED:
-            state = _INSIDE
-        elif byte == 0x22:
-            state = _INSIDE if state == _OUTSIDE else _OUTSIDE
-        elif byte == 0x5C and state == _INSIDE:
-            state = _ESCAPED
-    return state
-
-
-@lru_cache(maxsize=4)
-def ranks(vocabulary: Vocabulary) -> Row:
-    """For each token kind * 256 + preference within the kind; a kind of 100 is never tried."""
-    rank: Row = np.full(vocabulary.size, _NEVER << 8, dtype=np.int32)
-    for token, text in enumerate(vocabulary.tokens):
-        if text and token not in vocabulary.special and token not in vocabulary.eos:
-            kind, size = _kind(text), min(len(text), 255)
-            rank[token] = (kind << 8) + (255 - size if kind < 10 else size)
-    return rank
-
-
-def _kind(text: bytes) -> int:
-    """Long runs of letters, digits or blanks (kinds below 10), and single characters by what they are."""
-    if len(text) == 1:
-        return 11 if text.isdigit() else 12 if text.islower() else 13 if text.isupper() else 14 + text[0] % 32
-    if text.isalpha():
-        return 1
-    if text.isdigit():
-        return 2
-    return 3 if not set(text) & set(b'"\\{}[],:') else 50

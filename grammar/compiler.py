@@ -15,12 +15,13 @@ import llguidance
 from grammar import dry_run, plain
 from grammar.artifact import Artifact, Backend
 from grammar.blame import anchored, likeliest_part
-from grammar.closing import Closer, Pieces
+from grammar.closing import Closer
 from grammar.document import Document
 from grammar.errors import GrammarError
 from grammar.lark import to_lark
 from grammar.limits import DEFAULT_LIMITS, Limits, check_limits
 from grammar.matcher import SLOW_SECONDS, Matcher
+from grammar.pieces import Pieces
 from grammar.schema import Analysis
 from grammar.spec import GrammarKind, GrammarSpec
 from grammar.states import LlguidanceState, State, XgrammarState, leads_to_end

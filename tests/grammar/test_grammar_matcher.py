@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grammar.artifact import Artifact, Backend
-from grammar.closing import Closer, Pieces
+from grammar.closing import Closer
 from grammar.compiler import compile, load
 from grammar.masks import Fill, MaskBuffer
 from grammar.matcher import GrammarFailure, Matcher
+from grammar.pieces import Pieces
 from grammar.spec import GrammarSpec
 
 SCHEMAS = [
