@@ -96,21 +96,16 @@ INLINE Ints dot_bytes(const Words& a, const Words& b, const Ints& acc) {
 #endif
 }
 
-// The largest unsigned byte with which the machine sums products exactly.
-#if defined(__AVX512VNNI__) || !(defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__)))
-constexpr int kMostByte = 255;
-#else
-constexpr int kMostByte = 127;  // pairs of products must fit 16 bits
-#endif
-
 // The same for a whose bytes hold 128 + a signed number. Begin with kBiasedStart times the sum of b's bytes in each
 // lane: where the machine multiplies unsigned bytes of full range, that takes the 128 out again.
 #if defined(__AVX512VNNI__) || !(defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__)))
 constexpr int32_t kBiasedStart = -128;
+constexpr int kMostByte = 255;  // unsigned, with which products are summed exactly
 
 INLINE Ints dot_biased(const Words& a, const Words& b, const Ints& acc) { return dot_bytes(a, b, acc); }
 #else
 constexpr int32_t kBiasedStart = 0;
+constexpr int kMostByte = 127;  // two products must fit 16 bits
 
 // Pairs of products must fit 16 bits: |a| times b with a's sign.
 INLINE Ints dot_biased(const Words& a, const Words& b, const Ints& acc) {
