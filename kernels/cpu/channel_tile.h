@@ -8,6 +8,7 @@
 // A group's products are summed exactly, as integers; groups are added in order, in fp32.
 #pragma once
 
+#include "amx.h"
 #include "bytes.h"
 #include "tile_rows.h"
 
@@ -46,5 +47,12 @@ constexpr int kChannelRows = 3, kChannelPanels = 1;  // 12 of 16 (AVX2)
 
 // One tile, rows <= kChannelRows and panels <= kChannelPanels.
 void multiply_channel_tile(const ChannelProduct& product, int rows, int panels);
+
+#if ROOTGRAFT_AMX
+// The same to the bit for whole groups, rows <= kAmxRows, panels side by side; in an AmxScope of the shapes for the rows.
+void multiply_channel_amx(const ChannelProduct& product, int rows, int panels);
+AmxShapes channel_shapes(int rows);
+constexpr int kAmxPanels = 2;  // of a tile
+#endif
 
 }  // namespace rootgraft

@@ -104,15 +104,20 @@ void multiply_blocks(const QuantisedLinear& op, const BlockRows<kPlanes>& x, con
 
 // x in groups, row by row.
 struct ChannelRows {
+  struct alignas(64) Line {
+    uint32_t words[kGroupWords];
+  };
   int64_t stride, groups;  // of a row; stride: words
-  std::vector<uint32_t> words;
+  std::vector<Line> lines;
   std::vector<ChannelGroup> all;
+
+  const uint32_t* row(int64_t index) const { return lines.data()->words + index * stride; }
 
   template <class E>
   void fill(const QuantisedLinear& op) {
-    stride = (op.width + kWidth - 1) / kWidth * (kWidth / kWordBytes);
     groups = (op.width + kGroupValues - 1) / kGroupValues;
-    words.resize(op.rows * stride);
+    stride = groups * kGroupWords;
+    lines.resize(op.rows * groups);
     all.resize(op.rows * groups);
     const int threads = op.rows * op.width < kSmallRows ? 1 : (int)op.threads;
     parallel_ranges(threads, op.rows, [&](int64_t row, int64_t end) {
@@ -120,7 +125,7 @@ struct ChannelRows {
         const auto* from = static_cast<const typename E::Value*>(op.x) + row * op.width;
         for (int64_t g = 0; g < groups; g++) {
           const int64_t first = g * kGroupValues, count = std::min<int64_t>(kGroupValues, op.width - first);
-          auto* bytes = reinterpret_cast<int8_t*>(&words[row * stride]) + first;
+          auto* bytes = reinterpret_cast<int8_t*>(lines[row * groups + g].words);
           int32_t total[1];
           const float scale = quantise_block<E>(from + first, count, {bytes}, total);
           all[row * groups + g] = {scale, kBiasedStart * total[0]};
@@ -145,13 +150,40 @@ void multiply_channels(const QuantisedLinear& op, const ChannelRows& x, int64_t 
         const int64_t lines = row_count > kChannelRows ? more * words : 0;
         const int64_t from = lines * m / row_count, to = lines * (m + rows) / row_count;
         multiply_channel_tile(
-            {&x.words[tile.row * x.stride], x.stride, &x.all[tile.row * x.groups], op.panels + tile.panel * panel_words,
+            {x.row(tile.row), x.stride, &x.all[tile.row * x.groups], op.panels + tile.panel * panel_words,
              panel_words, static_cast<const float*>(op.scales) + tile.panel * kWidth, words, out.place(room, tile),
              op.panels + next * panel_words + from * kWidth, to - from},
             rows, panels);
         out.take(part.index, room, tile);
       });
 }
+
+#if ROOTGRAFT_AMX
+// The same by AMX. All tiles have as many rows, so the last may begin within the one before.
+template <class Out>
+void multiply_channels_amx(const QuantisedLinear& op, const ChannelRows& x, int64_t row, int64_t row_end,
+                           const Part& part, Out& out) {
+  const int64_t words = op.width / kWordBytes, panel_words = words * kWidth;
+  const int64_t row_count = row_end - row, tiles = (row_count + kAmxRows - 1) / kAmxRows;
+  const int rows = (int)((row_count + tiles - 1) / tiles);
+  const AmxScope scope(channel_shapes(rows));
+  alignas(64) float room[kAmxRows * kRoomStride];
+  for (int64_t panel = part.panel; panel < part.panel_end; panel += kAmxPanels) {
+    const int panels = (int)std::min<int64_t>(kAmxPanels, part.panel_end - panel);
+    const uint32_t *b = op.panels + panel * panel_words, *next = b + panels * panel_words;
+    const int64_t lines = std::min<int64_t>(kAmxPanels, part.panel_end - panel - panels) * words;
+    for (int64_t i = 0; i < tiles; i++) {
+      const TileSpan tile = {row + std::min(i * rows, row_count - rows), panel, rows, panels};
+      const int64_t from = lines * i / tiles, to = lines * (i + 1) / tiles;
+      multiply_channel_amx({x.row(tile.row), x.stride, &x.all[tile.row * x.groups], b, panel_words,
+                            static_cast<const float*>(op.scales) + panel * kWidth, words, out.place(room, tile),
+                            next + from * kWidth, to - from},
+                           rows, panels);
+      out.take(part.index, room, tile);
+    }
+  }
+}
+#endif
 
 // multiply(part, out) for the parts of the product, on all threads. As for other linears: several slices of panels for
 // each thread, but one where the panels are only streamed; and rows are cut too where there are few panels.
@@ -188,7 +220,11 @@ void run_channels(const QuantisedLinear& op) {
   const ChannelRows& rows = x;
   const int64_t tiles = (op.rows + kChannelRows - 1) / kChannelRows;
   for_parts<Out>(op, tiles, [&](const Part& part, Out& out) {
-    multiply_channels(op, rows, op.rows * part.tile / tiles, op.rows * part.tile_end / tiles, part, out);
+    const int64_t row = op.rows * part.tile / tiles, row_end = op.rows * part.tile_end / tiles;
+#if ROOTGRAFT_AMX
+    if (op.width % kGroupValues == 0 && has_amx()) return multiply_channels_amx(op, rows, row, row_end, part, out);
+#endif
+    multiply_channels(op, rows, row, row_end, part, out);
   });
 }
 

@@ -1,6 +1,8 @@
 // The inner loop, one instance for each shape of tile.
 #include "tile.h"
 
+#include "amx.h"
+
 namespace rootgraft {
 namespace {
 
@@ -69,7 +71,7 @@ template void multiply_tile<Fp32>(const Product&, int, int);
 
 extern "C" const char* instruction_set() {
 #if defined(__AVX512BF16__)
-  return "AVX-512 with BF16";
+  return rootgraft::has_amx() ? "AVX-512 with BF16 and AMX" : "AVX-512 with BF16";
 #elif defined(__AVX512F__)
   return "AVX-512";
 #elif defined(__AVX2__)
