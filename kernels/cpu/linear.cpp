@@ -51,32 +51,23 @@ void multiply_block(const Linear& op, int64_t part, int64_t row, int64_t row_end
 }
 
 #if ROOTGRAFT_AMX
-// The same by AMX, which takes some panels at a time for all rows.
+// The same by AMX.
 template <class Out>
 void multiply_block_amx(const Linear& op, int64_t part, int64_t row, int64_t row_end, int64_t panel, int64_t panel_end,
                         Out& out) {
-  const int64_t panel_size = op.steps * kWidth, row_count = row_end - row;
-  const int64_t most = row_count > kAmxRows ? 2 : 4;
-  const AmxScope scope(product_shapes(amx_rows((int)row_count)));
+  const int64_t panel_size = op.steps * kWidth;
+  const int row_count = (int)(row_end - row);
+  const AmxScope scope(product_shapes(amx_rows(row_count)));
   alignas(64) float room[kMostAmxRows * kRoomStride];
-  for (; panel < panel_end; panel += most) {
-    const int64_t panels = std::min(most, panel_end - panel), next = panel + panels;
-    const int64_t lines = std::min(most, panel_end - next) * op.steps;
-    for_amx_rows((int)row_count, [&](int m, const AmxRows& rows) {
-      const int64_t from = lines * m / row_count, to = lines * (m + rows.all()) / row_count;
-      const TileSpan tile = {row + m, panel, rows.all(), (int)panels};
-      multiply_amx({op.x + tile.row * op.steps, op.steps, op.panels + panel * panel_size, panel_size, op.steps,
-                    out.place(room, tile), nullptr, op.panels + next * panel_size + from * kWidth, to - from},
-                   rows, (int)panels);
-      out.take(part, room, tile);
-    });
-  }
-}
-
-// Whether AMX serves: then it does for every number of rows, for its sums have bits of their own.
-template <class E>
-bool takes_amx(const Linear& op) {
-  return E::kPerWord == 2 && op.steps % kAmxWords == 0 && has_amx();
+  for_amx_tiles(row_count, (int)(panel_end - panel), [&](int m, const AmxRows& rows, int p, int panels) {
+    const TileSpan tile = {row + m, panel + p, rows.all(), panels};
+    const int64_t next = tile.panel + panels, lines = std::min<int64_t>(panels, panel_end - next) * op.steps;
+    const int64_t from = lines * m / row_count, to = lines * (m + rows.all()) / row_count;
+    multiply_amx({op.x + tile.row * op.steps, op.steps, op.panels + tile.panel * panel_size, panel_size, op.steps,
+                  out.place(room, tile), nullptr, op.panels + next * panel_size + from * kWidth, to - from},
+                 rows, panels);
+    out.take(part, room, tile);
+  });
 }
 #endif
 
@@ -99,7 +90,7 @@ void run(const Linear& op) {
     const int64_t row = op.rows * cut / row_cuts, row_end = op.rows * (cut + 1) / row_cuts;
     const int64_t panel = panels * slice / slices, panel_end = panels * (slice + 1) / slices;
 #if ROOTGRAFT_AMX
-    if (takes_amx<E>(op)) return multiply_block_amx(op, item, row, row_end, panel, panel_end, out);
+    if (E::kPerWord == Bf16::kPerWord && takes_amx(op.steps)) return multiply_block_amx(op, item, row, row_end, panel, panel_end, out);
 #endif
     multiply_block<E>(op, item, row, row_end, panel, panel_end, out);
   });

@@ -19,25 +19,32 @@ struct AmxRows {
 
 constexpr int kMostAmxRows = 2 * kAmxRows;  // of both
 
-// A product without c_scale, whose steps are a multiple of kAmxWords; in an AmxScope of the shapes for such tiles.
+// Whether products with so many steps are made by AMX: then for every number of rows, for sums have bits of their own.
+inline bool takes_amx(ptrdiff_t steps) { return steps % kAmxWords == 0 && has_amx(); }
+
+// A product without c_scale that takes_amx(); in an AmxScope of the shapes for such tiles.
 void multiply_amx(const Product& product, const AmxRows& rows, int panels);
 AmxShapes product_shapes(int rows);
 
-// f(first row, rows) for pairs of equal tiles that cover so many rows.
-template <class F>
-INLINE void for_amx_rows(int count, F f) {
-  const int tiles = (count + kAmxRows - 1) / kAmxRows, each = (count + tiles - 1) / tiles;
-  const auto edge = [&](int tile) { return tile * each < count - each ? tile * each : count - each; };
-  for (int tile = 0; tile < tiles; tile += 2) {
-    const int row = edge(tile);
-    f(row, AmxRows{each, tile + 1 < tiles ? edge(tile + 1) - row : 0});
-  }
-}
-
-// Rows of a tile of for_amx_rows().
+// Rows of each tile, where so many are cut into equal ones.
 inline int amx_rows(int count) {
   const int tiles = (count + kAmxRows - 1) / kAmxRows;
   return (count + tiles - 1) / tiles;
+}
+
+// f(first row, rows, first panel, panels) for products that cover count x panels, all rows of some panels before the
+// next.
+template <class F>
+INLINE void for_amx_tiles(int count, int panels, F f) {
+  const int each = amx_rows(count), most = count > kAmxRows ? 2 : 4;
+  const auto clipped = [&](int row) { return row < count - each ? row : count - each; };
+  for (int panel = 0; panel < panels; panel += most) {
+    const int panel_count = panels - panel < most ? panels - panel : most;
+    for (int row = 0; row < count; row += 2 * each) {
+      const int first = clipped(row), second = row + each < count ? clipped(row + each) - first : 0;
+      f(first, AmxRows{each, second}, panel, panel_count);
+    }
+  }
 }
 
 }  // namespace rootgraft

@@ -6,10 +6,16 @@
 
 #include "bytes.h"
 #include "parallel.h"
-#include "tile.h"
+#include "tile_amx.h"
 
 namespace rootgraft {
 namespace {
+
+#if ROOTGRAFT_AMX
+constexpr int kMostRows = kMostAmxRows;  // of a product
+#else
+constexpr int kMostRows = kTileRows;
+#endif
 
 constexpr int64_t kSmall = 1 << 14;   // multiplications below which one thread is faster
 constexpr int64_t kSlicePanels = 16;  // at least in a slice
@@ -100,33 +106,54 @@ void store_tile(const WidenedLinear& op, const float* sums, int64_t row, int row
   }
 }
 
-// Rows [row, row_end) times panels [panel, panel_end), a few at a time: widened once, then used by all rows.
+// All rows times some panels in E, words apart.
 template <class E, class To>
-void multiply_block(const WidenedLinear& op, int64_t row, int64_t row_end, int64_t panel, int64_t panel_end) {
+void multiply_wide(const WidenedLinear& op, const uint32_t* wide, int64_t words, int64_t panel, int panels) {
+  const int64_t steps = (op.width + E::kPerWord - 1) / E::kPerWord;
+  alignas(64) float sums[kMostRows * kTilePanels * kWidth];
+  const auto product = [&](int row, int p) {
+    return Product{op.x + row * steps, steps, wide + p * words, words, steps, {sums, kTilePanels * kWidth}, nullptr};
+  };
+  const auto put = [&](int row, int rows, int p, int count) {
+    const int64_t column = (panel + p) * kWidth;
+    store_tile<E, To>(op, sums, row, rows, column, (int)std::min<int64_t>(count * kWidth, op.columns - column));
+  };
+#if ROOTGRAFT_AMX
+  if (E::kPerWord == Bf16::kPerWord && takes_amx(steps)) {
+    const AmxScope scope(product_shapes(amx_rows((int)op.rows)));
+    return for_amx_tiles((int)op.rows, panels, [&](int row, const AmxRows& rows, int p, int count) {
+      multiply_amx(product(row, p), rows, count);
+      put(row, rows.all(), p, count);
+    });
+  }
+#endif
+  for_tiles((int)op.rows, panels, [&](int row, int rows, int p, int count) {
+    multiply_tile<E>(product(row, p), rows, count);
+    put(row, rows, p, count);
+  });
+}
+
+// All rows times panels [panel, panel_end), a few at a time: widened once, then used by all rows.
+template <class E, class To>
+void multiply_block(const WidenedLinear& op, int64_t panel, int64_t panel_end) {
   const int64_t words = op.panel_words() * (kWordBytes / E::kPerWord);
   constexpr int most = kTilePanels;
-  static thread_local std::vector<uint32_t> wide;
-  wide.resize(most * words);
-  alignas(64) float sums[kTileRows * kTilePanels * kWidth];
-  const int64_t steps = (op.width + E::kPerWord - 1) / E::kPerWord;
+  static thread_local std::vector<Words> wide;  // whose lines are whole
+  wide.resize(most * words / kWidth);
+  auto* to = reinterpret_cast<uint32_t*>(wide.data());
   for (; panel < panel_end; panel += most) {
     const int panels = (int)std::min<int64_t>(most, panel_end - panel);
     const uint32_t* from = op.panels + panel * op.panel_words();
     for (int64_t i = 0; i < panels * op.panel_words(); i += kWidth) {
-      widen_word<E>(load_words(from + i), &wide[i * (kWordBytes / E::kPerWord)]);
+      widen_word<E>(load_words(from + i), to + i * (kWordBytes / E::kPerWord));
     }
-    for_tiles((int)(row_end - row), panels, [&](int m, int rows, int p, int count) {
-      multiply_tile<E>({op.x + (row + m) * steps, steps, &wide[p * words], words, steps, {sums, kTilePanels * kWidth}, nullptr},
-                       rows, count);
-      const int64_t column = (panel + p) * kWidth;
-      const int columns = (int)std::min<int64_t>(count * kWidth, op.columns - column);
-      store_tile<E, To>(op, sums, row + m, rows, column, columns);
-    });
+    multiply_wide<E, To>(op, to, words, panel, panels);
   }
 }
 
 template <class E, class To>
 int run(const WidenedLinear& op) {
+  if (!op.rows) return 0;
   const int64_t panels = (op.columns + kWidth - 1) / kWidth;
   const int threads = op.rows * op.width * op.columns < kSmall ? 1 : (int)op.threads;
   const int64_t each = op.rows <= kTileRows ? 1 : panels / (kSlicePanels * threads);
@@ -134,7 +161,7 @@ int run(const WidenedLinear& op) {
   std::atomic<bool> has_memory{true};
   parallel_items(threads, slices, [&](int64_t slice) {
     try {
-      multiply_block<E, To>(op, 0, op.rows, panels * slice / slices, panels * (slice + 1) / slices);
+      multiply_block<E, To>(op, panels * slice / slices, panels * (slice + 1) / slices);
     } catch (const std::bad_alloc&) {
       has_memory = false;
     }
