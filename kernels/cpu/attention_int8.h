@@ -131,10 +131,9 @@ struct BlockScales {
   alignas(64) float largest[kWidth], to_bytes[kWidth];
 
   INLINE BlockScales(const Int8Block& block, int query, int count, const Floats& tops) {
-    float reference[kWidth] = {};
-    for (int i = 0; i < count; i++) reference[i] = block.result.reference[query + i];
+    const Floats reference = load_first(block.result.reference + query, count);
     // A block of weights below 2^-100 counts for nothing, and 2^100 is a number.
-    const Floats most = exp2(max(broadcast(-100.0f), tops - load(reference)));
+    const Floats most = exp2(max(broadcast(-100.0f), tops - reference));
     store(largest, most);
     store(to_bytes, broadcast(1.0f) / most);
   }

@@ -19,6 +19,10 @@ INLINE Ints map_ints(F f) {
   return result;
 }
 
+INLINE Ints load_ints(const int32_t* from) {
+  return map_ints([&](int i) { return load_part<IntPart>(from, i); });
+}
+
 INLINE Ints operator+(const Ints& a, const Ints& b) {
   return map_ints([&](int i) { return a.part[i] + b.part[i]; });
 }

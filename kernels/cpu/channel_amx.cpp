@@ -62,7 +62,7 @@ void run_tiles(const ChannelProduct& p, int panels) {
 #pragma GCC unroll 16
       for (int m = 0; m < MR; m++) {
         const ChannelGroup& group = all[m * groups + g];
-        const Ints total = load_as<Ints>(dots + m * kWidth) + broadcast_int(group.start);
+        const Ints total = load_ints(dots + m * kWidth) + broadcast_int(group.start);
         sums[m][0] = fma(to_floats(total), broadcast(group.scale), sums[m][0]);
       }
     }

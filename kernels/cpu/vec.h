@@ -65,9 +65,36 @@ INLINE Words broadcast_word(uint32_t value) {
   return result;
 }
 
-INLINE Words load_words(const uint32_t* from) { return load_as<Words>(from); }
+// Vectors are loaded part by part: the compiler copies whole structures in halves through the stack, which a load of the
+// whole then waits for.
+template <class Part>
+INLINE Part load_part(const void* from, int i) {
+  struct __attribute__((packed, may_alias)) Loose {
+    Part value;
+  };
+  return static_cast<const Loose*>(from)[i].value;
+}
+
+INLINE Words load_words(const uint32_t* from) {
+  Words result;
+#pragma GCC unroll 4
+  for (int i = 0; i < kParts; i++) result.part[i] = load_part<WordPart>(from, i);
+  return result;
+}
 INLINE void store_words(uint32_t* to, const Words& value) { std::memcpy(to, &value, sizeof(value)); }
-INLINE Floats load(const float* from) { return load_as<Floats>(from); }
+INLINE Floats load(const float* from) {
+  return map([&](int i) { return load_part<FloatPart>(from, i); });
+}
+// The first `count` lanes; the others are 0, and are not read.
+INLINE Floats load_first(const float* from, int count) {
+#if defined(__AVX512F__)
+  return Floats{{(FloatPart)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), from)}};
+#else
+  float lane[kWidth] = {};
+  for (int i = 0; i < count; i++) lane[i] = from[i];
+  return load(lane);
+#endif
+}
 INLINE void store(float* to, const Floats& value) { std::memcpy(to, &value, sizeof(value)); }
 
 INLINE Floats operator+(const Floats& a, const Floats& b) {
