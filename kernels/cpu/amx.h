@@ -54,10 +54,14 @@ INLINE void amx_zero() {
   asm volatile("tilezero %%tmm%c0" ::"i"(T));
 }
 
-// C += A B: of pairs of bf16; of signed bytes of A and unsigned ones of B; of unsigned and signed ones.
+// C += A B: of pairs of bf16; of signed bytes; of signed ones of A and unsigned ones of B; of unsigned and signed ones.
 template <int C, int A, int B>
 INLINE void amx_dot_bf16() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+}
+template <int C, int A, int B>
+INLINE void amx_dot_signed() {
+  asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
 template <int C, int A, int B>
 INLINE void amx_dot_signed_unsigned() {

@@ -9,6 +9,7 @@
 // on its row and its column, nothing else.
 #pragma once
 
+#include "amx.h"
 #include "bytes.h"
 #include "tile_rows.h"
 
@@ -24,9 +25,9 @@ enum class Format : int64_t {
   kChannels,  // q as above, d in fp32 for each column; see channel_tile.h
 };
 
-// A block of a row of A.
+// A block of a row of A. AMX reads the words of several at once: none shall lie across two lines of the cache.
 template <int kPlanes>
-struct ByteBlock {
+struct alignas(kBlockValues) ByteBlock {
   uint32_t words[kPlanes][kBlockWords];
   int32_t starts[kPlanes];  // kBiasedStart times the sum of the plane's bytes
   float scale, offset;      // of the row of C; offset: the scale times the sum of the integers
@@ -62,5 +63,23 @@ constexpr int kByteRows = 4;
 // One tile, rows <= kByteRows. Formats with blocks.
 template <Format F, int kPlanes>
 void multiply_byte_tile(const ByteProduct<kPlanes>& product, int rows);
+
+#if ROOTGRAFT_AMX
+// A block of a panel as AMX takes it.
+template <Format F>
+struct alignas(64) SignedBlock {
+  uint32_t words[kBlockWords * kWidth];
+  float scales[kPanelScales<F>];
+};
+
+template <Format F>
+void unpack_panel(const uint32_t* b, const uint16_t* b_scale, ptrdiff_t blocks, SignedBlock<F>* to);
+
+// The same as multiply_byte_tile to the bit, rows <= kAmxRows, of a panel that is unpacked (b and b_scale only say what
+// to ask for); in an AmxScope of the shapes for as many rows or more, which A must have.
+template <Format F, int kPlanes>
+void multiply_byte_amx(const ByteProduct<kPlanes>& product, const SignedBlock<F>* panel, int rows);
+AmxShapes byte_shapes(int rows);
+#endif
 
 }  // namespace rootgraft

@@ -1,5 +1,6 @@
 // y = x W^T + b with W in four or eight bits and x quantised to 8 or 15 on the way in; sums of products are integers.
 #include <algorithm>
+#include <atomic>
 #include <new>
 #include <vector>
 
@@ -45,9 +46,9 @@ struct BlockRows {
   std::vector<ByteBlock<kPlanes>> all;
 
   template <class E>
-  void fill(const QuantisedLinear& op) {
+  void fill(const QuantisedLinear& op, int most_rows) {
     blocks = op.width / kBlockValues;
-    tiles = (op.rows + kByteRows - 1) / kByteRows;
+    tiles = (op.rows + most_rows - 1) / most_rows;
     tile_rows = (op.rows + tiles - 1) / tiles;
     all.resize(tiles * blocks * tile_rows);
     const int threads = op.rows * op.width < kSmallRows ? 1 : (int)op.threads;
@@ -101,6 +102,43 @@ void multiply_blocks(const QuantisedLinear& op, const BlockRows<kPlanes>& x, con
     }
   }
 }
+
+#if ROOTGRAFT_AMX
+// For a panel; false where there is no memory, for a worker must not throw.
+template <Format F>
+bool make_room(std::vector<SignedBlock<F>>& unpacked, int64_t blocks) try {
+  unpacked.resize(blocks);
+  return true;
+} catch (const std::bad_alloc&) {
+  return false;
+}
+
+// The same by AMX, of panels that are unpacked once for all tiles. False: there is no memory for a panel.
+template <Format F, int kPlanes, class Out>
+bool multiply_blocks_amx(const QuantisedLinear& op, const BlockRows<kPlanes>& x, const Part& part, Out& out) {
+  const int64_t words = x.blocks * kPanelWords<F>, halves = x.blocks * kPanelScales<F>;
+  const int64_t count = part.tile_end - part.tile;
+  static thread_local std::vector<SignedBlock<F>> unpacked;
+  if (!make_room(unpacked, x.blocks)) return false;
+  const AmxScope scope(byte_shapes((int)x.tile_rows));
+  alignas(64) float room[kAmxRows * kRoomStride];
+  for (int64_t panel = part.panel; panel < part.panel_end; panel++) {
+    const int64_t lines = panel + 1 < part.panel_end ? kPanelLines<F> : 0;
+    const uint32_t* b = op.panels + panel * words;
+    const auto* b_scale = static_cast<const uint16_t*>(op.scales) + panel * halves;
+    unpack_panel<F>(b, b_scale, x.blocks, unpacked.data());
+    for (int64_t i = 0; i < count; i++) {
+      const int64_t row = (part.tile + i) * x.tile_rows;
+      const TileSpan tile = {row, panel, (int)std::min(x.tile_rows, op.rows - row), 1};
+      multiply_byte_amx<F, kPlanes>({x.tile(part.tile + i), x.tile_rows, b, b_scale, x.blocks, out.place(room, tile),
+                                     lines * i / count, lines * (i + 1) / count},
+                                    unpacked.data(), tile.rows);
+      out.take(part.index, room, tile);
+    }
+  }
+  return true;
+}
+#endif
 
 // x in groups, row by row.
 struct ChannelRows {
@@ -208,9 +246,21 @@ void for_parts(const QuantisedLinear& op, int64_t tiles, F multiply) {
 template <Format F, int kPlanes, class E, class Out>
 void run_blocks(const QuantisedLinear& op) {
   static thread_local BlockRows<kPlanes> x;
-  x.template fill<E>(op);
+  // Few rows are one tile of vectors, which then need not unpack the weights into memory first.
+  const bool by_amx = op.rows > kByteRows && has_amx();
+  x.template fill<E>(op, by_amx ? kAmxRows : kByteRows);
   const BlockRows<kPlanes>& rows = x;  // the caller's, on all threads
-  for_parts<Out>(op, rows.tiles, [&](const Part& part, Out& out) { multiply_blocks<F, kPlanes>(op, rows, part, out); });
+  std::atomic<bool> has_memory{true};
+  for_parts<Out>(op, rows.tiles, [&](const Part& part, Out& out) {
+#if ROOTGRAFT_AMX
+    if (by_amx) {
+      if (!multiply_blocks_amx<F, kPlanes>(op, rows, part, out)) has_memory = false;
+      return;
+    }
+#endif
+    multiply_blocks<F, kPlanes>(op, rows, part, out);
+  });
+  if (!has_memory) throw std::bad_alloc();
 }
 
 template <class E, class Out>

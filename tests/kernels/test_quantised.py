@@ -203,21 +203,33 @@ def test_lesser_instruction_sets(arch):
         assert torch.equal(kernels.linear(x[4:5], other, torch.float32), out[4:5])
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 5, 16, 17, 33, 70])
+@pytest.mark.parametrize("tokens", [1, 2, 5, 8, 9, 16, 17, 33, 70])
 @pytest.mark.parametrize("columns", [16, 40, 130])
 def test_amx_gives_the_bits_of_vectors(columns, tokens):
     """Its sums are exact, and scaled in the same order."""
     if "AMX" not in ops.native_status():
         pytest.skip("no AMX")
     vectors = QuantisedKernels(build.load_library(build.default_cache(), "icelake-server"), WeightArena())
-    x, bias = randn(1, tokens, 192, dtype=torch.bfloat16), randn(2, columns)
-    plain = quantised.pack_channels(randn(0, columns, 192), dynamic=True)
-    for layer in (plain, dataclasses.replace(plain, bias=bias)):
-        other = dataclasses.replace(layer, kernels=vectors)
-        for dtype in (torch.bfloat16, torch.float32):
-            assert torch.equal(ops.linear(x, layer, dtype), vectors.linear(x, other, dtype))
-        found, expected = ops.largest_linear(x, layer), vectors.largest_linear(x, other)
-        assert torch.equal(found.value, expected.value) and torch.equal(found.column, expected.column)
+    x, weight, bias = randn(1, tokens, 192), randn(0, columns, 192), randn(2, columns)
+    raw = {name: blocks(name, weight)[0] for name in BLOCKS}
+    for plain, dtype in itertools.product(
+        (
+            quantised.pack_channels(weight, dynamic=True),
+            *(quantised.pack_blocks(raw[name], name, dynamic=dynamic) for name in BLOCKS for dynamic in (True, False)),
+        ),
+        (torch.bfloat16, torch.float32),
+    ):
+        for layer in (plain, dataclasses.replace(plain, bias=bias)):
+            assert_same_bits(x.to(dtype), layer, dataclasses.replace(layer, kernels=vectors))
+
+
+def assert_same_bits(x: Tensor, layer: QuantisedLinear, other: QuantisedLinear) -> None:
+    """Of all that a layer can give, by the kernels of both."""
+    for dtype in (torch.bfloat16, torch.float32):
+        if x.dtype is torch.bfloat16 or dtype is torch.float32:
+            assert torch.equal(ops.linear(x, layer, dtype), ops.linear(x, other, dtype))
+    found, expected = ops.largest_linear(x, layer), ops.largest_linear(x, other)
+    assert torch.equal(found.value, expected.value) and torch.equal(found.column, expected.column)
 
 
 def test_two_bytes_of_x_hold_more_than_bfloat16():
