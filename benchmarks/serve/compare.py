@@ -1,10 +1,11 @@
-"""Our server and a peer, one after the other, under the same loads on the same machine.
+"""Our server and a peer, in turns, under the same loads on the same machine.
 
     python benchmarks/serve/compare.py --peer 'env MODEL=m.gguf bash benchmarks/serve/peers/llama_cpp.sh {port}'
     python benchmarks/serve/compare.py --peer-url http://127.0.0.1:9000/v1 --workloads W2 W3 --repeats 5
     python benchmarks/serve/compare.py --workloads W6 W7 --adapters a0 a1 a2 --ours 'rootgraft serve --port {port} ...'
 
-Each server is started, warmed up, loaded with every workload and stopped before the next one starts. The table shows
+The servers are started and warmed up one after the other. Then each repeat of a workload goes to each of them while the
+other is idle: the speed of a shared machine changes from minute to minute, and so both meet the same. The table shows
 the median over the repeats; ratios are ours / peer. The JSON file holds every repeat, the commands and the machine.
 Adapters (made by ``benchmarks.serve.make_adapters``) are asked for by name in ``model``; llama.cpp wants their numbers.
 """
@@ -59,7 +60,7 @@ def main() -> int:
     servers = {"rootgraft": Server(args.ours, None)}
     if args.peer or args.peer_url:
         servers[args.peer_name] = Server(args.peer, args.peer_url)
-    runs = {name: uvloop.run(_measure(name, server, args)) for name, server in servers.items()}
+    runs = uvloop.run(_measure(servers, args))
     print(_table(runs))
     document = {"machine": machine(), "arguments": vars(args), "runs": runs}
     Path(args.output).write_text(json.dumps(document, indent=1) + "\n")
@@ -83,20 +84,26 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def _measure(name: str, server: Server, args: argparse.Namespace) -> dict[str, Any]:
-    with server.running() as (url, process):
-        started = time.perf_counter()
-        async with _connected(url, process, args.start_timeout) as remote:
+async def _measure(servers: dict[str, Server], args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    async with contextlib.AsyncExitStack() as stack:
+        runs: dict[str, dict[str, Any]] = {}
+        remotes: dict[str, Remote] = {}
+        processes = {}
+        for name, server in servers.items():
+            url, processes[name] = stack.enter_context(server.running())
+            started = time.perf_counter()
+            remotes[name] = await stack.enter_async_context(_connected(url, processes[name], args.start_timeout))
             ready = time.perf_counter() - started
-            print(f"{name}: {remote.model}, answers after {ready:.1f} s", file=sys.stderr)
-            loads = {load: await _repeats(name, load, remote, args) for load in args.workloads}
-            return {
-                "model": remote.model,
-                "first_answer_s": ready,
-                "memory_mib": memory_mib(process) if process else None,
-                "load_average": os.getloadavg(),
-                "loads": loads,
-            }
+            print(f"{name}: {remotes[name].model}, answers after {ready:.1f} s", file=sys.stderr)
+            runs[name] = {"model": remotes[name].model, "first_answer_s": ready, "loads": {}}
+        for load in args.workloads:
+            for repeat in range(args.repeats):
+                for name, remote in remotes.items():
+                    figures = await _repeat(name, load, repeat, remote, args)
+                    runs[name]["loads"].setdefault(load, []).append(figures)
+        for name, process in processes.items():
+            runs[name]["memory_mib"] = memory_mib(process) if process else None
+        return runs
 
 
 @contextlib.asynccontextmanager
@@ -116,15 +123,13 @@ async def _connected(url: str, process: subprocess.Popen[bytes] | None, limit: f
         yield remote
 
 
-async def _repeats(name: str, load: str, remote: Remote, args: argparse.Namespace) -> list[Figures]:
-    figures = []
-    lora_ids = args.peer_lora_ids and name == args.peer_name
-    for repeat in range(args.repeats):
-        plan = workload(load, repeat, args.seed, len(args.adapters))
-        timings, valid = await _run(remote, plan, None if lora_ids else args.adapters)
-        figures.append(summarise(timings) | {"valid": valid})
-        speed, errors = figures[-1]["output_tokens_per_s"], figures[-1]["errors"]
-        print(f"{name} {load} repeat {repeat}: {speed:.1f} tokens/s {errors or ''}", file=sys.stderr)
+async def _repeat(name: str, load: str, repeat: int, remote: Remote, args: argparse.Namespace) -> Figures:
+    """One repeat of a load on a server."""
+    plan = workload(load, repeat, args.seed, len(args.adapters))
+    timings, valid = await _run(remote, plan, None if args.peer_lora_ids and name == args.peer_name else args.adapters)
+    figures = summarise(timings) | {"valid": valid, "load_average": os.getloadavg()}
+    speed, errors = figures["output_tokens_per_s"], figures["errors"]
+    print(f"{name} {load} repeat {repeat}: {speed:.1f} tokens/s {errors or ''}", file=sys.stderr)
     return figures
 
 
