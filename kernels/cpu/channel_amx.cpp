@@ -34,6 +34,7 @@ void run_tiles(const ChannelProduct& p, int panels) {
   const ptrdiff_t groups = p.groups(), steps = panels * groups, burst = (p.ahead_lines + steps - 1) / steps;
   const ptrdiff_t a_stride = p.a_stride;
   const uint32_t *a = p.a, *b = p.b, *line = p.ahead, *end_line = p.ahead + p.ahead_lines * kWidth;
+  const ptrdiff_t group_rows = p.group_rows;
   const ChannelGroup* all = p.group;
   Room rooms[kSums];
   ptrdiff_t begun = 0, group_begun = 0;
@@ -59,11 +60,11 @@ void run_tiles(const ChannelProduct& p, int panels) {
     for (ptrdiff_t g = 0; g < groups; g++, step++) {
       if (begun < steps) begin();
       const int32_t* dots = rooms[step % kSums].sums;
+      const ChannelGroup* of_rows = all + g * group_rows;
 #pragma GCC unroll 16
       for (int m = 0; m < MR; m++) {
-        const ChannelGroup& group = all[m * groups + g];
-        const Ints total = load_ints(dots + m * kWidth) + broadcast_int(group.start);
-        sums[m][0] = fma(to_floats(total), broadcast(group.scale), sums[m][0]);
+        const Ints total = load_ints(dots + m * kWidth) + broadcast_int(of_rows[m].start);
+        sums[m][0] = fma(to_floats(total), broadcast(of_rows[m].scale), sums[m][0]);
       }
     }
     const Floats scale = load(p.b_scale + panel * kWidth);

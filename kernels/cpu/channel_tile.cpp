@@ -24,7 +24,7 @@ void run_tile(const ChannelProduct& product) {
 #pragma GCC unroll 8
     for (int m = 0; m < MR; m++) {
 #pragma GCC unroll 4
-      for (int v = 0; v < NV; v++) dots[m][v] = broadcast_int(p.group[m * groups + g].start);
+      for (int v = 0; v < NV; v++) dots[m][v] = broadcast_int(p.group[g * p.group_rows + m].start);
     }
 #pragma GCC unroll 4
     for (ptrdiff_t i = first; i < end; i++) {
@@ -40,7 +40,7 @@ void run_tile(const ChannelProduct& product) {
     }
 #pragma GCC unroll 8
     for (int m = 0; m < MR; m++) {
-      const Floats scale = broadcast(p.group[m * groups + g].scale);
+      const Floats scale = broadcast(p.group[g * p.group_rows + m].scale);
 #pragma GCC unroll 4
       for (int v = 0; v < NV; v++) sums[m][v] = fma(to_floats(dots[m][v]), scale, sums[m][v]);
     }

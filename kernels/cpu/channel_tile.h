@@ -26,7 +26,8 @@ struct ChannelGroup {
 struct ChannelProduct {
   const uint32_t* a;
   ptrdiff_t a_stride;         // words
-  const ChannelGroup* group;  // [rows][groups]
+  const ChannelGroup* group;  // [groups][group_rows]: those of neighbouring rows lie side by side
+  ptrdiff_t group_rows;
   const uint32_t* b;
   ptrdiff_t b_stride;    // words from panel to panel
   const float* b_scale;  // [panels][16]

@@ -147,7 +147,7 @@ struct ChannelRows {
   };
   int64_t stride, groups;  // of a row; stride: words
   std::vector<Line> lines;
-  std::vector<ChannelGroup> all;
+  std::vector<ChannelGroup> all;  // [groups][rows]
 
   const uint32_t* row(int64_t index) const { return lines.data()->words + index * stride; }
 
@@ -166,7 +166,7 @@ struct ChannelRows {
           auto* bytes = reinterpret_cast<int8_t*>(lines[row * groups + g].words);
           int32_t total[1];
           const float scale = quantise_block<E>(from + first, count, {bytes}, total);
-          all[row * groups + g] = {scale, kBiasedStart * total[0]};
+          all[g * op.rows + row] = {scale, kBiasedStart * total[0]};
         }
       }
     });
@@ -188,7 +188,7 @@ void multiply_channels(const QuantisedLinear& op, const ChannelRows& x, int64_t 
         const int64_t lines = row_count > kChannelRows ? more * words : 0;
         const int64_t from = lines * m / row_count, to = lines * (m + rows) / row_count;
         multiply_channel_tile(
-            {x.row(tile.row), x.stride, &x.all[tile.row * x.groups], op.panels + tile.panel * panel_words,
+            {x.row(tile.row), x.stride, &x.all[tile.row], op.rows, op.panels + tile.panel * panel_words,
              panel_words, static_cast<const float*>(op.scales) + tile.panel * kWidth, words, out.place(room, tile),
              op.panels + next * panel_words + from * kWidth, to - from},
             rows, panels);
@@ -213,7 +213,7 @@ void multiply_channels_amx(const QuantisedLinear& op, const ChannelRows& x, int6
     for (int64_t i = 0; i < tiles; i++) {
       const TileSpan tile = {row + std::min(i * rows, row_count - rows), panel, rows, panels};
       const int64_t from = lines * i / tiles, to = lines * (i + 1) / tiles;
-      multiply_channel_amx({x.row(tile.row), x.stride, &x.all[tile.row * x.groups], b, panel_words,
+      multiply_channel_amx({x.row(tile.row), x.stride, &x.all[tile.row], op.rows, b, panel_words,
                             static_cast<const float*>(op.scales) + panel * kWidth, words, out.place(room, tile),
                             next + from * kWidth, to - from},
                            rows, panels);
