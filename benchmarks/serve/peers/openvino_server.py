@@ -4,8 +4,9 @@
 
 OpenVINO GenAI has no server of its own. This one knows what the loads send (messages, ``max_tokens``, ``ignore_eos``,
 ``json_schema``; greedy, streamed) and does as little as it can for it: one thread steps the pipeline, and a step's
-tokens go to the event loop together. It needs ``openvino-genai``, ``starlette``, ``uvicorn``, ``uvloop`` and
-``httptools`` in an environment of its own. The folder is made by
+tokens go to the event loop together. A step holds Python's lock, so they may leave late: in process it is a third
+faster. It needs ``openvino-genai``, ``starlette``, ``uvicorn``, ``uvloop`` and ``httptools`` in an environment of its
+own. The folder is made by
 
     optimum-cli export openvino -m MODEL --task text-generation-with-past --weight-format fp16 MODEL_FOLDER
 """
