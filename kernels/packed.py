@@ -40,7 +40,7 @@ class Format(IntEnum):
     CHANNELS: rows, ``d * q`` with q of 8 bits, d in fp32.
     WIDENED: the same, but x is not quantised: q is widened to its type.
 
-    In the first two, x is quantised to 8 or 15 bits in blocks of 32, in the third to 8 in blocks of 64; see
+    In the first two, x is quantised to 8 or 15 bits in blocks of 32, in the third to 8 with its outliers apart; see
     ``kernels.quantised``.
     """
 

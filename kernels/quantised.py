@@ -1,14 +1,16 @@
 """Linear layers with weights of 4 and 8 bits on the CPU, made here and run by ``kernels.ops.linear``.
 
 A weight w [N, K] is integers q with a scale d, and for four bits a minimum m, for each block of 32 along K or for
-each row. Rows of x are quantised on the way in, each block of 32, or of 64 where weights have rows, to integers a
-within L and a scale s = largest magnitude / L, and
+each row. Rows of x are quantised on the way in, each block of 32, or, where weights have rows, as a whole, to integers
+a with a scale s, and
 
     y[n] = sum over blocks of  d s (sum of q a)  +  m s (sum of a)
 
-where the inner sums are exact. ``dynamic=True`` means L = 127: with blocks that is llama.cpp's arithmetic, with rows
-"w8a8" in groups. Such rounding changes a few in a hundred most likely tokens. ``dynamic=False`` means the product with
-the weight that the integers stand for: with blocks L = 127 * 128, finer than bfloat16, at the price of two products of
+where the inner sums are exact. ``dynamic=True`` means, with blocks, integers within L = 127 and s = largest magnitude /
+L: llama.cpp's arithmetic. With rows it means "w8a8", where what is usual in a row of x is within 127, and its outliers
+are kept in two bytes (``cpu/channel_rows.h``; that outliers are few and must be kept is what LLM.int8() found, Dettmers
+et al. 2022). Such rounding changes a few in a hundred most likely tokens. ``dynamic=False`` means the product with the
+weight that the integers stand for: with blocks L = 127 * 128, finer than bfloat16, at the price of two products of
 bytes for one; with rows x stays as it is, ``y[n] = d (sum of q x)``. A row's result does not depend, bit for bit, on
 the other rows or on the number of threads.
 

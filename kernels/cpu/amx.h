@@ -31,6 +31,19 @@ struct alignas(64) AmxShapes {
   }
 };
 
+// Registers 0 .. 3 for sums, then two of rows of A, of so many words, and two of panels of B.
+constexpr int kAmxSums = 4, kAmxA = 4, kAmxB = 6;
+
+inline AmxShapes amx_shapes(int rows, int words) {
+  AmxShapes shapes;
+  for (int i = 0; i < kAmxSums; i++) shapes.set(i, rows, kWidth);
+  for (int i = 0; i < 2; i++) {
+    shapes.set(kAmxA + i, rows, words);
+    shapes.set(kAmxB + i, words, kWidth);
+  }
+  return shapes;
+}
+
 // While it lives, this thread's registers have these shapes.
 class AmxScope {
  public:
@@ -54,7 +67,7 @@ INLINE void amx_zero() {
   asm volatile("tilezero %%tmm%c0" ::"i"(T));
 }
 
-// C += A B: of pairs of bf16; of signed bytes; of signed ones of A and unsigned ones of B; of unsigned and signed ones.
+// C += A B: of pairs of bf16; of signed bytes; of signed ones of A and unsigned ones of B.
 template <int C, int A, int B>
 INLINE void amx_dot_bf16() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
@@ -67,11 +80,6 @@ template <int C, int A, int B>
 INLINE void amx_dot_signed_unsigned() {
   asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
-template <int C, int A, int B>
-INLINE void amx_dot_unsigned_signed() {
-  asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
-}
-
 #else
 
 constexpr bool has_amx() { return false; }

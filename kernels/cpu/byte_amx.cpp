@@ -13,7 +13,6 @@ namespace {
 
 constexpr int kAhead = 2;  // blocks that are multiplied while the sums of one are taken
 constexpr int kRooms = 4;
-constexpr int kSums = 4;  // registers 0 .. 3; then two each of rows and columns
 
 // A block's exact sums, on their way through memory to the registers that scale them.
 template <int kPlanes>
@@ -23,7 +22,7 @@ struct alignas(64) Room {
 
 template <int I, int kPlanes, int kPlane = 0>
 INLINE void multiply_planes(const ByteBlock<kPlanes>* a, Room<kPlanes>& room) {
-  constexpr int kSum = (I * kPlanes + kPlane) % kSums, kRow = kSums + kSum % 2, kColumn = kSums + 2 + I % 2;
+  constexpr int kSum = (I * kPlanes + kPlane) % kAmxSums, kRow = kAmxA + kSum % 2, kColumn = kAmxB + I % 2;
   amx_load<kRow>(a->words[kPlane], sizeof(*a));
   amx_zero<kSum>();
   amx_dot_signed<kSum, kRow, kColumn>();
@@ -33,7 +32,7 @@ INLINE void multiply_planes(const ByteBlock<kPlanes>* a, Room<kPlanes>& room) {
 
 template <int I, int kPlanes>
 INLINE void multiply_block(const ByteBlock<kPlanes>* a, const uint32_t* b, Room<kPlanes>& room) {
-  amx_load<kSums + 2 + I % 2>(b, kWidth * sizeof(uint32_t));
+  amx_load<kAmxB + I % 2>(b, kWidth * sizeof(uint32_t));
   multiply_planes<I>(a, room);
 }
 
@@ -89,16 +88,6 @@ void run_tile(const ByteProduct<kPlanes>& p, const SignedBlock<F>* panel) {
 }
 
 }  // namespace
-
-AmxShapes byte_shapes(int rows) {
-  AmxShapes shapes;
-  for (int i = 0; i < kSums; i++) shapes.set(i, rows, kWidth);
-  for (int i = 0; i < 2; i++) {
-    shapes.set(kSums + i, rows, kBlockWords);
-    shapes.set(kSums + 2 + i, kBlockWords, kWidth);
-  }
-  return shapes;
-}
 
 template <Format F>
 void unpack_panel(const uint32_t* b, const uint16_t* b_scale, ptrdiff_t blocks, SignedBlock<F>* to) {

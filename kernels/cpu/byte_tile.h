@@ -76,10 +76,9 @@ template <Format F>
 void unpack_panel(const uint32_t* b, const uint16_t* b_scale, ptrdiff_t blocks, SignedBlock<F>* to);
 
 // The same as multiply_byte_tile to the bit, rows <= kAmxRows, of a panel that is unpacked (b and b_scale only say what
-// to ask for); in an AmxScope of the shapes for as many rows or more, which A must have.
+// to ask for); in an AmxScope of amx_shapes(rows or more, kBlockWords), and A must have as many.
 template <Format F, int kPlanes>
 void multiply_byte_amx(const ByteProduct<kPlanes>& product, const SignedBlock<F>* panel, int rows);
-AmxShapes byte_shapes(int rows);
 #endif
 
 }  // namespace rootgraft

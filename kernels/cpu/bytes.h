@@ -40,6 +40,19 @@ INLINE Ints to_ints(const Floats& value) {
   return map_ints([&](int i) { return __builtin_convertvector(value.part[i], IntPart); });
 }
 
+// Whether any is not 0.
+INLINE bool any(const Ints& value) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)value.part[0], (__m512i)value.part[0]);
+#else
+  int32_t found = 0;
+  for (int i = 0; i < kParts; i++) {
+    for (int j = 0; j < kLanes; j++) found |= value.part[i][j];
+  }
+  return found;
+#endif
+}
+
 INLINE int32_t sum(const Ints& value) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_epi32((__m512i)value.part[0]);

@@ -51,21 +51,22 @@ void multiply_block(const Linear& op, int64_t part, int64_t row, int64_t row_end
 }
 
 #if ROOTGRAFT_AMX
-// The same by AMX.
+// The same by AMX. The first rows fetch the panels for all.
 template <class Out>
 void multiply_block_amx(const Linear& op, int64_t part, int64_t row, int64_t row_end, int64_t panel, int64_t panel_end,
                         Out& out) {
   const int64_t panel_size = op.steps * kWidth;
   const int row_count = (int)(row_end - row);
-  const AmxScope scope(product_shapes(amx_rows(row_count)));
+  const AmxScope scope(amx_shapes(amx_rows(row_count), kAmxWords));
   alignas(64) float room[kMostAmxRows * kRoomStride];
   for_amx_tiles(row_count, (int)(panel_end - panel), [&](int m, const AmxRows& rows, int p, int panels) {
     const TileSpan tile = {row + m, panel + p, rows.all(), panels};
-    const int64_t next = tile.panel + panels, lines = std::min<int64_t>(panels, panel_end - next) * op.steps;
-    const int64_t from = lines * m / row_count, to = lines * (m + rows.all()) / row_count;
-    multiply_amx({op.x + tile.row * op.steps, op.steps, op.panels + tile.panel * panel_size, panel_size, op.steps,
-                  out.place(room, tile), nullptr, op.panels + next * panel_size + from * kWidth, to - from},
-                 rows, panels);
+    const int64_t next = tile.panel + panels, more = std::min<int64_t>(panels, panel_end - next);
+    const int64_t lines = m == 0 ? more * op.steps : 0;
+    multiply_amx<AmxWords::kBf16>(
+        {op.x + tile.row * op.steps, op.steps, op.panels + tile.panel * panel_size, panel_size, op.steps,
+         out.place(room, tile), nullptr, op.panels + next * panel_size, lines},
+        rows, panels);
     out.take(part, room, tile);
   });
 }
@@ -90,7 +91,9 @@ void run(const Linear& op) {
     const int64_t row = op.rows * cut / row_cuts, row_end = op.rows * (cut + 1) / row_cuts;
     const int64_t panel = panels * slice / slices, panel_end = panels * (slice + 1) / slices;
 #if ROOTGRAFT_AMX
-    if (E::kPerWord == Bf16::kPerWord && takes_amx(op.steps)) return multiply_block_amx(op, item, row, row_end, panel, panel_end, out);
+    if (E::kPerWord == Bf16::kPerWord && takes_amx(op.steps)) {
+      return multiply_block_amx(op, item, row, row_end, panel, panel_end, out);
+    }
 #endif
     multiply_block<E>(op, item, row, row_end, panel, panel_end, out);
   });

@@ -21,17 +21,26 @@ INLINE Floats load_some(const typename E::Value* from, int64_t count) {
   return E::load(padded);
 }
 
-// The largest magnitude among the lanes of `bits`, which hold magnitudes as bit patterns: a NaN is above all.
-INLINE float largest_magnitude(const Words& bits) {
+// The bits of the largest magnitude, which are in the order of magnitudes: a NaN is above all.
+template <class E>
+INLINE uint32_t magnitude_bits(const typename E::Value* from, int64_t count) {
+  Words magnitude = broadcast_word(0);
+  for (int64_t i = 0; i < count; i += kWidth) {
+    const Floats value = load_some<E>(from + i, count - i);
+    for (int p = 0; p < kParts; p++) {
+      const IntPart bits = (IntPart)value.part[p] & 0x7FFFFFFF, most = (IntPart)magnitude.part[p];
+      magnitude.part[p] = (WordPart)(bits > most ? bits : most);
+    }
+  }
 #if defined(__AVX512F__)
-  const uint32_t most = _mm512_reduce_max_epu32((__m512i)bits.part[0]);
+  return _mm512_reduce_max_epu32((__m512i)magnitude.part[0]);
 #else
   uint32_t most = 0;
   for (int i = 0; i < kParts; i++) {
-    for (int j = 0; j < kLanes; j++) most = most > bits.part[i][j] ? most : bits.part[i][j];
+    for (int j = 0; j < kLanes; j++) most = most > magnitude.part[i][j] ? most : magnitude.part[i][j];
   }
+  return most;
 #endif
-  return load_as<float>(&most);
 }
 
 // The low byte of each lane.
@@ -55,15 +64,8 @@ template <class E, int kPlanes = 1>
 INLINE float quantise_block(const typename E::Value* from, int64_t count, int8_t* const (&to)[kPlanes],
                             int32_t (&totals)[kPlanes]) {
   constexpr float kMost = most_integer(kPlanes);
-  Words magnitude = broadcast_word(0);
-  for (int64_t i = 0; i < count; i += kWidth) {
-    const Floats value = load_some<E>(from + i, count - i);
-    for (int p = 0; p < kParts; p++) {
-      const IntPart bits = (IntPart)value.part[p] & 0x7FFFFFFF, most = (IntPart)magnitude.part[p];
-      magnitude.part[p] = (WordPart)(bits > most ? bits : most);
-    }
-  }
-  const float most = largest_magnitude(magnitude);
+  const uint32_t bits = magnitude_bits<E>(from, count);
+  const auto most = load_as<float>(&bits);
   const float inverse = most > 1e-30f ? kMost / most : 0.0f;  // below that the quotient may overflow: all bytes 0
   Ints sums[kPlanes];
   for (Ints& plane : sums) plane = broadcast_int(0);

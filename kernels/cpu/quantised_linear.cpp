@@ -120,7 +120,7 @@ bool multiply_blocks_amx(const QuantisedLinear& op, const BlockRows<kPlanes>& x,
   const int64_t count = part.tile_end - part.tile;
   static thread_local std::vector<SignedBlock<F>> unpacked;
   if (!make_room(unpacked, x.blocks)) return false;
-  const AmxScope scope(byte_shapes((int)x.tile_rows));
+  const AmxScope scope(amx_shapes((int)x.tile_rows, kBlockWords));
   alignas(64) float room[kAmxRows * kRoomStride];
   for (int64_t panel = part.panel; panel < part.panel_end; panel++) {
     const int64_t lines = panel + 1 < part.panel_end ? kPanelLines<F> : 0;
@@ -140,86 +140,57 @@ bool multiply_blocks_amx(const QuantisedLinear& op, const BlockRows<kPlanes>& x,
 }
 #endif
 
-// x in groups, row by row.
-struct ChannelRows {
-  struct alignas(64) Line {
-    uint32_t words[kGroupWords];
-  };
-  int64_t stride, groups;  // of a row; stride: words
-  std::vector<Line> lines;
-  std::vector<ChannelGroup> all;  // [groups][rows]
+// Some rows times the channels of a part.
+struct ChannelPart {
+  const QuantisedLinear& op;
+  const ChannelRows& x;
+  int64_t row, row_end;
+  const Part& part;
 
-  const uint32_t* row(int64_t index) const { return lines.data()->words + index * stride; }
+  int row_count() const { return (int)(row_end - row); }
+  int panel_count() const { return (int)(part.panel_end - part.panel); }
+  int64_t words() const { return (op.width + kWordBytes - 1) / kWordBytes; }
 
-  template <class E>
-  void fill(const QuantisedLinear& op) {
-    groups = (op.width + kGroupValues - 1) / kGroupValues;
-    stride = groups * kGroupWords;
-    lines.resize(op.rows * groups);
-    all.resize(op.rows * groups);
-    const int threads = op.rows * op.width < kSmallRows ? 1 : (int)op.threads;
-    parallel_ranges(threads, op.rows, [&](int64_t row, int64_t end) {
-      for (; row < end; row++) {
-        const auto* from = static_cast<const typename E::Value*>(op.x) + row * op.width;
-        for (int64_t g = 0; g < groups; g++) {
-          const int64_t first = g * kGroupValues, count = std::min<int64_t>(kGroupValues, op.width - first);
-          auto* bytes = reinterpret_cast<int8_t*>(lines[row * groups + g].words);
-          int32_t total[1];
-          const float scale = quantise_block<E>(from + first, count, {bytes}, total);
-          all[g * op.rows + row] = {scale, kBiasedStart * total[0]};
-        }
-      }
-    });
+  // Of the panels behind a tile as many again.
+  int64_t next_lines(const TileSpan& tile) const {
+    return std::min<int64_t>(tile.panels, part.panel_end - tile.panel - tile.panels) * words();
+  }
+
+  // The product of a tile, which asks for some lines of the panels behind it.
+  ChannelProduct product(const TileSpan& tile, const TileRows& c, int64_t line, int64_t line_end) const {
+    const int64_t panel_words = words() * kWidth;
+    return {x.low(tile.row), x.stride, x.row(tile.row), x.outliers(tile.row), x.outlier_stride,
+            op.panels + tile.panel * panel_words, panel_words,
+            static_cast<const float*>(op.scales) + tile.panel * kWidth, words(), c,
+            op.panels + (tile.panel + tile.panels) * panel_words + line * kWidth, line_end - line};
   }
 };
 
 // Several tiles of rows share the asking for the next panels, as those of blocks do.
 template <class Out>
-void multiply_channels(const QuantisedLinear& op, const ChannelRows& x, int64_t row, int64_t row_end, const Part& part,
-                       Out& out) {
-  const int64_t words = (op.width + kWordBytes - 1) / kWordBytes, panel_words = words * kWidth;
-  const int64_t row_count = row_end - row;
+void multiply_channels(const ChannelPart& all, Out& out) {
   alignas(64) float room[kChannelRows * kRoomStride];
-  for_tiles<kChannelRows, kChannelPanels>(
-      (int)row_count, (int)(part.panel_end - part.panel), [&](int m, int rows, int p, int panels) {
-        const TileSpan tile = {row + m, part.panel + p, rows, panels};
-        const int64_t next = tile.panel + panels;
-        const int64_t more = std::min<int64_t>(kChannelPanels, part.panel_end - next);
-        const int64_t lines = row_count > kChannelRows ? more * words : 0;
-        const int64_t from = lines * m / row_count, to = lines * (m + rows) / row_count;
-        multiply_channel_tile(
-            {x.row(tile.row), x.stride, &x.all[tile.row], op.rows, op.panels + tile.panel * panel_words,
-             panel_words, static_cast<const float*>(op.scales) + tile.panel * kWidth, words, out.place(room, tile),
-             op.panels + next * panel_words + from * kWidth, to - from},
-            rows, panels);
-        out.take(part.index, room, tile);
-      });
+  for_tiles<kChannelRows, kChannelPanels>(all.row_count(), all.panel_count(), [&](int m, int rows, int p, int panels) {
+    const TileSpan tile = {all.row + m, all.part.panel + p, rows, panels};
+    const int64_t lines = all.row_count() > kChannelRows ? all.next_lines(tile) : 0;
+    const int64_t from = lines * m / all.row_count(), to = lines * (m + rows) / all.row_count();
+    multiply_channel_tile(all.product(tile, out.place(room, tile), from, to), rows, panels);
+    out.take(all.part.index, room, tile);
+  });
 }
 
 #if ROOTGRAFT_AMX
-// The same by AMX. All tiles have as many rows, so the last may begin within the one before.
+// The same by AMX. The first rows fetch the panels for all.
 template <class Out>
-void multiply_channels_amx(const QuantisedLinear& op, const ChannelRows& x, int64_t row, int64_t row_end,
-                           const Part& part, Out& out) {
-  const int64_t words = op.width / kWordBytes, panel_words = words * kWidth;
-  const int64_t row_count = row_end - row, tiles = (row_count + kAmxRows - 1) / kAmxRows;
-  const int rows = (int)((row_count + tiles - 1) / tiles);
-  const AmxScope scope(channel_shapes(rows));
-  alignas(64) float room[kAmxRows * kRoomStride];
-  for (int64_t panel = part.panel; panel < part.panel_end; panel += kAmxPanels) {
-    const int panels = (int)std::min<int64_t>(kAmxPanels, part.panel_end - panel);
-    const uint32_t *b = op.panels + panel * panel_words, *next = b + panels * panel_words;
-    const int64_t lines = std::min<int64_t>(kAmxPanels, part.panel_end - panel - panels) * words;
-    for (int64_t i = 0; i < tiles; i++) {
-      const TileSpan tile = {row + std::min(i * rows, row_count - rows), panel, rows, panels};
-      const int64_t from = lines * i / tiles, to = lines * (i + 1) / tiles;
-      multiply_channel_amx({x.row(tile.row), x.stride, &x.all[tile.row], op.rows, b, panel_words,
-                            static_cast<const float*>(op.scales) + panel * kWidth, words, out.place(room, tile),
-                            next + from * kWidth, to - from},
-                           rows, panels);
-      out.take(part.index, room, tile);
-    }
-  }
+void multiply_channels_amx(const ChannelPart& all, Out& out) {
+  const AmxScope scope(amx_shapes(amx_rows(all.row_count()), kAmxWords));
+  alignas(64) float room[kMostAmxRows * kRoomStride];
+  for_amx_tiles(all.row_count(), all.panel_count(), [&](int m, const AmxRows& rows, int p, int panels) {
+    const TileSpan tile = {all.row + m, all.part.panel + p, rows.all(), panels};
+    const int64_t lines = m == 0 ? all.next_lines(tile) : 0;
+    multiply_channel_amx(all.product(tile, out.place(room, tile), 0, lines), rows, panels);
+    out.take(all.part.index, room, tile);
+  });
 }
 #endif
 
@@ -266,15 +237,16 @@ void run_blocks(const QuantisedLinear& op) {
 template <class E, class Out>
 void run_channels(const QuantisedLinear& op) {
   static thread_local ChannelRows x;
-  x.fill<E>(op);
+  const int threads = op.rows * op.width < kSmallRows ? 1 : (int)op.threads;
+  x.fill<E>(static_cast<const typename E::Value*>(op.x), op.rows, op.width, threads);
   const ChannelRows& rows = x;
   const int64_t tiles = (op.rows + kChannelRows - 1) / kChannelRows;
   for_parts<Out>(op, tiles, [&](const Part& part, Out& out) {
-    const int64_t row = op.rows * part.tile / tiles, row_end = op.rows * part.tile_end / tiles;
+    const ChannelPart all = {op, rows, op.rows * part.tile / tiles, op.rows * part.tile_end / tiles, part};
 #if ROOTGRAFT_AMX
-    if (op.width % kGroupValues == 0 && has_amx()) return multiply_channels_amx(op, rows, row, row_end, part, out);
+    if (op.width % (kWordBytes * kAmxWords) == 0 && has_amx()) return multiply_channels_amx(all, out);
 #endif
-    multiply_channels(op, rows, row, row_end, part, out);
+    multiply_channels(all, out);
   });
 }
 

@@ -5,9 +5,6 @@
 namespace rootgraft {
 namespace {
 
-// Registers: sums of one or two tiles of rows by up to four panels; then two of A, two of B.
-constexpr int kA = 4, kB = 6;
-
 // Sums of a tile and a panel to where they go.
 template <int C>
 INLINE void store_sums(const TileRows& c, int rows, int row, int panel) {
@@ -28,8 +25,14 @@ INLINE void for_constants(F f) {
   }
 }
 
-// R tiles of rows and P panels, R * P <= 4.
-template <int R, int P>
+template <AmxWords Kind, int C, int A, int B>
+INLINE void amx_dot() {
+  if constexpr (Kind == AmxWords::kBf16) amx_dot_bf16<C, A, B>();
+  else amx_dot_signed_unsigned<C, A, B>();
+}
+
+// R tiles of rows and P panels, R * P <= kAmxSums.
+template <AmxWords Kind, int R, int P>
 void run(const Product& p, const AmxRows& rows) {
   const ptrdiff_t a_bytes = p.a_stride * sizeof(uint32_t), b_stride = p.b_stride, steps = p.steps;
   const ptrdiff_t burst = (p.ahead_lines * kAmxWords + steps - 1) / steps;
@@ -38,13 +41,13 @@ void run(const Product& p, const AmxRows& rows) {
   for_constants<R * P>([](auto i) { amx_zero<i.value>(); });
   for (ptrdiff_t k = 0; k < steps; k += kAmxWords, b += kAmxWords * kWidth) {
     for (ptrdiff_t i = 0; i < burst && line < end_line; i++, line += kWidth) __builtin_prefetch(line, 0, 2);
-    amx_load<kA>(a + k, a_bytes);
-    if constexpr (R == 2) amx_load<kA + 1>(second + k, a_bytes);
+    amx_load<kAmxA>(a + k, a_bytes);
+    if constexpr (R == 2) amx_load<kAmxA + 1>(second + k, a_bytes);
     for_constants<P>([&](auto i) {
-      constexpr int kPanel = i.value, kColumns = kB + kPanel % 2;
+      constexpr int kPanel = i.value, kColumns = kAmxB + kPanel % 2;
       amx_load<kColumns>(b + kPanel * b_stride, kWidth * sizeof(uint32_t));
-      amx_dot_bf16<kPanel, kA, kColumns>();
-      if constexpr (R == 2) amx_dot_bf16<P + kPanel, kA + 1, kColumns>();
+      amx_dot<Kind, kPanel, kAmxA, kColumns>();
+      if constexpr (R == 2) amx_dot<Kind, P + kPanel, kAmxA + 1, kColumns>();
     });
   }
   for_constants<P>([&](auto i) {
@@ -55,17 +58,26 @@ void run(const Product& p, const AmxRows& rows) {
 
 }  // namespace
 
-AmxShapes product_shapes(int rows) {
-  AmxShapes shapes;
-  for (int i = 0; i < kB; i++) shapes.set(i, rows, kAmxWords);
-  for (int i = kB; i < kB + 2; i++) shapes.set(i, kAmxWords, kWidth);
-  return shapes;
+template <AmxWords Kind>
+void multiply_amx(const Product& product, const AmxRows& rows, int panels) {
+  if (!rows.second) {
+    return with_constant<kAmxPanels>(panels, [&](auto count) { run<Kind, 1, count.value>(product, rows); });
+  }
+  for (int first = 0; first < panels; first += 2) {
+    const int count = panels - first < 2 ? panels - first : 2;
+    const ptrdiff_t lines = product.ahead_lines, line = lines * first / panels;
+    Product part = product;
+    part.b += first * product.b_stride;
+    part.c = product.c.right(first * kWidth);
+    part.ahead += line * kWidth;
+    part.ahead_lines = lines * (first + count) / panels - line;
+    if (count == 2) run<Kind, 2, 2>(part, rows);
+    else run<Kind, 2, 1>(part, rows);
+  }
 }
 
-void multiply_amx(const Product& product, const AmxRows& rows, int panels) {
-  if (rows.second) with_constant<2>(panels, [&](auto count) { run<2, count.value>(product, rows); });
-  else with_constant<4>(panels, [&](auto count) { run<1, count.value>(product, rows); });
-}
+template void multiply_amx<AmxWords::kBf16>(const Product&, const AmxRows&, int);
+template void multiply_amx<AmxWords::kBytes>(const Product&, const AmxRows&, int);
 
 }  // namespace rootgraft
 

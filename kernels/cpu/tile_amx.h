@@ -1,5 +1,6 @@
-// Products of rows of bf16 with panels of B by AMX: see tile.h. Sums of even and of odd K run apart and meet after every
-// 32, so they have other bits than those of vectors; like them they depend on nothing but a row and a column.
+// Products of rows with panels of B by AMX: see tile.h. Sums of bf16 run apart for even and for odd K and meet after
+// every 32, so they have other bits than those of vectors; like them they depend on nothing but a row and a column. Of
+// bytes A has signed ones and B unsigned ones, and C is exact integers of 32 bits.
 #pragma once
 
 #include "amx.h"
@@ -18,13 +19,16 @@ struct AmxRows {
 };
 
 constexpr int kMostAmxRows = 2 * kAmxRows;  // of both
+constexpr int kAmxPanels = 4;               // at most
+
+enum class AmxWords { kBf16, kBytes };
 
 // Whether products with so many steps are made by AMX: then for every number of rows, for sums have bits of their own.
 inline bool takes_amx(ptrdiff_t steps) { return steps % kAmxWords == 0 && has_amx(); }
 
-// A product without c_scale that takes_amx(); in an AmxScope of the shapes for such tiles.
+// A product without c_scale that takes_amx(); in an AmxScope of amx_shapes(rows, kAmxWords). Not to bf16 from bytes.
+template <AmxWords Kind>
 void multiply_amx(const Product& product, const AmxRows& rows, int panels);
-AmxShapes product_shapes(int rows);
 
 // Rows of each tile, where so many are cut into equal ones.
 inline int amx_rows(int count) {
@@ -32,17 +36,16 @@ inline int amx_rows(int count) {
   return (count + tiles - 1) / tiles;
 }
 
-// f(first row, rows, first panel, panels) for products that cover count x panels, all rows of some panels before the
-// next.
+// f(first row, rows, first panel, panels) for products that cover count x panels, all panels of some rows before the
+// next: rows then stay in the first cache, and panels come from the second, in the order in which they lie.
 template <class F>
 INLINE void for_amx_tiles(int count, int panels, F f) {
-  const int each = amx_rows(count), most = count > kAmxRows ? 2 : 4;
+  const int each = amx_rows(count);
   const auto clipped = [&](int row) { return row < count - each ? row : count - each; };
-  for (int panel = 0; panel < panels; panel += most) {
-    const int panel_count = panels - panel < most ? panels - panel : most;
-    for (int row = 0; row < count; row += 2 * each) {
-      const int first = clipped(row), second = row + each < count ? clipped(row + each) - first : 0;
-      f(first, AmxRows{each, second}, panel, panel_count);
+  for (int row = 0; row < count; row += 2 * each) {
+    const int first = clipped(row), second = row + each < count ? clipped(row + each) - first : 0;
+    for (int panel = 0; panel < panels; panel += kAmxPanels) {
+      f(first, AmxRows{each, second}, panel, panels - panel < kAmxPanels ? panels - panel : kAmxPanels);
     }
   }
 }

@@ -120,9 +120,9 @@ void multiply_wide(const WidenedLinear& op, const uint32_t* wide, int64_t words,
   };
 #if ROOTGRAFT_AMX
   if (E::kPerWord == Bf16::kPerWord && takes_amx(steps)) {
-    const AmxScope scope(product_shapes(amx_rows((int)op.rows)));
+    const AmxScope scope(amx_shapes(amx_rows((int)op.rows), kAmxWords));
     return for_amx_tiles((int)op.rows, panels, [&](int row, const AmxRows& rows, int p, int count) {
-      multiply_amx(product(row, p), rows, count);
+      multiply_amx<AmxWords::kBf16>(product(row, p), rows, count);
       put(row, rows.all(), p, count);
     });
   }
