@@ -11,7 +11,6 @@
 #pragma once
 
 #include <algorithm>
-#include <functional>
 #include <vector>
 
 #include "amx.h"
@@ -33,19 +32,31 @@ struct ChannelRow {
 
 constexpr int64_t kUsualValues = 64;  // of a group
 
+// The median of [count] bits of magnitudes, the lower one of two.
+inline uint32_t median(const uint32_t* all, int64_t count) {
+  for (int64_t i = 0;; i++) {
+    int64_t above = 0, equal = 0;
+    for (int64_t j = 0; j < count; j++) {
+      above += all[j] > all[i];
+      equal += all[j] == all[i];
+    }
+    if (above <= count / 2 && count / 2 < above + equal) return all[i];
+  }
+}
+
 // Writes `low` up to the next multiple of 16 values, and the outliers. `largest` has room for every group.
 template <class E>
 ChannelRow quantise_row(const typename E::Value* from, int64_t count, int8_t* low, OutlierWord* outliers,
                         uint32_t* largest) {
   const int64_t groups = (count + kUsualValues - 1) / kUsualValues;
+  uint32_t top_bits = 0;
   for (int64_t g = 0; g < groups; g++) {
     const int64_t first = g * kUsualValues;
     largest[g] = magnitude_bits<E>(from + first, std::min(kUsualValues, count - first));
+    top_bits = std::max(top_bits, largest[g]);
   }
-  uint32_t* middle = largest + groups / 2;
-  const uint32_t top_bits = *std::max_element(largest, largest + groups);
-  std::nth_element(largest, middle, largest + groups, std::greater<uint32_t>());
-  const float top = load_as<float>(&top_bits), usual = 1.25f * load_as<float>(middle);
+  const uint32_t usual_bits = median(largest, groups);
+  const float top = load_as<float>(&top_bits), usual = 1.25f * load_as<float>(&usual_bits);
   const float scale = usual < top ? std::max(usual / 127.0f, top / most_integer(2)) : top / 127.0f;
   const float inverse = top > 1e-30f ? 1.0f / scale : 0.0f;  // below that it may overflow: all integers 0
 
@@ -54,22 +65,23 @@ ChannelRow quantise_row(const typename E::Value* from, int64_t count, int8_t* lo
   for (int64_t i = 0; i < count; i += kWidth) {
     // 1.5 * 2^23: adding it leaves the nearest integer in the low bits.
     const Floats shifted = load_some<E>(from + i, count - i) * broadcast(inverse) + broadcast(12582912.0f);
-    const Ints whole = map_ints([&](int p) { return (IntPart)shifted.part[p] - 0x4B400000; });
-    const Ints high = map_ints([&](int p) {
-      const IntPart value = whole.part[p];
-      return (value > 127 | value < -127) ? (value + (1 << (kPlaneBits - 1))) >> kPlaneBits : IntPart{};
-    });
-    const Ints rest = map_ints([&](int p) { return whole.part[p] - (high.part[p] << kPlaneBits); });
+    Ints rest = map_ints([&](int p) { return (IntPart)shifted.part[p] - 0x4B400000; });
+    const Ints beyond = map_ints([&](int p) { return (IntPart)((WordPart)(rest.part[p] + 127) > 254u); });
+    if (any(beyond)) {
+      const Ints high = map_ints([&](int p) {
+        return (rest.part[p] + (1 << (kPlaneBits - 1))) >> kPlaneBits & beyond.part[p];
+      });
+      rest = map_ints([&](int p) { return rest.part[p] - (high.part[p] << kPlaneBits); });
+      highs = highs + high;
+      alignas(16) int8_t bytes[kWidth];
+      store_bytes(bytes, high);
+      for (int word = 0; word < kWidth / kWordBytes; word++) {
+        const auto four = load_as<uint32_t>(bytes + word * kWordBytes);
+        if (four) *next++ = {(uint32_t)(i / kWordBytes + word), four};
+      }
+    }
     store_bytes(low + i, rest);
     lows = lows + rest;
-    if (!any(high)) continue;
-    highs = highs + high;
-    alignas(16) int8_t bytes[kWidth];
-    store_bytes(bytes, high);
-    for (int word = 0; word < kWidth / kWordBytes; word++) {
-      const auto four = load_as<uint32_t>(bytes + word * kWordBytes);
-      if (four) *next++ = {(uint32_t)(i / kWordBytes + word), four};
-    }
   }
   return {scale, kBiasedStart * sum(lows), kBiasedStart * sum(highs), (int32_t)(next - outliers)};
 }

@@ -217,7 +217,7 @@ void for_parts(const QuantisedLinear& op, int64_t tiles, F multiply) {
 template <Format F, int kPlanes, class E, class Out>
 void run_blocks(const QuantisedLinear& op) {
   static thread_local BlockRows<kPlanes> x;
-  // Few rows are one tile of vectors, which then need not unpack the weights into memory first.
+  // Few rows are one tile of vectors, which need not unpack the weights into memory first.
   const bool by_amx = op.rows > kByteRows && has_amx();
   x.template fill<E>(op, by_amx ? kAmxRows : kByteRows);
   const BlockRows<kPlanes>& rows = x;  // the caller's, on all threads
@@ -240,11 +240,12 @@ void run_channels(const QuantisedLinear& op) {
   const int threads = op.rows * op.width < kSmallRows ? 1 : (int)op.threads;
   x.fill<E>(static_cast<const typename E::Value*>(op.x), op.rows, op.width, threads);
   const ChannelRows& rows = x;
+  const bool by_amx = op.rows > kByteRows && op.width % (kWordBytes * kAmxWords) == 0 && has_amx();
   const int64_t tiles = (op.rows + kChannelRows - 1) / kChannelRows;
   for_parts<Out>(op, tiles, [&](const Part& part, Out& out) {
     const ChannelPart all = {op, rows, op.rows * part.tile / tiles, op.rows * part.tile_end / tiles, part};
 #if ROOTGRAFT_AMX
-    if (op.width % (kWordBytes * kAmxWords) == 0 && has_amx()) return multiply_channels_amx(all, out);
+    if (by_amx) return multiply_channels_amx(all, out);
 #endif
     multiply_channels(all, out);
   });
