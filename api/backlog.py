@@ -24,6 +24,7 @@ ROOM = {Priority.REALTIME: 1.0, Priority.INTERACTIVE: 0.9, Priority.BATCH: 0.5}
 
 MEMORY_SECONDS = 10.0
 _LEAST_SECONDS = 0.5  # of observation before a rate means anything
+_BUNCH_SECONDS = 0.1  # between those that began together
 
 
 class DrainRate:
@@ -33,6 +34,9 @@ class DrainRate:
     together tend to end together, so places come free in bunches, and the moment just after one is when others join.
     A bunch is counted when it has come, so the pause after it is too: as long as the longest one lately, from its
     beginning on. Before the first pause is over, ``_LEAST_SECONDS`` stand for it.
+
+    One that waits alone waits for its own prompt, or for a server that warms up: how many could have begun with it is
+    not seen, so such time is not counted.
     """
 
     def __init__(self) -> None:
@@ -43,13 +47,16 @@ class DrainRate:
         self._tokens = 0.0
 
     def wait(self, seconds: float) -> None:
-        """So much time has passed with something in the queue."""
-        keep = math.exp(-seconds / MEMORY_SECONDS)
-        self._seconds = self._seconds * keep + seconds
+        """So much time has passed with several in the queue."""
+        self._fade(seconds)
+        self._seconds += seconds
         self._pause += seconds
-        self._longest_pause = max(self._longest_pause * keep, self._pause)
-        self._sequences *= keep
-        self._tokens *= keep
+        self._longest_pause = max(self._longest_pause, self._pause)
+
+    def wait_alone(self, seconds: float) -> None:
+        """So much time has passed with one in the queue."""
+        self._fade(seconds)
+        self._pause = 0.0
 
     def leave(self, num_tokens: int) -> None:
         """A sequence has its first token."""
@@ -65,6 +72,13 @@ class DrainRate:
         by_count = sequences * seconds / self._sequences
         by_tokens = num_tokens * seconds / self._tokens if self._tokens else 0.0
         return max(by_count, by_tokens)
+
+    def _fade(self, seconds: float) -> None:
+        keep = math.exp(-seconds / MEMORY_SECONDS)
+        self._seconds *= keep
+        self._longest_pause *= keep
+        self._sequences *= keep
+        self._tokens *= keep
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +110,7 @@ class Backlog:
         self._clock = clock
         self._rate = DrainRate()
         self._at = clock()
+        self._left_at = -math.inf  # when one last left that counts
         self._waiting: dict[tuple[str, Priority], list[int]] = {}  # sequences and tokens
 
     @property
@@ -165,9 +180,11 @@ class Backlog:
             num_tokens: of its tokens, those of this sequence's prompt.
             begun: whether the engine has taken it.
         """
+        others = self.sequences > 1
         self._change(load, -1, -num_tokens)
-        if begun:
+        if begun and (others or self._at - self._left_at < _BUNCH_SECONDS):
             self._rate.leave(num_tokens)
+            self._left_at = self._at
 
     def _check_wait(self, load: Load) -> None:
         wait = self.expected_wait(load.tenant, load.priority)
@@ -199,6 +216,8 @@ class Backlog:
 
     def _pass_time(self) -> None:
         now = self._clock()
-        if self.sequences:
+        if self.sequences > 1:
             self._rate.wait(now - self._at)
+        elif self.sequences:
+            self._rate.wait_alone(now - self._at)
         self._at = now

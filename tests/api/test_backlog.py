@@ -132,15 +132,39 @@ def test_time_without_a_queue_and_aborts_say_nothing_about_the_rate() -> None:
     clock = Clock()
     backlog = Backlog(10**6, 10**9, 60, clock)
     for _ in range(50):
-        backlog.join(load())
-        clock.now += 0.1
-        backlog.leave(load(), 10, begun=True)
+        for _ in range(2):
+            backlog.join(load())
+        clock.now += 0.2
+        for _ in range(2):
+            backlog.leave(load(), 10, begun=True)
         clock.now += 1000
     for _ in range(100):
         backlog.join(load())
     for _ in range(50):
         backlog.leave(load(), 10, begun=False)
     assert backlog.expected_wait("", B) == pytest.approx(50 * 0.1, rel=0.1)
+
+
+def test_one_that_waits_alone_says_nothing_about_the_rate() -> None:
+    """A first request while the server warms up, or a long prompt: others would have begun with it."""
+    clock = Clock()
+    backlog = Backlog(10**6, 10**9, 60, clock)
+    for _ in range(4):
+        backlog.join(load())
+        clock.now += 8
+        backlog.leave(load(), 10, begun=True)
+    backlog.join(load())
+    clock.now += 8
+    for _ in range(32):
+        backlog.check(load())
+        backlog.join(load())
+        clock.now += 0.001
+    backlog.leave(load(), 10, begun=True)
+    clock.now += 1
+    backlog.check(load())
+    for _ in range(8):
+        backlog.leave(load(), 10, begun=True)
+    assert 3 < backlog.expected_wait("", B) < 6, "eight in a second, and in the next again after a second's pause"
 
 
 def request(num_prompt: int = 10, n: int = 1, max_tokens: int = 20) -> TextRequest:
