@@ -102,10 +102,10 @@ class ChannelRows {
     const int64_t lines = (words + kLineWords - 1) / kLineWords | 1;  // odd: rows lie in different sets of a cache
     stride = lines * kLineWords;
     outlier_stride = words;
-    lines_.resize(count * lines);
-    rows_.resize(count);
-    outliers_.resize(count * words);
-    largest_.resize(count * groups);
+    grow(lines_, count * lines);
+    grow(rows_, count);
+    grow(outliers_, count * words);
+    grow(largest_, count * groups);
     parallel_ranges(threads, count, [&](int64_t row, int64_t end) {
       for (; row < end; row++) {
         rows_[row] = quantise_row<E>(x + row * width, width, reinterpret_cast<int8_t*>(&lines_[row * lines]),
@@ -119,6 +119,12 @@ class ChannelRows {
   struct alignas(64) Line {
     uint32_t words[kLineWords];
   };
+  // Never shorter: what a vector grows by is set to zeros, each time.
+  template <class T>
+  static void grow(std::vector<T>& all, int64_t count) {
+    if ((int64_t)all.size() < count) all.resize(count);
+  }
+
   std::vector<Line> lines_;
   std::vector<ChannelRow> rows_;
   std::vector<OutlierWord> outliers_;
