@@ -80,6 +80,7 @@ template <int C, int A, int B>
 INLINE void amx_dot_signed_unsigned() {
   asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
+
 #else
 
 constexpr bool has_amx() { return false; }

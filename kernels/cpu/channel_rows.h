@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "amx.h"
 #include "parallel.h"
 #include "quantise.h"
 
