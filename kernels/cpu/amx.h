@@ -67,7 +67,7 @@ INLINE void amx_zero() {
   asm volatile("tilezero %%tmm%c0" ::"i"(T));
 }
 
-// C += A B: of pairs of bf16; of signed bytes; of signed ones of A and unsigned ones of B.
+// C += A B: of pairs of bf16; of signed bytes; of signed ones of A and unsigned ones of B; the other way round.
 template <int C, int A, int B>
 INLINE void amx_dot_bf16() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
@@ -79,6 +79,16 @@ INLINE void amx_dot_signed() {
 template <int C, int A, int B>
 INLINE void amx_dot_signed_unsigned() {
   asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+}
+template <int C, int A, int B>
+INLINE void amx_dot_unsigned_signed() {
+  asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+}
+
+// The unit sleeps after some 350 ns without work, and needs about as long to wake up (Sapphire Rapids). A product into
+// a register whose sums nobody wants, keeps it awake and costs a sixth of that.
+INLINE void amx_stay_awake() {
+  asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kAmxSums - 1), "i"(kAmxA), "i"(kAmxB));
 }
 
 #else

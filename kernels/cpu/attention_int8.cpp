@@ -5,7 +5,7 @@
 // value, are rounded to unsigned bytes with a scale of their own: where one key has most of the weight, others far from
 // it keep theirs. Rounding adds a fraction that differs from lane to lane before it cuts: of many weights below half a
 // step some become a step, so that together they keep their weight, where rounding to the nearest would drop them all.
-#include "attention_int8.h"
+#include "attention_int8_weigh.h"
 #include "parallel.h"
 
 namespace rootgraft {
@@ -24,24 +24,26 @@ void gather_queries(const Int8Call& op, const QueryTile& tile, Int8Scratch& scra
   }
 }
 
-// Scores in base 2, before the soft cap, of N queries from `query` on against a block.
-template <int N>
-INLINE void score(const Int8Block& block, int query, int steps, Floats (&scores)[N][kPanels]) {
+// Scores of N queries of a head from `query` on, which are rows of the band from `row` on. Not to be inlined: among
+// other code the compiler would not keep all sums in registers.
+template <int N, bool kPlain>
+__attribute__((noinline)) void score(const BlockWork& block, Int8Scratch& scratch, const Int8Head& head, int query,
+                                     int steps, int row) {
   const ptrdiff_t words = block.op.head_dim / kWordBytes;
-  const int first = block.head * block.tile.count + query;
-  const uint32_t* queries = block.scratch.queries + first * words;
+  const int first = head.number * block.tile.count + query;
+  const uint32_t* queries = scratch.queries + first * words;
   Ints dots[N][kPanels];
 #pragma GCC unroll 8
   for (int i = 0; i < N; i++) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kPanels; v++) dots[i][v] = broadcast_int(block.scratch.start[first + i]);
+    for (int v = 0; v < kPanels; v++) dots[i][v] = broadcast_int(scratch.start[first + i]);
   }
 #pragma GCC unroll 2
   for (ptrdiff_t w = 0; w < words; w++) {
     block.ahead.step(steps);
     Words column[kPanels];
 #pragma GCC unroll 4
-    for (int v = 0; v < kPanels; v++) column[v] = load_words(block.keys[v] + w * kWidth);
+    for (int v = 0; v < kPanels; v++) column[v] = load_words(head.keys[v] + w * kWidth);
 #pragma GCC unroll 8
     for (int i = 0; i < N; i++) {
       const Words word = broadcast_word(queries[i * words + w]);
@@ -49,66 +51,23 @@ INLINE void score(const Int8Block& block, int query, int steps, Floats (&scores)
       for (int v = 0; v < kPanels; v++) dots[i][v] = dot_biased(column[v], word, dots[i][v]);
     }
   }
+  Floats scores[N][kPanels];
 #pragma GCC unroll 8
   for (int i = 0; i < N; i++) {
-    const Floats factor = broadcast(block.scratch.factor[first + i]);
 #pragma GCC unroll 4
-    for (int v = 0; v < kPanels; v++) scores[i][v] = to_floats(dots[i][v]) * load(block.key_scales[v]) * factor;
+    for (int v = 0; v < kPanels; v++) scores[i][v] = to_floats(dots[i][v]) * load(head.key_scales[v]);
   }
+  store_scores<N, kPlain>(block, scratch, head, query, scores, scratch.band, row);
 }
 
-// Weights of N queries from `query` on, in bytes. A plain block: every query sees every key, and no score is capped.
-// Returns whether older sums shrink.
-template <int N, bool kPlain>
-INLINE bool weigh_queries(const Int8Block& block, int query, int steps) {
-  Int8Scratch& scratch = block.scratch;
-  Floats scores[N][kPanels], best[N];
-  score<N>(block, query, steps, scores);
-  if constexpr (!kPlain) {
-    for (int i = 0; i < N; i++) mask_scores(block, query + i, scores[i]);
-  }
-  bool above = false;
-#pragma GCC unroll 8
-  for (int i = 0; i < N; i++) {
-    best[i] = max(max(scores[i][0], scores[i][1]), max(scores[i][2], scores[i][3]));
-    above |= any_above(best[i], block.result.reference[query + i] + kHeadroom);
-  }
-  const Floats tops = largest_of(best);
-  if (above) exchange_references(block, query, N, tops);
-  const BlockScales scales(block, query, N, tops);
-#pragma GCC unroll 8
-  for (int i = 0; i < N; i++) {
-    const Floats reference = broadcast(block.result.reference[query + i]);
-    float* lanes = block.result.lanes + (query + i) * kWidth;
-    Floats total = load(lanes);
-#pragma GCC unroll 4
-    for (int v = 0; v < kPanels; v++) {
-      scores[i][v] = coarse_exp2<kPlain>(scores[i][v] - reference);
-      total = total + scores[i][v];
-    }
-    store(lanes, total);
-    uint8_t* weights = scratch.weights + i * kBlock;
-    if constexpr (kPlain) {
-      round_weights(scores[i], block.value_scales, scales.to_bytes[i], weights);
-      scratch.weight_scale[i] = scales.largest[i] * block.value_step;
-    } else {
-      Floats value_scales[kPanels];
-      const int64_t end = scratch.end[query + i] - block.first_key;
-      const float step = scales_to_bytes(block.stored_value_scales, end - block.op.window, end, value_scales);
-      round_weights(scores[i], value_scales, scales.to_bytes[i], weights);
-      scratch.weight_scale[i] = scales.largest[i] * step;
-    }
-  }
-  return above;
-}
-
-// values = values * shrink + weights * those of the block, for N queries from `query` on and dimensions
-// [dim, dim + 16 P). Where nothing shrinks, values stay as they are.
+// values = values * shrink + weights * those of the block, for N queries of a head from `query` on, which are rows of
+// the band from `row` on, and dimensions [dim, dim + 16 P). Where nothing shrinks, values stay as they are.
 template <int N, int P>
-INLINE void add_values(const Int8Block& block, int query, int64_t dim, bool shrinks) {
+__attribute__((noinline)) void add_values(const BlockWork& block, const Int8Head& head, int query, const Band& band,
+                                          int row, int64_t dim) {
   const int64_t dims = block.op.head_dim;
-  const auto* weights = reinterpret_cast<const uint32_t*>(block.scratch.weights);
-  float* to = block.result.values + query * dims + dim;
+  const auto* weights = reinterpret_cast<const uint32_t*>(band.weights + row * kBlock);
+  float* to = block.result.values + (head.number * block.tile.count + query) * dims + dim;
   Ints dots[N][P];
 #pragma GCC unroll 8
   for (int i = 0; i < N; i++) {
@@ -116,7 +75,7 @@ INLINE void add_values(const Int8Block& block, int query, int64_t dim, bool shri
     for (int v = 0; v < P; v++) dots[i][v] = broadcast_int(0);
   }
   for (int panel = 0; panel < block.rows.panels; panel++) {
-    const uint32_t* values = block.values[panel] + dim;
+    const uint32_t* values = head.values[panel] + dim;
 #pragma GCC unroll 4
     for (int w = 0; w < kPanelWords; w++) {
       Words column[P];
@@ -133,7 +92,7 @@ INLINE void add_values(const Int8Block& block, int query, int64_t dim, bool shri
   const auto store_sums = [&](auto older) {
 #pragma GCC unroll 8
     for (int i = 0; i < N; i++) {
-      const Floats scale = broadcast(block.scratch.weight_scale[i]);
+      const Floats scale = broadcast(band.weight_scale[row + i]);
 #pragma GCC unroll 4
       for (int v = 0; v < P; v++) {
         float* sum = to + i * dims + v * kWidth;
@@ -142,26 +101,53 @@ INLINE void add_values(const Int8Block& block, int query, int64_t dim, bool shri
     }
   };
   if (block.begins) store_sums([](const float*, int) { return broadcast(0.0f); });
-  else if (!shrinks) store_sums([](const float* sum, int) { return load(sum); });
-  else store_sums([&](const float* sum, int i) { return load(sum) * broadcast(block.scratch.shrink[i]); });
+  else if (!band.shrinks) store_sums([](const float* sum, int) { return load(sum); });
+  else store_sums([&](const float* sum, int i) { return load(sum) * broadcast(band.shrink[row + i]); });
 }
 
+// The queries [query, query + count) of each of some KV heads.
 template <bool kPlain>
-void attend_block(const Int8Block& block) {
-  const int tiles = (block.tile.count + kTileRows - 1) / kTileRows;
-  const int words = (int)(block.op.head_dim / kWordBytes);
+void attend_band(const BlockWork& block, Int8Scratch& scratch, int first_head, int heads, int query, int count) {
+  const int words = (int)(block.op.head_dim / kWordBytes), tiles = (block.tile.count + kTileRows - 1) / kTileRows;
   const int steps = 2 * kWidth * block.rows.panels / tiles, of_words = steps / 2 / words;
-  for_tiles<kTileRows, 1>(block.tile.count, 1, [&](int query, int count, int, int) {
-    with_constant<kTileRows>(count, [&](auto n) {
-      const bool shrinks = weigh_queries<n.value, kPlain>(block, query, of_words);
+  Band& band = scratch.band;
+  for (int h = 0; h < heads; h++) {
+    Int8Head& head = scratch.heads[h];
+    head.find(block, first_head + h);
+    if constexpr (kPlain) find_value_step(head, band, h * count, count);
+    for_tiles<kTileRows, 1>(count, 1, [&](int first, int rows, int, int) {
+      with_constant<kTileRows>(rows, [&](auto n) {
+        score<n.value, kPlain>(block, scratch, head, query + first, of_words, h * count + first);
+      });
+    });
+  }
+  choose_scales<kPlain>(block, band, first_head * block.tile.count + query, heads * count);
+  for (int h = 0; h < heads; h++) {
+    const Int8Head& head = scratch.heads[h];
+    weigh_scores<kPlain>(block, scratch, head, query, band, h * count, count);
+    for_tiles<kTileRows, 1>(count, 1, [&](int first, int rows, int, int) {
       block.ahead.step(steps - of_words * words);
-      for_tiles<1>(1, (int)(block.op.head_dim / kWidth), [&](int, int, int panel, int panels) {
-        with_constant<kTilePanels>(panels, [&](auto p) {
-          add_values<n.value, p.value>(block, query, panel * kWidth, shrinks);
+      with_constant<kTileRows>(rows, [&](auto n) {
+        for_tiles<1>(1, (int)(block.op.head_dim / kWidth), [&](int, int, int panel, int panels) {
+          with_constant<kTilePanels>(panels, [&](auto p) {
+            add_values<n.value, p.value>(block, head, query + first, band, h * count + first, panel * kWidth);
+          });
         });
       });
     });
-  });
+  }
+}
+
+template <bool kPlain>
+void attend_block(const BlockWork& block, Int8Scratch& scratch) {
+  const QueryTile& tile = block.tile;
+  const int together = std::max(1, kBandQueries / tile.count);
+  for (int head = 0; head < tile.heads; head += together) {
+    const int heads = std::min(together, tile.heads - head);
+    for_tiles<kBandQueries, 1>(tile.count, 1, [&](int query, int count, int, int) {
+      attend_band<kPlain>(block, scratch, head, heads, query, count);
+    });
+  }
 }
 
 constexpr int64_t kSmall = 1 << 13;  // values to round below which one thread is faster
@@ -175,7 +161,8 @@ void round_queries(const Attention& op, uint32_t* queries, float* factors, int32
       int8_t* to = reinterpret_cast<int8_t*>(queries) + query * dims;
       const auto* from = static_cast<const typename E::Value*>(op.q) + query * dims;
       const float scale = quantise_block<E>(from, dims, {to}, totals);
-      factors[query] = op.soft_cap ? scale : scale * (float)op.scale * kLog2E;
+      // Of zeros it may be anything but 0, by which a masked score would be no number.
+      factors[query] = scale == 0.0f ? 1.0f : op.soft_cap ? scale : scale * (float)op.scale * kLog2E;
       starts[query] = kBiasedStart * totals[0];
     }
   });
@@ -199,9 +186,11 @@ Int8Call::Int8Call(const Attention& op) : Attention(op) {
 void attend_int8(const Int8Call& op, const Stretch& stretch, const Stretch& next, const Partial& result, bool resumes) {
   thread_local Int8Scratch scratch;
   gather_queries(op, *stretch.tile, scratch);
-  walk_blocks(op, stretch, next, result, resumes, scratch.end, [&](const BlockWork& work) {
-    const Int8Block block(work, scratch);
-    block.plain ? attend_block<true>(block) : attend_block<false>(block);
+#if ROOTGRAFT_AMX
+  if (takes_amx(op, *stretch.tile)) return attend_int8_by_amx(op, stretch, next, result, resumes, scratch);
+#endif
+  walk_blocks(op, stretch, next, result, resumes, scratch.end, [&](const BlockWork& block) {
+    block.plain ? attend_block<true>(block, scratch) : attend_block<false>(block, scratch);
   });
 }
 

@@ -116,7 +116,10 @@ void attend(const Attention& op, const Stretch& stretch, const Stretch& next, co
   const int64_t words = op.head_dim / E::kPerWord;
   gather_queries<E>(op, tile, scratch);
   walk_blocks(op, stretch, next, result, resumes, scratch.end, [&](const BlockWork& work) {
-    attend_block<E>({work, scratch.queries + work.head * tile.count * words, scratch});
+    for (int head = 0; head < tile.heads; head++) {
+      const int first = head * tile.count;
+      attend_block<E>({work, head, result.from(first, op.head_dim), scratch.queries + first * words, scratch});
+    }
   });
 }
 

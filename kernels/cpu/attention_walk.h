@@ -7,13 +7,12 @@
 
 namespace rootgraft {
 
-// A block for one KV head of the tile.
+// A block for all KV heads of the tile.
 struct BlockWork {
   const Attention& op;
   const QueryTile& tile;
   int64_t first_key;
   const BlockRows& rows;
-  int head;
   Partial result;
   bool begins;  // the result holds no values yet
   bool plain;   // every query sees every key, and no score is capped
@@ -69,10 +68,7 @@ INLINE void walk_blocks(const Attention& op, const Stretch& stretch, const Stret
     const BlockRows ahead_rows(op, last ? next.tile : &tile, last ? first_key(next) : key + kBlock);
     Ahead ahead(op, ahead_rows, tile.heads * rows.panels);
     const bool plain = !op.soft_cap && key + kBlock <= *least && *most - op.window <= key;
-    for (int head = 0; head < tile.heads; head++) {
-      const Partial part = result.from(head * tile.count, op.head_dim);
-      attend_block({op, tile, key, rows, head, part, begins, plain, ahead});
-    }
+    attend_block({op, tile, key, rows, result, begins, plain, ahead});
     ahead.finish();
     rows = ahead_rows;
   }

@@ -23,10 +23,12 @@ struct alignas(64) Scratch {
 // largest of 16 lanes, and exchanging the reference, takes longer than a block's weights.
 constexpr float kHeadroom = 6.0f;
 
-// What a block is computed with.
+// What a block is computed with, for one KV head.
 template <class E>
 struct Block : BlockWork {
-  const uint32_t* queries;  // of the KV head
+  int head;
+  Partial result;           // of the head
+  const uint32_t* queries;  // of the head
   Scratch& scratch;
 
   const float* shrink() const { return begins ? nullptr : scratch.shrink; }

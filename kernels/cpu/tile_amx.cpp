@@ -16,40 +16,17 @@ INLINE void store_sums(const TileRows& c, int rows, int row, int panel) {
   for (int m = 0; m < rows; m++) Bf16::store(to + m * c.stride, load(sums + m * kWidth));
 }
 
-// f(Constant<0>{}), ... f(Constant<Count - 1>{})
-template <int Count, class F>
-INLINE void for_constants(F f) {
-  if constexpr (Count > 0) {
-    for_constants<Count - 1>(f);
-    f(Constant<Count - 1>{});
-  }
-}
-
-template <AmxWords Kind, int C, int A, int B>
-INLINE void amx_dot() {
-  if constexpr (Kind == AmxWords::kBf16) amx_dot_bf16<C, A, B>();
-  else amx_dot_signed_unsigned<C, A, B>();
-}
-
-// R tiles of rows and P panels, R * P <= kAmxSums.
+// R tiles of rows and P panels.
 template <AmxWords Kind, int R, int P>
 void run(const Product& p, const AmxRows& rows) {
-  const ptrdiff_t a_bytes = p.a_stride * sizeof(uint32_t), b_stride = p.b_stride, steps = p.steps;
+  const ptrdiff_t b_stride = p.b_stride, steps = p.steps;
   const ptrdiff_t burst = (p.ahead_lines * kAmxWords + steps - 1) / steps;
-  const uint32_t *a = p.a, *second = p.a + rows.second * p.a_stride, *b = p.b;
-  const uint32_t *line = p.ahead, *end_line = p.ahead + p.ahead_lines * kWidth;
-  for_constants<R * P>([](auto i) { amx_zero<i.value>(); });
-  for (ptrdiff_t k = 0; k < steps; k += kAmxWords, b += kAmxWords * kWidth) {
+  const uint32_t *a[R], *b = p.b, *line = p.ahead, *end_line = p.ahead + p.ahead_lines * kWidth;
+  a[0] = p.a;
+  if constexpr (R == 2) a[1] = p.a + rows.second * p.a_stride;
+  sum_by_amx<Kind, R, P>(a, p.a_stride, [=](int panel) { return b + panel * b_stride; }, steps, [&] {
     for (ptrdiff_t i = 0; i < burst && line < end_line; i++, line += kWidth) __builtin_prefetch(line, 0, 2);
-    amx_load<kAmxA>(a + k, a_bytes);
-    if constexpr (R == 2) amx_load<kAmxA + 1>(second + k, a_bytes);
-    for_constants<P>([&](auto i) {
-      constexpr int kPanel = i.value, kColumns = kAmxB + kPanel % 2;
-      amx_load<kColumns>(b + kPanel * b_stride, kWidth * sizeof(uint32_t));
-      amx_dot<Kind, kPanel, kAmxA, kColumns>();
-      if constexpr (R == 2) amx_dot<Kind, P + kPanel, kAmxA + 1, kColumns>();
-    });
-  }
+  });
   for_constants<P>([&](auto i) {
     store_sums<i.value>(p.c, rows.count, 0, i.value);
     if constexpr (R == 2) store_sums<P + i.value>(p.c, rows.count, rows.second, i.value);

@@ -21,10 +21,45 @@ struct AmxRows {
 constexpr int kMostAmxRows = 2 * kAmxRows;  // of both
 constexpr int kAmxPanels = 4;               // at most
 
-enum class AmxWords { kBf16, kBytes };
+// Of A and B: bf16; signed bytes and unsigned ones; unsigned bytes and signed ones.
+enum class AmxWords { kBf16, kBytes, kUnsignedBytes };
 
 // Whether products with so many steps are made by AMX: then for every number of rows, for sums have bits of their own.
 inline bool takes_amx(ptrdiff_t steps) { return steps % kAmxWords == 0 && has_amx(); }
+
+// f(Constant<0>{}), ... f(Constant<Count - 1>{})
+template <int Count, class F>
+INLINE void for_constants(F f) {
+  if constexpr (Count > 0) {
+    for_constants<Count - 1>(f);
+    f(Constant<Count - 1>{});
+  }
+}
+
+template <AmxWords Kind, int C, int A, int B>
+INLINE void amx_dot() {
+  if constexpr (Kind == AmxWords::kBf16) amx_dot_bf16<C, A, B>();
+  else if constexpr (Kind == AmxWords::kBytes) amx_dot_signed_unsigned<C, A, B>();
+  else amx_dot_unsigned_signed<C, A, B>();
+}
+
+// Products over `steps` words of one or two tiles of rows, a[], with P panels, panel(p) being a pointer: the sums of
+// tile r and panel p are then in register r P + p. each() runs before every kAmxWords steps.
+template <AmxWords Kind, int R, int P, class Panel, class Each>
+INLINE void sum_by_amx(const uint32_t* const (&a)[R], ptrdiff_t a_stride, Panel panel, ptrdiff_t steps, Each each) {
+  static_assert(R <= 2 && R * P <= kAmxSums);
+  const ptrdiff_t a_bytes = a_stride * sizeof(uint32_t);
+  for_constants<R * P>([](auto i) { amx_zero<i.value>(); });
+  for (ptrdiff_t k = 0; k < steps; k += kAmxWords) {
+    each();
+    for_constants<R>([&](auto r) { amx_load<kAmxA + r.value>(a[r.value] + k, a_bytes); });
+    for_constants<P>([&](auto p) {
+      constexpr int kPanel = p.value, kColumns = kAmxB + kPanel % 2;
+      amx_load<kColumns>(panel(kPanel) + k * kWidth, kWidth * sizeof(uint32_t));
+      for_constants<R>([&](auto r) { amx_dot<Kind, r.value * P + kPanel, kAmxA + r.value, kColumns>(); });
+    });
+  }
+}
 
 // A product without c_scale that takes_amx(); in an AmxScope of amx_shapes(rows, kAmxWords). Not to bf16 from bytes.
 template <AmxWords Kind>

@@ -65,7 +65,7 @@ INLINE Words broadcast_word(uint32_t value) {
   return result;
 }
 
-// A register from or to any address. By memcpy GCC 12 may move sixteen lanes in halves, through the stack, and then wait
+// A register from or to any address. By memcpy GCC 12 may move sixteen lanes in halves, through the stack, and wait
 // for both: some fifteen cycles for each vector of a product.
 template <class Part>
 struct __attribute__((packed, may_alias)) Loose {
@@ -104,6 +104,16 @@ INLINE Floats load_first(const float* from, int count) {
 #endif
 }
 INLINE void store(float* to, const Floats& value) { store_parts(to, value.part); }
+// The first `count` lanes; nothing else is written.
+INLINE void store_first(float* to, const Floats& value, int count) {
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(to, (__mmask16)((1u << count) - 1), (__m512)value.part[0]);
+#else
+  float lane[kWidth];
+  store(lane, value);
+  for (int i = 0; i < count; i++) to[i] = lane[i];
+#endif
+}
 
 INLINE Floats operator+(const Floats& a, const Floats& b) {
   return map([&](int i) { return a.part[i] + b.part[i]; });
@@ -174,15 +184,16 @@ INLINE float largest(const Floats& value) {
 #endif
 }
 
-// Whether any lane is above a number; a NaN is not.
-INLINE bool any_above(const Floats& value, float bound) {
+// Whether any of the first `count` lanes is above a number; a NaN is not.
+INLINE bool any_above(const Floats& value, float bound, int count = kWidth) {
 #if defined(__AVX512F__)
-  return _mm512_cmp_ps_mask((__m512)value.part[0], _mm512_set1_ps(bound), _CMP_GT_OQ);
+  const __mmask16 first = (__mmask16)((1u << count) - 1);
+  return _mm512_mask_cmp_ps_mask(first, (__m512)value.part[0], _mm512_set1_ps(bound), _CMP_GT_OQ);
 #else
   float lane[kWidth];
   store(lane, value);
   int found = 0;
-  for (int i = 0; i < kWidth; i++) found |= lane[i] > bound;
+  for (int i = 0; i < count; i++) found |= lane[i] > bound;
   return found;
 #endif
 }
@@ -199,10 +210,10 @@ INLINE Floats keep_lanes(const Floats& value, int first, int end, float other) {
 }
 
 // 2^whole * p(fraction), where whole + fraction = x and |fraction| <= 1/2. Exactly 0 below 2^-150.
-template <bool kFinite = false, class Polynomial>
+template <class Polynomial>
 INLINE Floats exp2_by(const Floats& x, Polynomial p) {
 #if defined(__AVX512F__)
-  const Floats clamped = kFinite ? x : max(broadcast(-200.0f), x);  // infinity less itself is no number
+  const Floats clamped = max(broadcast(-200.0f), x);  // infinity less itself is no number
   const __m512 whole = _mm512_roundscale_ps((__m512)clamped.part[0], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   const Floats fraction = clamped - Floats{{(FloatPart)whole}};
   return Floats{{(FloatPart)_mm512_scalef_ps((__m512)p(fraction).part[0], whole)}};

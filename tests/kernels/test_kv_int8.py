@@ -223,9 +223,11 @@ def test_alone_and_in_a_batch_the_same_bits(kernels, dtype, options):
     cuts=st.lists(st.integers(1, 399), max_size=4, unique=True),
     shift=st.integers(0, 300),
     window=st.sampled_from([None, 50]),
+    head_dim=st.sampled_from([32, 64, 128]),
 )
-def test_in_chunks_the_same_bits(kernels, cuts, shift, window):
-    batch = ragged_batch([(400, 400 + shift)], heads=4, kv_heads=2, head_dim=32).in_int8()
+def test_in_chunks_the_same_bits(kernels, cuts, shift, window, head_dim):
+    """Few queries are multiplied by vectors, many by AMX where the machine has it and heads fill its registers."""
+    batch = ragged_batch([(400, 400 + shift)], heads=4, kv_heads=2, head_dim=head_dim).in_int8()
     whole = ops.attention(*batch.args, scale=0.125, window=window)
     edges = [0, *sorted(cuts), 400]
     pieces = [
