@@ -67,8 +67,10 @@ class Room {
 };
 thread_local Room shared_room, split_room;
 
+const std::vector<SharedSplit> kNoneShared;
+
 struct Plan {
-  std::vector<SharedSplit> shared;
+  const std::vector<SharedSplit>* shared = &kNoneShared;
   float* shared_partials;  // [kv_heads] partials for each
   std::vector<Shared> of_rows;             // empty where nothing is shared
   std::vector<Queries> queries;            // what the tiles' parts point to
@@ -76,15 +78,15 @@ struct Plan {
 };
 
 void plan_shared(const Attention& op, Plan& plan) {
-  plan.shared = find_shared_splits(op);
-  if (plan.shared.empty()) return;
+  const std::vector<SharedSplit>& found = find_shared_splits(op);
   int64_t floats = 0;
-  for (const SharedSplit& shared : plan.shared) floats += op.kv_heads * Partial::floats(shared.count, op.head_dim);
-  if (floats > kMostPartials) return plan.shared.clear();
+  for (const SharedSplit& shared : found) floats += op.kv_heads * Partial::floats(shared.count, op.head_dim);
+  if (found.empty() || floats > kMostPartials) return;
+  plan.shared = &found;
   plan.shared_partials = shared_room.take(floats);
   plan.of_rows.resize(op.rows);
   float* free = plan.shared_partials;
-  for (const SharedSplit& shared : plan.shared) {
+  for (const SharedSplit& shared : *plan.shared) {
     int64_t query = 0;
     for (const Queries& part : shared.parts) {
       Shared& mine = plan.of_rows[part.row];
@@ -189,7 +191,7 @@ void attend_to_items(const Call& op, const std::vector<Item>& items, int threads
 template <class E, class Call>
 void run_shared(const Call& op, Plan& plan, int threads) {
   std::vector<QueryTile> tiles;
-  for (const SharedSplit& shared : plan.shared) {
+  for (const SharedSplit& shared : *plan.shared) {
     for (int64_t head = 0; head < op.kv_heads; head++) {
       const int64_t begin = shared.split * kSplit, end = begin + shared.blocks * kBlock;
       tiles.push_back({shared.parts.data(), (int)shared.parts.size(), shared.count, head, 1, begin, end});
@@ -314,7 +316,7 @@ void run(const Call& op) {
     work += tile.vectors() * (tile.end - tile.begin) * op.head_dim;
     floats += (tile.end_split() - tile.first_split()) * Partial::floats(tile.vectors(), op.head_dim);
   }
-  const int threads = work < kSmall && plan.shared.empty() ? 1 : (int)op.threads;
+  const int threads = work < kSmall && plan.shared->empty() ? 1 : (int)op.threads;
   run_shared<E>(op, plan, threads);
   const bool few = threads > 1 && (int64_t)plan.tiles.size() < 4 * threads;
   if (few && floats <= kMostPartials) run_by_split<E>(op, plan, floats, threads);

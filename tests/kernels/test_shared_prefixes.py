@@ -89,3 +89,18 @@ def test_equal_pages_after_different_ones_are_no_shared_prefix():
     batch.page_table[1:, 16:] = batch.page_table[0, 16:]
     batch.page_table[2, :8] = batch.page_table[0, :8]
     assert_right_and_as_alone(batch)
+
+
+def test_tables_that_change_in_place():
+    """What rows share is kept from call to call: but not where anything else is asked."""
+    torch.manual_seed(0)
+    batch = tree_batch([(0, 0, 800, 1), (0, 0, 800, 1), (0, 0, 800, 1)], 16, torch.float32, (6, 2))
+    assert_right_and_as_alone(batch)
+    batch.page_table[1, :32] = batch.page_table[0, :32]
+    assert_right_and_as_alone(batch)
+    batch.context_len[1] = 500
+    assert_right_and_as_alone(batch)
+    batch.page_table[2, :32] = batch.page_table[0, :32]
+    batch.page_table[1, 3] = 0
+    assert_right_and_as_alone(batch, window=600)
+    assert_right_and_as_alone(batch)
