@@ -161,8 +161,9 @@ void round_queries(const Attention& op, uint32_t* queries, float* factors, int32
       int8_t* to = reinterpret_cast<int8_t*>(queries) + query * dims;
       const auto* from = static_cast<const typename E::Value*>(op.q) + query * dims;
       const float scale = quantise_block<E>(from, dims, {to}, totals);
-      // Of zeros it may be anything but 0, by which a masked score would be no number.
-      factors[query] = scale == 0.0f ? 1.0f : op.soft_cap ? scale : scale * (float)op.scale * kLog2E;
+      const float factor = op.soft_cap ? scale : scale * (float)op.scale * kLog2E;
+      // Never 0, by which a masked score would be no number. A NaN stays.
+      factors[query] = std::max(factor, std::numeric_limits<float>::min());
       starts[query] = kBiasedStart * totals[0];
     }
   });

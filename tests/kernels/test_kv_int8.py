@@ -128,6 +128,14 @@ def test_attention_with_a_negative_scale():
     assert_near(ops.attention(*batch.args, scale=-0.1), batch.expected(scale=-0.1))
 
 
+@pytest.mark.parametrize("size", [0.0, 1e-45, 2e-43, 1e-38])
+def test_queries_of_next_to_nothing_see_all_keys_alike(size):
+    batch = ragged_batch([(3, 90), (40, 70)], dtype=torch.float32)
+    batch.q[:] = size
+    batch = batch.in_int8()
+    assert_near(ops.attention(*batch.args, scale=0.125), batch.expected(scale=0.125))
+
+
 def test_one_key_is_read_exactly():
     """A single weight is the largest byte, and rounds nothing."""
     batch = ragged_batch([(1, 1)] * 20, dtype=torch.float32).in_int8()
