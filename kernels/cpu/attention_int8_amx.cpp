@@ -10,7 +10,8 @@
 namespace rootgraft {
 namespace {
 
-constexpr int kTakenRows = 4;  // rows whose scores are taken together
+constexpr int kTakenRows = 4;               // rows whose scores are taken together
+constexpr int kSumDims = kPanels * kWidth;  // dimensions whose sums fit the room of a band's scores
 
 struct alignas(64) AmxScratch {
   Band bands[2];
@@ -98,7 +99,7 @@ struct AmxBlock {
     }
   }
 
-  // Sums of weights and values of 64 dimensions as integers, where the scores were.
+  // Sums of weights and values of kSumDims dimensions as integers, where the scores were.
   template <int R>
   INLINE void multiply_values(int64_t dim) const {
     constexpr ptrdiff_t kWords = kBlock / kWordBytes;
@@ -111,21 +112,21 @@ struct AmxBlock {
       sum_by_amx<AmxWords::kUnsignedBytes, R, 2>(weights, kWords, panel, kWords, [] {});
       for_constants<2 * R>([&](auto i) {
         constexpr int kPanel = i.value % 2, kBand = i.value / 2;
-        amx_store<i.value>(amx.bands[kBand].scores + (first + kPanel) * kWidth, kBlock * sizeof(float));
+        amx_store<i.value>(amx.bands[kBand].scores + (first + kPanel) * kWidth, kSumDims * sizeof(float));
       });
     }
   }
 
-  // The result of a band, 64 dimensions, with these sums.
+  // The result of a band, kSumDims dimensions, with these sums.
   void add_sums(const Band& from, int band, int64_t dim) const {
     const int64_t dims = block.op.head_dim;
     const auto* sums = reinterpret_cast<const int32_t*>(from.scores);
     float* to = block.result.values + bands.first(band) * dims + dim;
     const auto add = [&](auto older) {
-      for (int i = 0; i < bands.rows(band); i++, sums += kBlock, to += dims) {
+      for (int i = 0; i < bands.rows(band); i++, sums += kSumDims, to += dims) {
         const Floats scale = broadcast(from.weight_scale[i]);
 #pragma GCC unroll 4
-        for (int d = 0; d < kBlock; d += kWidth) {
+        for (int d = 0; d < kSumDims; d += kWidth) {
           store(to + d, fma(to_floats(load_ints(sums + d)), scale, older(to + d, i)));
         }
       }
@@ -139,7 +140,7 @@ struct AmxBlock {
   void attend(int band) const {
     multiply_keys<R>(band);
     for (int r = 0; r < R; r++) weigh<kPlain>(amx.bands[r], band + r);
-    for (int64_t dim = 0; dim < block.op.head_dim; dim += kBlock) {
+    for (int64_t dim = 0; dim < block.op.head_dim; dim += kSumDims) {
       multiply_values<R>(dim);
       for (int r = 0; r < R; r++) add_sums(amx.bands[r], band + r, dim);
     }
