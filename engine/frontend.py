@@ -6,14 +6,16 @@ import asyncio
 import itertools
 from array import array
 from collections.abc import AsyncGenerator
+from functools import partial
 
 from engine.client import EngineClient
 from engine.errors import ContextTooLong, DeadlineExceeded, EngineDead
 from engine.generation import Generation, TextDelta, error_of
 from engine.messages import Done, Failed, Message, Ready, TokenOut
+from engine.prompt_encoder import Owner, PromptEncoder
 from engine.requests import RequestLimits, TextRequest
 from engine.stop_strings import StopStrings
-from engine.tokenizer import Tokenizer
+from engine.tokenizer import Tokenizer, check_unicode
 
 _LONG_TEXT = 2048  # characters; encoding fewer takes less time than handing them to a thread
 
@@ -34,6 +36,7 @@ class Frontend:
         self.tokenizer = tokenizer
         self.max_model_len = ready.max_model_len
         self.vocab_size = ready.vocab_size
+        self._prompts = PromptEncoder(tokenizer)
         self._limits = RequestLimits(ready.max_model_len, ready.vocab_size)
         self._client = client
         self._ids = itertools.count(1)
@@ -61,11 +64,20 @@ class Frontend:
         if fewest > self.max_model_len:
             raise ContextTooLong(fewest, 0, self.max_model_len, at_least=True)
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> array[int]:
-        """Token ids of ``text``; long texts are encoded on another thread. Raises RequestError for lone surrogates."""
-        if len(text) < _LONG_TEXT:
-            return self.tokenizer.encode(text, add_special_tokens)
-        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
+    async def encode(self, text: str, *, add_special_tokens: bool, owner: Owner) -> array[int]:
+        """Token ids of ``text``; long texts are encoded on another thread. Raises RequestError for lone surrogates.
+
+        Args:
+            add_special_tokens: see ``Tokenizer.encode``.
+            owner: whose request it is. Without such tokens, what was encoded for the owner before is not encoded anew.
+        """
+        check_unicode(text)
+        if add_special_tokens:
+            length, job = len(text), partial(self.tokenizer.encode, text, True)
+        else:
+            parts = self._prompts.cut(text)
+            length, job = self._prompts.num_missing(parts, owner), partial(self._prompts.encode, parts, owner)
+        return job() if length < _LONG_TEXT else await asyncio.to_thread(job)
 
     async def stream(self, request: TextRequest) -> AsyncGenerator[list[TextDelta], None]:
         """Run a request. Nothing is sent to the engine before the first item is asked for.

@@ -18,6 +18,7 @@ from engine.errors import ConfigError, EngineError, RequestError
 from engine.generation import Generation, TextDelta, error_of
 from engine.messages import Abort, Done, Failed, LoadAdapter, Message, Reply, TokenOut, UnloadAdapter
 from engine.outputs import OutputBuilder, RequestOutput
+from engine.prompt_encoder import Owner, PromptEncoder
 from engine.requests import RequestLimits, TextRequest, token_array
 from engine.source import resolve_model
 from engine.stop_strings import StopStrings
@@ -57,6 +58,7 @@ class LLM:
         )
         self._core = EngineCore.load(config, files.path)
         self._limits = RequestLimits(self._core.ready.max_model_len, self._core.ready.vocab_size)
+        self._prompts = PromptEncoder(self.tokenizer)
         self._ids = itertools.count(1)
         self._described = False  # whether the engine knows its tokens as bytes
         self._sequences: dict[int, _Sequence] = {}  # those that have not ended
@@ -91,9 +93,8 @@ class LLM:
             UnknownModel: there is no such adapter.
         """
         texts = _listed(prompts)
-        return self._run(
-            [self._encoded(prompt, True) for prompt in texts], texts, params, _Form(stop, n, grammar, adapter), use_tqdm
-        )
+        tokens = [self._encoded(prompt) for prompt in texts]
+        return self._run(tokens, texts, params, _Form(stop, n, grammar, adapter), use_tqdm)
 
     def chat(
         self,
@@ -122,9 +123,8 @@ class LLM:
             )
             for conversation in conversations
         ]
-        return self._run(
-            [self._encoded(text, False) for text in texts], texts, params, _Form(stop, n, grammar, adapter), use_tqdm
-        )
+        tokens = [self._prompts.encode(self._prompts.cut(text), Owner()) for text in texts]
+        return self._run(tokens, texts, params, _Form(stop, n, grammar, adapter), use_tqdm)
 
     def begin(
         self,
@@ -201,9 +201,9 @@ class LLM:
         if (failure := replies[0].failure) is not None:
             raise error_of(failure)
 
-    def _encoded(self, prompt: Prompt, add_special_tokens: bool) -> array[int]:
+    def _encoded(self, prompt: Prompt) -> array[int]:
         if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt, add_special_tokens)
+            return self.tokenizer.encode(prompt, add_special_tokens=True)
         return token_array(prompt)
 
     def _run(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ class Tokenizer:
         self._rules = rules
         self._bytes, self.special_ids = _vocabulary(self._backend, rules)
         self._marked = _marked_first_tokens(self._backend, rules)
+        self._separator = _separator(files.definition["added_tokens"])
         self._bounds = read_bounds(files.definition, self._bytes.values())
         self.vocab_size = max(self._bytes, default=-1) + 1
         self.bos_id = self._id_of(files.special.get("bos_token"))
@@ -84,16 +86,20 @@ class Tokenizer:
         Raises:
             RequestError: the text has lone surrogates, which are no characters and have no UTF-8 form.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                f"The text has a lone surrogate, U+{ord(text[error.start]):04X}, at position {error.start}: "
-                "send valid Unicode."
-            ) from None
+        check_unicode(text)
         # encode() would hold the interpreter's lock all along; the batch form releases it and computes no offsets.
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return array("i", encoding.ids)
+
+    def cuts(self, text: str) -> Iterator[int]:
+        """Where a text can be cut, rising: its tokens, without ``add_special_tokens``, are those of the parts, joined.
+
+        These are the beginnings of special tokens, where the library cuts before it does anything else: what comes
+        after one does not depend on what comes before it, nor is it ever taken for the beginning of a text.
+        """
+        if self._separator is not None:
+            for found in self._separator.finditer(text):
+                yield found.start()
 
     def fewest_tokens(self, text: str) -> int:
         """How many tokens a text has at least, found much faster than by ``encode``; 0 if that is not known."""
@@ -161,6 +167,30 @@ def _build(definition: dict[str, Any]) -> tokenizers.Tokenizer:
         if backend.token_to_id(token["content"]) != token["id"]:
             raise ModelError(f"The token {token['content']!r} cannot have the id {token['id']} in this vocabulary.")
     return backend
+
+
+def check_unicode(text: str) -> None:
+    """Raise RequestError for lone surrogates, which are no characters and have no UTF-8 form."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"The text has a lone surrogate, U+{ord(text[error.start]):04X}, at position {error.start}: "
+            "send valid Unicode."
+        ) from None
+
+
+def _separator(added: Sequence[Mapping[str, Any]]) -> re.Pattern[str] | None:
+    """Finds the tokens that the library looks for in a text as it stands: from the left, the longest of each place.
+
+    None if there are none, or if one takes spaces around it along or has to stand alone, so that more than the token
+    itself decides where to cut.
+    """
+    tokens = [token for token in added if not token.get("normalized")]
+    if not tokens or any(token.get(flag) for token in tokens for flag in ("lstrip", "rstrip", "single_word")):
+        return None
+    texts = sorted((token["content"] for token in tokens), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, texts)))
 
 
 def _vocabulary(backend: tokenizers.Tokenizer, rules: DecoderRules) -> tuple[dict[int, bytes], frozenset[int]]:

@@ -30,7 +30,7 @@ FLOORS = {
     4: "choice logprobs verify penalties sampler rooms tapes graphs runner memory",
     5: "core grammars adapters observer worker loop step_meter",
     6: "tokenizer_files tokenizer_gguf token_bytes token_bounds chat_template tokenizer detokenizer stop_strings"
-    " requests generation calls client frontend outputs",
+    " prompt_encoder requests generation calls client frontend outputs",
     7: "llm",  # Drives a core of its own, in the same process.
 }
 FLOOR = {f"engine.{name}": floor for floor, names in FLOORS.items() for name in names.split()}

@@ -11,6 +11,7 @@ from api.prepare import render, token_array
 from api.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from api.routes.body import JsonRoute
 from api.routes.shared import CallerOf, State
+from engine.prompt_encoder import Owner
 
 router = APIRouter(route_class=JsonRoute, tags=["tokens"])
 
@@ -20,6 +21,7 @@ async def tokenize(body: TokenizeRequest, state: State, caller: CallerOf) -> dic
     """The tokens of a text or of a conversation."""
     frontend = state.serving()
     state.resolve(body.model, caller)
+    owner = Owner(caller.cache_tenant)
     tokens: array[int]
     if body.messages is not None:
         tokens = await render(
@@ -31,10 +33,11 @@ async def tokenize(body: TokenizeRequest, state: State, caller: CallerOf) -> dic
             continue_final_message=body.continue_final_message,
             template_kwargs=body.chat_template_kwargs,
             add_special_tokens=body.add_special_tokens or False,
+            owner=owner,
         )
     else:
         add_special_tokens = True if body.add_special_tokens is None else body.add_special_tokens
-        tokens = await frontend.encode(body.prompt or "", add_special_tokens=add_special_tokens)
+        tokens = await frontend.encode(body.prompt or "", add_special_tokens=add_special_tokens, owner=owner)
     strings = None
     if body.return_token_strs:
         strings = [frontend.tokenizer.token_bytes(token).decode(errors="replace") for token in tokens]

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from engine.generation import Finish, TextDelta, TokenLogprob, TopLogprob
+from engine.prompt_encoder import Owner
 from engine.requests import RequestLimits, TextRequest
 from engine.snapshot import EngineSnapshot
 from engine.types import AdapterInfo, FinishReason, Usage
@@ -93,7 +94,7 @@ class FakeFrontend:
     def check_length(self, text: str) -> None:
         self.checked.append(len(text))
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> array[int]:
+    async def encode(self, text: str, *, add_special_tokens: bool, owner: Owner) -> array[int]:
         return self.tokenizer.encode(text, add_special_tokens)
 
     def resolve_max_tokens(self, num_prompt: int, asked: int | None) -> int:

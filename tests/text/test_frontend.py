@@ -15,6 +15,7 @@ from engine.errors import CapacityError, ContextTooLong, DeadlineExceeded, Engin
 from engine.frontend import Frontend
 from engine.generation import TextDelta
 from engine.messages import Done, Failed, Message, Ready, Submit, TokenOut
+from engine.prompt_encoder import Owner
 from engine.requests import TextRequest
 from engine.tokenizer import Tokenizer
 from engine.types import FinishReason, SamplingParams, Usage
@@ -277,9 +278,11 @@ async def test_requests_are_checked(frontend: Frontend, client: FakeClient) -> N
 
 async def test_encode_short_and_long(frontend: Frontend, tiny: Tokenizer) -> None:
     for text in ("the fox", "the fox " * 1000):
-        assert await frontend.encode(text) == tiny.encode(text, True)
-    with pytest.raises(RequestError, match="surrogate"):
-        await frontend.encode("x" * 3000 + "\ud800")
+        for special in (False, True, False):
+            assert await frontend.encode(text, add_special_tokens=special, owner=Owner()) == tiny.encode(text, special)
+    for special in (False, True):
+        with pytest.raises(RequestError, match=r"surrogate, U\+D800, at position 3000"):
+            await frontend.encode("x" * 3000 + "\ud800", add_special_tokens=special, owner=Owner())
 
 
 async def test_time_that_is_up_before_the_first_token_is_an_error(frontend: Frontend, client: FakeClient) -> None:

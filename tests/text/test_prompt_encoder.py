@@ -1,0 +1,177 @@
+"""Parts of prompts encoded once: the tokens of the whole text, for every kind of tokenizer; whose they are; bounds."""
+
+from __future__ import annotations
+
+import json
+import threading
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_tokenizers import SPECIAL, TEXTS, sentencepiece_definition, train_byte_level, write_folder
+
+from engine.errors import RequestError
+from engine.prompt_encoder import Owner, PromptEncoder
+from engine.tokenizer import Tokenizer
+
+US, THEM = Owner("us"), Owner("them")
+LONG = "<|im_start|>system\n" + "the quick brown fox " * 20
+
+
+class Counting(Tokenizer):
+    """Notes what it is asked to encode."""
+
+    encoded: list[str]
+
+    def encode(self, text: str, add_special_tokens: bool) -> array[int]:
+        self.encoded.append(text)
+        return super().encode(text, add_special_tokens)
+
+
+@pytest.fixture
+def counting(tiny_folder: Path) -> Counting:
+    tokenizer = Counting.load(tiny_folder)
+    assert isinstance(tokenizer, Counting)
+    tokenizer.encoded = []
+    return tokenizer
+
+
+def byte_level(**changes: Any) -> dict[str, Any]:
+    return json.loads(train_byte_level().to_str()) | changes
+
+
+def metaspace(scheme: str) -> dict[str, Any]:
+    mark = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": scheme, "split": False}
+    return sentencepiece_definition() | {"normalizer": None, "pre_tokenizer": mark, "decoder": mark}
+
+
+def flagged(**flags: bool) -> dict[str, Any]:
+    """A tokenizer whose last special token has these flags."""
+    definition = byte_level()
+    definition["added_tokens"][-1] |= flags
+    return definition
+
+
+def with_overlaps() -> dict[str, Any]:
+    """Special tokens that begin, end and contain each other."""
+    definition = byte_level()
+    for name in ("<|im_start|>user", "|><|", "<|im", "end|><|im_start|>"):
+        number = 1 + max(*definition["model"]["vocab"].values(), *(token["id"] for token in definition["added_tokens"]))
+        definition["added_tokens"].append(definition["added_tokens"][0] | {"id": number, "content": name})
+    return definition
+
+
+KINDS = {
+    "byte level": byte_level(),
+    "a space before": byte_level(
+        pre_tokenizer={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+    ),
+    "normalized": byte_level(normalizer={"type": "NFC"}),
+    "stripped": byte_level(normalizer={"type": "Strip", "strip_left": True, "strip_right": True}),
+    "sentencepiece": sentencepiece_definition(),
+    "sentencepiece, plain": sentencepiece_definition(prefix=False),
+    "metaspace first": metaspace("first"),
+    "metaspace always": metaspace("always"),
+    "takes spaces before": flagged(lstrip=True),
+    "takes spaces after": flagged(rstrip=True),
+    "stands alone": flagged(single_word=True),
+    "found in normalized text": flagged(normalized=True) | {"normalizer": {"type": "Lowercase"}},
+    "overlaps": with_overlaps(),
+}
+PIECES = st.one_of(
+    st.sampled_from([*SPECIAL, "<s>", "</s>", "<unk>", "<|im_start|>user", "<|im", "end|>", "<", "|>", " ", "\n"]),
+    st.sampled_from(TEXTS),
+    st.text(max_size=5),
+    st.sampled_from(["the fox", " two  spaces"]).map(lambda text: text * 50),
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
+    folder = tmp_path_factory.mktemp("kinds")
+    return {name: Tokenizer.load(write_folder(folder / name, definition)) for name, definition in KINDS.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(texts=st.lists(st.lists(PIECES, max_size=12).map("".join), min_size=1, max_size=3))
+def test_tokens_are_those_of_the_whole_text(tokenizers: dict[str, Tokenizer], kind: str, texts: list[str]) -> None:
+    encoder = PromptEncoder(tokenizers[kind], most=1000)
+    conversation = ""
+    for text in texts * 2:
+        conversation += text
+        for whole in (text, conversation):
+            parts = encoder.cut(whole)
+            assert "".join(parts) == whole
+            assert encoder.encode(parts, US) == tokenizers[kind].encode(whole, False)
+
+
+@pytest.mark.parametrize("kind", ["takes spaces before", "takes spaces after", "stands alone"])
+def test_where_a_cut_would_change_tokens_nothing_is_cut(tokenizers: dict[str, Tokenizer], kind: str) -> None:
+    assert len(PromptEncoder(tokenizers[kind]).cut((LONG + "<|im_end|>\n") * 3)) == 1
+
+
+def test_a_conversation_that_grows_is_encoded_once(counting: Counting) -> None:
+    encoder = PromptEncoder(counting)
+    text, turn = LONG, "<|im_end|>\n<|im_start|>user\n" + "lazy dog. " * 20
+    for number in range(8):
+        text += turn + str(number)
+        encoder.encode(encoder.cut(text + "<|im_end|>\n<|im_start|>assistant\n"), US)
+    assert counting.encoded.count(LONG) == 1
+    assert sum(map(len, counting.encoded)) < 2.5 * len(text)
+    assert encoder.num_missing(encoder.cut(text), US) < 2 * len(turn)
+
+
+def test_nobody_notices_what_others_had_encoded(counting: Counting) -> None:
+    encoder = PromptEncoder(counting)
+    parts = encoder.cut(LONG)
+    for owner in (US, THEM, Owner("us", "salt"), Owner("us", "pepper"), US):
+        known = owner == US and len(counting.encoded) > 0
+        assert encoder.num_missing(parts, owner) == (0 if known else len(LONG))
+        encoder.encode(parts, owner)
+    assert counting.encoded == [LONG] * 4
+
+
+def test_parts_used_last_are_kept(counting: Counting) -> None:
+    texts = [f"<|im_start|>{number}" + "x" * 300 for number in range(4)]
+    encoder = PromptEncoder(counting, most=3 * len(texts[0]))
+    for number in (0, 1, 2, 0, 3):
+        encoder.encode(encoder.cut(texts[number]), US)
+    assert [encoder.num_missing([text], US) > 0 for text in texts] == [False, True, False, False]
+    huge = "y" * 2000  # more than may be kept
+    assert encoder.encode([huge], US) == Tokenizer.encode(counting, huge, False)
+    assert [encoder.num_missing([text], US) > 0 for text in [*texts, huge]] == [True] * 5
+
+
+def test_what_another_thread_encodes_is_waited_for(counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    encode = counting.encode
+
+    def slow(text: str, add_special_tokens: bool) -> array[int]:
+        begun.set()
+        go_on.wait(10)
+        return encode(text, add_special_tokens)
+
+    monkeypatch.setattr(counting, "encode", slow)
+    encoder, answers = PromptEncoder(counting), []
+    threads = [threading.Thread(target=lambda: answers.append(encoder.encode([LONG], US))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(10)
+    assert encoder.num_missing([LONG], US) == len(LONG)
+    go_on.set()
+    for thread in threads:
+        thread.join(10)
+    assert answers == [Tokenizer.encode(counting, LONG, False)] * 3
+    assert counting.encoded == [LONG]
+
+
+def test_what_cannot_be_encoded_is_not_kept(counting: Counting) -> None:
+    encoder = PromptEncoder(counting)
+    for _ in range(2):
+        with pytest.raises(RequestError, match="lone surrogate"):
+            encoder.encode([LONG + "\ud800"], US)
+    assert len(counting.encoded) == 2
+    assert encoder.num_missing([LONG + "\ud800"], US) > 0
