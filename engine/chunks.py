@@ -4,8 +4,8 @@ from __future__ import annotations
 
 STREAM_WAIT = 0.25  # seconds that a step with prompts in it may take once somebody waits for its next token
 LEAST = 32  # tokens of prompts that a step may always have: on a slow machine they too must get on
-_SHARE = 0.25  # of a new observation in the mean
-_OUTLIER = 4.0  # a step so many times slower than the mean is counted as so slow: something else ran
+_SHARE = 0.25  # of a slower step in the estimate
+_OUTLIER = 4.0  # a step so many times slower than the estimate is counted as so slow: something else ran
 
 
 class ChunkLimit:
@@ -13,6 +13,10 @@ class ChunkLimit:
 
     A longer chunk computes a prompt hardly faster where products bound it, which a few dozen rows reach; to those who
     wait for their next token it is a stall.
+
+    A fast step shows what the machine can do, whatever its size. A slow one may be so because something else ran, or
+    because it was small: each has a part that does not grow with its tokens. So it counts little by little, and only
+    if it took a good part of what a step may take.
     """
 
     def __init__(self) -> None:
@@ -23,9 +27,10 @@ class ChunkLimit:
         if num_tokens - num_lines < LEAST // 2:
             return
         now = seconds / num_tokens
-        if not self._per_token:
+        if not self._per_token or now < self._per_token:
             self._per_token = now
-        self._per_token += _SHARE * (min(now, _OUTLIER * self._per_token) - self._per_token)
+        elif seconds > STREAM_WAIT / 2:
+            self._per_token += _SHARE * (min(now, _OUTLIER * self._per_token) - self._per_token)
 
     def cut(self, budget: int, num_streams: int) -> int:
         """Of a step's budget of tokens, what it may have beside so many running streams; theirs are counted in."""

@@ -92,6 +92,40 @@ def test_one_slow_step_is_forgotten(per_token: float, sizes: list[int], streams:
     assert limit.cut(1 << 30, streams) == pytest.approx(wanted, rel=0.25, abs=1)
 
 
+@given(st.floats(1e-4, 1e-3), st.lists(st.integers(32, 80), min_size=1, max_size=60))
+def test_small_steps_do_not_make_prompts_look_slow(per_token: float, sizes: list[int]) -> None:
+    """Each takes as long as 40 tokens more."""
+    limit = ChunkLimit()
+    limit.observe(512, 0, (512 + 40) * per_token)
+    before = limit.cut(1 << 30, 1)
+    for size in sizes:
+        limit.observe(size, 2, (size + 40) * per_token)
+    assert limit.cut(1 << 30, 1) == before
+
+
+@given(st.lists(st.integers(32, 80), min_size=1, max_size=60))
+def test_small_steps_are_no_measure_for_a_large_one(sizes: list[int]) -> None:
+    limit = ChunkLimit()
+    for size in sizes:
+        limit.observe(size, 2, (size + 40) * 0.0003)
+    chunks = []
+    for _ in range(2):
+        chunks.append(limit.cut(512, 4))
+        limit.observe(chunks[-1], 4, (chunks[-1] + 40) * 0.0003)
+    assert chunks[-1] == 512
+
+
+@pytest.mark.parametrize("slower", [2.0, 10.0])
+def test_a_machine_that_becomes_slower_gets_shorter_chunks(slower: float) -> None:
+    limit, seconds = ChunkLimit(), 0.0
+    limit.observe(512, 4, 512 * 0.0004)
+    for _ in range(20):
+        tokens = limit.cut(512, 4)
+        seconds = tokens * 0.0004 * slower
+        limit.observe(tokens, 4, seconds)
+    assert seconds == pytest.approx(STREAM_WAIT, rel=0.1)
+
+
 def test_steps_without_prompts_say_nothing() -> None:
     limit = ChunkLimit()
     limit.observe(40, 30, 10.0)
