@@ -4,7 +4,7 @@
     python benchmarks/serve/compare.py --peer-url http://127.0.0.1:9000/v1 --workloads W2 W3 --repeats 5
     python benchmarks/serve/compare.py --workloads W6 W7 --adapters a0 a1 a2 --ours 'rootgraft serve --port {port} ...'
 
-The servers are started and warmed up one after the other. Then each repeat of a workload goes to each of them while the
+The servers are started and warmed up one after the other. Then each repeat of a workload goes to each of them once the
 other is idle: the speed of a shared machine changes from minute to minute, and so both meet the same. The table shows
 the median over the repeats; ratios are ours / peer. The JSON file holds every repeat, the commands and the machine.
 Adapters (made by ``benchmarks.serve.make_adapters``) are asked for by name in ``model``; llama.cpp wants their numbers.
@@ -41,6 +41,7 @@ from benchmarks.serve.workloads import NAMES, WITH_ADAPTERS, Conversation, Workl
 
 Figures = dict[str, Any]
 PATH = "chat/completions"
+_REST = 3.0  # seconds before each repeat: threads of vLLM's OpenMP spin on for more than one after their last step
 # Heading, path into the figures of a repeat, digits.
 COLUMNS = (
     ("out tok/s", ("output_tokens_per_s",), 1),
@@ -99,6 +100,7 @@ async def _measure(servers: dict[str, Server], args: argparse.Namespace) -> dict
         for load in args.workloads:
             for repeat in range(args.repeats):
                 for name, remote in remotes.items():
+                    await asyncio.sleep(_REST)
                     figures = await _repeat(name, load, repeat, remote, args)
                     runs[name]["loads"].setdefault(load, []).append(figures)
         for name, process in processes.items():
