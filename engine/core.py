@@ -138,6 +138,11 @@ class EngineCore:
         alive = self._scheduler.num_running or self._scheduler.num_waiting or self._compiling
         return bool(alive or self._outbox or (self._adapters and self._adapters.has_work))
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether the device computes while the host goes on."""
+        return self._worker.overlaps
+
     def handle(self, messages: Iterable[Message]) -> None:
         """Take messages from the client; answers to them leave with the next step."""
         for message in messages:

@@ -36,7 +36,8 @@ SWITCH_SECONDS = 0.0005
 def serve(core: EngineCore, channel: Channel) -> None:
     """Run steps until Shutdown arrives; what still runs then fails. ConnectionError if the client goes away.
 
-    What a step brought is sent when the next one is launched: a GPU does not wait for that.
+    What a step brought is sent when the next one is launched, where the device does not wait for that; elsewhere at
+    once: the client then takes it while one thread plans the next step, before all cores compute.
     """
     due = 0.0
     out: list[Message] = []
@@ -54,6 +55,9 @@ def serve(core: EngineCore, channel: Channel) -> None:
         if out:
             channel.send(encode(out))
         out = core.finish(launched) if launched or core.has_work else []
+        if out and not core.overlaps:
+            channel.send(encode(out))
+            out = []
 
 
 def start(config: EngineConfig, model_path: Path, channel: Channel) -> EngineCore | None:

@@ -7,6 +7,8 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from engine.errors import ContextTooLong, RequestError
 from engine.messages import Submit
 from engine.types import (
@@ -163,7 +165,8 @@ class RequestLimits:
     def _check_prompt(self, tokens: array[int]) -> None:
         if not tokens:
             raise RequestError("The prompt is empty: it needs at least one token.", param="prompt")
-        for token in (min(tokens), max(tokens)):
+        ids = np.frombuffer(tokens, np.intc)
+        for token in (int(ids.min()), int(ids.max())):
             self._check_token("prompt", token)
 
     def _check_tokens(self, params: SamplingParams) -> None:
