@@ -1,10 +1,11 @@
 """Guesses of the tokens that come next, made without another model, and how many of them are worth computing.
 
-Three sources, each with its own record of hits for each sequence:
+Four sources, each with its own record of hits for each sequence:
 
     grammar   the text that the sequence's grammar forces, and the way to its end once the budget forces that
     tree      what came next when the same tokens were last computed in the same namespace
     ngram     what came next where the sequence itself has said the same before, the prompt included
+    answer    what came next where another answer in the same namespace has said the same lately
 
 Every source guesses in every step; what it guesses is compared with what is then drawn, whether it was computed or not.
 So a source that is wrong costs nothing but its look-up, and is heard again as soon as it is right. Of a guess whose
@@ -18,6 +19,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from engine.answers import AnswerIndex, Answers
 from engine.cache import PrefixCache
 from engine.ngrams import NgramIndex
 from engine.pace import Pace
@@ -40,6 +42,7 @@ class Source(StrEnum):
     GRAMMAR = "grammar"
     TREE = "tree"
     NGRAM = "ngram"
+    ANSWER = "answer"
 
 
 @dataclass(slots=True)
@@ -72,10 +75,13 @@ class _Track:
     """What is known of one sequence: its index, the records of its sources, and the guesses of the step under way."""
 
     index: NgramIndex
+    answers: AnswerIndex
     grammar: _Rate = field(default_factory=lambda: _Rate(0.9 * _PRIOR_TRIALS))
     tree: _Rate = field(default_factory=lambda: _Rate(0.7 * _PRIOR_TRIALS))
     long_match: _Rate = field(default_factory=lambda: _Rate(0.7 * _PRIOR_TRIALS))
     short_match: _Rate = field(default_factory=lambda: _Rate(0.4 * _PRIOR_TRIALS))
+    long_answer: _Rate = field(default_factory=lambda: _Rate(0.7 * _PRIOR_TRIALS))
+    short_answer: _Rate = field(default_factory=lambda: _Rate(0.5 * _PRIOR_TRIALS))
     guesses: list[_Guess] = field(default_factory=list)
     used: Source | None = None
 
@@ -95,6 +101,7 @@ class Drafter:
         self._cache = cache
         self._stats = stats
         self._pace = Pace()
+        self._answers = Answers()
         self._tracks: dict[int, _Track] = {}
 
     def propose(self, sequence: Sequence, limit: int, num_rows: int) -> Seq[int]:
@@ -131,7 +138,8 @@ class Drafter:
 
     def forget(self, sequence_id: int) -> None:
         """A sequence has ended."""
-        self._tracks.pop(sequence_id, None)
+        if track := self._tracks.pop(sequence_id, None):
+            track.answers.end()
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Learn from a step in which each token was drawn after, how long it took."""
@@ -141,7 +149,9 @@ class Drafter:
         """Ask the sources about a sequence. Returns what is known of it, their guesses included."""
         track = self._tracks.get(sequence.id)
         if track is None:
-            track = self._tracks[sequence.id] = _Track(NgramIndex(sequence.tokens))
+            tokens = sequence.tokens
+            answers = AnswerIndex(self._answers, sequence.path.namespace, tokens, sequence.num_prompt)
+            track = self._tracks[sequence.id] = _Track(NgramIndex(tokens), answers)
         track.used = None
         track.guesses = self._guesses(sequence, track)
         return track
@@ -162,6 +172,10 @@ class Drafter:
             if sequence.lease:
                 after = self._cache.following(sequence.lease, sequence.tokens, self._most)
                 guesses.append(_Guess(Source.TREE, track.tree, after))
+            if self._cache.sharing:
+                length, tokens = track.answers.guess(self._most)
+                rate = track.long_answer if length >= _SURE else track.short_answer
+                guesses.append(_Guess(Source.ANSWER, rate, tokens))
         return [guess for guess in guesses if len(guess.tokens)]
 
 

@@ -18,8 +18,8 @@ class SpeculativeConfig:
     """How tokens are drafted. None of it changes what is generated.
 
     Attributes:
-        method: auto: from grammars, from the sequence's own tokens and from the prefix cache; ngram: from the
-            sequence's own tokens alone; off.
+        method: auto: from grammars, from the sequence's own tokens, from the prefix cache and from other answers of
+            the same namespace; ngram: from the sequence's own tokens alone; off.
         num_speculative_tokens: most drafts of a sequence in one step, 1 to 64.
     """
 

@@ -25,7 +25,7 @@ LAYERS = {
 FLOORS = {
     0: "errors types snapshot messages config speculative batch garbage",
     1: "stats laps pages pace chunks ngrams gguf source channel step_times models.config models.families",
-    2: "cache sequence fairness queue admission endings retention plan drafts drafting masks scheduler",
+    2: "cache sequence fairness queue admission endings retention plan answers drafts drafting masks scheduler",
     3: "device inputs kv_pool models loading",
     4: "choice logprobs verify penalties sampler rooms tapes graphs runner memory",
     5: "core grammars adapters observer worker loop step_meter",

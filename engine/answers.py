@@ -1,0 +1,149 @@
+"""Where another answer has said the same before: what was generated lately, in each namespace by itself.
+
+Answers to like prompts are alike: the grade of a judge, a form filled in, the next turn of an agent. Unlike the prefix
+tree this finds them after prompts that differ. (SuffixDecoding, arXiv 2411.04975, drafts from earlier answers too,
+with suffix trees.)
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import Final
+
+from radix.namespace import Namespace
+
+_GROUP: Final = 3  # tokens by which places are found
+_TAIL: Final = 8  # of the prompt, by which the beginnings of answers are told apart
+_LONGEST: Final = 16  # tokens by which places are compared
+_CHOICES: Final = 8  # places of a group that are kept, the latest
+_GENERATION: Final = 1 << 15  # tokens
+
+
+@dataclass(slots=True, eq=False)
+class _Answer:
+    """What is known of one answer.
+
+    Attributes:
+        tokens: of its sequence, which grow; when it has ended, a copy of those that are indexed.
+        first: where the indexed ones begin: places are counted from there.
+    """
+
+    namespace: Namespace
+    tokens: array[int]
+    first: int
+
+    def __len__(self) -> int:
+        return len(self.tokens) - self.first
+
+
+class Answers:
+    """The answers that were generated last, those under way included.
+
+    There are two generations of groups. When the younger one is full the older one is forgotten, and it takes its
+    place; so what is kept is bounded, and nothing is searched for what is to be forgotten.
+
+    Args:
+        generation: tokens of one.
+    """
+
+    def __init__(self, generation: int = _GENERATION) -> None:
+        self._most = generation
+        self._young: dict[int, list[tuple[_Answer, int]]] = {}
+        self._old: dict[int, list[tuple[_Answer, int]]] = {}
+        self._num_young = 0
+
+    def enter(self, group: int, answer: _Answer, place: int) -> None:
+        """Note that a group of tokens ends there, and that a token has come after it."""
+        places = self._young.setdefault(group, [])
+        places.append((answer, place))
+        if len(places) > _CHOICES:
+            del places[0]
+        self._num_young += 1
+        if self._num_young >= self._most:
+            self._old, self._young, self._num_young = self._young, {}, 0
+
+    def places(self, group: int) -> list[tuple[_Answer, int]]:
+        """Where a group ended, earliest first."""
+        return [*self._old.get(group, ()), *self._young.get(group, ())]
+
+
+class AnswerIndex:
+    """One sequence among the answers: it finds what others said, and they find what it says.
+
+    Args:
+        answers: those of all.
+        namespace: whose answers alone are looked at.
+        tokens: int32 tokens of the sequence, which grows at its end and is only read here.
+        num_prompt: how many of them are its prompt.
+    """
+
+    def __init__(self, answers: Answers, namespace: Namespace, tokens: array[int], num_prompt: int) -> None:
+        self._answers = answers
+        self._answer = _Answer(namespace, tokens, max(0, num_prompt - _TAIL))
+        self._seed = hash(namespace)
+        self._num_indexed = num_prompt - self._answer.first
+        self._source: _Answer | None = None  # where the last match was found
+        self._place = 0  # in it, where the sequence stands now if it still says the same
+        self._length = 0  # of the match
+
+    def guess(self, limit: int) -> tuple[int, array[int]]:
+        """What came after the longest match of the last tokens in another answer.
+
+        Returns:
+            The length of the match (3 to 16, or 0) and up to ``limit`` tokens.
+        """
+        self._extend()
+        if self._source is None or self._place >= len(self._source):
+            self._find(limit)
+        if self._source is None:
+            return 0, array("i")
+        begin = self._source.first + self._place
+        return self._length, self._source.tokens[begin : begin + limit]
+
+    def end(self) -> None:
+        """The sequence has ended: its tokens are no longer read."""
+        self._extend()
+        answer = self._answer
+        answer.tokens, answer.first = answer.tokens[answer.first :], 0
+
+    def _extend(self) -> None:
+        """Index the tokens that came since the last call, and see whether they were those of the source."""
+        answer = self._answer
+        for place in range(self._num_indexed, len(answer)):
+            token = answer.tokens[answer.first + place]
+            if (source := self._source) is not None:
+                stands = self._place < len(source) and source.tokens[source.first + self._place] == token
+                self._place += 1
+                self._length = min(self._length + 1, _LONGEST)
+                self._source = source if stands else None
+            if place >= _GROUP:
+                self._answers.enter(self._group(place), answer, place)
+        self._num_indexed = len(answer)
+
+    def _find(self, limit: int) -> None:
+        """The longest match; of equal ones that after which most is known, and the latest."""
+        self._source, best = None, (0, 0)
+        here = len(self._answer)
+        if here < _GROUP:
+            return
+        for other, place in reversed(self._answers.places(self._group(here))):
+            if other is self._answer or other.namespace != self._answer.namespace:
+                continue
+            found = self._matching(other, place, here), min(limit, len(other) - place)
+            if found[0] >= _GROUP and found > best:
+                best, self._source, self._place, self._length = found, other, place, found[0]
+
+    def _matching(self, other: _Answer, place: int, here: int) -> int:
+        """How many tokens before ``place`` of the other are those before ``here``, up to the longest that matters."""
+        theirs, mine = other.first + place, self._answer.first + here
+        most = min(_LONGEST, place, here)
+        length = 0
+        while length < most and other.tokens[theirs - length - 1] == self._answer.tokens[mine - length - 1]:
+            length += 1
+        return length
+
+    def _group(self, place: int) -> int:
+        """A key of the tokens that end there; equal ones may stand for other tokens too."""
+        end = self._answer.first + place
+        return hash((self._seed, *self._answer.tokens[end - _GROUP : end]))
