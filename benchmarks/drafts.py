@@ -5,6 +5,7 @@ must be the same with drafts as without, token by token; the program ends with a
 
     schema   an object with long names is filled in under its JSON schema, greedy
     edit     a document is given and to be repeated with one change, greedy: what agents do all day
+    judge    a claim, each time another, is graded under the same rules, greedy: answers are alike, and prompts are not
     free     open-ended text at temperature 1: nothing can be guessed, so this is what drafts cost
 """
 
@@ -91,6 +92,15 @@ def edit_prompt(draw: random.Random) -> str:
     return f"Repeat this JSON document exactly, but change every city to {city}.\n\n{document}"
 
 
+def judge_prompt(draw: random.Random) -> str:
+    """A claim to be graded."""
+    who, where, number = draw.choice(NAMES), draw.choice(PLACES), draw.randrange(2, 90)
+    return (
+        "You grade claims. Say whether the claim is plausible, give a grade from one to five, and one short reason.\n\n"
+        f"Claim: {who} moved {number} crates to {where} before noon."
+    )
+
+
 def free_prompt(draw: random.Random) -> str:
     """Something to write about."""
     return f"Write a story about {draw.choice(TOPICS)} and {draw.choice(NAMES)} in {draw.choice(PLACES)}."
@@ -104,6 +114,7 @@ WORKLOADS = (
         GrammarSpec.json_schema(SCHEMA),
     ),
     Workload("edit", edit_prompt, SamplingParams(max_tokens=320, temperature=0.0)),
+    Workload("judge", judge_prompt, SamplingParams(max_tokens=96, temperature=0.0)),
     Workload("free", free_prompt, SamplingParams(max_tokens=128, temperature=1.0, ignore_eos=True)),
 )
 
