@@ -106,7 +106,8 @@ class EngineConfig:
     speculative_config: str = option(
         '{"method": "auto"}',
         "Drafts of the next tokens, which change speed and nothing else. JSON: method auto (from grammars, the "
-        "sequence's own tokens and the prefix cache), ngram (its own tokens) or off; num_speculative_tokens, 16.",
+        "sequence's own tokens, the prefix cache and other answers), ngram (its own tokens) or off; "
+        "num_speculative_tokens, 16.",
     )
     threads: int | None = option(
         None, "Threads that compute on the CPU. Default: the cores this process may use.", low=1
