@@ -8,6 +8,7 @@ with suffix trees.)
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,8 +17,8 @@ from radix.namespace import Namespace
 _GROUP: Final = 3  # tokens by which places are found
 _TAIL: Final = 8  # of the prompt, by which the beginnings of answers are told apart
 _LONGEST: Final = 16  # tokens by which places are compared
-_CHOICES: Final = 8  # places of a group that are kept, the latest
-_GENERATION: Final = 1 << 15  # tokens
+_CHOICES: Final = 8  # places of a group that are looked at, the latest
+_MOST: Final = 1 << 15  # places, each of a token; some 150 bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -38,34 +39,48 @@ class _Answer:
 
 
 class Answers:
-    """The answers that were generated last, those under way included.
-
-    There are two generations of groups. When the younger one is full the older one is forgotten, and it takes its
-    place; so what is kept is bounded, and nothing is searched for what is to be forgotten.
+    """The answers that were generated last, those under way included: a ring of places at which groups of tokens end.
 
     Args:
-        generation: tokens of one.
+        most: places that are kept, the latest.
     """
 
-    def __init__(self, generation: int = _GENERATION) -> None:
-        self._most = generation
-        self._young: dict[int, list[tuple[_Answer, int]]] = {}
-        self._old: dict[int, list[tuple[_Answer, int]]] = {}
-        self._num_young = 0
+    def __init__(self, most: int = _MOST) -> None:
+        self._most = most
+        self._count = 0  # of places so far; the slot of each is its number modulo `most`
+        self._answers: list[_Answer] = []
+        self._places = array("i")
+        self._groups = array("q")
+        self._earlier = array("q")  # number of the place at which the same group ended before, or -1
+        self._latest: dict[int, int] = {}  # by group
 
     def enter(self, group: int, answer: _Answer, place: int) -> None:
         """Note that a group of tokens ends there, and that a token has come after it."""
-        places = self._young.setdefault(group, [])
-        places.append((answer, place))
-        if len(places) > _CHOICES:
-            del places[0]
-        self._num_young += 1
-        if self._num_young >= self._most:
-            self._old, self._young, self._num_young = self._young, {}, 0
+        number, slot = self._count, self._count % self._most
+        earlier = self._latest.get(group, -1)
+        if number < self._most:
+            self._answers.append(answer)
+            self._places.append(place)
+            self._groups.append(group)
+            self._earlier.append(earlier)
+        else:
+            gone = self._groups[slot]
+            if self._latest[gone] == number - self._most:
+                del self._latest[gone]
+            self._answers[slot], self._places[slot] = answer, place
+            self._groups[slot], self._earlier[slot] = group, earlier
+        self._latest[group] = number
+        self._count += 1
 
-    def places(self, group: int) -> list[tuple[_Answer, int]]:
-        """Where a group ended, earliest first."""
-        return [*self._old.get(group, ()), *self._young.get(group, ())]
+    def places(self, group: int) -> Iterator[tuple[_Answer, int]]:
+        """Where a group ended, latest first."""
+        number = self._latest.get(group, -1)
+        for _ in range(_CHOICES):
+            if number < max(0, self._count - self._most):
+                return
+            slot = number % self._most
+            yield self._answers[slot], self._places[slot]
+            number = self._earlier[slot]
 
 
 class AnswerIndex:
@@ -127,7 +142,7 @@ class AnswerIndex:
         here = len(self._answer)
         if here < _GROUP:
             return
-        for other, place in reversed(self._answers.places(self._group(here))):
+        for other, place in self._answers.places(self._group(here)):
             if other is self._answer or other.namespace != self._answer.namespace:
                 continue
             found = self._matching(other, place, here), min(limit, len(other) - place)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from array import array
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -67,9 +68,9 @@ MOVES = st.lists(
 )
 
 
-@given(MOVES, st.sampled_from([40, 1 << 15]))
-def test_a_guess_is_what_another_answer_of_the_namespace_said(moves: list, generation: int) -> None:
-    answers, said, ended = Answers(generation), [], []
+@given(MOVES, st.sampled_from([1, 7, 40, 1 << 15]))
+def test_a_guess_is_what_another_answer_of_the_namespace_said(moves: list, most: int) -> None:
+    answers, said, ended = Answers(most), [], []
     for move, number, tokens in moves:
         if move == "begin":
             said.append(Said.begin(answers, number, tokens))
@@ -137,18 +138,27 @@ def test_what_a_sequence_said_itself_is_not_another_answer() -> None:
 
 
 def test_little_is_kept() -> None:
-    """Of prompts their ends, of answers the last ones; and of those nothing that no group leads to."""
-    answers = Answers(generation=100)
+    """Of prompts their ends, of answers the last ones; and groups that are kept no longer are forgotten."""
+    answers = Answers(most=100)
     for number in range(50):
         each = Said.begin(answers, 0, [number] * 5000)
         for token in range(30):
             each.say(1000 * number + token)
         each.index.end()
-    places = [place for places in (*answers._young.values(), *answers._old.values()) for place in places]
-    kept = {id(answer): answer for answer, _ in places}
-    assert len(kept) <= 8
-    assert all(len(answer.tokens) <= 8 + 30 for answer in kept.values())
-    assert len(places) <= 200
+    assert len({id(answer) for answer in answers._answers}) <= 5
+    assert all(len(answer.tokens) <= 8 + 30 for answer in answers._answers)
+    assert len(answers._answers) == len(answers._places) == len(answers._earlier) == len(answers._groups) == 100
+    assert set(answers._latest) == set(answers._groups)
+
+
+@given(st.lists(st.integers(-3, 3), max_size=80), st.integers(1, 20))
+def test_the_latest_places_of_a_group_are_found(groups: list[int], most: int) -> None:
+    answers = Answers(most)
+    for place, group in enumerate(groups):
+        answers.enter(group, Any, place)  # type: ignore[arg-type]
+        for asked in range(-3, 4):
+            kept = [at for at in range(max(0, place + 1 - most), place + 1) if groups[at] == asked]
+            assert [at for _, at in answers.places(asked)] == kept[::-1][:8]
 
 
 def sequence(number: int, prompt: list[int], namespace: Namespace = NAMESPACES[0]) -> Sequence:
