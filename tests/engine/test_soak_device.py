@@ -12,6 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import pytest
 
 from benchmarks.soaking import device
+from engine import drafts
+from engine.answers import Answers
 from engine.config import EngineConfig
 from engine.messages import Done, Submit
 from engine.types import SamplingParams
@@ -32,9 +34,10 @@ def steps_of_sequences(core: device.CheckedCore, first_id: int, count: int) -> i
 
 def test_nothing_is_remembered_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "STEP_SECONDS", 0)
+    monkeypatch.setattr(drafts, "Answers", lambda: Answers(most=1000))  # soon full, as the pool is
     worker = device.Device(device.PAGES, device.PAGE, vocab_size=device.VOCAB, max_model_len=device.MAX_LEN)
     core = device.CheckedCore(EngineConfig(max_num_seqs=4, block_size=device.PAGE), worker)
-    steps_of_sequences(core, 1, 60)  # until the pool is full
+    steps_of_sequences(core, 1, 60)  # until both are
     assert min(growth(core, 61 + 100 * part) for part in range(3)) < 0.25  # other threads allocate too, at times
 
 
@@ -43,6 +46,6 @@ def growth(core: device.CheckedCore, first_id: int) -> float:
     gc.collect()
     blocks = sys.getallocatedblocks()
     steps = steps_of_sequences(core, first_id, 100)
-    assert steps >= 4000
+    assert steps >= 3900  # now and then a draft stands
     gc.collect()
     return (sys.getallocatedblocks() - blocks) / steps
