@@ -81,7 +81,7 @@ class _Track:
     long_match: _Rate = field(default_factory=lambda: _Rate(0.7 * _PRIOR_TRIALS))
     short_match: _Rate = field(default_factory=lambda: _Rate(0.4 * _PRIOR_TRIALS))
     long_answer: _Rate = field(default_factory=lambda: _Rate(0.7 * _PRIOR_TRIALS))
-    short_answer: _Rate = field(default_factory=lambda: _Rate(0.5 * _PRIOR_TRIALS))
+    short_answer: _Rate = field(default_factory=lambda: _Rate(0.4 * _PRIOR_TRIALS))
     guesses: list[_Guess] = field(default_factory=list)
     used: Source | None = None
 
