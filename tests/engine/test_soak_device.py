@@ -38,14 +38,14 @@ def test_nothing_is_remembered_of_a_step(monkeypatch: pytest.MonkeyPatch) -> Non
     worker = device.Device(device.PAGES, device.PAGE, vocab_size=device.VOCAB, max_model_len=device.MAX_LEN)
     core = device.CheckedCore(EngineConfig(max_num_seqs=4, block_size=device.PAGE), worker)
     steps_of_sequences(core, 1, 60)  # until both are
-    assert min(growth(core, 61 + 100 * part) for part in range(3)) < 0.25  # other threads allocate too, at times
+    assert min(growth(core, 61 + 104 * part) for part in range(3)) < 0.25  # other threads allocate too, at times
 
 
 def growth(core: device.CheckedCore, first_id: int) -> float:
     """Blocks of memory that are kept of a step."""
     gc.collect()
     blocks = sys.getallocatedblocks()
-    steps = steps_of_sequences(core, first_id, 100)
-    assert steps >= 3900  # now and then a draft stands
+    steps = steps_of_sequences(core, first_id, 104)  # now and then a draft stands, and saves one
+    assert steps >= 4000
     gc.collect()
     return (sys.getallocatedblocks() - blocks) / steps
