@@ -127,14 +127,23 @@ void plan_tiles(const Attention& op, Plan& plan) {
 
 // Adds the keys of `part` to those of `whole`.
 void merge(const Partial& whole, const Partial& part, int count, int64_t head_dim) {
-  for (int m = 0; m < count; m++) {
-    const float top = std::max(whole.reference[m], part.reference[m]);
-    const Floats keep = exp2(broadcast(whole.reference[m] - top)), add = exp2(broadcast(part.reference[m] - top));
-    whole.reference[m] = top;
-    whole.total[m] = first_lane(fma(broadcast(part.total[m]), add, broadcast(whole.total[m]) * keep));
-    float* values = whole.values + m * head_dim;
-    for (int64_t d = 0; d < head_dim; d += kWidth) {
-      store(values + d, fma(load(part.values + m * head_dim + d), add, load(values + d) * keep));
+  alignas(64) float keep[kWidth], add[kWidth];
+  for (int first = 0; first < count; first += kWidth) {
+    const int queries = std::min(kWidth, count - first);
+    float *reference = whole.reference + first, *total = whole.total + first;
+    const Floats before = load_first(reference, queries), other = load_first(part.reference + first, queries);
+    const Floats top = max(other, before), kept = exp2(before - top), added = exp2(other - top);
+    store_first(reference, top, queries);
+    store_first(total, fma(load_first(part.total + first, queries), added, load_first(total, queries) * kept), queries);
+    store(keep, kept);
+    store(add, added);
+    float* values = whole.values + first * head_dim;
+    const float* others = part.values + first * head_dim;
+    for (int i = 0; i < queries; i++) {
+      const Floats keeping = broadcast(keep[i]), adding = broadcast(add[i]);
+      for (int64_t d = 0; d < head_dim; d += kWidth, values += kWidth, others += kWidth) {
+        store(values, fma(load(others), adding, load(values) * keeping));
+      }
     }
   }
 }

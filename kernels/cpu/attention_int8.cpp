@@ -11,13 +11,20 @@
 namespace rootgraft {
 namespace {
 
+// By whole registers: a call of the library's takes longer.
+INLINE void copy_words(const uint32_t* from, uint32_t* to, int64_t count) {
+  int64_t i = 0;
+  for (; i + kWidth <= count; i += kWidth) store_words(to + i, load_words(from + i));
+  for (; i < count; i++) to[i] = from[i];
+}
+
 void gather_queries(const Int8Call& op, const QueryTile& tile, Int8Scratch& scratch) {
   const int64_t group = op.group(), words = op.head_dim / kWordBytes;
   for (int head = 0; head < tile.heads; head++) {
     for_queries(op, tile, [&](int m, int64_t row, int64_t token, int64_t mate) {
       const int64_t from = (op.query_start[row] + token) * op.heads + (tile.first_head + head) * group + mate;
       const int query = head * tile.count + m;
-      std::copy_n(op.queries + from * words, words, scratch.queries + query * words);
+      copy_words(op.queries + from * words, scratch.queries + query * words, words);
       scratch.factor[query] = op.factors[from];
       scratch.start[query] = op.starts[from];
     });
@@ -112,9 +119,8 @@ void attend_band(const BlockWork& block, Int8Scratch& scratch, int first_head, i
   const int steps = 2 * kWidth * block.rows.panels / tiles, of_words = steps / 2 / words;
   Band& band = scratch.band;
   for (int h = 0; h < heads; h++) {
-    Int8Head& head = scratch.heads[h];
-    head.find(block, first_head + h);
-    if constexpr (kPlain) find_value_step(head, band, h * count, count);
+    const Int8Head& head = scratch.heads[h];
+    if constexpr (kPlain) std::fill_n(band.value_step + h * count, count, head.value_step);
     for_tiles<kTileRows, 1>(count, 1, [&](int first, int rows, int, int) {
       with_constant<kTileRows>(rows, [&](auto n) {
         score<n.value, kPlain>(block, scratch, head, query + first, of_words, h * count + first);
@@ -144,6 +150,7 @@ void attend_block(const BlockWork& block, Int8Scratch& scratch) {
   const int together = std::max(1, kBandQueries / tile.count);
   for (int head = 0; head < tile.heads; head += together) {
     const int heads = std::min(together, tile.heads - head);
+    for (int h = 0; h < heads; h++) scratch.heads[h].find(block, head + h);
     for_tiles<kBandQueries, 1>(tile.count, 1, [&](int query, int count, int, int) {
       attend_band<kPlain>(block, scratch, head, heads, query, count);
     });

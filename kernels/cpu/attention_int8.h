@@ -33,6 +33,7 @@ struct Int8Head {
   int number;
   const uint32_t *keys[kPanels], *values[kPanels];
   const float *key_scales[kPanels], *value_scales[kPanels];
+  float value_step;  // the largest of value_scales
 
   void find(const BlockWork& block, int head) {
     const BlockRows& rows = block.rows;
@@ -44,6 +45,8 @@ struct Int8Head {
       key_scales[v] = rows.panel_scales(block.op.k_cache, head, panel);
       value_scales[v] = rows.panel_scales(block.op.v_cache, head, panel);
     }
+    const auto scales = [&](int v) { return load(value_scales[v]); };
+    value_step = largest(max(max(scales(0), scales(1)), max(scales(2), scales(3))));
   }
 };
 

@@ -81,13 +81,6 @@ INLINE Floats coarse_exp2(const Floats& x) {
 #endif
 }
 
-// The largest scale of a head's values, where `count` queries of the band from `row` on see all of them.
-INLINE void find_value_step(const Int8Head& head, Band& band, int row, int count) {
-  const auto scales = [&](int v) { return load(head.value_scales[v]); };
-  const float step = largest(most_of({scales(0), scales(1), scales(2), scales(3)}));
-  std::fill_n(band.value_step + row, count, step);
-}
-
 // Scores of N queries of a KV head, from `query` on, to rows of a band from `row` on: without the queries' factors, but
 // where they are capped.
 template <int N, bool kPlain>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 
 #include "attention_block.h"
 
@@ -56,10 +57,12 @@ INLINE void walk_blocks(const Attention& op, const Stretch& stretch, const Stret
     std::fill_n(result.reference, vectors, kNothing);
     std::fill_n(result.lanes, vectors * kWidth, 0.0f);
   }
+  int64_t least = std::numeric_limits<int64_t>::max(), most = 0;
   for_queries(op, tile, [&](int m, int64_t row, int64_t token, int64_t) {
-    ends[m] = op.context_len[row] - op.tokens_of(row) + token + 1;
+    const int64_t end = op.context_len[row] - op.tokens_of(row) + token + 1;
+    ends[m] = end;
+    least = std::min(least, end), most = std::max(most, end);
   });
-  const auto [least, most] = std::minmax_element(ends, ends + tile.count);
   const int64_t end = std::min((stretch.split + 1) * kSplit, tile.end);
   int64_t key = first_key(stretch);
   bool begins = !resumes;
@@ -67,7 +70,7 @@ INLINE void walk_blocks(const Attention& op, const Stretch& stretch, const Stret
     const bool last = key + kBlock >= end;
     const BlockRows ahead_rows(op, last ? next.tile : &tile, last ? first_key(next) : key + kBlock);
     Ahead ahead(op, ahead_rows, tile.heads * rows.panels);
-    const bool plain = !op.soft_cap && key + kBlock <= *least && *most - op.window <= key;
+    const bool plain = !op.soft_cap && key + kBlock <= least && most - op.window <= key;
     attend_block({op, tile, key, rows, result, begins, plain, ahead});
     ahead.finish();
     rows = ahead_rows;
