@@ -34,16 +34,56 @@ constexpr int64_t kUsualValues = 64;  // of a group
 // The median of [count] bits of magnitudes, the lower one of two.
 inline uint32_t median(const uint32_t* all, int64_t count) {
   for (int64_t i = 0;; i++) {
-    int64_t above = 0, equal = 0;
-    for (int64_t j = 0; j < count; j++) {
-      above += all[j] > all[i];
-      equal += all[j] == all[i];
+    int above = 0, equal = 0;
+    for (int64_t j = 0; j < count; j += kWidth) {
+#if defined(__AVX512F__)
+      const __mmask16 some = count - j < kWidth ? (1u << (count - j)) - 1 : 0xFFFF;
+      const __m512i others = _mm512_maskz_loadu_epi32(some, all + j), mine = _mm512_set1_epi32((int)all[i]);
+      above += __builtin_popcount(_mm512_mask_cmpgt_epu32_mask(some, others, mine));
+      equal += __builtin_popcount(_mm512_mask_cmpeq_epu32_mask(some, others, mine));
+#else
+      for (int64_t other = j; other < std::min(j + kWidth, count); other++) {
+        above += all[other] > all[i];
+        equal += all[other] == all[i];
+      }
+#endif
     }
     if (above <= count / 2 && count / 2 < above + equal) return all[i];
   }
 }
 
-// Writes `low` up to the next multiple of 16 values, and the outliers. `largest` has room for every group.
+#if defined(__AVX512BW__)
+// What is beyond a byte leaves `values`: its nearest multiples of 128.
+INLINE Shorts take_high(Shorts& values) {
+  Shorts high;
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; i++) {
+    __m512i& all = values.part[i];
+    const __m512i from_least = _mm512_add_epi16(all, _mm512_set1_epi16(127));
+    const __mmask32 beyond = _mm512_cmpgt_epu16_mask(from_least, _mm512_set1_epi16(254));
+    const __m512i nearest = _mm512_add_epi16(all, _mm512_set1_epi16(1 << (kPlaneBits - 1)));
+    high.part[i] = _mm512_maskz_srai_epi16(beyond, nearest, kPlaneBits);
+    all = _mm512_sub_epi16(all, _mm512_slli_epi16(high.part[i], kPlaneBits));
+  }
+  return high;
+}
+
+// Lists the words that are not 0, of which the first is word `at` of the row; returns where the list ends. Writes 16.
+INLINE OutlierWord* list_words(__m512i high, uint32_t at, OutlierWord* to) {
+  const __mmask16 some = _mm512_test_epi32_mask(high, high);
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i places = _mm512_maskz_compress_epi32(some, _mm512_add_epi32(lane, _mm512_set1_epi32((int)at)));
+  const __m512i words = _mm512_maskz_compress_epi32(some, high);
+  const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+  _mm512_storeu_si512(to, _mm512_permutex2var_epi32(places, first, words));
+  _mm512_storeu_si512(to + kWidth / 2, _mm512_permutex2var_epi32(places, second, words));
+  return to + __builtin_popcount(some);
+}
+#endif
+
+// Writes `low` up to the next multiple of 16 values, and the outliers, for each word of the row one or none: but the
+// room behind the last is used too. `largest` has room for every group.
 template <class E>
 ChannelRow quantise_row(const typename E::Value* from, int64_t count, int8_t* low, OutlierWord* outliers,
                         uint32_t* largest) {
@@ -61,7 +101,19 @@ ChannelRow quantise_row(const typename E::Value* from, int64_t count, int8_t* lo
 
   OutlierWord* next = outliers;
   Ints lows = broadcast_int(0), highs = broadcast_int(0);
-  for (int64_t i = 0; i < count; i += kWidth) {
+  int64_t i = 0;
+#if defined(__AVX512BW__)
+  for (; i + kRounded <= count; i += kRounded) {
+    Shorts rest = round_shorts<E>(from + i, broadcast(inverse));
+    const Shorts high = take_high(rest);
+    const __m512i bytes = pack_bytes(rest), high_bytes = pack_bytes(high);
+    _mm512_storeu_si512(low + i, bytes);
+    lows = add_bytes(lows, bytes);
+    highs = add_bytes(highs, high_bytes);
+    next = list_words(high_bytes, (uint32_t)(i / kWordBytes), next);
+  }
+#endif
+  for (; i < count; i += kWidth) {
     // 1.5 * 2^23: adding it leaves the nearest integer in the low bits.
     const Floats shifted = load_some<E>(from + i, count - i) * broadcast(inverse) + broadcast(12582912.0f);
     Ints rest = map_ints([&](int p) { return (IntPart)shifted.part[p] - 0x4B400000; });
@@ -100,15 +152,15 @@ class ChannelRows {
     const int64_t groups = (width + kUsualValues - 1) / kUsualValues, words = (width + kWordBytes - 1) / kWordBytes;
     const int64_t lines = (words + kLineWords - 1) / kLineWords | 1;  // odd: rows lie in different sets of a cache
     stride = lines * kLineWords;
-    outlier_stride = words;
+    outlier_stride = words + kWidth;  // lists are written 16 words at a time
     grow(lines_, count * lines);
     grow(rows_, count);
-    grow(outliers_, count * words);
+    grow(outliers_, count * outlier_stride);
     grow(largest_, count * groups);
     parallel_ranges(threads, count, [&](int64_t row, int64_t end) {
       for (; row < end; row++) {
         rows_[row] = quantise_row<E>(x + row * width, width, reinterpret_cast<int8_t*>(&lines_[row * lines]),
-                                     &outliers_[row * words], &largest_[row * groups]);
+                                     &outliers_[row * outlier_stride], &largest_[row * groups]);
       }
     });
   }
