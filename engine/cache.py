@@ -152,10 +152,11 @@ class PrefixCache:
         """
         _check_live(lease)
         missing = -(-num_tokens // self.page_size) - len(lease.pages)
+        if missing <= 0:
+            return True
         if missing > self.available():
             return False
-        if missing > 0:
-            lease.pages += self._allocate(missing)
+        lease.pages += self._allocate(missing)
         return True
 
     def shrink(self, lease: Lease, num_tokens: int) -> None:

@@ -4,6 +4,7 @@ pass reads them.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -222,5 +223,8 @@ class InputBuilder:
 
 
 def _token_ids(rows: Sequence[Row]) -> Longs:
-    """[T] int64 from each row's tokens, which are int arrays or lists."""
-    return np.concatenate([np.asarray(row.tokens, dtype=np.int64) for row in rows])
+    """[T] int64 from each row's tokens."""
+    tokens = array("i")
+    for row in rows:
+        tokens.extend(row.tokens)
+    return np.asarray(tokens, np.int64)

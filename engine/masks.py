@@ -38,23 +38,29 @@ def mask_jobs(batch: Batch, owner: Callable[[Row], Sequence | None], max_model_l
 class SlowMasks:
     """A mask is filled beside the forward pass of its step, which waits for it. Where the last one took long, the next
     is begun as soon as the tokens before it are known, and its sequence sits out the steps until it is there.
+
+    Args:
+        max_model_len: no sequence grows beyond.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_model_len: int) -> None:
+        self._max_model_len = max_model_len
         self._thread = ThreadPoolExecutor(1, "grammar-slow-masks", _step_back)
         self._under_way: dict[int, Future[None]] = {}
 
-    def begin(self, sequence: Sequence, remaining: int, ahead: Iterable[StepUnderWay] = ()) -> None:
+    def begin(self, sequence: Sequence, ahead: Iterable[StepUnderWay] = ()) -> None:
         """Begin the next mask of a sequence if it is likely to take long.
 
         Args:
             sequence: waits or runs.
-            remaining: tokens that it may still generate.
             ahead: steps under way; one with a row of the sequence is about to ask for that mask itself.
         """
         matcher = sequence.matcher
-        if matcher and matcher.is_slow(remaining) and not any(sequence.id in step.rows for step in ahead):
-            self._under_way[sequence.id] = self._thread.submit(matcher.prepare, remaining)
+        if matcher is None:
+            return
+        left = remaining(sequence, self._max_model_len)
+        if matcher.is_slow(left) and not any(sequence.id in step.rows for step in ahead):
+            self._under_way[sequence.id] = self._thread.submit(matcher.prepare, left)
 
     def is_filling(self, sequence: Sequence) -> bool:
         """Whether a mask of the sequence is not there yet: nobody else may touch its matcher."""

@@ -63,7 +63,7 @@ class Plan:
             new_pages=pages,
             draws=draws,
             num_generated=sequence.num_generated + is_drawing,
-            prompt_targets=sequence.tokens[max(start + 1, sequence.num_scored) : min(end + 1, sequence.num_prompt)],
+            prompt_targets=_targets(sequence, start, end),
         )
         self.budget -= end - start
 
@@ -119,6 +119,13 @@ class StepUnderWay:
     def num_drawing(self) -> int:
         """Rows that draw."""
         return sum(row.draws for row in self.rows.values())
+
+
+def _targets(sequence: Sequence, start: int, end: int) -> Seq[int]:
+    """``Row.prompt_targets`` of a step that computes the tokens ``start`` to ``end``."""
+    if sequence.num_scored >= sequence.num_prompt:
+        return ()
+    return sequence.tokens[max(start + 1, sequence.num_scored) : min(end + 1, sequence.num_prompt)]
 
 
 def lease_of(sequence: Sequence) -> Lease:

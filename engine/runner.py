@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import accumulate
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from engine.logprobs import prompt_logprobs
 from engine.models.decoder import DecoderModel
 from engine.sampler import Allowed, Drawing, Sampler
 from engine.types import Logprob
+from engine.verify import lines_of
 from kernels.ops import Largest
 from kernels.staging import to_device
 from lora.apply import LoraStep
@@ -83,13 +83,13 @@ class ModelRunner:
     def draw(self, batch: Batch, inputs: HostInputs, hidden: Tensor, masks: Masks | None, laps: Laps) -> Drawing:
         """Begin to draw the tokens of a step. Where its masks leave no choice, no logits are needed."""
         forced = _forced(masks) if masks else {}
-        at = _logit_tokens(batch, forced)
         rows = [row for row in batch.rows if row.draws]
-        head = self._model.best if not masks and self._sampler.takes_best(rows) else self._model.logits
+        lines, at = lines_of(rows, forced), _logit_tokens(batch, inputs.query_start, forced)
+        head = self._model.best if not masks and self._sampler.takes_best(lines) else self._model.logits
         logits = self._logits(head, hidden, inputs, at) if len(at) else None
         laps.end("head")
         allowed = self._allowed(masks, forced) if masks else None
-        drawing = self._sampler.draw(logits, rows, allowed, forced)
+        drawing = self._sampler.draw(logits, rows, lines, allowed, forced)
         laps.end("sample")
         return drawing
 
@@ -108,19 +108,22 @@ class ModelRunner:
         laps.end("masks")
         drawing = self.draw(batch, inputs, hidden, filled, laps)
         self._drawn = self._drawn_tokens(batch, drawing)
-        last = _last_tokens(batch).tolist()
-        scores = [self._score_prompt(*each, hidden, inputs.slots) for each in zip(batch.rows, last, strict=True)]
+        scores = {
+            number: self._score_prompt(row, int(inputs.query_start[number + 1]) - 1, hidden, inputs.slots)
+            for number, row in enumerate(batch.rows)
+            if row.prompt_targets
+        }
         return lambda: self._read(batch, drawing, scores, laps)
 
-    def _read(self, batch: Batch, drawing: Drawing, scores: Sequence[list[_Scores]], laps: Laps) -> StepResult:
+    def _read(self, batch: Batch, drawing: Drawing, scores: Mapping[int, list[_Scores]], laps: Laps) -> StepResult:
+        """What came of the step; ``scores`` are of prompts, by the number of their row in the batch."""
         laps.skip()
         drawn = iter(self._sampler.collect(drawing))
         laps.end("sample")
-        results = []
-        for row, parts in zip(batch.rows, scores, strict=True):
-            result = next(drawn) if row.draws else RowResult()
+        results = [next(drawn) if row.draws else RowResult() for row in batch.rows]
+        for number, parts in scores.items():
             scored = tuple(score for part in parts for score in part())
-            results.append(replace(result, prompt_logprobs=scored) if scored else result)
+            results[number] = replace(results[number], prompt_logprobs=scored)
         return StepResult(tuple(results), laps.seconds)
 
     def _drawn_tokens(self, batch: Batch, drawing: Drawing) -> DrawnTokens | None:
@@ -157,8 +160,6 @@ class ModelRunner:
         Args:
             last: where in the step the row's last token is.
         """
-        if not row.prompt_targets:
-            return []
         # The tokens before the last position have targets, but for leading ones that need no score.
         first = last + 1 - row.num_drafts - row.draws - len(row.prompt_targets)
         num_top = self._sampler.num_prompt_logprobs(row.row)
@@ -176,13 +177,10 @@ def _forced(masks: Masks) -> dict[int, int]:
     return {line: token for line, token in zip(masks.lines, masks.forced, strict=True) if token >= 0}
 
 
-def _logit_tokens(batch: Batch, forced: Mapping[int, int]) -> NDArray[np.int64]:
+def _logit_tokens(batch: Batch, query_start: NDArray[np.int32], forced: Mapping[int, int]) -> NDArray[np.int64]:
     """[S] int64, index in the step of the token before each line, but for lines that are forced."""
-    ends = accumulate(len(row.tokens) for row in batch.rows)
-    at = [token for row, end in zip(batch.rows, ends, strict=True) for token in range(end - row.num_lines, end)]
-    return np.asarray([token for line, token in enumerate(at) if line not in forced], np.int64)
-
-
-def _last_tokens(batch: Batch) -> NDArray[np.int64]:
-    """[R] int64, index in the step of each row's last token."""
-    return np.cumsum([len(row.tokens) for row in batch.rows]) - 1
+    lines = np.fromiter((row.num_lines for row in batch.rows), np.int64, len(batch.rows))
+    upto = np.cumsum(lines)
+    # The lines of a row stand behind its last tokens, which end where the next row begins.
+    at = np.arange(upto[-1]) + np.repeat(query_start[1:] - upto, lines)
+    return np.delete(at, list(forced)) if forced else at

@@ -64,21 +64,24 @@ class Drawing:
         rows: those that draw.
         lines: of them, but for those forced.
         forced: tokens that are taken without a draw, by the number of their line among all.
-        tokens: [S] int64 on the device, of ``lines``; those of lines that fail may be anything. None if S is 0.
+        tokens: [S] int64 on the device, of ``lines``, -1 for those that fail. None if S is 0.
     """
 
     rows: Sequence[Row]
     lines: Lines
     forced: Mapping[int, int]
     tokens: Tensor | None = None
-    _columns: HostCopy | None = None
-    _num_logprobs: Sequence[int] = ()
+    _copy: HostCopy | None = None  # of the tokens, or of these with their logprobs if any are wanted
+    _num_logprobs: Sequence[int] = ()  # that are wanted at each line, -1 for none; empty if nobody wants any
 
     def wait(self) -> list[Drawn]:
         """What came of ``lines``."""
-        if self._columns is None:
+        if self._copy is None:
             return []
-        return [_drawn(*pair) for pair in zip(self._columns.wait().tolist(), self._num_logprobs, strict=True)]
+        values = self._copy.wait().tolist()
+        if not self._num_logprobs:
+            return [Drawn(token) for token in values]
+        return [_scored(*each) for each in zip(values, self._num_logprobs, strict=True)]
 
 
 class Sampler:
@@ -115,16 +118,15 @@ class Sampler:
         """How many of the best tokens to name at each position of the row's prompt (``prompt_logprobs``' num_top)."""
         return int(self._rows["num_prompt_logprobs"][row])
 
-    def takes_best(self, rows: Sequence[Row]) -> bool:
-        """Whether ``draw`` can do with the largest logit of each line of these rows, where no masks are.
+    def takes_best(self, lines: Lines) -> bool:
+        """Whether ``draw`` can do with the largest logit of each of these lines, where no masks are.
 
         It can where each line takes its best token, of logits as they are, and nobody asks for logprobs.
         """
-        at = np.fromiter((row.row for row in rows), np.int64, len(rows))
-        params = self._rows[at]
-        if (params["temperature"] > 0).any() or (params["num_logprobs"] >= 0).any():
+        rows = lines.row
+        if (self._rows["temperature"][rows] > 0).any() or (self._rows["num_logprobs"][rows] >= 0).any():
             return False
-        return not self._edits.concern(at, np.fromiter((row.num_generated for row in rows), np.int64, len(rows)))
+        return not self._edits.concern(rows, lines.num_generated)
 
     def sample(
         self,
@@ -134,13 +136,14 @@ class Sampler:
         forced: Mapping[int, int] | None = None,
     ) -> list[RowResult]:
         """``draw`` and ``collect``."""
-        return self.collect(self.draw(logits, rows, allowed, forced))
+        return self.collect(self.draw(logits, rows, lines_of(rows, forced or {}), allowed, forced))
 
     @torch.inference_mode()
     def draw(
         self,
         logits: Tensor | Largest | None,
         rows: Sequence[Row],
+        lines: Lines,
         allowed: Allowed | None = None,
         forced: Mapping[int, int] | None = None,
     ) -> Drawing:
@@ -153,19 +156,20 @@ class Sampler:
             logits: [S, V] float32, of the lines in order, but for those forced; None if S is 0. May be overwritten.
                 Where ``takes_best`` is true and there are no masks, the largest of each line will do.
             rows: the rows that draw.
+            lines: of them, but for those forced.
             allowed: the masks of lines under a grammar, by their place in ``logits``, or None if there are none.
             forced: tokens to take without a draw, by the number of their line among all.
         """
         forced = forced or {}
-        lines = lines_of(rows, forced)
         if logits is None or not len(lines):
             return Drawing(rows, lines, forced)
         if isinstance(logits, Largest):
-            packed = _packed(logits.column, logits.value - logits.value)  # 0, or NaN where one is not finite
-            return Drawing(rows, lines, forced, logits.column, HostCopy(packed), [-1] * len(lines))
-        num_logprobs = self._rows["num_logprobs"][lines.row]
+            tokens = torch.where(_are_finite(logits.value), logits.column, -1)
+            return Drawing(rows, lines, forced, tokens, HostCopy(tokens))
         tokens, columns = self._draw_lines(logits, lines, allowed)
-        return Drawing(rows, lines, forced, tokens, HostCopy(columns), num_logprobs.tolist())
+        if columns is None:
+            return Drawing(rows, lines, forced, tokens, HostCopy(tokens))
+        return Drawing(rows, lines, forced, tokens, HostCopy(columns), self._rows["num_logprobs"][lines.row].tolist())
 
     def collect(self, drawing: Drawing) -> list[RowResult]:
         """Wait for what is drawn, keep what stands, and count it for the rows' penalties."""
@@ -174,20 +178,20 @@ class Sampler:
             self._edits.count(row.row, result.tokens)
         return results
 
-    def _draw_lines(self, logits: Tensor, lines: Lines, allowed: Allowed | None) -> tuple[Tensor, Tensor]:
-        """The token of each line, [S] int64, and what the host is to know, [S, 2 ...] float64: see ``_drawn``."""
+    def _draw_lines(self, logits: Tensor, lines: Lines, allowed: Allowed | None) -> tuple[Tensor, Tensor | None]:
+        """The token of each line, [S] int64, -1 where it fails; what ``_with_logprobs`` gives, if it is wanted."""
         params = self._rows[lines.row]
         wanted = np.flatnonzero(params["num_logprobs"] >= 0)
         edits = allowed is not None or self._edits.concern(lines.row, lines.num_generated)
         before = largest(logits)[0] if edits else None  # an edit may hide what is not finite
         edited = self._edited(logits, lines, allowed, keep=bool(len(wanted))) if edits else logits
         best, tokens = largest(edited)
-        sound = torch.isfinite(best) if before is None else torch.isfinite(best) & torch.isfinite(before)
+        sound = _are_finite(best) if before is None else _are_finite(best) & _are_finite(before)
         self._draw_random(tokens, edited, best, params, lines.num_generated)
-        packed = _packed(tokens, ~sound)
-        if len(wanted):
-            packed = self._with_logprobs(packed, logits, tokens, wanted, int(params["num_logprobs"].max()))
-        return tokens, packed
+        drawn = torch.where(sound, tokens, -1)
+        if not len(wanted):
+            return drawn, None
+        return drawn, self._with_logprobs(drawn, logits, tokens, wanted, int(params["num_logprobs"].max()))
 
     def _edited(self, logits: Tensor, lines: Lines, allowed: Allowed | None, keep: bool) -> Tensor:
         """Logits after mask, bias, penalties and bans; ``logits`` themselves stay as they are if ``keep``."""
@@ -228,24 +232,23 @@ class Sampler:
         # A GPU need not have done with the forward: a copy that waited would stop the host here.
         return to_device(values[:, None], self._device)
 
-    def _with_logprobs(self, packed: Tensor, logits: Tensor, tokens: Tensor, wanted: Ints, num_top: int) -> Tensor:
-        """``packed`` [S, 2] with the columns of ``logprob_columns`` behind it, 0 for rows that want none."""
+    def _with_logprobs(self, drawn: Tensor, logits: Tensor, tokens: Tensor, wanted: Ints, num_top: int) -> Tensor:
+        """[S, 3 ...] float64: ``drawn`` and the columns of ``logprob_columns``, 0 for lines that want none."""
         at = self._column(wanted).squeeze(1)
         some = logits if len(wanted) == len(logits) else logits[at]
         columns = logprob_columns(some, tokens[at], num_top)
-        behind = torch.zeros(len(packed), columns.shape[1], dtype=torch.float64, device=self._device)
+        behind = torch.zeros(len(drawn), columns.shape[1], dtype=torch.float64, device=self._device)
         behind[at] = columns
-        return torch.cat([packed, behind], dim=1)
+        return torch.cat([drawn.double()[:, None], behind], dim=1)
 
 
-def _packed(tokens: Tensor, failed: Tensor) -> Tensor:
-    """[S, 2] float64: tokens, and whether their lines failed: 0 if not."""
-    return torch.stack([tokens.double(), failed.double()], dim=1)
+def _are_finite(values: Tensor) -> Tensor:
+    """[S] bool. Two ops, where ``torch.isfinite`` makes a chain of them that takes longer than the others of a draw."""
+    return values - values == 0
 
 
-def _drawn(packed: list[float], num_logprobs: int) -> Drawn:
-    """A line of (token, failed, logprob columns ...) as values."""
-    if packed[1]:
-        return Drawn(-1)
-    token = int(packed[0])
-    return Drawn(token, to_logprob(token, packed[2:], num_logprobs) if num_logprobs >= 0 else None)
+def _scored(columns: list[float], num_logprobs: int) -> Drawn:
+    """What came of a line where some lines' logprobs are wanted, from a row of ``_with_logprobs``."""
+    token = int(columns[0])
+    is_wanted = num_logprobs >= 0 and token >= 0
+    return Drawn(token, to_logprob(token, columns[1:], num_logprobs) if is_wanted else None)

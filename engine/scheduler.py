@@ -95,7 +95,7 @@ class Scheduler:
         self._committed = 0.0  # when the last step was
         self._under_way: deque[StepUnderWay] = deque()  # at most two, the later one planned ahead
         self.retention = Retention(cache, clock)
-        self.slow_masks = SlowMasks()
+        self.slow_masks = SlowMasks(max_model_len)
         self._queue = WaitingQueue(self._num_cached if cache.sharing else None, clock)
         self._running: list[Sequence] = []  # in order of admission
         self._alive: dict[int, Sequence] = {}
@@ -123,7 +123,7 @@ class Scheduler:
         if sequence.id in self._alive:
             raise ValueError(f"sequence {sequence.id} is alive already")
         self._alive[sequence.id] = sequence
-        self.slow_masks.begin(sequence, self._remaining(sequence))
+        self.slow_masks.begin(sequence)
         self._queue.push(sequence)
         self._stats.accepted += 1
 
@@ -173,6 +173,8 @@ class Scheduler:
     def mask_jobs(self, batch: Batch) -> list[MaskJob]:
         """The masks that a batch needs; no other step is under way, so that all tokens before it are known."""
         [step] = self._under_way
+        if not any(sequence.matcher for sequence in self._running):
+            return []
         return mask_jobs(batch, partial(self._owner, step), self._max_model_len)
 
     def commit(self, batch: Batch, result: StepResult) -> list[Message]:
@@ -366,7 +368,7 @@ class Scheduler:
         if taken.num_stood < row.num_drafts:
             self._cache.shrink(lease_of(sequence), sequence.num_computed)
         if row.draws:
-            self.slow_masks.begin(sequence, self._remaining(sequence), self._under_way)
+            self.slow_masks.begin(sequence, self._under_way)
         return messages
 
     def _remaining(self, sequence: Sequence) -> int:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from sampler_oracle import Request, packed, step
@@ -20,6 +21,7 @@ from engine.rooms import InputRoom
 from engine.runner import ModelRunner
 from engine.sampler import Drawing, Sampler
 from engine.types import SamplingParams
+from engine.verify import lines_of
 
 VOCAB = 200
 GPU = torch.device("meta")
@@ -53,9 +55,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     """The shapes of what was read by ``tolist``, the one way in which results are read."""
     shapes = []
 
-    def tolist(tensor: torch.Tensor) -> list[list[float]]:
+    def tolist(tensor: torch.Tensor) -> Any:
         shapes.append(tensor.shape)
-        return [[0.0] * tensor.shape[1] for _ in range(tensor.shape[0])]
+        return np.zeros(tensor.shape, np.int64 if tensor.dtype is torch.int64 else np.float64).tolist()
 
     monkeypatch.setattr(torch.Tensor, "tolist", tolist)
     return shapes
@@ -69,7 +71,8 @@ def draw(requests: list[Request]) -> tuple[Sampler, Drawing]:
     if masks is not None:
         masks = type(masks)(masks.lines.to(GPU, non_blocking=True), masks.words.to(GPU, non_blocking=True))
     logits = torch.empty(len(requests), VOCAB, device=GPU)
-    return sampler, sampler.draw(logits, [step(row, 0) for row in range(len(requests))], masks)
+    rows = [step(row, 0) for row in range(len(requests))]
+    return sampler, sampler.draw(logits, rows, lines_of(rows, {}), masks)
 
 
 @pytest.mark.parametrize("sorts", [False, True])

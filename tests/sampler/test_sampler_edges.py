@@ -13,6 +13,7 @@ from engine import choice
 from engine.batch import RowResult
 from engine.sampler import Allowed, Sampler
 from engine.types import SamplingParams
+from engine.verify import lines_of
 from kernels.ops import largest
 
 CPU = torch.device("cpu")
@@ -168,8 +169,9 @@ def test_the_largest_logit_is_enough_for_plain_greedy_rows(vocab: int):
     sampler = Sampler(4, vocab, CPU)
     sampler.start([Request(SamplingParams(temperature=0), (1, 2)).start(row) for row in range(4)])
     rows = [step(row, 0) for row in range(4)]
-    assert sampler.takes_best(rows)
-    by_largest = sampler.collect(sampler.draw(largest(logits), rows))
+    lines = lines_of(rows, {})
+    assert sampler.takes_best(lines)
+    by_largest = sampler.collect(sampler.draw(largest(logits), rows, lines))
     assert by_largest == sampler.sample(logits, rows)
     assert [result.failed for result in by_largest] == [False, True, False, False]
 
@@ -189,6 +191,6 @@ def test_a_row_that_needs_more_than_the_largest_logit(params: SamplingParams):
     sampler = Sampler(2, 40, CPU)
     greedy = Request(SamplingParams(temperature=0), (1, 2))
     sampler.start([greedy.start(0), Request(params, (1, 2), stops=(3,)).start(1)])
-    assert not sampler.takes_best([step(0, 0), step(1, 0)])
-    assert sampler.takes_best([step(0, 0)])
-    assert sampler.takes_best([step(0, 2), step(1, 2)]) == bool(params.min_tokens)
+    assert not sampler.takes_best(lines_of([step(0, 0), step(1, 0)], {}))
+    assert sampler.takes_best(lines_of([step(0, 0)], {}))
+    assert sampler.takes_best(lines_of([step(0, 2), step(1, 2)], {})) == bool(params.min_tokens)
