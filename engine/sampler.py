@@ -138,7 +138,6 @@ class Sampler:
         """``draw`` and ``collect``."""
         return self.collect(self.draw(logits, rows, lines_of(rows, forced or {}), allowed, forced))
 
-    @torch.inference_mode()
     def draw(
         self,
         logits: Tensor | Largest | None,

@@ -66,7 +66,6 @@ class StepTapes:
         """What is replayed: the projections that adapters change."""
         return [projections for projections, known in self._known.items() if known]
 
-    @torch.inference_mode()
     def forward(self, step: HostInputs) -> Tensor:
         """``DecoderModel.forward``. The result is overwritten by the next step."""
         if step.num_tokens > _MOST_TOKENS:

@@ -56,7 +56,6 @@ class DecoderModel:
         """
         return self.run_layers(self.embed(inputs), inputs, kv)
 
-    @torch.inference_mode()
     def embed(self, inputs: ForwardInputs) -> Tensor:
         """The residual stream in front of the first layer: [T, H].
 
@@ -70,7 +69,6 @@ class DecoderModel:
             residual *= self.embedding_scale
         return residual
 
-    @torch.inference_mode()
     def run_layers(self, residual: Tensor, inputs: ForwardInputs, kv: KvPool) -> Tensor:
         """The rest of ``forward``, made of ops of ``kernels.ops`` alone. Changes ``residual``; reads no token ids."""
         x = self.first_norm(residual)
@@ -96,7 +94,6 @@ class DecoderModel:
             return rows(self.embedding, token_ids)
         return functional.embedding(token_ids, self.embedding).float()
 
-    @torch.inference_mode()
     def logits(self, hidden: Tensor, lora: LoraStep | None = None) -> Tensor:
         """Scores of the next token, with the model's soft cap.
 
@@ -109,7 +106,6 @@ class DecoderModel:
         """
         return self._logits(hidden, lora)
 
-    @torch.inference_mode()
     def best(self, hidden: Tensor, lora: LoraStep | None = None) -> Largest:
         """The largest of ``logits(hidden, lora)`` and their tokens, [S] each, where all of them need not be written."""
         if lora is not None or self.config.logit_soft_cap is not None:  # rounding after the cap may make ties
