@@ -267,7 +267,7 @@ def encode(messages: Sequence[Message]) -> bytes:
 
 
 def _logprobs(rows: list[list[Any]]) -> tuple[Logprob, ...]:
-    return tuple(Logprob(t, lp, rank, tuple((i, v) for i, v in top)) for t, lp, rank, top in rows)
+    return tuple(Logprob(t, lp, rank, tuple((i, v) for i, v in top)) for t, lp, rank, top in rows) if rows else ()
 
 
 def _params(row: list[Any]) -> SamplingParams:
@@ -319,6 +319,11 @@ _REBUILD: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
     (Adapters, "adapters"): _infos,
     (SnapshotTaken, "snapshot"): _snapshot,
 }
+# The same by place in the row: a row comes for each token.
+_REBUILD_AT = {
+    cls: [(place, _REBUILD[cls, name]) for place, name in enumerate(_FIELDS[cls]) if (cls, name) in _REBUILD]
+    for cls in _TYPES
+}
 
 
 def decode(frame: bytes) -> list[Message]:
@@ -330,10 +335,10 @@ def decode(frame: bytes) -> list[Message]:
 
 
 def _decode_one(row: list[Any]) -> Message:
-    cls = _TYPES[row[0]]
-    names = _FIELDS[cls]
-    values = [
-        rebuild(value) if (rebuild := _REBUILD.get((cls, name))) else value
-        for name, value in zip(names, row[1:], strict=True)
-    ]
+    tag, *values = row
+    cls = _TYPES[tag]
+    if len(values) != len(_FIELDS[cls]):
+        raise ValueError(f"a {cls.__name__} with {len(values)} fields")
+    for place, rebuild in _REBUILD_AT[cls]:
+        values[place] = rebuild(values[place])
     return cast(Message, cls(*values))
