@@ -162,6 +162,8 @@ class Generation:
 
 def token_logprobs(tokenizer: Tokenizer, positions: Sequence[Logprob]) -> tuple[TokenLogprob, ...]:
     """The engine's logprobs with the texts and bytes of their tokens."""
+    if not positions:
+        return ()
     return tuple(
         TokenLogprob(
             entry.token,
