@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, closing
 
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
@@ -43,24 +43,50 @@ class EventStream(Response):
             return
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._events) as events:
+        async with asyncio.timeout(None) as limit, aclosing(self._events) as events:
             try:
                 event = await anext(events)
             except Exception as error:
                 await reply_to(error).response()(scope, receive, send)
                 return
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await _send(send, event)
-            try:
-                async for event in events:
-                    await _send(send, event)
-            except TimeoutError:
-                raise
-            except Exception as error:
-                await _send(send, b"data: " + reply_to(error).body() + b"\n\n")
-            await _send(send, b"", more=False)
+            with closing(_Body(send, limit)) as body:
+                await body.send(event)
+                try:
+                    async for event in events:
+                        await body.send(event)
+                except Exception as error:
+                    await body.send(b"data: " + reply_to(error).body() + b"\n\n")
+                await body.send(b"", more=False)
 
 
-async def _send(send: Send, body: bytes, *, more: bool = True) -> None:
-    async with asyncio.timeout(_SEND_TIMEOUT):
-        await send({"type": "http.response.body", "body": body, "more_body": more})
+class _Body:
+    """The body of a response on its way. Where the client takes nothing for too long, the limit's time is up.
+
+    One timer looks after all pieces: one for each would take longer than to send it.
+    """
+
+    def __init__(self, send: Send, limit: asyncio.Timeout) -> None:
+        self._send = send
+        self._limit = limit
+        self._loop = asyncio.get_running_loop()
+        self._began: float | None = None  # when the piece that is being sent was begun
+        self._timer = self._loop.call_later(_SEND_TIMEOUT, self._look)
+
+    async def send(self, piece: bytes, *, more: bool = True) -> None:
+        """Send a piece, the last one without ``more``."""
+        self._began = self._loop.time()
+        await self._send({"type": "http.response.body", "body": piece, "more_body": more})
+        self._began = None
+
+    def close(self) -> None:
+        """Look no more."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        due = (now if self._began is None else self._began) + _SEND_TIMEOUT
+        if due <= now:
+            self._limit.reschedule(now)
+        else:
+            self._timer = self._loop.call_at(due, self._look)
