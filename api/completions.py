@@ -109,9 +109,8 @@ async def completion_events(
                     usage.add(number, delta.finish.usage)
             if events:
                 yield b"".join(events)
-    if request.include_usage:
-        yield head.event(choices=[], usage=usage.body())
-    yield DONE
+    end = head.event(choices=[], usage=usage.body()) if request.include_usage else b""
+    yield end + DONE
 
 
 class _Chunks:
