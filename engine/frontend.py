@@ -176,7 +176,8 @@ class _Stream:
         self.error: Exception | None = None
         self.has_begun = False
         self.timer: asyncio.TimerHandle | None = None
-        self._wake = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._news: asyncio.Future[None] | None = None  # what a reader waits for that found nothing
 
     def push(self, message: TokenOut | Done | Failed) -> bool:
         """Take a message. Returns whether the sequence must be aborted, because a stop string ended it just now.
@@ -191,7 +192,7 @@ class _Stream:
                 raise error_of(message)
             if (delta := generation.push(message)) is not None:
                 self.deltas.append(delta)
-                self._wake.set()
+                self._wake()
         except Exception as error:
             self.fail(error)
         if ends or not generation.stopped or message.id in self.aborted:
@@ -210,16 +211,19 @@ class _Stream:
     def fail(self, error: Exception) -> None:
         """End the stream with ``error``, the first one if there are several."""
         self.error = self.error or error
-        self._wake.set()
+        self._wake()
 
     async def take(self) -> list[TextDelta]:
         """What has come since the last call, at least one delta; raises what ended the stream."""
-        await self._wake.wait()
-        self._wake.clear()
+        if not self.deltas and self.error is None:
+            self._news = self._loop.create_future()
+            await self._news
         if self.deltas:
             deltas, self.deltas = self.deltas, []
-            if self.error is not None:
-                self._wake.set()
             return deltas
         assert self.error is not None
         raise self.error
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
