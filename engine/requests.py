@@ -196,16 +196,18 @@ def _check_number(name: str, value: object, kind: type[int] | type[float], low: 
     """Raise ``RequestError`` unless ``value`` is a number of that kind within its bounds."""
     if value is None and name in _OPTIONAL:
         return
-    above = name in _ABOVE_ZERO
-    bounds = f"above {low}" if above else f"at least {low}"
-    bounds += "" if high is None else f" and at most {high}"
     fits = isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
     if not fits:
-        raise _out_of_bounds(name, value, f"{'an integer' if kind is int else 'a number'}, {bounds}")
+        what = "an integer" if kind is int else "a number"
+        raise _out_of_bounds(name, value, f"{what}, {_bounds(name, low, high)}")
     assert isinstance(value, (int, float))
-    inside = value > low if above else value >= low
+    inside = value > low if name in _ABOVE_ZERO else value >= low
     if not (inside and (high is None or value <= high) and value != math.inf):
-        raise _out_of_bounds(name, value, bounds)
+        raise _out_of_bounds(name, value, _bounds(name, low, high))
+
+
+def _bounds(name: str, low: float, high: float | None) -> str:
+    return f"{'above' if name in _ABOVE_ZERO else 'at least'} {low}" + ("" if high is None else f" and at most {high}")
 
 
 def _check_count(name: str, values: tuple[object, ...], most: int) -> None:
