@@ -6,12 +6,16 @@ heartbeat; latencies are measured here, where the client waits. ``docs/metrics.m
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, ProcessCollector, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.utils import floatToGoString
 
 from api.errors import Rejection
 from api.history import History
@@ -136,6 +140,32 @@ class _EngineCollector:
         return gauge
 
 
+class _Histogram:
+    """Counts values up to each bound. It is told of every token, which takes several times as long with the library's.
+
+    Belongs to one event loop.
+    """
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float], labels: Sequence[str]) -> None:
+        self._name = PREFIX + name
+        self._text = text
+        self._bounds = (*bounds, math.inf)
+        self._labels = labels
+        self._counts = [0] * len(self._bounds)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def collect(self) -> Iterator[Metric]:
+        histogram = HistogramMetricFamily(self._name, self._text, labels=_LABELS)
+        buckets = zip(map(floatToGoString, self._bounds), accumulate(self._counts), strict=True)
+        histogram.add_metric(self._labels, list(buckets), self._sum)
+        yield histogram
+
+
 class Metrics:
     """All metrics of one server. ``stats`` gives the engine's latest gauges and counters.
 
@@ -199,9 +229,10 @@ class Metrics:
         for kind in (*GrammarKind, "tools"):
             self._structured.labels(*self._labels, str(kind))
 
-    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        histogram = Histogram(PREFIX + name, text, _LABELS, buckets=buckets, registry=self._registry)
-        return histogram.labels(*self._labels)
+    def _histogram(self, name: str, text: str, bounds: Sequence[float]) -> _Histogram:
+        histogram = _Histogram(name, text, bounds, self._labels)
+        self._registry.register(histogram)
+        return histogram
 
     def on_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Take the engine's observations since its last heartbeat."""
