@@ -52,9 +52,9 @@ class Finish:
     stop_reason: str | int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TextDelta:
-    """What one message added to one of a request's sequences.
+    """What one message added to one of a request's sequences. Not frozen, for ``TokenOut``'s reason.
 
     Attributes:
         index: which of the request's ``n`` sequences.

@@ -1,4 +1,4 @@
-"""What the two processes say to each other: small frozen messages, in msgpack, never pickle.
+"""What the two processes say to each other: small messages, in msgpack, never pickle.
 
     to the engine:    TokenTexts, Submit, Abort, LoadAdapter, UnloadAdapter, ListAdapters, TakeSnapshot, Shutdown
     from the engine:  Ready, then TokenOut, Done, Failed, AdapterChanged, Reply, Adapters, SnapshotTaken, Heartbeat
@@ -134,9 +134,13 @@ class Ready:
     adapters: tuple[AdapterInfo, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TokenOut:
-    """New tokens of one sequence. A token that ends it is not among them: ``Done.stop_token`` names it."""
+    """New tokens of one sequence. A token that ends it is not among them: ``Done.stop_token`` names it.
+
+    Nobody changes one. It is not frozen because there is one for each token, and frozen ones take four times as long
+    to make.
+    """
 
     id: int
     tokens: tuple[int, ...]
