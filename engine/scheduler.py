@@ -246,7 +246,7 @@ class Scheduler:
         row = plan.before.get(sequence.id)
         if row is None or not row.draws:
             return not self.slow_masks.is_filling(sequence)
-        left = self._remaining(sequence) - 1
+        left = remaining(sequence, self._max_model_len) - 1
         return left > 0 and not (sequence.matcher and sequence.matcher.is_slow(left))
 
     def _extend(self, sequence: Sequence, start: int, wanted: int, plan: Plan) -> None:
@@ -370,9 +370,6 @@ class Scheduler:
         if row.draws:
             self.slow_masks.begin(sequence, self._under_way)
         return messages
-
-    def _remaining(self, sequence: Sequence) -> int:
-        return remaining(sequence, self._max_model_len)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, stop_token: int | None = None) -> Done:
         """End a sequence in whatever state it is."""
