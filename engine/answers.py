@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from engine.ngrams import next_key, num_alike
 from radix.namespace import Namespace
 
 _GROUP: Final = 3  # tokens by which places are found
@@ -97,6 +98,9 @@ class AnswerIndex:
         self._answers = answers
         self._answer = _Answer(namespace, tokens, max(0, num_prompt - _TAIL))
         self._seed = hash(namespace)
+        self._key = 0  # of the last three tokens that are indexed
+        for token in tokens[self._answer.first : num_prompt]:
+            self._key = next_key(self._key, token)
         self._num_indexed = num_prompt - self._answer.first
         self._source: _Answer | None = None  # where the last match was found
         self._place = 0  # in it, where the sequence stands now if it still says the same
@@ -124,7 +128,7 @@ class AnswerIndex:
 
     def _extend(self) -> None:
         """Index the tokens that came since the last call, and see whether they were those of the source."""
-        answer = self._answer
+        answer, key = self._answer, self._key
         for place in range(self._num_indexed, len(answer)):
             token = answer.tokens[answer.first + place]
             if (source := self._source) is not None:
@@ -133,8 +137,9 @@ class AnswerIndex:
                 self._length = min(self._length + 1, _LONGEST)
                 self._source = source if stands else None
             if place >= _GROUP:
-                self._answers.enter(self._group(place), answer, place)
-        self._num_indexed = len(answer)
+                self._answers.enter(key ^ self._seed, answer, place)
+            key = next_key(key, token)
+        self._num_indexed, self._key = len(answer), key
 
     def _find(self, limit: int) -> None:
         """The longest match; of equal ones that after which most is known, and the latest."""
@@ -142,23 +147,11 @@ class AnswerIndex:
         here = len(self._answer)
         if here < _GROUP:
             return
-        for other, place in self._answers.places(self._group(here)):
+        for other, place in self._answers.places(self._key ^ self._seed):
             if other is self._answer or other.namespace != self._answer.namespace:
                 continue
-            found = self._matching(other, place, here), min(limit, len(other) - place)
-            if found[0] >= _GROUP and found > best:
-                best, self._source, self._place, self._length = found, other, place, found[0]
-
-    def _matching(self, other: _Answer, place: int, here: int) -> int:
-        """How many tokens before ``place`` of the other are those before ``here``, up to the longest that matters."""
-        theirs, mine = other.first + place, self._answer.first + here
-        most = min(_LONGEST, place, here)
-        length = 0
-        while length < most and other.tokens[theirs - length - 1] == self._answer.tokens[mine - length - 1]:
-            length += 1
-        return length
-
-    def _group(self, place: int) -> int:
-        """A key of the tokens that end there; equal ones may stand for other tokens too."""
-        end = self._answer.first + place
-        return hash((self._seed, *self._answer.tokens[end - _GROUP : end]))
+            theirs, mine = other.first + place, self._answer.first + here
+            length = num_alike(other.tokens, theirs, self._answer.tokens, mine, min(_LONGEST, place, here))
+            found = length, min(limit, len(other) - place)
+            if length >= _GROUP and found > best:
+                best, self._source, self._place, self._length = found, other, place, length

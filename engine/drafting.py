@@ -32,15 +32,17 @@ class StepDrafts:
         """Give the rows that draw drafts, in equal parts of the budget left; nobody is preempted for their pages."""
         left = min(plan.budget, self._most)
         for behind, sequence in enumerate(drawing):
+            if self._drafter.rests(sequence):
+                continue
             limit = self._limit(sequence, left // (len(drawing) - behind))
             drafts = self._drafter.propose(sequence, limit, len(drawing))
             if len(drafts) and self._cache.grow(lease_of(sequence), sequence.num_tokens + len(drafts)):
                 plan.add_drafts(sequence, drafts)
                 left -= len(drafts)
 
-    def settle(self, sequence: Sequence, num_drafts: int, drawn: Seq[int]) -> None:
-        """Take note of what a step drew for a sequence that draws, ``num_drafts`` drafts having been computed."""
-        self._drafter.settle(sequence, num_drafts, drawn)
+    def settle(self, sequence: Sequence, num_drafts: int, num_drawn: int) -> None:
+        """Take note of how many tokens a step drew for a sequence, some drafts of which it computed."""
+        self._drafter.settle(sequence, num_drafts, num_drawn)
 
     def learn(
         self, step: StepUnderWay, seconds: float, ahead: Iterable[StepUnderWay], by_row: Mapping[int, Sequence]
@@ -56,8 +58,8 @@ class StepDrafts:
             self._drafter.observe(step.batch.num_tokens, seconds)
         for each in ahead:
             for row in each.rows.values():
-                if row.draws:
-                    sequence = by_row[row.row]
+                sequence = by_row[row.row]
+                if row.draws and not self._drafter.rests(sequence):
                     limit = self._limit(sequence, self._most // max(1, each.num_drawing))
                     each.draft_worth += self._drafter.worth(sequence, limit, each.num_drawing)
 

@@ -10,7 +10,9 @@ import numpy as np
 WINDOW = 1 << 16  # tokens of the prompt that are indexed, its last ones
 _CHOICES = 4  # earlier places that are looked at
 _LONGEST = 16  # tokens by which they are compared
-_SHIFT = 20  # bits of a token in a key; larger ids may make keys collide, which the comparison finds out
+_BITS = 20  # of a token in a key; larger ids may make keys collide, which the comparison finds out
+_TOKEN = (1 << _BITS) - 1
+_KEY = (1 << 3 * _BITS) - 1
 
 
 class NgramIndex:
@@ -26,6 +28,9 @@ class NgramIndex:
     def __init__(self, tokens: array[int]) -> None:
         self._tokens = tokens
         self._keys, self._ends = _sorted_keys(tokens)
+        self._key = 0  # of the last three tokens that are indexed
+        for token in tokens[-3:]:
+            self._key = next_key(self._key, token)
         self._num_indexed = len(tokens)
         self._first_end = len(tokens)
         self._last: dict[int, int] = {}  # key of three tokens -> where they ended last, since the index was made
@@ -44,7 +49,7 @@ class NgramIndex:
         end = len(self._tokens)
         best, source = 0, -1
         for place in self._places():
-            length = self._matching(place, end)
+            length = num_alike(self._tokens, place, self._tokens, end, min(_LONGEST, place))
             if length > best:
                 best, source = length, place
         self._source = source
@@ -57,13 +62,15 @@ class NgramIndex:
 
     def _extend(self) -> None:
         """Index the tokens that came since the last call."""
-        for end in range(self._num_indexed + 1, len(self._tokens) + 1):
-            if self._source >= 0:
-                self._source = self._source + 1 if self._tokens[self._source] == self._tokens[end - 1] else -1
-            key = self._key(end)
+        tokens, key, source = self._tokens, self._key, self._source
+        for place in range(self._num_indexed, len(tokens)):
+            token = tokens[place]
+            if source >= 0:
+                source = source + 1 if tokens[source] == token else -1
+            key = next_key(key, token)
             self._earlier.append(self._last.get(key, -1))
-            self._last[key] = end
-        self._num_indexed = len(self._tokens)
+            self._last[key] = place + 1
+        self._num_indexed, self._key, self._source = len(tokens), key, source
 
     def _places(self) -> list[int]:
         """Where the last three tokens ended before: where the last match goes on, then latest first."""
@@ -75,34 +82,32 @@ class NgramIndex:
         while place >= 0 and len(found) < _CHOICES:
             found.append(place)
             place = self._earlier[place - self._first_end - 1]
-        key = self._key(end)
+        key = self._key
         after = bisect_right(self._keys, key)
         while len(found) < 2 * _CHOICES and after and self._keys[after - 1] == key:
             after -= 1
             found.append(self._ends[after])
         return [place for place in found if place < end]
 
-    def _matching(self, place: int, end: int) -> int:
-        """How many tokens before ``place`` are those before ``end``, up to the longest that matters."""
-        tokens, most = self._tokens, min(_LONGEST, place)
-        length = 0
-        while length < most and tokens[place - length - 1] == tokens[end - length - 1]:
-            length += 1
-        return length
 
-    def _key(self, end: int) -> int:
-        """Of the three tokens that end there; of fewer at the beginning."""
-        key = 0
-        for token in self._tokens[max(0, end - 3) : end]:
-            key = (key << _SHIFT) ^ token
-        return key
+def next_key(key: int, token: int) -> int:
+    """The key of the last three tokens, from that of the three before and the one that came. 60 bits."""
+    return (key << _BITS | token & _TOKEN) & _KEY
+
+
+def num_alike(left: array[int], left_end: int, right: array[int], right_end: int, most: int) -> int:
+    """How many tokens before two places are the same, at most so many, which both have."""
+    length = 0
+    while length < most and left[left_end - length - 1] == right[right_end - length - 1]:
+        length += 1
+    return length
 
 
 def _sorted_keys(tokens: array[int]) -> tuple[array[int], array[int]]:
     """The keys of all groups of three in the window, sorted, and where each ends; equal ones in order."""
     known = np.frombuffer(tokens, np.int32).astype(np.int64)
     start = max(0, len(known) - WINDOW)
-    known = known[start:]
-    keys = (known[:-2] << 2 * _SHIFT) ^ (known[1:-1] << _SHIFT) ^ known[2:]
+    known = known[start:] & _TOKEN
+    keys = known[:-2] << 2 * _BITS | known[1:-1] << _BITS | known[2:]
     order = np.argsort(keys, kind="stable")
     return array("q", keys[order].tobytes()), array("q", (order + start + 3).tobytes())

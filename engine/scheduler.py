@@ -347,8 +347,8 @@ class Scheduler:
         self._stats.observe("request_queue_time_seconds", self._clock() - sequence.arrival)
 
     def _commit_row(self, sequence: Sequence, row: Row, outcome: RowResult) -> list[Message]:
-        if self._drafts and row.draws:
-            self._drafts.settle(sequence, row.num_drafts, outcome.tokens)
+        if self._drafts and row.num_drafts:
+            self._drafts.settle(sequence, row.num_drafts, len(outcome.tokens))
         before = sequence.num_tokens
         taken = take(sequence, row, outcome, self._max_model_len)
         self._queue.charge_tokens(sequence, sequence.num_tokens - before)

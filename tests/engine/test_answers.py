@@ -180,11 +180,11 @@ def test_drafts_come_from_like_answers(
     for token in answer:
         drafter.propose(first, 0, 1)
         first.tokens.append(token)
-        drafter.settle(first, 0, [token])
     drafter.forget(1)
     second = sequence(2, [7, 1, 2, 3], NAMESPACES[namespace])
     drafts = list(drafter.propose(second, 16, 1))
     assert drafts == answer[: len(drafts)] and bool(drafts) == wanted
     second.tokens.extend(drafts)
-    drafter.settle(second, len(drafts), drafts)
+    if drafts:
+        drafter.settle(second, len(drafts), len(drafts))
     assert ("answer" in stats.drafted) == wanted

@@ -158,7 +158,7 @@ def guessing(monkeypatch, guess) -> None:
 
     def guesses(self, sequence, track):
         tokens = guess(sequence)
-        return [_Guess(Source.NGRAM, _Rate(_SUREST * 2), tokens)] if tokens else []
+        return [_Guess(Source.NGRAM, _Rate(_SUREST * 2), tokens, sequence.num_tokens)] if tokens else []
 
     monkeypatch.setattr(Drafter, "_guesses", guesses)
 
