@@ -155,3 +155,5 @@ class AnswerIndex:
             found = length, min(limit, len(other) - place)
             if length >= _GROUP and found > best:
                 best, self._source, self._place, self._length = found, other, place, length
+                if best == (_LONGEST, limit):
+                    return

@@ -145,7 +145,7 @@ class _Track:
         for guess in told:
             if every or guess.source is Source.GRAMMAR:
                 drawn = tokens[guess.at : guess.at + len(guess.tokens)]
-                hits = _common(guess.tokens, drawn)
+                hits = _num_common(guess.tokens, drawn)
                 guess.rate.observe(hits, min(hits + 1, len(drawn)))
             else:
                 self.guesses.append(guess)
@@ -270,13 +270,19 @@ def _worth(guess: _Guess, limit: int, price: float) -> tuple[float, int]:
 
 def _possible(sequence: Sequence, tokens: Seq[int]) -> Seq[int]:
     """The first of some tokens, up to one that ends the sequence or that its grammar does not admit."""
-    end = next((at for at, token in enumerate(tokens) if token in sequence.stop_ids), len(tokens))
+    end = len(tokens)
+    if not sequence.stop_ids.isdisjoint(tokens):
+        end = next(at for at, token in enumerate(tokens) if token in sequence.stop_ids)
     if sequence.matcher:
         end = sequence.matcher.admits(tokens[:end])
     return tokens[:end]
 
 
-def _common(left: Seq[int], right: Seq[int]) -> int:
+def _num_common(left: Seq[int], right: Seq[int]) -> int:
     """How many first tokens are equal."""
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((at for at, (mine, other) in pairs if mine != other), min(len(left), len(right)))
+    count = 0
+    for mine, other in zip(left, right, strict=False):
+        if mine != other:
+            break
+        count += 1
+    return count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -52,6 +53,8 @@ class NgramIndex:
             length = num_alike(self._tokens, place, self._tokens, end, min(_LONGEST, place))
             if length > best:
                 best, source = length, place
+                if best == _LONGEST:
+                    break
         self._source = source
         if best < 3:
             return 0, array("i")
@@ -72,22 +75,26 @@ class NgramIndex:
             self._last[key] = place + 1
         self._num_indexed, self._key, self._source = len(tokens), key, source
 
-    def _places(self) -> list[int]:
+    def _places(self) -> Iterator[int]:
         """Where the last three tokens ended before: where the last match goes on, then latest first."""
         end = len(self._tokens)
         if end < 3:
-            return []
-        found = [self._source] if self._source >= 0 else []
+            return
+        left = 2 * _CHOICES
+        if self._source >= 0:
+            yield self._source
+            left -= 1
         place = self._earlier[-1] if end > self._first_end else -1
-        while place >= 0 and len(found) < _CHOICES:
-            found.append(place)
+        while place >= 0 and left > _CHOICES:
+            yield place
+            left -= 1
             place = self._earlier[place - self._first_end - 1]
-        key = self._key
-        after = bisect_right(self._keys, key)
-        while len(found) < 2 * _CHOICES and after and self._keys[after - 1] == key:
+        after = bisect_right(self._keys, self._key)
+        while left and after and self._keys[after - 1] == self._key:
             after -= 1
-            found.append(self._ends[after])
-        return [place for place in found if place < end]
+            left -= 1
+            if self._ends[after] < end:
+                yield self._ends[after]
 
 
 def next_key(key: int, token: int) -> int:
