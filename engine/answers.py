@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from engine.ngrams import next_key, num_alike
+from engine.ngrams import KEY, TOKEN, TOKEN_BITS, key_of, num_alike
 from radix.namespace import Namespace
 
 _GROUP: Final = 3  # tokens by which places are found
@@ -98,9 +98,7 @@ class AnswerIndex:
         self._answers = answers
         self._answer = _Answer(namespace, tokens, max(0, num_prompt - _TAIL))
         self._seed = hash(namespace)
-        self._key = 0  # of the last three tokens that are indexed
-        for token in tokens[self._answer.first : num_prompt]:
-            self._key = next_key(self._key, token)
+        self._key = key_of(tokens[self._answer.first : num_prompt])  # of the last three tokens that are indexed
         self._num_indexed = num_prompt - self._answer.first
         self._source: _Answer | None = None  # where the last match was found
         self._place = 0  # in it, where the sequence stands now if it still says the same
@@ -128,18 +126,19 @@ class AnswerIndex:
 
     def _extend(self) -> None:
         """Index the tokens that came since the last call, and see whether they were those of the source."""
-        answer, key = self._answer, self._key
-        for place in range(self._num_indexed, len(answer)):
-            token = answer.tokens[answer.first + place]
-            if (source := self._source) is not None:
+        answer, key, source = self._answer, self._key, self._source
+        place = self._num_indexed
+        for token in answer.tokens[answer.first + place :]:
+            if source is not None:
                 stands = self._place < len(source) and source.tokens[source.first + self._place] == token
                 self._place += 1
                 self._length = min(self._length + 1, _LONGEST)
-                self._source = source if stands else None
+                source = source if stands else None
             if place >= _GROUP:
                 self._answers.enter(key ^ self._seed, answer, place)
-            key = next_key(key, token)
-        self._num_indexed, self._key = len(answer), key
+            key = (key << TOKEN_BITS | token & TOKEN) & KEY
+            place += 1
+        self._num_indexed, self._key, self._source = place, key, source
 
     def _find(self, limit: int) -> None:
         """The longest match; of equal ones that after which most is known, and the latest."""

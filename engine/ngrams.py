@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 WINDOW = 1 << 16  # tokens of the prompt that are indexed, its last ones
 _CHOICES = 4  # earlier places that are looked at
 _LONGEST = 16  # tokens by which they are compared
-_BITS = 20  # of a token in a key; larger ids may make keys collide, which the comparison finds out
-_TOKEN = (1 << _BITS) - 1
-_KEY = (1 << 3 * _BITS) - 1
+TOKEN_BITS = 20  # of a token in a key; larger ids may make keys collide, which the comparison finds out
+TOKEN = (1 << TOKEN_BITS) - 1
+KEY = (1 << 3 * TOKEN_BITS) - 1
 
 
 class NgramIndex:
@@ -29,9 +29,7 @@ class NgramIndex:
     def __init__(self, tokens: array[int]) -> None:
         self._tokens = tokens
         self._keys, self._ends = _sorted_keys(tokens)
-        self._key = 0  # of the last three tokens that are indexed
-        for token in tokens[-3:]:
-            self._key = next_key(self._key, token)
+        self._key = key_of(tokens[-3:])  # of the last three tokens that are indexed
         self._num_indexed = len(tokens)
         self._first_end = len(tokens)
         self._last: dict[int, int] = {}  # key of three tokens -> where they ended last, since the index was made
@@ -66,14 +64,16 @@ class NgramIndex:
     def _extend(self) -> None:
         """Index the tokens that came since the last call."""
         tokens, key, source = self._tokens, self._key, self._source
-        for place in range(self._num_indexed, len(tokens)):
-            token = tokens[place]
+        last, earlier = self._last, self._earlier
+        place = self._num_indexed
+        for token in tokens[place:]:
+            place += 1
             if source >= 0:
                 source = source + 1 if tokens[source] == token else -1
-            key = next_key(key, token)
-            self._earlier.append(self._last.get(key, -1))
-            self._last[key] = place + 1
-        self._num_indexed, self._key, self._source = len(tokens), key, source
+            key = (key << TOKEN_BITS | token & TOKEN) & KEY
+            earlier.append(last.get(key, -1))
+            last[key] = place
+        self._num_indexed, self._key, self._source = place, key, source
 
     def _places(self) -> Iterator[int]:
         """Where the last three tokens ended before: where the last match goes on, then latest first."""
@@ -97,9 +97,12 @@ class NgramIndex:
                 yield self._ends[after]
 
 
-def next_key(key: int, token: int) -> int:
-    """The key of the last three tokens, from that of the three before and the one that came. 60 bits."""
-    return (key << _BITS | token & _TOKEN) & _KEY
+def key_of(tokens: Iterable[int]) -> int:
+    """The key of some tokens: of the last three of them."""
+    key = 0
+    for token in tokens:
+        key = (key << TOKEN_BITS | token & TOKEN) & KEY
+    return key
 
 
 def num_alike(left: array[int], left_end: int, right: array[int], right_end: int, most: int) -> int:
@@ -114,7 +117,7 @@ def _sorted_keys(tokens: array[int]) -> tuple[array[int], array[int]]:
     """The keys of all groups of three in the window, sorted, and where each ends; equal ones in order."""
     known = np.frombuffer(tokens, np.int32).astype(np.int64)
     start = max(0, len(known) - WINDOW)
-    known = known[start:] & _TOKEN
-    keys = known[:-2] << 2 * _BITS | known[1:-1] << _BITS | known[2:]
+    known = known[start:] & TOKEN
+    keys = known[:-2] << 2 * TOKEN_BITS | known[1:-1] << TOKEN_BITS | known[2:]
     order = np.argsort(keys, kind="stable")
     return array("q", keys[order].tobytes()), array("q", (order + start + 3).tobytes())
