@@ -1,0 +1,110 @@
+"""What looking for drafts costs where there are none: ``python -m benchmarks.draft_cost``. Offline, one engine.
+
+Open-ended text at temperature 1, in which next to nothing can be guessed. Drafts are switched on and off every 16 steps
+of the same answers, and the speed of each stretch is compared with that of the next one: a machine whose cores are
+shared changes its speed less within 0.2 seconds than between whole runs. Prompts' steps are not counted. A stretch with
+drafts also catches up with the tokens of the one without, so what is told is rather too much than too little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+
+from benchmarks.drafts import free_prompt
+from engine.llm import LLM
+from engine.types import SamplingParams
+
+STRETCH = 16  # steps
+TOKENS = 256  # of an answer
+
+
+@dataclass
+class Stretch:
+    """Steps one after another, in all of which every row draws."""
+
+    has_drafts: bool
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+
+def stretches(llm: LLM, concurrency: int, repeat: int) -> list[Stretch]:
+    """Answer once, with drafts in every other stretch."""
+    core = llm._core
+    scheduler = core._scheduler
+    drafts = scheduler._drafts
+    draw = random.Random(f"{concurrency} {repeat}")
+    for number in range(concurrency):
+        messages = [{"role": "user", "content": free_prompt(draw)}]
+        prompt = llm.tokenizer.encode(
+            llm.tokenizer.render_chat(messages, add_generation_prompt=True), add_special_tokens=False
+        )
+        params = SamplingParams(max_tokens=TOKENS, temperature=1.0, ignore_eos=True, seed=1000 * repeat + number)
+        llm.begin(prompt, params)
+    while scheduler.num_waiting or any(each.prefilling for each in scheduler.running):
+        llm.step()
+    found = []
+    while scheduler.num_running == concurrency:
+        stretch = Stretch(has_drafts=(len(found) + repeat) % 2 == 0)
+        found.append(stretch)
+        scheduler._drafts = drafts if stretch.has_drafts else None
+        before, start = core.stats()["generation_tokens"], time.perf_counter()
+        while stretch.steps < STRETCH and scheduler.num_running == concurrency:
+            llm.step()
+            stretch.steps += 1
+        stretch.seconds = time.perf_counter() - start
+        stretch.tokens = int(core.stats()["generation_tokens"] - before)
+    scheduler._drafts = drafts
+    while llm.step():
+        pass
+    return [stretch for stretch in found if stretch.steps == STRETCH]
+
+
+def kept(llm: LLM, concurrency: int, repeats: int) -> list[float]:
+    """Speed with drafts by that without, of stretches next to each other."""
+    quotients = []
+    for repeat in range(repeats + 1):
+        for first, second in pairwise(stretches(llm, concurrency, repeat)):
+            with_, without = (first, second) if first.has_drafts else (second, first)
+            if repeat:  # the first one records steps of new sizes
+                quotients.append(with_.speed / without.speed)
+    return quotients
+
+
+def main() -> None:
+    """Print one line of JSON for each concurrency."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="folder or file; default: the default model")
+    parser.add_argument("--quantization", help="as of the server")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="as of the server")
+    parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8, 16])
+    parser.add_argument("--repeats", type=int, default=16)
+    options = parser.parse_args()
+    llm = LLM(
+        options.model,
+        quantization=options.quantization,
+        kv_cache_dtype=options.kv_cache_dtype,
+        kv_cache_memory=0.5,
+        max_model_len=2048,
+    )
+    for concurrency in options.concurrency:
+        quotients = kept(llm, concurrency, options.repeats)
+        low, middle, high = statistics.quantiles(quotients, n=4)
+        figures = {"median": middle, "mean": statistics.mean(quotients), "quartiles": [low, high]}
+        rounded = json.loads(json.dumps(figures), parse_float=lambda text: round(float(text), 4))
+        print(json.dumps({"concurrency": concurrency, "pairs": len(quotients), "kept": rounded}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
