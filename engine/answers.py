@@ -49,29 +49,23 @@ class Answers:
     def __init__(self, most: int = _MOST) -> None:
         self._most = most
         self._count = 0  # of places so far; the slot of each is its number modulo `most`
-        self._answers: list[_Answer] = []
-        self._places = array("i")
-        self._groups = array("q")
-        self._earlier = array("q")  # number of the place at which the same group ended before, or -1
+        self._entries: list[tuple[_Answer, int, int, int]] = []  # see `enter`
         self._latest: dict[int, int] = {}  # by group
 
     def enter(self, group: int, answer: _Answer, place: int) -> None:
-        """Note that a group of tokens ends there, and that a token has come after it."""
-        number, slot = self._count, self._count % self._most
-        earlier = self._latest.get(group, -1)
+        """Note that a group of tokens ends there, that a token has come after it, and which place it had before."""
+        number = self._count
+        entry = answer, place, group, self._latest.get(group, -1)
         if number < self._most:
-            self._answers.append(answer)
-            self._places.append(place)
-            self._groups.append(group)
-            self._earlier.append(earlier)
+            self._entries.append(entry)
         else:
-            gone = self._groups[slot]
+            slot = number % self._most
+            gone = self._entries[slot][2]
             if self._latest[gone] == number - self._most:
                 del self._latest[gone]
-            self._answers[slot], self._places[slot] = answer, place
-            self._groups[slot], self._earlier[slot] = group, earlier
+            self._entries[slot] = entry
         self._latest[group] = number
-        self._count += 1
+        self._count = number + 1
 
     def places(self, group: int) -> Iterator[tuple[_Answer, int]]:
         """Where a group ended, latest first."""
@@ -79,9 +73,8 @@ class Answers:
         for _ in range(_CHOICES):
             if number < max(0, self._count - self._most):
                 return
-            slot = number % self._most
-            yield self._answers[slot], self._places[slot]
-            number = self._earlier[slot]
+            answer, place, _, number = self._entries[number % self._most]
+            yield answer, place
 
 
 class AnswerIndex:

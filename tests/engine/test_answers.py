@@ -145,10 +145,11 @@ def test_little_is_kept() -> None:
         for token in range(30):
             each.say(1000 * number + token)
         each.index.end()
-    assert len({id(answer) for answer in answers._answers}) <= 5
-    assert all(len(answer.tokens) <= 8 + 30 for answer in answers._answers)
-    assert len(answers._answers) == len(answers._places) == len(answers._earlier) == len(answers._groups) == 100
-    assert set(answers._latest) == set(answers._groups)
+    kept = [answer for answer, *_ in answers._entries]
+    assert len({id(answer) for answer in kept}) <= 5
+    assert all(len(answer.tokens) <= 8 + 30 for answer in kept)
+    assert len(kept) == 100
+    assert set(answers._latest) == {group for _, _, group, _ in answers._entries}
 
 
 @given(st.lists(st.integers(-3, 3), max_size=80), st.integers(1, 20))
