@@ -106,9 +106,9 @@ class _Rates:
         return _Rates(*(_Rate(value * _PRIOR_TRIALS, of_all=of) for value, of in zip(values, of_all, strict=True)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Guess:
-    """What a source says comes next.
+    """What a source says comes next: at least one token.
 
     Attributes:
         at: where the first of the tokens would stand.
@@ -242,21 +242,24 @@ class Drafter:
 
     def _guesses(self, sequence: Sequence, track: _Track) -> list[_Guess]:
         """What the sources say comes next: the grammar, and the others if they are due."""
-        rates, at = track.rates, len(sequence.tokens)
+        rates, at, is_auto = track.rates, len(sequence.tokens), self._method == "auto"
         guesses = []
-        if sequence.matcher and self._method == "auto":
-            guesses.append(_Guess(Source.GRAMMAR, rates.grammar, sequence.matcher.draft(self._most), at))
-        if at >= track.due:
-            length, tokens = track.index.guess(self._most)
-            guesses.append(_Guess(Source.NGRAM, rates.long_match if length >= _SURE else rates.short_match, tokens, at))
-            if sequence.lease and self._method == "auto":
-                after = self._cache.following(sequence.lease, sequence.tokens, self._most)
-                guesses.append(_Guess(Source.TREE, rates.tree, after, at))
-            if self._cache.sharing and self._method == "auto":
-                length, tokens = track.answers.guess(self._most)
+        if sequence.matcher and is_auto and (forced := sequence.matcher.draft(self._most)):
+            guesses.append(_Guess(Source.GRAMMAR, rates.grammar, forced, at))
+        if at < track.due:
+            return guesses
+        length, tokens = track.index.guess(self._most)
+        if length:
+            rate = rates.long_match if length >= _SURE else rates.short_match
+            guesses.append(_Guess(Source.NGRAM, rate, tokens, at))
+        if sequence.lease and is_auto and (after := self._cache.following(sequence.lease, sequence.tokens, self._most)):
+            guesses.append(_Guess(Source.TREE, rates.tree, after, at))
+        if self._cache.sharing and is_auto:
+            length, tokens = track.answers.guess(self._most)
+            if length:
                 rate = rates.long_answer if length >= _SURE else rates.short_answer
                 guesses.append(_Guess(Source.ANSWER, rate, tokens, at))
-        return [guess for guess in guesses if len(guess.tokens)]
+        return guesses
 
 
 def _worth(guess: _Guess, limit: int, price: float) -> tuple[float, int]:
