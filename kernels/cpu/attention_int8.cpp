@@ -5,11 +5,15 @@
 // value, are rounded to unsigned bytes with a scale of their own: where one key has most of the weight, others far from
 // it keep theirs. Rounding adds a fraction that differs from lane to lane before it cuts: of many weights below half a
 // step some become a step, so that together they keep their weight, where rounding to the nearest would drop them all.
+#include <type_traits>
+
 #include "attention_int8_weigh.h"
 #include "parallel.h"
 
 namespace rootgraft {
 namespace {
+
+constexpr ptrdiff_t kWordsTogether = 4;  // of a head, which has 16 dimensions or a multiple of it
 
 // By whole registers: a call of the library's takes longer.
 INLINE void copy_words(const uint32_t* from, uint32_t* to, int64_t count) {
@@ -33,10 +37,10 @@ void gather_queries(const Int8Call& op, const QueryTile& tile, Int8Scratch& scra
 
 // Scores of N queries of a head from `query` on, which are rows of the band from `row` on. Not to be inlined: among
 // other code the compiler would not keep all sums in registers.
-template <int N, bool kPlain>
+template <int N, bool kPlain, int kDims>
 __attribute__((noinline)) void score(const BlockWork& block, Int8Scratch& scratch, const Int8Head& head, int query,
                                      int steps, int row) {
-  const ptrdiff_t words = block.op.head_dim / kWordBytes;
+  const ptrdiff_t words = (kDims ? kDims : block.op.head_dim) / kWordBytes;
   const int first = head.number * block.tile.count + query;
   const uint32_t* queries = scratch.queries + first * words;
   Ints dots[N][kPanels];
@@ -45,17 +49,19 @@ __attribute__((noinline)) void score(const BlockWork& block, Int8Scratch& scratc
 #pragma GCC unroll 4
     for (int v = 0; v < kPanels; v++) dots[i][v] = broadcast_int(scratch.start[first + i]);
   }
-#pragma GCC unroll 2
-  for (ptrdiff_t w = 0; w < words; w++) {
-    block.ahead.step(steps);
-    Words column[kPanels];
+  for (ptrdiff_t first_word = 0; first_word < words; first_word += kWordsTogether) {
+    block.ahead.step(kWordsTogether * steps);
 #pragma GCC unroll 4
-    for (int v = 0; v < kPanels; v++) column[v] = load_words(head.keys[v] + w * kWidth);
+    for (ptrdiff_t w = first_word; w < first_word + kWordsTogether; w++) {
+      Words column[kPanels];
+#pragma GCC unroll 4
+      for (int v = 0; v < kPanels; v++) column[v] = load_words(head.keys[v] + w * kWidth);
 #pragma GCC unroll 8
-    for (int i = 0; i < N; i++) {
-      const Words word = broadcast_word(queries[i * words + w]);
+      for (int i = 0; i < N; i++) {
+        const Words word = broadcast_word(queries[i * words + w]);
 #pragma GCC unroll 4
-      for (int v = 0; v < kPanels; v++) dots[i][v] = dot_biased(column[v], word, dots[i][v]);
+        for (int v = 0; v < kPanels; v++) dots[i][v] = dot_biased(column[v], word, dots[i][v]);
+      }
     }
   }
   Floats scores[N][kPanels];
@@ -69,10 +75,10 @@ __attribute__((noinline)) void score(const BlockWork& block, Int8Scratch& scratc
 
 // values = values * shrink + weights * those of the block, for N queries of a head from `query` on, which are rows of
 // the band from `row` on, and dimensions [dim, dim + 16 P). Where nothing shrinks, values stay as they are.
-template <int N, int P>
+template <int N, int P, int kDims>
 __attribute__((noinline)) void add_values(const BlockWork& block, const Int8Head& head, int query, const Band& band,
                                           int row, int64_t dim) {
-  const int64_t dims = block.op.head_dim;
+  const int64_t dims = kDims ? kDims : block.op.head_dim;
   const auto* weights = reinterpret_cast<const uint32_t*>(band.weights + row * kBlock);
   float* to = block.result.values + (head.number * block.tile.count + query) * dims + dim;
   Ints dots[N][P];
@@ -113,7 +119,7 @@ __attribute__((noinline)) void add_values(const BlockWork& block, const Int8Head
 }
 
 // The queries [query, query + count) of each of some KV heads.
-template <bool kPlain>
+template <bool kPlain, int kDims>
 void attend_band(const BlockWork& block, Int8Scratch& scratch, int first_head, int heads, int query, int count) {
   const int words = (int)(block.op.head_dim / kWordBytes), tiles = (block.tile.count + kTileRows - 1) / kTileRows;
   const int steps = 2 * kWidth * block.rows.panels / tiles, of_words = steps / 2 / words;
@@ -123,7 +129,7 @@ void attend_band(const BlockWork& block, Int8Scratch& scratch, int first_head, i
     if constexpr (kPlain) std::fill_n(band.value_step + h * count, count, head.value_step);
     for_tiles<kTileRows, 1>(count, 1, [&](int first, int rows, int, int) {
       with_constant<kTileRows>(rows, [&](auto n) {
-        score<n.value, kPlain>(block, scratch, head, query + first, of_words, h * count + first);
+        score<n.value, kPlain, kDims>(block, scratch, head, query + first, of_words, h * count + first);
       });
     });
   }
@@ -135,16 +141,18 @@ void attend_band(const BlockWork& block, Int8Scratch& scratch, int first_head, i
       block.ahead.step(steps - of_words * words);
       with_constant<kTileRows>(rows, [&](auto n) {
         for_tiles<1>(1, (int)(block.op.head_dim / kWidth), [&](int, int, int panel, int panels) {
-          with_constant<kTilePanels>(panels, [&](auto p) {
-            add_values<n.value, p.value>(block, head, query + first, band, h * count + first, panel * kWidth);
-          });
+          const auto add = [&](auto p) {
+            add_values<n.value, p.value, kDims>(block, head, query + first, band, h * count + first, panel * kWidth);
+          };
+          if constexpr (kDims != 0) add(std::integral_constant<int, kTilePanels>());
+          else with_constant<kTilePanels>(panels, add);
         });
       });
     });
   }
 }
 
-template <bool kPlain>
+template <bool kPlain, int kDims>
 void attend_block(const BlockWork& block, Int8Scratch& scratch) {
   const QueryTile& tile = block.tile;
   const int together = std::max(1, kBandQueries / tile.count);
@@ -152,9 +160,18 @@ void attend_block(const BlockWork& block, Int8Scratch& scratch) {
     const int heads = std::min(together, tile.heads - head);
     for (int h = 0; h < heads; h++) scratch.heads[h].find(block, head + h);
     for_tiles<kBandQueries, 1>(tile.count, 1, [&](int query, int count, int, int) {
-      attend_band<kPlain>(block, scratch, head, heads, query, count);
+      attend_band<kPlain, kDims>(block, scratch, head, heads, query, count);
     });
   }
+}
+
+// f(the dimensions of a head), or f(0) where they are not usual: if they are known, no loop reckons addresses. Known
+// ones fill whole tiles of panels.
+template <class F>
+INLINE void with_head_dim(int64_t dims, F f) {
+  if (dims == 64) f(std::integral_constant<int, 64>());
+  else if (dims == 128) f(std::integral_constant<int, 128>());
+  else f(std::integral_constant<int, 0>());
 }
 
 constexpr int64_t kSmall = 1 << 13;  // values to round below which one thread is faster
@@ -197,8 +214,10 @@ void attend_int8(const Int8Call& op, const Stretch& stretch, const Stretch& next
 #if ROOTGRAFT_AMX
   if (takes_amx(op, *stretch.tile)) return attend_int8_by_amx(op, stretch, next, result, resumes, scratch);
 #endif
-  walk_blocks(op, stretch, next, result, resumes, scratch.end, [&](const BlockWork& block) {
-    block.plain ? attend_block<true>(block, scratch) : attend_block<false>(block, scratch);
+  with_head_dim(op.head_dim, [&](auto dims) {
+    walk_blocks(op, stretch, next, result, resumes, scratch.end, [&](const BlockWork& block) {
+      block.plain ? attend_block<true, dims.value>(block, scratch) : attend_block<false, dims.value>(block, scratch);
+    });
   });
 }
 

@@ -90,7 +90,7 @@ INLINE void store_scores(const BlockWork& block, const Int8Scratch& scratch, con
   for (int i = 0; i < N; i++) {
     float* to = band.scores + (row + i) * kBlock;
     const float factor = scratch.factor[head.number * block.tile.count + query + i];
-    band.factor[row + i] = block.op.soft_cap ? 1.0f : factor;
+    band.factor[row + i] = !kPlain && block.op.soft_cap ? 1.0f : factor;
     if constexpr (!kPlain) {
       const int64_t end = scratch.end[query + i] - block.first_key, begin = end - block.op.window;
       Floats steps[kPanels];
