@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from itertools import pairwise
 
-from benchmarks.drafts import free_prompt
+from benchmarks.drafts import add_engine_options, free_prompt, make_engine
 from engine.llm import LLM
 from engine.types import SamplingParams
 
@@ -85,25 +85,16 @@ def kept(llm: LLM, concurrency: int, repeats: int) -> list[float]:
 def main() -> None:
     """Print one line of JSON for each concurrency."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="folder or file; default: the default model")
-    parser.add_argument("--quantization", help="as of the server")
-    parser.add_argument("--kv-cache-dtype", default="auto", help="as of the server")
+    add_engine_options(parser)
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8, 16])
     parser.add_argument("--repeats", type=int, default=16)
     options = parser.parse_args()
-    llm = LLM(
-        options.model,
-        quantization=options.quantization,
-        kv_cache_dtype=options.kv_cache_dtype,
-        kv_cache_memory=0.5,
-        max_model_len=2048,
-    )
+    llm = make_engine(options)
     for concurrency in options.concurrency:
         quotients = kept(llm, concurrency, options.repeats)
-        low, middle, high = statistics.quantiles(quotients, n=4)
-        figures = {"median": middle, "mean": statistics.mean(quotients), "quartiles": [low, high]}
-        rounded = json.loads(json.dumps(figures), parse_float=lambda text: round(float(text), 4))
-        print(json.dumps({"concurrency": concurrency, "pairs": len(quotients), "kept": rounded}), flush=True)
+        low, median, high = (round(each, 4) for each in statistics.quantiles(quotients, n=4))
+        figures = {"median": median, "mean": round(statistics.mean(quotients), 4), "quartiles": [low, high]}
+        print(json.dumps({"concurrency": concurrency, "pairs": len(quotients), "kept": figures}), flush=True)
 
 
 if __name__ == "__main__":

@@ -190,23 +190,33 @@ def measure(llm: LLM, drafts: StepDrafts, workload: Workload, concurrency: int, 
     return {"workload": workload.name, "concurrency": concurrency, "gain": round(gain, 3), "on": on, "off": off}
 
 
-def main() -> None:
-    """Print one line of JSON for each workload and concurrency."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Those that `make_engine` reads."""
     parser.add_argument("--model", help="folder or file; default: the default model")
     parser.add_argument("--quantization", help="as of the server")
     parser.add_argument("--kv-cache-dtype", default="auto", help="as of the server")
-    parser.add_argument("--workloads", nargs="+", default=[each.name for each in WORKLOADS])
-    parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8])
-    parser.add_argument("--repeats", type=int, default=5)
-    options = parser.parse_args()
-    llm = LLM(
+
+
+def make_engine(options: argparse.Namespace) -> LLM:
+    """An engine that drafts."""
+    return LLM(
         options.model,
         quantization=options.quantization,
         kv_cache_dtype=options.kv_cache_dtype,
         kv_cache_memory=0.5,
         max_model_len=2048,
     )
+
+
+def main() -> None:
+    """Print one line of JSON for each workload and concurrency."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_engine_options(parser)
+    parser.add_argument("--workloads", nargs="+", default=[each.name for each in WORKLOADS])
+    parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    llm = make_engine(options)
     drafts = llm._core._scheduler._drafts
     assert drafts is not None
     llm.chat([{"role": "user", "content": "Hello"}], SamplingParams(max_tokens=4), use_tqdm=False)

@@ -12,7 +12,7 @@ costs nothing but its look-up, and is heard again as soon as it is right. Of a g
 p each, the i-th stands with p^i, and is computed if that is worth what it costs. A sequence begins with the p that the
 source had lately in all sequences, but with no high one: it must show itself that its text is of the kind that repeats.
 
-Looking costs too: some 30 us a row of a step that takes 10 ms. A sequence whose guesses are worth nothing for long is
+Looking costs too: some 20 us a row of a step that takes 10 ms. A sequence whose guesses are worth nothing for long is
 therefore asked only once in several tokens. Its grammar is asked in every step: forced text is short.
 """
 
