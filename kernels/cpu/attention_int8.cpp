@@ -25,12 +25,12 @@ INLINE void copy_words(const uint32_t* from, uint32_t* to, int64_t count) {
 void gather_queries(const Int8Call& op, const QueryTile& tile, Int8Scratch& scratch) {
   const int64_t group = op.group(), words = op.head_dim / kWordBytes;
   for (int head = 0; head < tile.heads; head++) {
-    for_queries(op, tile, [&](int m, int64_t row, int64_t token, int64_t mate) {
+    for_tokens(op, tile, [&](int m, int count, int64_t row, int64_t token, int64_t mate) {
       const int64_t from = (op.query_start[row] + token) * op.heads + (tile.first_head + head) * group + mate;
       const int query = head * tile.count + m;
-      copy_words(op.queries + from * words, scratch.queries + query * words, words);
-      scratch.factor[query] = op.factors[from];
-      scratch.start[query] = op.starts[from];
+      copy_words(op.queries + from * words, scratch.queries + query * words, count * words);
+      std::copy_n(op.factors + from, count, scratch.factor + query);
+      std::copy_n(op.starts + from, count, scratch.start + query);
     });
   }
 }
@@ -118,27 +118,38 @@ __attribute__((noinline)) void add_values(const BlockWork& block, const Int8Head
   else store_sums([&](const float* sum, int i) { return load(sum) * broadcast(band.shrink[row + i]); });
 }
 
+// Steps of asking for the next block: with each word of the keys, and with the values, of a tile of queries.
+struct Pace {
+  int of_word, of_values;
+
+  explicit Pace(const BlockWork& block) {
+    const int words = (int)(block.op.head_dim / kWordBytes), tiles = (block.tile.count + kTileRows - 1) / kTileRows;
+    const int steps = 2 * kWidth * block.rows.panels / tiles;
+    of_word = steps / 2 / words;
+    of_values = steps - of_word * words;
+  }
+};
+
 // The queries [query, query + count) of each of some KV heads.
 template <bool kPlain, int kDims>
-void attend_band(const BlockWork& block, Int8Scratch& scratch, int first_head, int heads, int query, int count) {
-  const int words = (int)(block.op.head_dim / kWordBytes), tiles = (block.tile.count + kTileRows - 1) / kTileRows;
-  const int steps = 2 * kWidth * block.rows.panels / tiles, of_words = steps / 2 / words;
+void attend_band(const BlockWork& block, Int8Scratch& scratch, const Pace& pace, int first_head, int heads, int query,
+                 int count) {
   Band& band = scratch.band;
   for (int h = 0; h < heads; h++) {
     const Int8Head& head = scratch.heads[h];
-    if constexpr (kPlain) std::fill_n(band.value_step + h * count, count, head.value_step);
     for_tiles<kTileRows, 1>(count, 1, [&](int first, int rows, int, int) {
       with_constant<kTileRows>(rows, [&](auto n) {
-        score<n.value, kPlain, kDims>(block, scratch, head, query + first, of_words, h * count + first);
+        score<n.value, kPlain, kDims>(block, scratch, head, query + first, pace.of_word, h * count + first);
       });
     });
   }
-  choose_scales<kPlain>(block, band, first_head * block.tile.count + query, heads * count);
+  choose_scales<kPlain>(block, scratch, band, value_steps<kPlain>(band, scratch.heads, heads, count),
+                        first_head * block.tile.count + query, heads * count);
   for (int h = 0; h < heads; h++) {
     const Int8Head& head = scratch.heads[h];
     weigh_scores<kPlain>(block, scratch, head, query, band, h * count, count);
     for_tiles<kTileRows, 1>(count, 1, [&](int first, int rows, int, int) {
-      block.ahead.step(steps - of_words * words);
+      block.ahead.step(pace.of_values);
       with_constant<kTileRows>(rows, [&](auto n) {
         for_tiles<1>(1, (int)(block.op.head_dim / kWidth), [&](int, int, int panel, int panels) {
           const auto add = [&](auto p) {
@@ -156,11 +167,12 @@ template <bool kPlain, int kDims>
 void attend_block(const BlockWork& block, Int8Scratch& scratch) {
   const QueryTile& tile = block.tile;
   const int together = std::max(1, kBandQueries / tile.count);
+  const Pace pace(block);
   for (int head = 0; head < tile.heads; head += together) {
     const int heads = std::min(together, tile.heads - head);
     for (int h = 0; h < heads; h++) scratch.heads[h].find(block, head + h);
     for_tiles<kBandQueries, 1>(tile.count, 1, [&](int query, int count, int, int) {
-      attend_band<kPlain, kDims>(block, scratch, head, heads, query, count);
+      attend_band<kPlain, kDims>(block, scratch, pace, head, heads, query, count);
     });
   }
 }

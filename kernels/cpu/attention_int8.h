@@ -19,10 +19,10 @@ struct alignas(64) Band {
   float value_steps[kBandQueries * kWidth];  // of each query, lane by lane: the largest scale of values that it sees
   uint8_t weights[kBandQueries * kBlock];    // [query][word of a panel][panel][key of the word]
   // Of each query:
-  float factor[kBandQueries];        // brings scores to base 2
+  float factor[kBandQueries];        // brings scores to base 2; 1 where they are capped
   float top[kBandQueries];           // the largest score, in base 2
   float largest[kBandQueries];       // the weight that goes with it
-  float value_step[kBandQueries];    // the largest scale of values
+  float byte_scale[kBandQueries];    // brings the largest scale of values to the largest byte
   float weight_scale[kBandQueries];  // of the bytes
   float shrink[kBandQueries];        // what a new reference does to older sums
   bool shrinks;                      // whether any does

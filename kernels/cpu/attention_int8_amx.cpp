@@ -89,8 +89,7 @@ struct AmxBlock {
       }
       store_scores<kTakenRows, kPlain>(block, scratch, head, query + row, scores, to, row);
     }
-    if constexpr (kPlain) std::fill_n(to.value_step, rows, head.value_step);
-    choose_scales<kPlain>(block, to, query, rows);
+    choose_scales<kPlain>(block, scratch, to, value_steps<kPlain>(to, &head, 1, rows), query, rows);
     amx_stay_awake();
     for (int row = 0; row < rows; row += kTakenRows) {
       block.ahead.step(steps);

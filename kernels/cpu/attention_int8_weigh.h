@@ -81,6 +81,11 @@ INLINE Floats coarse_exp2(const Floats& x) {
 #endif
 }
 
+INLINE SeenKeys seen_keys(const BlockWork& block, const Int8Scratch& scratch, int query) {
+  const int64_t end = scratch.end[query] - block.first_key;
+  return {end - block.op.window, end};
+}
+
 // Scores of N queries of a KV head, from `query` on, to rows of a band from `row` on: without the queries' factors, but
 // where they are capped.
 template <int N, bool kPlain>
@@ -89,15 +94,15 @@ INLINE void store_scores(const BlockWork& block, const Int8Scratch& scratch, con
 #pragma GCC unroll 8
   for (int i = 0; i < N; i++) {
     float* to = band.scores + (row + i) * kBlock;
-    const float factor = scratch.factor[head.number * block.tile.count + query + i];
-    band.factor[row + i] = !kPlain && block.op.soft_cap ? 1.0f : factor;
     if constexpr (!kPlain) {
-      const int64_t end = scratch.end[query + i] - block.first_key, begin = end - block.op.window;
+      const SeenKeys seen = seen_keys(block, scratch, query + i);
+      const Floats factor = broadcast(scratch.factor[head.number * block.tile.count + query + i]);
       Floats steps[kPanels];
+#pragma GCC unroll 4
       for (int v = 0; v < kPanels; v++) {
-        if (block.op.soft_cap) scores[i][v] = capped(scores[i][v] * broadcast(factor), block.op);
-        scores[i][v] = keep_panel_lanes(scores[i][v], v, begin, end, kMasked);
-        steps[v] = keep_panel_lanes(load(head.value_scales[v]), v, begin, end, 0.0f);
+        if (block.op.soft_cap) scores[i][v] = capped(scores[i][v] * factor, block.op);
+        scores[i][v] = seen.keep(scores[i][v], v, kMasked);
+        steps[v] = seen.keep(load(head.value_scales[v]), v, 0.0f);
       }
       store(band.value_steps + (row + i) * kWidth, most_of(steps));
     }
@@ -107,11 +112,23 @@ INLINE void store_scores(const BlockWork& block, const Int8Scratch& scratch, con
   }
 }
 
+// The largest scale of the values that each query of a band sees, `count` queries of each of some heads.
+template <bool kPlain>
+INLINE Floats value_steps(const Band& band, const Int8Head* heads, int num_heads, int count) {
+  if constexpr (!kPlain) return largest_of_rows(band.value_steps, num_heads * count);
+  Floats steps = broadcast(heads[0].value_step);
+  for (int h = 1; h < num_heads; h++) steps = keep_lanes(steps, 0, h * count, heads[h].value_step);
+  return steps;
+}
+
 // What there is one of for each query of a band, of which the first has this number in the tile.
 template <bool kPlain>
-INLINE void choose_scales(const BlockWork& block, Band& band, int first, int count) {
+INLINE void choose_scales(const BlockWork& block, const Int8Scratch& scratch, Band& band, const Floats& value_step,
+                          int first, int count) {
+  const bool capped = !kPlain && block.op.soft_cap;
+  const Floats factor = capped ? broadcast(1.0f) : load_first(scratch.factor + first, count);
   float* references = block.result.reference + first;
-  const Floats top = largest_of_rows(band.best, count) * load(band.factor), older = load_first(references, count);
+  const Floats top = largest_of_rows(band.best, count) * factor, older = load_first(references, count);
   const Floats above = top - (older + broadcast(kHeadroom));
   Floats reference = older;
   band.shrinks = any_above(above, 0.0f, count);
@@ -128,8 +145,9 @@ INLINE void choose_scales(const BlockWork& block, Band& band, int first, int cou
   const Floats largest = exp2(max(broadcast(-100.0f), top - reference));
   store(band.largest, largest);
   store(band.top, max(broadcast(kNothing), top));
-  if constexpr (!kPlain) store(band.value_step, largest_of_rows(band.value_steps, count));
-  store(band.weight_scale, largest * load(band.value_step) * broadcast(1.0f / kMostByte));
+  store(band.factor, factor);
+  store(band.byte_scale, to_bytes(value_step));
+  store(band.weight_scale, largest * value_step * broadcast(1.0f / kMostByte));
 }
 
 // Weights as bytes, each times its value's scale.
@@ -160,18 +178,17 @@ INLINE void weigh_scores(const BlockWork& block, const Int8Scratch& scratch, con
                          Band& band, int row, int count) {
   Floats value_scales[kPanels];
   if constexpr (kPlain) {
-    const Floats factor = to_bytes(broadcast(band.value_step[row]));
-    for (int v = 0; v < kPanels; v++) value_scales[v] = load(head.value_scales[v]) * factor;
+    const Floats scale = broadcast(band.byte_scale[row]);
+    for (int v = 0; v < kPanels; v++) value_scales[v] = load(head.value_scales[v]) * scale;
   }
   float* lanes = block.result.lanes + (head.number * block.tile.count + query) * kWidth;
 #pragma GCC unroll 2
   for (int i = 0; i < count; i++, row++, lanes += kWidth) {
     if constexpr (!kPlain) {
-      const int64_t end = scratch.end[query + i] - block.first_key, begin = end - block.op.window;
-      const Floats factor = to_bytes(broadcast(band.value_step[row]));
-      for (int v = 0; v < kPanels; v++) {
-        value_scales[v] = keep_panel_lanes(load(head.value_scales[v]) * factor, v, begin, end, 0.0f);
-      }
+      const SeenKeys seen = seen_keys(block, scratch, query + i);
+      const Floats scale = broadcast(band.byte_scale[row]);
+#pragma GCC unroll 4
+      for (int v = 0; v < kPanels; v++) value_scales[v] = seen.keep(load(head.value_scales[v]) * scale, v, 0.0f);
     }
     const Floats factor = broadcast(band.factor[row]), shift = broadcast(-band.top[row]);
     Floats weights[kPanels];

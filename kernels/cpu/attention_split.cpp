@@ -12,10 +12,10 @@ void gather_queries(const Attention& op, const QueryTile& tile, Scratch& scratch
   using Value = typename E::Value;
   const int64_t group = op.group(), words = op.head_dim / E::kPerWord;
   for (int head = 0; head < tile.heads; head++) {
-    for_queries(op, tile, [&](int m, int64_t row, int64_t token, int64_t mate) {
+    for_tokens(op, tile, [&](int m, int count, int64_t row, int64_t token, int64_t mate) {
       const int64_t from = (op.query_start[row] + token) * op.heads + (tile.first_head + head) * group + mate;
       std::memcpy(scratch.queries + (head * tile.count + m) * words,
-                  static_cast<const Value*>(op.q) + from * op.head_dim, op.head_dim * sizeof(Value));
+                  static_cast<const Value*>(op.q) + from * op.head_dim, count * op.head_dim * sizeof(Value));
     });
   }
 }

@@ -20,17 +20,18 @@ struct BlockWork {
   Ahead& ahead;
 };
 
-// f(m, row, token of the row, head of the group) for the queries of a tile in order.
+// f(m, count, row, token of the row, head of the group) for the queries of a tile in order: from m on `count` of a token.
 template <class F>
-INLINE void for_queries(const Attention& op, const QueryTile& tile, F f) {
+INLINE void for_tokens(const Attention& op, const QueryTile& tile, F f) {
   const int64_t group = op.group();
   int m = 0;
   for (int p = 0; p < tile.num_parts; p++) {
     const Queries& part = tile.parts[p];
     int64_t token = part.first / group, head = part.first % group;
-    for (int i = 0; i < part.count; i++) {
-      f(m++, part.row, token, head);
-      if (++head == group) head = 0, token++;
+    for (const int end = m + part.count; m < end; token++, head = 0) {
+      const int count = (int)std::min<int64_t>(group - head, end - m);
+      f(m, count, part.row, token, head);
+      m += count;
     }
   }
 }
@@ -58,9 +59,9 @@ INLINE void walk_blocks(const Attention& op, const Stretch& stretch, const Stret
     std::fill_n(result.lanes, vectors * kWidth, 0.0f);
   }
   int64_t least = std::numeric_limits<int64_t>::max(), most = 0;
-  for_queries(op, tile, [&](int m, int64_t row, int64_t token, int64_t) {
+  for_tokens(op, tile, [&](int m, int count, int64_t row, int64_t token, int64_t) {
     const int64_t end = op.context_len[row] - op.tokens_of(row) + token + 1;
-    ends[m] = end;
+    std::fill_n(ends + m, count, end);
     least = std::min(least, end), most = std::max(most, end);
   });
   const int64_t end = std::min((stretch.split + 1) * kSplit, tile.end);

@@ -70,11 +70,31 @@ INLINE void weigh_row(const Block<E>& block, int m, Floats (&scores)[P]) {
   for (int v = 0; v < P; v++) E::store(weights + v * kWidth, scores[v]);
 }
 
-// value where the lanes of a panel of a block are those of keys [begin, end), else other.
-INLINE Floats keep_panel_lanes(const Floats& value, int panel, int64_t begin, int64_t end, float other) {
-  const auto lane = [&](int64_t i) { return (int)std::clamp<int64_t>(i - panel * kWidth, 0, kWidth); };
-  return keep_lanes(value, lane(begin), lane(end), other);
-}
+// The keys [begin, end) of a block, a bit each.
+class SeenKeys {
+ public:
+  SeenKeys(int64_t begin, int64_t end) : bits_(upto(end) & ~upto(begin)) {}
+
+  // value where the lanes of a panel are those of these keys, else other.
+  INLINE Floats keep(const Floats& value, int panel, float other) const {
+    const uint32_t bits = (uint32_t)(bits_ >> panel * kWidth);
+#if defined(__AVX512F__)
+    return Floats{{(FloatPart)_mm512_mask_mov_ps(_mm512_set1_ps(other), (__mmask16)bits, (__m512)value.part[0])}};
+#else
+    return map([&](int i) {
+      WordPart bit;
+      for (int j = 0; j < kLanes; j++) bit[j] = 1u << (i * kLanes + j);
+      return (bit & bits) != 0 ? value.part[i] : FloatPart{} + other;
+    });
+#endif
+  }
+
+ private:
+  static uint64_t upto(int64_t end) { return end >= kBlock ? ~0ull : (1ull << std::max<int64_t>(end, 0)) - 1; }
+
+  uint64_t bits_;
+};
+static_assert(kBlock == 64);
 
 // cap * tanh(score * scale / cap) in base 2, with tanh(x) = 2 sigmoid(2 x) - 1.
 INLINE Floats capped(const Floats& score, const Attention& op) {
@@ -86,9 +106,10 @@ INLINE Floats capped(const Floats& score, const Attention& op) {
 // Scores in base 2: capped, and -infinity outside keys [begin, end).
 template <int P>
 INLINE void cap_and_mask(Floats (&scores)[P], int64_t begin, int64_t end, const Attention& op) {
+  const SeenKeys seen(begin, end);
   for (int v = 0; v < P; v++) {
     if (op.soft_cap) scores[v] = capped(scores[v], op);
-    scores[v] = keep_panel_lanes(scores[v], v, begin, end, -std::numeric_limits<float>::infinity());
+    scores[v] = seen.keep(scores[v], v, -std::numeric_limits<float>::infinity());
   }
 }
 

@@ -56,12 +56,14 @@ template <int kMostRows = kTileRows, int kMostPanels = kTilePanels, class F>
 INLINE void for_tiles(int rows, int panels, F f) {
   const int row_cuts = (rows + kMostRows - 1) / kMostRows, panel_cuts = (panels + kMostPanels - 1) / kMostPanels;
   const auto edge = [](int count, int cut, int cuts) { return (int)((int64_t)count * cut / cuts); };
-  for (int p = 0; p < panel_cuts; p++) {
-    const int panel = edge(panels, p, panel_cuts), panel_end = edge(panels, p + 1, panel_cuts);
-    for (int r = 0; r < row_cuts; r++) {
-      const int row = edge(rows, r, row_cuts);
-      f(row, edge(rows, r + 1, row_cuts) - row, panel, panel_end - panel);
+  for (int p = 0, panel = 0; p < panel_cuts; p++) {
+    const int panel_end = edge(panels, p + 1, panel_cuts);
+    for (int r = 0, row = 0; r < row_cuts; r++) {
+      const int row_end = edge(rows, r + 1, row_cuts);
+      f(row, row_end - row, panel, panel_end - panel);
+      row = row_end;
     }
+    panel = panel_end;
   }
 }
 
