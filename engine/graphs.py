@@ -25,6 +25,7 @@ from engine.kv_pool import KvPool
 from engine.models.decoder import DecoderModel
 from engine.rooms import InputRoom
 from kernels.ops import Capture, capture_for, shares_prefixes
+from kernels.staging import to_device
 
 _MOST_TOKENS = 512  # of a captured step: a larger one computes for longer than its launches take
 
@@ -106,12 +107,17 @@ class StepGraphs:
 
     @torch.inference_mode()
     def forward(self, step: HostInputs) -> Tensor:
-        """``DecoderModel.forward``. The result is overwritten by the next step."""
+        """``DecoderModel.forward``. The result is overwritten by the next step.
+
+        A captured pass gives the hidden states of all its tokens.
+        """
         replay = self._replays.get(self._variant(step)) if self._holds(step) else None
         if replay is None:
             return self._model.forward(self._inputs.place(step), self._kv)
         self._room.fill(step)
         replay()
+        if step.kept is not None:
+            return self._hidden[to_device(step.kept.tokens, self._hidden.device)]
         return self._hidden[: step.num_tokens]
 
     def _holds(self, step: HostInputs) -> bool:

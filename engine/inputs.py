@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -60,6 +60,28 @@ def fill_in(token_ids: Tensor, drawn: Tensor | None, out: Tensor | None = None) 
 
 
 @dataclass(frozen=True, slots=True)
+class KeptTokens:
+    """The tokens of a step whose hidden states are wanted, where those are not all: the last of some rows.
+
+    Of a prompt's tokens only the last one's next token is drawn. Of the others the last layer's K and V are needed,
+    and nothing that comes behind them.
+
+    Attributes:
+        tokens: [S] int64, which of the step's tokens they are, rising.
+        query_start: [R + 1] int32, row r has ``tokens[query_start[r]:query_start[r + 1]]``.
+        max_query: the most of a row.
+        shared: as in ``HostInputs``, for these tokens.
+        slots: [S] int32, as in ``HostInputs``.
+    """
+
+    tokens: Longs
+    query_start: Ints
+    max_query: int
+    shared: SharedPrefixes | None = None
+    slots: Ints | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class HostInputs:
     """What a forward over a ragged batch of R rows and T tokens reads, on the host.
 
@@ -75,6 +97,7 @@ class HostInputs:
         shared: prefixes that rows should read together, on the host, None for none.
         slots: [T] int32, the slot of each token's adapter, -1 for none; None if no row has an adapter.
         drawn: int64 on the device, tokens that the step before draws; None if all of ``token_ids`` are known.
+        kept: the tokens whose hidden states are wanted, None for all.
     """
 
     token_ids: Longs
@@ -88,6 +111,7 @@ class HostInputs:
     shared: SharedPrefixes | None = None
     slots: Ints | None = None
     drawn: Tensor | None = None
+    kept: KeptTokens | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -99,6 +123,15 @@ class HostInputs:
         """R."""
         return len(self.context_len)
 
+    @property
+    def num_kept(self) -> int:
+        """S: hidden states that a forward gives."""
+        return self.num_tokens if self.kept is None else len(self.kept.tokens)
+
+    def place(self, tokens: Longs) -> Longs:
+        """Where the hidden states of some tokens of the step, all of them kept, are among those of a forward."""
+        return tokens if self.kept is None else np.searchsorted(self.kept.tokens, tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardInputs:
@@ -106,6 +139,8 @@ class ForwardInputs:
 
     Attributes:
         lora: the adapters' part in this step, None if they have none.
+        kept: [S] int64, the tokens whose hidden states are wanted, None for all.
+        of_kept: what the last layer reads for these tokens; their own ids, positions and cells are not in it.
     """
 
     token_ids: Tensor
@@ -118,6 +153,8 @@ class ForwardInputs:
     max_context: int
     shared: SharedPrefixes | None = None
     lora: LoraStep | None = None
+    kept: Tensor | None = None
+    of_kept: ForwardInputs | None = None
 
 
 class InputBuilder:
@@ -185,6 +222,7 @@ class InputBuilder:
         max_context = int(context.max())
         pages = self._pages[line, : -(-max_context // self._page_size)]
         token_ids = _token_ids(rows)
+        slots = self._token_slots(line, lengths, starts)
         return HostInputs(
             token_ids=token_ids,
             positions=positions,
@@ -195,13 +233,14 @@ class InputBuilder:
             max_query=int(lengths.max()),
             max_context=max_context,
             shared=find_shared_prefixes(pages, lengths, context, self._page_size, self._device),
-            slots=self._token_slots(line, lengths, starts),
+            slots=slots,
             drawn=drawn.enter(token_ids) if drawn else None,
+            kept=self._kept(rows, lengths, query_start, pages, context, slots),
         )
 
     def place(self, inputs: HostInputs) -> ForwardInputs:
         """The tensors of a step."""
-        return ForwardInputs(
+        placed = ForwardInputs(
             token_ids=fill_in(to_device(inputs.token_ids, self._device), inputs.drawn),
             positions=to_device(inputs.positions, self._device),
             kv_loc=to_device(inputs.kv_loc, self._device),
@@ -211,7 +250,40 @@ class InputBuilder:
             max_query=inputs.max_query,
             max_context=inputs.max_context,
             shared=inputs.shared and inputs.shared.to(self._device),
-            lora=None if inputs.slots is None or self.bank is None else self.bank.step(inputs.slots),
+            lora=self._lora(inputs.slots),
+        )
+        kept = inputs.kept
+        if kept is None:
+            return placed
+        of_kept = replace(
+            placed,
+            query_start=to_device(kept.query_start, self._device),
+            max_query=kept.max_query,
+            shared=kept.shared and kept.shared.to(self._device),
+            lora=self._lora(kept.slots),
+        )
+        return replace(placed, kept=to_device(kept.tokens, self._device), of_kept=of_kept)
+
+    def _lora(self, slots: Ints | None) -> LoraStep | None:
+        """The adapters' part for tokens with these slots."""
+        return None if slots is None or self.bank is None else self.bank.step(slots)
+
+    def _kept(
+        self, rows: Sequence[Row], lengths: Ints, query_start: Ints, pages: Ints, context: Ints, slots: Ints | None
+    ) -> KeptTokens | None:
+        """The tokens before a line of logits, or with a target: the last of each row."""
+        counts = np.fromiter((row.num_lines + len(row.prompt_targets) for row in rows), np.int32, len(rows))
+        if (counts == lengths).all():
+            return None
+        starts = np.zeros_like(query_start)
+        np.cumsum(counts, out=starts[1:])
+        tokens = np.arange(starts[-1], dtype=np.int64) + np.repeat(query_start[1:] - starts[1:], counts)
+        return KeptTokens(
+            tokens=tokens,
+            query_start=starts,
+            max_query=int(counts.max()),
+            shared=find_shared_prefixes(pages, counts, context, self._page_size, self._device),
+            slots=None if slots is None else slots[tokens],
         )
 
     def _token_slots(self, line: Longs, lengths: Ints, starts: Ints) -> Ints | None:

@@ -35,7 +35,7 @@ class ModelRunner:
 
     Args:
         model: weights on the device.
-        forward: its forward pass: hidden states [T, H] of a step's tokens, good until the next step.
+        forward: its forward pass: hidden states [S, H] of a step's kept tokens, good until the next step.
         kv: the pool that the batch's page ids point into.
         inputs: the builder that keeps the page table.
         sampler: the rows' parameters and draws.
@@ -77,7 +77,7 @@ class ModelRunner:
         return lambda masks: self._begin_result(batch, inputs, hidden, masks, laps)
 
     def forward(self, inputs: HostInputs) -> Tensor:
-        """Hidden states [T, H] of a step's tokens, good until the next step."""
+        """Hidden states [S, H] of a step's kept tokens, good until the next step."""
         return self._forward(inputs)
 
     def draw(self, batch: Batch, inputs: HostInputs, hidden: Tensor, masks: Masks | None, laps: Laps) -> Drawing:
@@ -109,7 +109,7 @@ class ModelRunner:
         drawing = self.draw(batch, inputs, hidden, filled, laps)
         self._drawn = self._drawn_tokens(batch, drawing)
         scores = {
-            number: self._score_prompt(row, int(inputs.query_start[number + 1]) - 1, hidden, inputs.slots)
+            number: self._score_prompt(row, int(inputs.query_start[number + 1]) - 1, hidden, inputs)
             for number, row in enumerate(batch.rows)
             if row.prompt_targets
         }
@@ -136,9 +136,9 @@ class ModelRunner:
     def _logits(self, head: _Head, hidden: Tensor, inputs: HostInputs, at: NDArray[np.int64]) -> Tensor | Largest:
         """Logits [len(at), V] of some tokens of the step, or the best of them."""
         lora = self._head_lora(inputs.slots, at)
-        return head(hidden if len(at) == len(hidden) else hidden[to_device(at, hidden.device)], lora)
+        return head(hidden if len(at) == len(hidden) else hidden[to_device(inputs.place(at), hidden.device)], lora)
 
-    def _head_lora(self, slots: NDArray[np.int32] | None, tokens: NDArray[np.int64] | slice) -> LoraStep | None:
+    def _head_lora(self, slots: NDArray[np.int32] | None, tokens: NDArray[np.int64]) -> LoraStep | None:
         """The adapters' part in the head for some tokens of the step."""
         bank = self._inputs.bank
         return None if slots is None or bank is None else bank.head_step(slots[tokens])
@@ -154,7 +154,7 @@ class ModelRunner:
         device = self._model.device
         return Allowed(to_device(lines, device), to_device(words, device))
 
-    def _score_prompt(self, row: Row, last: int, hidden: Tensor, slots: NDArray[np.int32] | None) -> list[_Scores]:
+    def _score_prompt(self, row: Row, last: int, hidden: Tensor, inputs: HostInputs) -> list[_Scores]:
         """Begin the logprobs of the row's ``prompt_targets``, from the hidden states of the positions before them.
 
         Args:
@@ -162,12 +162,14 @@ class ModelRunner:
         """
         # The tokens before the last position have targets, but for leading ones that need no score.
         first = last + 1 - row.num_drafts - row.draws - len(row.prompt_targets)
+        tokens = np.arange(first, first + len(row.prompt_targets))
+        places = inputs.place(tokens)  # which follow each other, too
         num_top = self._sampler.num_prompt_logprobs(row.row)
         scores = []
-        for begin in range(0, len(row.prompt_targets), _PROMPT_SLICE):
+        for begin in range(0, len(tokens), _PROMPT_SLICE):
             wanted = row.prompt_targets[begin : begin + _PROMPT_SLICE]
-            part = slice(first + begin, first + begin + len(wanted))
-            logits = self._model.logits(hidden[part], self._head_lora(slots, part))
+            part = hidden[places[begin] : places[begin] + len(wanted)]
+            logits = self._model.logits(part, self._head_lora(inputs.slots, tokens[begin : begin + len(wanted)]))
             scores.append(prompt_logprobs(logits, wanted, num_top))
         return scores
 

@@ -254,17 +254,23 @@ def _measure_rates(model: DecoderModel, kv_dtype: torch.dtype) -> _Rates:
 
 
 def _bounds(model: DecoderModel, load: StepLoad, kv_dtype: torch.dtype, rates: _Rates) -> dict[str, float]:
-    """The least seconds of the parts that read much or multiply much: all bytes once, or all products."""
+    """The least seconds of the parts that read much or multiply much: all bytes once, or all products.
+
+    Behind its keys and values the last layer computes the tokens before a line of logits alone.
+    """
     config = model.config
     tokens, lines = load.rows + load.prefill, load.rows + bool(load.prefill)
     context = load.context + load.steps
     token_bytes = bytes_per_page(config, 1, kv_dtype)
     cells = load.rows * (context - load.shared) + load.shared + load.prefill
     pairs = load.rows * context + load.prefill * (load.prefill + 1) // 2
-    attended = 2 * pairs * config.num_layers * config.num_heads * config.head_dim
-    *inner, head = (part.packed for part in model.projections)
+    pairs_of_lines = load.rows * context + load.prefill
+    attended = 2 * (pairs * (config.num_layers - 1) + pairs_of_lines) * config.num_heads * config.head_dim
+    *inner, output, gate_up, down, head = (part.packed for part in model.projections)
+    behind = output, gate_up, down
+    products = tokens * sum(map(_products, inner)) + lines * sum(map(_products, behind))
     return {
-        "linear": max(sum(map(_nbytes, inner)) / rates.reading, tokens * sum(map(_products, inner)) / rates.products),
+        "linear": max(sum(map(_nbytes, (*inner, *behind))) / rates.reading, products / rates.products),
         "attention": max(cells * token_bytes / rates.reading, attended / rates.attention),
         "head": max(_nbytes(head) / rates.reading, lines * _products(head) / rates.products),
     }

@@ -19,6 +19,9 @@ from engine.kv_pool import KvPool
 from engine.models.decoder import DecoderModel
 from engine.rooms import InputRoom
 from kernels.ops import Buffers, Tape, record
+from kernels.staging import to_device
+from lora.apply import LoraStep
+from lora.segments import SegmentRoom
 
 # Tokens of a step that is recorded: in a larger one Python's share is lost among the products.
 _MOST_TOKENS: Final = 512
@@ -30,16 +33,21 @@ _Projections = frozenset[str]
 
 @dataclass(frozen=True, slots=True)
 class _Recording:
-    """A recorded pass.
+    """A recorded pass, in two parts: between them the last layer's KV is there, and tokens that are not kept drop out.
 
     Attributes:
         inputs: that it reads, of the step that was recorded.
-        hidden: [most tokens, H], where its result is.
+        queries: [most tokens, Hq, D], what the first part leaves to the second.
+        extend: the first part, of all tokens.
+        hidden: [most tokens, H], where the result is.
+        finish: the second part, of the tokens that are kept.
     """
 
     inputs: ForwardInputs
+    queries: Tensor
+    extend: Tape
     hidden: Tensor
-    tape: Tape
+    finish: Tape
 
 
 class StepTapes:
@@ -58,6 +66,8 @@ class StepTapes:
         self._inputs = inputs
         self._room = InputRoom(_MOST_TOKENS, max_num_seqs, inputs.table_width, model.device)
         self._residual = torch.empty((_MOST_TOKENS, model.config.hidden_size), device=model.device)
+        self._kept_start = torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=model.device)
+        self._kept_segments = SegmentRoom(_MOST_TOKENS, model.device)
         self._buffers = Buffers(_MOST_TOKENS)
         self._known: OrderedDict[_Projections, _Recording | None] = OrderedDict()
 
@@ -73,7 +83,7 @@ class StepTapes:
         bank = self._inputs.bank
         projections = _Projections() if step.slots is None or bank is None else bank.projections(step.slots)
         if projections not in self._known:
-            return self._record(projections, step)
+            return self._record(projections, step) if step.num_kept else self._run(step)
         self._known.move_to_end(projections)
         known = self._known[projections]
         return self._replay(known, step) if known else self._run(step)
@@ -82,27 +92,59 @@ class StepTapes:
         return self._model.forward(self._inputs.place(step), self._kv)
 
     def _record(self, projections: _Projections, step: HostInputs) -> Tensor:
-        num_tokens, bank = step.num_tokens, self._inputs.bank
-        segments = self._room.segments.segments(_MOST_TOKENS)  # those that a step lacks are empty
-        lora = bank.recorded_step(projections, segments) if bank and projections else None
+        num_tokens, num_kept = step.num_tokens, step.num_kept
+        lora = self._recorded_lora(projections, self._room.segments)
         inputs = self._room.inputs(num_tokens, step.num_rows, step.max_query, self._inputs.max_context, lora=lora)
-        self._room.fill(step)
+        of_kept = replace(
+            inputs,
+            query_start=self._kept_start[: step.num_rows + 1],
+            lora=self._recorded_lora(projections, self._kept_segments),
+        )
+        self._fill(step)
         residual = self._embedded(inputs)
-        hidden, tape = record(lambda: self._model.run_layers(residual, inputs, self._kv), self._buffers)
+        queries, extend = record(lambda: self._model.extend(residual, inputs, self._kv), self._buffers)
+        self._keep(queries, step)
+        q, residual = queries[:num_kept], residual[:num_kept]
+        hidden, finish = record(lambda: self._model.finish(q, residual, of_kept, self._kv), self._buffers)
         if len(self._known) == _MOST_TAPES:
             self._known.popitem(last=False)
-        if tape is None:
+        if extend is None or finish is None:
             self._known[projections] = None
             return hidden
-        hidden.resize_(_MOST_TOKENS, hidden.shape[1])
-        self._known[projections] = _Recording(inputs, hidden, tape)
-        return hidden[:num_tokens]
+        for result in queries, hidden:
+            result.resize_(_MOST_TOKENS, *result.shape[1:])
+        self._known[projections] = _Recording(inputs, queries, extend, hidden, finish)
+        return hidden[:num_kept]
+
+    def _recorded_lora(self, projections: _Projections, room: SegmentRoom) -> LoraStep | None:
+        """The adapters' part over all segments that there may be: those that a step lacks are empty."""
+        bank = self._inputs.bank
+        return bank.recorded_step(projections, room.segments(_MOST_TOKENS)) if bank and projections else None
 
     def _replay(self, recording: _Recording, step: HostInputs) -> Tensor:
-        self._room.fill(step)
+        self._fill(step)
         self._embedded(replace(recording.inputs, token_ids=self._room.token_ids(step.num_tokens)))
-        recording.tape.replay(step.num_tokens, step.num_rows)
-        return recording.hidden[: step.num_tokens]
+        recording.extend.replay(step.num_tokens, step.num_rows)
+        self._keep(recording.queries, step)
+        if step.num_kept:
+            recording.finish.replay(step.num_kept, step.num_rows)
+        return recording.hidden[: step.num_kept]
+
+    def _fill(self, step: HostInputs) -> None:
+        """Put a step where the recorded passes read it."""
+        self._room.fill(step)
+        kept = step if step.kept is None else step.kept
+        self._kept_start[: step.num_rows + 1] = to_device(kept.query_start, self._kept_start.device)
+        if kept.slots is not None:
+            self._kept_segments.fill(kept.slots)
+
+    def _keep(self, queries: Tensor, step: HostInputs) -> None:
+        """Move what belongs to the kept tokens to the front of the queries and of the residual stream."""
+        if step.kept is None:
+            return
+        tokens = to_device(step.kept.tokens, queries.device)
+        for rows in queries, self._residual:
+            rows[: len(tokens)] = rows[tokens]
 
     def _embedded(self, inputs: ForwardInputs) -> Tensor:
         """The residual stream in front of the first layer, where the recorded passes change it."""

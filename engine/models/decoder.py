@@ -49,12 +49,18 @@ class DecoderModel:
 
     @torch.inference_mode()
     def forward(self, inputs: ForwardInputs, kv: KvPool) -> Tensor:
-        """Compute the KV of all tokens of a step and their last hidden states, after the model's last norm.
+        """Compute the KV of all tokens of a step, and the last hidden states of those that are kept.
 
         Returns:
-            [T, H] in the model's type, ready for ``logits``.
+            [S, H] in the model's type, after the model's last norm: ready for ``logits``.
         """
-        return self.run_layers(self.embed(inputs), inputs, kv)
+        residual = self.embed(inputs)
+        q = self.extend(residual, inputs, kv)
+        if inputs.kept is None or inputs.of_kept is None:
+            return self.finish(q, residual, inputs, kv)
+        if not len(inputs.kept):
+            return q.new_empty((0, self.config.hidden_size))
+        return self.finish(q[inputs.kept], residual[inputs.kept], inputs.of_kept, kv)
 
     def embed(self, inputs: ForwardInputs) -> Tensor:
         """The residual stream in front of the first layer: [T, H].
@@ -69,12 +75,24 @@ class DecoderModel:
             residual *= self.embedding_scale
         return residual
 
-    def run_layers(self, residual: Tensor, inputs: ForwardInputs, kv: KvPool) -> Tensor:
-        """The rest of ``forward``, made of ops of ``kernels.ops`` alone. Changes ``residual``; reads no token ids."""
+    def extend(self, residual: Tensor, inputs: ForwardInputs, kv: KvPool) -> Tensor:
+        """Compute the KV of all tokens in all layers, by ops of ``kernels.ops`` alone. Reads no token ids.
+
+        Args:
+            residual: [T, H] from ``embed``; afterwards what the last layer adds to.
+
+        Returns:
+            The last layer's queries, [T, Hq, D].
+        """
         x = self.first_norm(residual)
-        for layer, k_cache, v_cache in zip(self.layers, kv.k_layers, kv.v_layers, strict=True):
+        *earlier, (last, k_last, v_last) = zip(self.layers, kv.k_layers, kv.v_layers, strict=True)
+        for layer, k_cache, v_cache in earlier:
             x = layer(x, residual, inputs, k_cache, v_cache)
-        return x
+        return last.attention.store(x, inputs, k_last, v_last)
+
+    def finish(self, q: Tensor, residual: Tensor, inputs: ForwardInputs, kv: KvPool) -> Tensor:
+        """The hidden states of some tokens, from their queries and residual stream, which is changed: -> [S, H]."""
+        return self.layers[-1].finish(q, residual, inputs, kv.k_layers[-1], kv.v_layers[-1])
 
     @property
     def projections(self) -> tuple[Projection, ...]:

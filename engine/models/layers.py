@@ -67,7 +67,7 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Self-attention of one layer, from normed hidden states to the output projection.
+    """Self-attention of one layer, from normed hidden states to the output projection, in two halves.
 
     Attributes:
         cos_sin: [positions, rot_dim] fp32, or None for a layer without positions.
@@ -88,9 +88,9 @@ class Attention:
     window: int | None
     soft_cap: float | None
 
-    def __call__(self, x: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
-        """[T, H] -> [T, H]; writes K and V of the T tokens to this layer's cache [pages, Hkv, page, D]."""
-        q = rope_store_kv(
+    def store(self, x: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+        """Write K and V of T tokens to this layer's cache [pages, Hkv, page, D]: [T, H] -> their queries [T, Hq, D]."""
+        return rope_store_kv(
             self.qkv(x, inputs.lora),
             inputs.positions,
             self.cos_sin,
@@ -104,6 +104,9 @@ class Attention:
             self.norm_eps,
             self.norm_offset,
         )
+
+    def __call__(self, q: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+        """What queries find in the cache, each in the keys up to its own, projected: [S, Hq, D] -> [S, H]."""
         mixed = attention(
             q,
             k_cache,
@@ -156,7 +159,12 @@ class DecoderLayer:
 
     def __call__(self, x: Tensor, residual: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """[T, H] normed -> [T, H] normed; ``residual`` [T, H] fp32 is updated in place."""
-        x = self.attention(x, inputs, k_cache, v_cache)
+        q = self.attention.store(x, inputs, k_cache, v_cache)
+        return self.finish(q, residual, inputs, k_cache, v_cache)
+
+    def finish(self, q: Tensor, residual: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+        """What is left when K and V are stored, for these queries alone: [S, Hq, D] -> [S, H] normed."""
+        x = self.attention(q, inputs, k_cache, v_cache)
         if self.post_attention is not None:
             x = self.post_attention(x)
         x = self.mlp(self.mlp_norm.after_add(x, residual), inputs.lora)

@@ -16,20 +16,18 @@ import torch
 import triton_interpreter
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from random_bank import random_bank
 
 from engine.batch import Batch, Row, RowStart
 from engine.config import EngineConfig
 from engine.graphs import StepGraphs, Variant, graphs_for, sizes_up_to
 from engine.inputs import InputBuilder
 from engine.kv_pool import KvPool
-from engine.loading.base_layout import base_layout
 from engine.loading.load import load_model
 from engine.models.decoder import DecoderModel
 from engine.types import SamplingParams
-from kernels.lora import Factors, pack_expansion
 from kernels.triton import sharing
 from lora.apply import AdapterBank
-from lora.layout import EMBEDDING, HEAD
 
 # Attention leaves the memory of tokens that pad a step as it was, and what follows computes with it.
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")
@@ -88,28 +86,7 @@ def low_gate(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> None:
 
 
 def bank_of(model: DecoderModel, folder: Path) -> AdapterBank:
-    """Two adapters: one of all projections, one of a single one."""
-    layout = base_layout(model, folder, dummy=True)
-    bank = AdapterBank(layout, 2)
-    generator = torch.Generator().manual_seed(1)
-    for slot in range(2):
-        factors = {}
-        for shape in layout.projections:
-            if shape.name == HEAD or (slot and "qkv" not in shape.name and shape.name != layout.projections[0].name):
-                continue
-            ranks = tuple(2 + slot for _ in shape.sizes)
-            total = sum(ranks)
-            a = torch.randn(
-                (shape.width, total) if shape.name == EMBEDDING else (total, shape.width), generator=generator
-            )
-            b = [torch.randn(n, rank, generator=generator) for n, rank in zip(shape.sizes, ranks, strict=True)]
-            packed = torch.cat([pack_expansion(matrix) for matrix in b])
-            factors[shape.name] = Factors(a * 0.1, torch.ones(total), ranks, packed)
-            triton_interpreter.allow(*factors[shape.name].tensors())
-        for name, each in factors.items():
-            bank._tables[name].put(slot, each)
-        bank._used[slot] = frozenset(factors)
-    return bank
+    return random_bank(model, folder, told=triton_interpreter.allow)
 
 
 class World:

@@ -35,7 +35,7 @@ class Rows:
             start, width = self.lengths[row], PAGES // ROWS
             tokens = [self.random.randrange(64) for _ in range(count)]
             pages = tuple(range(row * width, (row + 1) * width))
-            rows.append(Row(row, start, tokens, 0, pages, draws=True, num_generated=0))
+            rows.append(Row(row, start, tokens, 0, pages, draws=count > 0, num_generated=0))
             self.lengths[row] += count
         return Batch(tuple(rows))
 

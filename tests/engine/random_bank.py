@@ -1,0 +1,44 @@
+"""Adapters of random numbers for a model that need not have a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from engine.loading.base_layout import base_layout
+from engine.models.decoder import DecoderModel
+from kernels.lora import Factors, pack_expansion
+from lora.apply import AdapterBank
+from lora.layout import EMBEDDING, HEAD
+
+
+def random_bank(model: DecoderModel, folder: Path, told: Callable[..., None] = lambda *tensors: None) -> AdapterBank:
+    """Two adapters: one of all projections but the head, one of the embedding and of queries, keys and values.
+
+    Args:
+        folder: the model's config.
+        told: called with the tensors of each projection.
+    """
+    layout = base_layout(model, folder, dummy=True)
+    bank = AdapterBank(layout, 2)
+    generator = torch.Generator().manual_seed(1)
+    for slot in range(2):
+        factors = {}
+        for shape in layout.projections:
+            if shape.name == HEAD or (slot and "qkv" not in shape.name and shape.name != layout.projections[0].name):
+                continue
+            ranks = tuple(2 + slot for _ in shape.sizes)
+            total = sum(ranks)
+            a = torch.randn(
+                (shape.width, total) if shape.name == EMBEDDING else (total, shape.width), generator=generator
+            )
+            b = [torch.randn(n, rank, generator=generator) for n, rank in zip(shape.sizes, ranks, strict=True)]
+            packed = torch.cat([pack_expansion(matrix.to(layout.dtype)) for matrix in b])
+            factors[shape.name] = Factors((a * 0.1).to(layout.dtype), torch.ones(total), ranks, packed)
+            told(*factors[shape.name].tensors())
+        for name, each in factors.items():
+            bank._tables[name].put(slot, each)
+        bank._used[slot] = frozenset(factors)
+    return bank
