@@ -27,10 +27,13 @@ class Counts(NamedTuple):
     Attributes:
         tokens: those that are the number of tokens.
         rows: those that are the number of rows.
+        following: the one that is the address of the structure of the next call of the function, 0 if that is not
+            known; a recording knows it.
     """
 
     tokens: tuple[int, ...] = ()
     rows: tuple[int, ...] = ()
+    following: int | None = None
 
 
 _NONE: Final = Counts()

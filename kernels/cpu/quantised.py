@@ -26,7 +26,7 @@ _NO_MEMORY: Final = 2  # what a C function returns when an allocation fails
 _PACK_BLOCKS: Final = Struct("7q")
 _PACK_CHANNELS: Final = Struct("7q")
 _ROWS: Final = Struct("9q")
-_QUANTISED: Final = Struct("14q")
+_QUANTISED: Final = Struct("15q")
 _WIDENED: Final = Struct("11q")
 
 
@@ -42,7 +42,7 @@ class QuantisedKernels:
         self._pack_blocks = bind(library, "pack_blocks", _PACK_BLOCKS)
         self._pack_channels = bind(library, "pack_channels", _PACK_CHANNELS)
         self._rows = bind(library, "quantised_rows", _ROWS)
-        self._quantised_linear = bind(library, "quantised_linear", _QUANTISED, Counts((6,)))
+        self._quantised_linear = bind(library, "quantised_linear", _QUANTISED, Counts((6,), following=14))
         self._widened_linear = bind(library, "widened_linear", _WIDENED, Counts((5,)))
 
     @staticmethod
@@ -153,7 +153,7 @@ class QuantisedKernels:
             failed = self._widened_linear(_WIDENED.pack(*addresses, *sizes, *flags))
         else:
             formats = (layer.format, layer.planes)
-            failed = self._quantised_linear(_QUANTISED.pack(*addresses, columns, *sizes, *formats, *flags))
+            failed = self._quantised_linear(_QUANTISED.pack(*addresses, columns, *sizes, *formats, *flags, 0))
         if failed == _NO_MEMORY:
             raise MemoryError("a quantised product could not allocate its rows")
 

@@ -32,11 +32,18 @@ struct QuantisedLinear {
   Format format;
   int64_t planes;  // of x
   int64_t is_bf16, out_is_bf16, threads;
+  const QuantisedLinear* next;  // the call that comes after this one, if that is known
+
+  int64_t panel_count() const { return (columns + kWidth - 1) / kWidth; }
 };
 
-// A part of the product: some tiles of rows, some panels.
+int64_t channel_tiles(int64_t rows) { return (rows + kChannelRows - 1) / kChannelRows; }
+
+// A part of the product: some tiles of rows, some panels; and where the thread that computes it will probably go on.
 struct Part {
   int64_t index, tile, tile_end, panel, panel_end;
+  int64_t next_panel;  // of this call, or -1
+  int64_t next_part;   // else of the next call
 };
 
 // x in blocks, tile by tile, as A of the products: [tiles][blocks][rows of a tile].
@@ -81,6 +88,22 @@ struct BlockRows {
     to.offset = to.scale * (float)total;
   }
 };
+
+int thread_count(const QuantisedLinear& op) {
+  return op.rows * op.width * op.columns < kSmall ? 1 : (int)op.threads;
+}
+
+// As for other linears: several slices of panels for each thread, but one where the panels are only streamed.
+int64_t slice_count(const QuantisedLinear& op, int64_t tiles) {
+  const int threads = thread_count(op);
+  const int64_t each = tiles == 1 ? 1 : op.panel_count() / (kSlicePanels * threads);
+  return threads == 1 ? 1 : threads * std::clamp<int64_t>(each, 1, kMostSlices);
+}
+
+// The first panel of a slice.
+int64_t slice_edge(const QuantisedLinear& op, int64_t tiles, int64_t slice) {
+  return op.panel_count() * slice / slice_count(op, tiles);
+}
 
 // Where several tiles use a panel, they share the asking for the next one: memory then works while the registers do.
 // (One tile only reads, and the caches' own prefetchers do better.)
@@ -140,6 +163,12 @@ bool multiply_blocks_amx(const QuantisedLinear& op, const BlockRows<kPlanes>& x,
 }
 #endif
 
+// Of 64 bytes, in memory.
+struct Lines {
+  const uint32_t* first;
+  int64_t count;
+};
+
 // Some rows times the channels of a part.
 struct ChannelPart {
   const QuantisedLinear& op;
@@ -151,18 +180,29 @@ struct ChannelPart {
   int panel_count() const { return (int)(part.panel_end - part.panel); }
   int64_t words() const { return (op.width + kWordBytes - 1) / kWordBytes; }
 
-  // Of the panels behind a tile as many again.
-  int64_t next_lines(const TileSpan& tile) const {
-    return std::min<int64_t>(tile.panels, part.panel_end - tile.panel - tile.panels) * words();
+  // Panels that are multiplied behind a tile, as many again.
+  Lines behind(const TileSpan& tile) const {
+    const int64_t end = tile.panel + tile.panels, left = part.panel_end - end;
+    if (left) return panels_of(op, end, std::min<int64_t>(tile.panels, left));
+    if (part.next_panel >= 0) return panels_of(op, part.next_panel, tile.panels);
+    if (!op.next || op.next->format != Format::kChannels) return {op.panels, 0};
+    const int64_t first = slice_edge(*op.next, channel_tiles(op.rows), part.next_part);
+    return panels_of(*op.next, first, std::min<int64_t>(tile.panels, op.next->panel_count() - first));
   }
 
-  // The product of a tile, which asks for some lines of the panels behind it.
+  // The product of a tile, which asks for lines [line, line_end) of those behind it.
   ChannelProduct product(const TileSpan& tile, const TileRows& c, int64_t line, int64_t line_end) const {
     const int64_t panel_words = words() * kWidth;
     return {x.low(tile.row), x.stride, x.row(tile.row), x.outliers(tile.row), x.outlier_stride,
             op.panels + tile.panel * panel_words, panel_words,
             static_cast<const float*>(op.scales) + tile.panel * kWidth, words(), c,
-            op.panels + (tile.panel + tile.panels) * panel_words + line * kWidth, line_end - line};
+            behind(tile).first + line * kWidth, line_end - line};
+  }
+
+ private:
+  static Lines panels_of(const QuantisedLinear& op, int64_t panel, int64_t count) {
+    const int64_t words = (op.width + kWordBytes - 1) / kWordBytes;
+    return {op.panels + panel * words * kWidth, count * words};
   }
 };
 
@@ -172,7 +212,7 @@ void multiply_channels(const ChannelPart& all, Out& out) {
   alignas(64) float room[kChannelRows * kRoomStride];
   for_tiles<kChannelRows, kChannelPanels>(all.row_count(), all.panel_count(), [&](int m, int rows, int p, int panels) {
     const TileSpan tile = {all.row + m, all.part.panel + p, rows, panels};
-    const int64_t lines = all.row_count() > kChannelRows ? all.next_lines(tile) : 0;
+    const int64_t lines = all.row_count() > kChannelRows ? all.behind(tile).count : 0;
     const int64_t from = lines * m / all.row_count(), to = lines * (m + rows) / all.row_count();
     multiply_channel_tile(all.product(tile, out.place(room, tile), from, to), rows, panels);
     out.take(all.part.index, room, tile);
@@ -187,28 +227,27 @@ void multiply_channels_amx(const ChannelPart& all, Out& out) {
   alignas(64) float room[kMostAmxRows * kRoomStride];
   for_amx_tiles(all.row_count(), all.panel_count(), [&](int m, const AmxRows& rows, int p, int panels) {
     const TileSpan tile = {all.row + m, all.part.panel + p, rows.all(), panels};
-    const int64_t lines = m == 0 ? all.next_lines(tile) : 0;
+    const int64_t lines = m == 0 ? all.behind(tile).count : 0;
     multiply_channel_amx(all.product(tile, out.place(room, tile), 0, lines), rows, panels);
     out.take(all.part.index, room, tile);
   });
 }
 #endif
 
-// multiply(part, out) for the parts of the product, on all threads. As for other linears: several slices of panels for
-// each thread, but one where the panels are only streamed; and rows are cut too where there are few panels.
+// multiply(part, out) for the parts of the product, on all threads; and rows are cut too where there are few panels.
 template <class Out, class F>
 void for_parts(const QuantisedLinear& op, int64_t tiles, F multiply) {
-  const int64_t panels = (op.columns + kWidth - 1) / kWidth;
-  const int threads = op.rows * op.width * op.columns < kSmall ? 1 : (int)op.threads;
-  const int64_t each = tiles == 1 ? 1 : panels / (kSlicePanels * threads);
-  const int64_t slices = threads == 1 ? 1 : threads * std::clamp<int64_t>(each, 1, kMostSlices);
+  const int64_t panels = op.panel_count(), slices = slice_count(op, tiles);
+  const int threads = thread_count(op);
   const int64_t wanted = 2 * threads / std::max<int64_t>(1, panels / kFewPanels);
   const int64_t cuts = std::clamp<int64_t>(std::min(op.rows / 48, tiles), 1, std::max<int64_t>(1, wanted));
   Out out(op, cuts * slices);
   parallel_items(threads, cuts * slices, [&](int64_t i) {
     const int64_t cut = i / slices, slice = i % slices;
-    multiply(Part{i, tiles * cut / cuts, tiles * (cut + 1) / cuts, panels * slice / slices,
-                  panels * (slice + 1) / slices},
+    const auto edge = [&](int64_t of) { return slice_edge(op, tiles, of); };
+    const int64_t next = i + threads, next_panel = next < cuts * slices ? edge(next % slices) : -1;
+    multiply(Part{i, tiles * cut / cuts, tiles * (cut + 1) / cuts, edge(slice), edge(slice + 1), next_panel,
+                  next - cuts * slices},
              out);
   });
   out.finish();
@@ -241,7 +280,7 @@ void run_channels(const QuantisedLinear& op) {
   x.fill<E>(static_cast<const typename E::Value*>(op.x), op.rows, op.width, threads);
   const ChannelRows& rows = x;
   const bool by_amx = op.rows > kByteRows && op.width % (kWordBytes * kAmxWords) == 0 && has_amx();
-  const int64_t tiles = (op.rows + kChannelRows - 1) / kChannelRows;
+  const int64_t tiles = channel_tiles(op.rows);
   for_parts<Out>(op, tiles, [&](const Part& part, Out& out) {
     const ChannelPart all = {op, rows, op.rows * part.tile / tiles, op.rows * part.tile_end / tiles, part};
 #if ROOTGRAFT_AMX

@@ -48,9 +48,14 @@ class Tape:
         self._tokens = _places(starts, [call.counts.tokens for call in made])
         self._rows = _places(starts, [call.counts.rows for call in made])
         self._calls = (ctypes.c_void_p * (2 * len(made)))()
-        for i, call in enumerate(made):
+        following: dict[int, int] = {}  # by function, the structure of its next call
+        for i, call in reversed(list(enumerate(made))):
+            structure = self._fields.ctypes.data + starts[i] * _FIELD
             self._calls[2 * i] = call.address
-            self._calls[2 * i + 1] = self._fields.ctypes.data + starts[i] * _FIELD
+            self._calls[2 * i + 1] = structure
+            if call.counts.following is not None:
+                self._fields[starts[i] + call.counts.following] = following.get(call.address, 0)
+                following[call.address] = structure
 
     def replay(self, tokens: int, rows: int) -> None:
         """Make the calls again, on what the inputs' buffers hold now.

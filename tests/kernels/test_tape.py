@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
-from kernels import ops
+from kernels import ops, quantised
 from kernels.lora import Factors, Segments, SlotTable, lora_shrink_expand, pack_expansion
 
 pytestmark = pytest.mark.skipif(ops.native_kernels() is None, reason="no C++ compiler")
@@ -18,11 +21,11 @@ MOST = 40
 class TinyMlp:
     """Some ops in a row, as a decoder layer has them."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, pack: Callable[[Tensor], ops.Linear] = ops.pack_linear) -> None:
         generator = torch.Generator().manual_seed(3)
         self.norm = torch.rand(WIDTH, generator=generator).to(dtype)
-        self.up = ops.pack_linear(torch.randn(2 * INNER, WIDTH, generator=generator).to(dtype))
-        self.down = ops.pack_linear(torch.randn(WIDTH, INNER, generator=generator).to(dtype))
+        self.up = pack(torch.randn(2 * INNER, WIDTH, generator=generator).to(dtype))
+        self.down = pack(torch.randn(WIDTH, INNER, generator=generator).to(dtype))
 
     def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
         for _ in range(3):
@@ -31,9 +34,13 @@ class TinyMlp:
         return ops.add_rms_norm(x, residual, self.norm, 1e-5)
 
 
+PACKS = [ops.pack_linear, functools.partial(quantised.pack_channels, dynamic=True)]
+
+
+@pytest.mark.parametrize("pack", PACKS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_replay_gives_the_bits_of_a_pass(dtype: torch.dtype) -> None:
-    mlp = TinyMlp(dtype)
+def test_a_replay_gives_the_bits_of_a_pass(dtype: torch.dtype, pack: Callable[[Tensor], ops.Linear]) -> None:
+    mlp = TinyMlp(dtype, pack)
     own_x, own_residual = torch.randn(MOST, WIDTH).to(dtype), torch.randn(MOST, WIDTH)
     expected = mlp(own_x[:TOKENS], own_residual[:TOKENS].clone())
     with torch.inference_mode():
