@@ -81,6 +81,7 @@ INLINE Floats coarse_exp2(const Floats& x) {
 #endif
 }
 
+// Of a block, for a query of the tile.
 INLINE SeenKeys seen_keys(const BlockWork& block, const Int8Scratch& scratch, int query) {
   const int64_t end = scratch.end[query] - block.first_key;
   return {end - block.op.window, end};

@@ -180,14 +180,14 @@ struct ChannelPart {
   int panel_count() const { return (int)(part.panel_end - part.panel); }
   int64_t words() const { return (op.width + kWordBytes - 1) / kWordBytes; }
 
-  // Panels that are multiplied behind a tile, as many again.
+  // The panels that this thread multiplies after those of a tile, as many again.
   Lines behind(const TileSpan& tile) const {
     const int64_t end = tile.panel + tile.panels, left = part.panel_end - end;
     if (left) return panels_of(op, end, std::min<int64_t>(tile.panels, left));
     if (part.next_panel >= 0) return panels_of(op, part.next_panel, tile.panels);
     if (!op.next || op.next->format != Format::kChannels) return {op.panels, 0};
     const int64_t first = slice_edge(*op.next, channel_tiles(op.rows), part.next_part);
-    return panels_of(*op.next, first, std::min<int64_t>(tile.panels, op.next->panel_count() - first));
+    return panels_of(*op.next, first, std::clamp<int64_t>(op.next->panel_count() - first, 0, tile.panels));
   }
 
   // The product of a tile, which asks for lines [line, line_end) of those behind it.
