@@ -7,6 +7,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -277,7 +278,7 @@ class InputBuilder:
             return None
         starts = np.zeros_like(query_start)
         np.cumsum(counts, out=starts[1:])
-        tokens = np.arange(starts[-1], dtype=np.int64) + np.repeat(query_start[1:] - starts[1:], counts)
+        tokens = last_tokens(query_start, counts)
         return KeptTokens(
             tokens=tokens,
             query_start=starts,
@@ -292,6 +293,13 @@ class InputBuilder:
             return None
         slots = self._slots[line]
         return token_slots(slots, self._adapted_from[line], lengths, starts) if (slots >= 0).any() else None
+
+
+def last_tokens(query_start: Ints, counts: NDArray[np.integer[Any]]) -> Longs:
+    """Which tokens of a step are the last ``counts[r]`` of each row r, rising, int64."""
+    upto = np.cumsum(counts)
+    # What is picked of a row ends where the next row begins.
+    return np.arange(upto[-1], dtype=np.int64) + np.repeat(query_start[1:] - upto, counts)
 
 
 def _token_ids(rows: Sequence[Row]) -> Longs:

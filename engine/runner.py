@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.batch import Batch, Draw, Masks, Read, Row, RowResult, StepResult
-from engine.inputs import DrawnTokens, HostInputs, InputBuilder
+from engine.inputs import DrawnTokens, HostInputs, InputBuilder, last_tokens
 from engine.kv_pool import KvPool
 from engine.laps import Laps
 from engine.logprobs import prompt_logprobs
@@ -182,7 +182,5 @@ def _forced(masks: Masks) -> dict[int, int]:
 def _logit_tokens(batch: Batch, query_start: NDArray[np.int32], forced: Mapping[int, int]) -> NDArray[np.int64]:
     """[S] int64, index in the step of the token before each line, but for lines that are forced."""
     lines = np.fromiter((row.num_lines for row in batch.rows), np.int64, len(batch.rows))
-    upto = np.cumsum(lines)
-    # The lines of a row stand behind its last tokens, which end where the next row begins.
-    at = np.arange(upto[-1]) + np.repeat(query_start[1:] - upto, lines)
+    at = last_tokens(query_start, lines)  # behind which the lines of a row stand
     return np.delete(at, list(forced)) if forced else at
