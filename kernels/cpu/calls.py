@@ -21,8 +21,8 @@ from kernels.cpu.build import BuildError
 _UNUSED: Final = 3  # references to a buffer while it is looked at, if only the list of buffers holds it
 
 
-class Counts(NamedTuple):
-    """Where the structure of a function holds what differs from step to step: indices of its fields.
+class Fields(NamedTuple):
+    """Where the structure of a function holds what a recording writes: indices of its fields.
 
     Attributes:
         tokens: those that are the number of tokens.
@@ -36,7 +36,7 @@ class Counts(NamedTuple):
     following: int | None = None
 
 
-_NONE: Final = Counts()
+_NONE: Final = Fields()
 
 
 class Call(NamedTuple):
@@ -46,13 +46,13 @@ class Call(NamedTuple):
         name: of the function.
         address: of the function.
         arguments: its structure.
-        counts: in it.
+        fields: of it.
     """
 
     name: str
     address: int
     arguments: bytes
-    counts: Counts
+    fields: Fields
 
 
 class Buffers:
@@ -138,11 +138,11 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.empty(shape, dtype=dtype) if _recording is None else _recording.buffers.empty(shape, dtype)
 
 
-def bind(library: ctypes.CDLL, name: str, layout: Struct, counts: Counts = _NONE) -> Callable[[bytes], int]:
+def bind(library: ctypes.CDLL, name: str, layout: Struct, fields: Fields = _NONE) -> Callable[[bytes], int]:
     """A C function, after a check that its structure has the size of ours.
 
     Args:
-        counts: in its structure. A function that has none cannot be part of a recording.
+        fields: of its structure. A function without one for tokens cannot be part of a recording.
 
     Raises:
         BuildError: it has not.
@@ -158,7 +158,7 @@ def bind(library: ctypes.CDLL, name: str, layout: Struct, counts: Counts = _NONE
 
     def call(arguments: bytes) -> int:
         if _recording is not None:
-            _recording.made.append(Call(name, address, arguments, counts))
+            _recording.made.append(Call(name, address, arguments, fields))
         if _told is not None:
             return run_timed(name, lambda: function(arguments), _told)
         return function(arguments)  # type: ignore[no-any-return]

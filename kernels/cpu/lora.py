@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import threads
-from kernels.cpu.calls import Counts, bind
+from kernels.cpu.calls import Fields, bind
 from kernels.lora_types import MOST_MODULES, Segments
 
 _OP: Final = Struct("17q")
@@ -22,7 +22,7 @@ class LoraKernels:
     """The op of a compiled library. Tensors must be such that ``takes`` is true; indices are checked."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._shrink_expand = bind(library, "lora_shrink_expand", _OP, Counts((10, 12)))
+        self._shrink_expand = bind(library, "lora_shrink_expand", _OP, Fields((10, 12)))
 
     @staticmethod
     def takes(*tensors: Tensor) -> bool:

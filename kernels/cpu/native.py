@@ -17,7 +17,7 @@ from torch import Tensor
 from kernels import kv_int8
 from kernels.cpu import tape, threads
 from kernels.cpu.arena import WeightArena
-from kernels.cpu.calls import Buffers, Counts, bind, empty
+from kernels.cpu.calls import Buffers, Fields, bind, empty
 from kernels.cpu.tape import Tape
 from kernels.packed import Largest, PackedLinear
 
@@ -56,11 +56,11 @@ class Kernels:
         library.instruction_set.restype = ctypes.c_char_p
         self.instruction_set: str = library.instruction_set().decode()
         self._pack_linear = bind(library, "pack_linear", _PACK_LINEAR)
-        self._linear = bind(library, "linear", _LINEAR, Counts((5,)))
-        self._rms_norm = bind(library, "rms_norm", _RMS_NORM, Counts((4,)))
-        self._rope_store_kv = bind(library, "rope_store_kv", _ROPE_STORE_KV, Counts((9,)))
-        self._attention = bind(library, "attention", _ATTENTION, Counts((7,), (8,)))
-        self._gated_activation = bind(library, "gated_activation", _GATED_ACTIVATION, Counts((2,)))
+        self._linear = bind(library, "linear", _LINEAR, Fields((5,)))
+        self._rms_norm = bind(library, "rms_norm", _RMS_NORM, Fields((4,)))
+        self._rope_store_kv = bind(library, "rope_store_kv", _ROPE_STORE_KV, Fields((9,)))
+        self._attention = bind(library, "attention", _ATTENTION, Fields((7,), (8,)))
+        self._gated_activation = bind(library, "gated_activation", _GATED_ACTIVATION, Fields((2,)))
         self._largest = bind(library, "largest", _LARGEST)
         self._mask_logits = bind(library, "mask_logits", _MASK_LOGITS)
         self._copy_pages = bind(library, "copy_pages", _COPY_PAGES)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.cpu import threads
 from kernels.cpu.arena import WeightArena
-from kernels.cpu.calls import Counts, bind, empty
+from kernels.cpu.calls import Fields, bind, empty
 from kernels.packed import Format, Largest, QuantisedLinear
 
 BLOCK: Final = 32  # values with one scale, in the formats with blocks
@@ -42,8 +42,8 @@ class QuantisedKernels:
         self._pack_blocks = bind(library, "pack_blocks", _PACK_BLOCKS)
         self._pack_channels = bind(library, "pack_channels", _PACK_CHANNELS)
         self._rows = bind(library, "quantised_rows", _ROWS)
-        self._quantised_linear = bind(library, "quantised_linear", _QUANTISED, Counts((6,), following=14))
-        self._widened_linear = bind(library, "widened_linear", _WIDENED, Counts((5,)))
+        self._quantised_linear = bind(library, "quantised_linear", _QUANTISED, Fields((6,), following=14))
+        self._widened_linear = bind(library, "widened_linear", _WIDENED, Fields((5,)))
 
     @staticmethod
     def takes_weight(weight: Tensor) -> bool:

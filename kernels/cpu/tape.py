@@ -45,16 +45,16 @@ class Tape:
         sizes = [len(call.arguments) // _FIELD for call in made]
         starts = [0, *accumulate(sizes)]
         self._fields = np.frombuffer(b"".join(call.arguments for call in made), np.int64).copy()
-        self._tokens = _places(starts, [call.counts.tokens for call in made])
-        self._rows = _places(starts, [call.counts.rows for call in made])
+        self._tokens = _places(starts, [call.fields.tokens for call in made])
+        self._rows = _places(starts, [call.fields.rows for call in made])
         self._calls = (ctypes.c_void_p * (2 * len(made)))()
         following: dict[int, int] = {}  # by function, the structure of its next call
         for i, call in reversed(list(enumerate(made))):
             structure = self._fields.ctypes.data + starts[i] * _FIELD
             self._calls[2 * i] = call.address
             self._calls[2 * i + 1] = structure
-            if call.counts.following is not None:
-                self._fields[starts[i] + call.counts.following] = following.get(call.address, 0)
+            if call.fields.following is not None:
+                self._fields[starts[i] + call.fields.following] = following.get(call.address, 0)
                 following[call.address] = structure
 
     def replay(self, tokens: int, rows: int) -> None:
@@ -100,7 +100,7 @@ def record(library: ctypes.CDLL, forward: Callable[[], Tensor], buffers: calls.B
     watch = _Watch()
     with calls.recorded(buffers) as recording, watch:
         result = forward()
-    kept = not watch.saw_ops and all(call.counts.tokens for call in recording.made)
+    kept = not watch.saw_ops and all(call.fields.tokens for call in recording.made)
     return result, Tape(library, recording.made, buffers) if kept else None
 
 
