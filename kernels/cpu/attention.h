@@ -118,7 +118,7 @@ struct SharedSplit {
 };
 
 // In the order of splits, as far as each row shares: of a row only the last may not be whole. No split holds more
-// queries than a tile. The last answer is kept for each thread, until the next call: the layers of a step ask alike.
-const std::vector<SharedSplit>& find_shared_splits(const Attention& op);
+// queries than a tile.
+std::vector<SharedSplit> find_shared_splits(const Attention& op);
 
 }  // namespace rootgraft

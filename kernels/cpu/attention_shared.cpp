@@ -1,7 +1,6 @@
 // Which rows read the same keys: those whose lines of the page table begin alike, as prefixes in a tree do.
 #include "attention.h"
 
-#include <array>
 #include <utility>
 
 namespace rootgraft {
@@ -72,51 +71,16 @@ struct Search {
   }
 };
 
-// All that a search reads.
-class Question {
- public:
-  bool is_of(const Attention& op) const {
-    return numbers_ == numbers(op) && same(tables_[0], op.query_start, op.rows + 1) &&
-           same(tables_[1], op.context_len, op.rows) && same(tables_[2], op.page_table, op.rows * op.table_width);
-  }
-
-  void take(const Attention& op) {
-    numbers_ = numbers(op);
-    tables_[0].assign(op.query_start, op.query_start + op.rows + 1);
-    tables_[1].assign(op.context_len, op.context_len + op.rows);
-    tables_[2].assign(op.page_table, op.page_table + op.rows * op.table_width);
-  }
-
- private:
-  using Numbers = std::array<int64_t, 5>;
-
-  static Numbers numbers(const Attention& op) {
-    return {op.rows, op.table_width, op.group(), op.page_size, op.window};
-  }
-
-  static bool same(const std::vector<int32_t>& known, const int32_t* values, int64_t count) {
-    return (int64_t)known.size() == count && std::equal(known.begin(), known.end(), values);
-  }
-
-  Numbers numbers_ = {};
-  std::vector<int32_t> tables_[3];
-};
-
 }  // namespace
 
-const std::vector<SharedSplit>& find_shared_splits(const Attention& op) {
-  thread_local Question last;
-  thread_local std::vector<SharedSplit> found;
-  if (last.is_of(op)) return found;
-  found.clear();
-  last = {};
+std::vector<SharedSplit> find_shared_splits(const Attention& op) {
+  std::vector<SharedSplit> found;
   Search search{op, found};
   Rows rows;
   for (int64_t row = 0; row < op.rows; row++) {
     if (search.joins(row)) rows.push_back(row);
   }
   search.visit(rows, 0);
-  last.take(op);
   return found;
 }
 
