@@ -6,7 +6,7 @@
 namespace rootgraft {
 namespace {
 
-constexpr int64_t kSmall = 1 << 15;  // elements below which one thread is faster
+constexpr int64_t kSmall = 1 << 14;  // elements below which one thread is faster
 
 // The call, as the caller packs it: fields of 8 bytes in this order.
 struct RmsNorm {
