@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 
 import torch
 
@@ -58,16 +57,21 @@ class KvPool:
         count = [copy.num_tokens for copy in copies]
         copy_pages(self.k, self.v, source, target, count)
 
-    def populate(self, num_pages: int) -> None:
-        """Take the memory of the first pages now, on a CPU: a step that writes a page first waits until it has some.
+    def populate(self, first: int) -> int:
+        """Take the memory of some pages from ``first`` on now, on a CPU: a step that writes a page waits for it else.
 
         Another thread may compute meanwhile. Where the operating system cannot do that, nothing is done.
+
+        Returns:
+            Up to which page there is nothing left to do.
         """
-        step = max(1, _POPULATED_AT_ONCE // self.k_layers[0][0].nbytes)
-        with suppress(OSError):
-            for first in range(0, min(num_pages, self.num_pages), step):
-                for layer in (*self.k_layers, *self.v_layers):
-                    populate(layer[first : first + step])
+        end = min(first + max(1, _POPULATED_AT_ONCE // self.k_layers[0][0].nbytes), self.num_pages)
+        try:
+            for layer in (*self.k_layers, *self.v_layers):
+                populate(layer[first:end])
+        except OSError:
+            return self.num_pages
+        return end
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +16,7 @@ from engine.device import choose_device, choose_dtype, choose_kv_dtype, kv_bytes
 from engine.errors import ConfigError
 from engine.graphs import graphs_for
 from engine.inputs import HostInputs, InputBuilder
+from engine.kv_ahead import KvAhead
 from engine.kv_pool import KvPool, bytes_per_page
 from engine.loading.base_layout import adapter_bytes, base_layout
 from engine.loading.load import load_model
@@ -34,8 +32,6 @@ from lora.adapters import Adapters
 from lora.layout import BaseLayout
 from lora.reading import AdapterReader
 
-_POPULATED_TOKENS, _POPULATED_BYTES = 1 << 15, 1 << 30  # of the KV pool, whichever are fewer: see ``_populate``
-_POLITE = 10  # added to the niceness of a thread that has time
 _PATIENCE = 64  # steps that an adapter waits for a slot before one is closed for it
 
 
@@ -94,8 +90,7 @@ class Worker:
         sampler = Sampler(config.max_num_seqs, self.vocab_size, device)
         self._runner = ModelRunner(model, _forward(config, model, kv, inputs), kv, inputs, sampler)
         self._warm_up()
-        if device.type == "cpu":
-            _populate(kv, page_bytes)
+        self._kv_ahead = KvAhead(kv, page_bytes) if device.type == "cpu" else None
         self.summary = (
             f"{_shape(model.config)}, {_number_formats(model)} on {device}, "
             f"loaded in {loaded - started:.1f} s, warm after {time.monotonic() - loaded:.1f} s more",
@@ -113,6 +108,8 @@ class Worker:
 
         On a CPU nothing would be gained by that: the whole step is computed when its result is read.
         """
+        if self._kv_ahead is not None:
+            self._kv_ahead.reach(batch)
         if self.overlaps:
             return self._runner.launch(batch)
         return lambda masks: partial(self._runner.run, batch, masks)
@@ -120,22 +117,6 @@ class Worker:
     def _warm_up(self) -> None:
         """Run the smallest step, so that no request pays for what is set up on first use."""
         self._runner.run(trial(1, (0,)))
-
-
-def _populate(kv: KvPool, page_bytes: int) -> None:
-    """Take memory for the first pages while there is time; for the others as they are needed.
-
-    In a virtual machine, where the host may have to find it first, a GiB can take seconds, in steps that each wait for
-    tenths of them.
-    """
-    num_pages = min(_POPULATED_TOKENS // kv.page_size, _POPULATED_BYTES // page_bytes)
-
-    def run() -> None:
-        if sys.platform == "linux":  # elsewhere niceness is that of the whole process
-            os.nice(_POLITE)
-            kv.populate(num_pages)
-
-    threading.Thread(target=run, name="populate", daemon=True).start()
 
 
 def _shape(config: ModelConfig) -> str:

@@ -26,7 +26,7 @@ FLOORS = {
     0: "errors types snapshot messages config speculative batch garbage",
     1: "stats laps pages pace chunks ngrams gguf source channel step_times models.config models.families",
     2: "cache sequence fairness queue admission endings retention plan answers drafts drafting masks scheduler",
-    3: "device inputs kv_pool models loading",
+    3: "device inputs kv_pool kv_ahead models loading",
     4: "choice logprobs verify penalties sampler rooms tapes graphs runner memory",
     5: "core grammars adapters observer worker loop step_meter",
     6: "tokenizer_files tokenizer_gguf token_bytes token_bounds chat_template tokenizer detokenizer stop_strings"

@@ -91,17 +91,18 @@ def test_copy_outside_the_pool(config: ModelConfig) -> None:
             pool.copy([copy])
 
 
-def test_memory_of_the_first_pages_is_taken_and_values_stay(config: ModelConfig, monkeypatch) -> None:
+def test_memory_of_pages_is_taken_and_values_stay(config: ModelConfig, monkeypatch) -> None:
     pool = KvPool(config, 40, 16, torch.float32, CPU)
     pool.k[:, 3] = 5
-    pool.populate(1000)
+    assert pool.populate(0) == 40
     assert (pool.k[:, 3] == 5).all() and pool.k.sum() == pool.k[:, 3].sum() and not pool.v.any()
     taken = []
-    monkeypatch.setattr(kv_pool, "populate", lambda part: taken.append(part.data_ptr()))
-    monkeypatch.setattr(kv_pool, "_POPULATED_AT_ONCE", 8 * pool.k_layers[0][0].nbytes)
-    pool.populate(20)
+    monkeypatch.setattr(kv_pool, "populate", lambda part: taken.append((part.data_ptr(), part.nbytes)))
+    page = pool.k_layers[0][0].nbytes
+    monkeypatch.setattr(kv_pool, "_POPULATED_AT_ONCE", 16 * page)
+    assert [pool.populate(first) for first in (8, 24)] == [24, 40]
     layers = (*pool.k_layers, *pool.v_layers)
-    assert sorted(taken) == sorted(layer[first].data_ptr() for layer in layers for first in (0, 8, 16))
+    assert taken == [(layer[first].data_ptr(), 16 * page) for first in (8, 24) for layer in layers]
 
 
 def test_where_memory_cannot_be_taken_nothing_happens(config: ModelConfig, monkeypatch) -> None:
@@ -110,5 +111,5 @@ def test_where_memory_cannot_be_taken_nothing_happens(config: ModelConfig, monke
 
     pool = KvPool(config, 40, 16, torch.float32, CPU)
     monkeypatch.setattr(kv_pool, "populate", refuse)
-    pool.populate(20)
+    assert pool.populate(20) == 40
     assert not pool.k.any()
