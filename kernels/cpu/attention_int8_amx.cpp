@@ -71,10 +71,14 @@ struct AmxBlock {
     }
   }
 
+  // Memory to ask for beside each kTakenRows rows of a band, in each of two passes over the tile.
+  int pace(int rows) const {
+    return kWidth * block.rows.panels / (bands.count * ((rows + kTakenRows - 1) / kTakenRows));
+  }
+
   template <bool kPlain>
-  void weigh(Band& to, int band) const {
-    const int query = bands.first(band), rows = bands.rows(band), parts = (rows + kTakenRows - 1) / kTakenRows;
-    const int steps = kWidth * block.rows.panels / (bands.count * parts);
+  INLINE void store_band(Band& to, int band) const {
+    const int query = bands.first(band), rows = bands.rows(band), steps = pace(rows);
     for (int row = 0; row < rows; row += kTakenRows) {
       block.ahead.step(steps);
       Floats scores[kTakenRows][kPanels];
@@ -89,13 +93,28 @@ struct AmxBlock {
       }
       store_scores<kTakenRows, kPlain>(block, scratch, head, query + row, scores, to, row);
     }
-    choose_scales<kPlain>(block, scratch, to, value_steps<kPlain>(to, &head, 1, rows), query, rows);
-    amx_stay_awake();
+  }
+
+  template <bool kPlain>
+  INLINE void weigh_band(Band& to, int band) const {
+    const int query = bands.first(band), rows = bands.rows(band), steps = pace(rows);
     for (int row = 0; row < rows; row += kTakenRows) {
       block.ahead.step(steps);
-      if (row == kBandQueries / 2) amx_stay_awake();
       weigh_scores<kPlain>(block, scratch, head, query + row, to, row, std::min(kTakenRows, rows - row));
     }
+  }
+
+  // R bands take each step together: what there is one of for each query is a long chain, of which two fit side by side.
+  template <int R, bool kPlain>
+  __attribute__((noinline)) void weigh(int band) const {
+    for (int r = 0; r < R; r++) store_band<kPlain>(amx.bands[r], band + r);
+    for (int r = 0; r < R; r++) {
+      const int rows = bands.rows(band + r);
+      choose_scales<kPlain>(block, scratch, amx.bands[r], value_steps<kPlain>(amx.bands[r], &head, 1, rows),
+                            bands.first(band + r), rows);
+    }
+    amx_stay_awake();
+    for (int r = 0; r < R; r++) weigh_band<kPlain>(amx.bands[r], band + r);
   }
 
   // Sums of weights and values of kSumDims dimensions as integers, where the scores were.
@@ -138,7 +157,7 @@ struct AmxBlock {
   template <int R, bool kPlain>
   void attend(int band) const {
     multiply_keys<R>(band);
-    for (int r = 0; r < R; r++) weigh<kPlain>(amx.bands[r], band + r);
+    weigh<R, kPlain>(band);
     for (int64_t dim = 0; dim < block.op.head_dim; dim += kSumDims) {
       multiply_values<R>(dim);
       for (int r = 0; r < R; r++) add_sums(amx.bands[r], band + r, dim);
