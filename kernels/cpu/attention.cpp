@@ -88,18 +88,30 @@ void attend_to_items(const Call& op, const std::vector<Item>& items, int threads
   });
 }
 
+struct alignas(64) PartialMemory {
+  float whole[Partial::floats(kTileQueries, kMaxHeadDim)], part[Partial::floats(kTileQueries, kMaxHeadDim)];
+};
+thread_local PartialMemory memory;
+
 // The queries of all rows over the splits that they share.
 template <class E, class Call>
 void run_shared(const Call& op, const Plan& plan) {
-  if (plan.shared_tiles.empty()) return;
-  std::vector<Item> items;
-  items.reserve(plan.shared_tiles.size());
-  float* free = plan.partials;
-  for (const QueryTile& tile : plan.shared_tiles) {
-    items.push_back({{&tile, tile.first_split()}, Partial::at(free, tile.count), false});
-    free += Partial::floats(tile.count, op.head_dim);
-  }
-  attend_to_items<E>(op, items, (int)op.threads);
+  const int64_t count = (int64_t)plan.shared_tiles.size();
+  const auto start = [&](int64_t i) {
+    return i < count ? Stretch{&plan.shared_tiles[i].tile, plan.shared_tiles[i].tile.first_split()} : kNoStretch;
+  };
+  parallel_items((int)op.threads, count, [&](int64_t i) {
+    const QueryTile& tile = plan.shared_tiles[i].tile;
+    const Partial whole = Partial::at(plan.shared_tiles[i].partial, tile.count);
+    const Partial part = Partial::at(memory.part, tile.count);
+    prefetch_stretch(op, start(i));
+    for (int64_t split = tile.first_split(); split < tile.end_split(); split++) {
+      const Stretch next = split + 1 < tile.end_split() ? Stretch{&tile, split + 1} : start(i + op.threads);
+      const bool is_first = split == tile.first_split();
+      attend_in<E>(op, {&tile, split}, next, is_first ? whole : part, false);
+      if (!is_first) merge(whole, part, tile.count, op.head_dim);
+    }
+  });
 }
 
 // Starts `whole` from the shared splits of the tile's row; false where it has none.
@@ -108,10 +120,13 @@ bool start_from_shares(const Attention& op, const Plan& plan, const QueryTile& t
   const std::vector<Share>& shares = plan.of_rows[tile.parts->row].whole;
   for (int head = 0; head < tile.heads; head++) {
     const Partial started = whole.from(head * tile.count, op.head_dim);
+    bool is_first = true;
     for (const Share& share : shares) {
+      if (!share.has(tile.first_head + head)) continue;
       const Partial part = share.at(tile.first_head + head, op.head_dim);
-      if (&share == &shares[0]) copy(started, part, tile.count, op.head_dim);
+      if (is_first) copy(started, part, tile.count, op.head_dim);
       else merge(started, part, tile.count, op.head_dim);
+      is_first = false;
     }
   }
   return true;
@@ -129,11 +144,6 @@ bool resume(const Attention& op, const Plan& plan, const Stretch& stretch, const
   }
   return true;
 }
-
-struct alignas(64) PartialMemory {
-  float whole[Partial::floats(kTileQueries, kMaxHeadDim)], part[Partial::floats(kTileQueries, kMaxHeadDim)];
-};
-thread_local PartialMemory memory;
 
 // Tiles [first, end), one after the other; this thread will probably go on with tile `then`.
 template <class E, class Call>

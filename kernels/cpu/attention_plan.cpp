@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 
 #include "tile.h"
 
@@ -23,31 +24,88 @@ bool in_bounds(const Attention& op) {
   return true;
 }
 
+bool same_rows(const SharedSplit& a, const SharedSplit& b) {
+  return std::equal(a.parts.begin(), a.parts.end(), b.parts.begin(), b.parts.end(),
+                    [](const Queries& mine, const Queries& other) { return mine.row == other.row; });
+}
+
+// The splits from the first one on that the same rows share whole, by the index of the first among `all`.
+using Chains = std::map<size_t, std::vector<size_t>>;
+
+Chains find_chains(const std::vector<SharedSplit>& all) {
+  Chains chains;
+  for (size_t i = 0; i < all.size(); i++) {
+    if (all[i].split != 0 || !all[i].is_whole()) continue;
+    std::vector<size_t> chain = {i};
+    for (size_t next = i + 1; next < all.size(); next++) {
+      const bool follows = all[next].split == (int64_t)chain.size() && all[next].is_whole();
+      if (follows && same_rows(all[i], all[next])) chain.push_back(next);
+    }
+    if (chain.size() > 1) chains[i] = chain;
+  }
+  return chains;
+}
+
+// Of how many KV heads one thread takes a whole chain. What is left must keep all threads busy until the last chain
+// ends.
+int64_t heads_in_one(const Attention& op, int64_t chains) {
+  if (op.threads == 1) return op.kv_heads;
+  for (int64_t heads = op.kv_heads - 1; heads > 0; heads--) {
+    const int64_t idle = (op.threads - chains * heads % op.threads) % op.threads;
+    if (idle <= chains * (op.kv_heads - heads)) return heads;
+  }
+  return 0;
+}
+
+// Lays the partials of shared tiles side by side.
+class SharedPlanner {
+ public:
+  SharedPlanner(const Attention& op, Plan& plan, float* room) : op_(op), plan_(plan), free_(room) {}
+
+  // Keys from the begin of a split up to `end`, of some KV heads.
+  void add(const SharedSplit& shared, int64_t end, int64_t first_head, int64_t end_head) {
+    if (first_head == end_head) return;
+    int64_t query = 0;
+    for (const Queries& part : shared.parts) {
+      Shared& mine = plan_.of_rows[part.row];
+      const Share share = {free_, first_head, end_head, shared.count, query};
+      if (shared.is_whole()) mine.whole.push_back(share);
+      else mine.begun = share, mine.has_begun = true;
+      query += part.count;
+    }
+    for (int64_t head = first_head; head < end_head; head++) {
+      const int64_t begin = shared.split * kSplit;
+      plan_.shared_tiles.push_back(
+          {{shared.parts.data(), (int)shared.parts.size(), shared.count, head, 1, begin, end}, free_});
+      free_ += Partial::floats(shared.count, op_.head_dim);
+    }
+  }
+
+ private:
+  const Attention& op_;
+  Plan& plan_;
+  float* free_;
+};
+
 void plan_shared(const Attention& op, Room& room, Plan& plan) {
   plan.shared = find_shared_splits(op);
-  int64_t floats = 0;
+  int64_t floats = 0;  // at most
   for (const SharedSplit& shared : plan.shared) floats += op.kv_heads * Partial::floats(shared.count, op.head_dim);
   if (floats > kMostPartials) plan.shared.clear();
   if (plan.shared.empty()) return;
-  plan.partials = room.take(floats);
   plan.of_rows.resize(op.rows);
-  float* free = plan.partials;
-  for (const SharedSplit& shared : plan.shared) {
-    int64_t query = 0;
-    for (const Queries& part : shared.parts) {
-      Shared& mine = plan.of_rows[part.row];
-      const Share share = {free, shared.count, query};
-      if (shared.is_whole()) mine.whole.push_back(share);
-      else mine.begun = share, mine.has_begun = true;
-      mine.keys += shared.blocks * kBlock;
-      query += part.count;
-    }
-    const int64_t begin = shared.split * kSplit, end = begin + shared.blocks * kBlock;
-    for (int64_t head = 0; head < op.kv_heads; head++) {
-      plan.shared_tiles.push_back(
-          {shared.parts.data(), (int)shared.parts.size(), shared.count, head, 1, begin, end});
-      free += Partial::floats(shared.count, op.head_dim);
-    }
+  const Chains chains = find_chains(plan.shared);
+  const int64_t in_one = heads_in_one(op, (int64_t)chains.size());
+  std::vector<int64_t> first_head(plan.shared.size(), 0);
+  SharedPlanner planner(op, plan, room.take(floats));
+  for (const auto& [first, chain] : chains) {
+    planner.add(plan.shared[first], (int64_t)chain.size() * kSplit, 0, in_one);
+    for (const size_t i : chain) first_head[i] = in_one;
+  }
+  for (size_t i = 0; i < plan.shared.size(); i++) {
+    const SharedSplit& shared = plan.shared[i];
+    planner.add(shared, shared.split * kSplit + shared.blocks * kBlock, first_head[i], op.kv_heads);
+    for (const Queries& part : shared.parts) plan.of_rows[part.row].keys += shared.blocks * kBlock;
   }
 }
 

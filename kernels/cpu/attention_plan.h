@@ -27,20 +27,29 @@ class Room {
   int64_t size_ = 0;
 };
 
-// What a row has from a shared split: its queries start at `query` of `count`, in the partials of each KV head.
+// What a row has from a shared split, or from several: its queries start at `query` of `count`, in the partials of some
+// KV heads.
 struct Share {
-  float* partials;  // [kv_heads] partials
+  float* partials;  // one after the other
+  int64_t first_head, end_head;
   int count;
   int64_t query;
 
+  bool has(int64_t head) const { return first_head <= head && head < end_head; }
   Partial at(int64_t head, int64_t head_dim) const {
-    return Partial::at(partials + head * Partial::floats(count, head_dim), count).from(query, head_dim);
+    return Partial::at(partials + (head - first_head) * Partial::floats(count, head_dim), count).from(query, head_dim);
   }
+};
+
+// The queries of rows that share splits, of one KV head, over one of these or several, and their partial.
+struct SharedTile {
+  QueryTile tile;
+  float* partial;
 };
 
 // What a row has from others' company.
 struct Shared {
-  std::vector<Share> whole;  // of splits, in order
+  std::vector<Share> whole;  // of splits, for each KV head in order
   Share begun;               // of the first blocks of the next split, if there are any
   bool has_begun = false;
   int64_t keys = 0;
@@ -48,14 +57,13 @@ struct Shared {
 
 struct Plan {
   std::vector<SharedSplit> shared;
-  std::vector<QueryTile> shared_tiles;  // of these, for each KV head; a split each
-  float* partials;                      // of the shared tiles, one after the other
-  std::vector<Shared> of_rows;          // empty where nothing is shared
-  std::vector<Queries> queries;         // what the parts of tiles point to
-  std::vector<QueryTile> tiles;         // over what no other row shares; maybe over nothing
-  bool are_small = true;                // whether all these are; else the largest are first
-  int64_t floats = 0;                   // of partials, one for each split of a tile
-  int64_t work = 0;                     // multiplications of the tiles, for each product
+  std::vector<SharedTile> shared_tiles;  // over these; those over several splits are first
+  std::vector<Shared> of_rows;           // empty where nothing is shared
+  std::vector<Queries> queries;          // what the parts of tiles point to
+  std::vector<QueryTile> tiles;          // over what no other row shares; maybe over nothing
+  bool are_small = true;                 // whether all these are; else the largest are first
+  int64_t floats = 0;                    // of partials, one for each split of a tile
+  int64_t work = 0;                      // multiplications of the tiles, for each product
 };
 
 // Null where an index of the call leads outside its table. The plan holds until the thread asks for another.

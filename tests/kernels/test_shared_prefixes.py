@@ -78,6 +78,17 @@ def test_more_sharers_than_a_tile_holds(threads):
     assert_right_and_as_alone(batch)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+@pytest.mark.parametrize("kv_heads", [1, 3, 4])
+def test_splits_one_after_the_other_by_any_number_of_threads(kv_heads, threads):
+    """A thread takes all shared splits of some KV heads, and single ones of others."""
+    ops.set_threads(threads)
+    torch.manual_seed(0)
+    trunk, other = (0, 0, 1300, 1), (0, 0, 900, 2)
+    rows = [trunk, (0, 1280, 30, 2), (0, 1280, 700, 1), (2, 1900, 40, 3), other, (4, 800, 50, 1), (0, 600, 9, 1)]
+    assert_right_and_as_alone(tree_batch(rows, 16, torch.bfloat16, (3 * kv_heads, kv_heads)))
+
+
 def test_a_context_that_is_shared_to_its_last_token():
     torch.manual_seed(0)
     batch = tree_batch([(0, 0, 512, 1), (0, 256, 256, 1), (0, 512, 1, 1)], 16, torch.bfloat16, (6, 2))
