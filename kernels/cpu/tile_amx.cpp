@@ -20,7 +20,7 @@ INLINE void store_sums(const TileRows& c, int rows, int row, int panel) {
 template <AmxWords Kind, int R, int P>
 void run(const Product& p, const AmxRows& rows) {
   const ptrdiff_t b_stride = p.b_stride, steps = p.steps;
-  const ptrdiff_t burst = (p.ahead_lines * kAmxWords + steps - 1) / steps;
+  const ptrdiff_t products = steps / kAmxWords * R * P, burst = (p.ahead_lines + products - 1) / products;
   const uint32_t *a[R], *b = p.b, *line = p.ahead, *end_line = p.ahead + p.ahead_lines * kWidth;
   a[0] = p.a;
   if constexpr (R == 2) a[1] = p.a + rows.second * p.a_stride;

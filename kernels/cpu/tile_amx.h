@@ -44,19 +44,21 @@ INLINE void amx_dot() {
 }
 
 // Products over `steps` words of one or two tiles of rows, a[], with P panels, panel(p) being a pointer: the sums of
-// tile r and panel p are then in register r P + p. each() runs before every kAmxWords steps.
+// tile r and panel p are then in register r P + p. each() runs before every instruction that multiplies.
 template <AmxWords Kind, int R, int P, class Panel, class Each>
 INLINE void sum_by_amx(const uint32_t* const (&a)[R], ptrdiff_t a_stride, Panel panel, ptrdiff_t steps, Each each) {
   static_assert(R <= 2 && R * P <= kAmxSums);
   const ptrdiff_t a_bytes = a_stride * sizeof(uint32_t);
   for_constants<R * P>([](auto i) { amx_zero<i.value>(); });
   for (ptrdiff_t k = 0; k < steps; k += kAmxWords) {
-    each();
     for_constants<R>([&](auto r) { amx_load<kAmxA + r.value>(a[r.value] + k, a_bytes); });
     for_constants<P>([&](auto p) {
       constexpr int kPanel = p.value, kColumns = kAmxB + kPanel % 2;
       amx_load<kColumns>(panel(kPanel) + k * kWidth, kWidth * sizeof(uint32_t));
-      for_constants<R>([&](auto r) { amx_dot<Kind, r.value * P + kPanel, kAmxA + r.value, kColumns>(); });
+      for_constants<R>([&](auto r) {
+        each();
+        amx_dot<Kind, r.value * P + kPanel, kAmxA + r.value, kColumns>();
+      });
     });
   }
 }
