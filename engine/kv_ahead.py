@@ -31,11 +31,10 @@ class KvAhead:
     def __init__(self, kv: KvPool, page_bytes: int) -> None:
         self._kv = kv
         self._ahead = min(_AHEAD_TOKENS // kv.page_size, _AHEAD_BYTES // page_bytes)
-        self._used = (
-            0  # pages up to the highest in use; written by the engine's thread, as is the time of its last step
-        )
-        self._stepped = -_IDLE
-        self._taken = 0  # pages that have memory; written by the thread that takes it
+        # Written by the engine's thread: pages up to the highest in use, and the time of the last step.
+        self._used, self._stepped = 0, -_IDLE
+        # Written by the thread that takes it: pages that have memory.
+        self._taken = 0
         self._thread: threading.Thread | None = None
         self._begin()
 
