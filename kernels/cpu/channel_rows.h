@@ -103,14 +103,17 @@ ChannelRow quantise_row(const typename E::Value* from, int64_t count, int8_t* lo
   Ints lows = broadcast_int(0), highs = broadcast_int(0);
   int64_t i = 0;
 #if defined(__AVX512BW__)
+  static_assert(kRounded == kUsualValues);
   for (; i + kRounded <= count; i += kRounded) {
     Shorts rest = round_shorts<E>(from + i, broadcast(inverse));
-    const Shorts high = take_high(rest);
-    const __m512i bytes = pack_bytes(rest), high_bytes = pack_bytes(high);
+    if (load_as<float>(&largest[i / kUsualValues]) * inverse > 127.0f) {
+      const __m512i high = pack_bytes(take_high(rest));
+      highs = add_bytes(highs, high);
+      next = list_words(high, (uint32_t)(i / kWordBytes), next);
+    }
+    const __m512i bytes = pack_bytes(rest);
     _mm512_storeu_si512(low + i, bytes);
     lows = add_bytes(lows, bytes);
-    highs = add_bytes(highs, high_bytes);
-    next = list_words(high_bytes, (uint32_t)(i / kWordBytes), next);
   }
 #endif
   for (; i < count; i += kWidth) {
