@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <new>
 
+#include "cuts.h"
 #include "linear_out.h"
 #include "parallel.h"
 #include "tile_amx.h"
@@ -10,9 +11,8 @@ namespace rootgraft {
 namespace {
 
 constexpr int64_t kSmall = 1 << 14;  // multiplications below which one thread is faster
+constexpr int64_t kManyRows = 256;   // for a thread: it then multiplies its rows with all panels
 constexpr int kNoMemory = 2;
-constexpr int64_t kSlicePanels = 16;         // at least in a slice, where several are cut for a thread
-constexpr int64_t kMostSlices = 8;           // for each thread
 
 // The call, as the caller packs it: fields of 8 bytes in this order.
 struct Linear {
@@ -30,44 +30,49 @@ struct PackLinear {
   int64_t columns, steps, threads;
 };
 
-// Rows [row, row_end) times panels [panel, panel_end). Where several tiles of rows use the same panels, they share the
-// asking for the next ones: memory then works while the registers do. (One tile of rows only reads, and the caches'
-// own prefetchers do better.)
+// Where several tiles of rows use the same panels, they share the asking for the next ones: memory then works while the
+// registers do. (One tile of rows only reads, and the caches' own prefetchers do better.)
 template <class E, class Out>
-void multiply_block(const Linear& op, int64_t part, int64_t row, int64_t row_end, int64_t panel, int64_t panel_end,
-                    Out& out) {
-  const int64_t panel_size = op.steps * kWidth, row_count = row_end - row;
+void multiply_block(const Linear& op, const ProductPart& part, Out& out) {
+  const int64_t panel_size = op.steps * kWidth, row_count = part.row_count();
   float room[kTileRows * kRoomStride];
-  for_tiles((int)row_count, (int)(panel_end - panel), [&](int m, int rows, int p, int panels) {
-    const int64_t next = panel + p + panels;
-    const int64_t lines = row_count > kTileRows ? std::min<int64_t>(kTilePanels, panel_end - next) * op.steps : 0;
+  for_tiles(part.row_count(), part.panel_count(), [&](int m, int rows, int p, int panels) {
+    const TileSpan tile = {part.row + m, part.panel + p, rows, panels};
+    const int64_t next = tile.panel + panels;
+    const int64_t lines = row_count > kTileRows ? std::min<int64_t>(kTilePanels, part.panel_end - next) * op.steps : 0;
     const int64_t from = lines * m / row_count, to = lines * (m + rows) / row_count;
-    const TileSpan tile = {row + m, panel + p, rows, panels};
     multiply_tile<E>({op.x + tile.row * op.steps, op.steps, op.panels + tile.panel * panel_size, panel_size, op.steps,
                       out.place(room, tile), nullptr, op.panels + next * panel_size + from * kWidth, to - from},
                      rows, panels);
-    out.take(part, room, tile);
+    out.take(part.index, room, tile);
   });
 }
 
 #if ROOTGRAFT_AMX
-// The same by AMX. The first rows fetch the panels for all.
+// The same by AMX. The first rows fetch the panels for all; where a part's panels are used by many rows, they stay in
+// the cache after that, and the next part's come meanwhile.
 template <class Out>
-void multiply_block_amx(const Linear& op, int64_t part, int64_t row, int64_t row_end, int64_t panel, int64_t panel_end,
-                        Out& out) {
+void multiply_block_amx(const Linear& op, const Cuts& cuts, int64_t index, Out& out) {
+  const ProductPart part = cuts.part(index);
   const int64_t panel_size = op.steps * kWidth;
-  const int row_count = (int)(row_end - row);
-  const AmxScope scope(amx_shapes(amx_rows(row_count), kAmxWords));
+  const auto lines = [&](int64_t first, int64_t end) {
+    return Lines{op.panels + first * panel_size, (end - first) * op.steps};
+  };
+  const ProductPart after = cuts.part(cuts.is_last(index) ? index : index + 1);
+  const bool stays = stays_cached(part, op.steps);
+  const AmxScope scope(amx_shapes(amx_rows(part.row_count()), kAmxWords));
   alignas(64) float room[kMostAmxRows * kRoomStride];
-  for_amx_tiles(row_count, (int)(panel_end - panel), [&](int m, const AmxRows& rows, int p, int panels) {
-    const TileSpan tile = {row + m, panel + p, rows.all(), panels};
-    const int64_t next = tile.panel + panels, more = std::min<int64_t>(panels, panel_end - next);
-    const int64_t lines = m == 0 ? more * op.steps : 0;
+  for_amx_tiles(part.row_count(), part.panel_count(), [&](int m, const AmxRows& rows, int p, int panels) {
+    const TileSpan tile = {part.row + m, part.panel + p, rows.all(), panels};
+    const int64_t next = tile.panel + panels;
+    Lines ahead = lines(next, next);
+    if (stays) ahead = part.due(lines(after.panel, after.panel_end), tile);
+    else if (m == 0) ahead = lines(next, std::min<int64_t>(next + panels, part.panel_end));
     multiply_amx<AmxWords::kBf16>(
         {op.x + tile.row * op.steps, op.steps, op.panels + tile.panel * panel_size, panel_size, op.steps,
-         out.place(room, tile), nullptr, op.panels + next * panel_size, lines},
+         out.place(room, tile), nullptr, ahead.first, ahead.count},
         rows, panels);
-    out.take(part, room, tile);
+    out.take(part.index, room, tile);
   });
 }
 #endif
@@ -75,27 +80,14 @@ void multiply_block_amx(const Linear& op, int64_t part, int64_t row, int64_t row
 template <class E, class Out>
 void run(const Linear& op) {
   if (!op.rows) return;
-  const int64_t panels = (op.columns + kWidth - 1) / kWidth;
-  const int64_t multiplications = op.rows * op.steps * panels * kWidth;
-  const int threads = multiplications < kSmall ? 1 : (int)op.threads;
-  // The more slices, the shorter the wait for a thread that came late or lost its core; but each starts with cold
-  // caches, and a product with one tile of rows only streams the panels, which is fastest in one piece.
-  const int64_t each = op.rows <= kTileRows ? 1 : panels / (kSlicePanels * threads);
-  const int64_t slices = threads == 1 ? 1 : threads * std::clamp<int64_t>(each, 1, kMostSlices);
-  // Few panels and many rows on many threads: cut the rows too.
-  const int64_t wanted = 2 * threads / std::max<int64_t>(1, panels / kTilePanels);
-  const int64_t row_cuts = std::max<int64_t>(1, std::min<int64_t>(op.rows / 48, wanted));
-  Out out(op, row_cuts * slices);
-  parallel_items(threads, row_cuts * slices, [&](int64_t item) {
-    const int64_t cut = item / slices, slice = item % slices;
-    const int64_t row = op.rows * cut / row_cuts, row_end = op.rows * (cut + 1) / row_cuts;
-    const int64_t panel = panels * slice / slices, panel_end = panels * (slice + 1) / slices;
+  const int64_t multiplications = op.rows * op.steps * op.columns;
+  const Cuts cuts(multiplications < kSmall ? 1 : (int)op.threads, op.rows, op.columns, 1, kTileRows, kManyRows);
+  Out out(op, cuts.count());
+  parallel_shares(cuts.threads, cuts.count(), [&](int64_t i) {
 #if ROOTGRAFT_AMX
-    if (E::kPerWord == Bf16::kPerWord && takes_amx(op.steps)) {
-      return multiply_block_amx(op, item, row, row_end, panel, panel_end, out);
-    }
+    if (E::kPerWord == Bf16::kPerWord && takes_amx(op.steps)) return multiply_block_amx(op, cuts, i, out);
 #endif
-    multiply_block<E>(op, item, row, row_end, panel, panel_end, out);
+    multiply_block<E>(op, cuts.part(i), out);
   });
   out.finish();
 }

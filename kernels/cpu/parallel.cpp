@@ -16,6 +16,7 @@ namespace {
 // between the ops of a forward pass, shorter than those between steps.
 constexpr auto kWakeful = std::chrono::microseconds(200);
 constexpr int kLooks = 64;       // looks between two readings of the clock
+constexpr int kMostShares = 64;
 constexpr int kPatience = 2000;  // looks at a worker's unfinished item before the caller offers it its core
 
 inline void pause() {
@@ -27,13 +28,13 @@ inline void pause() {
 }
 
 // All atomics are sequentially consistent, and three orders matter:
-//   the caller writes run_, context_, count_ and next_ only while the job is closed and nobody is inside;
+//   the caller writes run_, context_, count_, shares_ and next_ only while the job is closed and nobody is inside;
 //   a worker enters (inside_) before it looks whether the job is open, and the caller closes the job before it looks
 //   whether somebody is inside: one of the two sees the other;
 //   likewise a worker counts itself a sleeper before its last look, and the caller opens before it looks for sleepers.
 class Pool {
  public:
-  void run(int threads, int64_t count, void (*run)(const void*, int64_t), const void* context) {
+  void run(int threads, int64_t count, int shares, void (*run)(const void*, int64_t), const void* context) {
     if (busy_.exchange(true)) {  // with another thread's call, or with the one that this call is part of
       for (int64_t i = 0; i < count; i++) run(context, i);
       return;
@@ -42,10 +43,11 @@ class Pool {
     run_ = run;
     context_ = context;
     count_ = count;
-    next_ = 0;
+    shares_ = std::min(shares, kMostShares);
+    for (int i = 0; i < shares_; i++) next_[i].item = share_edge(count, i, shares_);
     job_ = Job{++last_id_, (uint32_t)std::min<int64_t>(threads - 1, count - 1)};
     if (sleepers_) wake();
-    take_items();
+    take_items(0);
     job_ = Job{last_id_, 0};
     for (int looks = 0; inside_; looks++) looks < kPatience ? pause() : std::this_thread::yield();
     busy_ = false;
@@ -55,9 +57,17 @@ class Pool {
   struct Job {
     uint32_t id, helpers;  // no helpers: closed
   };
+  struct alignas(64) Next {
+    std::atomic<int64_t> item{0};
+  };
 
-  void take_items() {
-    for (int64_t i = next_++; i < count_; i = next_++) run_(context_, i);
+  void take_items(uint32_t thread) {
+    for (int i = 0; i < shares_; i++) {
+      const int share = (int)((thread + i) % shares_);
+      const int64_t end = share_edge(count_, share + 1, shares_);
+      std::atomic<int64_t>& next = next_[share].item;
+      for (int64_t item = next++; item < end; item = next++) run_(context_, item);
+    }
   }
 
   void start_workers(int wanted) {
@@ -78,7 +88,7 @@ class Pool {
       done = job.id;
       inside_++;
       const Job now = job_;
-      if (now.id == job.id && now.helpers) take_items();
+      if (now.id == job.id && now.helpers) take_items(index + 1);
       inside_--;
     }
   }
@@ -105,23 +115,24 @@ class Pool {
   void (*run_)(const void*, int64_t) = nullptr;
   const void* context_ = nullptr;
   int64_t count_ = 0;
+  int shares_ = 1;
   int workers_ = 0;
   uint32_t last_id_ = 0;
   std::atomic<bool> busy_{false};
   std::mutex mutex_;
   std::condition_variable condition_;
-  // On cache lines of their own: the first is looked at all the time, the second taken from by all.
+  // On cache lines of their own: the first is looked at all the time, those of the second are taken from.
   alignas(64) std::atomic<Job> job_{Job{0, 0}};
-  alignas(64) std::atomic<int64_t> next_{0};
+  Next next_[kMostShares];  // of each share
   alignas(64) std::atomic<int> inside_{0};
   std::atomic<int> sleepers_{0};
 };
 
 }  // namespace
 
-void run_items(int threads, int64_t count, void (*run)(const void*, int64_t), const void* context) {
+void run_items(int threads, int64_t count, int shares, void (*run)(const void*, int64_t), const void* context) {
   static Pool& pool = *new Pool;  // never destroyed: workers use it until the process ends
-  pool.run(threads, count, run, context);
+  pool.run(threads, count, shares, run, context);
 }
 
 }  // namespace rootgraft

@@ -1,32 +1,46 @@
 // Work on a pool of threads in which the caller never waits for a thread that has not begun.
 //
-// Items are taken one after another from a counter, by the caller and by those workers that are awake. Where the
+// Items are taken one after another from counters, by the caller and by those workers that are awake. Where the
 // operating system gives a worker's core to another process, the caller does the worker's share: an OpenMP region
 // would wait for the worker, which may take milliseconds. What an item computes must not depend on who takes it.
+//
+// Items may be cut into shares, one for each thread: it takes those first, and then what is left of the others'. A
+// thread thus finds in its own cache what it wrote in the same share of the call before.
 #pragma once
 
 #include <cstdint>
 
 namespace rootgraft {
 
-// run(context, i) for i in [0, count), on the calling thread and up to threads - 1 workers.
-void run_items(int threads, int64_t count, void (*run)(const void*, int64_t), const void* context);
+// The first item of a share, of `count` items in `shares`.
+inline int64_t share_edge(int64_t count, int64_t share, int64_t shares) {
+  return (count * share + shares - 1) / shares;
+}
 
-// f(i) for i in [0, count).
+// run(context, i) for i in [0, count), on the calling thread and up to threads - 1 workers.
+void run_items(int threads, int64_t count, int shares, void (*run)(const void*, int64_t), const void* context);
+
+// f(i) for i in [0, count), taken in their order or cut into `shares`.
 template <class F>
-void parallel_items(int threads, int64_t count, const F& f) {
+void parallel_items(int threads, int64_t count, const F& f, int shares = 1) {
   if (threads <= 1 || count <= 1) {
     for (int64_t i = 0; i < count; i++) f(i);
   } else {
-    run_items(threads, count, [](const void* context, int64_t i) { (*static_cast<const F*>(context))(i); }, &f);
+    run_items(threads, count, shares, [](const void* context, int64_t i) { (*static_cast<const F*>(context))(i); }, &f);
   }
 }
 
-// f(first, end) for ranges that cover [0, count): two for each thread, or one on one thread.
+// The same, a share for each thread.
+template <class F>
+void parallel_shares(int threads, int64_t count, const F& f) {
+  parallel_items(threads, count, f, threads);
+}
+
+// f(first, end) for ranges that cover [0, count): two for each thread, its share, or one on one thread.
 template <class F>
 void parallel_ranges(int threads, int64_t count, const F& f) {
   const int64_t parts = threads <= 1 ? 1 : 2 * threads;
-  parallel_items(threads, parts, [&](int64_t i) { f(count * i / parts, count * (i + 1) / parts); });
+  parallel_shares(threads, parts, [&](int64_t i) { f(count * i / parts, count * (i + 1) / parts); });
 }
 
 }  // namespace rootgraft

@@ -6,6 +6,7 @@
 
 #include "byte_tile.h"
 #include "channel_tile.h"
+#include "cuts.h"
 #include "linear_out.h"
 #include "parallel.h"
 #include "quantise.h"
@@ -15,9 +16,7 @@ namespace {
 
 constexpr int64_t kSmall = 1 << 15;          // multiplications below which one thread is faster
 constexpr int64_t kSmallRows = 1 << 13;      // the same, for values to quantise
-constexpr int64_t kSlicePanels = 16;         // at least in a slice, where several are cut for a thread
-constexpr int64_t kMostSlices = 8;           // for each thread
-constexpr int64_t kFewPanels = 3;            // for a thread
+constexpr int64_t kManyRows = 128;           // for a thread: it then multiplies its rows with all panels
 constexpr int kNoMemory = 2;
 
 // The call, as the caller packs it: fields of 8 bytes in this order.
@@ -34,16 +33,7 @@ struct QuantisedLinear {
   int64_t is_bf16, out_is_bf16, threads;
   const QuantisedLinear* next;  // the call that comes after this one, if that is known
 
-  int64_t panel_count() const { return (columns + kWidth - 1) / kWidth; }
-};
-
-int64_t channel_tiles(int64_t rows) { return (rows + kChannelRows - 1) / kChannelRows; }
-
-// A part of the product: some tiles of rows, some panels; and where the thread that computes it will probably go on.
-struct Part {
-  int64_t index, tile, tile_end, panel, panel_end;
-  int64_t next_panel;  // of this call, or -1
-  int64_t next_part;   // else of the next call
+  int used_threads() const { return rows * width * columns < kSmall ? 1 : (int)threads; }
 };
 
 // x in blocks, tile by tile, as A of the products: [tiles][blocks][rows of a tile].
@@ -89,36 +79,20 @@ struct BlockRows {
   }
 };
 
-int thread_count(const QuantisedLinear& op) {
-  return op.rows * op.width * op.columns < kSmall ? 1 : (int)op.threads;
-}
-
-// As for other linears: several slices of panels for each thread, but one where the panels are only streamed.
-int64_t slice_count(const QuantisedLinear& op, int64_t tiles) {
-  const int threads = thread_count(op);
-  const int64_t each = tiles == 1 ? 1 : op.panel_count() / (kSlicePanels * threads);
-  return threads == 1 ? 1 : threads * std::clamp<int64_t>(each, 1, kMostSlices);
-}
-
-// The first panel of a slice.
-int64_t slice_edge(const QuantisedLinear& op, int64_t tiles, int64_t slice) {
-  return op.panel_count() * slice / slice_count(op, tiles);
-}
-
 // Where several tiles use a panel, they share the asking for the next one: memory then works while the registers do.
 // (One tile only reads, and the caches' own prefetchers do better.)
 template <Format F, int kPlanes, class Out>
-void multiply_blocks(const QuantisedLinear& op, const BlockRows<kPlanes>& x, const Part& part, Out& out) {
+void multiply_blocks(const QuantisedLinear& op, const BlockRows<kPlanes>& x, const ProductPart& part, Out& out) {
   const int64_t words = x.blocks * kPanelWords<F>, halves = x.blocks * kPanelScales<F>;
-  const int64_t count = part.tile_end - part.tile;
+  const int64_t first = part.row / x.tile_rows, count = (part.row_count() + x.tile_rows - 1) / x.tile_rows;
   alignas(64) float room[kByteRows * kRoomStride];
   for (int64_t panel = part.panel; panel < part.panel_end; panel++) {
     const int64_t lines = count > 1 && panel + 1 < part.panel_end ? kPanelLines<F> : 0;
     const auto* b_scale = static_cast<const uint16_t*>(op.scales) + panel * halves;
     for (int64_t i = 0; i < count; i++) {
-      const int64_t row = (part.tile + i) * x.tile_rows;
+      const int64_t row = (first + i) * x.tile_rows;
       const TileSpan tile = {row, panel, (int)std::min(x.tile_rows, op.rows - row), 1};
-      multiply_byte_tile<F, kPlanes>({x.tile(part.tile + i), x.tile_rows, op.panels + panel * words, b_scale, x.blocks,
+      multiply_byte_tile<F, kPlanes>({x.tile(first + i), x.tile_rows, op.panels + panel * words, b_scale, x.blocks,
                                       out.place(room, tile), lines * i / count, lines * (i + 1) / count},
                                      tile.rows);
       out.take(part.index, room, tile);
@@ -138,9 +112,9 @@ bool make_room(std::vector<SignedBlock<F>>& unpacked, int64_t blocks) try {
 
 // The same by AMX, of panels that are unpacked once for all tiles. False: there is no memory for a panel.
 template <Format F, int kPlanes, class Out>
-bool multiply_blocks_amx(const QuantisedLinear& op, const BlockRows<kPlanes>& x, const Part& part, Out& out) {
+bool multiply_blocks_amx(const QuantisedLinear& op, const BlockRows<kPlanes>& x, const ProductPart& part, Out& out) {
   const int64_t words = x.blocks * kPanelWords<F>, halves = x.blocks * kPanelScales<F>;
-  const int64_t count = part.tile_end - part.tile;
+  const int64_t first = part.row / x.tile_rows, count = (part.row_count() + x.tile_rows - 1) / x.tile_rows;
   static thread_local std::vector<SignedBlock<F>> unpacked;
   if (!make_room(unpacked, x.blocks)) return false;
   const AmxScope scope(amx_shapes((int)x.tile_rows, kBlockWords));
@@ -151,9 +125,9 @@ bool multiply_blocks_amx(const QuantisedLinear& op, const BlockRows<kPlanes>& x,
     const auto* b_scale = static_cast<const uint16_t*>(op.scales) + panel * halves;
     unpack_panel<F>(b, b_scale, x.blocks, unpacked.data());
     for (int64_t i = 0; i < count; i++) {
-      const int64_t row = (part.tile + i) * x.tile_rows;
+      const int64_t row = (first + i) * x.tile_rows;
       const TileSpan tile = {row, panel, (int)std::min(x.tile_rows, op.rows - row), 1};
-      multiply_byte_amx<F, kPlanes>({x.tile(part.tile + i), x.tile_rows, b, b_scale, x.blocks, out.place(room, tile),
+      multiply_byte_amx<F, kPlanes>({x.tile(first + i), x.tile_rows, b, b_scale, x.blocks, out.place(room, tile),
                                      lines * i / count, lines * (i + 1) / count},
                                     unpacked.data(), tile.rows);
       out.take(part.index, room, tile);
@@ -163,95 +137,88 @@ bool multiply_blocks_amx(const QuantisedLinear& op, const BlockRows<kPlanes>& x,
 }
 #endif
 
-// Of 64 bytes, in memory.
-struct Lines {
-  const uint32_t* first;
-  int64_t count;
-};
+int64_t channel_words(const QuantisedLinear& op) { return (op.width + kWordBytes - 1) / kWordBytes; }
+
+Lines panels_of(const QuantisedLinear& op, int64_t panel, int64_t panel_end) {
+  const int64_t words = channel_words(op);
+  return {op.panels + panel * words * kWidth, (panel_end - panel) * words};
+}
+
+Lines panels_of(const QuantisedLinear& op, const ProductPart& part) {
+  return panels_of(op, part.panel, part.panel_end);
+}
+
+Cuts channel_cuts(const QuantisedLinear& op) {
+  return Cuts(op.used_threads(), op.rows, op.columns, 1, kChannelRows, kManyRows);
+}
 
 // Some rows times the channels of a part.
 struct ChannelPart {
   const QuantisedLinear& op;
   const ChannelRows& x;
-  int64_t row, row_end;
-  const Part& part;
+  const ProductPart part;
+  const Lines next;  // panels that this thread will probably multiply after those of the part
 
-  int row_count() const { return (int)(row_end - row); }
-  int panel_count() const { return (int)(part.panel_end - part.panel); }
-  int64_t words() const { return (op.width + kWordBytes - 1) / kWordBytes; }
+  ChannelPart(const QuantisedLinear& op, const ChannelRows& x, const Cuts& cuts, int64_t index)
+      : op(op), x(x), part(cuts.part(index)), next(after(op, cuts, index)) {}
 
-  // The panels that this thread multiplies after those of a tile, as many again.
-  Lines behind(const TileSpan& tile) const {
-    const int64_t end = tile.panel + tile.panels, left = part.panel_end - end;
-    if (left) return panels_of(op, end, std::min<int64_t>(tile.panels, left));
-    if (part.next_panel >= 0) return panels_of(op, part.next_panel, tile.panels);
-    if (!op.next || op.next->format != Format::kChannels) return {op.panels, 0};
-    const int64_t first = slice_edge(*op.next, channel_tiles(op.rows), part.next_part);
-    return panels_of(*op.next, first, std::clamp<int64_t>(op.next->panel_count() - first, 0, tile.panels));
-  }
-
-  // The product of a tile, which asks for lines [line, line_end) of those behind it.
-  ChannelProduct product(const TileSpan& tile, const TileRows& c, int64_t line, int64_t line_end) const {
-    const int64_t panel_words = words() * kWidth;
+  // The product of a tile, which asks for lines in memory.
+  ChannelProduct product(const TileSpan& tile, const TileRows& c, const Lines& ahead) const {
+    const int64_t words = channel_words(op), panel_words = words * kWidth;
     return {x.low(tile.row), x.stride, x.row(tile.row), x.outliers(tile.row), x.outlier_stride,
             op.panels + tile.panel * panel_words, panel_words,
-            static_cast<const float*>(op.scales) + tile.panel * kWidth, words(), c,
-            behind(tile).first + line * kWidth, line_end - line};
+            static_cast<const float*>(op.scales) + tile.panel * kWidth, words, c, ahead.first, ahead.count};
+  }
+
+  // The panels after those of a tile, as many again.
+  Lines behind(const TileSpan& tile) const {
+    const int64_t end = tile.panel + tile.panels, left = part.panel_end - end;
+    if (left) return panels_of(op, end, end + std::min<int64_t>(tile.panels, left));
+    return {next.first, std::min(next.count, tile.panels * channel_words(op))};
   }
 
  private:
-  static Lines panels_of(const QuantisedLinear& op, int64_t panel, int64_t count) {
-    const int64_t words = (op.width + kWordBytes - 1) / kWordBytes;
-    return {op.panels + panel * words * kWidth, count * words};
+  static Lines after(const QuantisedLinear& op, const Cuts& cuts, int64_t index) {
+    if (!cuts.is_last(index)) return panels_of(op, cuts.part(index + 1));
+    if (!op.next || op.next->format != Format::kChannels) return {op.panels, 0};
+    const Cuts others = channel_cuts(*op.next);
+    const int thread = std::min(cuts.thread_of(index), others.threads - 1);
+    return panels_of(*op.next, others.part(others.first_of(thread)));
   }
 };
 
 // Several tiles of rows share the asking for the next panels, as those of blocks do.
 template <class Out>
 void multiply_channels(const ChannelPart& all, Out& out) {
+  const ProductPart& part = all.part;
+  const int row_count = part.row_count();
   alignas(64) float room[kChannelRows * kRoomStride];
-  for_tiles<kChannelRows, kChannelPanels>(all.row_count(), all.panel_count(), [&](int m, int rows, int p, int panels) {
-    const TileSpan tile = {all.row + m, all.part.panel + p, rows, panels};
-    const int64_t lines = all.row_count() > kChannelRows ? all.behind(tile).count : 0;
-    const int64_t from = lines * m / all.row_count(), to = lines * (m + rows) / all.row_count();
-    multiply_channel_tile(all.product(tile, out.place(room, tile), from, to), rows, panels);
-    out.take(all.part.index, room, tile);
+  for_tiles<kChannelRows, kChannelPanels>(row_count, part.panel_count(), [&](int m, int rows, int p, int panels) {
+    const TileSpan tile = {part.row + m, part.panel + p, rows, panels};
+    const Lines none = {all.op.panels, 0};
+    const Lines ahead = row_count > kChannelRows ? all.behind(tile).between(m, m + rows, row_count) : none;
+    multiply_channel_tile(all.product(tile, out.place(room, tile), ahead), rows, panels);
+    out.take(part.index, room, tile);
   });
 }
 
 #if ROOTGRAFT_AMX
-// The same by AMX. The first rows fetch the panels for all.
+// The same by AMX. The first rows fetch the panels for all; where a part's panels are used by many rows, they stay in
+// the cache after that, and the next part's come meanwhile.
 template <class Out>
 void multiply_channels_amx(const ChannelPart& all, Out& out) {
-  const AmxScope scope(amx_shapes(amx_rows(all.row_count()), kAmxWords));
+  const ProductPart& part = all.part;
+  const bool stays = stays_cached(part, channel_words(all.op));
+  const AmxScope scope(amx_shapes(amx_rows(part.row_count()), kAmxWords));
   alignas(64) float room[kMostAmxRows * kRoomStride];
-  for_amx_tiles(all.row_count(), all.panel_count(), [&](int m, const AmxRows& rows, int p, int panels) {
-    const TileSpan tile = {all.row + m, all.part.panel + p, rows.all(), panels};
-    const int64_t lines = m == 0 ? all.behind(tile).count : 0;
-    multiply_channel_amx(all.product(tile, out.place(room, tile), 0, lines), rows, panels);
-    out.take(all.part.index, room, tile);
+  for_amx_tiles(part.row_count(), part.panel_count(), [&](int m, const AmxRows& rows, int p, int panels) {
+    const TileSpan tile = {part.row + m, part.panel + p, rows.all(), panels};
+    const Lines ahead = stays ? part.due(all.next, tile) : m == 0 ? all.behind(tile) : Lines{all.op.panels, 0};
+    multiply_channel_amx(all.product(tile, out.place(room, tile), ahead), rows, panels);
+    out.take(part.index, room, tile);
   });
 }
 #endif
-
-// multiply(part, out) for the parts of the product, on all threads; and rows are cut too where there are few panels.
-template <class Out, class F>
-void for_parts(const QuantisedLinear& op, int64_t tiles, F multiply) {
-  const int64_t panels = op.panel_count(), slices = slice_count(op, tiles);
-  const int threads = thread_count(op);
-  const int64_t wanted = 2 * threads / std::max<int64_t>(1, panels / kFewPanels);
-  const int64_t cuts = std::clamp<int64_t>(std::min(op.rows / 48, tiles), 1, std::max<int64_t>(1, wanted));
-  Out out(op, cuts * slices);
-  parallel_items(threads, cuts * slices, [&](int64_t i) {
-    const int64_t cut = i / slices, slice = i % slices;
-    const auto edge = [&](int64_t of) { return slice_edge(op, tiles, of); };
-    const int64_t next = i + threads, next_panel = next < cuts * slices ? edge(next % slices) : -1;
-    multiply(Part{i, tiles * cut / cuts, tiles * (cut + 1) / cuts, edge(slice), edge(slice + 1), next_panel,
-                  next - cuts * slices},
-             out);
-  });
-  out.finish();
-}
 
 template <Format F, int kPlanes, class E, class Out>
 void run_blocks(const QuantisedLinear& op) {
@@ -260,8 +227,11 @@ void run_blocks(const QuantisedLinear& op) {
   const bool by_amx = op.rows > kByteRows && has_amx();
   x.template fill<E>(op, by_amx ? kAmxRows : kByteRows);
   const BlockRows<kPlanes>& rows = x;  // the caller's, on all threads
+  const Cuts cuts(op.used_threads(), op.rows, op.columns, rows.tile_rows, rows.tile_rows, kManyRows);
+  Out out(op, cuts.count());
   std::atomic<bool> has_memory{true};
-  for_parts<Out>(op, rows.tiles, [&](const Part& part, Out& out) {
+  parallel_shares(cuts.threads, cuts.count(), [&](int64_t i) {
+    const ProductPart part = cuts.part(i);
 #if ROOTGRAFT_AMX
     if (by_amx) {
       if (!multiply_blocks_amx<F, kPlanes>(op, rows, part, out)) has_memory = false;
@@ -270,6 +240,7 @@ void run_blocks(const QuantisedLinear& op) {
 #endif
     multiply_blocks<F, kPlanes>(op, rows, part, out);
   });
+  out.finish();
   if (!has_memory) throw std::bad_alloc();
 }
 
@@ -280,14 +251,16 @@ void run_channels(const QuantisedLinear& op) {
   x.fill<E>(static_cast<const typename E::Value*>(op.x), op.rows, op.width, threads);
   const ChannelRows& rows = x;
   const bool by_amx = op.rows > kByteRows && op.width % (kWordBytes * kAmxWords) == 0 && has_amx();
-  const int64_t tiles = channel_tiles(op.rows);
-  for_parts<Out>(op, tiles, [&](const Part& part, Out& out) {
-    const ChannelPart all = {op, rows, op.rows * part.tile / tiles, op.rows * part.tile_end / tiles, part};
+  const Cuts cuts = channel_cuts(op);
+  Out out(op, cuts.count());
+  parallel_shares(cuts.threads, cuts.count(), [&](int64_t i) {
+    const ChannelPart all(op, rows, cuts, i);
 #if ROOTGRAFT_AMX
     if (by_amx) return multiply_channels_amx(all, out);
 #endif
     multiply_channels(all, out);
   });
+  out.finish();
 }
 
 template <class E, class Out>

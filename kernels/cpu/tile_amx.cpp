@@ -24,7 +24,9 @@ void run(const Product& p, const AmxRows& rows) {
   const uint32_t *a[R], *b = p.b, *line = p.ahead, *end_line = p.ahead + p.ahead_lines * kWidth;
   a[0] = p.a;
   if constexpr (R == 2) a[1] = p.a + rows.second * p.a_stride;
-  sum_by_amx<Kind, R, P>(a, p.a_stride, [=](int panel) { return b + panel * b_stride; }, steps, [&] {
+  const auto panel = [=](int i) { return b + i * b_stride; };
+  if (!p.ahead_lines) sum_by_amx<Kind, R, P>(a, p.a_stride, panel, steps, [] {});
+  else sum_by_amx<Kind, R, P>(a, p.a_stride, panel, steps, [&] {
     for (ptrdiff_t i = 0; i < burst && line < end_line; i++, line += kWidth) __builtin_prefetch(line, 0, 2);
   });
   for_constants<P>([&](auto i) {

@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from kernels import ops
+from kernels import ops, quantised
 from kernels.cpu import threads
 
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -54,6 +54,24 @@ def test_calls_after_every_length_of_idleness():
     for microseconds in (0, 50, 150, 190, 200, 210, 250, 400, 1000) * 5:
         threading.Event().wait(microseconds / 1e6)
         assert torch.equal(product(layer, x), expected)
+
+
+@pytest.mark.parametrize("columns", [40, 700])
+def test_many_rows_are_cut_among_threads(columns):
+    """Rows at both sides of where a thread takes its own rows with all columns; more threads than shares of items."""
+    weight, x = torch.randn(columns, 576).bfloat16(), torch.randn(1030, 576).bfloat16()
+    layers = [
+        ops.pack_linear(weight),
+        quantised.pack_channels(weight, dynamic=True),
+        quantised.pack_blocks(torch.zeros(columns, 576 // 32 * 34, dtype=torch.uint8) + 33, "Q8_0", dynamic=True),
+    ]
+    for layer in layers:
+        expected = product(layer, x)
+        for count in (2, 3, 70):
+            ops.set_threads(count)
+            for rows in (255, 256, 257, 383, 384, 511, 512, 767, 768, 1030):
+                assert torch.equal(product(layer, x[:rows]), expected[:rows])
+        ops.set_threads(1)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
