@@ -106,6 +106,7 @@ ChannelRow quantise_row(const typename E::Value* from, int64_t count, int8_t* lo
   static_assert(kRounded == kUsualValues);
   for (; i + kRounded <= count; i += kRounded) {
     Shorts rest = round_shorts<E>(from + i, broadcast(inverse));
+    // The largest of the group is rounded as all of it are: if it fits a byte, they do.
     if (load_as<float>(&largest[i / kUsualValues]) * inverse > 127.0f) {
       const __m512i high = pack_bytes(take_high(rest));
       highs = add_bytes(highs, high);

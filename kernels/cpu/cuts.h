@@ -8,8 +8,8 @@
 
 #include <algorithm>
 
-#include "linear_out.h"
 #include "parallel.h"
+#include "tile_rows.h"
 
 namespace rootgraft {
 
@@ -39,14 +39,24 @@ struct ProductPart {
   }
 };
 
+// Slices of so many panels for `few` rows, which make one tile, or for more.
+inline int64_t slice_count(int threads, int64_t rows, int64_t panels, int64_t few) {
+  constexpr int64_t kPanels = 16;  // at least in a slice, where several are cut for a thread
+  constexpr int64_t kMost = 8;     // for each thread
+  if (threads == 1) return 1;
+  return threads * (rows <= few ? 1 : std::clamp<int64_t>(panels / (kPanels * threads), 1, kMost));
+}
+
 class Cuts {
  public:
   // Rows are cut at multiples of `unit`; `few` of them make one tile; `many` for a thread pay for reading all panels.
   Cuts(int threads, int64_t rows, int64_t columns, int64_t unit, int64_t few, int64_t many)
-      : threads(threads), rows_(rows), unit_(unit), panels_((columns + kWidth - 1) / kWidth) {
+      : threads(threads),
+        rows_(rows),
+        unit_(unit),
+        panels_((columns + kWidth - 1) / kWidth),
+        slices_(slice_count(threads, rows, panels_, few)) {
     if (threads == 1) return;
-    const int64_t each = rows <= few ? 1 : panels_ / (kSlicePanels * threads);
-    slices_ = threads * std::clamp<int64_t>(each, 1, kMostSlices);
     // Few panels and many rows on many threads: the rows are cut into pieces too.
     const int64_t wanted = 2 * threads / std::max<int64_t>(1, panels_ / kFewPanels);
     const int64_t most = std::max<int64_t>(1, std::min(rows / kFewRows, (rows + unit - 1) / unit));
@@ -70,18 +80,16 @@ class Cuts {
   const int threads;
 
  private:
-  static constexpr int64_t kSlicePanels = 16;  // at least in a slice, where several are cut for a thread
-  static constexpr int64_t kMostSlices = 8;    // for each thread
-  static constexpr int64_t kFewPanels = 3;     // for a thread
-  static constexpr int64_t kFewRows = 48;      // to be cut from others
+  static constexpr int64_t kFewPanels = 3;  // for a thread
+  static constexpr int64_t kFewRows = 48;   // to be cut from others
 
   int64_t row_edge(int64_t cut) const {
     const int64_t units = (rows_ + unit_ - 1) / unit_;
     return std::min(rows_, units * cut / row_cuts_ * unit_);
   }
 
-  int64_t rows_, unit_, panels_;
-  int64_t slices_ = 1, row_cuts_ = 1;
+  int64_t rows_, unit_, panels_, slices_;
+  int64_t row_cuts_ = 1;
 };
 
 // Whether a part's panels are used by so many rows that asking for others meanwhile pays, and leave room for those in a

@@ -14,12 +14,6 @@ namespace rootgraft {
 
 constexpr int kRoomStride = kTilePanels * kWidth;
 
-// A tile of sums: its first row and panel, and how many of each.
-struct TileSpan {
-  int64_t row, panel;
-  int rows, panels;
-};
-
 // They are rounded into the output, plus a bias [columns] of type Bias if there is one. A whole tile without a bias is
 // stored there at once: to store sums in between and load them again took a tenth of the time of products of bytes
 // (Zen 4).

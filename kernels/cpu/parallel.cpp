@@ -16,8 +16,8 @@ namespace {
 // between the ops of a forward pass, shorter than those between steps.
 constexpr auto kWakeful = std::chrono::microseconds(200);
 constexpr int kLooks = 64;       // looks between two readings of the clock
-constexpr int kMostShares = 64;
 constexpr int kPatience = 2000;  // looks at a worker's unfinished item before the caller offers it its core
+constexpr int kMostShares = 64;  // of a job: more threads than these begin with the same ones
 
 inline void pause() {
 #if defined(__x86_64__)

@@ -39,13 +39,13 @@ struct QuantisedLinear {
 // x in blocks, tile by tile, as A of the products: [tiles][blocks][rows of a tile].
 template <int kPlanes>
 struct BlockRows {
-  int64_t blocks, tiles, tile_rows;
+  int64_t blocks, tile_rows;
   std::vector<ByteBlock<kPlanes>> all;
 
   template <class E>
   void fill(const QuantisedLinear& op, int most_rows) {
     blocks = op.width / kBlockValues;
-    tiles = (op.rows + most_rows - 1) / most_rows;
+    const int64_t tiles = (op.rows + most_rows - 1) / most_rows;
     tile_rows = (op.rows + tiles - 1) / tiles;
     all.resize(tiles * blocks * tile_rows);
     const int threads = op.rows * op.width < kSmallRows ? 1 : (int)op.threads;

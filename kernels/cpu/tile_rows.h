@@ -1,9 +1,15 @@
-// Where the sums of a tile go.
+// A tile of sums: which it is, and where they go.
 #pragma once
 
 #include "vec.h"
 
 namespace rootgraft {
+
+// A tile of sums: its first row and panel, and how many of each.
+struct TileSpan {
+  int64_t row, panel;
+  int rows, panels;
+};
 
 struct TileRows {
   void* first;       // the tile's first element

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "bytes.h"
+#include "cuts.h"
 #include "parallel.h"
 #include "tile_amx.h"
 
@@ -17,9 +18,7 @@ constexpr int kMostRows = kMostAmxRows;  // of a product
 constexpr int kMostRows = kTileRows;
 #endif
 
-constexpr int64_t kSmall = 1 << 14;   // multiplications below which one thread is faster
-constexpr int64_t kSlicePanels = 16;  // at least in a slice
-constexpr int64_t kMostSlices = 8;    // for each thread
+constexpr int64_t kSmall = 1 << 14;  // multiplications below which one thread is faster
 constexpr int kNoMemory = 2;
 
 // The call, as the caller packs it: fields of 8 bytes in this order.
@@ -156,8 +155,7 @@ int run(const WidenedLinear& op) {
   if (!op.rows) return 0;
   const int64_t panels = (op.columns + kWidth - 1) / kWidth;
   const int threads = op.rows * op.width * op.columns < kSmall ? 1 : (int)op.threads;
-  const int64_t each = op.rows <= kTileRows ? 1 : panels / (kSlicePanels * threads);
-  const int64_t slices = threads == 1 ? 1 : threads * std::clamp<int64_t>(each, 1, kMostSlices);
+  const int64_t slices = slice_count(threads, op.rows, panels, kTileRows);
   std::atomic<bool> has_memory{true};
   parallel_items(threads, slices, [&](int64_t slice) {
     try {
