@@ -1,4 +1,4 @@
-# One verb per task. PYTHON is the interpreter of the environment that `pip install '.[test]'` went to.
+# One verb per task. PYTHON is the interpreter of the environment that `pip install -e '.[test]'` went to.
 PYTHON ?= .venv/bin/python
 
 .PHONY: test test-heavy lint format
@@ -9,10 +9,12 @@ test:
 test-heavy:
 	$(PYTHON) -m pytest -m heavy
 
+# mypy does not follow editable installations: a link makes the checkout the package that it reads.
 lint:
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
-	$(PYTHON) -m mypy
+	mkdir -p build/root && ln -sfn ../.. build/root/rootgraft
+	MYPYPATH=build/root $(PYTHON) -m mypy
 
 format:
 	$(PYTHON) -m ruff format .

@@ -8,13 +8,13 @@ import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from api.caller import Caller
-from api.ledger import UsageRecord
-from api.state import ServerState
-from api.timer import RequestEnd
+from .caller import Caller
+from .ledger import UsageRecord
+from .state import ServerState
+from .timer import RequestEnd
 
 if TYPE_CHECKING:
-    from engine.requests import TextRequest
+    from ..engine.requests import TextRequest
 
 
 def account(

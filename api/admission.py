@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from api.backlog import Backlog, Load
-from api.caller import Caller
-from api.rate_limits import RateLimits, Reservation
+from .backlog import Backlog, Load
+from .caller import Caller
+from .rate_limits import RateLimits, Reservation
 
 if TYPE_CHECKING:
-    from engine.generation import TextDelta
-    from engine.requests import TextRequest
+    from ..engine.generation import TextDelta
+    from ..engine.requests import TextRequest
 
 
 class Admission:

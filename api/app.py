@@ -8,14 +8,14 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from api.batches.inner import InnerClient
-from api.errors import handle
-from api.guard import Guard, Identify
-from api.rate_limits import LIMIT_HEADERS
-from api.routes import adapters, batches, chat, completions, files, health, models, responses, tokenize, ui
-from api.state import ServerState
-from api.streams import ClientGone
-from engine.errors import EngineError
+from ..engine.errors import EngineError
+from .batches.inner import InnerClient
+from .errors import handle
+from .guard import Guard, Identify
+from .rate_limits import LIMIT_HEADERS
+from .routes import adapters, batches, chat, completions, files, health, models, responses, tokenize, ui
+from .state import ServerState
+from .streams import ClientGone
 
 
 class ErrorInfo(BaseModel):

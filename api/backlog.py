@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from api.errors import Rejection
-from engine.types import Priority
+from ..engine.types import Priority
+from .errors import Rejection
 
 ROOM = {Priority.REALTIME: 1.0, Priority.INTERACTIVE: 0.9, Priority.BATCH: 0.5}
 """Share of the queue that is open to a band."""

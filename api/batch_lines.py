@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import orjson
 
-from engine.errors import ConfigError
+from ..engine.errors import ConfigError
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 _FIELDS = {"custom_id", "method", "url", "body"}

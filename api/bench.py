@@ -20,11 +20,11 @@ import orjson
 import uvloop
 from tqdm import tqdm
 
-from api.bench_prompts import TokenScale, body_for, dataset_bodies, extra_fields, random_bodies, words
-from api.bench_report import Timing, summarise, table
-from api.options import BenchOptions, RemoteOptions
-from api.remote import Remote, RemoteError
-from engine.errors import ConfigError
+from ..engine.errors import ConfigError
+from .bench_prompts import TokenScale, body_for, dataset_bodies, extra_fields, random_bodies, words
+from .bench_report import Timing, summarise, table
+from .options import BenchOptions, RemoteOptions
+from .remote import Remote, RemoteError
 
 _PATHS = {"chat": "chat/completions", "completions": "completions"}
 _PROBE_WORDS = (16, 144)

@@ -11,8 +11,8 @@ from typing import Any
 
 import orjson
 
-from api.options import BenchOptions
-from engine.errors import ConfigError
+from ..engine.errors import ConfigError
+from .options import BenchOptions
 
 # Short and frequent, so that nearly every tokenizer has each of them, with the space before it, as one token.
 _TEXT = (

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import orjson
 
-from api.options import StepOptions
-from engine.config import EngineConfig
-from engine.errors import ConfigError
-from engine.source import resolve_model
-from engine.step_times import Part, StepLoad, StepTimes, measure
+from ..engine.config import EngineConfig
+from ..engine.errors import ConfigError
+from ..engine.source import resolve_model
+from ..engine.step_times import Part, StepLoad, StepTimes, measure
+from .options import StepOptions
 
 
 def bench_step(engine: EngineConfig, options: StepOptions) -> int:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from api.errors import HTTPError
-from api.keys import Key
-from engine.types import Priority
+from ..engine.types import Priority
+from .errors import HTTPError
+from .keys import Key
 
 
 @dataclass(frozen=True, slots=True)

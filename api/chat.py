@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from api.collect import Answer
-from api.logprobs import chat_logprobs, prompt_logprobs
-from api.protocol.chat import ChatRequest
-from api.reply import ReplyHead
-from api.sse import DONE
-from api.streams import Deltas
-from api.tools.parser import Arguments, CallStart, Content, Event, ToolParser, read_calls
-from api.tools.plan import ToolPlan
-from api.usage import UsageCount, finish_reason, min_completion_tokens, usage_body
+from .collect import Answer
+from .logprobs import chat_logprobs, prompt_logprobs
+from .protocol.chat import ChatRequest
+from .reply import ReplyHead
+from .sse import DONE
+from .streams import Deltas
+from .tools.parser import Arguments, CallStart, Content, Event, ToolParser, read_calls
+from .tools.plan import ToolPlan
+from .usage import UsageCount, finish_reason, min_completion_tokens, usage_body
 
 if TYPE_CHECKING:
-    from engine.generation import TextDelta
+    from ..engine.generation import TextDelta
 
 
 def chat_body(

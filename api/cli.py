@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from api.config import ServerConfig
-from api.flags import closest, parse
-from api.options import (
+from ..engine.config import EngineConfig
+from ..engine.errors import ConfigError, EngineError
+from .config import ServerConfig
+from .flags import closest, parse
+from .options import (
     BenchOptions,
     ChatOptions,
     CompleteOptions,
@@ -26,8 +28,6 @@ from api.options import (
     RunBatchOptions,
     StepOptions,
 )
-from engine.config import EngineConfig
-from engine.errors import ConfigError, EngineError
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ class Command:
 
 
 def _serve(engine: EngineConfig, server: ServerConfig) -> int:
-    from api.progress import show_download
-    from api.server import serve
-    from engine.source import resolve_model
+    from ..engine.source import resolve_model
+    from .progress import show_download
+    from .server import serve
 
     with show_download() as progress:
         resolve_model(engine.model, revision=engine.revision, progress=progress)
@@ -58,38 +58,38 @@ def _serve(engine: EngineConfig, server: ServerConfig) -> int:
 
 
 def _chat(*options: Any) -> int:
-    from api.terminal import chat
+    from .terminal import chat
 
     return chat(*options)
 
 
 def _complete(*options: Any) -> int:
-    from api.terminal import complete
+    from .terminal import complete
 
     return complete(*options)
 
 
 def _run_batch(batch: RunBatchOptions, engine: EngineConfig) -> int:
-    from api.run_batch import run_batch
+    from .run_batch import run_batch
 
     return run_batch(engine, batch)
 
 
 def _bench_serve(*options: Any) -> int:
-    from api.bench import bench_serve
+    from .bench import bench_serve
 
     return bench_serve(*options)
 
 
 def _bench_step(engine: EngineConfig, options: StepOptions) -> int:
-    from api.bench_step import bench_step
+    from .bench_step import bench_step
 
     return bench_step(engine, options)
 
 
 def _pull(options: PullOptions) -> int:
-    from api.progress import show_download
-    from engine.source import resolve_model
+    from ..engine.source import resolve_model
+    from .progress import show_download
 
     with show_download() as progress:
         files = resolve_model(options.model, revision=options.revision, progress=progress)
@@ -98,7 +98,7 @@ def _pull(options: PullOptions) -> int:
 
 
 def _key(options: KeyOptions) -> int:
-    from api.keys import new_key
+    from .keys import new_key
 
     key, lines = new_key(options.name)
     print(f"The key, which is shown only now: {key}", file=sys.stderr)

@@ -6,12 +6,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from api.streams import Deltas
-from api.usage import UsageCount, finish_reason, min_completion_tokens
-from engine.errors import EngineError
+from ..engine.errors import EngineError
+from .streams import Deltas
+from .usage import UsageCount, finish_reason, min_completion_tokens
 
 if TYPE_CHECKING:
-    from engine.generation import Finish, TokenLogprob
+    from ..engine.generation import Finish, TokenLogprob
 
 
 @dataclass(slots=True)

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from api.collect import Answer
-from api.logprobs import CompletionLogprobs, Unscored, prompt_logprobs
-from api.protocol.completions import CompletionRequest
-from api.reply import ReplyHead
-from api.sse import DONE
-from api.streams import Deltas
-from api.usage import UsageCount, finish_reason, min_completion_tokens, usage_body
+from .collect import Answer
+from .logprobs import CompletionLogprobs, Unscored, prompt_logprobs
+from .protocol.completions import CompletionRequest
+from .reply import ReplyHead
+from .sse import DONE
+from .streams import Deltas
+from .usage import UsageCount, finish_reason, min_completion_tokens, usage_body
 
 if TYPE_CHECKING:
-    from engine.generation import TextDelta, TokenLogprob
+    from ..engine.generation import TextDelta, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.config import check_options, option
-from engine.errors import ConfigError
+from ..engine.config import check_options, option
+from ..engine.errors import ConfigError
 
 # "auto" and the formats of api/tools/formats.py, named here so that the command line loads none of that.
 TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "generic")

@@ -8,8 +8,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from api.errors import ErrorReply
-from api.guard import MAX_HEADER_BYTES
+from .errors import ErrorReply
+from .guard import MAX_HEADER_BYTES
 
 HEAD_TIMEOUT = 10.0
 _MAX_HEAD_BYTES = 2 * MAX_HEADER_BYTES

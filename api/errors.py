@@ -20,7 +20,7 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from engine.errors import (
+from ..engine.errors import (
     CapacityError,
     DeadlineExceeded,
     EngineDead,

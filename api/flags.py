@@ -10,7 +10,7 @@ from dataclasses import MISSING, Field, fields
 from types import UnionType
 from typing import Any
 
-from engine.errors import ConfigError
+from ..engine.errors import ConfigError
 
 
 def parse(prog: str, about: str, classes: Sequence[type[Any]], positional: str, argv: Sequence[str]) -> list[Any]:

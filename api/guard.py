@@ -14,13 +14,13 @@ import uuid
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.caller import Caller
-from api.errors import HTTPError, reply_to
-from api.keys import Key, needed_scope
-from api.log import FIELDS
-from api.page import PATHS
-from api.state import ServerState
-from engine.requests import MAX_TIMEOUT
+from ..engine.requests import MAX_TIMEOUT
+from .caller import Caller
+from .errors import HTTPError, reply_to
+from .keys import Key, needed_scope
+from .log import FIELDS
+from .page import PATHS
+from .state import ServerState
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping"}) | PATHS
 MAX_HEADER_BYTES = 32 << 10
@@ -36,7 +36,7 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACE_HEADERS = ("traceparent", "tracestate")
 _CLOSE = {"connection": "close"}
 
-logger = logging.getLogger("api.access")
+logger = logging.getLogger("rootgraft.access")
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from api.keys import ANYBODY, Key, read_keys
-from engine.errors import ConfigError
+from ..engine.errors import ConfigError
+from .keys import ANYBODY, Key, read_keys
 
 LOOK_SECONDS = 0.5
 """How often the file is looked at, at most."""

@@ -27,10 +27,10 @@ from typing import Annotated, Any
 import orjson
 from pydantic import AfterValidator, Field, ValidationError
 
-from api.protocol.base import StrictModel, rejected
-from api.protocol.sampling import PriorityName, priority_of
-from engine.errors import ConfigError
-from engine.types import Priority
+from ..engine.errors import ConfigError
+from ..engine.types import Priority
+from .protocol.base import StrictModel, rejected
+from .protocol.sampling import PriorityName, priority_of
 
 MAX_KEYS = 4096
 _MAX_FILE_BYTES = 4 << 20

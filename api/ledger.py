@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from queue import Full, Queue
 
-from engine.errors import ConfigError
+from ..engine.errors import ConfigError
 
 MAX_WAITING = 10_000
 MAX_BATCH = 1000

@@ -17,14 +17,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.utils import floatToGoString
 
-from api.errors import Rejection
-from api.history import History
-from api.usage import TokenCounts
-from engine.types import Priority
-from grammar.spec import GrammarKind
+from ..engine.types import Priority
+from ..grammar.spec import GrammarKind
+from .errors import Rejection
+from .history import History
+from .usage import TokenCounts
 
 if TYPE_CHECKING:
-    from engine.messages import Heartbeat
+    from ..engine.messages import Heartbeat
 
 PREFIX = "rootgraft:"
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.config import check_options, option
-from engine.errors import ConfigError
+from ..engine.config import check_options, option
+from ..engine.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,27 +10,27 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from api.caller import Caller
-from api.completions import EchoedPrompt
-from api.logprobs import Unscored
-from api.promise import Promise, asked_promise
-from api.protocol.chat import ChatRequest
-from api.protocol.completions import CompletionRequest
-from api.protocol.messages import ChatMessage, for_template
-from api.protocol.sampling import SamplingFields
-from api.protocol.tools import Tool
-from api.tools.formats import Dialect
-from api.tools.messages import for_dialect
-from api.tools.plan import tool_promise
-from engine.errors import RequestError
-from engine.prompt_encoder import Owner
-from engine.requests import TextRequest
-from engine.types import SamplingParams
-from grammar.spec import GrammarSpec
+from ..engine.errors import RequestError
+from ..engine.prompt_encoder import Owner
+from ..engine.requests import TextRequest
+from ..engine.types import SamplingParams
+from ..grammar.spec import GrammarSpec
+from .caller import Caller
+from .completions import EchoedPrompt
+from .logprobs import Unscored
+from .promise import Promise, asked_promise
+from .protocol.chat import ChatRequest
+from .protocol.completions import CompletionRequest
+from .protocol.messages import ChatMessage, for_template
+from .protocol.sampling import SamplingFields
+from .protocol.tools import Tool
+from .tools.formats import Dialect
+from .tools.messages import for_dialect
+from .tools.plan import tool_promise
 
 if TYPE_CHECKING:
-    from engine.frontend import Frontend
-    from engine.tokenizer import Tokenizer
+    from ..engine.frontend import Frontend
+    from ..engine.tokenizer import Tokenizer
 
 
 # Conversations beyond these are rendered on another thread, so that streams do not wait for them.

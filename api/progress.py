@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from tqdm import tqdm
 
-from engine.source import Progress
+from ..engine.source import Progress
 
 
 @contextmanager

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from api.protocol.structured import ResponseFormat, StructuredFields, StructuredOutputs
-from engine.errors import GrammarRefused
-from grammar.errors import GrammarError
-from grammar.limits import check_limits
-from grammar.spec import GrammarKind, GrammarSpec
+from ..engine.errors import GrammarRefused
+from ..grammar.errors import GrammarError
+from ..grammar.limits import check_limits
+from ..grammar.spec import GrammarKind, GrammarSpec
+from .protocol.structured import ResponseFormat, StructuredFields, StructuredOutputs
 
 if TYPE_CHECKING:
-    from api.tools.plan import ToolPlan
+    from .tools.plan import ToolPlan
 
 _EBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 _LARK_RULE = re.compile(r"^[ \t]*[?!]?\w+(?:\.\d+)?[ \t]*:", re.MULTILINE)

@@ -10,8 +10,8 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from api.options import RemoteOptions
-from engine.errors import ConfigError, EngineError
+from ..engine.errors import ConfigError, EngineError
+from .options import RemoteOptions
 
 _LONGEST_LINE = 1 << 24
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import uvloop
 from tqdm import tqdm
 
-from api.batch_lines import BatchOutput, read_requests
-from api.batch_work import answer_all
-from api.config import ServerConfig
-from api.options import RemoteOptions, RunBatchOptions
-from api.remote import Remote, RemoteError
-from engine.config import EngineConfig
-from engine.errors import ConfigError, EngineDead
+from ..engine.config import EngineConfig
+from ..engine.errors import ConfigError, EngineDead
+from .batch_lines import BatchOutput, read_requests
+from .batch_work import answer_all
+from .config import ServerConfig
+from .options import RemoteOptions, RunBatchOptions
+from .remote import Remote, RemoteError
 
 _LOOK_EVERY = 0.1  # seconds, while an own engine starts
 
@@ -100,6 +100,6 @@ def _own_server(engine: EngineConfig) -> Iterator[RemoteOptions]:
 
 
 def _serve(engine: EngineConfig, options: ServerConfig) -> None:
-    from api.server import serve
+    from .server import serve
 
     sys.exit(serve(engine, options))

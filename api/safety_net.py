@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from api.promise import JSON_KINDS, Promise
-from api.tools.parser import read_calls
-from api.tools.plan import Reading
-from api.validators import Validators
-from engine.types import FinishReason
+from ..engine.types import FinishReason
+from .promise import JSON_KINDS, Promise
+from .tools.parser import read_calls
+from .tools.plan import Reading
+from .validators import Validators
 
 if TYPE_CHECKING:
-    from engine.generation import TextDelta
+    from ..engine.generation import TextDelta
 
 
 class SafetyNet:

@@ -20,22 +20,22 @@ from pathlib import Path
 import uvicorn
 import uvloop
 
-from api.app import create_app
-from api.batches.desk import BatchDesk
-from api.config import ServerConfig
-from api.connection import uvicorn_options
-from api.ledger import UsageLedger
-from api.log import set_up_log
-from api.metrics import Metrics
-from api.state import ServerState
-from api.tracing import open_tracer
-from engine import garbage
-from engine.client import EngineClient
-from engine.config import EngineConfig
-from engine.errors import ConfigError, EngineDead
-from engine.frontend import Frontend
-from engine.source import resolve_model
-from engine.tokenizer import Tokenizer
+from ..engine import garbage
+from ..engine.client import EngineClient
+from ..engine.config import EngineConfig
+from ..engine.errors import ConfigError, EngineDead
+from ..engine.frontend import Frontend
+from ..engine.source import resolve_model
+from ..engine.tokenizer import Tokenizer
+from .app import create_app
+from .batches.desk import BatchDesk
+from .config import ServerConfig
+from .connection import uvicorn_options
+from .ledger import UsageLedger
+from .log import set_up_log
+from .metrics import Metrics
+from .state import ServerState
+from .tracing import open_tracer
 
 EXIT_CUT_OFF = 1
 EXIT_ENGINE_DEAD = 70

@@ -9,8 +9,8 @@ from contextlib import aclosing, closing
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from api.errors import reply_to
-from api.streams import ClientGone, while_connected
+from .errors import reply_to
+from .streams import ClientGone, while_connected
 
 DONE = b"data: [DONE]\n\n"
 _SEND_TIMEOUT = 60.0

@@ -9,29 +9,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from api.admission import Admission
-from api.backlog import Backlog
-from api.caller import Caller
-from api.config import ServerConfig
-from api.keyring import KeyRing
-from api.keys import Scope
-from api.ledger import UsageLedger
-from api.metrics import Metrics
-from api.rate_limits import RateLimits
-from api.responses.store import ResponseStore
-from api.tools.formats import Dialect, dialect_of
-from api.validators import Validators
-from api.watch import Watch
-from engine.errors import CapacityError, EngineDead, UnknownModel
-from engine.types import AdapterInfo, Priority
+from ..engine.errors import CapacityError, EngineDead, UnknownModel
+from ..engine.types import AdapterInfo, Priority
+from .admission import Admission
+from .backlog import Backlog
+from .caller import Caller
+from .config import ServerConfig
+from .keyring import KeyRing
+from .keys import Scope
+from .ledger import UsageLedger
+from .metrics import Metrics
+from .rate_limits import RateLimits
+from .responses.store import ResponseStore
+from .tools.formats import Dialect, dialect_of
+from .validators import Validators
+from .watch import Watch
 
 if TYPE_CHECKING:
-    from api.batches.desk import BatchDesk
-    from api.batches.inner import InnerClient
-    from api.tracing import Tracer
-    from engine.client import EngineClient
-    from engine.frontend import Frontend
-    from engine.tokenizer import Tokenizer
+    from ..engine.client import EngineClient
+    from ..engine.frontend import Frontend
+    from ..engine.tokenizer import Tokenizer
+    from .batches.desk import BatchDesk
+    from .batches.inner import InnerClient
+    from .tracing import Tracer
 
 
 @dataclass(slots=True)

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.types import Receive
 
-from api.account import account
-from api.caller import Caller
-from api.errors import Rejection
-from api.ledger import until_written
-from api.promise import Promise
-from api.safety_net import SafetyNet
-from api.state import ServerState
-from api.timer import RequestTimer
-from engine.errors import DeadlineExceeded
-from engine.types import FinishReason
+from ..engine.errors import DeadlineExceeded
+from ..engine.types import FinishReason
+from .account import account
+from .caller import Caller
+from .errors import Rejection
+from .ledger import until_written
+from .promise import Promise
+from .safety_net import SafetyNet
+from .state import ServerState
+from .timer import RequestTimer
 
 if TYPE_CHECKING:
-    from engine.frontend import Frontend
-    from engine.generation import TextDelta
-    from engine.requests import TextRequest
+    from ..engine.frontend import Frontend
+    from ..engine.generation import TextDelta
+    from ..engine.requests import TextRequest
 
 T = TypeVar("T")
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from api.options import ChatOptions, CompleteOptions, DrawOptions, RemoteOptions
-from api.remote import Remote, RemoteError
-from engine.errors import ConfigError
+from ..engine.errors import ConfigError
+from .options import ChatOptions, CompleteOptions, DrawOptions, RemoteOptions
+from .remote import Remote, RemoteError
 
 # A model's text must not be able to steer the terminal: of the control characters only tab and newline pass.
 _CONTROLS = dict.fromkeys(code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n")

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from api.metrics import Metrics
-from api.usage import TokenCounts, UsageCount
+from .metrics import Metrics
+from .usage import TokenCounts, UsageCount
 
 if TYPE_CHECKING:
-    from engine.generation import Finish, TextDelta
-    from engine.requests import TextRequest
+    from ..engine.generation import Finish, TextDelta
+    from ..engine.requests import TextRequest
 
 
 @dataclass(frozen=True, slots=True)

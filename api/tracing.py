@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from api.caller import Caller
-from api.promise import JSON_KINDS
-from api.timer import RequestEnd
-from engine.errors import ConfigError
+from ..engine.errors import ConfigError
+from .caller import Caller
+from .promise import JSON_KINDS
+from .timer import RequestEnd
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
 
-    from engine.requests import TextRequest
+    from ..engine.requests import TextRequest
 
 _OPERATIONS = {"/v1/completions": "text_completion"}
 _EXPORT_SECONDS = 5

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import EngineError
-from engine.types import FinishReason, Usage
+from ..engine.errors import EngineError
+from ..engine.types import FinishReason, Usage
 
 if TYPE_CHECKING:
-    from engine.generation import Finish
+    from ..engine.generation import Finish
 
 
 def usage_body(prompt: int, completion: int) -> dict[str, Any]:

@@ -21,9 +21,9 @@ from jsonschema.protocols import Validator
 from jsonschema.validators import extend, validator_for
 from referencing import Registry
 
-from grammar.formats import FORMATS
-from grammar.patterns import pattern_matches
-from grammar.spec import GrammarKind, GrammarSpec
+from ..grammar.formats import FORMATS
+from ..grammar.patterns import pattern_matches
+from ..grammar.spec import GrammarKind, GrammarSpec
 
 MOST_CACHED = 256
 """Validators that are remembered, at most."""

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from engine.errors import CapacityError
+from ..engine.errors import CapacityError
 
 if TYPE_CHECKING:
-    from engine.client import EngineClient
+    from ..engine.client import EngineClient
 
 LEAST_SECONDS = 0.5
 """Time between two snapshots, at least."""

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from benchmarks.drafts import add_engine_options, free_prompt, make_engine
-from engine.llm import LLM
-from engine.types import SamplingParams
+from rootgraft.engine.llm import LLM
+from rootgraft.engine.types import SamplingParams
 
 STRETCH = 16  # steps
 TOKENS = 256  # of an answer

@@ -22,13 +22,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.core import BASE
-from engine.drafting import StepDrafts
-from engine.llm import LLM
-from engine.outputs import RequestOutput
-from engine.types import SamplingParams
-from grammar.spec import GrammarSpec
-from radix.namespace import Namespace
+from rootgraft.engine.core import BASE
+from rootgraft.engine.drafting import StepDrafts
+from rootgraft.engine.llm import LLM
+from rootgraft.engine.outputs import RequestOutput
+from rootgraft.engine.types import SamplingParams
+from rootgraft.grammar.spec import GrammarSpec
+from rootgraft.radix.namespace import Namespace
 
 NAMES = (
     "Alice Moore",

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels import kv_int8, ops, quantised, reference
-from kernels.limits import least_time, products_rate, reading_rate
+from rootgraft.kernels import kv_int8, ops, quantised, reference
+from rootgraft.kernels.limits import least_time, products_rate, reading_rate
 
 BF16 = torch.bfloat16
 HIDDEN, INNER, VOCABULARY, HEADS, KV_HEADS, HEAD_DIM, PAGE = 576, 1536, 49152, 9, 3, 64, 16

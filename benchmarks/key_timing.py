@@ -35,15 +35,15 @@ import uvicorn
 import uvloop
 from starlette.types import Message, Receive, Scope, Send
 
-from api.app import create_app
-from api.config import ServerConfig
-from api.connection import uvicorn_options
-from api.guard import Guard
-from api.keyring import KeyRing
-from api.keys import Key, new_key
-from api.metrics import Metrics
-from api.state import ServerState
 from benchmarks.serve.server import machine
+from rootgraft.api.app import create_app
+from rootgraft.api.config import ServerConfig
+from rootgraft.api.connection import uvicorn_options
+from rootgraft.api.guard import Guard
+from rootgraft.api.keyring import KeyRing
+from rootgraft.api.keys import Key, new_key
+from rootgraft.api.metrics import Metrics
+from rootgraft.api.state import ServerState
 
 THRESHOLD = 4.5
 OTHER_KEYS = 15

@@ -29,19 +29,19 @@ import aiohttp
 import uvicorn
 import uvloop
 
-from api.app import create_app
-from api.config import ServerConfig
-from api.connection import uvicorn_options
-from api.metrics import Metrics
-from api.state import ServerState
 from benchmarks.serve.server import machine
-from engine.batch import Batch, Draw, RowResult, StepResult
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.frontend import Frontend
-from engine.messages import Abort, Message, Submit
-from engine.source import resolve_model
-from engine.tokenizer import Tokenizer
+from rootgraft.api.app import create_app
+from rootgraft.api.config import ServerConfig
+from rootgraft.api.connection import uvicorn_options
+from rootgraft.api.metrics import Metrics
+from rootgraft.api.state import ServerState
+from rootgraft.engine.batch import Batch, Draw, RowResult, StepResult
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core import EngineCore
+from rootgraft.engine.frontend import Frontend
+from rootgraft.engine.messages import Abort, Message, Submit
+from rootgraft.engine.source import resolve_model
+from rootgraft.engine.tokenizer import Tokenizer
 
 STEP, PER_TOKEN = 0.020, 0.00005
 ROWS, BUDGET, PAGES = 16, 512, 4096

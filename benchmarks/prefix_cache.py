@@ -13,8 +13,8 @@ import time
 from array import array
 from collections.abc import Callable
 
-from engine.cache import PrefixCache
-from radix.namespace import Namespace, Path
+from rootgraft.engine.cache import PrefixCache
+from rootgraft.radix.namespace import Namespace, Path
 
 BASE = Path(Namespace("r1"))
 LONG = 100_000

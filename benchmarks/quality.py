@@ -22,14 +22,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.inputs import ForwardInputs
-from engine.kv_pool import KvPool
-from engine.loading.load import load_model
-from engine.loading.weights import WeightForm
-from engine.models.decoder import DecoderModel
-from engine.source import resolve_model
-from engine.tokenizer import Tokenizer
-from kernels import kv_int8, ops
+from rootgraft.engine.inputs import ForwardInputs
+from rootgraft.engine.kv_pool import KvPool
+from rootgraft.engine.loading.load import load_model
+from rootgraft.engine.loading.weights import WeightForm
+from rootgraft.engine.models.decoder import DecoderModel
+from rootgraft.engine.source import resolve_model
+from rootgraft.engine.tokenizer import Tokenizer
+from rootgraft.kernels import kv_int8, ops
 
 TEXT = Path(__file__).with_name("quality.txt")
 WINDOW, PAGE = 512, 16

@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 import torch
 
-from engine.batch import Row, RowStart
-from engine.logprobs import prompt_logprobs
-from engine.sampler import Allowed, Sampler
-from engine.types import SamplingParams
+from rootgraft.engine.batch import Row, RowStart
+from rootgraft.engine.logprobs import prompt_logprobs
+from rootgraft.engine.sampler import Allowed, Sampler
+from rootgraft.engine.types import SamplingParams
 
 WORKLOADS = {
     "greedy": SamplingParams(temperature=0),

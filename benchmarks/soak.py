@@ -36,8 +36,8 @@ from benchmarks.soaking.clients import Honest, Tally, harm, wrong
 from benchmarks.soaking.device import REPORT, make_adapters
 from benchmarks.soaking.memory import Samples
 from benchmarks.soaking.talks import Talker
-from engine.queue import PATIENCE
-from engine.types import Priority
+from rootgraft.engine.queue import PATIENCE
+from rootgraft.engine.types import Priority
 
 CLIENTS, TALKERS = 44, 6
 MOST_GROWTH_MIB = 16  # in a short run, which says nothing about a slope

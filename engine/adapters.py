@@ -15,8 +15,13 @@ from heapq import nlargest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.errors import ConfigError, EngineError, RequestError, UnknownModel
-from engine.messages import (
+from ..lora.activated import activation_position
+from ..lora.errors import AdapterError
+from ..lora.folder import check_name
+from ..radix.namespace import Namespace
+from ..radix.namespace import Path as PrefixPath
+from .errors import ConfigError, EngineError, RequestError, UnknownModel
+from .messages import (
     AdapterChanged,
     Adapters,
     Done,
@@ -29,18 +34,13 @@ from engine.messages import (
     UnloadAdapter,
     failure_of,
 )
-from engine.snapshot import SlotView
-from engine.types import AdapterInfo
-from lora.activated import activation_position
-from lora.errors import AdapterError
-from lora.folder import check_name
-from radix.namespace import Namespace
-from radix.namespace import Path as PrefixPath
+from .snapshot import SlotView
+from .types import AdapterInfo
 
 if TYPE_CHECKING:
-    from lora.adapters import Adapters as AdapterPool
-    from lora.adapters import LoadResult
-    from lora.registry import AdapterVersion
+    from ..lora.adapters import Adapters as AdapterPool
+    from ..lora.adapters import LoadResult
+    from ..lora.registry import AdapterVersion
 
 BASE = "base"
 """The base model's part of every namespace: a process has one."""

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
-from engine.cache import Lease, PrefixCache
-from engine.sequence import Sequence
-from engine.types import Priority
-from radix.keys import common_prefix
+from ..radix.keys import common_prefix
+from .cache import Lease, PrefixCache
+from .sequence import Sequence
+from .types import Priority
 
 
 class AdapterSlots(Protocol):

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from engine.ngrams import KEY, TOKEN, TOKEN_BITS, key_of, num_alike
-from radix.namespace import Namespace
+from ..radix.namespace import Namespace
+from .ngrams import KEY, TOKEN, TOKEN_BITS, key_of, num_alike
 
 _GROUP: Final = 3  # tokens by which places are found
 _TAIL: Final = 8  # of the prompt, by which the beginnings of answers are told apart

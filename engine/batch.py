@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.types import Logprob, SamplingParams
+from .types import Logprob, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

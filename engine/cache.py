@@ -17,15 +17,15 @@ from collections import Counter
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
-from engine.batch import PageCopy
-from engine.pages import PageAllocator
-from radix.audit import BrokenInvariant, check
-from radix.continuation import continuation
-from radix.holds import Hold, HoldKind
-from radix.namespace import Namespace, Path
-from radix.node import TOKEN_BYTES, Node, upwards
-from radix.outline import outline
-from radix.tree import RadixTree
+from ..radix.audit import BrokenInvariant, check
+from ..radix.continuation import continuation
+from ..radix.holds import Hold, HoldKind
+from ..radix.namespace import Namespace, Path
+from ..radix.node import TOKEN_BYTES, Node, upwards
+from ..radix.outline import outline
+from ..radix.tree import RadixTree
+from .batch import PageCopy
+from .pages import PageAllocator
 
 
 @dataclass(slots=True, eq=False)

@@ -6,9 +6,9 @@ import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 
-from engine.errors import EngineDead
-from engine.generation import error_of
-from engine.messages import (
+from .errors import EngineDead
+from .generation import error_of
+from .messages import (
     AdapterChanged,
     Adapters,
     ListAdapters,
@@ -19,8 +19,8 @@ from engine.messages import (
     TakeSnapshot,
     UnloadAdapter,
 )
-from engine.snapshot import EngineSnapshot
-from engine.types import AdapterInfo
+from .snapshot import EngineSnapshot
+from .types import AdapterInfo
 
 Call = LoadAdapter | UnloadAdapter | ListAdapters | TakeSnapshot
 Answer = Reply | Adapters | SnapshotTaken

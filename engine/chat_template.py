@@ -18,7 +18,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from engine.errors import ModelError, RequestError
+from .errors import ModelError, RequestError
 
 MAX_TEXT = 1 << 24  # characters; more than any model's context
 _MARK = "<<CONTINUE-HERE>>"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -14,14 +13,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
-from engine import errors
-from engine.calls import EngineCalls
-from engine.channel import FrameReader, frame
-from engine.config import EngineConfig
-from engine.errors import EngineDead, EngineError
-from engine.messages import Abort, Failed, Heartbeat, Message, Ready, Shutdown, Submit, TokenTexts, decode, encode
-from engine.snapshot import EngineSnapshot
-from engine.types import AdapterInfo
+from . import errors
+from .calls import EngineCalls
+from .channel import FrameReader, frame
+from .config import EngineConfig
+from .errors import EngineDead, EngineError
+from .messages import Abort, Failed, Heartbeat, Message, Ready, Shutdown, Submit, TokenTexts, decode, encode
+from .snapshot import EngineSnapshot
+from .types import AdapterInfo
 
 _SOCKET_BUFFER = 4 << 20
 
@@ -136,14 +135,9 @@ class EngineClient:
             await self._lost_transport.wait()
 
     def _spawn(self, fd: int) -> subprocess.Popen[bytes]:
-        root = str(Path(errors.__file__).parent.parent)
-        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-        return subprocess.Popen(
-            [sys.executable, "-m", "engine.loop", str(fd), str(self._model_path), json.dumps(asdict(self._config))],
-            pass_fds=[fd],
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        )
+        # -P: without the working directory on its path, which may hold an `engine/` or `http.py` of the user's own.
+        command = [sys.executable, "-P", "-m", "rootgraft.engine.loop", str(fd), str(self._model_path)]
+        return subprocess.Popen([*command, json.dumps(asdict(self._config))], pass_fds=[fd], stdin=subprocess.DEVNULL)
 
     def _send(self, messages: Sequence[Message]) -> None:
         if not self.is_alive or self._transport is None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from engine.errors import ConfigError
-from engine.speculative import SpeculativeConfig
+from .errors import ConfigError
+from .speculative import SpeculativeConfig
 
 
 def option(

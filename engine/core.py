@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from engine.adapters import BASE, Adaptation, AdapterDesk
-from engine.batch import Batch, Draw, Masks, Read, StepResult
-from engine.cache import PrefixCache
-from engine.config import EngineConfig
-from engine.drafts import Drafter
-from engine.errors import EngineDead, EngineError, RequestError, UnknownModel
-from engine.laps import Laps
-from engine.messages import (
+from ..radix.namespace import Namespace
+from ..radix.namespace import Path as PrefixPath
+from .adapters import BASE, Adaptation, AdapterDesk
+from .batch import Batch, Draw, Masks, Read, StepResult
+from .cache import PrefixCache
+from .config import EngineConfig
+from .drafts import Drafter
+from .errors import EngineDead, EngineError, RequestError, UnknownModel
+from .laps import Laps
+from .messages import (
     Abort,
     Done,
     ListAdapters,
@@ -30,17 +32,15 @@ from engine.messages import (
     UnloadAdapter,
     failure_of,
 )
-from engine.observer import take_snapshot
-from engine.scheduler import Scheduler
-from engine.sequence import Sequence
-from engine.stats import EngineStats
-from engine.types import FinishReason, Usage
-from radix.namespace import Namespace
-from radix.namespace import Path as PrefixPath
+from .observer import take_snapshot
+from .scheduler import Scheduler
+from .sequence import Sequence
+from .stats import EngineStats
+from .types import FinishReason, Usage
 
 if TYPE_CHECKING:
-    from engine.grammars import Compilation, Grammars
-    from lora.adapters import Adapters
+    from ..lora.adapters import Adapters
+    from .grammars import Compilation, Grammars
 
 _PAUSE = 0.001  # seconds between two looks at compiles and loads when there is nothing else to do
 
@@ -128,7 +128,7 @@ class EngineCore:
     @classmethod
     def load(cls, config: EngineConfig, model_path: Path) -> EngineCore:
         """Load a model and set the engine up on it. Raises ModelError and ConfigError."""
-        from engine.worker import Worker  # imports torch, which a test with a fake worker does not need
+        from .worker import Worker  # imports torch, which a test with a fake worker does not need
 
         return cls(config, Worker(config, model_path))
 
@@ -319,7 +319,7 @@ class EngineCore:
         """Get ready for grammars, unless the model has no token to end an answer with."""
         if not self._worker.eos_ids:
             return
-        from engine.grammars import Grammars  # imports llguidance, which an engine without grammars can do without
+        from .grammars import Grammars  # imports llguidance, which an engine without grammars can do without
 
         self._grammars = Grammars(texts, self._worker.eos_ids, self._worker.vocab_size, self._max_lines)
 

@@ -7,10 +7,10 @@ import os
 import psutil
 import torch
 
-from engine.config import EngineConfig
-from engine.errors import ConfigError
-from engine.models.config import ModelConfig
-from kernels import kv_int8
+from ..kernels import kv_int8
+from .config import EngineConfig
+from .errors import ConfigError
+from .models.config import ModelConfig
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _CPU_DEFAULT_BYTES = 4 << 30

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 
-from engine.cache import PrefixCache
-from engine.drafts import Drafter
-from engine.endings import remaining
-from engine.plan import Plan, StepUnderWay, lease_of
-from engine.sequence import Sequence
+from .cache import PrefixCache
+from .drafts import Drafter
+from .endings import remaining
+from .plan import Plan, StepUnderWay, lease_of
+from .sequence import Sequence
 
 
 class StepDrafts:

@@ -24,13 +24,13 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from engine.answers import AnswerIndex, Answers
-from engine.cache import PrefixCache
-from engine.ngrams import NgramIndex
-from engine.pace import Pace
-from engine.sequence import Sequence
-from engine.speculative import SpeculativeConfig
-from engine.stats import EngineStats
+from .answers import AnswerIndex, Answers
+from .cache import PrefixCache
+from .ngrams import NgramIndex
+from .pace import Pace
+from .sequence import Sequence
+from .speculative import SpeculativeConfig
+from .stats import EngineStats
 
 _MARGIN = 1.25  # by which a draft must be better than its price, which is an estimate
 _CHEAPEST = 0.01  # no draft is free

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from engine.batch import Row, RowResult
-from engine.messages import Failed
-from engine.sequence import Sequence
-from engine.types import FinishReason
+from .batch import Row, RowResult
+from .messages import Failed
+from .sequence import Sequence
+from .types import FinishReason
 
 
 class Ending(NamedTuple):

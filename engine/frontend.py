@@ -8,14 +8,14 @@ from array import array
 from collections.abc import AsyncGenerator
 from functools import partial
 
-from engine.client import EngineClient
-from engine.errors import ContextTooLong, DeadlineExceeded, EngineDead
-from engine.generation import Generation, TextDelta, error_of
-from engine.messages import Done, Failed, Message, Ready, TokenOut
-from engine.prompt_encoder import Owner, PromptEncoder
-from engine.requests import RequestLimits, TextRequest
-from engine.stop_strings import StopStrings
-from engine.tokenizer import Tokenizer, check_unicode
+from .client import EngineClient
+from .errors import ContextTooLong, DeadlineExceeded, EngineDead
+from .generation import Generation, TextDelta, error_of
+from .messages import Done, Failed, Message, Ready, TokenOut
+from .prompt_encoder import Owner, PromptEncoder
+from .requests import RequestLimits, TextRequest
+from .stop_strings import StopStrings
+from .tokenizer import Tokenizer, check_unicode
 
 _LONG_TEXT = 2048  # characters; encoding fewer takes less time than handing them to a thread
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from engine import errors
-from engine.detokenizer import Detokenizer
-from engine.errors import EngineError, GrammarRefused, RequestError
-from engine.messages import Done, Failed, TokenOut
-from engine.requests import TextRequest
-from engine.stop_strings import StopStrings
-from engine.tokenizer import Tokenizer
-from engine.types import FinishReason, Logprob, Usage
+from . import errors
+from .detokenizer import Detokenizer
+from .errors import EngineError, GrammarRefused, RequestError
+from .messages import Done, Failed, TokenOut
+from .requests import TextRequest
+from .stop_strings import StopStrings
+from .tokenizer import Tokenizer
+from .types import FinishReason, Logprob, Usage
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import ModelError
+from .errors import ModelError
 
 MAGIC = b"GGUF"
 MAX_DIMS = 4

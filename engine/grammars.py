@@ -10,18 +10,18 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.batch import Masks
-from engine.errors import CapacityError, EngineError, GrammarRefused
-from engine.messages import TokenTexts
-from engine.sequence import MaskJob
-from grammar.compiler import Compiled
-from grammar.errors import GrammarError
-from grammar.masks import Fill, MaskBuffer
-from grammar.matcher import Matcher
-from grammar.pieces import ranks
-from grammar.service import CompileQueueFull, CompileService
-from grammar.spec import GrammarKind, GrammarSpec
-from grammar.vocabulary import Vocabulary
+from ..grammar.compiler import Compiled
+from ..grammar.errors import GrammarError
+from ..grammar.masks import Fill, MaskBuffer
+from ..grammar.matcher import Matcher
+from ..grammar.pieces import ranks
+from ..grammar.service import CompileQueueFull, CompileService
+from ..grammar.spec import GrammarKind, GrammarSpec
+from ..grammar.vocabulary import Vocabulary
+from .batch import Masks
+from .errors import CapacityError, EngineError, GrammarRefused
+from .messages import TokenTexts
+from .sequence import MaskJob
 
 
 class Grammars:

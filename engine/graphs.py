@@ -19,13 +19,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.config import EngineConfig
-from engine.inputs import HostInputs, InputBuilder
-from engine.kv_pool import KvPool
-from engine.models.decoder import DecoderModel
-from engine.rooms import InputRoom
-from kernels.ops import Capture, capture_for, shares_prefixes
-from kernels.staging import to_device
+from ..kernels.ops import Capture, capture_for, shares_prefixes
+from ..kernels.staging import to_device
+from .config import EngineConfig
+from .inputs import HostInputs, InputBuilder
+from .kv_pool import KvPool
+from .models.decoder import DecoderModel
+from .rooms import InputRoom
 
 _MOST_TOKENS = 512  # of a captured step: a larger one computes for longer than its launches take
 

@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.batch import Batch, Row
-from kernels.ops import SharedPrefixes, find_shared_prefixes
-from kernels.staging import to_device
-from lora.apply import AdapterBank, LoraStep
-from lora.segments import BASE, token_slots
+from ..kernels.ops import SharedPrefixes, find_shared_prefixes
+from ..kernels.staging import to_device
+from ..lora.apply import AdapterBank, LoraStep
+from ..lora.segments import BASE, token_slots
+from .batch import Batch, Row
 
 Longs = NDArray[np.int64]
 Ints = NDArray[np.int32]

@@ -7,8 +7,8 @@ import sys
 import threading
 import time
 
-from engine.batch import Batch
-from engine.kv_pool import KvPool
+from .batch import Batch
+from .kv_pool import KvPool
 
 _AHEAD_TOKENS, _AHEAD_BYTES = 1 << 15, 1 << 30  # of the pool, whichever are fewer
 _IDLE = 0.25  # seconds without a step

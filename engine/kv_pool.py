@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.batch import PageCopy
-from engine.models.config import ModelConfig
-from kernels import kv_int8
-from kernels.memory import copy_pages, lazy_zeros, populate
+from ..kernels import kv_int8
+from ..kernels.memory import copy_pages, lazy_zeros, populate
+from .batch import PageCopy
+from .models.config import ModelConfig
 
 _POPULATED_AT_ONCE = 1 << 21  # bytes of a layer: a huge page, for which other threads that ask for memory may wait
 

@@ -12,19 +12,19 @@ from typing import Any
 
 from tqdm import tqdm
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.errors import ConfigError, EngineError, RequestError
-from engine.generation import Generation, TextDelta, error_of
-from engine.messages import Abort, Done, Failed, LoadAdapter, Message, Reply, TokenOut, UnloadAdapter
-from engine.outputs import OutputBuilder, RequestOutput
-from engine.prompt_encoder import Owner, PromptEncoder
-from engine.requests import RequestLimits, TextRequest, token_array
-from engine.source import resolve_model
-from engine.stop_strings import StopStrings
-from engine.tokenizer import Tokenizer
-from engine.types import SamplingParams
-from grammar.spec import GrammarSpec
+from ..grammar.spec import GrammarSpec
+from .config import EngineConfig
+from .core import EngineCore
+from .errors import ConfigError, EngineError, RequestError
+from .generation import Generation, TextDelta, error_of
+from .messages import Abort, Done, Failed, LoadAdapter, Message, Reply, TokenOut, UnloadAdapter
+from .outputs import OutputBuilder, RequestOutput
+from .prompt_encoder import Owner, PromptEncoder
+from .requests import RequestLimits, TextRequest, token_array
+from .source import resolve_model
+from .stop_strings import StopStrings
+from .tokenizer import Tokenizer
+from .types import SamplingParams
 
 Prompt = str | Sequence[int]
 Conversation = Sequence[Mapping[str, Any]]

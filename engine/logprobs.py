@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.choice import pad, row_slices, top_sorted
-from engine.types import MAX_LOGPROBS, Logprob
-from kernels.staging import HostCopy, to_device
+from ..kernels.staging import HostCopy, to_device
+from .choice import pad, row_slices, top_sorted
+from .types import MAX_LOGPROBS, Logprob
 
 _CANDIDATES = 32  # the same for every request, so that ties resolve alike whatever a neighbour asks for
 

@@ -1,6 +1,6 @@
 """The engine process: messages in, steps, messages out. Started by ``client.EngineClient``, one per model.
 
-    python -m engine.loop FD PATH OPTIONS      FD: its end of a socketpair. OPTIONS: EngineConfig as JSON.
+    python -P -m rootgraft.engine.loop FD PATH OPTIONS      FD: its end of a socketpair. OPTIONS: EngineConfig as JSON.
 
 It leaves when the channel closes, so it never outlives the process that started it; signals are that one's business.
 Exit codes: 0 after Shutdown or when the client is gone, 70 after an error.
@@ -18,12 +18,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from engine import garbage
-from engine.channel import Channel
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.errors import EngineError
-from engine.messages import Failed, Heartbeat, Message, Shutdown, decode, encode
+from . import garbage
+from .channel import Channel
+from .config import EngineConfig
+from .core import EngineCore
+from .errors import EngineError
+from .messages import Failed, Heartbeat, Message, Shutdown, decode, encode
 
 HEARTBEAT_SECONDS = 0.25
 GOODBYE_SECONDS = 5.0  # for the client to take the last frame

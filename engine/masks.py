@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from engine.batch import Batch, Row
-from engine.endings import remaining
-from engine.plan import StepUnderWay
-from engine.sequence import MaskJob, Sequence
+from .batch import Batch, Row
+from .endings import remaining
+from .plan import StepUnderWay
+from .sequence import MaskJob, Sequence
 
 NICENESS = 15  # of the thread, which the step loop and its kernels need not share their cores with
 

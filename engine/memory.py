@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 import torch
 
-from engine.batch import Batch, Row, RowStart
-from engine.config import EngineConfig
-from engine.graphs import graphs_for
-from engine.inputs import InputBuilder
-from engine.kv_pool import KvPool
-from engine.models.decoder import DecoderModel
-from engine.runner import ModelRunner
-from engine.sampler import Sampler
-from engine.types import SamplingParams
-from lora.apply import AdapterBank
+from ..lora.apply import AdapterBank
+from .batch import Batch, Row, RowStart
+from .config import EngineConfig
+from .graphs import graphs_for
+from .inputs import InputBuilder
+from .kv_pool import KvPool
+from .models.decoder import DecoderModel
+from .runner import ModelRunner
+from .sampler import Sampler
+from .types import SamplingParams
 
 _MIB = 2**20
 

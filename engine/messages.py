@@ -19,9 +19,9 @@ from typing import Any, cast, get_args
 
 import msgpack
 
-from engine.errors import EngineError, GrammarRefused, RequestError
-from engine.snapshot import EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView
-from engine.types import AdapterInfo, FinishReason, Logprob, Priority, SamplingParams, Usage
+from .errors import EngineError, GrammarRefused, RequestError
+from .snapshot import EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView
+from .types import AdapterInfo, FinishReason, Logprob, Priority, SamplingParams, Usage
 
 
 @dataclass(frozen=True, slots=True)

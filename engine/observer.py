@@ -6,13 +6,13 @@ import time
 from collections.abc import Mapping
 from itertools import islice
 
-from engine.adapters import AdapterDesk
-from engine.cache import PrefixCache
-from engine.scheduler import Scheduler
-from engine.sequence import Sequence
-from engine.snapshot import EngineSnapshot, NamespaceView, NodeView, SequenceView
-from radix.namespace import Namespace
-from radix.node import TOKEN_BYTES, Node
+from ..radix.namespace import Namespace
+from ..radix.node import TOKEN_BYTES, Node
+from .adapters import AdapterDesk
+from .cache import PrefixCache
+from .scheduler import Scheduler
+from .sequence import Sequence
+from .snapshot import EngineSnapshot, NamespaceView, NodeView, SequenceView
 
 MOST_NODES = 192
 MOST_SEQUENCES = 64

@@ -6,8 +6,8 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from engine.generation import Finish, TextDelta, TokenLogprob
-from engine.types import Usage
+from .generation import Finish, TextDelta, TokenLogprob
+from .types import Usage
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.batch import RowStart
-from engine.types import SamplingParams
-from engine.verify import Lines
-from kernels.staging import to_device
+from ..kernels.staging import to_device
+from .batch import RowStart
+from .types import SamplingParams
+from .verify import Lines
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]

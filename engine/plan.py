@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
-from engine.batch import Batch, PageCopy, Row, RowStart, not_yet
-from engine.cache import Lease
-from engine.sequence import Sequence
+from .batch import Batch, PageCopy, Row, RowStart, not_yet
+from .cache import Lease
+from .sequence import Sequence
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from threading import Lock
 from typing import Final, NamedTuple
 
-from engine.tokenizer import Tokenizer
+from .tokenizer import Tokenizer
 
 _PART: Final = 256  # characters from which a part is kept: encoding it takes some twenty times as long as finding it
 _MOST_CHARACTERS: Final = 1 << 23  # of all parts that are kept; their token ids take about as much memory again

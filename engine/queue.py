@@ -16,9 +16,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
 
-from engine.fairness import TokenCounters
-from engine.sequence import Sequence
-from engine.types import Priority
+from .fairness import TokenCounters
+from .sequence import Sequence
+from .types import Priority
 
 PATIENCE = {Priority.INTERACTIVE: 60.0, Priority.BATCH: 600.0}
 """Seconds that a sequence waits in its band at most, all in all."""

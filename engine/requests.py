@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from engine.errors import ContextTooLong, RequestError
-from engine.messages import Submit
-from engine.types import (
+from ..grammar.spec import GrammarSpec
+from .errors import ContextTooLong, RequestError
+from .messages import Submit
+from .types import (
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
     MAX_PIN_SECONDS,
@@ -22,7 +23,6 @@ from engine.types import (
     Priority,
     SamplingParams,
 )
-from grammar.spec import GrammarSpec
 
 MAX_N = 16
 MAX_STOPS = 16

@@ -18,9 +18,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.cache import PrefixCache
-from engine.sequence import Sequence
-from radix.holds import Hold, HoldKind
+from ..radix.holds import Hold, HoldKind
+from .cache import PrefixCache
+from .sequence import Sequence
 
 SESSION_SECONDS = 300.0
 MAX_SESSIONS = 4096

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.inputs import ForwardInputs, HostInputs, fill_in
-from kernels.ops import SharedRoom
-from kernels.staging import refill, to_device
-from lora.apply import LoraStep
-from lora.segments import SegmentRoom
+from ..kernels.ops import SharedRoom
+from ..kernels.staging import refill, to_device
+from ..lora.apply import LoraStep
+from ..lora.segments import SegmentRoom
+from .inputs import ForwardInputs, HostInputs, fill_in
 
 
 class InputRoom:

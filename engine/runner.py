@@ -10,18 +10,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.batch import Batch, Draw, Masks, Read, Row, RowResult, StepResult
-from engine.inputs import DrawnTokens, HostInputs, InputBuilder, last_tokens
-from engine.kv_pool import KvPool
-from engine.laps import Laps
-from engine.logprobs import prompt_logprobs
-from engine.models.decoder import DecoderModel
-from engine.sampler import Allowed, Drawing, Sampler
-from engine.types import Logprob
-from engine.verify import lines_of
-from kernels.ops import Largest
-from kernels.staging import to_device
-from lora.apply import LoraStep
+from ..kernels.ops import Largest
+from ..kernels.staging import to_device
+from ..lora.apply import LoraStep
+from .batch import Batch, Draw, Masks, Read, Row, RowResult, StepResult
+from .inputs import DrawnTokens, HostInputs, InputBuilder, last_tokens
+from .kv_pool import KvPool
+from .laps import Laps
+from .logprobs import prompt_logprobs
+from .models.decoder import DecoderModel
+from .sampler import Allowed, Drawing, Sampler
+from .types import Logprob
+from .verify import lines_of
 
 # Logits of a prompt are made for this many positions at a time: a whole chunk's would take 100 MB and more.
 _PROMPT_SLICE = 64

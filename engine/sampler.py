@@ -17,14 +17,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.batch import Row, RowResult, RowStart
-from engine.choice import Draws, draw_any, draw_kept, pad, row_slices, uniforms
-from engine.logprobs import logprob_columns, to_logprob
-from engine.penalties import LogitEdits
-from engine.verify import Drawn, Lines, lines_of, standing
-from kernels.masking import mask_logits
-from kernels.ops import Largest, largest
-from kernels.staging import HostCopy, to_device
+from ..kernels.masking import mask_logits
+from ..kernels.ops import Largest, largest
+from ..kernels.staging import HostCopy, to_device
+from .batch import Row, RowResult, RowStart
+from .choice import Draws, draw_any, draw_kept, pad, row_slices, uniforms
+from .logprobs import logprob_columns, to_logprob
+from .penalties import LogitEdits
+from .verify import Drawn, Lines, lines_of, standing
 
 Ints = npt.NDArray[np.int64]
 Params = npt.NDArray[np.void]  # of _ROW

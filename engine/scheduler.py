@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from engine.admission import (
+from .admission import (
     AdapterSlots,
     SlotRequests,
     giving_way,
@@ -35,21 +35,21 @@ from engine.admission import (
     prefix_in_progress,
     try_acquire,
 )
-from engine.batch import Batch, Row, RowResult, StepResult
-from engine.cache import Lease, PrefixCache
-from engine.chunks import ChunkLimit
-from engine.drafting import StepDrafts
-from engine.drafts import Drafter
-from engine.endings import failure, remaining, take
-from engine.errors import EngineError
-from engine.masks import SlowMasks, mask_jobs
-from engine.messages import Done, Message, TokenOut, failure_of
-from engine.plan import Plan, StepUnderWay, lease_of
-from engine.queue import WaitingQueue
-from engine.retention import Retention
-from engine.sequence import MaskJob, Sequence, Status
-from engine.stats import EngineStats
-from engine.types import FinishReason, Priority
+from .batch import Batch, Row, RowResult, StepResult
+from .cache import Lease, PrefixCache
+from .chunks import ChunkLimit
+from .drafting import StepDrafts
+from .drafts import Drafter
+from .endings import failure, remaining, take
+from .errors import EngineError
+from .masks import SlowMasks, mask_jobs
+from .messages import Done, Message, TokenOut, failure_of
+from .plan import Plan, StepUnderWay, lease_of
+from .queue import WaitingQueue
+from .retention import Retention
+from .sequence import MaskJob, Sequence, Status
+from .stats import EngineStats
+from .types import FinishReason, Priority
 
 
 class Scheduler:

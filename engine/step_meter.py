@@ -18,23 +18,23 @@ from unittest.mock import patch
 
 import torch
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.device import choose_device, choose_kv_dtype
-from engine.errors import ConfigError
-from engine.inputs import InputBuilder
-from engine.kv_pool import bytes_per_page
-from engine.messages import Failed, Message, Submit, TokenOut, encode
-from engine.models.decoder import DecoderModel
-from engine.runner import ModelRunner
-from engine.sampler import Sampler
-from engine.scheduler import Scheduler
-from engine.step_times import Part, StepLoad, StepTimes
-from engine.types import SamplingParams
-from engine.worker import Worker
-from kernels import kv_int8, limits
-from kernels.cpu.calls import timed
-from kernels.packed import Format, Linear, QuantisedLinear
+from ..kernels import kv_int8, limits
+from ..kernels.cpu.calls import timed
+from ..kernels.packed import Format, Linear, QuantisedLinear
+from .config import EngineConfig
+from .core import EngineCore
+from .device import choose_device, choose_kv_dtype
+from .errors import ConfigError
+from .inputs import InputBuilder
+from .kv_pool import bytes_per_page
+from .messages import Failed, Message, Submit, TokenOut, encode
+from .models.decoder import DecoderModel
+from .runner import ModelRunner
+from .sampler import Sampler
+from .scheduler import Scheduler
+from .step_times import Part, StepLoad, StepTimes
+from .types import SamplingParams
+from .worker import Worker
 
 _WARM: Final = 6  # steps until passes are recorded and caches are filled
 

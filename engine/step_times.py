@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.config import EngineConfig
+from .config import EngineConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,6 @@ class StepTimes:
 
 def measure(config: EngineConfig, model_path: Path, load: StepLoad) -> StepTimes:
     """Load a model, run steps, take their times. Raises ModelError, and ConfigError for a load that does not fit."""
-    from engine.step_meter import measure_steps  # torch, which who only reads results does without
+    from .step_meter import measure_steps  # torch, which who only reads results does without
 
     return measure_steps(config, model_path, load)

@@ -14,14 +14,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from engine.inputs import ForwardInputs, HostInputs, InputBuilder
-from engine.kv_pool import KvPool
-from engine.models.decoder import DecoderModel
-from engine.rooms import InputRoom
-from kernels.ops import Buffers, Tape, record
-from kernels.staging import to_device
-from lora.apply import LoraStep
-from lora.segments import SegmentRoom
+from ..kernels.ops import Buffers, Tape, record
+from ..kernels.staging import to_device
+from ..lora.apply import LoraStep
+from ..lora.segments import SegmentRoom
+from .inputs import ForwardInputs, HostInputs, InputBuilder
+from .kv_pool import KvPool
+from .models.decoder import DecoderModel
+from .rooms import InputRoom
 
 # Tokens of a step that is recorded: in a larger one Python's share is lost among the products.
 _MOST_TOKENS: Final = 512

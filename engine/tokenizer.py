@@ -12,13 +12,13 @@ from typing import Any
 
 import tokenizers
 
-from engine.chat_template import ChatTemplates, Message
-from engine.errors import ConfigError, ModelError, RequestError
-from engine.messages import TokenTexts
-from engine.token_bounds import read_bounds
-from engine.token_bytes import DecoderRules, read_rules
-from engine.tokenizer_files import TokenizerFiles, read_folder
-from engine.tokenizer_gguf import read_gguf
+from .chat_template import ChatTemplates, Message
+from .errors import ConfigError, ModelError, RequestError
+from .messages import TokenTexts
+from .token_bounds import read_bounds
+from .token_bytes import DecoderRules, read_rules
+from .tokenizer_files import TokenizerFiles, read_folder
+from .tokenizer_gguf import read_gguf
 
 
 class Tokenizer:

@@ -15,9 +15,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ModelError
-from engine.gguf import GgufFile
-from engine.tokenizer_files import TokenizerFiles, added_token
+from .errors import ModelError
+from .gguf import GgufFile
+from .tokenizer_files import TokenizerFiles, added_token
 
 # tokenizer.ggml.token_type
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from engine.batch import Row, RowResult
-from engine.types import Logprob
+from .batch import Row, RowResult
+from .types import Logprob
 
 Ints = npt.NDArray[np.int64]
 

@@ -10,27 +10,27 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.batch import Batch, Draw
-from engine.config import EngineConfig
-from engine.device import choose_device, choose_dtype, choose_kv_dtype, kv_bytes, num_threads
-from engine.errors import ConfigError
-from engine.graphs import graphs_for
-from engine.inputs import HostInputs, InputBuilder
-from engine.kv_ahead import KvAhead
-from engine.kv_pool import KvPool, bytes_per_page
-from engine.loading.base_layout import adapter_bytes, base_layout
-from engine.loading.load import load_model
-from engine.loading.weights import choose_weight_form
-from engine.memory import StepMemory, measure_steps, trial
-from engine.models.config import ModelConfig
-from engine.models.decoder import DecoderModel
-from engine.runner import ModelRunner
-from engine.sampler import Sampler
-from engine.tapes import StepTapes
-from kernels import kv_int8, ops
-from lora.adapters import Adapters
-from lora.layout import BaseLayout
-from lora.reading import AdapterReader
+from ..kernels import kv_int8, ops
+from ..lora.adapters import Adapters
+from ..lora.layout import BaseLayout
+from ..lora.reading import AdapterReader
+from .batch import Batch, Draw
+from .config import EngineConfig
+from .device import choose_device, choose_dtype, choose_kv_dtype, kv_bytes, num_threads
+from .errors import ConfigError
+from .graphs import graphs_for
+from .inputs import HostInputs, InputBuilder
+from .kv_ahead import KvAhead
+from .kv_pool import KvPool, bytes_per_page
+from .loading.base_layout import adapter_bytes, base_layout
+from .loading.load import load_model
+from .loading.weights import choose_weight_form
+from .memory import StepMemory, measure_steps, trial
+from .models.config import ModelConfig
+from .models.decoder import DecoderModel
+from .runner import ModelRunner
+from .sampler import Sampler
+from .tapes import StepTapes
 
 _PATIENCE = 64  # steps that an adapter waits for a slot before one is closed for it
 

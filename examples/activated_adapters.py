@@ -7,7 +7,7 @@ python activated_adapters.py URL NAME [NAME ...]
 import sys
 from pathlib import Path
 
-from programs import Branch, Session
+from rootgraft.programs import Branch, Session
 
 CONTEXT = (Path(__file__).parents[1] / "docs" / "adapters.md").read_text()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from adapters_data import Task, tasks
 
-from engine import LLM, SamplingParams
+from rootgraft import LLM, SamplingParams
 
 ADAPTERS = Path(__file__).parent / "adapters"
 NAMES = ("pirate", "contact-card", "shell")

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from programs import Branch, Session
+from rootgraft.programs import Branch, Session
 
 RUBRIC = (
     "You grade essays. Clarity: is each sentence easy to follow? Evidence: is each claim supported? Structure: does "

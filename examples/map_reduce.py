@@ -6,7 +6,7 @@ python map_reduce.py [URL [FILE]]
 import sys
 from pathlib import Path
 
-from programs import Branch, Session
+from rootgraft.programs import Branch, Session
 
 TEXT = Path(__file__).parents[1] / "docs" / "keys-and-limits.md"
 INSTRUCTIONS = (

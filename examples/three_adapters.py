@@ -7,7 +7,7 @@ python three_adapters.py [URL]
 
 import sys
 
-from programs import Branch, Session
+from rootgraft.programs import Branch, Session
 
 ADAPTERS = [None, "pirate", "contact-card", "shell"]
 QUESTIONS = ["How do I make a cup of tea?", "Show the last 15 lines of the file debug.log"]

@@ -24,10 +24,10 @@ from adapters_data import Example, Task, tasks
 from torch import Tensor
 from torch.nn import functional
 
-from engine.loading.load import open_source
-from engine.loading.model_config import read_model_config
-from engine.source import DEFAULT_NAME, resolve_model
-from engine.tokenizer import Tokenizer
+from rootgraft.engine.loading.load import open_source
+from rootgraft.engine.loading.model_config import read_model_config
+from rootgraft.engine.source import DEFAULT_NAME, resolve_model
+from rootgraft.engine.tokenizer import Tokenizer
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of importing them

@@ -5,7 +5,7 @@ python tree_of_thought.py [URL]
 
 import sys
 
-from programs import Branch, Session
+from rootgraft.programs import Branch, Session
 
 PROBLEM = (
     "You plan step by step. A farmer has a wolf, a goat and a cabbage and must cross a river in a boat that carries "

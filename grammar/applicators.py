@@ -6,14 +6,14 @@ from collections.abc import Callable
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from grammar import scalars
-from grammar.containers import forbids, has
-from grammar.document import pointer_join
-from grammar.errors import GrammarError
-from grammar.world import OBJECT, World, without_evaluation
+from . import scalars
+from .containers import forbids, has
+from .document import pointer_join
+from .errors import GrammarError
+from .world import OBJECT, World, without_evaluation
 
 if TYPE_CHECKING:
-    from grammar.schema import Analysis
+    from .schema import Analysis
 
 Alternatives: TypeAlias = "list[World] | tuple[World, ...]"
 # A branch of oneOf that needs more pieces than this to keep it apart from the others loses the last ones.

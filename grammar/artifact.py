@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-from grammar.schema import Narrowing
+from .schema import Narrowing
 
 
 class Backend(StrEnum):

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from grammar.document import pointer_join
-from grammar.errors import GrammarError
-from grammar.spec import GrammarKind, GrammarSpec
+from .document import pointer_join
+from .errors import GrammarError
+from .spec import GrammarKind, GrammarSpec
 
 # The keyword to blame when a library finds a schema too complex, likeliest first.
 _SUSPECTS = ("pattern", "patternProperties", "multipleOf", "maxLength", "enum", "oneOf", "anyOf", "allOf", "properties")

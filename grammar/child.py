@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from grammar.vocabulary import Vocabulary
-from grammar.worker import MAX_FRAME, NICE, READY, STARTED, encode_vocabulary, write_frame
+from .vocabulary import Vocabulary
+from .worker import MAX_FRAME, NICE, READY, STARTED, encode_vocabulary, write_frame
 
 START_SECONDS = 120.0
 PATIENCE = 20
@@ -18,10 +18,9 @@ PATIENCE = 20
 FEWEST_SECONDS, HUNGRY_SECONDS = 0.01, 0.2
 # The worker steps back before anything is imported. It stays in the session of its parent: its scheduling class only
 # counts between processes of one session where the kernel groups them by session (autogroup).
-_YIELD = "import os, sys; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"
-_STEADY = f"import os, sys; os.nice({NICE})"
-_SERVE = "sys.path.insert(0, sys.argv[1]); from grammar.worker import main; main()"
-_ROOT = str(Path(__file__).resolve().parent.parent)
+_YIELD = "import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"
+_STEADY = f"import os; os.nice({NICE})"
+_SERVE = "from rootgraft.grammar.worker import main; main()"
 CAN_YIELD = hasattr(os, "SCHED_IDLE")
 
 
@@ -58,7 +57,7 @@ class Child:
         self.yields = yields
         self.num_jobs = 0
         self._process = subprocess.Popen(
-            [sys.executable, "-c", f"{_YIELD if yields else _STEADY}; {_SERVE}", _ROOT],
+            [sys.executable, "-P", "-c", f"{_YIELD if yields else _STEADY}; {_SERVE}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from threading import Condition
 
-from grammar.child import Child, ChildDied, ChildStarved
-from grammar.vocabulary import Vocabulary
+from .child import Child, ChildDied, ChildStarved
+from .vocabulary import Vocabulary
 
 # A worker is replaced after so many grammars: whatever memory a library loses with each is bounded by that.
 MOST_JOBS = 2_000

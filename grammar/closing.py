@@ -16,8 +16,8 @@ from itertools import chain, islice, zip_longest
 
 import numpy as np
 
-from grammar.pieces import ESCAPED, FREE, INSIDE, NEVER, OUTSIDE, Pieces
-from grammar.states import Bounded, Exhausted, Row, State, advance, leads_to_end, take_back
+from .pieces import ESCAPED, FREE, INSIDE, NEVER, OUTSIDE, Pieces
+from .states import Bounded, Exhausted, Row, State, advance, leads_to_end, take_back
 
 MAX_TOKENS = 2_000
 MAX_STEPS = 800

@@ -12,21 +12,21 @@ from typing import Any
 
 import llguidance
 
-from grammar import dry_run, plain
-from grammar.artifact import Artifact, Backend
-from grammar.blame import anchored, likeliest_part
-from grammar.closing import Closer
-from grammar.document import Document
-from grammar.errors import GrammarError
-from grammar.lark import to_lark
-from grammar.limits import DEFAULT_LIMITS, Limits, check_limits
-from grammar.matcher import SLOW_SECONDS, Matcher
-from grammar.pieces import Pieces
-from grammar.schema import Analysis
-from grammar.spec import GrammarKind, GrammarSpec
-from grammar.states import LlguidanceState, State, XgrammarState, leads_to_end
-from grammar.tool_tags import structural_tag_grammar
-from grammar.vocabulary import Vocabulary
+from . import dry_run, plain
+from .artifact import Artifact, Backend
+from .blame import anchored, likeliest_part
+from .closing import Closer
+from .document import Document
+from .errors import GrammarError
+from .lark import to_lark
+from .limits import DEFAULT_LIMITS, Limits, check_limits
+from .matcher import SLOW_SECONDS, Matcher
+from .pieces import Pieces
+from .schema import Analysis
+from .spec import GrammarKind, GrammarSpec
+from .states import LlguidanceState, State, XgrammarState, leads_to_end
+from .tool_tags import structural_tag_grammar
+from .vocabulary import Vocabulary
 
 # A vocabulary of 128k tokens needs more items for a mask than the library grants by default.
 _PARSER_LIMITS = llguidance.LLParserLimits(verbose_errors=False, step_max_items=500_000)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import inf
 from typing import TYPE_CHECKING
 
-from grammar.world import (
+from .world import (
     ALWAYS,
     ARRAY,
     FALSE,
@@ -23,7 +23,7 @@ from grammar.world import (
 )
 
 if TYPE_CHECKING:
-    from grammar.schema import Analysis
+    from .schema import Analysis
 
 
 class Completion:

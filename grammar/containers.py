@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from grammar.document import pointer_join
-from grammar.errors import GrammarError
-from grammar.patterns import read_pattern
-from grammar.regex_parser import RegexError
-from grammar.scalars import MAX_LENGTH
-from grammar.world import (
+from .document import pointer_join
+from .errors import GrammarError
+from .patterns import read_pattern
+from .regex_parser import RegexError
+from .scalars import MAX_LENGTH
+from .world import (
     ALWAYS,
     ANYTHING,
     ARRAY,
@@ -28,7 +28,7 @@ from grammar.world import (
 )
 
 if TYPE_CHECKING:
-    from grammar.schema import Analysis
+    from .schema import Analysis
 
 
 _OF_ITEMS = ("items", "prefixItems", "additionalItems", "contains")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-from grammar.errors import GrammarError
+from .errors import GrammarError
 
 # Where subschemas stand: as the value of a keyword (or in a list there), or under names of their own.
 _IN_VALUE = frozenset(

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from grammar.artifact import Artifact
-from grammar.matcher import GrammarFailure, Matcher
-from grammar.states import Row
-from grammar.vocabulary import Vocabulary
+from .artifact import Artifact
+from .matcher import GrammarFailure, Matcher
+from .states import Row
+from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from grammar.compiler import Compiled
+    from .compiler import Compiled
 
 WALKS = 2
 TOKENS = 32

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from grammar.charset import CharSet
-from grammar.regex_parser import Alt, Cat, Chars, Look, Mark, Node, RegexError, Repeat, parse_nodes
+from .charset import CharSet
+from .regex_parser import Alt, Cat, Chars, Look, Mark, Node, RegexError, Repeat, parse_nodes
 
 ANY = Chars(CharSet(negated=True))
 ANYTHING = Repeat(ANY, 0, None)

@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from grammar.world import ALWAYS, ARRAY, FALSE, NULL, NUMBER, OBJECT, STRING, TRUE, Arrays, Conj, Contains, Objects
+from .world import ALWAYS, ARRAY, FALSE, NULL, NUMBER, OBJECT, STRING, TRUE, Arrays, Conj, Contains, Objects
 
 if TYPE_CHECKING:
-    from grammar.lark import Writer
+    from .lark import Writer
 
 MAX_STATES = 2_000
 MAX_UNIQUE_VALUES = 60

@@ -6,7 +6,7 @@ passes either. Where it is narrower, `NARROWER` says how.
 
 from __future__ import annotations
 
-from grammar.ecma_regex import Pattern, parse
+from .ecma_regex import Pattern, parse
 
 _YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
 _LEAP = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from grammar.formats import FORMATS, NARROWER
-from grammar.keywords import KEYWORDS, Treatment
-from grammar.limits import Limits
-from grammar.numeric import MAX_INT_DIGITS
-from grammar.whitespace import MAX_WHITESPACE
+from .formats import FORMATS, NARROWER
+from .keywords import KEYWORDS, Treatment
+from .limits import Limits
+from .numeric import MAX_INT_DIGITS
+from .whitespace import MAX_WHITESPACE
 
 _INTRODUCTION = """# What we promise, keyword by keyword
 

@@ -11,19 +11,19 @@ import json
 from dataclasses import dataclass
 from decimal import Decimal
 
-from grammar.charset import JSON_CHAR, json_string, rust_literal
-from grammar.completion import Completion
-from grammar.document import pointer_join
-from grammar.errors import GrammarError
-from grammar.fields import Field, array_fields, object_fields
-from grammar.formats import FORMATS
-from grammar.numbers import number_terminal
-from grammar.numeric import spelling
-from grammar.patterns import read_pattern
-from grammar.schema import Analysis
-from grammar.whitespace import WHITESPACE
-from grammar.witness import MAX_ANSWER, Witness
-from grammar.world import (
+from .charset import JSON_CHAR, json_string, rust_literal
+from .completion import Completion
+from .document import pointer_join
+from .errors import GrammarError
+from .fields import Field, array_fields, object_fields
+from .formats import FORMATS
+from .numbers import number_terminal
+from .numeric import spelling
+from .patterns import read_pattern
+from .schema import Analysis
+from .whitespace import WHITESPACE
+from .witness import MAX_ANSWER, Witness
+from .world import (
     ALWAYS,
     ARRAY,
     FALSE,

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, TypeAlias
 
-from grammar.blame import crowded_part, deep_part, large_part
-from grammar.document import pointer_join
-from grammar.errors import GrammarError
-from grammar.spec import GrammarKind, GrammarSpec
+from .blame import crowded_part, deep_part, large_part
+from .document import pointer_join
+from .errors import GrammarError
+from .spec import GrammarKind, GrammarSpec
 
 _STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _AS_BRACES = bytes.maketrans(b"[]", b"{}")

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from grammar.matcher import GrammarFailure, Matcher
-from grammar.vocabulary import Vocabulary
+from .matcher import GrammarFailure, Matcher
+from .vocabulary import Vocabulary
 
 
 class Fill(NamedTuple):

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from grammar.closing import Closer
-from grammar.states import Row, State
-from grammar.vocabulary import Vocabulary
+from .closing import Closer
+from .states import Row, State
+from .vocabulary import Vocabulary
 
 # A mask that takes longer delays a step, beside whose forward pass it is filled.
 SLOW_SECONDS = 0.003

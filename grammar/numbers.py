@@ -7,15 +7,15 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from grammar import numeric
-from grammar.charset import rust_literal
-from grammar.multiples import is_binary, is_safe, listed
-from grammar.steps import step_terms
-from grammar.whitespace import WHITESPACE
-from grammar.world import FRACTION, INTEGER, NUMBER, Numbers
+from . import numeric
+from .charset import rust_literal
+from .multiples import is_binary, is_safe, listed
+from .steps import step_terms
+from .whitespace import WHITESPACE
+from .world import FRACTION, INTEGER, NUMBER, Numbers
 
 if TYPE_CHECKING:
-    from grammar.lark import Writer
+    from .lark import Writer
 
 # So many multiples are listed where no regular expression holds all of them.
 MAX_LISTED = 1_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from grammar.ecma_regex import Pattern, parse
+from .ecma_regex import Pattern, parse
 
 
 @lru_cache(maxsize=4096)

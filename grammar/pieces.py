@@ -6,9 +6,9 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from grammar.artifact import Artifact
-from grammar.states import Row
-from grammar.vocabulary import Vocabulary
+from .artifact import Artifact
+from .states import Row
+from .vocabulary import Vocabulary
 
 MAX_TAILS = 600
 DEFAULT_JUMP = 10

@@ -6,12 +6,12 @@ import re
 from collections.abc import Callable
 from typing import TypeAlias
 
-from grammar.charset import rust_literal
-from grammar.ecma_regex import num_repeats, parse, repeat_product, to_rust
-from grammar.errors import GrammarError
-from grammar.regex_parser import Node, RegexError
-from grammar.scalars import MAX_REPEAT_PRODUCT, MAX_REPEATS
-from grammar.spec import GrammarKind, GrammarSpec
+from .charset import rust_literal
+from .ecma_regex import num_repeats, parse, repeat_product, to_rust
+from .errors import GrammarError
+from .regex_parser import Node, RegexError
+from .scalars import MAX_REPEAT_PRODUCT, MAX_REPEATS
+from .spec import GrammarKind, GrammarSpec
 
 Translation: TypeAlias = tuple[str, tuple[str, ...]]
 MAX_ANSWERS = 40

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-from grammar.charset import MAX_CODE_POINT, CharSet, fold_case, single, union
+from .charset import MAX_CODE_POINT, CharSet, fold_case, single, union
 
 MAX_NESTING = 50
 MAX_REPEAT = 10_000

@@ -7,13 +7,13 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from grammar.document import Node, pointer_join
-from grammar.ecma_regex import num_repeats, repeat_product
-from grammar.errors import GrammarError
-from grammar.formats import FORMATS
-from grammar.patterns import read_pattern
-from grammar.regex_parser import RegexError
-from grammar.world import (
+from .document import Node, pointer_join
+from .ecma_regex import num_repeats, repeat_product
+from .errors import GrammarError
+from .formats import FORMATS
+from .patterns import read_pattern
+from .regex_parser import RegexError
+from .world import (
     ALL_TYPES,
     ARRAY,
     FALSE,

@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from grammar import scalars
-from grammar.applicators import FAILS, HOLDS
-from grammar.containers import array_clause, array_denials, object_clause, object_denials, unevaluated
-from grammar.document import Document, Node, pointer_join
-from grammar.errors import GrammarError
-from grammar.keywords import DRAFTED, KEYWORDS, Treatment, draft_error, shape_error
-from grammar.world import (
+from . import scalars
+from .applicators import FAILS, HOLDS
+from .containers import array_clause, array_denials, object_clause, object_denials, unevaluated
+from .document import Document, Node, pointer_join
+from .errors import GrammarError
+from .keywords import DRAFTED, KEYWORDS, Treatment, draft_error, shape_error
+from .world import (
     ALWAYS,
     ANYTHING,
     ARRAY,

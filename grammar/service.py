@@ -16,15 +16,15 @@ from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from grammar.artifact import Artifact
-from grammar.blame import likeliest_part
-from grammar.child import CAN_YIELD, ChildDied, ChildStarved, ChildTimeout
-from grammar.children import Children
-from grammar.compiler import Compiled, load
-from grammar.errors import GrammarError, GrammarTimeout
-from grammar.spec import GrammarSpec
-from grammar.vocabulary import Vocabulary
-from grammar.worker import DONE, decode_error, encode_job
+from .artifact import Artifact
+from .blame import likeliest_part
+from .child import CAN_YIELD, ChildDied, ChildStarved, ChildTimeout
+from .children import Children
+from .compiler import Compiled, load
+from .errors import GrammarError, GrammarTimeout
+from .spec import GrammarSpec
+from .vocabulary import Vocabulary
+from .worker import DONE, decode_error, encode_job
 
 REFUSAL_BYTES = 1_024
 MAX_OBSERVATIONS = 4_096

@@ -11,7 +11,7 @@ from functools import cached_property
 from math import isinf
 from typing import Any
 
-from grammar.errors import GrammarError
+from .errors import GrammarError
 
 # Of what the parser cannot read no place can be told; `limits` names the place in what is a little less deep.
 _TOO_DEEP = "is nested too deeply; 64 arrays and objects inside each other are the limit"

@@ -11,18 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from grammar.artifact import Artifact, Backend
-from grammar.blame import anchored
-from grammar.charset import rust_literal
-from grammar.document import Document, pointer_join
-from grammar.ecma_regex import parse, to_rust
-from grammar.errors import GrammarError
-from grammar.lark import to_lark
-from grammar.plain import FREE
-from grammar.regex_parser import RegexError
-from grammar.schema import Analysis, Narrowing
-from grammar.vocabulary import Vocabulary
-from grammar.witness import MAX_PIECE_BYTES
+from .artifact import Artifact, Backend
+from .blame import anchored
+from .charset import rust_literal
+from .document import Document, pointer_join
+from .ecma_regex import parse, to_rust
+from .errors import GrammarError
+from .lark import to_lark
+from .plain import FREE
+from .regex_parser import RegexError
+from .schema import Analysis, Narrowing
+from .vocabulary import Vocabulary
+from .witness import MAX_PIECE_BYTES
 
 
 def structural_tag_grammar(tag: dict[str, Any], vocabulary: Vocabulary) -> Artifact:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from grammar.charset import json_string
-from grammar.completion import Completion
-from grammar.formats import FORMATS
-from grammar.numeric import spelling
-from grammar.patterns import read_pattern
-from grammar.schema import Analysis
-from grammar.world import (
+from .charset import json_string
+from .completion import Completion
+from .formats import FORMATS
+from .numeric import spelling
+from .patterns import read_pattern
+from .schema import Analysis
+from .world import (
     ALWAYS,
     ARRAY,
     FALSE,

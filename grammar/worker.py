@@ -23,11 +23,11 @@ from dataclasses import replace
 from threading import Thread, get_ident
 from typing import BinaryIO
 
-from grammar.artifact import Artifact
-from grammar.blame import large_part, likeliest_part
-from grammar.errors import GrammarError
-from grammar.spec import GrammarKind, GrammarSpec
-from grammar.vocabulary import Vocabulary
+from .artifact import Artifact
+from .blame import large_part, likeliest_part
+from .errors import GrammarError
+from .spec import GrammarKind, GrammarSpec
+from .vocabulary import Vocabulary
 
 READY, STARTED, DONE, REFUSED = b"r", b"s", b"d", b"e"
 MAX_FRAME = 1 << 30
@@ -124,13 +124,13 @@ def _stepping_back(work: Callable[[], object], nice: int, prompt: float = 0.0) -
 
 def _prepare(vocabulary: Vocabulary) -> None:
     """Load what every compile needs, by a small one: no grammar then pays for what is set up on first use."""
-    from grammar.compiler import lower
+    from .compiler import lower
 
     lower(GrammarSpec.json_object(), vocabulary)
 
 
 def _compiled(spec: GrammarSpec, vocabulary: Vocabulary, seconds: float, num_bytes: int) -> bytes:
-    from grammar.compiler import lower
+    from .compiler import lower
 
     before = _resident()
     _limit(seconds, num_bytes)

@@ -14,9 +14,9 @@ from functools import cached_property
 from math import lcm
 from typing import TypeAlias, TypeVar
 
-from grammar.formats import FORMATS
-from grammar.multiples import divides
-from grammar.patterns import pattern_matches
+from .formats import FORMATS
+from .multiples import divides
+from .patterns import pattern_matches
 
 NULL, TRUE, FALSE, INTEGER, FRACTION, STRING, ARRAY, OBJECT = (1 << bit for bit in range(8))
 BOOLEAN = TRUE | FALSE

@@ -9,10 +9,10 @@ import importlib.util
 import torch
 from torch import Tensor
 
-from kernels.cpu import threads
-from kernels.cpu.build import BuildError, default_cache, load_library
-from kernels.cpu.native import Kernels
-from kernels.triton import launch
+from .cpu import threads
+from .cpu.build import BuildError, default_cache, load_library
+from .cpu.native import Kernels
+from .triton import launch
 
 _native_enabled = True
 

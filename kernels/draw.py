@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels import ops
-from kernels.triton import launch
+from . import ops
+from .triton import launch
 
 
 def has_kernel(logits: Tensor) -> bool:
@@ -28,6 +28,6 @@ def draw_ranked(logits: Tensor, probs: Tensor, top_k: Tensor, top_p: Tensor, min
 
     Returns: [n] int64; 0 for rows whose probabilities are NaN.
     """
-    from kernels.triton import sampling_draw
+    from .triton import sampling_draw
 
     return sampling_draw.draw_ranked(logits, probs, top_k, top_p, min_p, u)

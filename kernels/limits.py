@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from kernels import ops, quantised
+from . import ops, quantised
 
 _WIDTH, _COLUMNS, _COPIES = 576, 49152, 4  # 226 MB of bf16, more than last caches hold
 _ROWS, _INNER, _OUT = 2048, 128, 1024  # a product whose weight stays in the first two caches

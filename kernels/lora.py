@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels import lora_reference, ops
-from kernels.cpu.build import BuildError, default_cache, load_library
-from kernels.cpu.lora import NATIVE_TYPES, LoraKernels
-from kernels.lora_types import MOST_MODULES, ROW_FIELDS, Factors, Segments, Tiles, pack_expansion, table_row
-from kernels.staging import refill
-from kernels.triton import launch
+from . import lora_reference, ops
+from .cpu.build import BuildError, default_cache, load_library
+from .cpu.lora import NATIVE_TYPES, LoraKernels
+from .lora_types import MOST_MODULES, ROW_FIELDS, Factors, Segments, Tiles, pack_expansion, table_row
+from .staging import refill
+from .triton import launch
 
 __all__ = ["Factors", "Segments", "SlotTable", "Tiles", "lora_embed", "lora_shrink_expand", "pack_expansion"]
 
@@ -154,7 +154,7 @@ def _on_device(y: Tensor, x: Tensor | None, table: SlotTable) -> bool:
 
 
 def _run_on_device(y: Tensor, x: Tensor | None, token_ids: Tensor | None, table: SlotTable, segments: Segments) -> None:
-    from kernels.triton import lora
+    from .triton import lora
 
     assert segments.tiles is not None
     common = (table.lines, table.total_rank, table.sizes, segments.tokens, segments.tiles)

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels import ops
-from kernels.backend import native_for
-from kernels.triton import launch
+from . import ops
+from .backend import native_for
+from .triton import launch
 
 
 def mask_logits(logits: Tensor, lines: Tensor, words: Tensor) -> None:
@@ -23,7 +23,7 @@ def mask_logits(logits: Tensor, lines: Tensor, words: Tensor) -> None:
         IndexError: a line is outside of the logits. Not on a CUDA device.
     """
     if ops.on_triton(logits.device) and launch.is_known(logits, words) and logits.dtype is torch.float32:
-        from kernels.triton import sampling_mask
+        from .triton import sampling_mask
 
         sampling_mask.mask_logits(logits, lines, words)
     elif (kernels := native_for(logits)) is not None and logits.dtype is torch.float32:

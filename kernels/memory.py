@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels import kv_int8, reference
-from kernels.backend import native_for, on_triton
-from kernels.cpu import arena
+from . import kv_int8, reference
+from .backend import native_for, on_triton
+from .cpu import arena
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -53,7 +53,7 @@ def copy_pages(k: Tensor, v: Tensor, source: Sequence[int], target: Sequence[int
     if kv_int8.is_int8(k):  # cells share bytes' neighbourhoods, and float32 is a type that kernels take
         k, v, count = k.view(torch.float32), v.view(torch.float32), [k.shape[3]] * len(count)
     if on_triton(k.device):
-        from kernels.triton import pages
+        from .triton import pages
 
         if pages.takes(k, v):
             return pages.copy_pages(k, v, source, target, count)

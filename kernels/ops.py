@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels import reference
-from kernels.backend import (
+from . import reference
+from .backend import (
     native_for,
     native_for_kv,
     native_kernels,
@@ -35,11 +35,11 @@ from kernels.backend import (
     triton_status,
     use_native,
 )
-from kernels.cpu.calls import Buffers
-from kernels.cpu.tape import Tape
-from kernels.packed import Format, Largest, Linear, PackedLinear, QuantisedLinear
-from kernels.triton import sharing
-from kernels.triton.sharing import Ints, SharedPrefixes, SharedRoom
+from .cpu.calls import Buffers
+from .cpu.tape import Tape
+from .packed import Format, Largest, Linear, PackedLinear, QuantisedLinear
+from .triton import sharing
+from .triton.sharing import Ints, SharedPrefixes, SharedRoom
 
 __all__ = [
     "Activation",
@@ -121,7 +121,7 @@ def rms_norm(
     """``x / sqrt(mean(x^2) + eps) * (offset + weight)`` in fp32: [T, H], [H] -> [T, H] of out_dtype, or of x's type."""
     out_dtype = out_dtype or x.dtype
     if on_triton(x.device):
-        from kernels.triton import norm
+        from .triton import norm
 
         if norm.takes(x, weight, out_dtype):
             return norm.rms_norm(x, weight, eps, offset, out_dtype)
@@ -134,7 +134,7 @@ def rms_norm(
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     """``residual += x`` in place, residual [T, H] in fp32; returns its ``rms_norm`` [T, H] in the type of x."""
     if on_triton(x.device):
-        from kernels.triton import norm
+        from .triton import norm
 
         if norm.takes_sum(x, residual, weight):
             return norm.add_rms_norm(x, residual, weight, eps, offset)
@@ -183,7 +183,7 @@ def rope_store_kv(
             device, where nothing waits to see.
     """
     if on_triton(qkv.device):
-        from kernels.triton import rope
+        from .triton import rope
 
         if rope.takes(qkv, k_cache, v_cache, q_norm, k_norm):
             return rope.rope_store_kv(
@@ -244,7 +244,7 @@ def attention(
         IndexError: the page table is too short for a row, or names a page that the cache lacks. Not on a CUDA device.
     """
     if on_triton(q.device):
-        from kernels.triton import attention as gpu
+        from .triton import attention as gpu
 
         if gpu.takes(q, k_cache, v_cache, page_table):
             batch = (page_table, query_start, context_len, max_query, max_context)
@@ -288,7 +288,7 @@ def shares_prefixes(num_rows: int) -> bool:
 def gated_activation(gate_up: Tensor, kind: Activation) -> Tensor:
     """``act(first half) * second half``, computed in fp32: [T, 2 * I] -> [T, I]."""
     if on_triton(gate_up.device):
-        from kernels.triton import activation
+        from .triton import activation
 
         if activation.takes(gate_up):
             return activation.gated_activation(gate_up, kind)
@@ -339,8 +339,8 @@ def capture_for(k_cache: Tensor) -> Capture | None:
     """What captures passes over a layer's KV cache, or None where some op of a pass reads back from the device."""
     if not (k_cache.is_cuda and on_triton(k_cache.device)):
         return None
-    from kernels.triton import attention as gpu
-    from kernels.triton import captured
+    from .triton import attention as gpu
+    from .triton import captured
 
     q = k_cache.new_empty(0, 1, k_cache.shape[3])
     table = torch.empty(0, 1, dtype=torch.int32, device=k_cache.device)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from kernels.cpu.native import Kernels
-    from kernels.cpu.quantised import QuantisedKernels
+    from .cpu.native import Kernels
+    from .cpu.quantised import QuantisedKernels
 
 
 @dataclass(frozen=True, slots=True)

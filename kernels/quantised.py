@@ -25,10 +25,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels import ops
-from kernels.cpu.build import default_cache, load_library
-from kernels.cpu.quantised import QuantisedKernels
-from kernels.packed import Format, QuantisedLinear
+from . import ops
+from .cpu.build import default_cache, load_library
+from .cpu.quantised import QuantisedKernels
+from .packed import Format, QuantisedLinear
 
 __all__ = ["BLOCK_BYTES", "BlockType", "Format", "QuantisedLinear", "available", "pack_blocks", "pack_channels", "rows"]
 

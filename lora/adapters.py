@@ -14,14 +14,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Semaphore
 
-from lora.apply import AdapterBank
-from lora.errors import AdapterError
-from lora.folder import check_name
-from lora.host_cache import HostCache
-from lora.prepare import PreparedAdapter
-from lora.reading import AdapterReader
-from lora.registry import AdapterRegistry, AdapterVersion
-from lora.slots import SlotPool
+from .apply import AdapterBank
+from .errors import AdapterError
+from .folder import check_name
+from .host_cache import HostCache
+from .prepare import PreparedAdapter
+from .reading import AdapterReader
+from .registry import AdapterRegistry, AdapterVersion
+from .slots import SlotPool
 
 _MOST_UNTAKEN = 4  # loaded adapters that wait for ``poll``; the next is not begun before, or memory would grow
 

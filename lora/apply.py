@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.lora import Segments, SlotTable, lora_embed, lora_shrink_expand
-from lora.layout import EMBEDDING, HEAD, BaseLayout
-from lora.prepare import PreparedAdapter
-from lora.segments import BASE, make_segments
+from ..kernels.lora import Segments, SlotTable, lora_embed, lora_shrink_expand
+from .layout import EMBEDDING, HEAD, BaseLayout
+from .prepare import PreparedAdapter
+from .segments import BASE, make_segments
 
 
 class LoraStep:

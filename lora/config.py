@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lora.errors import AdapterError
-from lora.patterns import NamePattern
+from .errors import AdapterError
+from .patterns import NamePattern
 
 MOST_BYTES = 1 << 20
 _MOST_ALPHA = 1e6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 
-from lora.prepare import PreparedAdapter
+from .prepare import PreparedAdapter
 
 
 class HostCache:

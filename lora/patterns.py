@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from lora.errors import AdapterError
+from .errors import AdapterError
 
 _Matcher = Callable[[str, frozenset[int]], frozenset[int]]
 

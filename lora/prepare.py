@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.lora import Factors, pack_expansion
-from kernels.memory import lazy_zeros
-from lora.errors import AdapterError
-from lora.layout import EMBEDDING, BaseLayout, ProjectionShape
-from lora.weights import AdapterWeights, ModuleWeights
+from ..kernels.lora import Factors, pack_expansion
+from ..kernels.memory import lazy_zeros
+from .errors import AdapterError
+from .layout import EMBEDDING, BaseLayout, ProjectionShape
+from .weights import AdapterWeights, ModuleWeights
 
 _ROWS = 4096
 _ALIGNMENT = 64  # bytes: a cache line

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora.config import MOST_BYTES, read_config
-from lora.errors import AdapterError
-from lora.folder import CONFIG, find_files, find_folder
-from lora.layout import BaseLayout
-from lora.prepare import PreparedAdapter, prepare
-from lora.safetensors_file import read_tensors
-from lora.weights import sort_tensors
+from .config import MOST_BYTES, read_config
+from .errors import AdapterError
+from .folder import CONFIG, find_files, find_folder
+from .layout import BaseLayout
+from .prepare import PreparedAdapter, prepare
+from .safetensors_file import read_tensors
+from .weights import sort_tensors
 
 
 @dataclass(frozen=True, slots=True)

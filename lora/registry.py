@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lora.errors import AdapterError
-from lora.prepare import PreparedAdapter
+from .errors import AdapterError
+from .prepare import PreparedAdapter
 
 
 @dataclass(slots=True, eq=False)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lora.errors import AdapterError
+from .errors import AdapterError
 
 MOST_HEADER_BYTES = 1 << 20
 MOST_TENSORS = 4096

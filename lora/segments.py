@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kernels import ops
-from kernels.lora import Segments, Tiles
-from kernels.staging import refill, to_device
-from kernels.triton.lora_config import SHORT, tile_size
-from kernels.triton.lora_tiles import make_tiles
+from ..kernels import ops
+from ..kernels.lora import Segments, Tiles
+from ..kernels.staging import refill, to_device
+from ..kernels.triton.lora_config import SHORT, tile_size
+from ..kernels.triton.lora_tiles import make_tiles
 
 Ints = NDArray[np.int32]
 

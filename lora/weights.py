@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lora.config import AdapterConfig
-from lora.errors import AdapterError
-from lora.layout import EMBEDDING, BaseLayout
+from .config import AdapterConfig
+from .errors import AdapterError
+from .layout import EMBEDDING, BaseLayout
 
 _NAME = re.compile(
     r"base_model\.model\.(?P<module>.+)\."

@@ -3,9 +3,9 @@
 ``Session`` is the way in, over HTTP or on the offline ``LLM``; see ``docs/programs.md``.
 """
 
-from programs.branch import Branch, Fork
-from programs.errors import ProgramError
-from programs.report import Report
-from programs.session import Session
+from .branch import Branch, Fork
+from .errors import ProgramError
+from .report import Report
+from .session import Session
 
 __all__ = ["Branch", "Fork", "ProgramError", "Report", "Session"]

@@ -11,10 +11,10 @@ from typing import Any, Self, TypeVar, overload
 
 from pydantic import ValidationError
 
-from programs.calls import Answer, Backend, Draw, Form, Message, Prompt
-from programs.errors import CallFailed, ProgramError
-from programs.report import Ledger
-from programs.values import form_of, value_of
+from .calls import Answer, Backend, Draw, Form, Message, Prompt
+from .errors import CallFailed, ProgramError
+from .report import Ledger
+from .values import form_of, value_of
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
-from programs.errors import CallFailed
-from programs.report import Report
+from .errors import CallFailed
+from .report import Report
 
 Message = dict[str, str]
 _LONGEST_PATH = 128

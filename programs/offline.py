@@ -9,19 +9,19 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from engine.errors import EngineError
-from engine.generation import TextDelta
-from engine.llm import RunningRequest
-from engine.outputs import RequestOutput
-from engine.types import SamplingParams, Usage
-from grammar.errors import GrammarError
-from grammar.spec import GrammarSpec
-from programs.calls import Answer, Draw, Form, FormKind, Prompt, first_difference, session_name
-from programs.errors import CallFailed
-from programs.report import Report
+from ..engine.errors import EngineError
+from ..engine.generation import TextDelta
+from ..engine.llm import RunningRequest
+from ..engine.outputs import RequestOutput
+from ..engine.types import SamplingParams, Usage
+from ..grammar.errors import GrammarError
+from ..grammar.spec import GrammarSpec
+from .calls import Answer, Draw, Form, FormKind, Prompt, first_difference, session_name
+from .errors import CallFailed
+from .report import Report
 
 if TYPE_CHECKING:
-    from engine.llm import LLM
+    from ..engine.llm import LLM
 
 
 @dataclass(eq=False, slots=True)

@@ -16,9 +16,9 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from programs.calls import Answer, Draw, Form, FormKind, Prompt, first_difference, session_name
-from programs.errors import CallFailed
-from programs.report import Report
+from .calls import Answer, Draw, Form, FormKind, Prompt, first_difference, session_name
+from .errors import CallFailed
+from .report import Report
 
 _MOST_PROMPTS = 64
 _ATTEMPTS = 6

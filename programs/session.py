@@ -5,13 +5,13 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from programs.branch import Branch
-from programs.calls import Backend
-from programs.remote import Remote
-from programs.report import Ledger, Report
+from .branch import Branch
+from .calls import Backend
+from .remote import Remote
+from .report import Ledger, Report
 
 if TYPE_CHECKING:
-    from engine.llm import LLM
+    from ..engine.llm import LLM
 
 
 class Session(Branch):
@@ -69,6 +69,6 @@ def _backend(target: str | LLM, model: str | None, api_key: str | None) -> Backe
         return Remote(target, model, api_key)
     if model is not None or api_key is not None:
         raise ValueError("model and api_key are for servers: an LLM has its model already")
-    from programs.offline import Offline
+    from .offline import Offline
 
     return Offline(target)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from programs.calls import Form, FormKind
+from .calls import Form, FormKind
 
 
 def form_of(schema: Any, regex: str | None, choices: Sequence[str] | None) -> Form | None:

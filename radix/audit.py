@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from radix.holds import HoldKind
-from radix.namespace import Namespace
-from radix.node import TOKEN_BYTES, Node, descendants, upwards
-from radix.tree import RadixTree
+from .holds import HoldKind
+from .namespace import Namespace
+from .node import TOKEN_BYTES, Node, descendants, upwards
+from .tree import RadixTree
 
 
 class BrokenInvariant(Exception):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from radix.namespace import Path
-from radix.node import TOKEN_BYTES, Node
+from .namespace import Path
+from .node import TOKEN_BYTES, Node
 
 _CHOICES = 8  # branches that are looked at where several go on from one place
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from radix.namespace import Namespace, Origin, Path
-from radix.node import TOKEN_BYTES, Node, common_pages
+from .namespace import Namespace, Origin, Path
+from .node import TOKEN_BYTES, Node, common_pages
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from itertools import count
 
-from radix.node import Node
+from .node import Node
 
 Entry = tuple[int, int, int, Node]
 

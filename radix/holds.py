@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import IntEnum
 
-from radix.node import Node
-from radix.shares import Shares
+from .node import Node
+from .shares import Shares
 
 
 class HoldKind(IntEnum):

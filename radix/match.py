@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from radix.node import Node
+from .node import Node
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 
-from radix.namespace import Namespace, Origin
+from .namespace import Namespace, Origin
 
 TOKEN_BYTES = 4
 

@@ -6,8 +6,8 @@ from collections.abc import Container, Iterable, Iterator
 from heapq import heappop, heappush
 from itertools import count, islice
 
-from radix.node import Node, upwards
-from radix.tree import RadixTree
+from .node import Node, upwards
+from .tree import RadixTree
 
 MOST_LOOKS = 2048
 """Nodes that are looked at, besides those in use."""

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import count
 
-from radix.eviction import EvictionQueue
-from radix.node import Node
+from .eviction import EvictionQueue
+from .node import Node
 
 IDLE_SECONDS = 300.0
 _SLACK = 64  # sizes are compared to within this part of them, so that not each page changes the order

@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from radix.cursor import Cursor
-from radix.holds import Hold, HoldKind, Holds
-from radix.match import Extension, Match
-from radix.namespace import Namespace, Origin, Path
-from radix.node import TOKEN_BYTES, Node, Siblings, common_tokens, descendants, upwards
-from radix.shares import Shares
+from .cursor import Cursor
+from .holds import Hold, HoldKind, Holds
+from .match import Extension, Match
+from .namespace import Namespace, Origin, Path
+from .node import TOKEN_BYTES, Node, Siblings, common_tokens, descendants, upwards
+from .shares import Shares
 
 GroupName = TypeVar("GroupName")
 

@@ -18,7 +18,7 @@ from hypothesis import settings
 os.environ["TRITON_INTERPRET"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-from engine.source import resolve_model
+from rootgraft.engine.source import resolve_model
 
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
@@ -46,7 +46,7 @@ def interpreted() -> Iterator[None]:
     """The GPU's kernels take tensors on the CPU, interpreted, and what is undefined on a GPU is found."""
     import triton_interpreter
 
-    from kernels.triton import launch
+    from rootgraft.kernels.triton import launch
 
     triton_interpreter.install()
     launch.use_for("cpu")

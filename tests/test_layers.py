@@ -53,11 +53,21 @@ def imports(path: Path, *, at_start: bool) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: imports are absolute"
-            inner = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from (name if is_module(name) else str(node.module) for name in inner)
+            module = origin(path, node)
+            inner = [f"{module}.{alias.name}".removeprefix(".") for alias in node.names]
+            yield from (name if is_module(name) else module for name in inner)
         if not (at_start and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
             todo.extend(ast.iter_child_nodes(node))
+
+
+def origin(path: Path, node: ast.ImportFrom) -> str:
+    """The name of the module that an import names, counted from the repository's root."""
+    if node.level == 0:
+        assert not str(node.module).startswith("rootgraft"), f"{path}: imports of ours are relative"
+        return str(node.module)
+    package = path.relative_to(ROOT).parent.parts
+    kept = package[: len(package) - node.level + 1]
+    return ".".join([*kept, *filter(None, [node.module])])
 
 
 def is_module(name: str) -> bool:

@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from api.batch_lines import BatchOutput, WrongLine, read_requests
-from api.batch_work import answer_all
-from api.batches.files import FileStore, StoredFile, new_file_id
-from api.batches.inner import InnerClient
-from api.batches.outcome import answers, unanswered, used
-from api.batches.records import BatchRecord, BatchRecords
-from api.caller import Caller
-from api.errors import HTTPError, reply_to
-from engine.errors import ConfigError
+from ...engine.errors import ConfigError
+from ..batch_lines import BatchOutput, WrongLine, read_requests
+from ..batch_work import answer_all
+from ..caller import Caller
+from ..errors import HTTPError, reply_to
+from .files import FileStore, StoredFile, new_file_id
+from .inner import InnerClient
+from .outcome import answers, unanswered, used
+from .records import BatchRecord, BatchRecords
 
 MAX_UNFINISHED = 100  # batches of one owner
 MAX_RECORDS = 10_000  # of one owner

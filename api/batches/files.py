@@ -19,7 +19,7 @@ from uuid import uuid4
 
 import orjson
 
-from api.errors import HTTPError
+from ..errors import HTTPError
 
 MAX_FILES = 10_000  # of one owner
 DEFAULT_EXPIRY = 30 * 86400

@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 from starlette.types import ASGIApp, Message, Scope
 
-from api.caller import Caller
-from api.errors import reply_to
+from ..caller import Caller
+from ..errors import reply_to
 
 
 class InnerClient:

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import orjson
 
-from api.batch_lines import read_requests
+from ..batch_lines import read_requests
 
 _WORDS = {
     "cancelled": ("batch_cancelled", "This batch was cancelled before the request was answered."),

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import orjson
 
-from api.batches.files import write_json
+from .files import write_json
 
 ENDED = ("completed", "failed", "cancelled", "expired")
 WINDOW = 86400  # seconds

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from api.protocol.base import RequestModel
-from api.protocol.sampling import MAX_MODEL_NAME
+from .base import RequestModel
+from .sampling import MAX_MODEL_NAME
 
 MAX_PATH = 4096
 

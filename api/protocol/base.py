@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
-from engine.errors import RequestError
+from ...engine.errors import RequestError
 
 
 class StrictModel(BaseModel):

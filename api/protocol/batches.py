@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from api.protocol.base import RequestModel, StrictModel
-from api.protocol.responses import check_metadata
+from .base import RequestModel, StrictModel
+from .responses import check_metadata
 
 MIN_EXPIRY = 3600
 MAX_EXPIRY = 30 * 86400

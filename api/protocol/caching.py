@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from api.protocol.base import StrictModel, rejected
-from engine.types import MAX_PIN_SECONDS, MAX_SESSION_NAME
+from ...engine.types import MAX_PIN_SECONDS, MAX_SESSION_NAME
+from .base import StrictModel, rejected
 
 _TTL = re.compile(r"([1-9][0-9]{0,4})([smh])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600}

@@ -7,12 +7,12 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, model_validator
 
-from api.protocol.base import Refusal, rejected
-from api.protocol.messages import ChatMessage, Messages, check_template_kwargs
-from api.protocol.sampling import IGNORED, SamplingFields
-from api.protocol.structured import StructuredFields
-from api.protocol.tools import ToolChoice, Tools, check_tools
-from engine.types import MAX_LOGPROBS
+from ...engine.types import MAX_LOGPROBS
+from .base import Refusal, rejected
+from .messages import ChatMessage, Messages, check_template_kwargs
+from .sampling import IGNORED, SamplingFields
+from .structured import StructuredFields
+from .tools import ToolChoice, Tools, check_tools
 
 TemplateKwargs = Annotated[dict[str, Any], AfterValidator(check_template_kwargs)]
 

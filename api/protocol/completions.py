@@ -7,10 +7,10 @@ from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from api.protocol.base import Refusal, rejected
-from api.protocol.sampling import SamplingFields
-from api.protocol.structured import StructuredFields
-from engine.types import MAX_LOGPROBS
+from ...engine.types import MAX_LOGPROBS
+from .base import Refusal, rejected
+from .sampling import SamplingFields
+from .structured import StructuredFields
 
 MAX_PROMPTS = 64
 DEFAULT_MAX_TOKENS = 16

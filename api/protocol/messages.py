@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from api.protocol.base import StrictModel, rejected, string_or_list
+from .base import StrictModel, rejected, string_or_list
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from api.protocol.base import StrictModel, rejected, string_or_list
-from api.protocol.messages import CacheBreakpoint
+from .base import StrictModel, rejected, string_or_list
+from .messages import CacheBreakpoint
 
 MAX_ITEMS = 4096
 

@@ -7,14 +7,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, Tag, model_validator
 
-from api.protocol.base import Refusal, RequestModel, StrictModel, rejected
-from api.protocol.caching import CacheControl, CacheKey
-from api.protocol.chat import TemplateKwargs
-from api.protocol.response_items import Input
-from api.protocol.sampling import ModelName, PriorityName, Salt, Stop
-from api.protocol.structured import Schema
-from api.protocol.tools import BY_CHOICE_FORM, MAX_TOOLS
-from engine.types import MAX_LOGPROBS
+from ...engine.types import MAX_LOGPROBS
+from .base import Refusal, RequestModel, StrictModel, rejected
+from .caching import CacheControl, CacheKey
+from .chat import TemplateKwargs
+from .response_items import Input
+from .sampling import ModelName, PriorityName, Salt, Stop
+from .structured import Schema
+from .tools import BY_CHOICE_FORM, MAX_TOOLS
 
 LOGPROBS = "message.output_text.logprobs"
 MAX_METADATA = 16

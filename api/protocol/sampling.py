@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from api.protocol.base import Refusal, RequestModel, StrictModel, rejected, string_or_list
-from api.protocol.caching import CacheControl, CacheKey, seconds_of
-from engine.types import MAX_LOGPROBS, Priority, SamplingParams
+from ...engine.types import MAX_LOGPROBS, Priority, SamplingParams
+from .base import Refusal, RequestModel, StrictModel, rejected, string_or_list
+from .caching import CacheControl, CacheKey, seconds_of
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 _PRINTABLE = re.compile(r"[\x20-\x7e]{1,128}")

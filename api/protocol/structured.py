@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from api.protocol.base import StrictModel, rejected
-from api.protocol.sampling import SamplingFields
+from .base import StrictModel, rejected
+from .sampling import SamplingFields
 
 
 def check_schema(value: Any) -> Any:

@@ -6,11 +6,11 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from api.protocol.base import RequestModel, rejected
-from api.protocol.chat import TemplateKwargs, check_continuation
-from api.protocol.messages import Messages
-from api.protocol.sampling import ModelName
-from api.protocol.tools import Tools, check_tools
+from .base import RequestModel, rejected
+from .chat import TemplateKwargs, check_continuation
+from .messages import Messages
+from .sampling import ModelName
+from .tools import Tools, check_tools
 
 MAX_TOKENS = 1 << 20
 

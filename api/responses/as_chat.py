@@ -11,11 +11,11 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
-from api.promise import Promise
-from api.protocol.chat import ChatRequest
-from api.protocol.messages import ChatMessage
-from api.protocol.responses import AllowedFunctions, NamedFunction, ResponseRequest, TextFormat
-from engine.errors import RequestError
+from ...engine.errors import RequestError
+from ..promise import Promise
+from ..protocol.chat import ChatRequest
+from ..protocol.messages import ChatMessage
+from ..protocol.responses import AllowedFunctions, NamedFunction, ResponseRequest, TextFormat
 
 # Fields of a chat, and what they are called in a response.
 _NAMES = (

@@ -9,11 +9,11 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter
 
-from api.protocol.messages import ChatMessage, FunctionCall, ToolCall
-from api.protocol.response_items import CallItem, InputItem, MessageItem, OutputItem, ReferenceItem, text_of
-from api.protocol.responses import ResponseRequest
-from api.responses.store import ResponseStore, packed
-from engine.errors import RequestError
+from ...engine.errors import RequestError
+from ..protocol.messages import ChatMessage, FunctionCall, ToolCall
+from ..protocol.response_items import CallItem, InputItem, MessageItem, OutputItem, ReferenceItem, text_of
+from ..protocol.responses import ResponseRequest
+from .store import ResponseStore, packed
 
 _ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[InputItem])
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco"}

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from api.logprobs import chat_logprobs
-from api.responses.conversation import new_id
-from api.tools.parser import Arguments, CallStart, Content, ToolParser
-from api.tools.plan import ToolPlan
+from ..logprobs import chat_logprobs
+from ..tools.parser import Arguments, CallStart, Content, ToolParser
+from ..tools.plan import ToolPlan
+from .conversation import new_id
 
 if TYPE_CHECKING:
-    from engine.generation import TextDelta
+    from ...engine.generation import TextDelta
 
 Event = tuple[str, dict[str, Any]]
 """Type of an event, and its fields but for type and sequence number."""

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from api.errors import ErrorReply, reply_to
-from api.protocol.responses import ResponseRequest
-from api.responses.conversation import new_id
-from api.responses.output import Event, OutputItems
-from api.streams import Deltas
-from api.tools.plan import ToolPlan
-from engine.types import FinishReason
+from ...engine.types import FinishReason
+from ..errors import ErrorReply, reply_to
+from ..protocol.responses import ResponseRequest
+from ..streams import Deltas
+from ..tools.plan import ToolPlan
+from .conversation import new_id
+from .output import Event, OutputItems
 
 if TYPE_CHECKING:
-    from engine.generation import Finish, TextDelta
+    from ...engine.generation import Finish, TextDelta
 
 _OUT_OF_TIME = ErrorReply(504, "The time that the request was given is up.", code="timeout")
 _BROKEN = ErrorReply(500, "The answer does not have the form that was asked for.", code="internal_error")

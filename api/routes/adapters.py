@@ -8,12 +8,12 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 
-from api.protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
-from api.routes.body import JsonRoute
-from api.routes.shared import State, shown_path
-from api.state import ServerState
-from engine.client import EngineClient
-from engine.errors import EngineDead, RequestError, UnknownModel
+from ...engine.client import EngineClient
+from ...engine.errors import EngineDead, RequestError, UnknownModel
+from ..protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
+from ..state import ServerState
+from .body import JsonRoute
+from .shared import State, shown_path
 
 router = APIRouter(route_class=JsonRoute, tags=["adapters"])
 

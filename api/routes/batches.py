@@ -6,16 +6,16 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from api.batches.desk import BatchDesk
-from api.batches.records import BatchRecord
-from api.caller import Caller
-from api.errors import HTTPError
-from api.protocol.batches import BatchBody
-from api.reply import json_response
-from api.routes.body import JsonRoute
-from api.routes.files import desk_of, find_file, page
-from api.routes.shared import CallerOf, State
-from engine.errors import RequestError
+from ...engine.errors import RequestError
+from ..batches.desk import BatchDesk
+from ..batches.records import BatchRecord
+from ..caller import Caller
+from ..errors import HTTPError
+from ..protocol.batches import BatchBody
+from ..reply import json_response
+from .body import JsonRoute
+from .files import desk_of, find_file, page
+from .shared import CallerOf, State
 
 router = APIRouter(route_class=JsonRoute, tags=["batches"])
 

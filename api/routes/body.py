@@ -11,7 +11,7 @@ import orjson
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
-from api.errors import HTTPError
+from ..errors import HTTPError
 
 _WITH_SCHEMAS = frozenset(("response_format", "structured_outputs", "guided_json", "tools"))
 _LONG_INTEGER = re.compile(rb"[0-9]{19}")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from api.chat import chat_body, chat_events
-from api.collect import collect
-from api.prepare import chat_request
-from api.protocol.chat import ChatRequest
-from api.reply import ReplyHead, json_response
-from api.routes.body import JsonRoute
-from api.routes.shared import CallerOf, State
-from api.sse import EventStream
-from api.streams import generate, silenced, while_connected
-from api.usage import UsageCount
+from ..chat import chat_body, chat_events
+from ..collect import collect
+from ..prepare import chat_request
+from ..protocol.chat import ChatRequest
+from ..reply import ReplyHead, json_response
+from ..sse import EventStream
+from ..streams import generate, silenced, while_connected
+from ..usage import UsageCount
+from .body import JsonRoute
+from .shared import CallerOf, State
 
 router = APIRouter(route_class=JsonRoute, tags=["generation"])
 

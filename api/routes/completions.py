@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from api.collect import collect
-from api.completions import completion_body, completion_events
-from api.prepare import completion_requests, echoed_prompts
-from api.promise import asked_promise
-from api.protocol.completions import CompletionRequest
-from api.reply import ReplyHead, json_response
-from api.routes.body import JsonRoute
-from api.routes.shared import CallerOf, State
-from api.sse import EventStream
-from api.streams import generate, while_connected
-from api.usage import UsageCount
+from ..collect import collect
+from ..completions import completion_body, completion_events
+from ..prepare import completion_requests, echoed_prompts
+from ..promise import asked_promise
+from ..protocol.completions import CompletionRequest
+from ..reply import ReplyHead, json_response
+from ..sse import EventStream
+from ..streams import generate, while_connected
+from ..usage import UsageCount
+from .body import JsonRoute
+from .shared import CallerOf, State
 
 router = APIRouter(route_class=JsonRoute, tags=["generation"])
 

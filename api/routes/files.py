@@ -13,16 +13,16 @@ from pydantic import ValidationError
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 
-from api.batches.desk import BatchDesk
-from api.batches.files import StoredFile
-from api.caller import Caller
-from api.errors import HTTPError
-from api.protocol.batches import ExpiresAfter
-from api.reply import json_response
-from api.routes.body import JsonRoute
-from api.routes.shared import CallerOf, State
-from api.state import ServerState
-from engine.errors import RequestError
+from ...engine.errors import RequestError
+from ..batches.desk import BatchDesk
+from ..batches.files import StoredFile
+from ..caller import Caller
+from ..errors import HTTPError
+from ..protocol.batches import ExpiresAfter
+from ..reply import json_response
+from ..state import ServerState
+from .body import JsonRoute
+from .shared import CallerOf, State
 
 MAX_LINES = 50_000
 _CHUNK = 1 << 20

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from api.errors import ErrorReply
-from api.reply import json_response
-from api.routes.shared import State
+from ..errors import ErrorReply
+from ..reply import json_response
+from .shared import State
 
 router = APIRouter(tags=["operation"])
 

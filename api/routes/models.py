@@ -6,9 +6,9 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from api.routes.shared import CallerOf, State, shown_path
-from api.state import ServerState
-from engine.errors import UnknownModel
+from ...engine.errors import UnknownModel
+from ..state import ServerState
+from .shared import CallerOf, State, shown_path
 
 router = APIRouter(tags=["models"])
 

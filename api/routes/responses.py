@@ -10,21 +10,21 @@ from typing import Annotated, Any, Literal
 import orjson
 from fastapi import APIRouter, Query, Request, Response
 
-from api.caller import Caller
-from api.errors import HTTPError, reply_to
-from api.prepare import chat_request
-from api.protocol.responses import ResponseRequest
-from api.reply import json_response
-from api.responses.as_chat import as_chat, blaming_responses, renamed_promise
-from api.responses.conversation import Conversation, conversation_of
-from api.responses.reply import Reply, response_events
-from api.responses.store import StoredResponse, packed
-from api.routes.body import JsonRoute
-from api.routes.shared import CallerOf, State
-from api.sse import EventStream
-from api.state import ServerState
-from api.streams import Deltas, generate, while_connected
-from engine.errors import CapacityError, RequestError
+from ...engine.errors import CapacityError, RequestError
+from ..caller import Caller
+from ..errors import HTTPError, reply_to
+from ..prepare import chat_request
+from ..protocol.responses import ResponseRequest
+from ..reply import json_response
+from ..responses.as_chat import as_chat, blaming_responses, renamed_promise
+from ..responses.conversation import Conversation, conversation_of
+from ..responses.reply import Reply, response_events
+from ..responses.store import StoredResponse, packed
+from ..sse import EventStream
+from ..state import ServerState
+from ..streams import Deltas, generate, while_connected
+from .body import JsonRoute
+from .shared import CallerOf, State
 
 MAX_BACKGROUND = 64
 

@@ -7,9 +7,9 @@ from typing import Annotated, cast
 
 from fastapi import Depends, Request
 
-from api.caller import Caller
-from api.state import ServerState
-from engine.types import AdapterInfo
+from ...engine.types import AdapterInfo
+from ..caller import Caller
+from ..state import ServerState
 
 
 async def _state(request: Request) -> ServerState:

@@ -7,11 +7,11 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from api.prepare import render, token_array
-from api.protocol.tokenize import DetokenizeRequest, TokenizeRequest
-from api.routes.body import JsonRoute
-from api.routes.shared import CallerOf, State
-from engine.prompt_encoder import Owner
+from ...engine.prompt_encoder import Owner
+from ..prepare import render, token_array
+from ..protocol.tokenize import DetokenizeRequest, TokenizeRequest
+from .body import JsonRoute
+from .shared import CallerOf, State
 
 router = APIRouter(route_class=JsonRoute, tags=["tokens"])
 

@@ -8,10 +8,10 @@ import orjson
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
-from api.page import FILES, HEADERS, INDEX, PATHS, content_type
-from api.reply import json_response
-from api.routes.shared import State
-from engine.errors import CapacityError, EngineDead
+from ...engine.errors import CapacityError, EngineDead
+from ..page import FILES, HEADERS, INDEX, PATHS, content_type
+from ..reply import json_response
+from .shared import State
 
 router = APIRouter(tags=["operation"])
 

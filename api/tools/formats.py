@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import RequestError
+from ...engine.errors import RequestError
 
 if TYPE_CHECKING:
-    from engine.tokenizer import Tokenizer
+    from ...engine.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

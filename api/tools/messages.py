@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from api.tools.formats import Dialect, ToolFormat
+from .formats import Dialect, ToolFormat
 
 _INTRODUCTION = (
     "You can call functions. These are their definitions, one JSON object a line:\n{definitions}\n\n"

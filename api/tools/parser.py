@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from api.tools.plan import Reading, ToolPlan
+from .plan import Reading, ToolPlan
 
 _HEAD = re.compile(r'[^{]*\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\S)')
 _LONGEST_HEAD = 1_024

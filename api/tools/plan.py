@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from api.promise import JSON_KINDS, Promise, refusing
-from api.protocol.tools import AllowedChoice, NamedChoice, Tool, narrowed
-from api.tools.formats import ToolFormat
-from engine.errors import RequestError
-from grammar.document import pointer_join
-from grammar.limits import check_limits
-from grammar.spec import GrammarKind, GrammarSpec
+from ...engine.errors import RequestError
+from ...grammar.document import pointer_join
+from ...grammar.limits import check_limits
+from ...grammar.spec import GrammarKind, GrammarSpec
+from ..promise import JSON_KINDS, Promise, refusing
+from ..protocol.tools import AllowedChoice, NamedChoice, Tool, narrowed
+from .formats import ToolFormat
 
 MAX_FORCED_CALLS = 16
 # What a function without parameters takes: exactly {}.

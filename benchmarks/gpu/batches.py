@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.measure import Machine
-from kernels import ops
+from rootgraft.kernels import ops
 
 
 @dataclass(frozen=True)

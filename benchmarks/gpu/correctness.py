@@ -9,7 +9,7 @@ from torch import Tensor
 
 from benchmarks.gpu.batches import Batch, make_batch
 from benchmarks.gpu.measure import Line, Machine
-from kernels import ops
+from rootgraft.kernels import ops
 
 # A result is rounded once, and softmax weights before their product with V.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2.5e-2}

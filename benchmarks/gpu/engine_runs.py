@@ -19,11 +19,11 @@ import torch
 
 from benchmarks.gpu.measure import Ceilings, Machine, synchronize
 from benchmarks.gpu.waiting import WaitingTimes
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.messages import Abort, Done, Failed, Submit, TokenOut, TokenTexts
-from engine.types import SamplingParams
-from engine.worker import Worker
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core import EngineCore
+from rootgraft.engine.messages import Abort, Done, Failed, Submit, TokenOut, TokenTexts
+from rootgraft.engine.types import SamplingParams
+from rootgraft.engine.worker import Worker
 
 PAGE_SIZE = 16
 

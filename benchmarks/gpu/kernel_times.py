@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from benchmarks.gpu.batches import Batch, make_batch
 from benchmarks.gpu.measure import Ceilings, Line, Machine, seconds
-from kernels import ops
+from rootgraft.kernels import ops
 
 HIDDEN, INNER = 4096, 14336
 HEADS = (32, 8, 128)  # of queries, of keys, dimensions of each
@@ -92,7 +92,7 @@ def _extend(machine: Machine, ceilings: Ceilings) -> Iterator[Line]:
 
 
 def _shared(machine: Machine, ceilings: Ceilings) -> Iterator[Line]:
-    """For the gate of ``kernels.triton.sharing``: where reading together begins to pay."""
+    """For the gate of ``rootgraft.kernels.triton.sharing``: where reading together begins to pay."""
     sizes = [(8, 1024)] if machine.tiny else [(8, 1024), (32, 1024), (64, 1024), (16, 4096), (64, 4096)]
     for rows, tokens in sizes:
         batches = _batches(machine, [(1, tokens + (8 if machine.tiny else 128))] * rows, shared_pages=tokens // 16)

@@ -9,12 +9,12 @@ import torch
 
 from benchmarks.gpu.correctness import TOLERANCE, error_of
 from benchmarks.gpu.measure import Line, Machine
-from engine import choice
-from engine.choice import Draws
-from kernels import lora_reference, masking
-from kernels.draw import draw_ranked
-from kernels.lora import Factors, SlotTable, lora_embed, lora_shrink_expand
-from lora.segments import make_segments
+from rootgraft.engine import choice
+from rootgraft.engine.choice import Draws
+from rootgraft.kernels import lora_reference, masking
+from rootgraft.kernels.draw import draw_ranked
+from rootgraft.kernels.lora import Factors, SlotTable, lora_embed, lora_shrink_expand
+from rootgraft.lora.segments import make_segments
 
 
 def run(machine: Machine) -> Iterator[Line]:

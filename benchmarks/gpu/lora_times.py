@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.measure import Ceilings, Line, Machine, seconds
-from kernels.lora import Factors, Segments, SlotTable, lora_shrink_expand
-from lora.segments import make_segments
+from rootgraft.kernels.lora import Factors, Segments, SlotTable, lora_shrink_expand
+from rootgraft.lora.segments import make_segments
 
 SHAPES = (((4096, 1024, 1024), 4096), ((4096,), 4096), ((14336, 14336), 4096), ((4096,), 14336))
 TINY_SHAPES = (((64, 64), 64), ((64,), 128))

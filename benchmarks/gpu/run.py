@@ -15,7 +15,7 @@ import triton
 
 from benchmarks.gpu import ceilings, correctness, end_to_end, kernel_times, lora_correctness, lora_times, sampling_times
 from benchmarks.gpu.measure import Line, Machine
-from kernels.triton import launch
+from rootgraft.kernels.triton import launch
 
 PARTS = ("correctness", "ceilings", "kernels", "lora", "sampling", "end_to_end")
 

@@ -5,4 +5,10 @@
 #   benchmarks/gpu/run.sh [--out FILE] [--parts correctness ceilings kernels lora sampling end_to_end] [--tiny]
 set -eu
 cd "$(dirname "$0")/../.."
-exec "${PYTHON:-python3}" -m benchmarks.gpu.run "$@"
+# A machine without the package installed runs this checkout.
+python=${PYTHON:-python3}
+"$python" -c "import importlib.util as u, sys; sys.exit(u.find_spec('rootgraft') is None)" || {
+  mkdir -p build/root && ln -sfn ../.. build/root/rootgraft
+  PYTHONPATH=$PWD/build/root${PYTHONPATH:+:$PYTHONPATH} && export PYTHONPATH
+}
+exec "$python" -m benchmarks.gpu.run "$@"

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import torch
 
 from benchmarks.gpu.measure import Ceilings, Line, Machine, seconds, synchronize
-from engine import choice
-from engine.batch import Row, RowStart
-from engine.choice import Draws
-from engine.sampler import Allowed, Sampler
-from engine.types import SamplingParams
-from kernels.draw import draw_ranked
-from kernels.masking import mask_logits
+from rootgraft.engine import choice
+from rootgraft.engine.batch import Row, RowStart
+from rootgraft.engine.choice import Draws
+from rootgraft.engine.sampler import Allowed, Sampler
+from rootgraft.engine.types import SamplingParams
+from rootgraft.kernels.draw import draw_ranked
+from rootgraft.kernels.masking import mask_logits
 
 VOCAB, TINY_VOCAB = 128_256, 512
 REQUESTS = {
@@ -62,7 +62,7 @@ def _by_kernel(logits: torch.Tensor, probs: torch.Tensor, draws: Draws) -> objec
 
 
 def _by_sorting(logits: torch.Tensor, probs: torch.Tensor, draws: Draws) -> object:
-    """What ``engine.choice`` would do without the kernel."""
+    """What ``rootgraft.engine.choice`` would do without the kernel."""
     return choice._draw_sorted(logits, probs, draws, logits.shape[1])
 
 

@@ -26,14 +26,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.grammar.spelling import MISSING, spell
-from engine.tokenizer import Tokenizer
-from grammar.compiler import Compiled, compile
-from grammar.document import Document
-from grammar.errors import GrammarError
-from grammar.matcher import GrammarFailure, Matcher
-from grammar.schema import Analysis
-from grammar.spec import GrammarSpec
-from grammar.vocabulary import Vocabulary
+from rootgraft.engine.tokenizer import Tokenizer
+from rootgraft.grammar.compiler import Compiled, compile
+from rootgraft.grammar.document import Document
+from rootgraft.grammar.errors import GrammarError
+from rootgraft.grammar.matcher import GrammarFailure, Matcher
+from rootgraft.grammar.schema import Analysis
+from rootgraft.grammar.spec import GrammarSpec
+from rootgraft.grammar.vocabulary import Vocabulary
 
 VALIDATORS = {
     "Draft4": jsonschema.Draft4Validator,

@@ -7,9 +7,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from grammar.scalars import decimal
-from grammar.schema import Analysis
-from grammar.world import ALWAYS, ARRAY, FALSE, FRACTION, INTEGER, NULL, NUMBER, OBJECT, STRING, TRUE, Conj, World
+from rootgraft.grammar.scalars import decimal
+from rootgraft.grammar.schema import Analysis
+from rootgraft.grammar.world import (
+    ALWAYS,
+    ARRAY,
+    FALSE,
+    FRACTION,
+    INTEGER,
+    NULL,
+    NUMBER,
+    OBJECT,
+    STRING,
+    TRUE,
+    Conj,
+    World,
+)
 
 MISSING = object()
 

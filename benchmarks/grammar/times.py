@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.grammar.evaluate import read_vocabulary
-from grammar.compiler import Compiled, load, lower
-from grammar.errors import GrammarError
-from grammar.spec import GrammarSpec
-from grammar.vocabulary import Vocabulary
+from rootgraft.grammar.compiler import Compiled, load, lower
+from rootgraft.grammar.errors import GrammarError
+from rootgraft.grammar.spec import GrammarSpec
+from rootgraft.grammar.vocabulary import Vocabulary
 
 
 def enlarged(vocabulary: Vocabulary, rows: list[dict[str, Any]], size: int) -> Vocabulary:

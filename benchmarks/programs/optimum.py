@@ -13,9 +13,9 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.tokenizer import Tokenizer
-from programs.calls import Answer, Backend, Draw, Prompt
-from programs.report import Report
+from rootgraft.engine.tokenizer import Tokenizer
+from rootgraft.programs.calls import Answer, Backend, Draw, Prompt
+from rootgraft.programs.report import Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Call:
 
 
 class Recorder:
-    """A backend that keeps what goes through it. See ``programs.calls.Backend``."""
+    """A backend that keeps what goes through it. See ``rootgraft.programs.calls.Backend``."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend

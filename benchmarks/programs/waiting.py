@@ -11,11 +11,11 @@ import statistics
 from array import array
 from random import Random
 
-from engine.batch import Batch, Draw, RowResult, StepResult
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.messages import Submit, TokenOut
-from engine.types import SamplingParams
+from rootgraft.engine.batch import Batch, Draw, RowResult, StepResult
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core import EngineCore
+from rootgraft.engine.messages import Submit, TokenOut
+from rootgraft.engine.types import SamplingParams
 
 STEP, PER_TOKEN = 0.020, 0.0005
 ROWS, BUDGET, PAGES = 8, 512, 2048

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from api.bench_prompts import words
-from programs import Branch, Session
+from rootgraft.api.bench_prompts import words
+from rootgraft.programs import Branch, Session
 
 CRITERIA = ("clarity", "evidence", "structure", "style")
 OBJECT = r'\{"name": "[a-z]{3,10}", "number": [1-9][0-9]{0,2}\}'

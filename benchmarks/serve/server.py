@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from api.remote import RemoteError
+from rootgraft.api.remote import RemoteError
 
 ROOT = Path(__file__).resolve().parents[2]
 

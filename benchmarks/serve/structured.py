@@ -26,9 +26,9 @@ import httpx
 import jsonschema
 import openai
 
-from api.bench_prompts import words
 from benchmarks.serve.schemas import SCHEMAS
 from benchmarks.serve.server import ROOT, Server, machine
+from rootgraft.api.bench_prompts import words
 
 MODEL = "benchmark"
 REQUESTS, CONCURRENCY, MAX_TOKENS = 48, 16, 200
@@ -37,7 +37,8 @@ REQUESTS, CONCURRENCY, MAX_TOKENS = 48, 16, 200
 def main() -> int:
     args = _arguments()
     options = args.serve.replace("{", "{{").replace("}", "}}")
-    command = f"{shlex.quote(sys.executable)} -m api.cli serve --served-model-name {MODEL} --port {{port}} {options}"
+    serve = f"{shlex.quote(sys.executable)} -m rootgraft.api.cli serve"
+    command = f"{serve} --served-model-name {MODEL} --port {{port}} {options}"
     with Server(command).running() as (url, _):
         runs = asyncio.run(_measure(url, args.repeats))
     ratio = statistics.median(run["ratio"] for run in runs)

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from api.bench_prompts import words
 from benchmarks.serve.schemas import SCHEMAS
+from rootgraft.api.bench_prompts import words
 
 NAMES = ("W1", "W2", "W3", "W4", "W5", "W6", "W7")
 WITH_ADAPTERS = ("W6", "W7")

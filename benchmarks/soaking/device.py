@@ -29,19 +29,19 @@ import torch
 from fake_worker import FakeWorker, adapter_code
 from lora_folders import file_of, good_config, good_tensors, small_reader, write_folder
 
-from api import server, validators
-from api.config import ServerConfig
 from benchmarks.soaking import ROOT
-from engine import garbage, grammars, loop
-from engine.batch import Batch, StepResult
-from engine.channel import Channel
-from engine.client import EngineClient
-from engine.config import EngineConfig
-from engine.core import EngineCore, Launched
-from engine.messages import Done, Failed, Message, Submit, TokenOut, TokenTexts
-from grammar import vocabulary
-from grammar.service import CompileService
-from lora.adapters import Adapters
+from rootgraft.api import server, validators
+from rootgraft.api.config import ServerConfig
+from rootgraft.engine import garbage, grammars, loop
+from rootgraft.engine.batch import Batch, StepResult
+from rootgraft.engine.channel import Channel
+from rootgraft.engine.client import EngineClient
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core import EngineCore, Launched
+from rootgraft.engine.messages import Done, Failed, Message, Submit, TokenOut, TokenTexts
+from rootgraft.grammar import vocabulary
+from rootgraft.grammar.service import CompileService
+from rootgraft.lora.adapters import Adapters
 
 EOS, VOCAB = 95, 96  # the printable characters of ASCII, and the end
 ADAPTERS, SLOTS = 64, 8

@@ -9,12 +9,12 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from engine.loading.load import open_source
-from engine.loading.names import EMBEDDING as EMBEDDING_WEIGHT
-from engine.loading.names import HEAD
-from engine.loading.sources import Source
-from engine.models.decoder import DecoderModel
-from lora.layout import EMBEDDING, BaseLayout, ProjectionShape
+from ...lora.layout import EMBEDDING, BaseLayout, ProjectionShape
+from ..models.decoder import DecoderModel
+from .load import open_source
+from .names import EMBEDDING as EMBEDDING_WEIGHT
+from .names import HEAD
+from .sources import Source
 
 
 def base_layout(model: DecoderModel, path: Path, *, dummy: bool) -> BaseLayout:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine.errors import ModelError
+from ..errors import ModelError
 
 
 class Fields:

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from engine.errors import ModelError
-from engine.gguf import GgufFile
-from engine.loading.fields import Fields
-from engine.loading.hf_config import FULL, SLIDING, model_config
-from engine.models.config import FrequencyFactors, ModelConfig, Rope
-from engine.models.families import BY_GGUF_NAME, Family
+from ..errors import ModelError
+from ..gguf import GgufFile
+from ..models.config import FrequencyFactors, ModelConfig, Rope
+from ..models.families import BY_GGUF_NAME, Family
+from .fields import Fields
+from .hf_config import FULL, SLIDING, model_config
 
 # Metadata below the architecture's name that is read one to one.
 _RENAMED = {

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine.errors import ModelError
-from engine.loading.fields import Fields
-from engine.loading.rope_config import read_ropes
-from engine.models.config import Activation, LayerConfig, ModelConfig
-from engine.models.families import BY_ARCHITECTURE, Family
+from ..errors import ModelError
+from ..models.config import Activation, LayerConfig, ModelConfig
+from ..models.families import BY_ARCHITECTURE, Family
+from .fields import Fields
+from .rope_config import read_ropes
 
 WHERE = "config.json"
 MAX_LAYERS = 2048

@@ -7,10 +7,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.errors import ModelError
-from engine.gguf import GgufFile
-from engine.loading.model_config import read_model_config
-from engine.loading.names import (
+from ...kernels.ops import QuantisedLinear
+from ..errors import ModelError
+from ..gguf import GgufFile
+from ..models.config import ModelConfig, Rope
+from ..models.decoder import DecoderModel
+from ..models.layers import Attention, DecoderLayer, Mlp, Projection, RmsNorm
+from ..models.rope import cos_sin_table
+from .model_config import read_model_config
+from .names import (
     EMBEDDING,
     FINAL_NORM,
     HEAD,
@@ -20,13 +25,8 @@ from engine.loading.names import (
     layer_norms,
     qkv_modules,
 )
-from engine.loading.sources import GgufWeights, RandomWeights, SafetensorsFolder, Source
-from engine.loading.weights import WeightForm, WeightReader
-from engine.models.config import ModelConfig, Rope
-from engine.models.decoder import DecoderModel
-from engine.models.layers import Attention, DecoderLayer, Mlp, Projection, RmsNorm
-from engine.models.rope import cos_sin_table
-from kernels.ops import QuantisedLinear
+from .sources import GgufWeights, RandomWeights, SafetensorsFolder, Source
+from .weights import WeightForm, WeightReader
 
 
 def load_model(

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ModelError
-from engine.gguf import GgufFile
-from engine.loading.fields import Fields
-from engine.loading.gguf_config import gguf_model_config
-from engine.loading.hf_config import model_config
-from engine.models.config import ModelConfig
+from ..errors import ModelError
+from ..gguf import GgufFile
+from ..models.config import ModelConfig
+from .fields import Fields
+from .gguf_config import gguf_model_config
+from .hf_config import model_config
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"

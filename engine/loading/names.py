@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from engine.errors import ModelError
-from engine.models.config import ModelConfig
+from ..errors import ModelError
+from ..models.config import ModelConfig
 
 Shape = tuple[int, ...]
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
-from engine.errors import ModelError
-from engine.loading.fields import Fields
-from engine.models.config import LinearScaling, Llama3Scaling, Rope
-from engine.models.families import Family
+from ..errors import ModelError
+from ..models.config import LinearScaling, Llama3Scaling, Rope
+from ..models.families import Family
+from .fields import Fields
 
 DEFAULT_THETA = 10_000.0
 

@@ -16,12 +16,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from engine.errors import ModelError
-from engine.gguf import GgufFile
-from engine.loading.dequantise import dequantise
-from engine.loading.names import Shape, expected_shapes, from_gguf
-from engine.models.config import ModelConfig
-from engine.models.families import BY_NAME
+from ..errors import ModelError
+from ..gguf import GgufFile
+from ..models.config import ModelConfig
+from ..models.families import BY_NAME
+from .dequantise import dequantise
+from .names import Shape, expected_shapes, from_gguf
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

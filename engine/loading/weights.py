@@ -7,11 +7,11 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from engine.config import EngineConfig
-from engine.errors import ConfigError, ModelError
-from engine.loading.sources import Source
-from kernels import quantised
-from kernels.ops import Linear, QuantisedLinear, pack_linear
+from ...kernels import quantised
+from ...kernels.ops import Linear, QuantisedLinear, pack_linear
+from ..config import EngineConfig
+from ..errors import ConfigError, ModelError
+from .sources import Source
 
 WeightForm = Literal["plain", "stored", "stored_dynamic", "int8_weight_only", "int8_dynamic"]
 """How weights of matrix products are kept.

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.inputs import ForwardInputs
-from engine.kv_pool import KvPool
-from engine.models.config import ModelConfig
-from engine.models.layers import DecoderLayer, Projection, RmsNorm
-from kernels.ops import Largest, largest
-from kernels.quantised import QuantisedLinear, rows
-from lora.apply import LoraStep
+from ...kernels.ops import Largest, largest
+from ...kernels.quantised import QuantisedLinear, rows
+from ...lora.apply import LoraStep
+from ..inputs import ForwardInputs
+from ..kv_pool import KvPool
+from .config import ModelConfig
+from .layers import DecoderLayer, Projection, RmsNorm
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.inputs import ForwardInputs
-from engine.models.config import Activation
-from kernels.ops import (
+from ...kernels.ops import (
     Largest,
     Linear,
     add_rms_norm,
@@ -20,7 +18,9 @@ from kernels.ops import (
     rms_norm,
     rope_store_kv,
 )
-from lora.apply import LoraStep
+from ...lora.apply import LoraStep
+from ..inputs import ForwardInputs
+from .config import Activation
 
 
 @dataclass(frozen=True, slots=True)

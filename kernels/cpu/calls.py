@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.cpu.build import BuildError
+from .build import BuildError
 
 _UNUSED: Final = 3  # references to a buffer while it is looked at, if only the list of buffers holds it
 

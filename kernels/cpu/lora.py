@@ -9,9 +9,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kernels.cpu import threads
-from kernels.cpu.calls import Fields, bind
-from kernels.lora_types import MOST_MODULES, Segments
+from ..lora_types import MOST_MODULES, Segments
+from . import threads
+from .calls import Fields, bind
 
 _OP: Final = Struct("17q")
 NATIVE_TYPES: Final = (torch.bfloat16, torch.float32)

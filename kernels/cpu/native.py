@@ -14,12 +14,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kernels import kv_int8
-from kernels.cpu import tape, threads
-from kernels.cpu.arena import WeightArena
-from kernels.cpu.calls import Buffers, Fields, bind, empty
-from kernels.cpu.tape import Tape
-from kernels.packed import Largest, PackedLinear
+from .. import kv_int8
+from ..packed import Largest, PackedLinear
+from . import tape, threads
+from .arena import WeightArena
+from .calls import Buffers, Fields, bind, empty
+from .tape import Tape
 
 _PANEL: Final = 16  # output columns of a weight panel
 _MOST_HEAD_DIM: Final = 256

@@ -9,10 +9,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kernels.cpu import threads
-from kernels.cpu.arena import WeightArena
-from kernels.cpu.calls import Fields, bind, empty
-from kernels.packed import Format, Largest, QuantisedLinear
+from ..packed import Format, Largest, QuantisedLinear
+from . import threads
+from .arena import WeightArena
+from .calls import Fields, bind, empty
 
 BLOCK: Final = 32  # values with one scale, in the formats with blocks
 MOST_WIDTH: Final = 1 << 17  # a sum of so many products fits 32 bits

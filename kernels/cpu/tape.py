@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.cpu import calls
+from . import calls
 
 _NO_MEMORY: Final = 2  # what a C function returns when an allocation fails
 _FIELD: Final = 8  # bytes of a field of a structure

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.launch import NARROW_TYPES, Launch, cdiv, is_known, meta
+from .launch import NARROW_TYPES, Launch, cdiv, is_known, meta
 
 BLOCK = 1024  # columns of a program
 KINDS = ("silu", "gelu_tanh")

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.triton import attention_kernels
-from kernels.triton.launch import NARROW_TYPES, Launch, cdiv, is_known, meta, num_sms, power_of_two
-from kernels.triton.sharing import SharedPrefixes
+from . import attention_kernels
+from .launch import NARROW_TYPES, Launch, cdiv, is_known, meta, num_sms, power_of_two
+from .sharing import SharedPrefixes
 
 _BLOCKS_D = (64, 128, 256)  # dimensions of a head, rounded up
 _NO_WINDOW = 1 << 30

@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.triton.activation import tanh
+from .activation import tanh
 
 _NOTHING = tl.constexpr(-1e30)  # a maximum of no scores: finite, so that nothing minus nothing is 0
 _MERGED_AT_ONCE = tl.constexpr(16)

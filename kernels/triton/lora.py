@@ -18,9 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.lora_types import BLOCK, MOST_MODULES, ROW_FIELDS, Tiles
-from kernels.triton.launch import TYPES, Launch, cdiv, meta, num_sms
-from kernels.triton.lora_config import (
+from ..lora_types import BLOCK, MOST_MODULES, ROW_FIELDS, Tiles
+from .launch import TYPES, Launch, cdiv, meta, num_sms
+from .lora_config import (
     TILES,
     ExpandConfig,
     ShrinkConfig,

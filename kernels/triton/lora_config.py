@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kernels.triton.launch import cdiv, power_of_two
+from .launch import cdiv, power_of_two
 
 SHORT = 16
 LONG = 64

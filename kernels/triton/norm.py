@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.launch import NARROW_TYPES, Launch, is_known, is_placed, meta
+from .launch import NARROW_TYPES, Launch, is_known, is_placed, meta
 
 # Columns that a program holds, and its warps. A row is one program's.
 _CONFIGS = {1024: 4, 4096: 8, 8192: 16, 16384: 16}

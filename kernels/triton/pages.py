@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.launch import NARROW_TYPES, Launch, cdiv, is_known, meta
+from .launch import NARROW_TYPES, Launch, cdiv, is_known, meta
 
 _BLOCK = 1024  # numbers of a program
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.launch import NARROW_TYPES, Launch, cdiv, is_known, meta, power_of_two
+from .launch import NARROW_TYPES, Launch, cdiv, is_known, meta, power_of_two
 
 _HEADS = {64: 8, 128: 4, 256: 2}  # heads of a program, by the dimensions of one, rounded up
 

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.launch import Launch, cdiv, meta, power_of_two
+from .launch import Launch, cdiv, meta, power_of_two
 
 CHUNK = 4096  # columns of a program of the first two kernels
 _LEVELS = tl.constexpr(16)

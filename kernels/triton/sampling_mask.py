@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.launch import Launch, cdiv, meta
+from .launch import Launch, cdiv, meta
 
 BLOCK = 1024  # columns of a program
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.staging import refill, to_device
+from ..staging import refill, to_device
 
 Ints = NDArray[np.signedinteger[Any]]
 

@@ -8,11 +8,11 @@ from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from engine.generation import Finish, TextDelta, TokenLogprob, TopLogprob
-from engine.prompt_encoder import Owner
-from engine.requests import RequestLimits, TextRequest
-from engine.snapshot import EngineSnapshot
-from engine.types import AdapterInfo, FinishReason, Usage
+from rootgraft.engine.generation import Finish, TextDelta, TokenLogprob, TopLogprob
+from rootgraft.engine.prompt_encoder import Owner
+from rootgraft.engine.requests import RequestLimits, TextRequest
+from rootgraft.engine.snapshot import EngineSnapshot
+from rootgraft.engine.types import AdapterInfo, FinishReason, Usage
 
 BOS, EOS, VOCAB = 256, 257, 260
 MAX_LEN = 2048

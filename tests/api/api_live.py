@@ -16,11 +16,11 @@ import openai
 import uvicorn
 from api_fakes import FakeClient, FakeFrontend
 
-from api.app import create_app
-from api.config import ServerConfig
-from api.connection import uvicorn_options
-from api.metrics import Metrics
-from api.state import ServerState
+from rootgraft.api.app import create_app
+from rootgraft.api.config import ServerConfig
+from rootgraft.api.connection import uvicorn_options
+from rootgraft.api.metrics import Metrics
+from rootgraft.api.state import ServerState
 
 
 @dataclass

@@ -11,8 +11,8 @@ from typing import Any
 
 from api_live import make_state, serve
 
-from api.batches.desk import BatchDesk
-from api.config import ServerConfig
+from rootgraft.api.batches.desk import BatchDesk
+from rootgraft.api.config import ServerConfig
 
 
 def main(folder: str, asked: str) -> None:

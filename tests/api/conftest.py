@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from api_live import Live, make_state, serve
 
-from api.config import ServerConfig
+from rootgraft.api.config import ServerConfig
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from api.ledger import UsageLedger, UsageRecord, until_written
+from rootgraft.api.ledger import UsageLedger, UsageRecord, until_written
 
 DAYS = 1_700_000_000.0, 1_700_086_400.0
 

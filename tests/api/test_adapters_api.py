@@ -16,11 +16,11 @@ import pytest
 from lora_models import LINEARS, base, make_adapter
 from tiny_tokenizers import train_byte_level, write_folder
 
-from api.config import ServerConfig
-from api.routes.shared import shown_path
-from engine import LLM, SamplingParams
-from engine.errors import RequestError, UnknownModel
-from engine.types import AdapterInfo
+from rootgraft import LLM, SamplingParams
+from rootgraft.api.config import ServerConfig
+from rootgraft.api.routes.shared import shown_path
+from rootgraft.engine.errors import RequestError, UnknownModel
+from rootgraft.engine.types import AdapterInfo
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("base", "one", "two")
@@ -47,7 +47,7 @@ def url(folder: Path) -> Iterator[str]:
         f"--num-gpu-blocks-override 60 --enable-lora --lora-modules one=one --lora-dir {folder / 'adapters'}"
     )
     process = subprocess.Popen(
-        [sys.executable, "-m", "api.cli", "serve", str(folder / "worded"), *options.split()], cwd=ROOT
+        [sys.executable, "-m", "rootgraft.api.cli", "serve", str(folder / "worded"), *options.split()], cwd=ROOT
     )
     address = f"http://127.0.0.1:{port}"
     while not _is_ready(address):

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from test_rate_limits import Clock, limited, refused
 
-from api.admission import Admission
-from api.backlog import ROOM, Backlog, Load
-from api.caller import Caller
-from api.errors import Rejection
-from api.rate_limits import RateLimits
-from engine.generation import Finish, TextDelta
-from engine.requests import TextRequest
-from engine.types import FinishReason, Priority, SamplingParams, Usage
+from rootgraft.api.admission import Admission
+from rootgraft.api.backlog import ROOM, Backlog, Load
+from rootgraft.api.caller import Caller
+from rootgraft.api.errors import Rejection
+from rootgraft.api.rate_limits import RateLimits
+from rootgraft.engine.generation import Finish, TextDelta
+from rootgraft.engine.requests import TextRequest
+from rootgraft.engine.types import FinishReason, Priority, SamplingParams, Usage
 
 R, I, B = Priority  # noqa: E741
 

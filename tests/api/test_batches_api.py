@@ -14,14 +14,14 @@ import openai
 import pytest
 from api_live import Live, make_state, serve, wait_until
 
-from api.batch_lines import BatchOutput
-from api.batches import desk as desk_module
-from api.batches.desk import BatchDesk
-from api.batches.files import FileStore, new_file_id
-from api.config import ServerConfig
-from api.routes import files as files_module
-from engine.errors import ConfigError
-from engine.types import Priority
+from rootgraft.api.batch_lines import BatchOutput
+from rootgraft.api.batches import desk as desk_module
+from rootgraft.api.batches.desk import BatchDesk
+from rootgraft.api.batches.files import FileStore, new_file_id
+from rootgraft.api.config import ServerConfig
+from rootgraft.api.routes import files as files_module
+from rootgraft.engine.errors import ConfigError
+from rootgraft.engine.types import Priority
 
 CHAT = "/v1/chat/completions"
 

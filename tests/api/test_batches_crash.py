@@ -17,7 +17,7 @@ import openai
 import pytest
 from api_live import wait_until
 
-from api.batches.desk import WORKERS
+from rootgraft.api.batches.desk import WORKERS
 
 pytestmark = pytest.mark.heavy
 ROOT = Path(__file__).parents[2]
@@ -30,10 +30,9 @@ def request(number: int) -> str:
 
 
 def python(*words: str) -> subprocess.Popen[str]:
-    paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests/api")))
     return subprocess.Popen(
         [sys.executable, *words],
-        env={**os.environ, "PYTHONPATH": paths},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "tests/api")},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -89,7 +88,19 @@ def test_a_killed_run_batch_goes_on_with_its_file(tmp_path: Path) -> None:
     given, out, asked = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "asked"
     given.write_text("\n".join(map(request, range(NUMBER))) + "\n")
     with server(tmp_path / "batches", asked) as (_, url):
-        words = ("-m", "api.cli", "run-batch", "-i", str(given), "-o", str(out), "--url", url, "--max-concurrency", "4")
+        words = (
+            "-m",
+            "rootgraft.api.cli",
+            "run-batch",
+            "-i",
+            str(given),
+            "-o",
+            str(out),
+            "--url",
+            url,
+            "--max-concurrency",
+            "4",
+        )
         with python(*words) as first:
             wait_until(lambda: lines(out) >= 20)
             first.kill()

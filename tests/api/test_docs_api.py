@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from fastapi.routing import APIRoute
 
-from api.protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
-from api.protocol.base import RequestModel
-from api.protocol.batches import BatchBody
-from api.protocol.chat import ChatRequest
-from api.protocol.completions import CompletionRequest
-from api.protocol.responses import ResponseRequest
-from api.protocol.tokenize import DetokenizeRequest, TokenizeRequest
-from api.routes import adapters, batches, chat, completions, files, health, models, responses, tokenize, ui
+from rootgraft.api.protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
+from rootgraft.api.protocol.base import RequestModel
+from rootgraft.api.protocol.batches import BatchBody
+from rootgraft.api.protocol.chat import ChatRequest
+from rootgraft.api.protocol.completions import CompletionRequest
+from rootgraft.api.protocol.responses import ResponseRequest
+from rootgraft.api.protocol.tokenize import DetokenizeRequest, TokenizeRequest
+from rootgraft.api.routes import adapters, batches, chat, completions, files, health, models, responses, tokenize, ui
 
 TEXT = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 MODELS: dict[str, type[RequestModel]] = {

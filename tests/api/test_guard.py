@@ -14,9 +14,9 @@ import openai
 import pytest
 from api_live import Live, make_state, serve, wait_until
 
-from api import connection, guard
-from api.config import ServerConfig
-from engine.errors import CapacityError, ConfigError, DeadlineExceeded, EngineDead, EngineError
+from rootgraft.api import connection, guard
+from rootgraft.api.config import ServerConfig
+from rootgraft.engine.errors import CapacityError, ConfigError, DeadlineExceeded, EngineDead, EngineError
 
 COMPLETIONS = "/v1/completions"
 Start = Callable[[ServerConfig], Live]
@@ -112,10 +112,10 @@ def test_request_ids(live: Live) -> None:
 
 def test_one_log_line_for_each_request(live: Live, caplog: pytest.LogCaptureFixture) -> None:
     def ours() -> list[dict[str, Any]]:
-        entries = [json.loads(record.getMessage()) for record in caplog.records if record.name == "api.access"]
+        entries = [json.loads(record.getMessage()) for record in caplog.records if record.name == "rootgraft.access"]
         return [entry for entry in entries if entry["request_id"] == "r1"]
 
-    with caplog.at_level(logging.INFO, logger="api.access"), live.http(headers={"x-request-id": "r1"}) as http:
+    with caplog.at_level(logging.INFO, logger="rootgraft.access"), live.http(headers={"x-request-id": "r1"}) as http:
         http.get("/health")
         http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "a secret"}], "stream": True})
         http.get("/nope")

@@ -14,17 +14,17 @@ import pytest
 from api_live import Live, make_state, serve
 from fake_worker import FakeWorker
 
-from api import keyring
-from api.config import ServerConfig
-from api.guard import OPEN_PATHS
-from api.keyring import KeyRing
-from api.keys import ANYBODY, Key, Scope, needed_scope, read_keys
-from api.page import PATHS
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.errors import ConfigError
-from engine.messages import Done, Submit, TokenOut
-from engine.types import AdapterInfo, Priority, SamplingParams
+from rootgraft.api import keyring
+from rootgraft.api.config import ServerConfig
+from rootgraft.api.guard import OPEN_PATHS
+from rootgraft.api.keyring import KeyRing
+from rootgraft.api.keys import ANYBODY, Key, Scope, needed_scope, read_keys
+from rootgraft.api.page import PATHS
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core import EngineCore
+from rootgraft.engine.errors import ConfigError
+from rootgraft.engine.messages import Done, Submit, TokenOut
+from rootgraft.engine.types import AdapterInfo, Priority, SamplingParams
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 Start = Callable[[ServerConfig], Live]
@@ -148,7 +148,7 @@ def test_the_ring_follows_its_file(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert valid() == "ab" and len(ring) == 3
     write(file, entry("b"), entry("c"))
     assert valid() == "bc"
-    with caplog.at_level(logging.ERROR, logger="api.keyring"):
+    with caplog.at_level(logging.ERROR, logger="rootgraft.api.keyring"):
         for broken in (b"{", b'{"keys": []}', b'{"keys": [{"name": "secret"}]}'):
             file.write_bytes(broken)
             assert valid() == "bc"

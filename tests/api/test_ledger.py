@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from ledger_child import record
 
-from api import ledger as ledger_module
-from api.ledger import LedgerFile, UsageLedger, UsageRecord, until_written
-from engine.errors import ConfigError
+from rootgraft.api import ledger as ledger_module
+from rootgraft.api.ledger import LedgerFile, UsageLedger, UsageRecord, until_written
+from rootgraft.engine.errors import ConfigError
 
 CHILD = Path(__file__).with_name("ledger_child.py")
 Sums = dict[tuple[str, str, str], list[int]]

@@ -38,7 +38,9 @@ def gauges(http: httpx.Client) -> dict[str, float]:
 @contextmanager
 def honest_client(server: RealServer) -> Iterator[None]:
     """Asks the same all the while. At the end every answer was the same, both processes live, and nothing is held."""
-    [engine] = [child for child in psutil.Process(server.process.pid).children() if "engine.loop" in child.cmdline()]
+    [engine] = [
+        child for child in psutil.Process(server.process.pid).children() if "rootgraft.engine.loop" in child.cmdline()
+    ]
     alone = answer(server.http)
     heard: list[str] = []
     over = threading.Event()

@@ -24,11 +24,11 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from test_keys import entry, write
 from test_operation import scrape, value
 
-from api.config import ServerConfig
-from api.ledger import UsageLedger
-from api.log import JsonLines, set_up_log
-from api.tracing import Tracer, open_tracer
-from engine.errors import ConfigError, EngineDead
+from rootgraft.api.config import ServerConfig
+from rootgraft.api.ledger import UsageLedger
+from rootgraft.api.log import JsonLines, set_up_log
+from rootgraft.api.tracing import Tracer, open_tracer
+from rootgraft.engine.errors import ConfigError, EngineDead
 
 DOCS = Path(__file__).parents[2] / "docs"
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
@@ -50,7 +50,7 @@ class Lines(logging.Handler):
 
 @pytest.fixture
 def log() -> Iterator[Lines]:
-    handler, logger = Lines(), logging.getLogger("api.access")
+    handler, logger = Lines(), logging.getLogger("rootgraft.access")
     logger.addHandler(handler)
     logger.setLevel("INFO")
     yield handler
@@ -72,7 +72,12 @@ def test_a_line_of_the_log_tells_all_but_the_text(live: Live, log: Lines, spans:
         reply = http.post(CHAT, json={"messages": HI, "n": 2, "max_tokens": 3}, headers={"x-request-id": "r1"})
     wait_until(lambda: bool(log.lines))
     [line] = log.lines
-    assert (line["level"], line["logger"], line["request_id"], line["status"]) == ("info", "api.access", "r1", 200)
+    assert (line["level"], line["logger"], line["request_id"], line["status"]) == (
+        "info",
+        "rootgraft.access",
+        "r1",
+        200,
+    )
     assert (line["model"], line["adapter"], line["n"], line["stream"]) == ("tiny", None, 2, False)
     usage = reply.json()["usage"]
     told = [line[f"{kind}_tokens"] for kind in ("prompt", "completion", "cached")]

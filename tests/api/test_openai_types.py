@@ -17,12 +17,12 @@ from openai.types.responses import response_create_params as responses
 from responses_asks import TOOLS, events_of, say
 from test_tool_calls_api import TWO
 
-from api.protocol.base import RequestModel
-from api.protocol.chat import ChatRequest
-from api.protocol.completions import CompletionRequest
-from api.protocol.response_items import CallItem, MessageItem, OutputItem, TextPart
-from api.protocol.responses import FunctionTool, ResponseRequest, TextConfig, TextFormat
-from engine.errors import EngineDead
+from rootgraft.api.protocol.base import RequestModel
+from rootgraft.api.protocol.chat import ChatRequest
+from rootgraft.api.protocol.completions import CompletionRequest
+from rootgraft.api.protocol.response_items import CallItem, MessageItem, OutputItem, TextPart
+from rootgraft.api.protocol.responses import FunctionTool, ResponseRequest, TextConfig, TextFormat
+from rootgraft.engine.errors import EngineDead
 
 EVENT: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(sdk.ResponseStreamEvent)
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()

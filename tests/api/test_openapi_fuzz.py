@@ -10,8 +10,8 @@ from api_live import Live, make_state, serve
 from hypothesis import HealthCheck, Phase, settings
 from schemathesis import GenerationMode
 
-from api.app import create_app
-from engine.errors import RequestError
+from rootgraft.api.app import create_app
+from rootgraft.engine.errors import RequestError
 
 
 class NoAdapters:

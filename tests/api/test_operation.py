@@ -15,8 +15,8 @@ from api_fakes import BOS
 from api_live import Live, make_state, serve
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.config import ServerConfig
-from engine.messages import Heartbeat
+from rootgraft.api.config import ServerConfig
+from rootgraft.engine.messages import Heartbeat
 
 HI = [{"role": "user", "content": "hi"}]
 DOCS = Path(__file__).parents[2] / "docs"
@@ -253,7 +253,7 @@ class FullDisk(io.StringIO):
 
 
 def test_a_full_disk_under_the_log_stops_nobody(live: Live) -> None:
-    access, handler = logging.getLogger("api.access"), logging.StreamHandler(FullDisk())
+    access, handler = logging.getLogger("rootgraft.access"), logging.StreamHandler(FullDisk())
     access.addHandler(handler)
     access.setLevel("INFO")
     try:

@@ -13,8 +13,8 @@ import pytest
 from api_live import Live, wait_until
 from test_keys import entry, write
 
-from api.config import ServerConfig
-from api.errors import Rejection
+from rootgraft.api.config import ServerConfig
+from rootgraft.api.errors import Rejection
 
 COMPLETIONS = "/v1/completions"
 Start = Callable[[ServerConfig], Live]
@@ -127,18 +127,18 @@ def test_timeouts_that_are_none(live: Live, value: str) -> None:
 
 def test_the_document_says_what_the_code_does() -> None:
     """Every number of the table of limits, every reason, header, option and field of a key."""
-    from api.connection import HEAD_TIMEOUT
-    from api.guard import BODY_TIMEOUT, FILE_TIMEOUT, MAX_HEADER_BYTES, MAX_HEADERS
-    from api.keys import MAX_KEYS, KeyEntry
-    from api.protocol.completions import MAX_PROMPTS
-    from api.protocol.messages import MAX_MESSAGES
-    from api.protocol.sampling import MAX_MODEL_NAME
-    from api.protocol.tools import MAX_TOOLS
-    from api.routes.files import MAX_LINES
-    from engine.fairness import CACHED_WEIGHT
-    from engine.queue import MAX_OVERTAKEN, WINDOW
-    from engine.requests import MAX_N, MAX_STOP_LENGTH, MAX_STOPS, MAX_TIMEOUT
-    from engine.types import (
+    from rootgraft.api.connection import HEAD_TIMEOUT
+    from rootgraft.api.guard import BODY_TIMEOUT, FILE_TIMEOUT, MAX_HEADER_BYTES, MAX_HEADERS
+    from rootgraft.api.keys import MAX_KEYS, KeyEntry
+    from rootgraft.api.protocol.completions import MAX_PROMPTS
+    from rootgraft.api.protocol.messages import MAX_MESSAGES
+    from rootgraft.api.protocol.sampling import MAX_MODEL_NAME
+    from rootgraft.api.protocol.tools import MAX_TOOLS
+    from rootgraft.api.routes.files import MAX_LINES
+    from rootgraft.engine.fairness import CACHED_WEIGHT
+    from rootgraft.engine.queue import MAX_OVERTAKEN, WINDOW
+    from rootgraft.engine.requests import MAX_N, MAX_STOP_LENGTH, MAX_STOPS, MAX_TIMEOUT
+    from rootgraft.engine.types import (
         MAX_LOGIT_BIAS,
         MAX_LOGPROBS,
         MAX_PIN_SECONDS,

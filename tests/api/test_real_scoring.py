@@ -11,10 +11,10 @@ import pytest
 import torch
 from api_live import make_state
 
-from api.app import create_app
-from engine.client import EngineClient
-from engine.config import EngineConfig
-from engine.frontend import Frontend
+from rootgraft.api.app import create_app
+from rootgraft.engine.client import EngineClient
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.frontend import Frontend
 
 CONFIG = EngineConfig(dtype="float32", device="cpu", num_gpu_blocks_override=60, threads=1, max_num_seqs=8)
 PAIRS = [

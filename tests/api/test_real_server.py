@@ -23,11 +23,9 @@ QUESTION = [{"role": "user", "content": "Name three colours."}]
 class RealServer:
     """A server process and a client for it."""
 
-    def __init__(self, port: int, *options: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "api.cli", "serve", "--port", str(port), "--served-model-name", "small", *options],
-            cwd=Path(__file__).parents[2],
-        )
+    def __init__(self, port: int, *options: str, cwd: Path | None = None) -> None:
+        command = [sys.executable, "-P", "-m", "rootgraft.api.cli", "serve", "--port", str(port)]
+        self.process = subprocess.Popen([*command, "--served-model-name", "small", *options], cwd=cwd)
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False)
         self.client = openai.OpenAI(
             base_url=f"http://127.0.0.1:{port}/v1",
@@ -54,10 +52,10 @@ class RealServer:
         self.process.wait()
 
 
-def start(*options: str) -> RealServer:
+def start(*options: str, cwd: Path | None = None) -> RealServer:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
-    server = RealServer(port, *options)
+    server = RealServer(port, *options, cwd=cwd)
     server.wait_ready()
     return server
 

@@ -14,7 +14,7 @@ from responses_asks import ASKED, PATH, TOOLS, events_of, flat, prompt, say
 from test_bad_inputs import check_error
 from test_tool_calls_api import CASES, TWO
 
-from engine.errors import EngineDead, GrammarRefused
+from rootgraft.engine.errors import EngineDead, GrammarRefused
 
 
 class City(pydantic.BaseModel):

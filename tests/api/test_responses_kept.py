@@ -12,8 +12,8 @@ from api_live import Live, wait_until
 from responses_asks import ASKED, TOOLS, events_of, rendered, say
 from test_tool_calls_api import FORCED
 
-from api.config import ServerConfig
-from engine.errors import EngineDead
+from rootgraft.api.config import ServerConfig
+from rootgraft.engine.errors import EngineDead
 
 
 def test_going_on_from_a_response(live: Live) -> None:

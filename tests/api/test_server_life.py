@@ -17,10 +17,10 @@ import pytest
 from api_fakes import FakeClient, FakeFrontend
 from api_live import wait_until
 
-from api import server
-from api.config import ServerConfig
-from engine.config import EngineConfig
-from engine.errors import ConfigError, EngineDead, ModelError
+from rootgraft.api import server
+from rootgraft.api.config import ServerConfig
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.errors import ConfigError, EngineDead, ModelError
 
 
 class Engine:

@@ -12,8 +12,8 @@ from api_live import Live
 from bad_structured import FORMS, schema_format
 from test_operation import scrape, value
 
-from engine.errors import GrammarRefused, RequestError
-from grammar.spec import GrammarKind, GrammarSpec
+from rootgraft.engine.errors import GrammarRefused, RequestError
+from rootgraft.grammar.spec import GrammarKind, GrammarSpec
 
 HI: Any = [{"role": "user", "content": "hi"}]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -13,8 +13,8 @@ from api_live import Live
 from bad_structured import named, schema_format, tool
 from test_operation import scrape, value
 
-from engine.errors import GrammarRefused
-from grammar.spec import GrammarKind
+from rootgraft.engine.errors import GrammarRefused
+from rootgraft.grammar.spec import GrammarKind
 
 CHAT = "/v1/chat/completions"
 HI: Any = [{"role": "user", "content": "hi"}]

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from api.config import TOOL_CALL_PARSERS
-from api.promise import Promise
-from api.protocol.tools import Function, NamedChoice, Tool
-from api.tools.formats import FORMATS, ToolFormat
-from api.tools.parser import read_calls
-from api.tools.plan import tool_promise
-from grammar.compiler import Compiled, compile
-from grammar.spec import GrammarSpec
-from grammar.vocabulary import Vocabulary
+from rootgraft.api.config import TOOL_CALL_PARSERS
+from rootgraft.api.promise import Promise
+from rootgraft.api.protocol.tools import Function, NamedChoice, Tool
+from rootgraft.api.tools.formats import FORMATS, ToolFormat
+from rootgraft.api.tools.parser import read_calls
+from rootgraft.api.tools.plan import tool_promise
+from rootgraft.grammar.compiler import Compiled, compile
+from rootgraft.grammar.spec import GrammarSpec
+from rootgraft.grammar.vocabulary import Vocabulary
 
 EOS, TOOL_CALLS = 256, 257
 VOCABULARY = Vocabulary(

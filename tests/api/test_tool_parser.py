@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.protocol.tools import Function, NamedChoice, Tool
-from api.tools.formats import FORMATS
-from api.tools.parser import Arguments, CallStart, Content, Event, ToolParser, read_calls
-from api.tools.plan import ToolPlan, tool_promise
+from rootgraft.api.protocol.tools import Function, NamedChoice, Tool
+from rootgraft.api.tools.formats import FORMATS
+from rootgraft.api.tools.parser import Arguments, CallStart, Content, Event, ToolParser, read_calls
+from rootgraft.api.tools.plan import ToolPlan, tool_promise
 
 TOOLS = [Tool(type="function", function=Function(name=name)) for name in ("f", "get-weather.v2", "Z_9")]
 NAMES = [tool.function.name for tool in TOOLS]

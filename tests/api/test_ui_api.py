@@ -13,13 +13,13 @@ import orjson
 import pytest
 from api_live import Live, wait_until
 
-from api import page, watch
-from api.config import ServerConfig
-from api.page import FILES, PATHS
-from engine import observer
-from engine.messages import Heartbeat
-from engine.snapshot import EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView
-from engine.types import AdapterInfo
+from rootgraft.api import page, watch
+from rootgraft.api.config import ServerConfig
+from rootgraft.api.page import FILES, PATHS
+from rootgraft.engine import observer
+from rootgraft.engine.messages import Heartbeat
+from rootgraft.engine.snapshot import EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView
+from rootgraft.engine.types import AdapterInfo
 
 Start = Callable[[ServerConfig], Live]
 

@@ -16,10 +16,10 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from test_real_server import RealServer, start
 from test_ui_api import full_snapshot
 
-from api.config import ServerConfig
-from engine.messages import Heartbeat
-from engine.snapshot import EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView
-from engine.types import AdapterInfo
+from rootgraft.api.config import ServerConfig
+from rootgraft.engine.messages import Heartbeat
+from rootgraft.engine.snapshot import EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView
+from rootgraft.engine.types import AdapterInfo
 
 pytestmark = pytest.mark.heavy
 

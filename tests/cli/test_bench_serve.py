@@ -15,12 +15,12 @@ from fake_openai import FakeServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.bench import _arrivals
-from api.bench_prompts import TokenScale, random_bodies
-from api.bench_report import Timing, percentile, summarise
-from api.cli import main
-from api.options import BenchOptions
-from api.remote import RemoteError, _events
+from rootgraft.api.bench import _arrivals
+from rootgraft.api.bench_prompts import TokenScale, random_bodies
+from rootgraft.api.bench_report import Timing, percentile, summarise
+from rootgraft.api.cli import main
+from rootgraft.api.options import BenchOptions
+from rootgraft.api.remote import RemoteError, _events
 
 
 def bench(server: FakeServer, tmp_path: Path, *argv: str) -> dict:

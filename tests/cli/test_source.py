@@ -15,9 +15,9 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from engine import source
-from engine.errors import ConfigError, ModelError
-from engine.source import DEFAULT_MODEL, PackagedFile, fetch_packaged, resolve_model
+from rootgraft.engine import source
+from rootgraft.engine.errors import ConfigError, ModelError
+from rootgraft.engine.source import DEFAULT_MODEL, PackagedFile, fetch_packaged, resolve_model
 
 CONTENT = bytes(range(256)) * 2000
 FILE = PackagedFile(

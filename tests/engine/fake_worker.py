@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.batch import Batch, Draw, Masks, Read, Row, RowResult, StepResult, not_yet
-from engine.types import Logprob
+from rootgraft.engine.batch import Batch, Draw, Masks, Read, Row, RowResult, StepResult, not_yet
+from rootgraft.engine.types import Logprob
 
 _MASK = (1 << 61) - 1
 

@@ -19,23 +19,33 @@ from typing import Any, cast
 from fake_worker import FakeWorker, expected_tokens
 from lora_folders import file_of, good_config, good_tensors, small_reader, write_folder
 
-import engine.grammars
-from engine.batch import Batch
-from engine.client import EngineClient
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.errors import CapacityError, EngineDead, EngineError
-from engine.frontend import Frontend
-from engine.messages import Abort, Done, Failed, Heartbeat, Message, Submit, TokenOut, TokenTexts, decode, encode
-from engine.requests import TextRequest
-from engine.tokenizer import Tokenizer
-from engine.types import SamplingParams
-from grammar.compiler import compile as compile_grammar
-from grammar.masks import MaskBuffer
-from grammar.service import CompileQueueFull, CompileStats
-from grammar.spec import GrammarSpec
-from grammar.vocabulary import Vocabulary
-from lora.adapters import Adapters as AdapterPool
+from rootgraft.engine.batch import Batch
+from rootgraft.engine.client import EngineClient
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core import EngineCore
+from rootgraft.engine.errors import CapacityError, EngineDead, EngineError
+from rootgraft.engine.frontend import Frontend
+from rootgraft.engine.messages import (
+    Abort,
+    Done,
+    Failed,
+    Heartbeat,
+    Message,
+    Submit,
+    TokenOut,
+    TokenTexts,
+    decode,
+    encode,
+)
+from rootgraft.engine.requests import TextRequest
+from rootgraft.engine.tokenizer import Tokenizer
+from rootgraft.engine.types import SamplingParams
+from rootgraft.grammar.compiler import compile as compile_grammar
+from rootgraft.grammar.masks import MaskBuffer
+from rootgraft.grammar.service import CompileQueueFull, CompileStats
+from rootgraft.grammar.spec import GrammarSpec
+from rootgraft.grammar.vocabulary import Vocabulary
+from rootgraft.lora.adapters import Adapters as AdapterPool
 
 EOS, VOCAB = 256, 258
 TEXTS = TokenTexts(array("i", [1] * 256 + [5]), bytes(range(256)) + b"<eos>", (EOS,))
@@ -211,7 +221,9 @@ class World:
         )
         self.compiles = Compiles(self.vocabulary)
         monkeypatch.setattr(
-            engine.grammars, "_build", lambda *_: (self.compiles, MaskBuffer(self.max_num_seqs, self.vocabulary))
+            rootgraft.engine.grammars,
+            "_build",
+            lambda *_: (self.compiles, MaskBuffer(self.max_num_seqs, self.vocabulary)),
         )
         self.max_num_seqs = 4
         self.kills = 0

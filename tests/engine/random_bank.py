@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from engine.loading.base_layout import base_layout
-from engine.models.decoder import DecoderModel
-from kernels.lora import Factors, pack_expansion
-from lora.apply import AdapterBank
-from lora.layout import EMBEDDING, HEAD
+from rootgraft.engine.loading.base_layout import base_layout
+from rootgraft.engine.models.decoder import DecoderModel
+from rootgraft.kernels.lora import Factors, pack_expansion
+from rootgraft.lora.apply import AdapterBank
+from rootgraft.lora.layout import EMBEDDING, HEAD
 
 
 def random_bank(model: DecoderModel, folder: Path, told: Callable[..., None] = lambda *tensors: None) -> AdapterBank:

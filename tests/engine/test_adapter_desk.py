@@ -15,10 +15,10 @@ from fake_worker import FakeWorker, adapter_code, expected_tokens
 from lora_folders import file_of, good_config, good_tensors, small_reader, write_folder
 from test_lora_malformed import CASES
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.errors import ConfigError
-from engine.messages import (
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core import EngineCore
+from rootgraft.engine.errors import ConfigError
+from rootgraft.engine.messages import (
     Abort,
     AdapterChanged,
     Adapters,
@@ -31,8 +31,8 @@ from engine.messages import (
     TokenOut,
     UnloadAdapter,
 )
-from engine.types import FinishReason, SamplingParams
-from lora.adapters import Adapters as AdapterPool
+from rootgraft.engine.types import FinishReason, SamplingParams
+from rootgraft.lora.adapters import Adapters as AdapterPool
 
 PATIENCE = 5
 LINKS = {number for number, name in enumerate(CASES) if "link" in name}  # these need a folder that they lead out of

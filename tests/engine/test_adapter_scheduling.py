@@ -8,14 +8,14 @@ from array import array
 import pytest
 from fake_worker import FakeWorker, expected_tokens
 
-from engine.cache import PrefixCache
-from engine.messages import Done, Message, TokenOut
-from engine.scheduler import Scheduler
-from engine.sequence import Sequence
-from engine.stats import EngineStats
-from engine.types import SamplingParams
-from lora.slots import SlotPool
-from radix.namespace import Namespace, Path
+from rootgraft.engine.cache import PrefixCache
+from rootgraft.engine.messages import Done, Message, TokenOut
+from rootgraft.engine.scheduler import Scheduler
+from rootgraft.engine.sequence import Sequence
+from rootgraft.engine.stats import EngineStats
+from rootgraft.engine.types import SamplingParams
+from rootgraft.lora.slots import SlotPool
+from rootgraft.radix.namespace import Namespace, Path
 
 PATIENCE, LOAD, LONGEST = 6, 3, 10
 

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.loading.base_layout import base_layout
-from engine.loading.load import load_model
-from engine.messages import Failed, Submit, TokenOut
-from engine.types import SamplingParams
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core import EngineCore
+from rootgraft.engine.loading.base_layout import base_layout
+from rootgraft.engine.loading.load import load_model
+from rootgraft.engine.messages import Failed, Submit, TokenOut
+from rootgraft.engine.types import SamplingParams
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of importing it

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from lora_models import LINEARS, base, greedy_by_peft, make_adapter
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.messages import Done, Failed, LoadAdapter, Reply, Submit, TokenOut, TokenTexts
-from engine.plan import Plan
-from engine.types import SamplingParams
-from grammar.spec import GrammarSpec
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core import EngineCore
+from rootgraft.engine.messages import Done, Failed, LoadAdapter, Reply, Submit, TokenOut, TokenTexts
+from rootgraft.engine.plan import Plan
+from rootgraft.engine.types import SamplingParams
+from rootgraft.grammar.spec import GrammarSpec
 
 INVOCATION = [7, 8]
 EOS = 2

@@ -10,13 +10,13 @@ import pytest
 import torch
 from lora_models import LINEARS, VOCAB, PeftOracle, base, greedy_by_peft, make_adapter
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.loading.base_layout import adapter_bytes, base_layout
-from engine.loading.load import load_model
-from engine.messages import Failed, LoadAdapter, Reply, Submit, TokenOut
-from engine.types import SamplingParams
-from kernels import ops
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core import EngineCore
+from rootgraft.engine.loading.base_layout import adapter_bytes, base_layout
+from rootgraft.engine.loading.load import load_model
+from rootgraft.engine.messages import Failed, LoadAdapter, Reply, Submit, TokenOut
+from rootgraft.engine.types import SamplingParams
+from rootgraft.kernels import ops
 
 INVOCATION = [7, 8]
 

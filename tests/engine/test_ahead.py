@@ -13,11 +13,11 @@ from fake_worker import FakeWorker, expected_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.batch import RowResult
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.messages import Abort, Done, Failed, Submit, TokenOut
-from engine.types import FinishReason, Priority, SamplingParams
+from rootgraft.engine.batch import RowResult
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core import EngineCore
+from rootgraft.engine.messages import Abort, Done, Failed, Submit, TokenOut
+from rootgraft.engine.types import FinishReason, Priority, SamplingParams
 
 VOCAB, STOP = 11, 7
 

@@ -17,13 +17,13 @@ import pytest
 import torch
 from lora_models import LINEARS, VOCAB, base, make_adapter
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.inputs import DrawnTokens, fill_in
-from engine.messages import Abort, Done, LoadAdapter, Message, Submit, TokenOut, TokenTexts
-from engine.types import Logprob, SamplingParams
-from engine.worker import Worker
-from grammar.spec import GrammarSpec
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core import EngineCore
+from rootgraft.engine.inputs import DrawnTokens, fill_in
+from rootgraft.engine.messages import Abort, Done, LoadAdapter, Message, Submit, TokenOut, TokenTexts
+from rootgraft.engine.types import Logprob, SamplingParams
+from rootgraft.engine.worker import Worker
+from rootgraft.grammar.spec import GrammarSpec
 
 METHODS = ("off", "auto")
 MODES = [(method, overlaps) for method in METHODS for overlaps in (False, True)]

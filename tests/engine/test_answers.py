@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.answers import AnswerIndex, Answers
-from engine.cache import PrefixCache
-from engine.drafts import Drafter
-from engine.pace import Pace
-from engine.sequence import Sequence
-from engine.speculative import SpeculativeConfig
-from engine.stats import EngineStats
-from engine.types import SamplingParams
-from radix.namespace import Namespace, Path
+from rootgraft.engine.answers import AnswerIndex, Answers
+from rootgraft.engine.cache import PrefixCache
+from rootgraft.engine.drafts import Drafter
+from rootgraft.engine.pace import Pace
+from rootgraft.engine.sequence import Sequence
+from rootgraft.engine.speculative import SpeculativeConfig
+from rootgraft.engine.stats import EngineStats
+from rootgraft.engine.types import SamplingParams
+from rootgraft.radix.namespace import Namespace, Path
 
 NAMESPACES = [
     Namespace("base"),

@@ -9,17 +9,17 @@ from fake_worker import FakeWorker, expected_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.batch import RowResult, StepResult
-from engine.cache import PrefixCache
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.messages import Done, Submit, TokenOut
-from engine.queue import PATIENCE
-from engine.scheduler import Scheduler
-from engine.sequence import Sequence, Status
-from engine.stats import EngineStats
-from engine.types import Priority, SamplingParams
-from radix.namespace import Namespace, Path
+from rootgraft.engine.batch import RowResult, StepResult
+from rootgraft.engine.cache import PrefixCache
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core import EngineCore
+from rootgraft.engine.messages import Done, Submit, TokenOut
+from rootgraft.engine.queue import PATIENCE
+from rootgraft.engine.scheduler import Scheduler
+from rootgraft.engine.sequence import Sequence, Status
+from rootgraft.engine.stats import EngineStats
+from rootgraft.engine.types import Priority, SamplingParams
+from rootgraft.radix.namespace import Namespace, Path
 
 VOCAB = 97
 BANDS = st.sampled_from([Priority.REALTIME, Priority.INTERACTIVE])

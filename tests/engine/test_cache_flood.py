@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from fake_worker import FakeWorker
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.messages import Done, Submit
-from engine.types import Priority, SamplingParams, Usage
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core import EngineCore
+from rootgraft.engine.messages import Done, Submit
+from rootgraft.engine.types import Priority, SamplingParams, Usage
 
 PAGE, PAGES = 4, 256
 PROMPTS, LENGTH = 10, 10 * PAGE  # what the victim comes back to: a little less than half of the pool

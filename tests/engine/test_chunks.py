@@ -9,11 +9,11 @@ from fake_worker import FakeWorker
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.chunks import LEAST, STREAM_WAIT, ChunkLimit
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.messages import Submit, TokenOut
-from engine.types import SamplingParams
+from rootgraft.engine.chunks import LEAST, STREAM_WAIT, ChunkLimit
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core import EngineCore
+from rootgraft.engine.messages import Submit, TokenOut
+from rootgraft.engine.types import SamplingParams
 
 BUDGET = 512
 

@@ -10,14 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.cache import PrefixCache
-from engine.drafts import Drafter, Source
-from engine.ngrams import NgramIndex
-from engine.sequence import Sequence
-from engine.speculative import SpeculativeConfig
-from engine.stats import EngineStats
-from engine.types import SamplingParams
-from radix.namespace import Namespace, Path
+from rootgraft.engine.cache import PrefixCache
+from rootgraft.engine.drafts import Drafter, Source
+from rootgraft.engine.ngrams import NgramIndex
+from rootgraft.engine.sequence import Sequence
+from rootgraft.engine.speculative import SpeculativeConfig
+from rootgraft.engine.stats import EngineStats
+from rootgraft.engine.types import SamplingParams
+from rootgraft.radix.namespace import Namespace, Path
 
 WORDS = 50_000
 

@@ -14,20 +14,20 @@ from fake_worker import FakeWorker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.config import EngineConfig
-from engine.core import BASE, EngineCore
-from engine.drafts import _SUREST, Drafter, Source, _Guess, _Rate
-from engine.errors import ConfigError
-from engine.grammars import Grammars
-from engine.messages import Abort, Done, Failed, TokenOut
-from engine.pace import Pace
-from engine.sequence import Sequence
-from engine.types import SamplingParams
-from grammar.compiler import Compiled, compile
-from grammar.masks import MaskBuffer
-from grammar.spec import GrammarSpec
-from grammar.vocabulary import Vocabulary
-from radix.namespace import Namespace, Path
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core import BASE, EngineCore
+from rootgraft.engine.drafts import _SUREST, Drafter, Source, _Guess, _Rate
+from rootgraft.engine.errors import ConfigError
+from rootgraft.engine.grammars import Grammars
+from rootgraft.engine.messages import Abort, Done, Failed, TokenOut
+from rootgraft.engine.pace import Pace
+from rootgraft.engine.sequence import Sequence
+from rootgraft.engine.types import SamplingParams
+from rootgraft.grammar.compiler import Compiled, compile
+from rootgraft.grammar.masks import MaskBuffer
+from rootgraft.grammar.spec import GrammarSpec
+from rootgraft.grammar.vocabulary import Vocabulary
+from rootgraft.radix.namespace import Namespace, Path
 
 VOCAB, EOS = 258, 256
 GRAMMARS = [

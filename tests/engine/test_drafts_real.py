@@ -11,11 +11,11 @@ import pytest
 import torch
 from lora_models import LINEARS, base, make_adapter
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.messages import Done, LoadAdapter, Submit, TokenOut
-from engine.types import Logprob, SamplingParams
-from kernels import ops
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core import EngineCore
+from rootgraft.engine.messages import Done, LoadAdapter, Submit, TokenOut
+from rootgraft.engine.types import Logprob, SamplingParams
+from rootgraft.kernels import ops
 
 Answer = tuple[list[int], list[Logprob], str]
 

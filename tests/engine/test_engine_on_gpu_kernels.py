@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from engine import graphs
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.messages import Submit, TokenOut
-from engine.types import SamplingParams
-from engine.worker import Worker
-from kernels.triton import sharing
+from rootgraft.engine import graphs
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core import EngineCore
+from rootgraft.engine.messages import Submit, TokenOut
+from rootgraft.engine.types import SamplingParams
+from rootgraft.engine.worker import Worker
+from rootgraft.kernels.triton import sharing
 
 # Attention leaves the memory of tokens that pad a step as it was, and what follows computes with it.
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")

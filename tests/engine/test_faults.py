@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from fault_world import FAULTY, NAMES, SPECS, World
 
-from engine.messages import Abort, Shutdown, encode
-from grammar.errors import GrammarError, GrammarTimeout
-from grammar.matcher import Matcher
-from grammar.service import CompileQueueFull
+from rootgraft.engine.messages import Abort, Shutdown, encode
+from rootgraft.grammar.errors import GrammarError, GrammarTimeout
+from rootgraft.grammar.matcher import Matcher
+from rootgraft.grammar.service import CompileQueueFull
 
 INJECTIONS = 1050
 KINDS: dict[str, Callable[[World], Any]] = {}

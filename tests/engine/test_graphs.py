@@ -18,16 +18,16 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from random_bank import random_bank
 
-from engine.batch import Batch, Row, RowStart
-from engine.config import EngineConfig
-from engine.graphs import StepGraphs, Variant, graphs_for, sizes_up_to
-from engine.inputs import InputBuilder
-from engine.kv_pool import KvPool
-from engine.loading.load import load_model
-from engine.models.decoder import DecoderModel
-from engine.types import SamplingParams
-from kernels.triton import sharing
-from lora.apply import AdapterBank
+from rootgraft.engine.batch import Batch, Row, RowStart
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.graphs import StepGraphs, Variant, graphs_for, sizes_up_to
+from rootgraft.engine.inputs import InputBuilder
+from rootgraft.engine.kv_pool import KvPool
+from rootgraft.engine.loading.load import load_model
+from rootgraft.engine.models.decoder import DecoderModel
+from rootgraft.engine.types import SamplingParams
+from rootgraft.kernels.triton import sharing
+from rootgraft.lora.apply import AdapterBank
 
 # Attention leaves the memory of tokens that pad a step as it was, and what follows computes with it.
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.ngrams import NgramIndex
-from engine.pace import Pace
+from rootgraft.engine.ngrams import NgramIndex
+from rootgraft.engine.pace import Pace
 
 
 def index_of(prompt: list[int], generated: list[int], *, each: bool) -> NgramIndex:

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batch import Batch, Row
-from engine.inputs import InputBuilder
+from rootgraft.engine.batch import Batch, Row
+from rootgraft.engine.inputs import InputBuilder
 
 
 @given(seed=st.integers(0, 2**32), page_size=st.sampled_from([1, 4, 16]))

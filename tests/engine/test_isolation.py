@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from lora_models import LINEARS, VOCAB, base, make_adapter
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.errors import RequestError
-from engine.messages import Abort, Failed, Message, Submit, TokenOut, TokenTexts
-from engine.requests import RequestLimits, TextRequest
-from engine.types import SamplingParams
-from grammar.spec import GrammarSpec
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core import EngineCore
+from rootgraft.engine.errors import RequestError
+from rootgraft.engine.messages import Abort, Failed, Message, Submit, TokenOut, TokenTexts
+from rootgraft.engine.requests import RequestLimits, TextRequest
+from rootgraft.engine.types import SamplingParams
+from rootgraft.grammar.spec import GrammarSpec
 
 NAMES = (None, "small", "large")
 PENALTIES = {"presence_penalty": 1.5, "frequency_penalty": 0.7, "repetition_penalty": 1.3}

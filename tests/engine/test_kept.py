@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_bank import random_bank
 
-from engine.batch import Batch, Row, RowStart
-from engine.inputs import HostInputs, InputBuilder
-from engine.kv_pool import KvPool
-from engine.loading.load import load_model
-from engine.models.decoder import DecoderModel
-from engine.tapes import StepTapes
-from engine.types import SamplingParams
-from kernels import ops
-from lora.apply import AdapterBank
+from rootgraft.engine.batch import Batch, Row, RowStart
+from rootgraft.engine.inputs import HostInputs, InputBuilder
+from rootgraft.engine.kv_pool import KvPool
+from rootgraft.engine.loading.load import load_model
+from rootgraft.engine.models.decoder import DecoderModel
+from rootgraft.engine.tapes import StepTapes
+from rootgraft.engine.types import SamplingParams
+from rootgraft.kernels import ops
+from rootgraft.lora.apply import AdapterBank
 
 PAGE_SIZE, ROWS, WIDTH = 4, 4, 30  # tokens of a page, sequences, pages of each
 CPU = torch.device("cpu")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine import LLM, SamplingParams
-from grammar.spec import GrammarSpec
+from rootgraft import LLM, SamplingParams
+from rootgraft.grammar.spec import GrammarSpec
 
 STEM = "You are a careful assistant. Answer in one or two short sentences, and do not guess. " * 4
 PROMPTS = [STEM + end for end in ("What is the capital of France?", "Count: 1, 2, 3, 4,", "Count: 1, 2, 3, 4, 5,")]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import messages
-from engine.messages import (
+from rootgraft.engine import messages
+from rootgraft.engine.messages import (
     Abort,
     AdapterChanged,
     Adapters,
@@ -31,8 +31,8 @@ from engine.messages import (
     decode,
     encode,
 )
-from engine.snapshot import EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView
-from engine.types import AdapterInfo, FinishReason, Logprob, SamplingParams, Usage
+from rootgraft.engine.snapshot import EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView
+from rootgraft.engine.types import AdapterInfo, FinishReason, Logprob, SamplingParams, Usage
 
 ints = st.integers(0, 2**31 - 1)
 floats = st.floats(allow_nan=False)

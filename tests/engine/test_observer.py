@@ -11,12 +11,12 @@ import pytest
 from fake_worker import FakeWorker
 from test_adapter_desk import Engine, write
 
-from engine import observer
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.messages import SnapshotTaken, Submit, TakeSnapshot, decode, encode
-from engine.snapshot import EngineSnapshot, NamespaceView, SlotView
-from engine.types import SamplingParams
+from rootgraft.engine import observer
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core import EngineCore
+from rootgraft.engine.messages import SnapshotTaken, Submit, TakeSnapshot, decode, encode
+from rootgraft.engine.snapshot import EngineSnapshot, NamespaceView, SlotView
+from rootgraft.engine.types import SamplingParams
 
 
 def snapshot_of(core: EngineCore) -> EngineSnapshot:

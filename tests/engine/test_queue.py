@@ -11,14 +11,14 @@ from fake_worker import FakeWorker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.fairness import CACHED_WEIGHT, INPUT_WEIGHT, OUTPUT_WEIGHT, TokenCounters
-from engine.messages import Done, Submit, TokenOut
-from engine.queue import MAX_OVERTAKEN, PATIENCE, WINDOW, WaitingQueue
-from engine.sequence import Sequence
-from engine.types import Priority, SamplingParams
-from radix.namespace import Namespace, Path
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core import EngineCore
+from rootgraft.engine.fairness import CACHED_WEIGHT, INPUT_WEIGHT, OUTPUT_WEIGHT, TokenCounters
+from rootgraft.engine.messages import Done, Submit, TokenOut
+from rootgraft.engine.queue import MAX_OVERTAKEN, PATIENCE, WINDOW, WaitingQueue
+from rootgraft.engine.sequence import Sequence
+from rootgraft.engine.types import Priority, SamplingParams
+from rootgraft.radix.namespace import Namespace, Path
 
 PATH = Path(Namespace("base"))
 R, I, B = Priority  # noqa: E741

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine import LLM, SamplingParams
+from rootgraft import LLM, SamplingParams
 
 STEM = "You are a careful assistant. Answer in one or two short sentences, and do not guess.\n\n"
 STARTS = [

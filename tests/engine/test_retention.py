@@ -11,11 +11,11 @@ from fake_worker import FakeWorker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine import retention
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.messages import Abort, Done, Failed, Submit
-from engine.types import SamplingParams, Usage
+from rootgraft.engine import retention
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core import EngineCore
+from rootgraft.engine.messages import Abort, Done, Failed, Submit
+from rootgraft.engine.types import SamplingParams, Usage
 
 PAGE = 4
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.messages import Abort, Submit, TokenOut
-from engine.types import Logprob, SamplingParams
-from kernels import ops
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core import EngineCore
+from rootgraft.engine.messages import Abort, Submit, TokenOut
+from rootgraft.engine.types import Logprob, SamplingParams
+from rootgraft.kernels import ops
 
 GREEDY = {"temperature": 0.0, "logprobs": 2, "ignore_eos": True}
 

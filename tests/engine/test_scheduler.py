@@ -8,10 +8,10 @@ from fake_worker import FakeWorker, expected_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.messages import Abort, Done, Failed, Submit, TokenOut
-from engine.types import FinishReason, Priority, SamplingParams
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core import EngineCore
+from rootgraft.engine.messages import Abort, Done, Failed, Submit, TokenOut
+from rootgraft.engine.types import FinishReason, Priority, SamplingParams
 
 
 def make_core(num_pages=64, page_size=4, max_num_seqs=4, budget=16, sharing=True, **worker):

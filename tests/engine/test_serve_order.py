@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import pytest
 
-from engine.channel import Channel
-from engine.core import EngineCore
-from engine.loop import serve
-from engine.messages import Message, Shutdown, TokenOut, decode, encode
+from rootgraft.engine.channel import Channel
+from rootgraft.engine.core import EngineCore
+from rootgraft.engine.loop import serve
+from rootgraft.engine.messages import Message, Shutdown, TokenOut, decode, encode
 
 
 class World:

@@ -12,11 +12,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import pytest
 
 from benchmarks.soaking import device
-from engine import drafts
-from engine.answers import Answers
-from engine.config import EngineConfig
-from engine.messages import Done, Submit
-from engine.types import SamplingParams
+from rootgraft.engine import drafts
+from rootgraft.engine.answers import Answers
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.messages import Done, Submit
+from rootgraft.engine.types import SamplingParams
 
 
 def steps_of_sequences(core: device.CheckedCore, first_id: int, count: int) -> int:

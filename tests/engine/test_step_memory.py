@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from engine import device, memory, worker
-from engine.batch import Batch, StepResult
-from engine.config import EngineConfig
-from engine.errors import ConfigError
-from engine.memory import StepMemory
+from rootgraft.engine import device, memory, worker
+from rootgraft.engine.batch import Batch, StepResult
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.errors import ConfigError
+from rootgraft.engine.memory import StepMemory
 
 GIB = 2**30
 
@@ -74,7 +74,7 @@ def run_of(books: Books, seen: list[Batch]) -> Any:
 
 
 def load(tiny_llama: Path) -> Any:
-    from engine.loading.load import load_model
+    from rootgraft.engine.loading.load import load_model
 
     return load_model(tiny_llama, dtype=torch.float32, device=torch.device("cpu"), max_positions=100)
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from api.bench_step import limit, table
-from api.cli import main
-from engine.config import EngineConfig
-from engine.errors import ConfigError
-from engine.step_times import Part, StepLoad, StepTimes, measure
-from kernels import limits, ops
-from kernels.cpu import calls
+from rootgraft.api.bench_step import limit, table
+from rootgraft.api.cli import main
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.errors import ConfigError
+from rootgraft.engine.step_times import Part, StepLoad, StepTimes, measure
+from rootgraft.kernels import limits, ops
+from rootgraft.kernels.cpu import calls
 
 KERNELS = {"linear", "attention", "rope and KV", "norm", "activation"}
 FLAGS = ("--device", "cpu", "--num-gpu-blocks-override", "400", "--threads", "1")

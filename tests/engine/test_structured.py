@@ -9,11 +9,11 @@ from array import array
 import pytest
 from fake_worker import FakeWorker
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.messages import Abort, Done, Failed, Submit, TokenOut, TokenTexts
-from engine.types import FinishReason, SamplingParams
-from grammar.spec import GrammarSpec
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core import EngineCore
+from rootgraft.engine.messages import Abort, Done, Failed, Submit, TokenOut, TokenTexts
+from rootgraft.engine.types import FinishReason, SamplingParams
+from rootgraft.grammar.spec import GrammarSpec
 
 VOCAB = 258  # 256 bytes, an end token, and one id that is no token
 EOS = 256

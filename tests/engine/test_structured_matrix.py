@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from test_structured import Structured
 
-from engine.types import FinishReason
-from grammar.spec import GrammarSpec
+from rootgraft.engine.types import FinishReason
+from rootgraft.grammar.spec import GrammarSpec
 
 SCHEMA = {
     "type": "object",

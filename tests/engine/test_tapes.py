@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine import tapes
-from engine.batch import Batch, Row
-from engine.inputs import InputBuilder
-from engine.kv_pool import KvPool
-from engine.loading.load import load_model
-from engine.tapes import StepTapes
-from kernels import ops
+from rootgraft.engine import tapes
+from rootgraft.engine.batch import Batch, Row
+from rootgraft.engine.inputs import InputBuilder
+from rootgraft.engine.kv_pool import KvPool
+from rootgraft.engine.loading.load import load_model
+from rootgraft.engine.tapes import StepTapes
+from rootgraft.kernels import ops
 
 pytestmark = pytest.mark.skipif(ops.native_kernels() is None, reason="no C++ compiler")
 

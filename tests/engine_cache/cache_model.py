@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from engine.batch import PageCopy
-from engine.cache import Lease, PrefixCache
-from radix.holds import Hold, HoldKind
-from radix.namespace import Namespace, Path
-from radix.node import Node
-from radix.shares import IDLE_SECONDS
+from rootgraft.engine.batch import PageCopy
+from rootgraft.engine.cache import Lease, PrefixCache
+from rootgraft.radix.holds import Hold, HoldKind
+from rootgraft.radix.namespace import Namespace, Path
+from rootgraft.radix.node import Node
+from rootgraft.radix.shares import IDLE_SECONDS
 
 BASE = Namespace("r1")
 NAMESPACES = (

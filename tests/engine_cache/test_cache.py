@@ -4,10 +4,10 @@ from array import array
 
 import pytest
 
-from engine.batch import PageCopy
-from engine.cache import PrefixCache
-from radix.audit import BrokenInvariant
-from radix.namespace import Namespace, Path
+from rootgraft.engine.batch import PageCopy
+from rootgraft.engine.cache import PrefixCache
+from rootgraft.radix.audit import BrokenInvariant
+from rootgraft.radix.namespace import Namespace, Path
 
 BASE = Namespace("r1")
 ADAPTER = Namespace("r1", "a")

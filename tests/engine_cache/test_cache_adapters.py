@@ -7,8 +7,8 @@ from array import array
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.cache import PrefixCache
-from radix.namespace import Namespace, Path
+from rootgraft.engine.cache import PrefixCache
+from rootgraft.radix.namespace import Namespace, Path
 
 BASE = Namespace("r")
 TOKENS = array("i", range(11))

@@ -1,6 +1,6 @@
 import pytest
 
-from engine.pages import PageAllocator
+from rootgraft.engine.pages import PageAllocator
 
 
 def test_hands_out_each_page_once_and_the_last_freed_first():

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from benchmarks.grammar.spelling import MISSING, spell
-from engine.tokenizer import Tokenizer
-from grammar.compiler import Compiled, compile
-from grammar.document import Document
-from grammar.matcher import Matcher
-from grammar.schema import Analysis
-from grammar.spec import GrammarSpec
-from grammar.vocabulary import Vocabulary
+from rootgraft.engine.tokenizer import Tokenizer
+from rootgraft.grammar.compiler import Compiled, compile
+from rootgraft.grammar.document import Document
+from rootgraft.grammar.matcher import Matcher
+from rootgraft.grammar.schema import Analysis
+from rootgraft.grammar.spec import GrammarSpec
+from rootgraft.grammar.vocabulary import Vocabulary
 
 LONGER = (
     b'{"',

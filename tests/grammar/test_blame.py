@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from api.promise import asked_promise
-from api.protocol.completions import CompletionRequest
 from benchmarks.grammar.hostile_inputs import inputs
-from engine.errors import GrammarRefused
-from grammar.blame import anchored
-from grammar.compiler import lower
-from grammar.errors import GrammarError
-from grammar.limits import Limits, check_limits
-from grammar.spec import GrammarSpec
+from rootgraft.api.promise import asked_promise
+from rootgraft.api.protocol.completions import CompletionRequest
+from rootgraft.engine.errors import GrammarRefused
+from rootgraft.grammar.blame import anchored
+from rootgraft.grammar.compiler import lower
+from rootgraft.grammar.errors import GrammarError
+from rootgraft.grammar.limits import Limits, check_limits
+from rootgraft.grammar.spec import GrammarSpec
 
 SCHEMA = {"items": {"a/b": {"enum": [1, {"x": 2}]}}, "not": {"type": "string"}}
 

@@ -11,12 +11,12 @@ import jsonschema
 import pytest
 from test_keywords import CASES
 
-from grammar.closing import Closer
-from grammar.compiler import Compiled, compile
-from grammar.errors import GrammarError
-from grammar.matcher import Matcher
-from grammar.spec import GrammarSpec
-from grammar.vocabulary import Vocabulary
+from rootgraft.grammar.closing import Closer
+from rootgraft.grammar.compiler import Compiled, compile
+from rootgraft.grammar.errors import GrammarError
+from rootgraft.grammar.matcher import Matcher
+from rootgraft.grammar.spec import GrammarSpec
+from rootgraft.grammar.vocabulary import Vocabulary
 
 OPENINGS = {
     "hermes": ("<tool_call>", "<tool_call>\n", "\n</tool_call>"),

@@ -10,12 +10,12 @@ from queue import SimpleQueue
 
 import pytest
 
-from grammar import children
-from grammar.child import ChildDied, ChildStarved
-from grammar.children import Children
-from grammar.service import CompileService
-from grammar.spec import GrammarSpec
-from grammar.vocabulary import Vocabulary
+from rootgraft.grammar import children
+from rootgraft.grammar.child import ChildDied, ChildStarved
+from rootgraft.grammar.children import Children
+from rootgraft.grammar.service import CompileService
+from rootgraft.grammar.spec import GrammarSpec
+from rootgraft.grammar.vocabulary import Vocabulary
 
 WAIT = 60
 

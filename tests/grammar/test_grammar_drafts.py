@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_grammar_matcher import SCHEMAS
 
-from grammar.artifact import Artifact, Backend
-from grammar.compiler import Compiled, compile, load
-from grammar.masks import Fill, MaskBuffer
-from grammar.matcher import GrammarFailure
-from grammar.spec import GrammarSpec
+from rootgraft.grammar.artifact import Artifact, Backend
+from rootgraft.grammar.compiler import Compiled, compile, load
+from rootgraft.grammar.masks import Fill, MaskBuffer
+from rootgraft.grammar.matcher import GrammarFailure
+from rootgraft.grammar.spec import GrammarSpec
 
 SPECS = [
     *(GrammarSpec.json_schema(schema) for schema in SCHEMAS),

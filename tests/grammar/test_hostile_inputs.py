@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from api.promise import asked_promise
-from api.protocol.completions import CompletionRequest
 from benchmarks.grammar.hostile_inputs import inputs
-from engine.errors import GrammarRefused
-from grammar.errors import GrammarError
-from grammar.limits import DEFAULT_LIMITS
-from grammar.matcher import GrammarFailure
-from grammar.service import CompileService
+from rootgraft.api.promise import asked_promise
+from rootgraft.api.protocol.completions import CompletionRequest
+from rootgraft.engine.errors import GrammarRefused
+from rootgraft.grammar.errors import GrammarError
+from rootgraft.grammar.limits import DEFAULT_LIMITS
+from rootgraft.grammar.matcher import GrammarFailure
+from rootgraft.grammar.service import CompileService
 
 INPUTS = inputs()
 WALK = 25

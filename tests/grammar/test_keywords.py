@@ -8,10 +8,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from grammar.compiler import compile
-from grammar.errors import GrammarError
-from grammar.keywords import KEYWORDS, Treatment
-from grammar.spec import GrammarSpec
+from rootgraft.grammar.compiler import compile
+from rootgraft.grammar.errors import GrammarError
+from rootgraft.grammar.keywords import KEYWORDS, Treatment
+from rootgraft.grammar.spec import GrammarSpec
 
 DRAFT4 = "http://json-schema.org/draft-04/schema#"
 DRAFT7 = "http://json-schema.org/draft-07/schema#"

@@ -10,12 +10,12 @@ import jsonschema
 import pytest
 from test_keywords import CASES, REFUSALS
 
-from grammar.compiler import compile
-from grammar.errors import GrammarError
-from grammar.formats import FORMATS
-from grammar.keywords import KEYWORDS, Treatment
-from grammar.keywords_page import page
-from grammar.spec import GrammarSpec
+from rootgraft.grammar.compiler import compile
+from rootgraft.grammar.errors import GrammarError
+from rootgraft.grammar.formats import FORMATS
+from rootgraft.grammar.keywords import KEYWORDS, Treatment
+from rootgraft.grammar.keywords_page import page
+from rootgraft.grammar.spec import GrammarSpec
 
 PAGE = Path(__file__).parents[2] / "docs" / "schema-keywords.md"
 
@@ -32,7 +32,7 @@ def keywords_in(schema: Any) -> Iterator[str]:
 
 
 def test_the_page_is_made_from_the_tables():
-    assert PAGE.read_text("utf-8") == page(), "run python -m grammar.keywords_page > docs/schema-keywords.md"
+    assert PAGE.read_text("utf-8") == page(), "run python -m rootgraft.grammar.keywords_page > docs/schema-keywords.md"
 
 
 @pytest.mark.parametrize("treatment", [Treatment.ENFORCED])

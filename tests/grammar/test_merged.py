@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.tokenizer import Tokenizer
-from grammar.vocabulary import MAX_WORD, Vocabulary
+from rootgraft.engine.tokenizer import Tokenizer
+from rootgraft.grammar.vocabulary import MAX_WORD, Vocabulary
 
 NAMES = ("customer_identification_number", "preferredDeliveryLocation", "id", "is-active", "Überweisung", "number of")
 

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from grammar.compiler import compile
-from grammar.errors import GrammarError
-from grammar.spec import GrammarSpec
+from rootgraft.grammar.compiler import compile
+from rootgraft.grammar.errors import GrammarError
+from rootgraft.grammar.spec import GrammarSpec
 
 
 @pytest.mark.parametrize(

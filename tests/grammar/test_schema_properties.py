@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.grammar.spelling import MISSING, spell
-from grammar.compiler import compile
-from grammar.document import Document
-from grammar.errors import GrammarError
-from grammar.schema import Analysis
-from grammar.spec import GrammarSpec
+from rootgraft.grammar.compiler import compile
+from rootgraft.grammar.document import Document
+from rootgraft.grammar.errors import GrammarError
+from rootgraft.grammar.schema import Analysis
+from rootgraft.grammar.spec import GrammarSpec
 
 NAMES = st.sampled_from(["a", "b", "c"])
 SCALARS = st.sampled_from([None, True, False, 0, 1, 2, -1, 0.5, 0.3, 4.35, 10**20, "", "a", "ab", "b", "é", '"', "1\n"])

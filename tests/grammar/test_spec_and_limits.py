@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from grammar.errors import GrammarError
-from grammar.limits import Limits, check_limits
-from grammar.spec import GrammarKind, GrammarSpec, parse_json
+from rootgraft.grammar.errors import GrammarError
+from rootgraft.grammar.limits import Limits, check_limits
+from rootgraft.grammar.spec import GrammarKind, GrammarSpec, parse_json
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from kernels import backend, ops
-from kernels.cpu import threads
-from kernels.cpu.build import BuildError
-from kernels.cpu.native import Kernels
+from rootgraft.kernels import backend, ops
+from rootgraft.kernels.cpu import threads
+from rootgraft.kernels.cpu.build import BuildError
+from rootgraft.kernels.cpu.native import Kernels
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import backend, ops
-from kernels.triton import captured, launch
+from rootgraft.kernels import backend, ops
+from rootgraft.kernels.triton import captured, launch
 
 
 class FakeStream:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from ragged_batches import ragged_batch
 
-from kernels import kv_int8, ops
+from rootgraft.kernels import kv_int8, ops
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -112,7 +112,7 @@ GUARDED = '''
 """Every tensor ends (or starts) where unmapped memory starts (or ends): a step outside ends the process."""
 import ctypes, mmap, sys
 import torch
-from kernels import kv_int8, ops
+from rootgraft.kernels import kv_int8, ops
 
 AT_END = sys.argv[1] == "end"
 libc = ctypes.CDLL(None)

@@ -11,9 +11,9 @@ import pytest
 import torch
 from ragged_batches import assert_close, instruction_sets, ragged_batch
 
-from kernels import ops, reference
-from kernels.cpu import build
-from kernels.cpu.native import Kernels
+from rootgraft.kernels import ops, reference
+from rootgraft.kernels.cpu import build
+from rootgraft.kernels.cpu.native import Kernels
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,7 +74,8 @@ def test_a_library_of_other_arguments_is_refused(small_library):
 
 def test_two_processes_at_once(small_library):
     program = (
-        "import sys; from pathlib import Path; from kernels.cpu import build; build.SOURCES = Path(sys.argv[1]);"
+        "import sys; from pathlib import Path; from rootgraft.kernels.cpu import build;"
+        "build.SOURCES = Path(sys.argv[1]);"
         "sys.exit(build.load_library(build.SOURCES / 'cache').one() - 1)"
     )
     command = [sys.executable, "-c", program, str(small_library)]
@@ -85,12 +86,12 @@ def test_two_processes_at_once(small_library):
 
 def test_torch_serves_without_a_compiler(tmp_path):
     program = (
-        "import torch; from kernels import ops; print(ops.native_status());"
+        "import torch; from rootgraft.kernels import ops; print(ops.native_status());"
         "layer = ops.pack_linear(torch.eye(4)); assert layer.kernels is None;"
         "assert torch.equal(ops.linear(torch.ones(2, 4), layer), torch.ones(2, 4));"
         "assert ops.rms_norm(torch.ones(2, 4), torch.ones(4), 0.0).shape == (2, 4)"
     )
-    environment = {"PATH": str(tmp_path), "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    environment = {"PATH": str(tmp_path), "HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "CPU kernels: plain torch, because no C++ compiler (g++ or c++) was found"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ragged_batches import RaggedBatch, ragged_batch
 
-from kernels import ops
+from rootgraft.kernels import ops
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from kernels import reference
+from rootgraft.kernels import reference
 
 FP32 = {"atol": 1e-5, "rtol": 1e-5}
 

@@ -8,8 +8,8 @@ import threading
 import pytest
 import torch
 
-from kernels import ops, quantised
-from kernels.cpu import threads
+from rootgraft.kernels import ops, quantised
+from rootgraft.kernels.cpu import threads
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

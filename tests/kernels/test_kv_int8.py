@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ragged_batches import assert_close, assert_same_bits_as_alone, instruction_sets, ragged_batch, row_shapes
 
-from kernels import kv_int8, memory, ops, reference
-from kernels.cpu import build
-from kernels.cpu.native import Kernels
+from rootgraft.kernels import kv_int8, memory, ops, reference
+from rootgraft.kernels.cpu import build
+from rootgraft.kernels.cpu.native import Kernels
 
 SETTINGS = settings(max_examples=60, deadline=None)
 SEEDS = st.integers(0, 2**32 - 1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import memory
+from rootgraft.kernels import memory
 
 
 def resident() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import limits, quantised
+from rootgraft.kernels import limits, quantised
 
 
 def test_rates(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,11 @@ from ragged_batches import instruction_sets
 from torch import Tensor
 from torch.nn import functional
 
-from kernels import ops, quantised, quantised_reference
-from kernels.cpu import build
-from kernels.cpu.arena import WeightArena
-from kernels.cpu.quantised import QuantisedKernels
-from kernels.packed import Format, QuantisedLinear
+from rootgraft.kernels import ops, quantised, quantised_reference
+from rootgraft.kernels.cpu import build
+from rootgraft.kernels.cpu.arena import WeightArena
+from rootgraft.kernels.cpu.quantised import QuantisedKernels
+from rootgraft.kernels.packed import Format, QuantisedLinear
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ragged_batches import RaggedBatch, assert_close, assert_same_bits_as_alone
 
-from kernels import ops
+from rootgraft.kernels import ops
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import ops, quantised
-from kernels.lora import Factors, Segments, SlotTable, lora_shrink_expand, pack_expansion
+from rootgraft.kernels import ops, quantised
+from rootgraft.kernels.lora import Factors, Segments, SlotTable, lora_shrink_expand, pack_expansion
 
 pytestmark = pytest.mark.skipif(ops.native_kernels() is None, reason="no C++ compiler")
 

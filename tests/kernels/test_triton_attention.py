@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ragged_batches import RaggedBatch, assert_close, ragged_batch
 
-from kernels import ops
-from kernels.triton import attention
+from rootgraft.kernels import ops
+from rootgraft.kernels.triton import attention
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from ragged_batches import assert_close
 
-from kernels import reference
-from kernels.triton import activation, norm, pages, rope
+from rootgraft.kernels import reference
+from rootgraft.kernels.triton import activation, norm, pages, rope
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 

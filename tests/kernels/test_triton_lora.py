@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import lora_reference
-from kernels.lora import Factors, Segments, SlotTable, Tiles, lora_embed, lora_shrink_expand
-from kernels.triton import lora_config
-from kernels.triton.lora_tiles import make_tiles
-from lora.segments import SegmentRoom, make_segments
+from rootgraft.kernels import lora_reference
+from rootgraft.kernels.lora import Factors, Segments, SlotTable, Tiles, lora_embed, lora_shrink_expand
+from rootgraft.kernels.triton import lora_config
+from rootgraft.kernels.triton.lora_tiles import make_tiles
+from rootgraft.lora.segments import SegmentRoom, make_segments
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ragged_batches import assert_close, ragged_batch
 
-from kernels import ops
-from kernels.triton import sharing
-from kernels.triton.sharing import SharedPrefixes
+from rootgraft.kernels import ops
+from rootgraft.kernels.triton import sharing
+from rootgraft.kernels.triton.sharing import SharedPrefixes
 
 CPU = torch.device("cpu")
 PAGE = 16

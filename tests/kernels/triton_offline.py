@@ -28,11 +28,8 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-
-import kernels.triton  # noqa: E402
-from kernels.triton.launch import Launch  # noqa: E402
+import rootgraft.kernels.triton
+from rootgraft.kernels.triton.launch import Launch
 
 GOLDEN = Path(__file__).with_name("triton_golden.json")
 ARCHITECTURES = (80, 90, 100)
@@ -63,8 +60,8 @@ class OfflineDriver:
 
 def all_variants(only: str) -> Iterator[tuple[str, Launch]]:
     """Every variant of every kernel module, by a unique name: kernel, slash, choice."""
-    for info in sorted(pkgutil.iter_modules(kernels.triton.__path__), key=lambda info: info.name):
-        module = importlib.import_module(f"kernels.triton.{info.name}")
+    for info in sorted(pkgutil.iter_modules(rootgraft.kernels.triton.__path__), key=lambda info: info.name):
+        module = importlib.import_module(f"rootgraft.kernels.triton.{info.name}")
         if info.name.startswith(only) and hasattr(module, "variants"):
             yield from module.variants()
 

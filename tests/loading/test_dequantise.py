@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.gguf import TENSOR_TYPES
-from engine.loading import dequantise as module
-from engine.loading.dequantise import dequantise
+from rootgraft.engine.gguf import TENSOR_TYPES
+from rootgraft.engine.loading import dequantise as module
+from rootgraft.engine.loading.dequantise import dequantise
 
 TYPES = [name for name, _, _ in TENSOR_TYPES.values()]
 # Where the fp16 scales lie in a block: random bits there would often be infinite or not a number.

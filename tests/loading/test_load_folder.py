@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from engine.errors import ModelError
-from engine.loading.load import load_model
-from engine.loading.model_config import read_model_config
-from engine.loading.names import expected_shapes
-from engine.models.decoder import DecoderModel
+from rootgraft.engine.errors import ModelError
+from rootgraft.engine.loading.load import load_model
+from rootgraft.engine.loading.model_config import read_model_config
+from rootgraft.engine.loading.names import expected_shapes
+from rootgraft.engine.models.decoder import DecoderModel
 
 CPU = torch.device("cpu")
 NORM = "model.layers.1.input_layernorm.weight"

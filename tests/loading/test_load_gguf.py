@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine.errors import ModelError
-from engine.loading.load import load_model
-from engine.loading.model_config import read_model_config
-from engine.models.config import FrequencyFactors, LinearScaling
-from engine.models.decoder import DecoderModel
+from rootgraft.engine.errors import ModelError
+from rootgraft.engine.loading.load import load_model
+from rootgraft.engine.loading.model_config import read_model_config
+from rootgraft.engine.models.config import FrequencyFactors, LinearScaling
+from rootgraft.engine.models.decoder import DecoderModel
 
 CPU = torch.device("cpu")
 HIDDEN, VOCAB = 64, 32

@@ -13,13 +13,13 @@ from test_load_gguf import HIDDEN, METADATA, SHAPES, VOCAB, tensors, write
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from engine.loading.base_layout import base_layout
-from engine.loading.load import load_model
-from engine.loading.weights import WeightForm
-from kernels import ops, quantised
-from lora.apply import AdapterBank
-from lora.layout import BaseLayout
-from lora.reading import AdapterReader
+from rootgraft.engine.loading.base_layout import base_layout
+from rootgraft.engine.loading.load import load_model
+from rootgraft.engine.loading.weights import WeightForm
+from rootgraft.kernels import ops, quantised
+from rootgraft.lora.apply import AdapterBank
+from rootgraft.lora.layout import BaseLayout
+from rootgraft.lora.reading import AdapterReader
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of importing it

@@ -10,13 +10,13 @@ import pytest
 import torch
 from test_load_gguf import HIDDEN, SHAPES, VOCAB, tensors, write
 
-from engine.config import EngineConfig
-from engine.errors import ConfigError, ModelError
-from engine.loading.load import load_model
-from engine.loading.weights import WeightForm, choose_weight_form
-from engine.models.decoder import DecoderModel
-from kernels import ops, quantised
-from kernels.packed import Format
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.errors import ConfigError, ModelError
+from rootgraft.engine.loading.load import load_model
+from rootgraft.engine.loading.weights import WeightForm, choose_weight_form
+from rootgraft.engine.models.decoder import DecoderModel
+from rootgraft.kernels import ops, quantised
+from rootgraft.kernels.packed import Format
 
 CPU = torch.device("cpu")
 KINDS = gguf.GGMLQuantizationType

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.inputs import ForwardInputs
-from engine.kv_pool import KvPool
-from engine.models.decoder import DecoderModel
-from lora.apply import AdapterBank, LoraStep
-from lora.segments import token_slots
+from rootgraft.engine.inputs import ForwardInputs
+from rootgraft.engine.kv_pool import KvPool
+from rootgraft.engine.models.decoder import DecoderModel
+from rootgraft.lora.apply import AdapterBank, LoraStep
+from rootgraft.lora.segments import token_slots
 
 PAGE = 16
 PAGES_PER_ROW = 4

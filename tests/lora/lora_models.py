@@ -23,9 +23,9 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from engine.loading.load import load_model
-from engine.models.decoder import DecoderModel
-from lora.layout import EMBEDDING, BaseLayout, ProjectionShape
+from rootgraft.engine.loading.load import load_model
+from rootgraft.engine.models.decoder import DecoderModel
+from rootgraft.lora.layout import EMBEDDING, BaseLayout, ProjectionShape
 
 VOCAB = 101
 CPU = torch.device("cpu")

@@ -9,8 +9,8 @@ import compare_adapters
 import pytest
 from adapters_data import Task, tasks
 
-from lora.config import read_config
-from lora.safetensors_file import read_tensors
+from rootgraft.lora.config import read_config
+from rootgraft.lora.safetensors_file import read_tensors
 
 TASKS = {task.name: task for task in tasks()}
 

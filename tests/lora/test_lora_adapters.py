@@ -27,13 +27,13 @@ from lora_folders import (
     write_folder,
 )
 
-from lora.adapters import Adapters, LoadResult
-from lora.errors import AdapterError
-from lora.layout import BaseLayout
-from lora.prepare import PreparedAdapter
-from lora.reading import AdapterReader
-from lora.registry import AdapterVersion
-from lora.slots import WAIT
+from rootgraft.lora.adapters import Adapters, LoadResult
+from rootgraft.lora.errors import AdapterError
+from rootgraft.lora.layout import BaseLayout
+from rootgraft.lora.prepare import PreparedAdapter
+from rootgraft.lora.reading import AdapterReader
+from rootgraft.lora.registry import AdapterVersion
+from rootgraft.lora.slots import WAIT
 
 
 @dataclass

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import lora_reference, ops
-from kernels.cpu import threads as native_threads
-from kernels.lora import Factors, Segments, SlotTable, _load, lora_embed, lora_shrink_expand
-from lora.segments import make_segments
+from rootgraft.kernels import lora_reference, ops
+from rootgraft.kernels.cpu import threads as native_threads
+from rootgraft.kernels.lora import Factors, Segments, SlotTable, _load, lora_embed, lora_shrink_expand
+from rootgraft.lora.segments import make_segments
 
 CPU = torch.device("cpu")
 TYPES = [torch.float32, torch.bfloat16]

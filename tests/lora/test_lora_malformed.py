@@ -27,9 +27,9 @@ from lora_folders import (
 )
 from torch import Tensor
 
-from lora.adapters import Adapters
-from lora.errors import AdapterError
-from lora.layout import EMBEDDING
+from rootgraft.lora.adapters import Adapters
+from rootgraft.lora.errors import AdapterError
+from rootgraft.lora.layout import EMBEDDING
 
 A, B = key(Q, "lora_A.weight"), key(Q, "lora_B.weight")
 

@@ -10,10 +10,10 @@ import torch
 import triton_interpreter
 from lora_folders import DOWN, HIDDEN, OUT, Q, file_of, good_tensors, small_layout, small_reader, write_folder
 
-from kernels.triton import launch
-from lora.apply import AdapterBank
-from lora.prepare import PreparedAdapter
-from lora.segments import SegmentRoom
+from rootgraft.kernels.triton import launch
+from rootgraft.lora.apply import AdapterBank
+from rootgraft.lora.prepare import PreparedAdapter
+from rootgraft.lora.segments import SegmentRoom
 
 CPU = torch.device("cpu")
 SLOTS = [np.array(slots, np.int32) for slots in ([0, -1, 1, 1], [1, 1, 1, 1], [-1, -1, 0, -1])]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lora.errors import AdapterError
-from lora.patterns import NamePattern
+from rootgraft.lora.errors import AdapterError
+from rootgraft.lora.patterns import NamePattern
 
 NAMES = [
     "model.layers.0.self_attn.q_proj",

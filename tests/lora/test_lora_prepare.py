@@ -21,9 +21,9 @@ from lora_folders import (
     write_folder,
 )
 
-from lora.errors import AdapterError
-from lora.layout import EMBEDDING, BaseLayout
-from lora.reading import AdapterReader
+from rootgraft.lora.errors import AdapterError
+from rootgraft.lora.layout import EMBEDDING, BaseLayout
+from rootgraft.lora.reading import AdapterReader
 
 
 def other_digests(tmp_path: Path) -> list[str]:

@@ -8,11 +8,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kernels.lora import Factors
-from lora.errors import AdapterError
-from lora.host_cache import HostCache
-from lora.prepare import PreparedAdapter
-from lora.registry import AdapterRegistry, AdapterVersion
+from rootgraft.kernels.lora import Factors
+from rootgraft.lora.errors import AdapterError
+from rootgraft.lora.host_cache import HostCache
+from rootgraft.lora.prepare import PreparedAdapter
+from rootgraft.lora.registry import AdapterRegistry, AdapterVersion
 
 NAMES = st.sampled_from("abcd")
 DIGESTS = st.sampled_from("1234567")

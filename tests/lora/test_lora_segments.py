@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora.segments import make_segments, token_slots
+from rootgraft.lora.segments import make_segments, token_slots
 
 CPU = torch.device("cpu")
 

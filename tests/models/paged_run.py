@@ -7,9 +7,9 @@ import random
 import torch
 from torch import Tensor
 
-from engine.inputs import ForwardInputs
-from engine.kv_pool import KvPool
-from engine.models.decoder import DecoderModel
+from rootgraft.engine.inputs import ForwardInputs
+from rootgraft.engine.kv_pool import KvPool
+from rootgraft.engine.models.decoder import DecoderModel
 
 CPU = torch.device("cpu")
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine import kv_pool
-from engine.batch import PageCopy
-from engine.config import EngineConfig
-from engine.device import choose_kv_dtype
-from engine.errors import ConfigError
-from engine.kv_pool import KvPool, bytes_per_page
-from engine.loading.hf_config import model_config
-from engine.models.config import ModelConfig
-from kernels import kv_int8
+from rootgraft.engine import kv_pool
+from rootgraft.engine.batch import PageCopy
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.device import choose_kv_dtype
+from rootgraft.engine.errors import ConfigError
+from rootgraft.engine.kv_pool import KvPool, bytes_per_page
+from rootgraft.engine.loading.hf_config import model_config
+from rootgraft.engine.models.config import ModelConfig
+from rootgraft.kernels import kv_int8
 
 CPU = torch.device("cpu")
 

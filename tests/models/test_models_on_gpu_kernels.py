@@ -11,9 +11,9 @@ import torch
 from paged_run import CPU, run_ragged
 from tiny_models import VOCAB, save
 
-from engine.loading.load import load_model
-from engine.models.decoder import DecoderModel
-from kernels.triton import launch
+from rootgraft.engine.loading.load import load_model
+from rootgraft.engine.models.decoder import DecoderModel
+from rootgraft.kernels.triton import launch
 
 # In sizes that the kernels take: heads of 16 dimensions, widths of 16 and 32 columns.
 SIZES = {"head_dim": 16, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}

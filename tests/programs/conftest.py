@@ -10,11 +10,11 @@ from api_live import Live, make_state, serve
 from fake_worker import FakeWorker
 from tiny_tokenizers import train_byte_level, write_folder
 
-from engine import LLM
-from engine.core import EngineCore
-from engine.source import ModelFiles
-from engine.tokenizer import Tokenizer
-from programs import Session
+from rootgraft import LLM
+from rootgraft.engine.core import EngineCore
+from rootgraft.engine.source import ModelFiles
+from rootgraft.engine.tokenizer import Tokenizer
+from rootgraft.programs import Session
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -51,7 +51,9 @@ def offline(monkeypatch: pytest.MonkeyPatch, tokenizer_folder: Path) -> Iterator
     """A session on the real scheduler, cache and tree; the device adds up integers."""
     worker = FakeWorker(400, 16, vocab_size=420, eos=tuple(Tokenizer.load(tokenizer_folder).eos_ids))
     monkeypatch.setattr(EngineCore, "load", lambda config, path: EngineCore(config, worker))
-    monkeypatch.setattr("engine.llm.resolve_model", lambda model, revision: ModelFiles(tokenizer_folder, "tiny"))
+    monkeypatch.setattr(
+        "rootgraft.engine.llm.resolve_model", lambda model, revision: ModelFiles(tokenizer_folder, "tiny")
+    )
     llm = LLM()
     with Session(llm) as session:
         yield session

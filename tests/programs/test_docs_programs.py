@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from api_live import Live
 
-from api.options import RunBatchOptions
-from programs import Branch, Fork, Report, Session
+from rootgraft.api.options import RunBatchOptions
+from rootgraft.programs import Branch, Fork, Report, Session
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "programs.md").read_text()

@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import save_file
 from test_real_server import RealServer, start
 
-from programs import Session
+from rootgraft.programs import Session
 
 pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("default")]
 ROOT = Path(__file__).parents[2]
@@ -56,7 +56,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
 def run(server: RealServer, name: str, *more: str) -> tuple[int, int]:
     """Run an example. Returns the prompt tokens that it says came from the cache, and all of them."""
     command = [sys.executable, EXAMPLES / f"{name}.py", str(server.client.base_url), *more]
-    environment = {"PYTHONPATH": str(ROOT), "PATH": ""}
+    environment = {"PATH": ""}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     said = re.findall(r"([0-9,]+) of ([0-9,]+) prompt tokens", done.stdout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel
 
-from programs import Branch, ProgramError, Session
+from rootgraft.programs import Branch, ProgramError, Session
 
 LONG = "the quick brown fox jumps over the lazy dog and of to in is " * 8
 

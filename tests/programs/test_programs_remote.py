@@ -8,9 +8,9 @@ import pytest
 from api_live import Live
 from pydantic import BaseModel
 
-from engine.errors import CapacityError
-from engine.types import AdapterInfo
-from programs import Branch, ProgramError, Session
+from rootgraft.engine.errors import CapacityError
+from rootgraft.engine.types import AdapterInfo
+from rootgraft.programs import Branch, ProgramError, Session
 
 
 class City(BaseModel):
@@ -166,7 +166,7 @@ def test_a_busy_server_is_asked_again(live: Live, remote: Session, monkeypatch: 
         pauses.append(seconds)
         live.state.draining = len(pauses) < 2
 
-    monkeypatch.setattr("programs.remote.time.sleep", pause)
+    monkeypatch.setattr("rootgraft.programs.remote.time.sleep", pause)
     live.state.draining = True
     assert Session(live.url, model="tiny").user("?").gen("x") == "answer 0"
     assert len(pauses) == 2

@@ -4,12 +4,12 @@ from array import array
 
 import pytest
 
-from radix.audit import BrokenInvariant, check
-from radix.eviction import EvictionQueue
-from radix.holds import Hold, HoldKind
-from radix.namespace import Namespace, Origin, Path
-from radix.node import Node
-from radix.tree import RadixTree
+from rootgraft.radix.audit import BrokenInvariant, check
+from rootgraft.radix.eviction import EvictionQueue
+from rootgraft.radix.holds import Hold, HoldKind
+from rootgraft.radix.namespace import Namespace, Origin, Path
+from rootgraft.radix.node import Node
+from rootgraft.radix.tree import RadixTree
 
 BASE = Namespace("r1")
 ADAPTER = Namespace("r1", "a")

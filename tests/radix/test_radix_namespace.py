@@ -1,6 +1,6 @@
 import pytest
 
-from radix.namespace import ENDLESS, Namespace, Origin, Path
+from rootgraft.radix.namespace import ENDLESS, Namespace, Origin, Path
 
 BASE = Namespace("r1")
 ADAPTER = Namespace("r1", "a")

@@ -3,8 +3,8 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radix.namespace import Namespace, Origin
-from radix.node import Node, Siblings, common_pages, common_tokens
+from rootgraft.radix.namespace import Namespace, Origin
+from rootgraft.radix.node import Node, Siblings, common_pages, common_tokens
 
 INTS = st.lists(st.sampled_from([0, 1, 256, -1, 2**31 - 1]), max_size=9)
 

@@ -7,12 +7,12 @@ from array import array
 
 import pytest
 
-from engine.cache import Lease, PrefixCache
-from radix import outline as module
-from radix.namespace import Namespace, Path
-from radix.node import TOKEN_BYTES, Node
-from radix.outline import outline
-from radix.tree import RadixTree, descendants
+from rootgraft.engine.cache import Lease, PrefixCache
+from rootgraft.radix import outline as module
+from rootgraft.radix.namespace import Namespace, Path
+from rootgraft.radix.node import TOKEN_BYTES, Node
+from rootgraft.radix.outline import outline
+from rootgraft.radix.tree import RadixTree, descendants
 
 PAGE = 4
 PATHS = [Path(Namespace("base", adapter)) for adapter in (None, "a", "b")]

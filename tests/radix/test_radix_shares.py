@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radix.audit import check
-from radix.holds import Hold, HoldKind
-from radix.namespace import Namespace, Path
-from radix.node import Node
-from radix.shares import IDLE_SECONDS
-from radix.tree import RadixTree
+from rootgraft.radix.audit import check
+from rootgraft.radix.holds import Hold, HoldKind
+from rootgraft.radix.namespace import Namespace, Path
+from rootgraft.radix.node import Node
+from rootgraft.radix.shares import IDLE_SECONDS
+from rootgraft.radix.tree import RadixTree
 
 
 def path_of(tenant: str, adapter: str | None = None) -> Path:

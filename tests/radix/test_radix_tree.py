@@ -4,11 +4,11 @@ from array import array
 
 import pytest
 
-from radix.audit import check
-from radix.holds import HoldKind
-from radix.namespace import Namespace, Path
-from radix.node import Node, descendants
-from radix.tree import RadixTree
+from rootgraft.radix.audit import check
+from rootgraft.radix.holds import HoldKind
+from rootgraft.radix.namespace import Namespace, Path
+from rootgraft.radix.node import Node, descendants
+from rootgraft.radix.tree import RadixTree
 
 BASE = Namespace("r1")
 ADAPTER = Namespace("r1", "a")

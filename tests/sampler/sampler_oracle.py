@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from engine.batch import Row, RowStart
-from engine.sampler import Allowed
-from engine.types import SamplingParams
+from rootgraft.engine.batch import Row, RowStart
+from rootgraft.engine.sampler import Allowed
+from rootgraft.engine.types import SamplingParams
 
 EPS = 1e-5  # what float32 probabilities may be off
 

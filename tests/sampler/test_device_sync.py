@@ -14,14 +14,14 @@ import torch
 from sampler_oracle import Request, packed, step
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine import choice
-from engine.batch import Batch, Row, RowStart, not_yet
-from engine.inputs import HostInputs, InputBuilder
-from engine.rooms import InputRoom
-from engine.runner import ModelRunner
-from engine.sampler import Drawing, Sampler
-from engine.types import SamplingParams
-from engine.verify import lines_of
+from rootgraft.engine import choice
+from rootgraft.engine.batch import Batch, Row, RowStart, not_yet
+from rootgraft.engine.inputs import HostInputs, InputBuilder
+from rootgraft.engine.rooms import InputRoom
+from rootgraft.engine.runner import ModelRunner
+from rootgraft.engine.sampler import Drawing, Sampler
+from rootgraft.engine.types import SamplingParams
+from rootgraft.engine.verify import lines_of
 
 VOCAB = 200
 GPU = torch.device("meta")
@@ -89,7 +89,7 @@ def test_a_step_reads_once_and_waits_for_nothing_else(name, sorts, reads):
     with (
         mock.patch.object(choice, "has_kernel", return_value=not sorts),
         mock.patch.object(choice, "draw_ranked", kernel),
-        mock.patch("kernels.ops.on_triton", return_value=False),
+        mock.patch("rootgraft.kernels.ops.on_triton", return_value=False),
         Watch() as watch,
     ):
         sampler, drawing = draw(requests)
@@ -135,7 +135,7 @@ def test_a_step_is_launched_on_tokens_that_nobody_has_read(captured, reads):
     with (
         mock.patch.object(choice, "has_kernel", return_value=True),
         mock.patch.object(choice, "draw_ranked", lambda x, *_: torch.empty(len(x), dtype=torch.int64, device=GPU)),
-        mock.patch("kernels.ops.on_triton", return_value=False),
+        mock.patch("rootgraft.kernels.ops.on_triton", return_value=False),
         Watch() as watch,
     ):
         read = mine.launch(Batch(tuple(prompts), starts))(None)

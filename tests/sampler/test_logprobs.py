@@ -7,9 +7,9 @@ import pytest
 import torch
 from sampler_oracle import Request, step
 
-from engine.logprobs import prompt_logprobs
-from engine.sampler import Sampler
-from engine.types import Logprob, SamplingParams
+from rootgraft.engine.logprobs import prompt_logprobs
+from rootgraft.engine.sampler import Sampler
+from rootgraft.engine.types import Logprob, SamplingParams
 
 
 def _expected(logits: np.ndarray, token: int, num_top: int) -> Logprob:

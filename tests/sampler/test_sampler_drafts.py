@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampler_oracle import Request, packed
 
-from engine.batch import Row, RowResult
-from engine.sampler import Sampler
-from engine.types import SamplingParams
+from rootgraft.engine.batch import Row, RowResult
+from rootgraft.engine.sampler import Sampler
+from rootgraft.engine.types import SamplingParams
 
 CPU = torch.device("cpu")
 VOCAB = 40

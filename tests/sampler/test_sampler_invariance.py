@@ -10,9 +10,9 @@ import pytest
 import torch
 from sampler_oracle import Request, packed, step
 
-from engine.batch import RowResult
-from engine.sampler import Sampler
-from engine.types import SamplingParams
+from rootgraft.engine.batch import RowResult
+from rootgraft.engine.sampler import Sampler
+from rootgraft.engine.types import SamplingParams
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from sampler_oracle import Request, step
 
-from engine.choice import uniforms
-from engine.sampler import Sampler
-from engine.types import SamplingParams
+from rootgraft.engine.choice import uniforms
+from rootgraft.engine.sampler import Sampler
+from rootgraft.engine.types import SamplingParams
 
 NUM = 20_000
 # 99.99 % quantiles of the chi-square distribution, by degrees of freedom.

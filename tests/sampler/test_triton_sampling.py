@@ -10,10 +10,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from engine import choice
-from engine.choice import Draws
-from kernels import draw, masking, ops
-from kernels.triton import sampling_draw
+from rootgraft.engine import choice
+from rootgraft.engine.choice import Draws
+from rootgraft.kernels import draw, masking, ops
+from rootgraft.kernels.triton import sampling_draw
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 

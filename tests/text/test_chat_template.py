@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from engine.chat_template import MAX_TEXT, ChatTemplates
-from engine.errors import ModelError, RequestError
+from rootgraft.engine.chat_template import MAX_TEXT, ChatTemplates
+from rootgraft.engine.errors import ModelError, RequestError
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 

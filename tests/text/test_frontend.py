@@ -10,15 +10,15 @@ from typing import Any, cast
 
 import pytest
 
-from engine.client import EngineClient
-from engine.errors import CapacityError, ContextTooLong, DeadlineExceeded, EngineDead, RequestError
-from engine.frontend import Frontend
-from engine.generation import TextDelta
-from engine.messages import Done, Failed, Message, Ready, Submit, TokenOut
-from engine.prompt_encoder import Owner
-from engine.requests import TextRequest
-from engine.tokenizer import Tokenizer
-from engine.types import FinishReason, SamplingParams, Usage
+from rootgraft.engine.client import EngineClient
+from rootgraft.engine.errors import CapacityError, ContextTooLong, DeadlineExceeded, EngineDead, RequestError
+from rootgraft.engine.frontend import Frontend
+from rootgraft.engine.generation import TextDelta
+from rootgraft.engine.messages import Done, Failed, Message, Ready, Submit, TokenOut
+from rootgraft.engine.prompt_encoder import Owner
+from rootgraft.engine.requests import TextRequest
+from rootgraft.engine.tokenizer import Tokenizer
+from rootgraft.engine.types import FinishReason, SamplingParams, Usage
 
 
 class FakeClient:

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import errors
-from engine.generation import Generation, TextDelta, error_of
-from engine.messages import Done, Failed, TokenOut
-from engine.requests import TextRequest
-from engine.stop_strings import StopStrings
-from engine.tokenizer import Tokenizer
-from engine.types import FinishReason, Logprob, SamplingParams, Usage
+from rootgraft.engine import errors
+from rootgraft.engine.generation import Generation, TextDelta, error_of
+from rootgraft.engine.messages import Done, Failed, TokenOut
+from rootgraft.engine.requests import TextRequest
+from rootgraft.engine.stop_strings import StopStrings
+from rootgraft.engine.tokenizer import Tokenizer
+from rootgraft.engine.types import FinishReason, Logprob, SamplingParams, Usage
 
 REQUEST = TextRequest(array("i", [5, 6, 7]), SamplingParams(max_tokens=100))
 

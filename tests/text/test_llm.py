@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-import engine
-from engine import LLM, SamplingParams
-from engine.core import EngineCore
-from engine.errors import ConfigError, ContextTooLong, RequestError
-from engine.messages import Abort, Done, Failed, Message, Ready, Submit, TokenOut
-from engine.source import ModelFiles
-from engine.tokenizer import Tokenizer
-from engine.types import FinishReason, Logprob, Usage
+import rootgraft
+from rootgraft import LLM, SamplingParams
+from rootgraft.engine.core import EngineCore
+from rootgraft.engine.errors import ConfigError, ContextTooLong, RequestError
+from rootgraft.engine.messages import Abort, Done, Failed, Message, Ready, Submit, TokenOut
+from rootgraft.engine.source import ModelFiles
+from rootgraft.engine.tokenizer import Tokenizer
+from rootgraft.engine.types import FinishReason, Logprob, Usage
 
 
 class FakeCore:
@@ -66,7 +66,7 @@ class FakeCore:
 def core(monkeypatch: pytest.MonkeyPatch, tiny_folder: Path) -> FakeCore:
     core = FakeCore()
     monkeypatch.setattr(EngineCore, "load", lambda config, path: core)
-    monkeypatch.setattr("engine.llm.resolve_model", lambda model, revision: ModelFiles(tiny_folder, "tiny"))
+    monkeypatch.setattr("rootgraft.engine.llm.resolve_model", lambda model, revision: ModelFiles(tiny_folder, "tiny"))
     return core
 
 
@@ -145,7 +145,7 @@ def test_every_request_is_checked_before_the_first_starts(llm: LLM, core: FakeCo
 
 def test_refusal_aborts_the_others_and_the_next_call_works(llm: LLM, core: FakeCore) -> None:
     core.refuse = Failed(1, "CapacityError", "Too much at once.")
-    with pytest.raises(engine.EngineError, match="Too much at once"):
+    with pytest.raises(rootgraft.EngineError, match="Too much at once"):
         llm.generate(["the", "fox", "dog"], use_tqdm=False)
     assert set(core.running) == {1}  # which the fake has not ended, though it said so
     core.running.clear()
@@ -166,12 +166,12 @@ def test_unknown_option(core: FakeCore) -> None:
 
 
 def test_names_of_the_package() -> None:
-    assert engine.LLM is LLM
+    assert rootgraft.LLM is LLM
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _: Any = engine.nothing
+        _: Any = rootgraft.nothing
 
 
 def test_faces_need_no_torch() -> None:
-    program = "import sys, engine; from engine import LLM; import engine.frontend; print('torch' in sys.modules)"
+    program = "import sys; from rootgraft import LLM; import rootgraft.engine.frontend; print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout == "False\n"

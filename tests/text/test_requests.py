@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from engine.errors import ContextTooLong, RequestError
-from engine.requests import RequestLimits, TextRequest, token_array
-from engine.types import MAX_SEED, SamplingParams
+from rootgraft.engine.errors import ContextTooLong, RequestError
+from rootgraft.engine.requests import RequestLimits, TextRequest, token_array
+from rootgraft.engine.types import MAX_SEED, SamplingParams
 
 LIMITS = RequestLimits(max_model_len=100, vocab_size=50)
 REQUEST = TextRequest(array("i", [1, 2, 3]), SamplingParams(max_tokens=10))

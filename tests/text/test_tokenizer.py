@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tiny_tokenizers import SPECIAL, TEXTS, sentencepiece_definition, train_byte_level, write_folder
 from tokenizers import processors
 
-from engine.errors import ConfigError, ModelError, RequestError
-from engine.tokenizer import Tokenizer
+from rootgraft.engine.errors import ConfigError, ModelError, RequestError
+from rootgraft.engine.tokenizer import Tokenizer
 
 
 def oracle(folder: Path) -> Any:

@@ -14,8 +14,8 @@ from tiny_tokenizers import TEXTS, sentencepiece_definition, train_byte_level, w
 from tokenizers import normalizers, pre_tokenizers
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-from engine.errors import ModelError
-from engine.tokenizer import Tokenizer
+from rootgraft.engine.errors import ModelError
+from rootgraft.engine.tokenizer import Tokenizer
 
 SINGLE_DIGITS = pre_tokenizers.Sequence(
     [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]

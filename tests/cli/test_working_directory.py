@@ -1,0 +1,62 @@
+"""The server and its children run no code from the folder that they are started in."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NAMES = ("engine", "radix", "lora", "grammar", "kernels", "api", "programs")
+MODULES = ("http.py", "json.py", "queue.py", "select.py", "numpy.py", "torch.py", "rootgraft.py")
+SCRIPT = """
+import asyncio
+from rootgraft.engine.client import EngineClient
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.errors import EngineError
+from rootgraft.grammar.child import Child
+from rootgraft.grammar.vocabulary import Vocabulary
+from pathlib import Path
+
+async def main():
+    client = EngineClient(EngineConfig(), Path("no-model"))
+    try:
+        await client.start()
+    except EngineError as error:
+        print(type(error).__name__, error)
+
+asyncio.run(main())
+for yields in (False, True):
+    child = Child(Vocabulary((b"a", b"b", b"<end>"), frozenset((2,)), (2,)), yields=yields)
+    print(child.is_alive)
+    child.kill()
+"""
+
+
+@pytest.fixture
+def trapped_folder(tmp_path: Path) -> Path:
+    """A folder with packages and modules of common names, each of which leaves a file when it is run."""
+    trap = "import os, pathlib\npathlib.Path(os.environ['TRAPPED'], __name__ + '.ran').touch()\n"
+    for name in NAMES:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(trap)
+    for name in MODULES:
+        (tmp_path / name).write_text(trap)
+    return tmp_path
+
+
+def test_children_run_nothing_from_the_working_directory(trapped_folder: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", SCRIPT],
+        cwd=trapped_folder,
+        env={**os.environ, "TRAPPED": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert [path.name for path in tmp_path.glob("*.ran")] == []
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1:] == ["True", "True"]
+    assert done.stdout.startswith("ModelError")
