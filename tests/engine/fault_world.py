@@ -221,8 +221,7 @@ class World:
         )
         self.compiles = Compiles(self.vocabulary)
         monkeypatch.setattr(
-            rootgraft.engine.grammars,
-            "_build",
+            "rootgraft.engine.grammars._build",
             lambda *_: (self.compiles, MaskBuffer(self.max_num_seqs, self.vocabulary)),
         )
         self.max_num_seqs = 4
