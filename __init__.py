@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .engine.errors import EngineError
-    from .engine.llm import LLM
+    from .engine.offline.llm import LLM
     from .engine.types import SamplingParams
 
 __all__ = ["LLM", "EngineError", "SamplingParams"]
 
-_MODULES = {"LLM": ".engine.llm", "EngineError": ".engine.errors", "SamplingParams": ".engine.types"}
+_MODULES = {"LLM": ".engine.offline.llm", "EngineError": ".engine.errors", "SamplingParams": ".engine.types"}
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ from .state import ServerState
 from .timer import RequestEnd
 
 if TYPE_CHECKING:
-    from ..engine.requests import TextRequest
+    from ..engine.serving.request import TextRequest
 
 
 def account(

@@ -10,8 +10,8 @@ from .caller import Caller
 from .rate_limits import RateLimits, Reservation
 
 if TYPE_CHECKING:
-    from ..engine.generation import TextDelta
-    from ..engine.requests import TextRequest
+    from ..engine.serving.output_processor import TextDelta
+    from ..engine.serving.request import TextRequest
 
 
 class Admission:

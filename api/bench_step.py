@@ -9,10 +9,10 @@ from pathlib import Path
 
 import orjson
 
+from ..engine.checkpoint.locate import resolve_model
 from ..engine.config import EngineConfig
 from ..engine.errors import ConfigError
-from ..engine.source import resolve_model
-from ..engine.step_times import Part, StepLoad, StepTimes, measure
+from ..engine.profiling.step_report import Part, StepLoad, StepTimes, measure
 from .options import StepOptions
 
 

@@ -19,7 +19,7 @@ from .tools.plan import ToolPlan
 from .usage import UsageCount, finish_reason, min_completion_tokens, usage_body
 
 if TYPE_CHECKING:
-    from ..engine.generation import TextDelta
+    from ..engine.serving.output_processor import TextDelta
 
 
 def chat_body(

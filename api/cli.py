@@ -48,7 +48,7 @@ class Command:
 
 
 def _serve(engine: EngineConfig, server: ServerConfig) -> int:
-    from ..engine.source import resolve_model
+    from ..engine.checkpoint.locate import resolve_model
     from .progress import show_download
     from .server import serve
 
@@ -88,7 +88,7 @@ def _bench_step(engine: EngineConfig, options: StepOptions) -> int:
 
 
 def _pull(options: PullOptions) -> int:
-    from ..engine.source import resolve_model
+    from ..engine.checkpoint.locate import resolve_model
     from .progress import show_download
 
     with show_download() as progress:

@@ -11,7 +11,7 @@ from .streams import Deltas
 from .usage import UsageCount, finish_reason, min_completion_tokens
 
 if TYPE_CHECKING:
-    from ..engine.generation import Finish, TokenLogprob
+    from ..engine.serving.output_processor import Finish, TokenLogprob
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from .streams import Deltas
 from .usage import UsageCount, finish_reason, min_completion_tokens, usage_body
 
 if TYPE_CHECKING:
-    from ..engine.generation import TextDelta, TokenLogprob
+    from ..engine.serving.output_processor import TextDelta, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)

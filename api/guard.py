@@ -14,7 +14,7 @@ import uuid
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..engine.requests import MAX_TIMEOUT
+from ..engine.serving.request import MAX_TIMEOUT
 from .caller import Caller
 from .errors import HTTPError, reply_to
 from .keys import Key, needed_scope

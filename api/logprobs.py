@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..engine.generation import TokenLogprob
+    from ..engine.serving.output_processor import TokenLogprob
 
 FLOOR = -9999.0
 """OpenAI's number for "very unlikely", which stands in for the infinity that JSON lacks."""

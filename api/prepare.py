@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import RequestError
-from ..engine.prompt_encoder import Owner
-from ..engine.requests import TextRequest
+from ..engine.serving.request import TextRequest
+from ..engine.text.prompt_cache import Owner
 from ..engine.types import SamplingParams
 from ..grammar.spec import GrammarSpec
 from .caller import Caller
@@ -29,8 +29,8 @@ from .tools.messages import for_dialect
 from .tools.plan import tool_promise
 
 if TYPE_CHECKING:
-    from ..engine.frontend import Frontend
-    from ..engine.tokenizer import Tokenizer
+    from ..engine.serving.async_engine import Frontend
+    from ..engine.text.tokenizer import Tokenizer
 
 
 # Conversations beyond these are rendered on another thread, so that streams do not wait for them.

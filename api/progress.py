@@ -9,12 +9,12 @@ from contextlib import contextmanager
 
 from tqdm import tqdm
 
-from ..engine.source import Progress
+from ..engine.checkpoint.locate import Progress
 
 
 @contextmanager
 def show_download() -> Iterator[Progress]:
-    """What ``engine.source`` calls as ``progress``. The bar appears with the first call and stays when it is full."""
+    """Show a progress bar: the ``progress`` of ``engine.checkpoint.locate``, drawn from the first call on."""
     bars: dict[str, tqdm] = {}
 
     def progress(what: str, done: int, total: int) -> None:

@@ -13,7 +13,7 @@ from .tools.plan import Reading
 from .validators import Validators
 
 if TYPE_CHECKING:
-    from ..engine.generation import TextDelta
+    from ..engine.serving.output_processor import TextDelta
 
 
 class SafetyNet:

@@ -20,13 +20,13 @@ from pathlib import Path
 import uvicorn
 import uvloop
 
-from ..engine import garbage
-from ..engine.client import EngineClient
+from ..engine import process_memory as garbage
+from ..engine.checkpoint.locate import resolve_model
 from ..engine.config import EngineConfig
 from ..engine.errors import ConfigError, EngineDead
-from ..engine.frontend import Frontend
-from ..engine.source import resolve_model
-from ..engine.tokenizer import Tokenizer
+from ..engine.serving.async_engine import Frontend
+from ..engine.serving.engine_client import EngineClient
+from ..engine.text.tokenizer import Tokenizer
 from .app import create_app
 from .batches.desk import BatchDesk
 from .config import ServerConfig

@@ -26,9 +26,9 @@ from .validators import Validators
 from .watch import Watch
 
 if TYPE_CHECKING:
-    from ..engine.client import EngineClient
-    from ..engine.frontend import Frontend
-    from ..engine.tokenizer import Tokenizer
+    from ..engine.serving.async_engine import Frontend
+    from ..engine.serving.engine_client import EngineClient
+    from ..engine.text.tokenizer import Tokenizer
     from .batches.desk import BatchDesk
     from .batches.inner import InnerClient
     from .tracing import Tracer

@@ -22,9 +22,9 @@ from .state import ServerState
 from .timer import RequestTimer
 
 if TYPE_CHECKING:
-    from ..engine.frontend import Frontend
-    from ..engine.generation import TextDelta
-    from ..engine.requests import TextRequest
+    from ..engine.serving.async_engine import Frontend
+    from ..engine.serving.output_processor import TextDelta
+    from ..engine.serving.request import TextRequest
 
 T = TypeVar("T")
 

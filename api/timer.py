@@ -11,8 +11,8 @@ from .metrics import Metrics
 from .usage import TokenCounts, UsageCount
 
 if TYPE_CHECKING:
-    from ..engine.generation import Finish, TextDelta
-    from ..engine.requests import TextRequest
+    from ..engine.serving.output_processor import Finish, TextDelta
+    from ..engine.serving.request import TextRequest
 
 
 @dataclass(frozen=True, slots=True)

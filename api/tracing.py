@@ -17,7 +17,7 @@ from .timer import RequestEnd
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
 
-    from ..engine.requests import TextRequest
+    from ..engine.serving.request import TextRequest
 
 _OPERATIONS = {"/v1/completions": "text_completion"}
 _EXPORT_SECONDS = 5

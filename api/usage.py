@@ -9,7 +9,7 @@ from ..engine.errors import EngineError
 from ..engine.types import FinishReason, Usage
 
 if TYPE_CHECKING:
-    from ..engine.generation import Finish
+    from ..engine.serving.output_processor import Finish
 
 
 def usage_body(prompt: int, completion: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import orjson
 from ..engine.errors import CapacityError
 
 if TYPE_CHECKING:
-    from ..engine.client import EngineClient
+    from ..engine.serving.engine_client import EngineClient
 
 LEAST_SECONDS = 0.5
 """Time between two snapshots, at least."""

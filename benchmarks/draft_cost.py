@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from benchmarks.drafts import add_engine_options, free_prompt, make_engine
-from rootgraft.engine.llm import LLM
+from rootgraft.engine.offline.llm import LLM
 from rootgraft.engine.types import SamplingParams
 
 STRETCH = 16  # steps

@@ -22,10 +22,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rootgraft.engine.core import BASE
-from rootgraft.engine.drafting import StepDrafts
-from rootgraft.engine.llm import LLM
-from rootgraft.engine.outputs import RequestOutput
+from rootgraft.engine.core.engine_core import BASE
+from rootgraft.engine.offline.llm import LLM
+from rootgraft.engine.offline.request_output import RequestOutput
+from rootgraft.engine.scheduling.draft_budget import StepDrafts
 from rootgraft.engine.types import SamplingParams
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.radix.namespace import Namespace

@@ -36,12 +36,12 @@ from rootgraft.api.connection import uvicorn_options
 from rootgraft.api.metrics import Metrics
 from rootgraft.api.state import ServerState
 from rootgraft.engine.batch import Batch, Draw, RowResult, StepResult
+from rootgraft.engine.checkpoint.locate import resolve_model
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.core import EngineCore
-from rootgraft.engine.frontend import Frontend
+from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Abort, Message, Submit
-from rootgraft.engine.source import resolve_model
-from rootgraft.engine.tokenizer import Tokenizer
+from rootgraft.engine.serving.async_engine import Frontend
+from rootgraft.engine.text.tokenizer import Tokenizer
 
 STEP, PER_TOKEN = 0.020, 0.00005
 ROWS, BUDGET, PAGES = 16, 512, 4096

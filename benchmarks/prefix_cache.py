@@ -13,7 +13,7 @@ import time
 from array import array
 from collections.abc import Callable
 
-from rootgraft.engine.cache import PrefixCache
+from rootgraft.engine.kv_cache.prefix_cache import PrefixCache
 from rootgraft.radix.namespace import Namespace, Path
 
 BASE = Path(Namespace("r1"))

@@ -22,13 +22,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rootgraft.engine.inputs import ForwardInputs
-from rootgraft.engine.kv_pool import KvPool
-from rootgraft.engine.loading.load import load_model
-from rootgraft.engine.loading.weights import WeightForm
+from rootgraft.engine.checkpoint.locate import resolve_model
+from rootgraft.engine.loading.load_model import load_model
+from rootgraft.engine.loading.weight_forms import WeightForm
 from rootgraft.engine.models.decoder import DecoderModel
-from rootgraft.engine.source import resolve_model
-from rootgraft.engine.tokenizer import Tokenizer
+from rootgraft.engine.models.forward_inputs import ForwardInputs
+from rootgraft.engine.models.kv_pool import KvPool
+from rootgraft.engine.text.tokenizer import Tokenizer
 from rootgraft.kernels import kv_int8, ops
 
 TEXT = Path(__file__).with_name("quality.txt")

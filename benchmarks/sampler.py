@@ -14,8 +14,8 @@ from collections.abc import Callable
 import torch
 
 from rootgraft.engine.batch import Row, RowStart
-from rootgraft.engine.logprobs import prompt_logprobs
-from rootgraft.engine.sampler import Allowed, Sampler
+from rootgraft.engine.sampling.logprobs import prompt_logprobs
+from rootgraft.engine.sampling.sampler import Allowed, Sampler
 from rootgraft.engine.types import SamplingParams
 
 WORKLOADS = {

@@ -36,7 +36,7 @@ from benchmarks.soaking.clients import Honest, Tally, harm, wrong
 from benchmarks.soaking.device import REPORT, make_adapters
 from benchmarks.soaking.memory import Samples
 from benchmarks.soaking.talks import Talker
-from rootgraft.engine.queue import PATIENCE
+from rootgraft.engine.scheduling.waiting_queue import PATIENCE
 from rootgraft.engine.types import Priority
 
 CLIENTS, TALKERS = 44, 6

@@ -1,6 +1,6 @@
 """What the engine shows of itself to who watches it: counts, sizes and names, never a token.
 
-A snapshot is bounded, however large tree, queue and registry are: see ``engine.observer``, which takes it.
+A snapshot is bounded, however large tree, queue and registry are: see ``engine.core.debug_snapshot``, which takes it.
 """
 
 from __future__ import annotations

@@ -24,10 +24,10 @@ from adapters_data import Example, Task, tasks
 from torch import Tensor
 from torch.nn import functional
 
-from rootgraft.engine.loading.load import open_source
-from rootgraft.engine.loading.model_config import read_model_config
-from rootgraft.engine.source import DEFAULT_NAME, resolve_model
-from rootgraft.engine.tokenizer import Tokenizer
+from rootgraft.engine.checkpoint.locate import DEFAULT_NAME, resolve_model
+from rootgraft.engine.checkpoint.read_config import read_model_config
+from rootgraft.engine.loading.load_model import open_source
+from rootgraft.engine.text.tokenizer import Tokenizer
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of importing them

@@ -14,7 +14,9 @@ def has_kernel(logits: Tensor) -> bool:
 
 
 def draw_ranked(logits: Tensor, probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, u: Tensor) -> Tensor:
-    """Draw one of the tokens that all filters keep, as ``engine.choice`` defines it, without waiting for the device.
+    """Draw one of the tokens that all filters keep, as ``engine.sampling.top_k_top_p`` defines it.
+
+    The host does not wait for the device.
 
     Equal logits of a row must have equal probabilities, and larger ones no smaller.
 

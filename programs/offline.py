@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from ..engine.errors import EngineError
-from ..engine.generation import TextDelta
-from ..engine.llm import RunningRequest
-from ..engine.outputs import RequestOutput
+from ..engine.offline.llm import RunningRequest
+from ..engine.offline.request_output import RequestOutput
+from ..engine.serving.output_processor import TextDelta
 from ..engine.types import SamplingParams, Usage
 from ..grammar.errors import GrammarError
 from ..grammar.spec import GrammarSpec
@@ -21,7 +21,7 @@ from .errors import CallFailed
 from .report import Report
 
 if TYPE_CHECKING:
-    from ..engine.llm import LLM
+    from ..engine.offline.llm import LLM
 
 
 @dataclass(eq=False, slots=True)

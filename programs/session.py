@@ -11,7 +11,7 @@ from .remote import Remote
 from .report import Ledger, Report
 
 if TYPE_CHECKING:
-    from ..engine.llm import LLM
+    from ..engine.offline.llm import LLM
 
 
 class Session(Branch):

@@ -18,7 +18,7 @@ from hypothesis import settings
 os.environ["TRITON_INTERPRET"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-from rootgraft.engine.source import resolve_model
+from rootgraft.engine.checkpoint.locate import resolve_model
 
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)

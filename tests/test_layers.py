@@ -1,16 +1,23 @@
-"""Imports point down: between the top-level folders, and between the floors inside ``engine/``."""
+"""Imports point down: between the top-level folders, and between the floors that their subfolders are.
+
+A folder is a floor. The tables below are of folders, ground floor first; a module may import its own folder and those on
+floors below it. Folders on one floor do not know each other.
+"""
 
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+MOST_MODULES = 16
 
-# What each top-level package may import of ours. api sees only some modules of the engine: see FLOORS_FOR_API.
+# What each top-level package may import of ours. api and programs see only some folders of the engine: FACES.
 LAYERS = {
     "kernels": (),
     "radix": (),
@@ -21,90 +28,129 @@ LAYERS = {
     "programs": ("engine", "grammar"),
 }
 
-# The floor of each engine module; a folder's floor is that of all its modules without an entry of their own.
 FLOORS = {
-    0: "errors types snapshot messages config speculative batch garbage",
-    1: "stats laps pages pace chunks ngrams gguf source channel step_times models.config models.families",
-    2: "cache sequence fairness queue admission endings retention plan answers drafts drafting masks scheduler",
-    3: "device inputs kv_pool kv_ahead models loading",
-    4: "choice logprobs verify penalties sampler rooms tapes graphs runner memory",
-    5: "core grammars adapters observer worker loop step_meter",
-    6: "tokenizer_files tokenizer_gguf token_bytes token_bounds chat_template tokenizer detokenizer stop_strings"
-    " prompt_encoder requests generation calls client frontend outputs",
-    7: "llm",  # Drives a core of its own, in the same process.
+    "engine": (
+        ("engine",),
+        ("engine/checkpoint", "engine/kv_cache"),
+        ("engine/sequence", "engine/text"),
+        ("engine/speculation", "engine/serving"),
+        ("engine/scheduling", "engine/sampling", "engine/models"),
+        ("engine/loading",),
+        ("engine/executor",),
+        ("engine/core",),
+        ("engine/profiling", "engine/offline"),
+    ),
 }
-FLOOR = {f"engine.{name}": floor for floor, names in FLOORS.items() for name in names.split()}
-TORCH_FREE = (0, 1, 2, 6, 7)
-FLOORS_FOR_FACES = (0, 1, 6)
-FLOORS_FOR_API = (0, 1, 6)
-FILES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
+NEED_TORCH = tuple(f"engine/{name}" for name in ("sampling", "models", "loading", "executor", "core", "profiling"))
+FACES = ("engine", "engine/checkpoint", "engine/text", "engine/serving", "engine/profiling")
 
 
-def module_name(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+def sources(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
-def imports(path: Path, *, at_start: bool) -> Iterator[str]:
-    """Names of the modules that a file imports, anywhere in it or only ``at_start`` (outside of functions)."""
-    todo: list[ast.AST] = [ast.parse(path.read_text("utf-8"))]
+def floor(folder: str) -> int:
+    floors = FLOORS[folder.split("/")[0]]
+    found = [number for number, folders in enumerate(floors) if folder in folders]
+    assert len(found) == 1, f"{folder} has no floor: give it one in FLOORS"
+    return found[0]
+
+
+def folder_of(path: Path) -> str:
+    return path.parent.relative_to(ROOT).as_posix()
+
+
+def imports(path: Path, *, at_start: bool) -> Iterator[Path | str]:
+    """The modules of ours that a file imports, as paths, and the names of others'.
+
+    Either anywhere in the file, or only ``at_start``: outside of functions. Imports for types count.
+    """
+    todo: list[ast.AST] = [_parsed(path)]
     while todo:
         node = todo.pop()
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            assert not str(node.module).startswith("rootgraft"), f"{path}: imports of ours are relative"
+            yield str(node.module)
         elif isinstance(node, ast.ImportFrom):
-            module = origin(path, node)
-            inner = [f"{module}.{alias.name}".removeprefix(".") for alias in node.names]
-            yield from (name if is_module(name) else module for name in inner)
+            origin = path.parents[node.level - 1].joinpath(*str(node.module or "").split("."))
+            for alias in node.names:
+                yield _module(origin / alias.name) or _module(origin) or origin
         if not (at_start and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
             todo.extend(ast.iter_child_nodes(node))
 
 
-def origin(path: Path, node: ast.ImportFrom) -> str:
-    """The name of the module that an import names, counted from the repository's root."""
-    if node.level == 0:
-        assert not str(node.module).startswith("rootgraft"), f"{path}: imports of ours are relative"
-        return str(node.module)
-    package = path.relative_to(ROOT).parent.parts
-    kept = package[: len(package) - node.level + 1]
-    return ".".join([*kept, *filter(None, [node.module])])
+@cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
 
 
-def is_module(name: str) -> bool:
-    path = ROOT.joinpath(*name.split("."))
-    return path.with_suffix(".py").is_file() or path.is_dir()
+def _module(path: Path) -> Path | None:
+    return next((each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()), None)
 
 
-def floor(module: str) -> int | None:
-    """The floor of an engine module by its longest entry; None for the package itself."""
-    name = module
-    while name and name != "engine":
-        if name in FLOOR:
-            return FLOOR[name]
-        name = name.rpartition(".")[0]
-    assert module == "engine", f"{module} has no floor: give it one in FLOORS"
-    return None
+def ours(path: Path, *, at_start: bool) -> Iterator[Path]:
+    for name in imports(path, at_start=at_start):
+        if isinstance(name, Path):
+            assert name.is_file(), f"{path} imports {name}, which is no module"
+            yield name
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_name)
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("path", sources(*LAYERS), ids=name_of)
 def test_a_layer_imports_only_layers_below(path: Path) -> None:
-    layer = module_name(path).split(".")[0]
-    ours = {name.split(".")[0] for name in imports(path, at_start=False)} & LAYERS.keys()
-    assert ours <= {layer, *LAYERS[layer]}
+    layer = folder_of(path).split("/")[0]
+    assert {folder_of(name).split("/")[0] for name in ours(path, at_start=False)} <= {layer, *LAYERS[layer]}
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if module_name(path).startswith("engine.")], ids=module_name)
-def test_an_engine_module_imports_only_floors_below(path: Path) -> None:
-    own = floor(module_name(path))
+@pytest.mark.parametrize("path", sources(*FLOORS), ids=name_of)
+def test_a_module_imports_its_own_folder_and_floors_below(path: Path) -> None:
+    own = folder_of(path)
+    layer = own.split("/")[0]
+    for name in ours(path, at_start=False):
+        other = folder_of(name)
+        if other.split("/")[0] == layer and other != own:
+            assert floor(other) < floor(own), f"{own} imports {name_of(name)}"
+
+
+@pytest.mark.parametrize("path", sources("engine"), ids=name_of)
+def test_the_control_plane_needs_no_torch(path: Path) -> None:
+    if folder_of(path) in NEED_TORCH:
+        return
     for name in imports(path, at_start=True):
-        if name.split(".")[0] == "engine" and (other := floor(name)) is not None:
-            assert other in FLOORS_FOR_FACES if own == 6 else other <= own, f"floor {own} imports {name}"
-        assert own not in TORCH_FREE or name.split(".")[0] not in ("torch", "kernels"), f"floor {own} imports {name}"
+        assert name != "torch" if isinstance(name, str) else folder_of(name).split("/")[0] != "kernels", name
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if module_name(path).startswith("api")], ids=module_name)
+@pytest.mark.parametrize("path", sources("api", "programs"), ids=name_of)
 def test_the_api_sees_messages_and_never_tensors(path: Path) -> None:
     for name in imports(path, at_start=False):
-        assert name.split(".")[0] != "torch"
-        if name.split(".")[0] == "engine" and (other := floor(name)) is not None:
-            assert other in FLOORS_FOR_API, f"{name} is none of the api's business"
+        assert name != "torch"
+        if isinstance(name, Path) and folder_of(name).startswith("engine"):
+            assert folder_of(name) in FACES, f"{name_of(name)} is none of the api's business"
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_no_folder_holds_too_many_modules(layer: str) -> None:
+    for folder in {path.parent for path in sources(layer)}:
+        for suffix in (".py", ".cpp", ".h"):
+            modules = [path for path in folder.iterdir() if path.suffix == suffix and path.stem != "__init__"]
+            assert len(modules) <= MOST_MODULES, f"{len(modules)} modules in {folder}"
+
+
+def test_no_cycle_among_modules() -> None:
+    graph = {path: set(ours(path, at_start=False)) - {path} for path in sources(*LAYERS)}
+    while graph:
+        ground = [path for path, below in graph.items() if not below & graph.keys()]
+        assert ground, f"cycles among {sorted(map(name_of, graph))}"
+        for path in ground:
+            del graph[path]
+
+
+def test_what_is_installed_is_one_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["project"]["scripts"] == {"rootgraft": "rootgraft.api.cli:main"}
+    assert not (ROOT / "rootgraft").exists(), "it would hide the installed package where the checkout is on the path"

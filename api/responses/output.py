@@ -15,7 +15,7 @@ from ..tools.plan import ToolPlan
 from .conversation import new_id
 
 if TYPE_CHECKING:
-    from ...engine.generation import TextDelta
+    from ...engine.serving.output_processor import TextDelta
 
 Event = tuple[str, dict[str, Any]]
 """Type of an event, and its fields but for type and sequence number."""

@@ -18,7 +18,7 @@ from .conversation import new_id
 from .output import Event, OutputItems
 
 if TYPE_CHECKING:
-    from ...engine.generation import Finish, TextDelta
+    from ...engine.serving.output_processor import Finish, TextDelta
 
 _OUT_OF_TIME = ErrorReply(504, "The time that the request was given is up.", code="timeout")
 _BROKEN = ErrorReply(500, "The answer does not have the form that was asked for.", code="internal_error")

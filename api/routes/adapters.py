@@ -8,8 +8,8 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 
-from ...engine.client import EngineClient
 from ...engine.errors import EngineDead, RequestError, UnknownModel
+from ...engine.serving.engine_client import EngineClient
 from ..protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from ..state import ServerState
 from .body import JsonRoute

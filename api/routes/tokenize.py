@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from ...engine.prompt_encoder import Owner
+from ...engine.text.prompt_cache import Owner
 from ..prepare import render, token_array
 from ..protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from .body import JsonRoute

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ...engine.errors import RequestError
 
 if TYPE_CHECKING:
-    from ...engine.tokenizer import Tokenizer
+    from ...engine.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,10 @@ import torch
 from benchmarks.gpu.measure import Ceilings, Machine, synchronize
 from benchmarks.gpu.waiting import WaitingTimes
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.core import EngineCore
+from rootgraft.engine.core.engine_core import EngineCore
+from rootgraft.engine.executor.worker import Worker
 from rootgraft.engine.messages import Abort, Done, Failed, Submit, TokenOut, TokenTexts
 from rootgraft.engine.types import SamplingParams
-from rootgraft.engine.worker import Worker
 
 PAGE_SIZE = 16
 

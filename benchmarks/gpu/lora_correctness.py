@@ -9,8 +9,8 @@ import torch
 
 from benchmarks.gpu.correctness import TOLERANCE, error_of
 from benchmarks.gpu.measure import Line, Machine
-from rootgraft.engine import choice
-from rootgraft.engine.choice import Draws
+from rootgraft.engine.sampling import top_k_top_p as choice
+from rootgraft.engine.sampling.top_k_top_p import Draws
 from rootgraft.kernels import lora_reference, masking
 from rootgraft.kernels.draw import draw_ranked
 from rootgraft.kernels.lora import Factors, SlotTable, lora_embed, lora_shrink_expand

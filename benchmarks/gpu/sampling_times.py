@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import torch
 
 from benchmarks.gpu.measure import Ceilings, Line, Machine, seconds, synchronize
-from rootgraft.engine import choice
 from rootgraft.engine.batch import Row, RowStart
-from rootgraft.engine.choice import Draws
-from rootgraft.engine.sampler import Allowed, Sampler
+from rootgraft.engine.sampling import top_k_top_p as choice
+from rootgraft.engine.sampling.sampler import Allowed, Sampler
+from rootgraft.engine.sampling.top_k_top_p import Draws
 from rootgraft.engine.types import SamplingParams
 from rootgraft.kernels.draw import draw_ranked
 from rootgraft.kernels.masking import mask_logits
@@ -62,7 +62,7 @@ def _by_kernel(logits: torch.Tensor, probs: torch.Tensor, draws: Draws) -> objec
 
 
 def _by_sorting(logits: torch.Tensor, probs: torch.Tensor, draws: Draws) -> object:
-    """What ``rootgraft.engine.choice`` would do without the kernel."""
+    """What ``rootgraft.engine.sampling.top_k_top_p`` would do without the kernel."""
     return choice._draw_sorted(logits, probs, draws, logits.shape[1])
 
 

@@ -17,7 +17,7 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.gpu.measure import Machine
-from rootgraft.engine.runner import ModelRunner
+from rootgraft.engine.executor.model_runner import ModelRunner
 
 
 class WaitingTimes:

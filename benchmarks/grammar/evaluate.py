@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.grammar.spelling import MISSING, spell
-from rootgraft.engine.tokenizer import Tokenizer
+from rootgraft.engine.text.tokenizer import Tokenizer
 from rootgraft.grammar.compiler import Compiled, compile
 from rootgraft.grammar.document import Document
 from rootgraft.grammar.errors import GrammarError

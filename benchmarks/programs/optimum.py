@@ -13,7 +13,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rootgraft.engine.tokenizer import Tokenizer
+from rootgraft.engine.text.tokenizer import Tokenizer
 from rootgraft.programs.calls import Answer, Backend, Draw, Prompt
 from rootgraft.programs.report import Report
 

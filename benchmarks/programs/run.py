@@ -30,8 +30,8 @@ from benchmarks.programs.waiting import cold_waits  # noqa: E402
 from benchmarks.programs.workloads import PROGRAMS, run  # noqa: E402
 from benchmarks.serve.server import Server, machine  # noqa: E402
 from rootgraft.api.remote import RemoteError  # noqa: E402
-from rootgraft.engine.source import resolve_model  # noqa: E402
-from rootgraft.engine.tokenizer import Tokenizer  # noqa: E402
+from rootgraft.engine.checkpoint.locate import resolve_model  # noqa: E402
+from rootgraft.engine.text.tokenizer import Tokenizer  # noqa: E402
 from rootgraft.programs import ProgramError, Session  # noqa: E402
 
 Figures = dict[str, Any]

@@ -13,7 +13,7 @@ from random import Random
 
 from rootgraft.engine.batch import Batch, Draw, RowResult, StepResult
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.core import EngineCore
+from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Submit, TokenOut
 from rootgraft.engine.types import SamplingParams
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from rootgraft.engine.loading.model_config import read_model_config
-from rootgraft.engine.models.config import ModelConfig
-from rootgraft.engine.source import resolve_model
+from rootgraft.engine.checkpoint.locate import resolve_model
+from rootgraft.engine.checkpoint.model_config import ModelConfig
+from rootgraft.engine.checkpoint.read_config import read_model_config
 
 RANKS = (8, 8, 16, 16, 16, 32, 32, 64)
 

@@ -1,6 +1,6 @@
 """What the soak serves: an engine process whose device is made of integers, and an API process in front of it.
 
-    python -m benchmarks.soaking.device engine FD FOLDER OPTIONS    started by the API process, as engine.loop is
+    python -m benchmarks.soaking.device engine FD FOLDER OPTIONS    started by the API process
     python -m benchmarks.soaking.device api FOLDER PORT             the real server; only what loads a model is replaced
 
 Scheduler, prefix cache, adapters with their slots, grammars and their compilers, frames between the processes, HTTP,
@@ -32,13 +32,15 @@ from lora_folders import file_of, good_config, good_tensors, small_reader, write
 from benchmarks.soaking import ROOT
 from rootgraft.api import server, validators
 from rootgraft.api.config import ServerConfig
-from rootgraft.engine import garbage, grammars, loop
+from rootgraft.engine import process_memory as garbage
 from rootgraft.engine.batch import Batch, StepResult
-from rootgraft.engine.channel import Channel
-from rootgraft.engine.client import EngineClient
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.core import EngineCore, Launched
+from rootgraft.engine.core import engine_process as loop
+from rootgraft.engine.core import structured_output as grammars
+from rootgraft.engine.core.engine_core import EngineCore, Launched
+from rootgraft.engine.ipc import Channel
 from rootgraft.engine.messages import Done, Failed, Message, Submit, TokenOut, TokenTexts
+from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.grammar import vocabulary
 from rootgraft.grammar.service import CompileService
 from rootgraft.lora.adapters import Adapters

@@ -1,1 +1,1 @@
-"""Loading: from a name to weights on the device."""
+"""Loading weights: readers, tensor names, dequantisation, weight forms."""

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ...lora.layout import EMBEDDING, BaseLayout, ProjectionShape
 from ..models.decoder import DecoderModel
-from .load import open_source
-from .names import EMBEDDING as EMBEDDING_WEIGHT
-from .names import HEAD
-from .sources import Source
+from .load_model import open_source
+from .tensor_names import EMBEDDING as EMBEDDING_WEIGHT
+from .tensor_names import HEAD
+from .weight_readers import Source
 
 
 def base_layout(model: DecoderModel, path: Path, *, dummy: bool) -> BaseLayout:

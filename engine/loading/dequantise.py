@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..gguf import TENSOR_TYPES
+from ..checkpoint.gguf import TENSOR_TYPES
 
 _CHUNK = 1 << 20  # elements widened to fp32 at once
 

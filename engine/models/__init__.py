@@ -1,1 +1,1 @@
-"""Models: one decoder, families as data."""
+"""The decoder: layers, rotary embedding, forward inputs, the KV pool."""

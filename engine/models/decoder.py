@@ -11,9 +11,9 @@ from torch.nn import functional
 from ...kernels.ops import Largest, largest
 from ...kernels.quantised import QuantisedLinear, rows
 from ...lora.apply import LoraStep
-from ..inputs import ForwardInputs
-from ..kv_pool import KvPool
-from .config import ModelConfig
+from ..checkpoint.model_config import ModelConfig
+from .forward_inputs import ForwardInputs
+from .kv_pool import KvPool
 from .layers import DecoderLayer, Projection, RmsNorm
 
 

@@ -19,8 +19,8 @@ from ...kernels.ops import (
     rope_store_kv,
 )
 from ...lora.apply import LoraStep
-from ..inputs import ForwardInputs
-from .config import Activation
+from ..checkpoint.model_config import Activation
+from .forward_inputs import ForwardInputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from .config import FrequencyFactors, LinearScaling, Llama3Scaling, Rope
+from ..checkpoint.model_config import FrequencyFactors, LinearScaling, Llama3Scaling, Rope
 
 
 def cos_sin_table(rope: Rope, max_positions: int, device: torch.device) -> Tensor:

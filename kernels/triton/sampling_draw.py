@@ -10,7 +10,7 @@ the order is found by counting: three kernels.
     draw     one program a row searches the candidates for the k-th logit, for the one where top_p is reached, for the
              one that is drawn, each digit by digit
 
-``engine.choice`` defines the draw; this gives the same token, bit for bit, for the same probabilities.
+``engine.sampling.top_k_top_p`` defines the draw; this gives the same token, bit for bit, for the same probabilities.
 """
 
 from __future__ import annotations

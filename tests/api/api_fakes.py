@@ -8,10 +8,10 @@ from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from rootgraft.engine.generation import Finish, TextDelta, TokenLogprob, TopLogprob
-from rootgraft.engine.prompt_encoder import Owner
-from rootgraft.engine.requests import RequestLimits, TextRequest
+from rootgraft.engine.serving.output_processor import Finish, TextDelta, TokenLogprob, TopLogprob
+from rootgraft.engine.serving.request import RequestLimits, TextRequest
 from rootgraft.engine.snapshot import EngineSnapshot
+from rootgraft.engine.text.prompt_cache import Owner
 from rootgraft.engine.types import AdapterInfo, FinishReason, Usage
 
 BOS, EOS, VOCAB = 256, 257, 260

@@ -13,8 +13,8 @@ from rootgraft.api.backlog import ROOM, Backlog, Load
 from rootgraft.api.caller import Caller
 from rootgraft.api.errors import Rejection
 from rootgraft.api.rate_limits import RateLimits
-from rootgraft.engine.generation import Finish, TextDelta
-from rootgraft.engine.requests import TextRequest
+from rootgraft.engine.serving.output_processor import Finish, TextDelta
+from rootgraft.engine.serving.request import TextRequest
 from rootgraft.engine.types import FinishReason, Priority, SamplingParams, Usage
 
 R, I, B = Priority  # noqa: E741

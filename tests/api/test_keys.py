@@ -21,7 +21,7 @@ from rootgraft.api.keyring import KeyRing
 from rootgraft.api.keys import ANYBODY, Key, Scope, needed_scope, read_keys
 from rootgraft.api.page import PATHS
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.core import EngineCore
+from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.messages import Done, Submit, TokenOut
 from rootgraft.engine.types import AdapterInfo, Priority, SamplingParams

@@ -39,7 +39,9 @@ def gauges(http: httpx.Client) -> dict[str, float]:
 def honest_client(server: RealServer) -> Iterator[None]:
     """Asks the same all the while. At the end every answer was the same, both processes live, and nothing is held."""
     [engine] = [
-        child for child in psutil.Process(server.process.pid).children() if "rootgraft.engine.loop" in child.cmdline()
+        child
+        for child in psutil.Process(server.process.pid).children()
+        if "rootgraft.engine.core.engine_process" in child.cmdline()
     ]
     alone = answer(server.http)
     heard: list[str] = []

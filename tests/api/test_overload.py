@@ -135,9 +135,9 @@ def test_the_document_says_what_the_code_does() -> None:
     from rootgraft.api.protocol.sampling import MAX_MODEL_NAME
     from rootgraft.api.protocol.tools import MAX_TOOLS
     from rootgraft.api.routes.files import MAX_LINES
-    from rootgraft.engine.fairness import CACHED_WEIGHT
-    from rootgraft.engine.queue import MAX_OVERTAKEN, WINDOW
-    from rootgraft.engine.requests import MAX_N, MAX_STOP_LENGTH, MAX_STOPS, MAX_TIMEOUT
+    from rootgraft.engine.scheduling.fairness import CACHED_WEIGHT
+    from rootgraft.engine.scheduling.waiting_queue import MAX_OVERTAKEN, WINDOW
+    from rootgraft.engine.serving.request import MAX_N, MAX_STOP_LENGTH, MAX_STOPS, MAX_TIMEOUT
     from rootgraft.engine.types import (
         MAX_LOGIT_BIAS,
         MAX_LOGPROBS,

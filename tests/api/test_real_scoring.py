@@ -12,9 +12,9 @@ import torch
 from api_live import make_state
 
 from rootgraft.api.app import create_app
-from rootgraft.engine.client import EngineClient
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.frontend import Frontend
+from rootgraft.engine.serving.async_engine import Frontend
+from rootgraft.engine.serving.engine_client import EngineClient
 
 CONFIG = EngineConfig(dtype="float32", device="cpu", num_gpu_blocks_override=60, threads=1, max_num_seqs=8)
 PAIRS = [

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rootgraft.api.tools.formats import dialect_of
-from rootgraft.engine.chat_template import ChatTemplates
+from rootgraft.engine.text.chat_template import ChatTemplates
 
 _TOOLS = "{% if tools %}[{% for tool in tools %}{{ tool | tojson }}{% endfor %}]{% endif %}"
 _CALLS = "{% for call in message.tool_calls or [] %}{% set f = call.function %}"

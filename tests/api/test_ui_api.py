@@ -16,7 +16,7 @@ from api_live import Live, wait_until
 from rootgraft.api import page, watch
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.page import FILES, PATHS
-from rootgraft.engine import observer
+from rootgraft.engine.core import debug_snapshot as observer
 from rootgraft.engine.messages import Heartbeat
 from rootgraft.engine.snapshot import EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView
 from rootgraft.engine.types import AdapterInfo

@@ -15,9 +15,9 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from rootgraft.engine import source
+from rootgraft.engine.checkpoint import locate as source
+from rootgraft.engine.checkpoint.locate import DEFAULT_MODEL, PackagedFile, fetch_packaged, resolve_model
 from rootgraft.engine.errors import ConfigError, ModelError
-from rootgraft.engine.source import DEFAULT_MODEL, PackagedFile, fetch_packaged, resolve_model
 
 CONTENT = bytes(range(256)) * 2000
 FILE = PackagedFile(

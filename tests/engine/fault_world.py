@@ -20,11 +20,9 @@ from fake_worker import FakeWorker, expected_tokens
 from lora_folders import file_of, good_config, good_tensors, small_reader, write_folder
 
 from rootgraft.engine.batch import Batch
-from rootgraft.engine.client import EngineClient
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.core import EngineCore
+from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.errors import CapacityError, EngineDead, EngineError
-from rootgraft.engine.frontend import Frontend
 from rootgraft.engine.messages import (
     Abort,
     Done,
@@ -37,8 +35,10 @@ from rootgraft.engine.messages import (
     decode,
     encode,
 )
-from rootgraft.engine.requests import TextRequest
-from rootgraft.engine.tokenizer import Tokenizer
+from rootgraft.engine.serving.async_engine import Frontend
+from rootgraft.engine.serving.engine_client import EngineClient
+from rootgraft.engine.serving.request import TextRequest
+from rootgraft.engine.text.tokenizer import Tokenizer
 from rootgraft.engine.types import SamplingParams
 from rootgraft.grammar.compiler import compile as compile_grammar
 from rootgraft.grammar.masks import MaskBuffer
@@ -221,7 +221,7 @@ class World:
         )
         self.compiles = Compiles(self.vocabulary)
         monkeypatch.setattr(
-            "rootgraft.engine.grammars._build",
+            "rootgraft.engine.core.structured_output._build",
             lambda *_: (self.compiles, MaskBuffer(self.max_num_seqs, self.vocabulary)),
         )
         self.max_num_seqs = 4

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from lora_models import LINEARS, base, make_adapter
 
-from rootgraft.engine.client import EngineClient
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError, EngineDead, RequestError, UnknownModel
 from rootgraft.engine.messages import Done, Failed, LoadAdapter, Submit, TokenOut
+from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.engine.types import SamplingParams
 
 CONFIG = EngineConfig(dtype="float32", device="cpu", num_gpu_blocks_override=40, threads=1, enable_lora=True)

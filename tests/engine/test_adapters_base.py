@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.core import EngineCore
+from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.loading.base_layout import base_layout
-from rootgraft.engine.loading.load import load_model
+from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.messages import Failed, Submit, TokenOut
 from rootgraft.engine.types import SamplingParams
 

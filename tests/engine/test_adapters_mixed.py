@@ -13,9 +13,9 @@ import pytest
 from lora_models import LINEARS, base, greedy_by_peft, make_adapter
 
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.core import EngineCore
+from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Done, Failed, LoadAdapter, Reply, Submit, TokenOut, TokenTexts
-from rootgraft.engine.plan import Plan
+from rootgraft.engine.scheduling.step_plan import Plan
 from rootgraft.engine.types import SamplingParams
 from rootgraft.grammar.spec import GrammarSpec
 

@@ -11,9 +11,9 @@ import torch
 from lora_models import LINEARS, VOCAB, PeftOracle, base, greedy_by_peft, make_adapter
 
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.core import EngineCore
+from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.loading.base_layout import adapter_bytes, base_layout
-from rootgraft.engine.loading.load import load_model
+from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.messages import Failed, LoadAdapter, Reply, Submit, TokenOut
 from rootgraft.engine.types import SamplingParams
 from rootgraft.kernels import ops

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rootgraft.engine.batch import RowResult
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.core import EngineCore
+from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Abort, Done, Failed, Submit, TokenOut
 from rootgraft.engine.types import FinishReason, Priority, SamplingParams
 

@@ -18,11 +18,11 @@ import torch
 from lora_models import LINEARS, VOCAB, base, make_adapter
 
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.core import EngineCore
-from rootgraft.engine.inputs import DrawnTokens, fill_in
+from rootgraft.engine.core.engine_core import EngineCore
+from rootgraft.engine.executor.worker import Worker
 from rootgraft.engine.messages import Abort, Done, LoadAdapter, Message, Submit, TokenOut, TokenTexts
+from rootgraft.engine.models.forward_inputs import DrawnTokens, fill_in
 from rootgraft.engine.types import Logprob, SamplingParams
-from rootgraft.engine.worker import Worker
 from rootgraft.grammar.spec import GrammarSpec
 
 METHODS = ("off", "auto")

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rootgraft.engine.answers import AnswerIndex, Answers
-from rootgraft.engine.cache import PrefixCache
-from rootgraft.engine.drafts import Drafter
-from rootgraft.engine.pace import Pace
-from rootgraft.engine.sequence import Sequence
+from rootgraft.engine.engine_stats import EngineStats
+from rootgraft.engine.kv_cache.prefix_cache import PrefixCache
+from rootgraft.engine.sequence.sequence import Sequence
+from rootgraft.engine.speculation.output_lookup import AnswerIndex, Answers
+from rootgraft.engine.speculation.proposer import Drafter
 from rootgraft.engine.speculative import SpeculativeConfig
-from rootgraft.engine.stats import EngineStats
+from rootgraft.engine.token_cost import Pace
 from rootgraft.engine.types import SamplingParams
 from rootgraft.radix.namespace import Namespace, Path
 

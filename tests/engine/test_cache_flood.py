@@ -12,7 +12,7 @@ import pytest
 from fake_worker import FakeWorker
 
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.core import EngineCore
+from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Done, Submit
 from rootgraft.engine.types import Priority, SamplingParams, Usage
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rootgraft.engine.channel import Channel, FrameReader, frame
+from rootgraft.engine.ipc import Channel, FrameReader, frame
 
 
 @given(st.lists(st.binary(max_size=50), max_size=20), st.integers(1, 40))

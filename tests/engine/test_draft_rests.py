@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from rootgraft.engine.cache import PrefixCache
-from rootgraft.engine.drafts import Drafter, Source
-from rootgraft.engine.ngrams import NgramIndex
-from rootgraft.engine.sequence import Sequence
+from rootgraft.engine.engine_stats import EngineStats
+from rootgraft.engine.kv_cache.prefix_cache import PrefixCache
+from rootgraft.engine.sequence.sequence import Sequence
+from rootgraft.engine.speculation.prompt_lookup import NgramIndex
+from rootgraft.engine.speculation.proposer import Drafter, Source
 from rootgraft.engine.speculative import SpeculativeConfig
-from rootgraft.engine.stats import EngineStats
 from rootgraft.engine.types import SamplingParams
 from rootgraft.radix.namespace import Namespace, Path
 

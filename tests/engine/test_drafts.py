@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.core import BASE, EngineCore
-from rootgraft.engine.drafts import _SUREST, Drafter, Source, _Guess, _Rate
+from rootgraft.engine.core.engine_core import BASE, EngineCore
+from rootgraft.engine.core.structured_output import Grammars
 from rootgraft.engine.errors import ConfigError
-from rootgraft.engine.grammars import Grammars
 from rootgraft.engine.messages import Abort, Done, Failed, TokenOut
-from rootgraft.engine.pace import Pace
-from rootgraft.engine.sequence import Sequence
+from rootgraft.engine.sequence.sequence import Sequence
+from rootgraft.engine.speculation.proposer import _SUREST, Drafter, Source, _Guess, _Rate
+from rootgraft.engine.token_cost import Pace
 from rootgraft.engine.types import SamplingParams
 from rootgraft.grammar.compiler import Compiled, compile
 from rootgraft.grammar.masks import MaskBuffer

@@ -12,7 +12,7 @@ import torch
 from lora_models import LINEARS, base, make_adapter
 
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.core import EngineCore
+from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Done, LoadAdapter, Submit, TokenOut
 from rootgraft.engine.types import Logprob, SamplingParams
 from rootgraft.kernels import ops

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from rootgraft.engine import graphs
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.core import EngineCore
+from rootgraft.engine.core.engine_core import EngineCore
+from rootgraft.engine.executor import cuda_graphs as graphs
+from rootgraft.engine.executor.worker import Worker
 from rootgraft.engine.messages import Submit, TokenOut
 from rootgraft.engine.types import SamplingParams
-from rootgraft.engine.worker import Worker
 from rootgraft.kernels.triton import sharing
 
 # Attention leaves the memory of tokens that pad a step as it was, and what follows computes with it.

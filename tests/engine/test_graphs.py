@@ -20,11 +20,11 @@ from random_bank import random_bank
 
 from rootgraft.engine.batch import Batch, Row, RowStart
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.graphs import StepGraphs, Variant, graphs_for, sizes_up_to
-from rootgraft.engine.inputs import InputBuilder
-from rootgraft.engine.kv_pool import KvPool
-from rootgraft.engine.loading.load import load_model
+from rootgraft.engine.executor.cuda_graphs import StepGraphs, Variant, graphs_for, sizes_up_to
+from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.models.decoder import DecoderModel
+from rootgraft.engine.models.forward_inputs import InputBuilder
+from rootgraft.engine.models.kv_pool import KvPool
 from rootgraft.engine.types import SamplingParams
 from rootgraft.kernels.triton import sharing
 from rootgraft.lora.apply import AdapterBank

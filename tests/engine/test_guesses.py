@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rootgraft.engine.ngrams import NgramIndex
-from rootgraft.engine.pace import Pace
+from rootgraft.engine.speculation.prompt_lookup import NgramIndex
+from rootgraft.engine.token_cost import Pace
 
 
 def index_of(prompt: list[int], generated: list[int], *, each: bool) -> NgramIndex:

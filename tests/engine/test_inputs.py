@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rootgraft.engine.batch import Batch, Row
-from rootgraft.engine.inputs import InputBuilder
+from rootgraft.engine.models.forward_inputs import InputBuilder
 
 
 @given(seed=st.integers(0, 2**32), page_size=st.sampled_from([1, 4, 16]))

@@ -16,10 +16,10 @@ import pytest
 from lora_models import LINEARS, VOCAB, base, make_adapter
 
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.core import EngineCore
+from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.errors import RequestError
 from rootgraft.engine.messages import Abort, Failed, Message, Submit, TokenOut, TokenTexts
-from rootgraft.engine.requests import RequestLimits, TextRequest
+from rootgraft.engine.serving.request import RequestLimits, TextRequest
 from rootgraft.engine.types import SamplingParams
 from rootgraft.grammar.spec import GrammarSpec
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from random_bank import random_bank
 
 from rootgraft.engine.batch import Batch, Row, RowStart
-from rootgraft.engine.inputs import HostInputs, InputBuilder
-from rootgraft.engine.kv_pool import KvPool
-from rootgraft.engine.loading.load import load_model
+from rootgraft.engine.executor.cpu_graphs import StepTapes
+from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.models.decoder import DecoderModel
-from rootgraft.engine.tapes import StepTapes
+from rootgraft.engine.models.forward_inputs import HostInputs, InputBuilder
+from rootgraft.engine.models.kv_pool import KvPool
 from rootgraft.engine.types import SamplingParams
 from rootgraft.kernels import ops
 from rootgraft.lora.apply import AdapterBank

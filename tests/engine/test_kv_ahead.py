@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rootgraft.engine import kv_ahead
 from rootgraft.engine.batch import Batch, Row
-from rootgraft.engine.kv_ahead import KvAhead
+from rootgraft.engine.models import kv_prefault as kv_ahead
+from rootgraft.engine.models.kv_prefault import KvAhead
 
 PAGE_SIZE, PAGE_BYTES, AT_ONCE = 16, 1024, 4
 

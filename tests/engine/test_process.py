@@ -9,10 +9,10 @@ from array import array
 
 import pytest
 
-from rootgraft.engine.client import EngineClient
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError, EngineDead, ModelError
 from rootgraft.engine.messages import Done, Failed, Submit, TokenOut
+from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.engine.types import FinishReason, SamplingParams
 
 CONFIG = EngineConfig(dtype="float32", device="cpu", num_gpu_blocks_override=40, threads=1, max_num_seqs=8)

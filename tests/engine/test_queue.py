@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.core import EngineCore
-from rootgraft.engine.fairness import CACHED_WEIGHT, INPUT_WEIGHT, OUTPUT_WEIGHT, TokenCounters
+from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Done, Submit, TokenOut
-from rootgraft.engine.queue import MAX_OVERTAKEN, PATIENCE, WINDOW, WaitingQueue
-from rootgraft.engine.sequence import Sequence
+from rootgraft.engine.scheduling.fairness import CACHED_WEIGHT, INPUT_WEIGHT, OUTPUT_WEIGHT, TokenCounters
+from rootgraft.engine.scheduling.waiting_queue import MAX_OVERTAKEN, PATIENCE, WINDOW, WaitingQueue
+from rootgraft.engine.sequence.sequence import Sequence
 from rootgraft.engine.types import Priority, SamplingParams
 from rootgraft.radix.namespace import Namespace, Path
 

@@ -11,10 +11,10 @@ from fake_worker import FakeWorker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rootgraft.engine import retention
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.core import EngineCore
+from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Abort, Done, Failed, Submit
+from rootgraft.engine.scheduling import session_pins as retention
 from rootgraft.engine.types import SamplingParams, Usage
 
 PAGE = 4

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.core import EngineCore
+from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Abort, Submit, TokenOut
 from rootgraft.engine.types import Logprob, SamplingParams
 from rootgraft.kernels import ops

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.core import EngineCore
+from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Abort, Done, Failed, Submit, TokenOut
 from rootgraft.engine.types import FinishReason, Priority, SamplingParams
 

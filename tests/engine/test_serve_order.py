@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from rootgraft.engine.channel import Channel
-from rootgraft.engine.core import EngineCore
-from rootgraft.engine.loop import serve
+from rootgraft.engine.core.engine_core import EngineCore
+from rootgraft.engine.core.engine_process import serve
+from rootgraft.engine.ipc import Channel
 from rootgraft.engine.messages import Message, Shutdown, TokenOut, decode, encode
 
 

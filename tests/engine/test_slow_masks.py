@@ -41,7 +41,7 @@ class Later:
 
 def later(engine: Engine) -> Later:
     """Put the filling of slow masks into the test's hands."""
-    thread = engine.core._scheduler.slow_masks._thread = Later()  # type: ignore[assignment]
+    thread = engine.core.engine_core._scheduler.slow_masks._thread = Later()  # type: ignore[assignment]
     return thread
 
 
@@ -68,7 +68,7 @@ def test_slow_masks_change_nothing_but_the_number_of_steps(asks, seed, share, pa
     thread = later(slow)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Matcher, "is_slow", lambda self, remaining: rng.random() < share)
-        patch.setattr("rootgraft.engine.core._PAUSE", 0.0)
+        patch.setattr("rootgraft.engine.core.engine_core._PAUSE", 0.0)
         for number, ask in enumerate(asks):
             slow.submit(number, ask)
             slow.step()
@@ -85,7 +85,7 @@ def test_slow_masks_change_nothing_but_the_number_of_steps(asks, seed, share, pa
 @pytest.fixture
 def slow(monkeypatch):
     monkeypatch.setattr(Matcher, "is_slow", lambda self, remaining: True)
-    monkeypatch.setattr("rootgraft.engine.core._PAUSE", 0.0)
+    monkeypatch.setattr("rootgraft.engine.core.engine_core._PAUSE", 0.0)
     engine = Engine.make("off")
     yield engine
     engine.close()
@@ -120,7 +120,7 @@ def test_a_sequence_can_be_aborted_while_its_mask_is_filled(slow):
 
 def test_a_mask_of_a_step_under_way_is_left_to_that_step(monkeypatch):
     """The thread of the step and the other one must not meet on a matcher."""
-    monkeypatch.setattr("rootgraft.engine.core._PAUSE", 0.0)
+    monkeypatch.setattr("rootgraft.engine.core.engine_core._PAUSE", 0.0)
     engine = Engine.make("off", overlaps=True)
     thread = later(engine)
     engine.submit(0, Ask((1, 2), SamplingParams(max_tokens=20), grammar=2))

@@ -12,10 +12,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import pytest
 
 from benchmarks.soaking import device
-from rootgraft.engine import drafts
-from rootgraft.engine.answers import Answers
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.messages import Done, Submit
+from rootgraft.engine.speculation import proposer as drafts
+from rootgraft.engine.speculation.output_lookup import Answers
 from rootgraft.engine.types import SamplingParams
 
 

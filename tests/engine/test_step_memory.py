@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from rootgraft.engine import device, memory, worker
 from rootgraft.engine.batch import Batch, StepResult
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
-from rootgraft.engine.memory import StepMemory
+from rootgraft.engine.executor import device, worker
+from rootgraft.engine.executor import gpu_memory as memory
+from rootgraft.engine.executor.gpu_memory import StepMemory
 
 GIB = 2**30
 
@@ -74,7 +75,7 @@ def run_of(books: Books, seen: list[Batch]) -> Any:
 
 
 def load(tiny_llama: Path) -> Any:
-    from rootgraft.engine.loading.load import load_model
+    from rootgraft.engine.loading.load_model import load_model
 
     return load_model(tiny_llama, dtype=torch.float32, device=torch.device("cpu"), max_positions=100)
 

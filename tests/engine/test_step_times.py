@@ -11,7 +11,7 @@ from rootgraft.api.bench_step import limit, table
 from rootgraft.api.cli import main
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
-from rootgraft.engine.step_times import Part, StepLoad, StepTimes, measure
+from rootgraft.engine.profiling.step_report import Part, StepLoad, StepTimes, measure
 from rootgraft.kernels import limits, ops
 from rootgraft.kernels.cpu import calls
 

@@ -10,7 +10,7 @@ import pytest
 from fake_worker import FakeWorker
 
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.core import EngineCore
+from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Abort, Done, Failed, Submit, TokenOut, TokenTexts
 from rootgraft.engine.types import FinishReason, SamplingParams
 from rootgraft.grammar.spec import GrammarSpec

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from rootgraft.engine import tapes
 from rootgraft.engine.batch import Batch, Row
-from rootgraft.engine.inputs import InputBuilder
-from rootgraft.engine.kv_pool import KvPool
-from rootgraft.engine.loading.load import load_model
-from rootgraft.engine.tapes import StepTapes
+from rootgraft.engine.executor import cpu_graphs as tapes
+from rootgraft.engine.executor.cpu_graphs import StepTapes
+from rootgraft.engine.loading.load_model import load_model
+from rootgraft.engine.models.forward_inputs import InputBuilder
+from rootgraft.engine.models.kv_pool import KvPool
 from rootgraft.kernels import ops
 
 pytestmark = pytest.mark.skipif(ops.native_kernels() is None, reason="no C++ compiler")

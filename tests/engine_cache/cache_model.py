@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rootgraft.engine.batch import PageCopy
-from rootgraft.engine.cache import Lease, PrefixCache
+from rootgraft.engine.kv_cache.prefix_cache import Lease, PrefixCache
 from rootgraft.radix.holds import Hold, HoldKind
 from rootgraft.radix.namespace import Namespace, Path
 from rootgraft.radix.node import Node

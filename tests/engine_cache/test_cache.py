@@ -5,7 +5,7 @@ from array import array
 import pytest
 
 from rootgraft.engine.batch import PageCopy
-from rootgraft.engine.cache import PrefixCache
+from rootgraft.engine.kv_cache.prefix_cache import PrefixCache
 from rootgraft.radix.audit import BrokenInvariant
 from rootgraft.radix.namespace import Namespace, Path
 

@@ -7,7 +7,7 @@ from array import array
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rootgraft.engine.cache import PrefixCache
+from rootgraft.engine.kv_cache.prefix_cache import PrefixCache
 from rootgraft.radix.namespace import Namespace, Path
 
 BASE = Namespace("r")

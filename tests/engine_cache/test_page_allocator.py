@@ -1,6 +1,6 @@
 import pytest
 
-from rootgraft.engine.pages import PageAllocator
+from rootgraft.engine.kv_cache.page_allocator import PageAllocator
 
 
 def test_hands_out_each_page_once_and_the_last_freed_first():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rootgraft.engine.tokenizer import Tokenizer
+from rootgraft.engine.text.tokenizer import Tokenizer
 from rootgraft.grammar.vocabulary import MAX_WORD, Vocabulary
 
 NAMES = ("customer_identification_number", "preferredDeliveryLocation", "id", "is-active", "Überweisung", "number of")

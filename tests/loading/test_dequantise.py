@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from rootgraft.engine.gguf import TENSOR_TYPES
+from rootgraft.engine.checkpoint.gguf import TENSOR_TYPES
 from rootgraft.engine.loading import dequantise as module
 from rootgraft.engine.loading.dequantise import dequantise
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rootgraft.engine.checkpoint.gguf import GgufFile
 from rootgraft.engine.errors import ModelError
-from rootgraft.engine.gguf import GgufFile
 
 
 @pytest.fixture(scope="module")
@@ -167,5 +167,5 @@ def test_missing_file(tmp_path: Path) -> None:
 
 
 def test_needs_no_torch() -> None:
-    code = "import sys, rootgraft.engine.gguf, rootgraft.engine.loading.model_config; sys.exit('torch' in sys.modules)"
+    code = "import sys; from rootgraft.engine.checkpoint import gguf, read_config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

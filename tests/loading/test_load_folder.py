@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from rootgraft.engine.checkpoint.read_config import read_model_config
 from rootgraft.engine.errors import ModelError
-from rootgraft.engine.loading.load import load_model
-from rootgraft.engine.loading.model_config import read_model_config
-from rootgraft.engine.loading.names import expected_shapes
+from rootgraft.engine.loading.load_model import load_model
+from rootgraft.engine.loading.tensor_names import expected_shapes
 from rootgraft.engine.models.decoder import DecoderModel
 
 CPU = torch.device("cpu")

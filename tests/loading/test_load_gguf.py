@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from rootgraft.engine.checkpoint.model_config import FrequencyFactors, LinearScaling
+from rootgraft.engine.checkpoint.read_config import read_model_config
 from rootgraft.engine.errors import ModelError
-from rootgraft.engine.loading.load import load_model
-from rootgraft.engine.loading.model_config import read_model_config
-from rootgraft.engine.models.config import FrequencyFactors, LinearScaling
+from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.models.decoder import DecoderModel
 
 CPU = torch.device("cpu")

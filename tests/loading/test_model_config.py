@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rootgraft.engine.checkpoint.families import FAMILIES, Family
+from rootgraft.engine.checkpoint.hf_config import model_config
+from rootgraft.engine.checkpoint.model_config import LinearScaling, Llama3Scaling, Rope
+from rootgraft.engine.checkpoint.read_config import read_model_config
 from rootgraft.engine.errors import ModelError
-from rootgraft.engine.loading.hf_config import model_config
-from rootgraft.engine.loading.model_config import read_model_config
-from rootgraft.engine.models.config import LinearScaling, Llama3Scaling, Rope
-from rootgraft.engine.models.families import FAMILIES, Family
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rootgraft.engine.loading.base_layout import base_layout
-from rootgraft.engine.loading.load import load_model
-from rootgraft.engine.loading.weights import WeightForm
+from rootgraft.engine.loading.load_model import load_model
+from rootgraft.engine.loading.weight_forms import WeightForm
 from rootgraft.kernels import ops, quantised
 from rootgraft.lora.apply import AdapterBank
 from rootgraft.lora.layout import BaseLayout

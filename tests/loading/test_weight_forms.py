@@ -12,8 +12,8 @@ from test_load_gguf import HIDDEN, SHAPES, VOCAB, tensors, write
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError, ModelError
-from rootgraft.engine.loading.load import load_model
-from rootgraft.engine.loading.weights import WeightForm, choose_weight_form
+from rootgraft.engine.loading.load_model import load_model
+from rootgraft.engine.loading.weight_forms import WeightForm, choose_weight_form
 from rootgraft.engine.models.decoder import DecoderModel
 from rootgraft.kernels import ops, quantised
 from rootgraft.kernels.packed import Format

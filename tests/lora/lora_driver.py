@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rootgraft.engine.inputs import ForwardInputs
-from rootgraft.engine.kv_pool import KvPool
 from rootgraft.engine.models.decoder import DecoderModel
+from rootgraft.engine.models.forward_inputs import ForwardInputs
+from rootgraft.engine.models.kv_pool import KvPool
 from rootgraft.lora.apply import AdapterBank, LoraStep
 from rootgraft.lora.segments import token_slots
 

@@ -23,7 +23,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from rootgraft.engine.loading.load import load_model
+from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.models.decoder import DecoderModel
 from rootgraft.lora.layout import EMBEDDING, BaseLayout, ProjectionShape
 

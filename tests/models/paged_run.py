@@ -7,9 +7,9 @@ import random
 import torch
 from torch import Tensor
 
-from rootgraft.engine.inputs import ForwardInputs
-from rootgraft.engine.kv_pool import KvPool
 from rootgraft.engine.models.decoder import DecoderModel
+from rootgraft.engine.models.forward_inputs import ForwardInputs
+from rootgraft.engine.models.kv_pool import KvPool
 
 CPU = torch.device("cpu")
 

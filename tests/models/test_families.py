@@ -12,8 +12,8 @@ from paged_run import CPU, run_ragged, run_whole
 from tiny_models import MODELS, VOCAB, oracle_logits, save, tiny_model
 from torch import Tensor
 
-from rootgraft.engine.loading.load import load_model
-from rootgraft.engine.loading.model_config import read_model_config
+from rootgraft.engine.checkpoint.read_config import read_model_config
+from rootgraft.engine.loading.load_model import load_model
 
 RANDOM = random.Random(7)
 PROMPTS = [[RANDOM.randrange(VOCAB) for _ in range(length)] for length in (41, 1, 23, 64)]

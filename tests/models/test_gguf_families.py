@@ -12,8 +12,8 @@ from gguf_files import gguf_architecture, gguf_name, write_gguf
 from paged_run import CPU, run_whole
 from tiny_models import VOCAB, oracle_logits, save, tiny_model
 
-from rootgraft.engine.loading.load import load_model
-from rootgraft.engine.loading.model_config import read_model_config
+from rootgraft.engine.checkpoint.read_config import read_model_config
+from rootgraft.engine.loading.load_model import load_model
 
 # Those of the tiny models whose maths a GGUF file can say. (It has no query scale for Gemma: see below.)
 WRITTEN = [

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rootgraft.engine import kv_pool
 from rootgraft.engine.batch import PageCopy
+from rootgraft.engine.checkpoint.hf_config import model_config
+from rootgraft.engine.checkpoint.model_config import ModelConfig
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.device import choose_kv_dtype
 from rootgraft.engine.errors import ConfigError
-from rootgraft.engine.kv_pool import KvPool, bytes_per_page
-from rootgraft.engine.loading.hf_config import model_config
-from rootgraft.engine.models.config import ModelConfig
+from rootgraft.engine.executor.device import choose_kv_dtype
+from rootgraft.engine.models import kv_pool
+from rootgraft.engine.models.kv_pool import KvPool, bytes_per_page
 from rootgraft.kernels import kv_int8
 
 CPU = torch.device("cpu")

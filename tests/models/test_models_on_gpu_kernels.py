@@ -11,7 +11,7 @@ import torch
 from paged_run import CPU, run_ragged
 from tiny_models import VOCAB, save
 
-from rootgraft.engine.loading.load import load_model
+from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.models.decoder import DecoderModel
 from rootgraft.kernels.triton import launch
 

@@ -11,7 +11,7 @@ import torch
 from paged_run import CPU, PagedRun
 from torch import Tensor
 
-from rootgraft.engine.loading.load import load_model
+from rootgraft.engine.loading.load_model import load_model
 
 STARTS = ["The capital of France is", "def add(a, b):\n", "Once upon a time", "In 1969,", '{"name": "'] * 4
 NEW_TOKENS = 64

@@ -11,9 +11,9 @@ from fake_worker import FakeWorker
 from tiny_tokenizers import train_byte_level, write_folder
 
 from rootgraft import LLM
-from rootgraft.engine.core import EngineCore
-from rootgraft.engine.source import ModelFiles
-from rootgraft.engine.tokenizer import Tokenizer
+from rootgraft.engine.checkpoint.locate import ModelFiles
+from rootgraft.engine.core.engine_core import EngineCore
+from rootgraft.engine.text.tokenizer import Tokenizer
 from rootgraft.programs import Session
 
 TEMPLATE = (
@@ -52,7 +52,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tokenizer_folder: Path) -> Iterator
     worker = FakeWorker(400, 16, vocab_size=420, eos=tuple(Tokenizer.load(tokenizer_folder).eos_ids))
     monkeypatch.setattr(EngineCore, "load", lambda config, path: EngineCore(config, worker))
     monkeypatch.setattr(
-        "rootgraft.engine.llm.resolve_model", lambda model, revision: ModelFiles(tokenizer_folder, "tiny")
+        "rootgraft.engine.offline.llm.resolve_model", lambda model, revision: ModelFiles(tokenizer_folder, "tiny")
     )
     llm = LLM()
     with Session(llm) as session:

@@ -7,7 +7,7 @@ from array import array
 
 import pytest
 
-from rootgraft.engine.cache import Lease, PrefixCache
+from rootgraft.engine.kv_cache.prefix_cache import Lease, PrefixCache
 from rootgraft.radix import outline as module
 from rootgraft.radix.namespace import Namespace, Path
 from rootgraft.radix.node import TOKEN_BYTES, Node

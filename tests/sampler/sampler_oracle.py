@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from rootgraft.engine.batch import Row, RowStart
-from rootgraft.engine.sampler import Allowed
+from rootgraft.engine.sampling.sampler import Allowed
 from rootgraft.engine.types import SamplingParams
 
 EPS = 1e-5  # what float32 probabilities may be off

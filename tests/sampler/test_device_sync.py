@@ -14,14 +14,14 @@ import torch
 from sampler_oracle import Request, packed, step
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rootgraft.engine import choice
 from rootgraft.engine.batch import Batch, Row, RowStart, not_yet
-from rootgraft.engine.inputs import HostInputs, InputBuilder
-from rootgraft.engine.rooms import InputRoom
-from rootgraft.engine.runner import ModelRunner
-from rootgraft.engine.sampler import Drawing, Sampler
+from rootgraft.engine.executor.model_runner import ModelRunner
+from rootgraft.engine.executor.static_inputs import InputRoom
+from rootgraft.engine.models.forward_inputs import HostInputs, InputBuilder
+from rootgraft.engine.sampling import top_k_top_p as choice
+from rootgraft.engine.sampling.draft_verify import lines_of
+from rootgraft.engine.sampling.sampler import Drawing, Sampler
 from rootgraft.engine.types import SamplingParams
-from rootgraft.engine.verify import lines_of
 
 VOCAB = 200
 GPU = torch.device("meta")

@@ -7,8 +7,8 @@ import pytest
 import torch
 from sampler_oracle import Request, step
 
-from rootgraft.engine.logprobs import prompt_logprobs
-from rootgraft.engine.sampler import Sampler
+from rootgraft.engine.sampling.logprobs import prompt_logprobs
+from rootgraft.engine.sampling.sampler import Sampler
 from rootgraft.engine.types import Logprob, SamplingParams
 
 

@@ -19,9 +19,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from rootgraft.engine import choice
-from rootgraft.engine.choice import uniforms
-from rootgraft.engine.sampler import Sampler
+from rootgraft.engine.sampling import top_k_top_p as choice
+from rootgraft.engine.sampling.sampler import Sampler
+from rootgraft.engine.sampling.top_k_top_p import uniforms
 from rootgraft.engine.types import SamplingParams
 
 CPU = torch.device("cpu")
@@ -102,7 +102,7 @@ def test_distribution_is_that_of_transformers(params: SamplingParams, seed: int)
     expected = torch.softmax(_transformers_chain(params)(torch.tensor([prompt]), logits.clone()), -1)[0]
     sampler = Sampler(num, vocab, CPU)
     sampler.start([Request(params, prompt).start(row) for row in range(num)])
-    with mock.patch("rootgraft.engine.sampler.uniforms", lambda seeds, _: (np.arange(len(seeds)) + 0.5) / num):
+    with mock.patch("rootgraft.engine.sampling.sampler.uniforms", lambda seeds, _: (np.arange(len(seeds)) + 0.5) / num):
         results = sampler.sample(logits.repeat(num, 1), [step(row, 0) for row in range(num)])
     counts = torch.bincount(torch.tensor([result.tokens[0] for result in results]), minlength=vocab)
     assert (counts[expected == 0] == 0).all()

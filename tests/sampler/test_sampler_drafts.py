@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sampler_oracle import Request, packed
 
 from rootgraft.engine.batch import Row, RowResult
-from rootgraft.engine.sampler import Sampler
+from rootgraft.engine.sampling.sampler import Sampler
 from rootgraft.engine.types import SamplingParams
 
 CPU = torch.device("cpu")

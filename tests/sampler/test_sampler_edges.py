@@ -9,11 +9,11 @@ import pytest
 import torch
 from sampler_oracle import Request, packed, step
 
-from rootgraft.engine import choice
 from rootgraft.engine.batch import RowResult
-from rootgraft.engine.sampler import Allowed, Sampler
+from rootgraft.engine.sampling import top_k_top_p as choice
+from rootgraft.engine.sampling.draft_verify import lines_of
+from rootgraft.engine.sampling.sampler import Allowed, Sampler
 from rootgraft.engine.types import SamplingParams
-from rootgraft.engine.verify import lines_of
 from rootgraft.kernels.ops import largest
 
 CPU = torch.device("cpu")
@@ -104,7 +104,7 @@ def test_a_tiny_top_p_keeps_the_best(top_p: float):
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(top_k=50), SamplingParams(top_p=0.99999)], ids=str)
 def test_the_extremes_of_the_random_number_draw_allowed_tokens(params: SamplingParams, u: float):
     allowed = tuple(100 <= token < 110 for token in range(200))
-    with mock.patch("rootgraft.engine.sampler.uniforms", lambda seeds, _: np.full(len(seeds), u)):
+    with mock.patch("rootgraft.engine.sampling.sampler.uniforms", lambda seeds, _: np.full(len(seeds), u)):
         result = _draw([Request(params, allowed=allowed)], torch.zeros(1, 200), packed([allowed], 200))[0]
     assert result.tokens == ((100,) if u == 0 else (109,))
 

@@ -11,7 +11,7 @@ import torch
 from sampler_oracle import Request, packed, step
 
 from rootgraft.engine.batch import RowResult
-from rootgraft.engine.sampler import Sampler
+from rootgraft.engine.sampling.sampler import Sampler
 from rootgraft.engine.types import SamplingParams
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]

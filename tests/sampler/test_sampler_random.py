@@ -7,8 +7,8 @@ import pytest
 import torch
 from sampler_oracle import Request, step
 
-from rootgraft.engine.choice import uniforms
-from rootgraft.engine.sampler import Sampler
+from rootgraft.engine.sampling.sampler import Sampler
+from rootgraft.engine.sampling.top_k_top_p import uniforms
 from rootgraft.engine.types import SamplingParams
 
 NUM = 20_000

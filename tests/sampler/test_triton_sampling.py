@@ -10,8 +10,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rootgraft.engine import choice
-from rootgraft.engine.choice import Draws
+from rootgraft.engine.sampling import top_k_top_p as choice
+from rootgraft.engine.sampling.top_k_top_p import Draws
 from rootgraft.kernels import draw, masking, ops
 from rootgraft.kernels.triton import sampling_draw
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tiny_tokenizers import train_byte_level, write_folder
 
-from rootgraft.engine.tokenizer import Tokenizer
+from rootgraft.engine.text.tokenizer import Tokenizer
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from rootgraft.engine.chat_template import MAX_TEXT, ChatTemplates
 from rootgraft.engine.errors import ModelError, RequestError
+from rootgraft.engine.text.chat_template import MAX_TEXT, ChatTemplates
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 

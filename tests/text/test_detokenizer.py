@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_tokenizers import sentencepiece_definition, write_folder
 
-from rootgraft.engine.detokenizer import Detokenizer
-from rootgraft.engine.tokenizer import Tokenizer
+from rootgraft.engine.text.detokenizer import Detokenizer
+from rootgraft.engine.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,14 @@ from typing import Any, cast
 
 import pytest
 
-from rootgraft.engine.client import EngineClient
 from rootgraft.engine.errors import CapacityError, ContextTooLong, DeadlineExceeded, EngineDead, RequestError
-from rootgraft.engine.frontend import Frontend
-from rootgraft.engine.generation import TextDelta
 from rootgraft.engine.messages import Done, Failed, Message, Ready, Submit, TokenOut
-from rootgraft.engine.prompt_encoder import Owner
-from rootgraft.engine.requests import TextRequest
-from rootgraft.engine.tokenizer import Tokenizer
+from rootgraft.engine.serving.async_engine import Frontend
+from rootgraft.engine.serving.engine_client import EngineClient
+from rootgraft.engine.serving.output_processor import TextDelta
+from rootgraft.engine.serving.request import TextRequest
+from rootgraft.engine.text.prompt_cache import Owner
+from rootgraft.engine.text.tokenizer import Tokenizer
 from rootgraft.engine.types import FinishReason, SamplingParams, Usage
 
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rootgraft.engine import errors
-from rootgraft.engine.generation import Generation, TextDelta, error_of
 from rootgraft.engine.messages import Done, Failed, TokenOut
-from rootgraft.engine.requests import TextRequest
-from rootgraft.engine.stop_strings import StopStrings
-from rootgraft.engine.tokenizer import Tokenizer
+from rootgraft.engine.serving.output_processor import Generation, TextDelta, error_of
+from rootgraft.engine.serving.request import TextRequest
+from rootgraft.engine.text.stop_strings import StopStrings
+from rootgraft.engine.text.tokenizer import Tokenizer
 from rootgraft.engine.types import FinishReason, Logprob, SamplingParams, Usage
 
 REQUEST = TextRequest(array("i", [5, 6, 7]), SamplingParams(max_tokens=100))

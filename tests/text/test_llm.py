@@ -12,11 +12,11 @@ import pytest
 
 import rootgraft
 from rootgraft import LLM, SamplingParams
-from rootgraft.engine.core import EngineCore
+from rootgraft.engine.checkpoint.locate import ModelFiles
+from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.errors import ConfigError, ContextTooLong, RequestError
 from rootgraft.engine.messages import Abort, Done, Failed, Message, Ready, Submit, TokenOut
-from rootgraft.engine.source import ModelFiles
-from rootgraft.engine.tokenizer import Tokenizer
+from rootgraft.engine.text.tokenizer import Tokenizer
 from rootgraft.engine.types import FinishReason, Logprob, Usage
 
 
@@ -66,7 +66,9 @@ class FakeCore:
 def core(monkeypatch: pytest.MonkeyPatch, tiny_folder: Path) -> FakeCore:
     core = FakeCore()
     monkeypatch.setattr(EngineCore, "load", lambda config, path: core)
-    monkeypatch.setattr("rootgraft.engine.llm.resolve_model", lambda model, revision: ModelFiles(tiny_folder, "tiny"))
+    monkeypatch.setattr(
+        "rootgraft.engine.offline.llm.resolve_model", lambda model, revision: ModelFiles(tiny_folder, "tiny")
+    )
     return core
 
 
@@ -172,6 +174,9 @@ def test_names_of_the_package() -> None:
 
 
 def test_faces_need_no_torch() -> None:
-    program = "import sys; from rootgraft import LLM; import rootgraft.engine.frontend; print('torch' in sys.modules)"
+    program = (
+        "import sys; from rootgraft import LLM; from rootgraft.engine.serving import async_engine;"
+        "print('torch' in sys.modules)"
+    )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout == "False\n"

@@ -12,11 +12,11 @@ from fake_worker import FakeWorker
 from tiny_tokenizers import train_byte_level, write_folder
 
 from rootgraft import LLM, SamplingParams
-from rootgraft.engine.core import EngineCore
+from rootgraft.engine.checkpoint.locate import ModelFiles
+from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.errors import GrammarRefused
-from rootgraft.engine.outputs import RequestOutput
-from rootgraft.engine.source import ModelFiles
-from rootgraft.engine.tokenizer import Tokenizer
+from rootgraft.engine.offline.request_output import RequestOutput
+from rootgraft.engine.text.tokenizer import Tokenizer
 from rootgraft.grammar.spec import GrammarSpec
 
 TEMPLATE = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}<|im_start|>"
@@ -62,7 +62,7 @@ def structured_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     worker = FakeWorker(400, 16, vocab_size=420, eos=tuple(Tokenizer.load(folder).eos_ids))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(EngineCore, "load", lambda config, path: EngineCore(config, worker))
-        patch.setattr("rootgraft.engine.llm.resolve_model", lambda model, revision: ModelFiles(folder, "tiny"))
+        patch.setattr("rootgraft.engine.offline.llm.resolve_model", lambda model, revision: ModelFiles(folder, "tiny"))
         llm = LLM()
     yield llm
     llm.close()

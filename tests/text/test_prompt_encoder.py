@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tiny_tokenizers import SPECIAL, TEXTS, sentencepiece_definition, train_byte_level, write_folder
 
 from rootgraft.engine.errors import RequestError
-from rootgraft.engine.prompt_encoder import Owner, PromptEncoder
-from rootgraft.engine.tokenizer import Tokenizer
+from rootgraft.engine.text.prompt_cache import Owner, PromptEncoder
+from rootgraft.engine.text.tokenizer import Tokenizer
 
 US, THEM = Owner("us"), Owner("them")
 LONG = "<|im_start|>system\n" + "the quick brown fox " * 20

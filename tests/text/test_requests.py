@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rootgraft.engine.errors import ContextTooLong, RequestError
-from rootgraft.engine.requests import RequestLimits, TextRequest, token_array
+from rootgraft.engine.serving.request import RequestLimits, TextRequest, token_array
 from rootgraft.engine.types import MAX_SEED, SamplingParams
 
 LIMITS = RequestLimits(max_model_len=100, vocab_size=50)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rootgraft.engine.stop_strings import StopStrings
+from rootgraft.engine.text.stop_strings import StopStrings
 
 WORDS = st.text(alphabet="ab", min_size=1, max_size=5)
 

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_tokenizers import TEXTS, sentencepiece_definition, write_folder
 
-from rootgraft.engine.client import EngineClient
 from rootgraft.engine.errors import ContextTooLong
-from rootgraft.engine.frontend import Frontend
 from rootgraft.engine.messages import Ready
-from rootgraft.engine.token_bounds import read_bounds
-from rootgraft.engine.tokenizer import Tokenizer
+from rootgraft.engine.serving.async_engine import Frontend
+from rootgraft.engine.serving.engine_client import EngineClient
+from rootgraft.engine.text.token_bounds import read_bounds
+from rootgraft.engine.text.tokenizer import Tokenizer
 
 LETTERS = st.text(alphabet=st.sampled_from("aexyz0 \n-_=.,é漢🎉 "), max_size=300)
 

@@ -15,7 +15,7 @@ from tiny_tokenizers import SPECIAL, TEXTS, sentencepiece_definition, train_byte
 from tokenizers import processors
 
 from rootgraft.engine.errors import ConfigError, ModelError, RequestError
-from rootgraft.engine.tokenizer import Tokenizer
+from rootgraft.engine.text.tokenizer import Tokenizer
 
 
 def oracle(folder: Path) -> Any:

@@ -15,7 +15,7 @@ from tokenizers import normalizers, pre_tokenizers
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
 from rootgraft.engine.errors import ModelError
-from rootgraft.engine.tokenizer import Tokenizer
+from rootgraft.engine.text.tokenizer import Tokenizer
 
 SINGLE_DIGITS = pre_tokenizers.Sequence(
     [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]

@@ -1,0 +1,1 @@
+"""Checkpoints: locating them, reading GGUF headers and configurations, model families as data. No torch."""

@@ -1,0 +1,299 @@
+"""Reading GGUF files (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3).
+
+    header     magic "GGUF", version u32, number of tensors u64, number of metadata entries u64
+    metadata   key, type u32, value            a string is its length u64 and its UTF-8 bytes,
+    tensors    name, dims, type, offset        an array its element type u32, its length u64 and its elements
+    data       each tensor at (start of data + offset), both multiples of general.alignment
+
+The file is not trusted: every count, length and offset is checked against the size of the file before anything is
+allocated or read. Nothing here needs torch, so that the tokenizer can read its part without it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ModelError
+
+MAGIC = b"GGUF"
+MAX_DIMS = 4
+
+# Types of tensors that we read, by ggml's number: name, elements in a block, bytes in a block.
+TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    30: ("BF16", 1, 2),
+}
+
+# Types that exist but that we do not read, to refuse them by the name their makers use.
+_OTHER_TENSOR_TYPES = {
+    9: "Q8_1",
+    10: "Q2_K",
+    11: "Q3_K",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    28: "F64",
+    29: "IQ1_M",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    39: "MXFP4",
+    40: "NVFP4",
+}
+
+# Metadata value types: u8, i8, u16, i16, u32, i32, f32, bool, string, array, u64, i64, f64.
+_NUMBERS = {
+    0: "<u1",
+    1: "<i1",
+    2: "<u2",
+    3: "<i2",
+    4: "<u4",
+    5: "<i4",
+    6: "<f4",
+    7: "?",
+    10: "<u8",
+    11: "<i8",
+    12: "<f8",
+}
+_STRING = 8
+_ARRAY = 9
+
+# The least bytes that an entry can take, to refuse absurd counts before the first is read.
+_LEAST_METADATA = 8 + 4 + 1
+_LEAST_TENSOR = 8 + 4 + 8 + 4 + 8
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """Where a tensor lies.
+
+    Attributes:
+        shape: in torch's order, outermost dimension first (GGUF writes the innermost first).
+        type: name of its type, one of those in ``TENSOR_TYPES``.
+        offset: bytes from the start of the file.
+        num_bytes: its length.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    offset: int
+    num_bytes: int
+
+
+class GgufFile:
+    """One opened file: ``metadata`` by key, ``tensors`` by name, tensor bytes on demand.
+
+    Metadata values are int, float, bool, str, ``list[str]`` or, for arrays of numbers, ``np.ndarray``. The file
+    stays mapped as long as the object or an array from ``data`` lives.
+    """
+
+    def __init__(self, mapped: mmap.mmap) -> None:
+        """Parse the header of a mapped file; ``open`` is the usual way here. Raises ``ModelError``."""
+        self._bytes = np.frombuffer(mapped, dtype=np.uint8)
+        reader = _Reader(mapped)
+        num_tensors, num_metadata = _read_header(reader)
+        self.metadata: dict[str, Any] = {}
+        for _ in range(num_metadata):
+            key, value = _read_metadata(reader)
+            _add(self.metadata, key, value, "metadata key")
+        # The table of tensors stands before the data, so offsets are made absolute once its end is known.
+        table = [_read_tensor(reader) for _ in range(num_tensors)]
+        alignment = _alignment(self.metadata)
+        start = -(-reader.position // alignment) * alignment
+        self.tensors: dict[str, GgufTensor] = {}
+        for entry in table:
+            _add(self.tensors, entry.name, _place(entry, start, alignment, reader.size), "tensor")
+
+    @classmethod
+    def open(cls, path: Path) -> GgufFile:
+        """Map the file at ``path`` and parse its header.
+
+        Raises:
+            ModelError: not a readable file, not GGUF, a version, tensor type or value type that we do not read, or a
+                header that claims more than the file holds.
+        """
+        try:
+            with path.open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:  # mmap refuses an empty file with a ValueError
+            raise ModelError(f"{path.name} cannot be read: {error.args[-1]}.") from error
+        try:
+            return cls(mapped)
+        except ModelError as error:
+            raise ModelError(f"{path.name}: {error}") from None
+
+    def data(self, name: str) -> npt.NDArray[np.uint8]:
+        """The raw bytes of a tensor, a read-only view of the mapped file. Raises KeyError for an unknown name."""
+        tensor = self.tensors[name]
+        return self._bytes[tensor.offset : tensor.offset + tensor.num_bytes]
+
+
+def _add(table: dict[str, Any], name: str, value: Any, what: str) -> None:
+    if name in table:
+        raise ModelError(f"the {what} {name!r} is there twice")
+    table[name] = value
+
+
+class _Reader:
+    """A position in the mapped file; every read is checked against the end."""
+
+    def __init__(self, mapped: mmap.mmap) -> None:
+        self._mapped = mapped
+        self.size = len(mapped)
+        self.position = 0
+
+    def take(self, count: int, what: str) -> int:
+        """Step over ``count`` bytes and return where they start."""
+        start = self.position
+        if count > self.size - start:
+            raise ModelError(f"truncated or malformed: {what} needs {count} bytes where {self.size - start} are left")
+        self.position = start + count
+        return start
+
+    def bytes(self, count: int, what: str) -> bytes:
+        start = self.take(count, what)
+        return self._mapped[start : start + count]
+
+    def u32(self, what: str) -> int:
+        return int(struct.unpack_from("<I", self._mapped, self.take(4, what))[0])
+
+    def u64(self, what: str) -> int:
+        return int(struct.unpack_from("<Q", self._mapped, self.take(8, what))[0])
+
+    def string(self, what: str) -> str:
+        return _decode(self.bytes(self.u64(f"the length of {what}"), what), what)
+
+    def strings(self, count: int, what: str) -> list[str]:
+        """``count`` strings. Written flat: a vocabulary has hundreds of thousands."""
+        if count * 8 > self.size - self.position:
+            raise ModelError(f"truncated or malformed: {what} claims {count} strings, more than the file holds")
+        mapped, size, position = self._mapped, self.size, self.position
+        length_at: Callable[[Any, int], tuple[Any, ...]] = struct.Struct("<Q").unpack_from
+        raw = []
+        for _ in range(count):
+            if size - position < 8:
+                raise ModelError(f"truncated or malformed: {what} ends inside a string")
+            start = position + 8
+            position = start + length_at(mapped, position)[0]
+            if position > size:
+                raise ModelError(f"truncated or malformed: a string of {what} ends {position - size} bytes too late")
+            raw.append(mapped[start:position])
+        self.position = position
+        return [_decode(item, what) for item in raw]
+
+
+def _decode(raw: bytes, what: str) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise ModelError(f"malformed: {what} is not UTF-8") from error
+
+
+def _read_header(reader: _Reader) -> tuple[int, int]:
+    """Numbers of tensors and metadata entries."""
+    if reader.bytes(4, "the magic") != MAGIC:
+        raise ModelError("not a GGUF file: it does not begin with the letters GGUF")
+    version = reader.u32("the version")
+    if version not in (2, 3):
+        raise ModelError(f"GGUF version {version} in little-endian order is not supported, only 2 and 3 are")
+    num_tensors, num_metadata = reader.u64("the number of tensors"), reader.u64("the number of metadata entries")
+    least = num_tensors * _LEAST_TENSOR + num_metadata * _LEAST_METADATA
+    if least > reader.size - reader.position:
+        raise ModelError(
+            f"truncated or malformed: {num_tensors} tensors and {num_metadata} metadata entries need at least {least} "
+            f"bytes where {reader.size - reader.position} are left"
+        )
+    return num_tensors, num_metadata
+
+
+def _read_metadata(reader: _Reader) -> tuple[str, Any]:
+    key = reader.string("a metadata key")
+    what = f"the metadata value {key!r}"
+    kind = reader.u32(what)
+    if kind == _ARRAY:
+        return key, _read_array(reader, what)
+    if kind == _STRING:
+        return key, reader.string(what)
+    return key, _numbers(reader, kind, 1, what)[0].item()
+
+
+def _read_array(reader: _Reader, what: str) -> Any:
+    kind, count = reader.u32(what), reader.u64(what)
+    return reader.strings(count, what) if kind == _STRING else _numbers(reader, kind, count, what)
+
+
+def _numbers(reader: _Reader, kind: int, count: int, what: str) -> npt.NDArray[Any]:
+    if kind not in _NUMBERS:
+        raise ModelError(f"{what} has the value type {kind}, which is not supported")
+    dtype = np.dtype(_NUMBERS[kind])
+    return np.frombuffer(reader.bytes(count * dtype.itemsize, what), dtype=dtype)
+
+
+def _read_tensor(reader: _Reader) -> GgufTensor:
+    """One line of the table of tensors; its offset is still relative to the start of the data."""
+    name = reader.string("a tensor's name")
+    what = f"the tensor {name!r}"
+    num_dims = reader.u32(what)
+    if not 1 <= num_dims <= MAX_DIMS:
+        raise ModelError(f"malformed: {what} has {num_dims} dimensions, not 1 to {MAX_DIMS}")
+    dims = [reader.u64(what) for _ in range(num_dims)]
+    if min(dims) < 1:
+        raise ModelError(f"malformed: {what} has a dimension of length 0")
+    kind, offset = reader.u32(what), reader.u64(what)
+    if kind not in TENSOR_TYPES:
+        known = ", ".join(sorted(entry[0] for entry in TENSOR_TYPES.values()))
+        raise ModelError(
+            f"{what} is of type {_OTHER_TENSOR_TYPES.get(kind, kind)}, which is not supported; supported are {known}"
+        )
+    type_name, block, block_bytes = TENSOR_TYPES[kind]
+    if dims[0] % block:
+        raise ModelError(f"malformed: rows of {what} have {dims[0]} elements, not a multiple of {type_name}'s {block}")
+    num_elements = 1
+    for dim in dims:
+        num_elements *= dim
+    return GgufTensor(name, tuple(reversed(dims)), type_name, offset, num_elements // block * block_bytes)
+
+
+def _alignment(metadata: dict[str, Any]) -> int:
+    alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
+        raise ModelError(f"malformed: general.alignment is {alignment!r}, not a power of two")
+    return alignment
+
+
+def _place(tensor: GgufTensor, start: int, alignment: int, size: int) -> GgufTensor:
+    """``tensor`` with its offset made absolute. Raises ``ModelError`` if it does not lie in the file."""
+    offset = start + tensor.offset
+    if tensor.offset % alignment or offset + tensor.num_bytes > size:
+        raise ModelError(
+            f"truncated or malformed: the tensor {tensor.name!r} has {tensor.num_bytes} bytes at {offset} in a file of "
+            f"{size} bytes aligned to {alignment}"
+        )
+    return GgufTensor(tensor.name, tensor.shape, tensor.type, offset, tensor.num_bytes)

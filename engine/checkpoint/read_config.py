@@ -1,0 +1,57 @@
+"""The config of a model, whatever its files. No torch, so that any process may ask."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelError
+from .config_fields import Fields
+from .gguf import GgufFile
+from .gguf_config import gguf_model_config
+from .hf_config import model_config
+from .model_config import ModelConfig
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+
+
+def read_model_config(path: Path) -> ModelConfig:
+    """Read ``config.json`` of a folder in Hugging Face format, or the metadata of a GGUF file.
+
+    End tokens are those of ``generation_config.json`` where it names any, else the config's.
+
+    Raises:
+        ModelError: neither of the two, malformed, or a model that we do not compute.
+    """
+    if not path.is_dir():
+        return gguf_model_config(_open_gguf(path))
+    config = model_config(_read_json(path / CONFIG))
+    if not (path / GENERATION_CONFIG).is_file():
+        return config
+    fields = Fields(_read_json(path / GENERATION_CONFIG), GENERATION_CONFIG)
+    eos = fields.token_ids("eos_token_id", config.vocab_size)
+    return replace(config, eos_token_ids=eos) if eos else config
+
+
+def _open_gguf(path: Path) -> GgufFile:
+    if path.suffix != ".gguf":
+        raise ModelError(
+            f"{path.name} is neither a folder in Hugging Face format nor a .gguf file. "
+            "Pickles (.bin, .pt, .pth) are not read, for they can run any code."
+        )
+    return GgufFile.open(path)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ModelError(f"{path.name} is missing from the model's folder.") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path.name} is not JSON.") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path.name} must be a JSON object.")
+    return content

@@ -1,0 +1,106 @@
+"""Rotary embeddings from a config: ``rope_parameters`` as transformers 5 writes it, or the older keys.
+
+new    "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8, ...}, or, where layers with a
+       window have their own, {"full_attention": {...}, "sliding_attention": {...}}
+old    "rope_theta": 5e5, "rope_scaling": {"rope_type" or "type": ..., "factor": ...}, "rope_local_base_freq": 1e4
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+from ..errors import ModelError
+from .config_fields import Fields
+from .families import Family
+from .model_config import LinearScaling, Llama3Scaling, Rope
+
+DEFAULT_THETA = 10_000.0
+
+# Keys that a type of scaling may have; anything else would change the angles in a way that we do not compute.
+_COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+_KEYS = {
+    "default": _COMMON | {"original_max_position_embeddings"},
+    "linear": _COMMON | {"factor"},
+    "llama3": _COMMON | {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
+}
+
+
+def read_ropes(fields: Fields, family: Family, head_dim: int) -> tuple[Rope, Rope]:
+    """The rotary embeddings of layers that see everything and of layers with a window (often the same).
+
+    Raises:
+        ModelError: a kind of scaling that we do not compute, or keys that contradict each other.
+    """
+    new, old = fields.mapping("rope_parameters"), fields.mapping("rope_scaling")
+    if not family.local_rope:
+        rope = _rope(fields, _merged(new, old, fields.where), "rope_theta", family, head_dim)
+        return rope, rope
+    if new and not new.keys() <= {"full_attention", "sliding_attention"}:
+        raise fields.wrong("rope_parameters", "an object with full_attention and sliding_attention")
+    nested = Fields(new, f"{fields.where}: rope_parameters")
+    full = _merged(nested.mapping("full_attention"), old, fields.where)
+    local = nested.mapping("sliding_attention")
+    return (
+        _rope(fields, full, "rope_theta", family, head_dim),
+        _rope(fields, local, "rope_local_base_freq", family, head_dim),
+    )
+
+
+def _merged(new: dict[str, Any], old: dict[str, Any], where: str) -> dict[str, Any]:
+    for key in new.keys() & old.keys():
+        if new[key] != old[key]:
+            raise ModelError(
+                f"{where}: rope_parameters and rope_scaling disagree on {key}: {new[key]!r} against {old[key]!r}."
+            )
+    return {**new, **old}
+
+
+def _rope(fields: Fields, parameters: dict[str, Any], theta_key: str, family: Family, head_dim: int) -> Rope:
+    own = Fields({"rope_theta": fields.values.get(theta_key), **parameters}, f"{fields.where}: rope parameters")
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if not isinstance(kind, str) or kind not in _KEYS or parameters.get("type", kind) != kind:
+        raise ModelError(
+            f"{fields.where}: rope type {kind!r} is not supported; {', '.join(_KEYS)} are. "
+            "It cannot be left out without changing the model's answers."
+        )
+    for key, value in parameters.items():
+        if key not in _KEYS[kind] and value is not None:
+            raise ModelError(f"{fields.where}: rope parameter {key} is not supported with rope type {kind}.")
+    return Rope(
+        theta=own.positive("rope_theta", default=DEFAULT_THETA),
+        dim=_rotary_dim(fields, parameters, family, head_dim),
+        scaling=_scaling(kind, own, fields),
+    )
+
+
+def _rotary_dim(fields: Fields, parameters: dict[str, Any], family: Family, head_dim: int) -> int:
+    factor = parameters.get("partial_rotary_factor", fields.values.get("partial_rotary_factor"))
+    if factor is None:
+        factor = 1
+    if not isinstance(factor, int | float | Fraction) or not 0 < factor <= 1:
+        raise ModelError(
+            f"{fields.where}: partial_rotary_factor must be a number above 0 and at most 1, not {factor!r}."
+        )
+    dim = int(head_dim * factor)
+    if dim % 2 or dim == 0 or (dim != head_dim and not family.partial_rotary):
+        wanted = "an even number" if family.partial_rotary else f"all {head_dim}, an even number,"
+        raise ModelError(
+            f"{fields.where}: partial_rotary_factor {float(factor)} rotates {dim} of {head_dim} dimensions of a head; "
+            f"{wanted} must be rotated in {family.architecture}."
+        )
+    return dim
+
+
+def _scaling(kind: str, own: Fields, fields: Fields) -> LinearScaling | Llama3Scaling | None:
+    if kind == "linear":
+        return LinearScaling(own.positive("factor"))
+    if kind == "llama3":
+        low, high = own.positive("low_freq_factor"), own.positive("high_freq_factor")
+        if not low < high:
+            raise own.wrong("high_freq_factor", f"above low_freq_factor {low}")
+        length = own.integer(
+            "original_max_position_embeddings", default=fields.integer("max_position_embeddings", high=1 << 30)
+        )
+        return Llama3Scaling(own.positive("factor"), low, high, length)
+    return None

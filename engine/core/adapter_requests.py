@@ -1,0 +1,357 @@
+"""What the engine's messages and sequences want of the adapters: loads and their replies, versions held, namespaces.
+
+Submit ----> begin ----> pinned version ----> Done or Failed ----> settle: unpinned, at last dropped
+               |
+               +-- name not loaded, but being loaded or in the folder of adapters: waits alone, then begins again
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+from heapq import nlargest
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...lora.activated import activation_position
+from ...lora.errors import AdapterError
+from ...lora.folder import check_name
+from ...radix.namespace import Namespace
+from ...radix.namespace import Path as PrefixPath
+from ..errors import ConfigError, EngineError, RequestError, UnknownModel
+from ..messages import (
+    AdapterChanged,
+    Adapters,
+    Done,
+    Failed,
+    ListAdapters,
+    LoadAdapter,
+    Message,
+    Reply,
+    Submit,
+    UnloadAdapter,
+    failure_of,
+)
+from ..snapshot import SlotView
+from ..types import AdapterInfo
+
+if TYPE_CHECKING:
+    from ...lora.adapters import Adapters as AdapterPool
+    from ...lora.adapters import LoadResult
+    from ...lora.registry import AdapterVersion
+
+BASE = "base"
+"""The base model's part of every namespace: a process has one."""
+
+_PAUSE = 0.001  # seconds between two looks at the loads of the start
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptation:
+    """How an adapter takes part in a sequence.
+
+    Attributes:
+        path: the namespaces of the sequence.
+        adapter: load id of the version, -1 for the base model alone.
+        adapted_from: position of the first token that the adapter reads.
+    """
+
+    path: PrefixPath
+    adapter: int = -1
+    adapted_from: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A sequence that waited for its adapter: it can begin, or the error says why it never will."""
+
+    submit: Submit
+    error: EngineError | None
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Sequences that cannot go on, because their adapter broke."""
+
+    ids: tuple[int, ...]
+    error: EngineError
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """A load under way: of what, and the call that a reply goes to (None if a sequence asked for it)."""
+
+    name: str
+    path: str
+    call: int | None
+
+
+class AdapterDesk:
+    """Stands between the core and the pool of adapters. The core's thread calls it.
+
+    Args:
+        pool: names, versions, slots and memory.
+        folder: any adapter below it is loaded when a sequence names it; None for no such folder.
+    """
+
+    def __init__(self, pool: AdapterPool, folder: Path | None) -> None:
+        self._pool = pool
+        self._folder = folder
+        self._loads: deque[_Load] = deque()  # in the order in which the pool reports them
+        self._waiting: dict[str, list[Submit]] = {}
+        self._pins: dict[int, AdapterVersion] = {}  # by sequence
+        self._requests: Counter[str] = Counter()
+        self._hits: Counter[str] = Counter()
+        self._outbox: list[Message] = []
+
+    @property
+    def has_work(self) -> bool:
+        """Whether loads are under way or messages wait to be taken."""
+        return bool(self._loads or self._outbox)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for their adapter to be loaded."""
+        return sum(map(len, self._waiting.values()))
+
+    def load_named(self, folders: Mapping[str, str]) -> tuple[AdapterInfo, ...]:
+        """Load adapters by name, and wait for them. Raises ConfigError for the first one that cannot be loaded."""
+        try:
+            for name, folder in folders.items():
+                self._await(name, folder)
+        except ConfigError:
+            self._pool.close()
+            raise
+        return tuple(map(self.describe, self._pool.registry))
+
+    def load(self, message: LoadAdapter) -> None:
+        """Begin a load; the reply follows."""
+        try:
+            if not message.replace and self._is_known(message.name):
+                raise RequestError(
+                    f"The adapter {message.name!r} is loaded already; unload it, or ask to replace it.", param="name"
+                )
+            self._start(message.name, message.path, message.id)
+        except EngineError as error:
+            self._reply(message.id, error)
+
+    def unload(self, message: UnloadAdapter) -> None:
+        """Let a name stand for nothing, and reply. Running sequences go on with what they have."""
+        loaded = self._pool.registry.get(message.name) is not None
+        try:
+            self._pool.unload(message.name)
+        except AdapterError:
+            self._reply(message.id, UnknownModel(message.name))
+            return
+        if loaded:
+            self._gone(message.name)
+        self._reply(message.id)
+
+    def tell(self, message: ListAdapters) -> None:
+        """Answer with all adapters as they stand: those that names stand for, those that drain, those on their way."""
+        registry = self._pool.registry
+        loading = (AdapterInfo(load.name, load.path, "loading", "disk") for load in self._loads)
+        self._outbox.append(Adapters(message.id, (*map(self.describe, (*registry, *registry.draining)), *loading)))
+
+    def begin(self, submit: Submit) -> Adaptation | None:
+        """Pin the version that a sequence's adapter name stands for, until ``settle`` sees the sequence's end.
+
+        Returns:
+            None if the sequence waits for the adapter to be loaded: ``poll`` then brings it back.
+
+        Raises:
+            UnknownModel: the name stands for nothing.
+            RequestError: the adapter cannot be loaded.
+        """
+        name, base = submit.adapter, Namespace(BASE, None, submit.salt, submit.cache_tenant)
+        assert name is not None
+        version = self._pool.registry.get(name)
+        if version is None:
+            self._wait(name, submit)
+            return None
+        self._requests[name] += 1
+        self._hits[name] += self._pool.slots.is_ready(version.load_id)
+        start = activation_position(submit.tokens, version.invocation_tokens) if version.invocation_tokens else 0
+        if start is None:
+            return Adaptation(PrefixPath(base))
+        self._pool.registry.pin(version)
+        self._pins[submit.id] = version
+        self._pool.slots.prefetch(version.load_id)
+        own = Namespace(BASE, version.digest, submit.salt, submit.cache_tenant)
+        path = PrefixPath(own, switch_at=start, before=base) if start else PrefixPath(own)
+        return Adaptation(path, version.load_id, start)
+
+    def poll(self) -> list[Arrival]:
+        """Take over what was loaded, once a step. Returns the sequences that waited for it."""
+        arrivals: list[Arrival] = []
+        for result in self._pool.poll():
+            arrivals += self._finish(self._loads.popleft(), result)
+        return arrivals
+
+    def take_lost(self) -> list[Loss]:
+        """Sequences whose adapter broke since the last call."""
+        losses = []
+        for broken in self._pool.take_broken():
+            if self._pool.registry.get(broken.version.name) is None:
+                self._gone(broken.version.name)
+            ids = tuple(number for number, version in self._pins.items() if version is broken.version)
+            losses.append(Loss(ids, RequestError(str(broken.error), param="model")))
+        return losses
+
+    def take_waiting(self, ids: Container[int] | None = None) -> list[Submit]:
+        """Sequences that shall wait no longer: those with these ids, or all."""
+        taken = []
+        for name, submits in tuple(self._waiting.items()):
+            taken += [submit for submit in submits if ids is None or submit.id in ids]
+            self._waiting[name] = [submit for submit in submits if ids is not None and submit.id not in ids]
+            if not self._waiting[name]:
+                del self._waiting[name]
+        return taken
+
+    def take_messages(self) -> list[Message]:
+        """Replies and changes since the last call, changes before the reply to what caused them."""
+        messages, self._outbox = self._outbox, []
+        return messages
+
+    def settle(self, messages: Iterable[Message]) -> list[str]:
+        """Unpin the versions of all sequences that these messages end.
+
+        Returns:
+            Digests of adapters that nobody uses or can name any more: their KV can go.
+        """
+        if self._pins:
+            for message in messages:
+                if isinstance(message, (Done, Failed)) and (version := self._pins.pop(message.id, None)):
+                    self._pool.registry.unpin(version)
+        return self._pool.take_ended()
+
+    def describe(self, version: AdapterVersion) -> AdapterInfo:
+        """An adapter as the client is told of it."""
+        pool = self._pool
+        cached = "host" if version.digest in pool.cache else "disk"
+        return AdapterInfo(
+            name=version.name,
+            path=version.path,
+            state="draining" if version.retired else "ready",
+            tier="device" if pool.slots.is_ready(version.load_id) else cached,
+            rank=version.rank,
+            bytes=version.num_bytes,
+            activated=bool(version.invocation_tokens),
+            pins=version.pins,
+            running=pool.slots.pins(version.load_id),
+            requests=self._requests[version.name],
+            hits=self._hits[version.name],
+        )
+
+    def names(self) -> dict[str, str]:
+        """Names by the digest of what they stand for or, where sequences still use it, stood for."""
+        registry = self._pool.registry
+        return {version.digest: version.name for version in (*registry.draining, *registry)}
+
+    def name(self, load_id: int) -> str | None:
+        """The name that a version was loaded under; None if it has ended, or for the base model's -1."""
+        version = self._pool.registry.version(load_id)
+        return None if version is None else version.name
+
+    def busiest(self, most: int) -> tuple[AdapterInfo, ...]:
+        """The adapters in use, then those in slots, then others, at most so many."""
+        slots, registry = self._pool.slots, self._pool.registry
+        versions = nlargest(most, (*registry, *registry.draining), lambda v: (v.pins, slots.is_ready(v.load_id)))
+        return tuple(map(self.describe, versions))
+
+    def slots(self) -> tuple[SlotView, ...]:
+        """All slots with the names of their adapters."""
+        states = self._pool.slots.states()
+        return tuple(SlotView(self.name(slot.adapter), slot.ready, slot.pins, slot.closing) for slot in states)
+
+    def stats(self) -> dict[str, float]:
+        """Gauges and counters, for metrics."""
+        pool = self._pool
+        return {
+            "adapters": len(pool.registry),
+            "adapters_loading": len(self._loads),
+            "adapters_resident": pool.slots.num_resident,
+            "adapters_pinned": pool.slots.num_pinned,
+            "adapters_host_bytes": pool.cache.num_bytes,
+            "adapters_evicted": pool.cache.num_evicted,
+        }
+
+    def check(self) -> None:
+        """Raise AssertionError if pins, versions and slots contradict each other."""
+        self._pool.registry.check()
+        self._pool.slots.check()
+        pins = Counter(version.load_id for version in self._pins.values())
+        for load_id, count in pins.items():
+            version = self._pool.registry.version(load_id)
+            assert version is not None and version.pins == count, f"{count} sequences use {version}"
+
+    def close(self) -> None:
+        """End the background threads, and reply to the calls that run."""
+        for load in self._loads:
+            if load.call is not None:
+                self._outbox.append(Reply(load.call, Failed(load.call, "EngineDead", "The engine is shutting down.")))
+        self._loads.clear()
+        self._pool.close()
+
+    def _await(self, name: str, folder: str) -> None:
+        """Load one adapter before the engine is ready, when there are no others."""
+        try:
+            self._pool.load(name, folder, trusted=True)
+            while not (results := self._pool.poll()):
+                time.sleep(_PAUSE)
+            if results[0].error is not None:
+                raise results[0].error
+        except AdapterError as error:
+            raise ConfigError(f"--lora-modules {name}: {error}") from None
+
+    def _is_known(self, name: str) -> bool:
+        """Whether a name is loaded or being loaded."""
+        return self._pool.registry.get(name) is not None or self._is_loading(name)
+
+    def _is_loading(self, name: str) -> bool:
+        return any(load.name == name for load in self._loads)
+
+    def _start(self, name: str, path: str, call: int | None) -> None:
+        try:
+            self._pool.load(name, path)
+        except AdapterError as error:
+            raise _refusal(error) from None
+        self._loads.append(_Load(name, path, call))
+
+    def _wait(self, name: str, submit: Submit) -> None:
+        """Keep a sequence until its adapter is loaded, which begins now if nobody has begun it."""
+        if not self._is_loading(name):
+            if self._folder is None or not _is_adapter(self._folder, name):
+                raise UnknownModel(name)
+            self._start(name, name, None)
+        self._waiting.setdefault(name, []).append(submit)
+
+    def _finish(self, load: _Load, result: LoadResult) -> list[Arrival]:
+        error = None if result.error is None else _refusal(result.error)
+        if result.version is not None:
+            self._outbox.append(AdapterChanged(load.name, self.describe(result.version)))
+        if load.call is not None:
+            self._reply(load.call, error)
+        return [Arrival(submit, error) for submit in self._waiting.pop(load.name, [])]
+
+    def _gone(self, name: str) -> None:
+        del self._requests[name], self._hits[name]
+        self._outbox.append(AdapterChanged(name, None))
+
+    def _reply(self, call: int, error: EngineError | None = None) -> None:
+        self._outbox.append(Reply(call, None if error is None else failure_of(call, error)))
+
+
+def _refusal(error: AdapterError) -> RequestError:
+    return RequestError(str(error), param=error.option)
+
+
+def _is_adapter(folder: Path, name: str) -> bool:
+    """Whether a folder of that name lies below the folder of adapters. What is in it, the loader finds out."""
+    try:
+        check_name(name)
+        return (folder / name).is_dir()
+    except (AdapterError, OSError):
+        return False

@@ -1,0 +1,373 @@
+"""The engine's step: where the control plane (ints) and the device (tensors) meet, and nowhere else."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from ...radix.namespace import Namespace
+from ...radix.namespace import Path as PrefixPath
+from ..batch import Batch, Draw, Masks, Read, StepResult
+from ..config import EngineConfig
+from ..engine_stats import EngineStats
+from ..errors import EngineDead, EngineError, RequestError, UnknownModel
+from ..kv_cache.prefix_cache import PrefixCache
+from ..messages import (
+    Abort,
+    Done,
+    ListAdapters,
+    LoadAdapter,
+    Message,
+    Ready,
+    Reply,
+    SnapshotTaken,
+    Submit,
+    TakeSnapshot,
+    TokenTexts,
+    UnloadAdapter,
+    failure_of,
+)
+from ..scheduling.scheduler import Scheduler
+from ..sequence.sequence import Sequence
+from ..speculation.proposer import Drafter
+from ..step_timer import Laps
+from ..types import FinishReason, Usage
+from .adapter_requests import BASE, Adaptation, AdapterDesk
+from .debug_snapshot import take_snapshot
+
+if TYPE_CHECKING:
+    from ...lora.adapters import Adapters
+    from .structured_output import Compilation, Grammars
+
+_PAUSE = 0.001  # seconds between two looks at compiles and loads when there is nothing else to do
+
+
+class StepWorker(Protocol):
+    """What the core needs of the device's side: the worker, or a fake in tests."""
+
+    num_pages: int
+    max_model_len: int
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    summary: tuple[str, ...]
+    adapters: Adapters | None
+    overlaps: bool
+    """Whether it computes while the host goes on, so that a step is better launched before the last one is read."""
+
+    def launch(self, batch: Batch) -> Draw:
+        """Start the forward pass of a step. Steps are launched, drawn and read in the same order, but that one that
+        nobody awaits any more is neither drawn nor read. Each is drawn before the next is launched.
+        """
+
+
+class Launched(NamedTuple):
+    """A step under way, which ``EngineCore.finish`` takes.
+
+    Attributes:
+        batch: its plan.
+        draw: what it draws with, called in ``launch`` if no mask is to be waited for: then ``read`` is what came of it.
+        masks: which it needs.
+        laps: what its parts took on the host.
+    """
+
+    batch: Batch
+    draw: Draw
+    masks: Callable[[], Masks] | None
+    read: Read | None
+    laps: Laps
+
+
+class EngineCore:
+    """The sequences on one model. One thread calls it; it waits for nothing but the device.
+
+    Args:
+        config: all options.
+        worker: the device's side.
+
+    Attributes:
+        ready: facts for the client.
+
+    Raises:
+        ConfigError: an adapter that the options name cannot be loaded.
+    """
+
+    def __init__(self, config: EngineConfig, worker: StepWorker) -> None:
+        self._worker = worker
+        self._stats = EngineStats()
+        self._cache = PrefixCache(worker.num_pages, config.block_size, sharing=config.enable_prefix_caching)
+        self._scheduler = Scheduler(
+            self._cache,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=worker.max_model_len,
+            stats=self._stats,
+            slots=worker.adapters.slots if worker.adapters else None,
+            drafter=Drafter(config.speculative, self._cache, self._stats) if config.max_drafts else None,
+            max_drafts=config.max_drafts,
+        )
+        self._seeds = random.Random(config.seed)
+        self._outbox: list[Message] = []
+        self._ahead: tuple[Batch, Draw] | None = None  # a step that was launched before its turn
+        self._max_lines = config.max_num_seqs + config.max_drafts
+        self._grammars: Grammars | None = None
+        self._compiling: dict[int, tuple[Sequence, Compilation]] = {}
+        folder = None if config.lora_dir is None else Path(config.lora_dir)
+        self._adapters = AdapterDesk(worker.adapters, folder) if worker.adapters else None
+        self.ready = Ready(
+            max_model_len=worker.max_model_len,
+            vocab_size=worker.vocab_size,
+            num_pages=worker.num_pages,
+            page_size=config.block_size,
+            summary=worker.summary,
+            adapters=self._adapters.load_named(config.named_adapters) if self._adapters else (),
+        )
+
+    @classmethod
+    def load(cls, config: EngineConfig, model_path: Path) -> EngineCore:
+        """Load a model and set the engine up on it. Raises ModelError and ConfigError."""
+        from ..executor.worker import Worker
+
+        return cls(config, Worker(config, model_path))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a sequence is alive or a message waits to be taken by ``step``."""
+        alive = self._scheduler.num_running or self._scheduler.num_waiting or self._compiling
+        return bool(alive or self._outbox or (self._adapters and self._adapters.has_work))
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the device computes while the host goes on."""
+        return self._worker.overlaps
+
+    def handle(self, messages: Iterable[Message]) -> None:
+        """Take messages from the client; answers to them leave with the next step."""
+        for message in messages:
+            if isinstance(message, Submit):
+                self._submit(message)
+            elif isinstance(message, Abort):
+                self._abort(message.ids)
+            elif isinstance(message, TokenTexts):
+                self._learn(message)
+            elif isinstance(message, (LoadAdapter, UnloadAdapter, ListAdapters)):
+                self._manage(message)
+            elif isinstance(message, TakeSnapshot):
+                snapshot = take_snapshot(self._cache, self._scheduler, self._adapters, self.stats())
+                self._outbox.append(SnapshotTaken(message.id, snapshot))
+
+    def step(self) -> list[Message]:
+        """Plan, compute and commit one step. Returns all that the client is to be told."""
+        return self.finish(self.launch())
+
+    def launch(self) -> Launched | None:
+        """Plan a step and start it; None if nothing can be computed now. ``finish`` is the next call to be made.
+
+        A step that ``finish`` has launched ahead only has its masks begun. What the caller does in between is done
+        while a GPU computes.
+        """
+        self._poll_compiling()
+        self._poll_adapters()
+        laps = Laps()
+        started = self._take_ahead() or self._start(self._scheduler.schedule(), laps)
+        if started is None:
+            return None
+        batch, draw = started
+        masks = self._masks(batch)
+        laps.end("schedule")
+        return Launched(batch, draw, masks, None if masks else draw(None), laps)
+
+    def finish(self, launched: Launched | None) -> list[Message]:
+        """Launch the step after this one, if it can be planned already; then wait for this one and commit it.
+
+        Returns all that the client is to be told.
+        """
+        if launched is not None:
+            read, laps = launched.read or launched.draw(launched.masks), launched.laps
+            laps.skip()
+            if self._worker.overlaps:
+                self._ahead = self._start(self._scheduler.schedule_ahead(), laps)
+            self._commit(launched.batch, read(), laps)
+        elif self.has_work and not self._outbox:
+            time.sleep(_PAUSE)
+        return self._take_outbox()
+
+    def close(self) -> list[Message]:
+        """Fail every sequence that is still alive. Returns what the client is to be told."""
+        error = EngineDead("The engine is shutting down.")
+        if self._grammars:
+            self._grammars.close()
+        self._outbox += [failure_of(number, error) for number in self._compiling]
+        self._compiling.clear()
+        self._outbox += self._scheduler.fail_all(error)
+        self._scheduler.slow_masks.close()
+        if self._adapters:
+            self._outbox += [failure_of(submit.id, error) for submit in self._adapters.take_waiting()]
+            self._adapters.close()
+        return self._take_outbox()
+
+    def stats(self) -> dict[str, float]:
+        """Gauges and counters by name, as ``Heartbeat`` carries them."""
+        cache = self._cache
+        return {
+            **self._stats.counters(),
+            **self._scheduler.retention.stats(),
+            **(self._grammars.stats() if self._grammars else {}),
+            **(self._adapters.stats() if self._adapters else {}),
+            "running": self._scheduler.num_running,
+            "waiting": self._scheduler.num_waiting
+            + len(self._compiling)
+            + (self._adapters.num_waiting if self._adapters else 0),
+            "pages": cache.num_pages,
+            "pages_free": cache.num_free,
+            "pages_available": cache.available(),
+            "pages_cached": cache.num_cached,
+            "pages_private": cache.num_private,
+        }
+
+    def take_observations(self) -> dict[str, list[float]]:
+        """Histogram observations since the last call."""
+        return self._stats.take_observations() | (self._grammars.take_observations() if self._grammars else {})
+
+    def check(self) -> None:
+        """Raise AssertionError if pages, tree and leases contradict each other, or adapters, slots and pins."""
+        self._cache.check()
+        if self._adapters:
+            self._adapters.check()
+
+    def _commit(self, batch: Batch, result: StepResult, laps: Laps) -> None:
+        """Take the result of a step over, and note what its parts took: those of one that was launched ahead count in
+        the step under which that was done.
+        """
+        laps.skip()
+        self._outbox += self._scheduler.commit(batch, result)
+        laps.end("commit")
+        self._stats.add_seconds({**laps.seconds, **result.seconds, "step": laps.whole()})
+
+    def _start(self, batch: Batch, laps: Laps) -> tuple[Batch, Draw] | None:
+        """Launch a step that has just been planned."""
+        laps.end("schedule")
+        started = (batch, self._worker.launch(batch)) if batch.rows else None
+        laps.skip()
+        return started
+
+    def _take_ahead(self) -> tuple[Batch, Draw] | None:
+        """The step that was launched ahead, unless all its sequences have ended meanwhile."""
+        ahead, self._ahead = self._ahead, None
+        return None if ahead is None or self._scheduler.forget(ahead[0]) else ahead
+
+    def _take_outbox(self) -> list[Message]:
+        """All that the client is to be told; with the sequences that end here end their holds on adapters."""
+        messages, self._outbox = self._outbox, []
+        if self._adapters:
+            if ended := self._adapters.settle(messages):
+                self._cache.drop_adapters(frozenset(ended))
+            messages += self._adapters.take_messages()
+        return messages
+
+    def _submit(self, submit: Submit) -> None:
+        try:
+            adaptation = self._adapt(submit)
+            if adaptation is None:
+                return
+            sequence = self._sequence(submit, adaptation)
+            if submit.grammar is None:
+                self._scheduler.add(sequence)
+            elif self._grammars is None:
+                raise RequestError("This model has no end token, so its answers cannot follow a grammar.")
+            else:
+                self._compiling[submit.id] = sequence, self._grammars.compile(*submit.grammar)
+        except EngineError as error:
+            self._outbox.append(failure_of(submit.id, error))
+
+    def _adapt(self, submit: Submit) -> Adaptation | None:
+        """The adapter's part in a sequence; None while the adapter is being loaded."""
+        if submit.adapter is None:
+            return Adaptation(PrefixPath(Namespace(BASE, None, submit.salt, submit.cache_tenant)))
+        if self._adapters is None:
+            raise UnknownModel(submit.adapter)
+        return self._adapters.begin(submit)
+
+    def _manage(self, message: LoadAdapter | UnloadAdapter | ListAdapters) -> None:
+        if self._adapters is None:
+            error = RequestError("The engine was started without adapters (--enable-lora).")
+            self._outbox.append(Reply(message.id, failure_of(message.id, error)))
+        elif isinstance(message, LoadAdapter):
+            self._adapters.load(message)
+        elif isinstance(message, UnloadAdapter):
+            self._adapters.unload(message)
+        else:
+            self._adapters.tell(message)
+
+    def _poll_adapters(self) -> None:
+        """Begin the sequences whose adapter is there, and end those whose adapter is lost."""
+        if self._adapters is None:
+            return
+        for arrival in self._adapters.poll():
+            if arrival.error is None:
+                self._submit(arrival.submit)
+            else:
+                self._outbox.append(failure_of(arrival.submit.id, arrival.error))
+        for loss in self._adapters.take_lost():
+            self._outbox += self._scheduler.fail(loss.ids, loss.error)
+            compiling = [number for number in loss.ids if self._compiling.pop(number, None)]
+            self._outbox += [failure_of(number, loss.error) for number in compiling]
+
+    def _learn(self, texts: TokenTexts) -> None:
+        """Get ready for grammars, unless the model has no token to end an answer with."""
+        if not self._worker.eos_ids:
+            return
+        from .structured_output import Grammars
+
+        self._grammars = Grammars(texts, self._worker.eos_ids, self._worker.vocab_size, self._max_lines)
+
+    def _poll_compiling(self) -> None:
+        """Queue the sequences whose grammar is there. Each waits alone: nobody else is behind it."""
+        for number, (sequence, compilation) in tuple(self._compiling.items()):
+            outcome = compilation.poll()
+            if outcome is None:
+                continue
+            del self._compiling[number]
+            if isinstance(outcome, EngineError):
+                self._outbox.append(failure_of(number, outcome))
+            else:
+                sequence.matcher = outcome
+                self._scheduler.add(sequence)
+
+    def _abort(self, ids: tuple[int, ...]) -> None:
+        """End sequences, whatever they are doing or waiting for."""
+        self._outbox += self._scheduler.abort(ids)
+        for number in ids:
+            if entry := self._compiling.pop(number, None):
+                self._outbox.append(Done(number, FinishReason.ABORT, entry[0].usage))
+        if self._adapters:
+            waiting = self._adapters.take_waiting(frozenset(ids))
+            usages = ((submit.id, Usage(len(submit.tokens), 0, 0)) for submit in waiting)
+            self._outbox += [Done(number, FinishReason.ABORT, usage) for number, usage in usages]
+
+    def _masks(self, batch: Batch) -> Callable[[], Masks] | None:
+        """Begin to fill the masks of a step on another thread; None if no row needs one."""
+        jobs = self._scheduler.mask_jobs(batch)
+        return self._grammars.fill(jobs) if jobs and self._grammars else None
+
+    def _sequence(self, submit: Submit, adaptation: Adaptation) -> Sequence:
+        params = submit.params
+        ends = () if params.ignore_eos else self._worker.eos_ids
+        seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
+        return Sequence(
+            id=submit.id,
+            tokens=submit.tokens[:],
+            params=params,
+            path=adaptation.path,
+            stop_ids=frozenset((*ends, *params.stop_token_ids)),
+            seed=seed,
+            arrival=time.monotonic(),
+            adapter=adaptation.adapter,
+            adapted_from=adaptation.adapted_from,
+            tenant=submit.tenant,
+            priority=submit.priority,
+            session=submit.session,
+            pin_seconds=submit.pin_seconds,
+        )

@@ -1,0 +1,109 @@
+"""The engine process: messages in, steps, messages out. Started by ``client.EngineClient``, one per model.
+
+    python -P -m rootgraft.engine.core.engine_process FD PATH OPTIONS
+
+FD: its end of a socketpair. OPTIONS: an `EngineConfig` as JSON.
+
+It leaves when the channel closes, so it never outlives the process that started it; signals are that one's business.
+Exit codes: 0 after Shutdown or when the client is gone, 70 after an error.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import sys
+import time
+import traceback
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from .. import process_memory as garbage
+from ..config import EngineConfig
+from ..errors import EngineError
+from ..ipc import Channel
+from ..messages import Failed, Heartbeat, Message, Shutdown, decode, encode
+from .engine_core import EngineCore
+
+HEARTBEAT_SECONDS = 0.25
+GOODBYE_SECONDS = 5.0  # for the client to take the last frame
+START_FAILED = -1  # the id of the Failed that says why there will be no Ready
+EXIT_SOFTWARE = 70
+# For which a thread that fills masks may keep the step loop waiting when it comes back from a kernel.
+SWITCH_SECONDS = 0.0005
+
+
+def serve(core: EngineCore, channel: Channel) -> None:
+    """Run steps until Shutdown arrives; what still runs then fails. ConnectionError if the client goes away.
+
+    What a step brought is sent when the next one is launched, where the device does not wait for that; elsewhere at
+    once: the client then takes it while one thread plans the next step, before all cores compute.
+    """
+    due = 0.0
+    out: list[Message] = []
+    while True:
+        waiting = 0.0 if core.has_work or out else max(0.0, due - time.monotonic())
+        messages = [message for payload in channel.receive(waiting) for message in decode(payload)]
+        core.handle(messages)
+        if any(isinstance(message, Shutdown) for message in messages):
+            channel.send(encode(out + core.close()))
+            return channel.drain(GOODBYE_SECONDS)
+        launched = core.launch() if core.has_work else None
+        if time.monotonic() >= due:
+            out.append(Heartbeat(core.stats(), core.take_observations()))
+            due = time.monotonic() + HEARTBEAT_SECONDS
+        if out:
+            channel.send(encode(out))
+        out = core.finish(launched) if launched or core.has_work else []
+        if out and not core.overlaps:
+            channel.send(encode(out))
+            out = []
+
+
+def start(config: EngineConfig, model_path: Path, channel: Channel) -> EngineCore | None:
+    """Load the engine and tell the client that it is ready, or why it cannot be."""
+    try:
+        core = EngineCore.load(config, model_path)
+    except EngineError as error:
+        channel.send(encode([Failed(START_FAILED, type(error).__name__, str(error))]))
+        channel.drain(GOODBYE_SECONDS)
+        return None
+    channel.send(encode([core.ready]))
+    garbage.freeze()
+    return core
+
+
+def _config(options: str) -> EngineConfig:
+    """The options out of their JSON, which has lists for tuples."""
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(options).items()
+    }
+    return EngineConfig(**values)
+
+
+def main(arguments: list[str]) -> int:
+    """Entry point of the process. Returns its exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    sys.setswitchinterval(SWITCH_SECONDS)
+    garbage.share_heap()
+    fd, path, options = arguments
+    channel = Channel(socket.socket(fileno=int(fd)))
+    try:
+        core = start(_config(options), Path(path), channel)
+        if core is None:
+            return EXIT_SOFTWARE
+        with closing(core):  # also when the client is gone: threads that wait for a step would keep the process
+            serve(core, channel)
+    except ConnectionError:
+        return 0
+    except Exception:
+        traceback.print_exc()
+        return EXIT_SOFTWARE
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

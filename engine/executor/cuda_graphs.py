@@ -1,0 +1,176 @@
+"""Forward passes of small steps on a GPU, captured at the start and replayed: one launch for hundreds.
+
+A captured pass has one size. A step takes the least that holds it, and what is left over is padding: rows without
+tokens, tokens without a cell, for which the kernels do nothing. All passes read the same memory for inputs and write
+their result to the same place.
+
+    decode    every row has one token, as many rows as tokens
+    mixed     rows have any number of tokens: drafts, and the last bits of prompts
+    shared    of either, with launches for prefixes that rows read together
+    adapted   of either, with launches for adapters in every projection
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...kernels.ops import Capture, capture_for, shares_prefixes
+from ...kernels.staging import to_device
+from ..config import EngineConfig
+from ..models.decoder import DecoderModel
+from ..models.forward_inputs import HostInputs, InputBuilder
+from ..models.kv_pool import KvPool
+from .static_inputs import InputRoom
+
+_MOST_TOKENS = 512  # of a captured step: a larger one computes for longer than its launches take
+
+
+class Variant(NamedTuple):
+    """What a captured pass is for."""
+
+    num_tokens: int
+    is_mixed: bool
+    shares: bool
+    is_adapted: bool
+
+
+def sizes_up_to(most: int) -> list[int]:
+    """Tokens of captured passes, rising; the last is the first that is not below ``most``.
+
+    Where steps are small another token costs little, and where they are large padding is a small part.
+    """
+    sizes = [1]
+    while sizes[-1] < most:
+        last = sizes[-1]
+        sizes.append(2 * last if last < 16 else last + (8 if last < 64 else 16 if last < 256 else 32))
+    return sizes
+
+
+class StepGraphs:
+    """The forward pass of a model: replayed where a captured pass holds the step.
+
+    Args:
+        model: its layers.
+        kv: the pool that steps read and write.
+        inputs: what makes the arrays of steps.
+        capture: takes a pass, runs it, and returns what runs it again.
+        max_rows: the most rows of a step.
+        max_tokens: the most tokens of a step that decodes, drafts included.
+        max_rank: the largest of an adapter.
+    """
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        kv: KvPool,
+        inputs: InputBuilder,
+        capture: Capture,
+        *,
+        max_rows: int,
+        max_tokens: int,
+        max_rank: int,
+    ) -> None:
+        self._model, self._kv, self._inputs = model, kv, inputs
+        self._capture = capture
+        self._sizes = sizes_up_to(min(max_tokens, _MOST_TOKENS))
+        self._max_rows = self._sizes[bisect_left(self._sizes, min(max_rows, self._sizes[-1]))]
+        self._adapted = inputs.bank.reserve(max_rank) if inputs.bank else frozenset[str]()
+        self._room = InputRoom(self._sizes[-1], self._max_rows, inputs.table_width, model.device)
+        shape = (self._sizes[-1], model.config.hidden_size)
+        self._hidden = torch.zeros(shape, dtype=model.dtype, device=model.device)
+        self._replays: dict[Variant, Callable[[], None]] = {}
+
+    @property
+    def variants(self) -> list[Variant]:
+        """All that may be captured, the largest first: the others then fit into the memory that it took."""
+        return [
+            Variant(size, is_mixed, shares, is_adapted)
+            for size in reversed(self._sizes)
+            for is_mixed in (True, False)
+            for shares in (True, False)
+            for is_adapted in (True, False)
+            if (size > 1 if is_mixed else size <= self._max_rows)
+            and (shares_prefixes(self._num_rows(size)) or not shares)
+            and (self._inputs.bank or not is_adapted)
+        ]
+
+    @torch.inference_mode()
+    def capture(self, variants: Sequence[Variant]) -> None:
+        """Capture passes, each of which has been run then."""
+        for variant in variants:
+            self._replays[variant] = self._capture(self._pass(variant))
+
+    @torch.inference_mode()
+    def forward(self, step: HostInputs) -> Tensor:
+        """``DecoderModel.forward``. The result is overwritten by the next step.
+
+        A captured pass gives the hidden states of all its tokens.
+        """
+        replay = self._replays.get(self._variant(step)) if self._holds(step) else None
+        if replay is None:
+            return self._model.forward(self._inputs.place(step), self._kv)
+        self._room.fill(step)
+        replay()
+        if step.kept is not None:
+            return self._hidden[to_device(step.kept.tokens, self._hidden.device)]
+        return self._hidden[: step.num_tokens]
+
+    def _holds(self, step: HostInputs) -> bool:
+        return (
+            step.num_tokens <= self._sizes[-1]
+            and step.num_rows <= self._max_rows
+            and (step.shared is None or self._room.shared.holds(step.shared))
+        )
+
+    def _variant(self, step: HostInputs) -> Variant:
+        size = self._sizes[bisect_left(self._sizes, step.num_tokens)]
+        return Variant(size, step.max_query > 1, step.shared is not None, step.slots is not None)
+
+    def _num_rows(self, num_tokens: int) -> int:
+        return min(num_tokens, self._max_rows)
+
+    def _pass(self, variant: Variant) -> Callable[[], None]:
+        """A pass over the memory for inputs.
+
+        How finely attention splits a context is fixed with it, for the longest there can be: splits without keys end
+        at once.
+        """
+        size = variant.num_tokens
+        lora = None
+        if variant.is_adapted and self._inputs.bank:
+            lora = self._inputs.bank.recorded_step(self._adapted, self._room.segments.segments(size))
+        inputs = self._room.inputs(
+            size,
+            self._num_rows(size),
+            max_query=size if variant.is_mixed else 1,
+            max_context=self._inputs.max_context,
+            shares=variant.shares,
+            lora=lora,
+        )
+        result = self._hidden[:size]
+
+        def run() -> None:
+            result.copy_(self._model.forward(inputs, self._kv))
+
+        return run
+
+
+def graphs_for(config: EngineConfig, model: DecoderModel, kv: KvPool, inputs: InputBuilder) -> StepGraphs | None:
+    """Graphs of which none is captured; None where nothing captures, or must not."""
+    capture = None if config.enforce_eager else capture_for(kv.k_layers[0])
+    if capture is None:
+        return None
+    return StepGraphs(
+        model,
+        kv,
+        inputs,
+        capture,
+        max_rows=config.max_num_seqs,
+        max_tokens=min(config.max_num_seqs + config.max_drafts, config.max_num_batched_tokens),
+        max_rank=config.max_lora_rank,
+    )

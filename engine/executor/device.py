@@ -1,0 +1,76 @@
+"""What the machine offers: device, number format, threads, memory."""
+
+from __future__ import annotations
+
+import os
+
+import psutil
+import torch
+
+from ...kernels import kv_int8
+from ..checkpoint.model_config import ModelConfig
+from ..config import EngineConfig
+from ..errors import ConfigError
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_CPU_DEFAULT_BYTES = 4 << 30
+
+
+def choose_device(config: EngineConfig) -> torch.device:
+    """The device that the options name, or the best there is. ConfigError for cuda without one."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda was asked for, but no CUDA device is visible.")
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(config.device)
+
+
+def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
+    """The number format of weights: what was asked for, or bfloat16 where the device computes it natively."""
+    if config.dtype != "auto":
+        return _DTYPES[config.dtype]
+    native = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.bfloat16 if native else torch.float32
+
+
+def choose_kv_dtype(config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """The number format of KV, the model's being ``dtype``.
+
+    Raises:
+        ConfigError: 8 bits were asked for where they are not computed.
+    """
+    if config.kv_cache_dtype == "auto":
+        return dtype
+    if device.type != "cpu":
+        raise ConfigError(f"--kv-cache-dtype int8 needs --device cpu; this is {device.type}. Leave it at auto.")
+    if config.block_size % kv_int8.CELLS:
+        raise ConfigError(
+            f"--kv-cache-dtype int8 needs a --block-size of a multiple of {kv_int8.CELLS}, not {config.block_size}."
+        )
+    if model.head_dim % kv_int8.CELLS:
+        raise ConfigError(
+            f"--kv-cache-dtype int8 needs heads of a multiple of {kv_int8.CELLS} dimensions; this model's have "
+            f"{model.head_dim}. Leave it at auto."
+        )
+    return kv_int8.DTYPE
+
+
+def num_threads(config: EngineConfig) -> int:
+    """Threads for CPU kernels: as asked for, or the cores that this process may run on."""
+    return config.threads or len(os.sched_getaffinity(0))
+
+
+def kv_bytes(config: EngineConfig, device: torch.device) -> int:
+    """Bytes for the KV pool, once the weights are loaded.
+
+    ``--gpu-memory-utilization`` is the share of the device's whole memory that weights, activations and KV may take
+    together; what is taken already (by us or others) is subtracted. A CPU's memory is shared with the rest of the
+    machine, so there the default stops at 4 GiB.
+    """
+    if config.kv_cache_memory is not None:
+        return int(config.kv_cache_memory * 2**30)
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return int(free - (1 - config.gpu_memory_utilization) * total)
+    memory = psutil.virtual_memory()
+    return min(_CPU_DEFAULT_BYTES, int(memory.available - (1 - config.gpu_memory_utilization) * memory.total))

@@ -1,0 +1,102 @@
+"""What a GPU's memory is needed for beside weights and KV: measured at the start, so that the pool gets the rest."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+
+from ...lora.apply import AdapterBank
+from ..batch import Batch, Row, RowStart
+from ..config import EngineConfig
+from ..models.decoder import DecoderModel
+from ..models.forward_inputs import InputBuilder
+from ..models.kv_pool import KvPool
+from ..sampling.sampler import Sampler
+from ..types import SamplingParams
+from .cuda_graphs import graphs_for
+from .model_runner import ModelRunner
+
+_MIB = 2**20
+
+
+class StepMemory(NamedTuple):
+    """Bytes that steps need.
+
+    Attributes:
+        activations: of the largest step.
+        graphs: of all captured passes.
+    """
+
+    activations: int = 0
+    graphs: int = 0
+
+    @property
+    def total(self) -> int:
+        """Both together."""
+        return self.activations + self.graphs
+
+    def __str__(self) -> str:
+        return f"{self.activations / _MIB:,.0f} MiB for activations, {self.graphs / _MIB:,.0f} MiB for captured steps"
+
+
+def trial(num_tokens: int, pages: range | tuple[int, ...]) -> Batch:
+    """One row of token 0, drawn greedily."""
+    tokens = [0] * num_tokens
+    start = RowStart(0, SamplingParams(temperature=0.0), tokens, num_tokens, (), 0)
+    row = Row(0, 0, tokens, 0, tuple(pages), draws=True, num_generated=0)
+    return Batch((row,), (start,))
+
+
+def measure_steps(model: DecoderModel, config: EngineConfig, bank: AdapterBank | None) -> StepMemory:
+    """Run the largest step and capture two passes, on a pool of a few pages that is given back.
+
+    Args:
+        model: on a GPU.
+        config: all options.
+        bank: the adapters on the device, None for none.
+    """
+    memory = _measure(model, config, bank)
+    torch.cuda.empty_cache()  # of all that went with that frame
+    return memory
+
+
+def _measure(model: DecoderModel, config: EngineConfig, bank: AdapterBank | None) -> StepMemory:
+    num_tokens = min(config.max_num_batched_tokens, model.max_positions)
+    pages = range(-(-num_tokens // config.block_size))
+    kv = KvPool(model.config, len(pages), config.block_size, model.dtype, model.device)
+    inputs = InputBuilder(config.max_num_seqs, model.max_positions, config.block_size, model.device, bank)
+    sampler = Sampler(config.max_num_seqs, model.config.vocab_size, model.device)
+    runner = ModelRunner(model, lambda step: model.forward(inputs.place(step), kv), kv, inputs, sampler)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(model.device)
+    before = torch.cuda.memory_reserved(model.device)
+    runner.run(trial(num_tokens, pages))
+    activations = torch.cuda.max_memory_reserved(model.device) - before
+    return StepMemory(activations, _measure_graphs(config, model, kv, inputs))
+
+
+def _measure_graphs(config: EngineConfig, model: DecoderModel, kv: KvPool, inputs: InputBuilder) -> int:
+    """Bytes of all captured passes.
+
+    The first that is captured is the largest, and brings the memory that all share; what the second takes, each of the
+    others takes too.
+    """
+    free = [_free(model.device)]
+    graphs = graphs_for(config, model, kv, inputs)
+    if graphs is None:
+        return 0
+    for variant in graphs.variants[:2]:
+        graphs.capture([variant])
+        free.append(_free(model.device))
+    first, *second = (before - after for before, after in pairwise(free))
+    return first + max(0, *second) * (len(graphs.variants) - 1)
+
+
+def _free(device: torch.device) -> int:
+    """Bytes that nobody has, torch's cache emptied."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free)

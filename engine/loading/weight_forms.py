@@ -1,0 +1,92 @@
+"""Tensors of a checkpoint on their device: plain, or packed for a matrix product in the form that was asked for."""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+import torch
+from torch import Tensor
+
+from ...kernels import quantised
+from ...kernels.ops import Linear, QuantisedLinear, pack_linear
+from ..config import EngineConfig
+from ..errors import ConfigError, ModelError
+from .weight_readers import Source
+
+WeightForm = Literal["plain", "stored", "stored_dynamic", "int8_weight_only", "int8_dynamic"]
+"""How weights of matrix products are kept.
+
+plain: in the model's type.
+stored: GGUF's blocks of 4 and 8 bits as they are, what is stored otherwise plain.
+stored_dynamic: the same, and activations rounded to 8 bits; see ``kernels.quantised.pack_blocks``.
+int8_weight_only, int8_dynamic: rounded to 8 bits, a scale for each output; see ``kernels.quantised.pack_channels``.
+"""
+
+
+_FORMS: dict[str, WeightForm] = {
+    "gguf": "stored",
+    "gguf_dynamic": "stored_dynamic",
+    "int8_dynamic": "int8_dynamic",
+    "int8_weight_only": "int8_weight_only",
+}
+
+
+def choose_weight_form(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> WeightForm:
+    """What the options ask for. Raises ConfigError for what cannot be had."""
+    has_kernels = device.type == "cpu" and dtype in (torch.bfloat16, torch.float32) and quantised.available()
+    if config.quantization is None:
+        return "plain"
+    if not has_kernels:
+        raise ConfigError(
+            f"--quantization {config.quantization} needs --device cpu, the native kernels (a C++ compiler), "
+            "and bfloat16 or float32."
+        )
+    return _FORMS[config.quantization]
+
+
+class WeightReader:
+    """Reads tensors from a source, each straight to its place.
+
+    Args:
+        form: of packed weights. All but "plain" need a CPU, the native kernels, and bfloat16 or float32.
+    """
+
+    def __init__(self, source: Source, dtype: torch.dtype, device: torch.device, form: WeightForm) -> None:
+        self.dtype = dtype
+        self.device = device
+        self._source = source
+        self._form = form
+
+    def tensor(self, *names: str) -> Tensor:
+        """The named tensors on top of each other."""
+        shapes = self._source.shapes
+        rows = [shapes[name][0] for name in names]
+        out = torch.empty((sum(rows), *shapes[names[0]][1:]), dtype=self.dtype, device=self.device)
+        for name, part in zip(names, torch.split(out, rows), strict=True):
+            self._source.read(name, part)
+        return out
+
+    def packed(self, *names: str, bias: Tensor | None = None) -> Linear:
+        """The named matrices on top of each other, ready for ``kernels.ops.linear``. Raises ModelError."""
+        if stored := self.stored(*names, bias=bias):
+            return stored
+        weight = self.tensor(*names)
+        if not self._form.startswith("int8"):
+            return pack_linear(weight, bias)
+        try:
+            return quantised.pack_channels(weight, bias, dynamic=self._form == "int8_dynamic")
+        except ValueError as error:
+            raise ModelError(f"{names[0]} cannot be quantised: {error}.") from error
+
+    def stored(self, *names: str, bias: Tensor | None = None) -> QuantisedLinear | None:
+        """The same if they are to stay, and can stay, in the blocks that they are stored in. Raises ModelError."""
+        parts = [self._source.blocks(name) for name in names] if self._form.startswith("stored") else [None]
+        types = {part[0] for part in parts if part}
+        if None in parts or len(types) != 1 or not types <= quantised.BLOCK_BYTES.keys():
+            return None
+        rows = torch.cat([part[1] for part in parts if part])
+        try:
+            block_type = cast(quantised.BlockType, types.pop())
+            return quantised.pack_blocks(rows, block_type, bias, dynamic=self._form == "stored_dynamic")
+        except ValueError as error:
+            raise ModelError(f"{names[0]} is malformed: {error}.") from error

@@ -1,0 +1,190 @@
+"""Where weights come from: a folder with safetensors, a GGUF file, or a random generator.
+
+A source knows all its tensors before one is read, and writes each into memory that the caller has ready, in the
+caller's type and on the caller's device: a checkpoint is never in memory as a whole beside the model.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ..checkpoint.families import BY_NAME
+from ..checkpoint.gguf import GgufFile
+from ..checkpoint.model_config import ModelConfig
+from ..errors import ModelError
+from .dequantise import dequantise
+from .tensor_names import Shape, expected_shapes, from_gguf
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+_FLOATS = ("F32", "F16", "BF16")
+
+
+class Source(Protocol):
+    """What all sources offer."""
+
+    @property
+    def shapes(self) -> Mapping[str, Shape]:
+        """Every tensor there is, by its Hugging Face name."""
+
+    def read(self, name: str, out: Tensor) -> None:
+        """Write a tensor into ``out``, which has its shape and is contiguous."""
+
+    def blocks(self, name: str) -> tuple[str, Tensor] | None:
+        """A matrix [N, K] as a GGUF file stores it: the type of its blocks, and [N, bytes of a row] uint8."""
+
+
+class SafetensorsFolder:
+    """A folder with ``model.safetensors``, or with an index and its shards.
+
+    Raises:
+        ModelError: there are only pickles, the index is malformed, a shard is missing, truncated or malformed, or a
+            tensor is stored in a type other than F32, F16 and BF16.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.shapes: dict[str, Shape] = {}
+        self._files: dict[str, Any] = {}
+        for shard in _shards(folder):
+            file = _open(folder / shard)
+            for name in file.keys():  # noqa: SIM118 (not a dict)
+                self._add(name, file, shard)
+
+    def _add(self, name: str, file: Any, shard: str) -> None:
+        view = file.get_slice(name)
+        if name in self._files:
+            raise ModelError(f"The tensor {name} is there twice, the second time in {shard}.")
+        if view.get_dtype() not in _FLOATS:
+            raise ModelError(
+                f"The tensor {name} is stored as {view.get_dtype()}, which is not supported; {', '.join(_FLOATS)} are."
+            )
+        self.shapes[name] = tuple(view.get_shape())
+        self._files[name] = file
+
+    def read(self, name: str, out: Tensor) -> None:
+        """See ``Source``."""
+        out.copy_(self._files[name].get_tensor(name))
+
+    def blocks(self, name: str) -> None:
+        """See ``Source``: there are none."""
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{path.name} cannot be read: it is missing, truncated or malformed.") from error
+
+
+def _shards(folder: Path) -> list[str]:
+    """Names of the files that hold the weights."""
+    if (folder / INDEX).is_file():
+        return _indexed(folder / INDEX)
+    if (folder / SINGLE).is_file():
+        return [SINGLE]
+    for path in sorted(folder.iterdir()):
+        if path.suffix in _PICKLES:
+            raise ModelError(
+                f"{path.name} is a pickle, which can run any code when it is loaded. Convert the model to safetensors."
+            )
+    raise ModelError(f"There is neither {SINGLE} nor {INDEX} in the model's folder.")
+
+
+def _indexed(index: Path) -> list[str]:
+    try:
+        files = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelError(f"{INDEX} is malformed: it must be JSON with an object 'weight_map' of file names.") from error
+    for name in files:
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise ModelError(f"{INDEX} names {name!r}, which is not a .safetensors file in the same folder.")
+    return files
+
+
+class GgufWeights:
+    """A GGUF file, with names, order of rows and norms as in the Hugging Face checkpoint it was made from.
+
+    Raises:
+        ModelError: two tensors stand for the same one.
+    """
+
+    def __init__(self, file: GgufFile, config: ModelConfig) -> None:
+        self._file = file
+        self._norm_offset = config.norm_offset
+        self._interleaved = _interleaved_heads(config)
+        stored = [name for name in file.tensors if name != "rope_freqs.weight"]  # read with the config
+        self._names = {from_gguf(name, config): name for name in stored}
+        if len(self._names) != len(stored):
+            raise ModelError("The GGUF file has two tensors for the same purpose.")
+        self.shapes = {name: file.tensors[stored].shape for name, stored in self._names.items()}
+
+    def read(self, name: str, out: Tensor) -> None:
+        """See ``Source``."""
+        if self._norm_offset and name.endswith("norm.weight"):
+            # The file holds offset + weight, which loses the weight's last digits in a type of 16 bits.
+            exact = torch.empty_like(out, dtype=torch.float32)
+            self._decode(name, exact)
+            out.copy_(exact - self._norm_offset)
+            return
+        self._decode(name, out)
+        self._order_rows(name, out)
+
+    def blocks(self, name: str) -> tuple[str, Tensor]:
+        """See ``Source``. Norms are vectors, so nothing but the order of rows may differ from the published tensor."""
+        stored = self._names[name]
+        rows = torch.from_numpy(self._file.data(stored).reshape(self.shapes[name][0], -1).copy())
+        self._order_rows(name, rows)
+        return self._file.tensors[stored].type, rows
+
+    def _order_rows(self, name: str, rows: Tensor) -> None:
+        for part, num_heads in self._interleaved.items():
+            if part in name:
+                _deinterleave(rows, num_heads)
+
+    def _decode(self, name: str, out: Tensor) -> None:
+        stored = self._names[name]
+        dequantise(self._file.data(stored), self._file.tensors[stored].type, out)
+
+
+def _interleaved_heads(config: ModelConfig) -> dict[str, int]:
+    """Parts of names of the tensors whose rows are permuted in GGUF files, with their numbers of heads."""
+    if not BY_NAME[config.family].permuted_gguf:
+        return {}
+    return {".q_proj.": config.num_heads, ".k_proj.": config.num_kv_heads}
+
+
+def _deinterleave(rows: Tensor, num_heads: int) -> None:
+    """Reorder the rows of each head in place: 0, 2, 4, ... 1, 3, 5, ... (the inverse of llama.cpp's permutation)."""
+    pairs = rows.view(num_heads, -1, 2, *rows.shape[1:])
+    rows.copy_(pairs.transpose(1, 2).reshape(rows.shape))
+
+
+class RandomWeights:
+    """Random weights for any model, to measure speed and memory without a checkpoint.
+
+    The same for the same tensor's name, shape, type and device, in whatever order and however often they are read.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.shapes = expected_shapes(config)
+        self._norm = 1.0 - config.norm_offset
+
+    def read(self, name: str, out: Tensor) -> None:
+        """See ``Source``. Matrices keep the size of what goes through them; norms do nothing."""
+        if name.endswith("norm.weight"):
+            out.fill_(self._norm)
+            return
+        bound = (3 / out.shape[-1]) ** 0.5
+        out.uniform_(-bound, bound, generator=torch.Generator(out.device).manual_seed(zlib.crc32(name.encode())))
+
+    def blocks(self, name: str) -> None:
+        """See ``Source``: there are none."""

@@ -1,0 +1,1 @@
+"""The offline engine, ``LLM``, and what it returns."""

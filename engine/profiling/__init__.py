@@ -1,0 +1,1 @@
+"""Profiling of engine steps for ``rootgraft bench step``."""

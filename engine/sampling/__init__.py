@@ -1,0 +1,1 @@
+"""Sampling: masks, penalties, top-k / top-p / min-p, logprobs, verification of drafts."""

@@ -1,0 +1,214 @@
+"""Choosing one token per row: the best, or a draw from the tokens that top_k, top_p and min_p keep.
+
+What a row gets must not depend on the rows beside it, to the last bit. Sums of floats depend on their order, and the
+order inside torch depends on the shape of the whole batch. So nothing here adds floats across a row but ``softmax``,
+which torch computes row by row (rows start at multiples of 64 columns, so that their alignment is equal too).
+Probabilities then become integers, *weights* in units of 2^-40: sums of integers are exact in every order.
+A token less likely than 2^-40 has weight 0 and is never drawn.
+
+Kept tokens, in order (``SamplingParams`` fixes it), with p the softmax after temperature:
+
+    top_k   the k largest logits, and every tie of the k-th
+    top_p   of those, largest first (ties: lowest id first): the smallest set whose share of their mass reaches top_p,
+            the token that crosses included
+    min_p   of those, the tokens with p >= min_p * p(best token)
+
+The best token passes all three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...kernels.draw import draw_ranked, has_kernel
+
+BLOCK = 64
+_ONE = float(1 << 40)  # the weight of probability 1
+_WIDTHS = (128, 2048)  # how many of a row's best tokens are looked at before all of them are sorted
+_SLICE = {"cpu": 1 << 19, "gpu": 1 << 26}  # logits looked at together
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX2 = np.uint64(0x94D049BB133111EB)
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """How n rows draw, as columns [n, 1] on the device of the logits.
+
+    Attributes:
+        temperature: float32, above 0.
+        top_k: int64, 0 is off.
+        top_p: float64, 1 is off.
+        min_p: float32, 0 is off.
+        u: float64 in [0, 1): the random number that decides.
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    u: Tensor
+
+    def rows(self, index: Tensor | slice) -> Draws:
+        """Those of some of the rows."""
+        columns = (self.temperature, self.top_k, self.top_p, self.min_p, self.u)
+        return Draws(*(column[index] for column in columns))
+
+
+def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+    """One number in [0, 1) for each (seed, position): output ``position`` of a SplitMix64 stream that the seed selects.
+
+    SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) mixes a counter, so any output is computed without the former ones.
+    The seed is mixed first: the streams of seeds 1 and 2 would otherwise be one stream, shifted.
+    """
+    stream = _mix(seeds + _GOLDEN)
+    bits = _mix(stream + (positions + np.uint64(1)) * _GOLDEN)
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    z = (z ^ (z >> np.uint64(30))) * _MIX1
+    z = (z ^ (z >> np.uint64(27))) * _MIX2
+    return z ^ (z >> np.uint64(31))
+
+
+def pad(logits: Tensor) -> Tensor:
+    """``logits`` [n, V], contiguous, with -inf columns up to a multiple of 64; not a copy where none is needed."""
+    missing = -logits.shape[1] % BLOCK
+    return F.pad(logits, (0, missing), value=-torch.inf) if missing else logits.contiguous()
+
+
+def _blocks(values: Tensor) -> Tensor:
+    return values.view(len(values), -1, BLOCK)
+
+
+def _block(values: Tensor, block: Tensor) -> Tensor:
+    """Block ``block`` [n, 1] of each row of ``values`` [n, V]: [n, 64]."""
+    return _blocks(values).gather(1, block[:, :, None].expand(-1, -1, BLOCK)).squeeze(1)
+
+
+def row_slices(logits: Tensor) -> Iterator[slice]:
+    """Cut [n, V] into slices of rows whose temporaries stay in a CPU's cache, or take at most 1 GiB of a GPU.
+
+    Fresh memory of 12 MB for each operation costs a CPU more in page faults than the operation itself.
+    """
+    step = max(1, _SLICE["cpu" if logits.device.type == "cpu" else "gpu"] // logits.shape[1])
+    return (slice(start, start + step) for start in range(0, len(logits), step))
+
+
+def draw_any(logits: Tensor, best: Tensor, draws: Draws, use_min_p: bool) -> Tensor:
+    """Draw one of all tokens (of those that ``min_p`` keeps, if some row has one), in the order of their ids.
+
+    Args:
+        logits: [n, V] float32.
+        best: [n, 1], the row's maximum.
+        draws: of the n rows; ``top_k`` and ``top_p`` are off.
+        use_min_p: whether any row has a ``min_p``.
+
+    Returns: the tokens, [n] int64.
+    """
+    probs = _probabilities(logits, best, draws)
+    if use_min_p:
+        probs = torch.where(probs >= draws.min_p * probs.amax(1, keepdim=True), probs, 0.0)
+    weights = _weights(probs)
+    sums = _blocks(weights).sum(2)
+    upto = sums.cumsum(1)
+    target = _target(draws.u, upto[:, -1:])
+    block = _first_above(upto, target)
+    target -= upto.gather(1, block) - sums.gather(1, block)
+    return (block * BLOCK + _first_above(_block(weights, block).cumsum(1), target)).squeeze(1)
+
+
+def draw_kept(logits: Tensor, best: Tensor, draws: Draws) -> Tensor:
+    """Draw one of the tokens that all filters keep, in the order (probability, id), likeliest first; shapes as above.
+
+    Sorting a vocabulary is slow on a CPU, and the kept tokens are mostly few: each row looks at its 128 best, at its
+    2048 best if its kept tokens might reach beyond, at last at all. The width changes the cost, never the result. On a
+    GPU a kernel finds the token without sorting.
+    """
+    probs = _probabilities(logits, best, draws)
+    if has_kernel(logits):
+        return draw_ranked(logits, probs, draws.top_k, draws.top_p, draws.min_p, draws.u)
+    tokens = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
+    pending = torch.arange(len(logits), device=logits.device)
+    for width in _widths(logits):
+        tokens[pending], settled = _draw_sorted(logits, probs, draws, width)
+        if width == logits.shape[1]:
+            break
+        unsettled = (~settled).nonzero().squeeze(1)
+        if not len(unsettled):
+            break
+        pending, logits, probs = pending[unsettled], logits[unsettled], probs[unsettled]
+        draws = draws.rows(unsettled)
+    return tokens
+
+
+def _probabilities(logits: Tensor, best: Tensor, draws: Draws) -> Tensor:
+    """softmax((logits - best) / temperature), float32 [n, V].
+
+    The maximum goes first, so that a temperature near 0 gives exp(0) and exp(-inf), never inf - inf.
+    """
+    return torch.softmax((logits - best).div_(draws.temperature), dim=1)
+
+
+def _widths(logits: Tensor) -> list[int]:
+    """The widths to try. A GPU sorts at once: asking whether a width was enough would cost a wait for the device."""
+    size = logits.shape[1]
+    return [*(width for width in _WIDTHS if width < size and logits.device.type == "cpu"), size]
+
+
+def _draw_sorted(logits: Tensor, probs: Tensor, draws: Draws, width: int) -> tuple[Tensor, Tensor]:
+    """Draw among the ``width`` best of each row; also whether nothing beyond them could have mattered, bool [n]."""
+    values, ids = top_sorted(logits, width)
+    probs = probs.gather(1, ids)
+    weights = _weights(probs)
+    possible = weights > 0
+    kth = values.gather(1, (draws.top_k.clamp(max=width) - 1).clamp_(min=0))
+    no_k = draws.top_k == 0
+    in_k = possible & (no_k | (values >= kth))
+    mass = torch.where(no_k, int(_ONE), (weights * in_k).sum(1, keepdim=True))
+    limit = torch.where(draws.top_p < 1, mass * draws.top_p, torch.inf)
+    in_p = in_k & (weights.cumsum(1) - weights < limit)
+    in_p[:, 0] = True  # even if top_p is 0
+    kept = in_p & (probs >= draws.min_p * probs[:, :1])
+    upto = (weights * kept).cumsum(1)
+    chosen = _first_above(upto, _target(draws.u, upto[:, -1:]))
+    # Tokens beyond the width are at most as likely as the last one here. They matter to the draw if the kept ones
+    # reach it (or tie with it), and to top_p's mass if top_k's do.
+    reach = torch.where(no_k, kept, in_k)
+    lowest = torch.where(reach, values, torch.inf).amin(1)
+    return ids.gather(1, chosen).squeeze(1), (lowest > values[:, -1]) | ~torch.isfinite(values[:, 0])
+
+
+def top_sorted(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The ``width`` largest of each row, largest first, ties by ascending id: values and ids, [n, width] each.
+
+    Which ones of several ties with the last value are among them is not defined, unless ``width`` is all.
+    """
+    if width == logits.shape[1]:
+        values, ids = torch.sort(logits, dim=1, descending=True, stable=True)
+        return values, ids
+    ids = torch.topk(logits, width, dim=1, sorted=False).indices.sort(dim=1).values
+    values, order = torch.sort(logits.gather(1, ids), dim=1, descending=True, stable=True)
+    return values, ids.gather(1, order)
+
+
+def _weights(probs: Tensor) -> Tensor:
+    return (probs * _ONE).to(torch.int64)
+
+
+def _target(u: Tensor, total: Tensor) -> Tensor:
+    """floor(u * total), below ``total`` even where the product rounds up."""
+    return torch.minimum((u * total).to(torch.int64), total - 1)
+
+
+def _first_above(upto: Tensor, target: Tensor) -> Tensor:
+    """The first place [n, 1] where the cumulated weights exceed ``target``; in range whatever a broken row holds."""
+    return torch.searchsorted(upto, target, right=True).clamp_(max=upto.shape[1] - 1)

@@ -1,0 +1,1 @@
+"""Sequences: the state of one stream of tokens, and the check that stops it. No torch."""

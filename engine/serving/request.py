@@ -1,0 +1,235 @@
+"""A request in tokens: what is asked, the bounds that it is checked against, and the sequences that it becomes."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...grammar.spec import GrammarSpec
+from ..errors import ContextTooLong, RequestError
+from ..messages import Submit
+from ..types import (
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_PIN_SECONDS,
+    MAX_SEED,
+    MAX_SESSION_NAME,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TOP_K,
+    Priority,
+    SamplingParams,
+)
+
+MAX_N = 16
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 256
+MAX_TIMEOUT = 86400.0
+
+# Numbers of SamplingParams with their inclusive bounds; None is no bound. OpenAI's where OpenAI has the field.
+_BOUNDS: tuple[tuple[str, type[int] | type[float], float, float | None], ...] = (
+    ("temperature", float, 0, 2),
+    ("top_p", float, 0, 1),
+    ("top_k", int, 0, MAX_TOP_K),
+    ("min_p", float, 0, 1),
+    ("presence_penalty", float, -2, 2),
+    ("frequency_penalty", float, -2, 2),
+    ("repetition_penalty", float, 0, 2),
+    ("max_tokens", int, 1, None),
+    ("min_tokens", int, 0, None),
+    ("seed", int, 0, MAX_SEED),
+    ("logprobs", int, 0, MAX_LOGPROBS),
+    ("prompt_logprobs", int, 0, MAX_LOGPROBS),
+    ("logprob_start_len", int, 0, None),
+)
+_ABOVE_ZERO = ("top_p", "repetition_penalty", "timeout")
+_OPTIONAL = ("seed", "logprobs", "prompt_logprobs", "timeout")
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest:
+    """Text wanted for a prompt in tokens.
+
+    Attributes:
+        tokens: the prompt, ``array('i')``.
+        stop: strings that end a sequence where they appear in its text.
+        include_stop: leave in the text what stopped it, a stop string or an end token.
+        n: how many sequences.
+        adapter: name of an adapter, None for the base model.
+        salt: sets its KV apart from that of other salts of the same ``cache_tenant``.
+        skip_special_tokens: special tokens have no text.
+        grammar: what the text must follow, None for free text.
+        tenant: whose share of the engine it uses up.
+        cache_tenant: who alone may share its KV.
+        priority: its band in the queue.
+        timeout: seconds after which it ends, wherever it is; None: never.
+        session: name of a session of the tenant's, whose next call will go on from this one; "" for none.
+        pin_seconds: how long its prompt is to stay in the prefix cache, 0 for no longer than others.
+    """
+
+    tokens: array[int]
+    params: SamplingParams
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    n: int = 1
+    adapter: str | None = None
+    salt: str = ""
+    skip_special_tokens: bool = True
+    grammar: GrammarSpec | None = None
+    tenant: str = ""
+    cache_tenant: str = ""
+    priority: Priority = Priority.INTERACTIVE
+    timeout: float | None = None
+    session: str = ""
+    pin_seconds: float = 0.0
+
+    def submits(self, ids: Iterator[int]) -> list[Submit]:
+        """One ``Submit`` for each of the ``n`` sequences; a given seed is counted up from one to the next."""
+        seed = self.params.seed
+        grammar = None if self.grammar is None else (self.grammar.kind.value, self.grammar.content)
+        return [
+            Submit(
+                id=next(ids),
+                tokens=self.tokens,
+                params=self.params if seed is None else replace(self.params, seed=(seed + index) & MAX_SEED),
+                adapter=self.adapter,
+                salt=self.salt,
+                grammar=grammar,
+                tenant=self.tenant,
+                cache_tenant=self.cache_tenant,
+                priority=self.priority,
+                session=self.session,
+                pin_seconds=self.pin_seconds,
+            )
+            for index in range(self.n)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What a model can take. Every number of a request is checked here and trusted below.
+
+    Attributes:
+        max_model_len: most tokens in prompt and answer together.
+        vocab_size: token ids are below this.
+    """
+
+    max_model_len: int
+    vocab_size: int
+
+    def check(self, request: TextRequest) -> TextRequest:
+        """The request in the form that the engine takes (``top_k`` -1 becomes 0).
+
+        Raises:
+            ContextTooLong: prompt and ``max_tokens`` exceed the model's length.
+            RequestError: anything else out of its bounds; it names field, value and bounds.
+        """
+        params = request.params
+        if params.top_k == -1:
+            params = replace(params, top_k=0)
+        for name, kind, low, high in _BOUNDS:
+            _check_number(name, getattr(params, name), kind, low, high)
+        _check_number("n", request.n, int, 1, MAX_N)
+        _check_number("timeout", request.timeout, float, 0, MAX_TIMEOUT)
+        _check_number("pin_seconds", request.pin_seconds, float, 0, MAX_PIN_SECONDS)
+        if (length := len(request.session)) > MAX_SESSION_NAME:
+            raise _out_of_bounds("session", f"{length} characters long", f"at most {MAX_SESSION_NAME}")
+        if params.min_tokens > params.max_tokens:
+            raise _out_of_bounds("min_tokens", params.min_tokens, f"at most max_tokens ({params.max_tokens})")
+        _check_stops(request.stop)
+        self._check_tokens(params)
+        self._check_prompt(request.tokens)
+        _check_scored(params, len(request.tokens))
+        self.resolve_max_tokens(len(request.tokens), params.max_tokens)
+        return request if params is request.params else replace(request, params=params)
+
+    def resolve_max_tokens(self, num_prompt: int, asked: int | None) -> int:
+        """Most tokens to generate after ``num_prompt``: those asked for, or as many as fit if None.
+
+        Raises:
+            ContextTooLong: they do not fit, or none fits.
+            RequestError: fewer than one was asked for.
+        """
+        if asked is not None:
+            _check_number("max_tokens", asked, int, 1, None)
+        if num_prompt >= self.max_model_len:
+            raise ContextTooLong(num_prompt, asked or 1, self.max_model_len)
+        room = self.max_model_len - num_prompt
+        if asked is not None and asked > room:
+            raise ContextTooLong(num_prompt, asked, self.max_model_len)
+        return room if asked is None else asked
+
+    def _check_prompt(self, tokens: array[int]) -> None:
+        if not tokens:
+            raise RequestError("The prompt is empty: it needs at least one token.", param="prompt")
+        ids = np.frombuffer(tokens, np.intc)
+        for token in (int(ids.min()), int(ids.max())):
+            self._check_token("prompt", token)
+
+    def _check_tokens(self, params: SamplingParams) -> None:
+        """Token ids inside the parameters."""
+        _check_count("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS)
+        _check_count("logit_bias", params.logit_bias, MAX_LOGIT_BIAS)
+        for token in params.stop_token_ids:
+            self._check_token("stop_token_ids", token)
+        for token, bias in params.logit_bias:
+            self._check_token("logit_bias", token)
+            _check_number("logit_bias", bias, float, -100, 100)
+
+    def _check_token(self, field: str, token: int) -> None:
+        if type(token) is not int or not 0 <= token < self.vocab_size:
+            raise _out_of_bounds(field, token, f"a token id from 0 to {self.vocab_size - 1}")
+
+
+def token_array(ids: Sequence[int]) -> array[int]:
+    """A prompt given as token ids in the form of ``TextRequest.tokens``. Raises RequestError if one is no id."""
+    try:
+        return array("i", ids)
+    except (TypeError, OverflowError):
+        raise RequestError("A prompt of tokens must be a list of token ids.", param="prompt") from None
+
+
+def _check_number(name: str, value: object, kind: type[int] | type[float], low: float, high: float | None) -> None:
+    """Raise ``RequestError`` unless ``value`` is a number of that kind within its bounds."""
+    if value is None and name in _OPTIONAL:
+        return
+    fits = isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
+    if not fits:
+        what = "an integer" if kind is int else "a number"
+        raise _out_of_bounds(name, value, f"{what}, {_bounds(name, low, high)}")
+    assert isinstance(value, (int, float))
+    inside = value > low if name in _ABOVE_ZERO else value >= low
+    if not (inside and (high is None or value <= high) and value != math.inf):
+        raise _out_of_bounds(name, value, _bounds(name, low, high))
+
+
+def _bounds(name: str, low: float, high: float | None) -> str:
+    return f"{'above' if name in _ABOVE_ZERO else 'at least'} {low}" + ("" if high is None else f" and at most {high}")
+
+
+def _check_count(name: str, values: tuple[object, ...], most: int) -> None:
+    if len(values) > most:
+        raise _out_of_bounds(name, f"{len(values)} entries", f"at most {most} entries")
+
+
+def _check_scored(params: SamplingParams, num_prompt: int) -> None:
+    """Some of the prompt must be left to score."""
+    start = params.logprob_start_len
+    if start and params.prompt_logprobs is None:
+        raise RequestError("logprob_start_len needs logprobs of the prompt.", param="logprob_start_len")
+    if start and start >= num_prompt:
+        raise _out_of_bounds("logprob_start_len", start, f"less than the prompt's {num_prompt} tokens")
+
+
+def _check_stops(stops: tuple[str, ...]) -> None:
+    _check_count("stop", stops, MAX_STOPS)
+    for stop in stops:
+        if not 1 <= len(stop) <= MAX_STOP_LENGTH:
+            raise _out_of_bounds("stop", f"a string of {len(stop)} characters", f"1 to {MAX_STOP_LENGTH} characters")
+
+
+def _out_of_bounds(name: str, value: object, right: str) -> RequestError:
+    return RequestError(f"{name} must be {right}, not {value}.", param=name)

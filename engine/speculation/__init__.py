@@ -1,0 +1,1 @@
+"""Speculative decoding without a draft model: proposers, prompt lookup, output lookup. No torch."""

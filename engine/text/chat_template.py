@@ -1,0 +1,186 @@
+"""Chat templates: messages to the text that a model was trained on, with Jinja in a sandbox.
+
+Templates see what those of Hugging Face models expect: ``messages``, ``tools``, ``documents``,
+``add_generation_prompt``, the special tokens by name, ``raise_exception``, ``strftime_now``, ``tojson`` that leaves
+characters as they are, ``break`` and ``continue``, and the ``generation`` tag, which only training looks at.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ..errors import ModelError, RequestError
+
+MAX_TEXT = 1 << 24  # characters; more than any model's context
+_MARK = "<<CONTINUE-HERE>>"
+
+Message = Mapping[str, Any]
+
+
+class ChatTemplates:
+    """A model's chat templates.
+
+    Args:
+        sources: Jinja templates by name. ``default`` is the usual one, ``tool_use`` the one for requests with tools,
+            if it is there.
+        special: special tokens by role, visible to the templates.
+
+    Raises:
+        ModelError: a template that is not valid Jinja.
+    """
+
+    def __init__(self, sources: Mapping[str, str], special: Mapping[str, str]) -> None:
+        environment = _environment()
+        self._special = dict(special)
+        try:
+            self._templates = {name: environment.from_string(source) for name, source in sources.items()}
+        except TemplateSyntaxError as error:
+            raise ModelError(f"The chat template is not valid Jinja: {error.message}, line {error.lineno}.") from error
+
+    def __bool__(self) -> bool:
+        return bool(self._templates)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text of a conversation.
+
+        Args:
+            messages: as Hugging Face's templates take them: ``role``, ``content`` and what else the template knows;
+                the arguments of tool calls as objects.
+            add_generation_prompt: end with the header of the answer.
+            continue_final_message: end inside the last message, so that the model goes on with it.
+            tools: functions in OpenAI's form.
+            kwargs: further variables of the template; they win over special tokens of the same name.
+
+        Raises:
+            RequestError: no template, or the template refuses these messages or fails on them.
+        """
+        if add_generation_prompt and continue_final_message:
+            raise RequestError(
+                "add_generation_prompt and continue_final_message exclude each other: set one of them to false.",
+                param="continue_final_message",
+            )
+        template = self._choose(with_tools=bool(tools))
+        variables = {
+            **self._special,
+            "tools": list(tools) if tools else None,
+            "documents": None,
+            **(kwargs or {}),
+            "messages": _marked(messages) if continue_final_message else list(messages),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            text = _bounded(template.generate(variables))
+        except RequestError:
+            raise
+        except TemplateError as error:
+            raise _refusal(f"The chat template refuses the messages: {error.message}") from error
+        except Exception as error:  # a template is a program: on messages it does not expect, anything may come out
+            raise _refusal(f"The chat template fails on the messages: {error}") from error
+        return _cut_at_mark(text) if continue_final_message else text
+
+    def _choose(self, *, with_tools: bool) -> Any:
+        name = "tool_use" if with_tools and "tool_use" in self._templates else "default"
+        if name not in self._templates:
+            raise RequestError(
+                "The model has no chat template: send a prompt to /v1/completions, or start with --chat-template.",
+                param="messages",
+            )
+        return self._templates[name]
+
+
+def _refusal(text: str) -> RequestError:
+    return RequestError(text[:500].rstrip(".") + ".", param="messages")
+
+
+def _bounded(pieces: Any) -> str:
+    """The pieces joined. Raises ``RequestError`` as soon as they are too long together."""
+    collected, size = [], 0
+    for piece in pieces:
+        collected.append(piece)
+        size += len(piece)
+        if size > MAX_TEXT:
+            raise RequestError(f"The chat template makes more than {MAX_TEXT} characters of the messages.")
+    return "".join(collected)
+
+
+def _marked(messages: Sequence[Message]) -> list[Message]:
+    """A copy of the messages with a mark at the end of the last one's text."""
+    if not messages:
+        raise RequestError("continue_final_message needs a message to continue.", param="messages")
+    last = copy.deepcopy(dict(messages[-1]))
+    content = last.get("content")
+    texts = [part for part in content if "text" in part] if isinstance(content, list) else []
+    if isinstance(content, str):
+        last["content"] = content + _MARK
+    elif texts:
+        texts[-1]["text"] += _MARK
+    else:
+        raise RequestError("continue_final_message needs a last message with text.", param="messages")
+    return [*messages[:-1], last]
+
+
+def _cut_at_mark(text: str) -> str:
+    """The text up to the mark."""
+    before, mark, _ = text.rpartition(_MARK)
+    if not mark:
+        raise RequestError(
+            "The chat template drops the last message's text, so it cannot be continued.", param="messages"
+        )
+    return before
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without HTML escapes, which Jinja's own filter would put in."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)
+
+
+class _Generation(Extension):
+    """``{% generation %}`` marks the assistant's words for training; its body is rendered as it is."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        """The body alone, in a scope of its own as transformers has it."""
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)

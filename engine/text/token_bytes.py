@@ -1,0 +1,103 @@
+"""The exact bytes that each token stands for, from the decoder of a ``tokenizer.json``.
+
+Three decoders cover generating models. Each makes a text by joining what its tokens stand for, one by one, and may
+then drop a space that encoding put before the text:
+
+    ByteLevel    a piece spells bytes in GPT-2's alphabet
+    Sequence     of Replace (U+2581 to a space), ByteFallback (<0x0A> is that byte), Fuse, Strip
+    Metaspace    U+2581 is a space; those in the first token are dropped
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ModelError
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderRules:
+    """How pieces become bytes.
+
+    Attributes:
+        byte_level: pieces spell bytes in GPT-2's alphabet.
+        byte_fallback: ``<0x0A>`` is one byte.
+        replacements: (what, by what) in each piece, in order.
+        strip: how many leading spaces of a whole text are dropped.
+        strip_mark: a character that is dropped from the first token of a text.
+    """
+
+    byte_level: bool = False
+    byte_fallback: bool = False
+    replacements: tuple[tuple[str, str], ...] = ()
+    strip: int = 0
+    strip_mark: str | None = None
+
+    def bytes_of(self, piece: str) -> bytes:
+        """The bytes of one piece of the model's vocabulary."""
+        if self.byte_level:
+            return _spelled(piece)
+        for old, new in self.replacements:
+            piece = piece.replace(old, new)
+        if self.byte_fallback and (match := _BYTE_PIECE.fullmatch(piece)):
+            return bytes.fromhex(match[1])
+        return piece.encode()
+
+
+def read_rules(decoder: dict[str, Any] | None) -> DecoderRules:
+    """The rules that a definition's ``decoder`` states. Raises ``ModelError`` for what cannot be followed exactly."""
+    values: dict[str, Any] = {"replacements": ()}
+    for step in _steps(decoder):
+        kind = step["type"]
+        if kind == "ByteLevel":
+            values["byte_level"] = True
+        elif kind == "ByteFallback":
+            values["byte_fallback"] = True
+        elif kind == "Replace" and "String" in step["pattern"]:
+            values["replacements"] += ((step["pattern"]["String"], step["content"]),)
+        elif kind == "Metaspace":
+            values["replacements"] += ((step["replacement"], " "),)
+            scheme = step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never")
+            values["strip_mark"] = None if scheme == "never" else step["replacement"]
+        elif kind == "Strip" and step["content"] == " " and step["stop"] == 0:
+            values["strip"] = step["start"]
+        elif kind != "Fuse":
+            raise ModelError(f"The tokenizer's decoder has a step that is not supported: {step}.")
+    rules = DecoderRules(**values)
+    if not (rules.byte_level or rules.replacements) or (rules.byte_level and rules.replacements):
+        raise ModelError("The tokenizer's decoder is neither ByteLevel nor SentencePiece's: not supported.")
+    return rules
+
+
+def _steps(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    """The decoder's steps, sequences opened."""
+    if decoder is None:
+        return
+    if decoder["type"] != "Sequence":
+        yield decoder
+        return
+    for inner in decoder["decoders"]:
+        yield from _steps(inner)
+
+
+def _alphabet() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 characters stand for themselves, other bytes for those from U+0100 on."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_ALPHABET = _alphabet()
+
+
+def _spelled(piece: str) -> bytes:
+    """The bytes that ``piece`` spells; a piece with a character outside of the alphabet is a plain text."""
+    try:
+        return bytes([_ALPHABET[character] for character in piece])
+    except KeyError:
+        return piece.encode()

@@ -1,0 +1,220 @@
+"""Text to token ids and back, for one model. The only importer of the ``tokenizers`` library."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from ..errors import ConfigError, ModelError, RequestError
+from ..messages import TokenTexts
+from .chat_template import ChatTemplates, Message
+from .token_bounds import read_bounds
+from .token_bytes import DecoderRules, read_rules
+from .tokenizer_files import TokenizerFiles, read_folder
+from .tokenizer_gguf import read_gguf
+
+
+class Tokenizer:
+    """A model's tokenizer and chat templates. Immutable: threads may share it.
+
+    Texts of special tokens inside a text that is encoded become those tokens, as chat templates need it and as
+    transformers does; who must not be able to write ``<|im_end|>`` has to be kept from it before.
+
+    Attributes:
+        vocab_size: number of ids with a token, which may be less than the model's rows of logits.
+        bos_id: the token that begins a text, if the model has one.
+        eos_ids: the tokens that end an answer, as far as the tokenizer's files know.
+        special_ids: tokens without text of their own (``skip_special_tokens``).
+    """
+
+    def __init__(self, files: TokenizerFiles) -> None:
+        """Build the tokenizer of ``files``; ``load`` is the usual way here. Raises ``ModelError``."""
+        self._backend = _build(files.definition)
+        rules = read_rules(files.definition.get("decoder"))
+        self._rules = rules
+        self._bytes, self.special_ids = _vocabulary(self._backend, rules)
+        self._marked = _marked_first_tokens(self._backend, rules)
+        self._separator = _separator(files.definition["added_tokens"])
+        self._bounds = read_bounds(files.definition, self._bytes.values())
+        self.vocab_size = max(self._bytes, default=-1) + 1
+        self.bos_id = self._id_of(files.special.get("bos_token"))
+        ends = (self._id_of(files.special.get("eos_token")), *files.eos_ids)
+        self.eos_ids = tuple(sorted({token for token in ends if token is not None}))
+        self._templates = ChatTemplates(files.chat_templates, files.special)
+
+    @classmethod
+    def load(cls, path: Path, *, tokenizer_path: Path | None = None, chat_template: str | None = None) -> Tokenizer:
+        """The tokenizer of a model.
+
+        Args:
+            path: the model: a folder in Hugging Face format or a GGUF file.
+            tokenizer_path: another folder or GGUF file to take the tokenizer from.
+            chat_template: a file with a Jinja template, or the template itself, in place of the model's own.
+
+        Raises:
+            ModelError: no tokenizer there, or one that we do not compute exactly.
+            ConfigError: the chat template cannot be read.
+        """
+        source = tokenizer_path or path
+        try:
+            files = read_folder(source) if source.is_dir() else read_gguf(source)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:  # an entry missing or of another type
+            raise ModelError(f"The tokenizer's files are malformed: {error!r}.") from error
+        if chat_template is not None:
+            files = dataclasses.replace(files, chat_templates={"default": _read_template(chat_template)})
+        return cls(files)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether ``render_chat`` can work."""
+        return bool(self._templates)
+
+    def encode(self, text: str, add_special_tokens: bool) -> array[int]:
+        """Token ids of ``text``. Other threads run meanwhile.
+
+        Args:
+            add_special_tokens: put around the text what the model wants there (often a bos token). False for a text
+                from ``render_chat``, whose template has written them.
+
+        Raises:
+            RequestError: the text has lone surrogates, which are no characters and have no UTF-8 form.
+        """
+        check_unicode(text)
+        # encode() would hold the interpreter's lock all along; the batch form releases it and computes no offsets.
+        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return array("i", encoding.ids)
+
+    def cuts(self, text: str) -> Iterator[int]:
+        """Where a text can be cut, rising: its tokens, without ``add_special_tokens``, are those of the parts, joined.
+
+        These are the beginnings of special tokens, where the library cuts before it does anything else: what comes
+        after one does not depend on what comes before it, nor is it ever taken for the beginning of a text.
+        """
+        if self._separator is not None:
+            for found in self._separator.finditer(text):
+                yield found.start()
+
+    def fewest_tokens(self, text: str) -> int:
+        """How many tokens a text has at least, found much faster than by ``encode``; 0 if that is not known."""
+        return 0 if self._bounds is None else self._bounds.fewest_tokens(text)
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """The text of a whole sequence of tokens; ill-formed bytes become U+FFFD, unknown ids nothing.
+
+        A space that encoding puts before every text is dropped again.
+        """
+        ids = [token for token in ids if not (skip_special_tokens and token in self.special_ids)]
+        data = self.join_bytes(ids, False)
+        if self._marked and ids:
+            data = self._marked.get(ids[0], self._bytes.get(ids[0], b"")) + self.join_bytes(ids[1:], False)
+        text = data.decode(errors="replace")
+        spaces = len(text) - len(text.lstrip(" "))
+        return text[min(spaces, self._rules.strip) :]
+
+    def token_bytes(self, token: int) -> bytes:
+        """The exact bytes that a token adds to a text; a special token's are its name, an unknown id has none."""
+        return self._bytes.get(token, b"")
+
+    def texts(self) -> TokenTexts:
+        """All tokens as bytes, for the engine's grammars. An id without a token has none."""
+        data = [self._bytes.get(token, b"") for token in range(self.vocab_size)]
+        return TokenTexts(array("i", map(len, data)), b"".join(data), tuple(sorted(self.special_ids)))
+
+    def join_bytes(self, tokens: Iterable[int], skip_special_tokens: bool) -> bytes:
+        """The bytes of several tokens, joined."""
+        known = self._bytes.get
+        if skip_special_tokens:
+            special = self.special_ids
+            return b"".join([known(token, b"") for token in tokens if token not in special])
+        return b"".join([known(token, b"") for token in tokens])
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text of a conversation: see ``ChatTemplates.render``. Encode it without adding special tokens."""
+        return self._templates.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            kwargs=kwargs,
+        )
+
+    def _id_of(self, text: str | None) -> int | None:
+        return None if text is None else self._backend.token_to_id(text)
+
+
+def _build(definition: dict[str, Any]) -> tokenizers.Tokenizer:
+    """The library's tokenizer, without the truncation and padding that some files ask for."""
+    try:
+        backend = tokenizers.Tokenizer.from_str(json.dumps(definition | {"truncation": None, "padding": None}))
+    except Exception as error:  # the library raises nothing more precise
+        raise ModelError(f"The tokenizer's definition is not valid: {error}.") from error
+    for token in definition["added_tokens"]:
+        if backend.token_to_id(token["content"]) != token["id"]:
+            raise ModelError(f"The token {token['content']!r} cannot have the id {token['id']} in this vocabulary.")
+    return backend
+
+
+def check_unicode(text: str) -> None:
+    """Raise RequestError for lone surrogates, which are no characters and have no UTF-8 form."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"The text has a lone surrogate, U+{ord(text[error.start]):04X}, at position {error.start}: "
+            "send valid Unicode."
+        ) from None
+
+
+def _separator(added: Sequence[Mapping[str, Any]]) -> re.Pattern[str] | None:
+    """Finds the tokens that the library looks for in a text as it stands: from the left, the longest of each place.
+
+    None if there are none, or if one takes spaces around it along or has to stand alone, so that more than the token
+    itself decides where to cut.
+    """
+    tokens = [token for token in added if not token.get("normalized")]
+    if not tokens or any(token.get(flag) for token in tokens for flag in ("lstrip", "rstrip", "single_word")):
+        return None
+    texts = sorted((token["content"] for token in tokens), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, texts)))
+
+
+def _vocabulary(backend: tokenizers.Tokenizer, rules: DecoderRules) -> tuple[dict[int, bytes], frozenset[int]]:
+    """Bytes by id, and the ids of special tokens. An added token stands for its text, not for what it would spell."""
+    added = backend.get_added_tokens_decoder()
+    pieces = backend.get_vocab(with_added_tokens=True).items()
+    table = {token: rules.bytes_of(piece) for piece, token in pieces if token not in added}
+    table |= {token: entry.content.encode() for token, entry in added.items()}
+    return table, frozenset(token for token, entry in added.items() if entry.special)
+
+
+def _marked_first_tokens(backend: tokenizers.Tokenizer, rules: DecoderRules) -> dict[int, bytes]:
+    """Bytes that a token stands for at the beginning of a text, where they differ (see ``DecoderRules.strip_mark``)."""
+    if (mark := rules.strip_mark) is None:
+        return {}
+    pieces = backend.get_vocab(with_added_tokens=True).items()
+    return {token: rules.bytes_of(piece.replace(mark, "")) for piece, token in pieces if mark in piece}
+
+
+def _read_template(chat_template: str) -> str:
+    """A template given as such has braces; everything else is the name of a file."""
+    if "{{" in chat_template or "{%" in chat_template:
+        return chat_template
+    try:
+        return Path(chat_template).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--chat-template: {chat_template} cannot be read as text.") from error

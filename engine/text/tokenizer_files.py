@@ -1,0 +1,150 @@
+"""What a folder in Hugging Face's format says about its tokenizer: plain data, no tokenizer yet.
+
+tokenizer.json              the tokenizer itself; without it there is only Python code, which we do not run
+tokenizer_config.json       names of special tokens, further added tokens, whether bos and eos are put around a text
+special_tokens_map.json     names of special tokens, in older folders
+generation_config.json      further end tokens
+chat_template.jinja         chat templates, the first of these three that is there
+chat_template.json
+tokenizer_config.json
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelError
+
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """A tokenizer as data.
+
+    Attributes:
+        definition: what ``tokenizer.json`` holds.
+        special: texts of the special tokens by role (``bos_token``, ...), only those that the model has.
+        eos_ids: tokens that end an answer, besides ``special["eos_token"]``.
+        chat_templates: Jinja templates by name; the usual one is ``default``.
+    """
+
+    definition: dict[str, Any]
+    special: dict[str, str]
+    eos_ids: tuple[int, ...] = ()
+    chat_templates: dict[str, str] = field(default_factory=dict)
+
+
+def read_folder(folder: Path) -> TokenizerFiles:
+    """The tokenizer of a model folder.
+
+    Raises:
+        ModelError: no ``tokenizer.json``, a tokenizer that is Python code, or files that are not what they should be.
+    """
+    config = _read_json(folder / "tokenizer_config.json") or {}
+    _refuse_code(folder, config)
+    definition = _read_json(folder / "tokenizer.json")
+    if definition is None or not isinstance(definition.get("model"), dict):
+        raise ModelError("tokenizer.json is not a definition of a tokenizer.")
+    named = {**(_read_json(folder / "special_tokens_map.json") or {}), **config}
+    special = {name: text for name in SPECIAL_NAMES if (text := _text(named.get(name))) is not None}
+    _complete_added_tokens(definition, config, special, named)
+    generation = _read_json(folder / "generation_config.json") or {}
+    return TokenizerFiles(definition, special, _ids(generation.get("eos_token_id")), _templates(folder, config))
+
+
+def added_token(token: int, text: str, *, special: bool, rstrip: bool = False) -> dict[str, Any]:
+    """An entry of a definition's ``added_tokens``: found in the text as it stands, before anything else is done."""
+    return {
+        "id": token,
+        "content": text,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": rstrip,
+        "normalized": False,
+        "special": special,
+    }
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file, None if there is no such file."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path.name} cannot be read as JSON.") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path.name} does not hold a JSON object.")
+    return value
+
+
+def _refuse_code(folder: Path, config: dict[str, Any]) -> None:
+    """Raise ``ModelError`` for a tokenizer that needs Python code: the folder's own or a class of another library."""
+    code = config.get("auto_map", {})
+    if isinstance(code, dict) and code.get("AutoTokenizer"):
+        raise ModelError(f"The tokenizer is code in the model's folder (auto_map {code['AutoTokenizer']}): never run.")
+    if (folder / "tokenizer.json").is_file():
+        return
+    slow = [name for name in ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json") if (folder / name).exists()]
+    kind = f"{config.get('tokenizer_class', 'an unnamed tokenizer')} with {', '.join(slow)}" if slow else "none"
+    raise ModelError(f"The tokenizer must be a tokenizer.json; the folder has {kind}. Save it as a fast tokenizer.")
+
+
+def _text(token: Any) -> str | None:
+    """A special token's text: written as a string or as an object with its ``content``."""
+    value = token.get("content") if isinstance(token, dict) else token
+    return value if isinstance(value, str) and value else None
+
+
+def _complete_added_tokens(
+    definition: dict[str, Any], config: dict[str, Any], special: dict[str, str], named: dict[str, Any]
+) -> None:
+    """Add the tokens that only the configuration names, and mark as special what it says is special."""
+    added: list[dict[str, Any]] = definition.setdefault("added_tokens", [])
+    known = {token["id"] for token in added}
+    for key, token in (config.get("added_tokens_decoder") or {}).items():
+        if int(key) not in known:
+            entry = added_token(int(key), token["content"], special=bool(token.get("special")))
+            added.append(entry | {name: token[name] for name in entry if name in token and name != "id"})
+    texts = {*special.values(), *filter(None, map(_text, named.get("additional_special_tokens") or ()))}
+    for token in added:
+        token["special"] = token["special"] or token["content"] in texts
+    present = {token["content"] for token in added}
+    ids = _model_ids(definition["model"])
+    added += [added_token(ids[text], text, special=True) for text in sorted(texts - present) if text in ids]
+    added.sort(key=lambda token: int(token["id"]))
+    for name in [name for name, text in special.items() if text not in {token["content"] for token in added}]:
+        del special[name]
+
+
+def _model_ids(model: dict[str, Any]) -> dict[str, int]:
+    """Ids by piece: BPE writes an object, Unigram a list of (piece, score)."""
+    vocabulary = model.get("vocab", {})
+    if isinstance(vocabulary, dict):
+        return vocabulary
+    return {piece: token for token, (piece, _) in enumerate(vocabulary)}
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    """``eos_token_id`` is a number, a list of them, or absent."""
+    return (value,) if isinstance(value, int) else tuple(value or ())
+
+
+def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Chat templates by name."""
+    value = config.get("chat_template")
+    if (stored := _read_json(folder / "chat_template.json")) is not None:
+        value = stored.get("chat_template")
+    templates: dict[str, str] = {}
+    if isinstance(value, str):
+        templates["default"] = value
+    elif isinstance(value, list):
+        templates = {entry["name"]: entry["template"] for entry in value}
+    files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    if (usual := folder / "chat_template.jinja").is_file():
+        files["default"] = usual
+    return templates | {name: path.read_text(encoding="utf-8") for name, path in files.items()}
