@@ -21,6 +21,10 @@ setup(
         *(f"rootgraft.{name}" for name in find_packages(include=[p for f in FOLDERS for p in (f, f"{f}.*")])),
     ],
     package_dir={"rootgraft": ".", **{f"rootgraft.{name}": name for name in FOLDERS}},
-    package_data={"rootgraft": ["py.typed"], "rootgraft.kernels": ["cpu/*.cpp", "cpu/*.h"], "rootgraft.api": ["ui/*"]},
+    package_data={
+        "rootgraft": ["py.typed"],
+        "rootgraft.kernels": ["cpu/src/*/*.cpp", "cpu/src/*/*.h"],
+        "rootgraft.api": ["ui/*"],
+    },
     cmdclass={"build_py": BuildWithoutSetup},
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..engine.errors import GrammarRefused
 from ..grammar.errors import GrammarError
-from ..grammar.limits import check_limits
+from ..grammar.schema.static_limits import check_limits
 from ..grammar.spec import GrammarKind, GrammarSpec
 from .protocol.structured import ResponseFormat, StructuredFields, StructuredOutputs
 

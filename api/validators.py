@@ -21,8 +21,8 @@ from jsonschema.protocols import Validator
 from jsonschema.validators import extend, validator_for
 from referencing import Registry
 
-from ..grammar.formats import FORMATS
-from ..grammar.patterns import pattern_matches
+from ..grammar.regex.formats import FORMATS
+from ..grammar.regex.pattern_cache import pattern_matches
 from ..grammar.spec import GrammarKind, GrammarSpec
 
 MOST_CACHED = 256

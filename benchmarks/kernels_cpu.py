@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rootgraft.kernels import kv_int8, ops, quantised, reference
-from rootgraft.kernels.limits import least_time, products_rate, reading_rate
+from rootgraft.kernels import ops, reference
+from rootgraft.kernels import quantised_weights as quantised
+from rootgraft.kernels.layouts import int8_kv_layout as kv_int8
+from rootgraft.kernels.machine_limits import least_time, products_rate, reading_rate
 
 BF16 = torch.bfloat16
 HIDDEN, INNER, VOCABULARY, HEADS, KV_HEADS, HEAD_DIM, PAGE = 576, 1536, 49152, 9, 3, 64, 16

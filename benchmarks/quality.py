@@ -29,7 +29,8 @@ from rootgraft.engine.models.decoder import DecoderModel
 from rootgraft.engine.models.forward_inputs import ForwardInputs
 from rootgraft.engine.models.kv_pool import KvPool
 from rootgraft.engine.text.tokenizer import Tokenizer
-from rootgraft.kernels import kv_int8, ops
+from rootgraft.kernels import ops
+from rootgraft.kernels.layouts import int8_kv_layout as kv_int8
 
 TEXT = Path(__file__).with_name("quality.txt")
 WINDOW, PAGE = 512, 16

@@ -9,9 +9,9 @@ import importlib.util
 import torch
 from torch import Tensor
 
-from .cpu import threads
+from .cpu import thread_count as threads
 from .cpu.build import BuildError, default_cache, load_library
-from .cpu.native import Kernels
+from .cpu.native_ops import Kernels
 from .triton import launch
 
 _native_enabled = True

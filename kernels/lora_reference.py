@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .lora_types import Factors, Segments, unpack_expansion
+from .layouts.lora_arguments import Factors, Segments, unpack_expansion
 
 
 def lora_shrink_expand(

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import kv_int8, reference
+from . import reference
 from .backend import native_for, on_triton
 from .cpu import arena
+from .layouts import int8_kv_layout as kv_int8
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -40,7 +41,7 @@ def copy_pages(k: Tensor, v: Tensor, source: Sequence[int], target: Sequence[int
     Where KV is of 8 bits, whole pages are copied.
 
     Args:
-        k: [L, num_pages, Hkv, page_size, D], the K caches of all layers, or as ``kernels.kv_int8`` says.
+        k: [L, num_pages, Hkv, page_size, D], the K caches of all layers, or as ``kernels.layouts.int8_kv_layout`` says.
         v: the same for V.
         source: pages to copy from.
         target: pages to copy to.

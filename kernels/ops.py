@@ -12,7 +12,8 @@ cells stand for what pads a captured batch, and are skipped.
 
 Words: T tokens of a ragged batch of R rows; Hq and Hkv query and KV heads of D dimensions; a KV cache of one layer
 is [num_pages, Hkv, page_size, D], and *cell* ``loc`` of it is page ``loc // page_size``, offset ``loc % page_size``.
-On a CPU it may be of 8 bits, as ``kernels.kv_int8`` says; attention then rounds its queries and weights to 8 bits too.
+On a CPU it may be of 8 bits (``kernels.layouts.int8_kv_layout``); attention then rounds queries and weights to 8 bits
+too.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from .backend import (
     triton_status,
     use_native,
 )
-from .cpu.calls import Buffers
-from .cpu.tape import Tape
-from .packed import Format, Largest, Linear, PackedLinear, QuantisedLinear
-from .triton import sharing
-from .triton.sharing import Ints, SharedPrefixes, SharedRoom
+from .cpu.native_calls import Buffers
+from .cpu.recorded_pass import Tape
+from .layouts.packed_weights import Format, Largest, Linear, PackedLinear, QuantisedLinear
+from .triton import shared_prefixes as sharing
+from .triton.shared_prefixes import Ints, SharedPrefixes, SharedRoom
 
 __all__ = [
     "Activation",
@@ -97,7 +98,7 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
 def linear(x: Tensor, layer: Linear, out_dtype: torch.dtype | None = None) -> Tensor:
     """``x @ weight.T + bias``: [T, K] -> [T, N], x of the weight's type; sums are fp32.
 
-    A quantised weight takes bfloat16 and float32; what it computes is said in ``kernels.quantised``.
+    A quantised weight takes bfloat16 and float32; what it computes is said in ``kernels.quantised_weights``.
 
     Args:
         out_dtype: the type of x (None), or float32: the sums as they are.
@@ -340,7 +341,7 @@ def capture_for(k_cache: Tensor) -> Capture | None:
     if not (k_cache.is_cuda and on_triton(k_cache.device)):
         return None
     from .triton import attention as gpu
-    from .triton import captured
+    from .triton import cuda_graph as captured
 
     q = k_cache.new_empty(0, 1, k_cache.shape[3])
     table = torch.empty(0, 1, dtype=torch.int32, device=k_cache.device)

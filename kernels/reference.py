@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from . import kv_int8
-from .packed import Largest
+from .layouts import int8_kv_layout as kv_int8
+from .layouts.packed_weights import Largest
 
 _QUERY_BLOCK = 256  # query tokens scored at once: bounds the [Hq, block, context] fp32 scores
 _WEIGHT_BLOCK = 4096  # rows of a weight widened at once

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import AdapterError
-from .patterns import NamePattern
+from .rank_patterns import NamePattern
 
 MOST_BYTES = 1 << 20
 _MOST_ALPHA = 1e6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 
-from .prepare import PreparedAdapter
+from .prepare_factors import PreparedAdapter
 
 
 class HostCache:

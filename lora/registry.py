@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .errors import AdapterError
-from .prepare import PreparedAdapter
+from .prepare_factors import PreparedAdapter
 
 
 @dataclass(slots=True, eq=False)

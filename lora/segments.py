@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from ..kernels import ops
-from ..kernels.lora import Segments, Tiles
-from ..kernels.staging import refill, to_device
+from ..kernels.layouts.staging import refill, to_device
+from ..kernels.lora_ops import Segments, Tiles
 from ..kernels.triton.lora_config import SHORT, tile_size
 from ..kernels.triton.lora_tiles import make_tiles
 

@@ -5,7 +5,7 @@
 
 from .branch import Branch, Fork
 from .errors import ProgramError
-from .report import Report
 from .session import Session
+from .token_report import Report
 
 __all__ = ["Branch", "Fork", "ProgramError", "Report", "Session"]

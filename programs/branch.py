@@ -11,9 +11,9 @@ from typing import Any, Self, TypeVar, overload
 
 from pydantic import ValidationError
 
-from .calls import Answer, Backend, Draw, Form, Message, Prompt
+from .branch_calls import Answer, Backend, Draw, Form, Message, Prompt
 from .errors import CallFailed, ProgramError
-from .report import Ledger
+from .token_report import Ledger
 from .values import form_of, value_of
 
 T = TypeVar("T")

@@ -6,9 +6,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from .branch import Branch
-from .calls import Backend
-from .remote import Remote
-from .report import Ledger, Report
+from .branch_calls import Backend
+from .http_backend import Remote
+from .token_report import Ledger, Report
 
 if TYPE_CHECKING:
     from ..engine.offline.llm import LLM
@@ -69,6 +69,6 @@ def _backend(target: str | LLM, model: str | None, api_key: str | None) -> Backe
         return Remote(target, model, api_key)
     if model is not None or api_key is not None:
         raise ValueError("model and api_key are for servers: an LLM has its model already")
-    from .offline import Offline
+    from .offline_backend import Offline
 
     return Offline(target)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from .calls import Form, FormKind
+from .branch_calls import Form, FormKind
 
 
 def form_of(schema: Any, regex: str | None, choices: Sequence[str] | None) -> Form | None:

@@ -30,7 +30,7 @@ class Node:
             be copied by any path of that namespace.
         lock: leases that end here or below.
         last_use: logical time of the last lease through it; never less than a child's.
-        holds: sessions and pins that end here or below (``radix.holds``).
+        holds: sessions and pins that end here or below (``radix.soft_pins``).
         dropped: cut off from matches, kept only until its leases end.
         hits: leases that began with its first page.
     """

@@ -17,11 +17,11 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from .cursor import Cursor
-from .holds import Hold, HoldKind, Holds
-from .match import Extension, Match
+from .match_result import Extension, Match
 from .namespace import Namespace, Origin, Path
 from .node import TOKEN_BYTES, Node, Siblings, common_tokens, descendants, upwards
-from .shares import Shares
+from .soft_pins import Hold, HoldKind, Holds
+from .tenant_eviction import Shares
 
 GroupName = TypeVar("GroupName")
 
@@ -229,7 +229,7 @@ class RadixTree:
     # Removing pages
 
     def evict(self, num_pages: int) -> list[int]:
-        """Free up to ``num_pages`` pages, each time from the end of the leaf whose turn it is (``radix.shares``)."""
+        """Evict up to ``num_pages`` pages, each from the end of the leaf that ``radix.tenant_eviction`` names next."""
         freed: list[int] = []
         while len(freed) < num_pages and (turn := self.shares.next()):
             leaf, most = turn

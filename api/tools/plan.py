@@ -17,8 +17,8 @@ from enum import Enum, auto
 from typing import Any
 
 from ...engine.errors import RequestError
-from ...grammar.document import pointer_join
-from ...grammar.limits import check_limits
+from ...grammar.schema.document import pointer_join
+from ...grammar.schema.static_limits import check_limits
 from ...grammar.spec import GrammarKind, GrammarSpec
 from ..promise import JSON_KINDS, Promise, refusing
 from ..protocol.tools import AllowedChoice, NamedChoice, Tool, narrowed

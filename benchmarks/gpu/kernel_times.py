@@ -92,7 +92,7 @@ def _extend(machine: Machine, ceilings: Ceilings) -> Iterator[Line]:
 
 
 def _shared(machine: Machine, ceilings: Ceilings) -> Iterator[Line]:
-    """For the gate of ``rootgraft.kernels.triton.sharing``: where reading together begins to pay."""
+    """For the gate of ``rootgraft.kernels.triton.shared_prefixes``: where reading together begins to pay."""
     sizes = [(8, 1024)] if machine.tiny else [(8, 1024), (32, 1024), (64, 1024), (16, 4096), (64, 4096)]
     for rows, tokens in sizes:
         batches = _batches(machine, [(1, tokens + (8 if machine.tiny else 128))] * rows, shared_pages=tokens // 16)

@@ -11,9 +11,10 @@ from benchmarks.gpu.correctness import TOLERANCE, error_of
 from benchmarks.gpu.measure import Line, Machine
 from rootgraft.engine.sampling import top_k_top_p as choice
 from rootgraft.engine.sampling.top_k_top_p import Draws
-from rootgraft.kernels import lora_reference, masking
-from rootgraft.kernels.draw import draw_ranked
-from rootgraft.kernels.lora import Factors, SlotTable, lora_embed, lora_shrink_expand
+from rootgraft.kernels import lora_reference
+from rootgraft.kernels import token_masks as masking
+from rootgraft.kernels.lora_ops import Factors, SlotTable, lora_embed, lora_shrink_expand
+from rootgraft.kernels.ranked_draw import draw_ranked
 from rootgraft.lora.segments import make_segments
 
 

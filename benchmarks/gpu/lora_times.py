@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.measure import Ceilings, Line, Machine, seconds
-from rootgraft.kernels.lora import Factors, Segments, SlotTable, lora_shrink_expand
+from rootgraft.kernels.lora_ops import Factors, Segments, SlotTable, lora_shrink_expand
 from rootgraft.lora.segments import make_segments
 
 SHAPES = (((4096, 1024, 1024), 4096), ((4096,), 4096), ((14336, 14336), 4096), ((4096,), 14336))

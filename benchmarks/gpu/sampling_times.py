@@ -15,8 +15,8 @@ from rootgraft.engine.sampling import top_k_top_p as choice
 from rootgraft.engine.sampling.sampler import Allowed, Sampler
 from rootgraft.engine.sampling.top_k_top_p import Draws
 from rootgraft.engine.types import SamplingParams
-from rootgraft.kernels.draw import draw_ranked
-from rootgraft.kernels.masking import mask_logits
+from rootgraft.kernels.ranked_draw import draw_ranked
+from rootgraft.kernels.token_masks import mask_logits
 
 VOCAB, TINY_VOCAB = 128_256, 512
 REQUESTS = {

@@ -27,11 +27,11 @@ from numpy.typing import NDArray
 
 from benchmarks.grammar.spelling import MISSING, spell
 from rootgraft.engine.text.tokenizer import Tokenizer
-from rootgraft.grammar.compiler import Compiled, compile
-from rootgraft.grammar.document import Document
+from rootgraft.grammar.compile.compiler import Compiled, compile
 from rootgraft.grammar.errors import GrammarError
-from rootgraft.grammar.matcher import GrammarFailure, Matcher
-from rootgraft.grammar.schema import Analysis
+from rootgraft.grammar.match.matcher import GrammarFailure, Matcher
+from rootgraft.grammar.schema.analysis import Analysis
+from rootgraft.grammar.schema.document import Document
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rootgraft.grammar.scalars import decimal
-from rootgraft.grammar.schema import Analysis
-from rootgraft.grammar.world import (
+from rootgraft.grammar.schema.analysis import Analysis
+from rootgraft.grammar.schema.constraints import (
     ALWAYS,
     ARRAY,
     FALSE,
@@ -23,6 +22,7 @@ from rootgraft.grammar.world import (
     Conj,
     World,
 )
+from rootgraft.grammar.schema.scalars import decimal
 
 MISSING = object()
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.grammar.evaluate import read_vocabulary
-from rootgraft.grammar.compiler import Compiled, load, lower
+from rootgraft.grammar.compile.compiler import Compiled, load, lower
 from rootgraft.grammar.errors import GrammarError
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rootgraft.engine.text.tokenizer import Tokenizer
-from rootgraft.programs.calls import Answer, Backend, Draw, Prompt
-from rootgraft.programs.report import Report
+from rootgraft.programs.branch_calls import Answer, Backend, Draw, Prompt
+from rootgraft.programs.token_report import Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Call:
 
 
 class Recorder:
-    """A backend that keeps what goes through it. See ``rootgraft.programs.calls.Backend``."""
+    """A backend that keeps what goes through it. See ``rootgraft.programs.branch_calls.Backend``."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend

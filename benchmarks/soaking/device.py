@@ -42,8 +42,8 @@ from rootgraft.engine.ipc import Channel
 from rootgraft.engine.messages import Done, Failed, Message, Submit, TokenOut, TokenTexts
 from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.grammar import vocabulary
-from rootgraft.grammar.service import CompileService
-from rootgraft.lora.adapters import Adapters
+from rootgraft.grammar.compile.compile_service import CompileService
+from rootgraft.lora.adapter_pool import Adapters
 
 EOS, VOCAB = 95, 96  # the printable characters of ASCII, and the end
 ADAPTERS, SLOTS = 64, 8

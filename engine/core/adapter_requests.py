@@ -15,9 +15,9 @@ from heapq import nlargest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...lora.activated import activation_position
+from ...lora.activated_lora import activation_position
 from ...lora.errors import AdapterError
-from ...lora.folder import check_name
+from ...lora.safe_paths import check_name
 from ...radix.namespace import Namespace
 from ...radix.namespace import Path as PrefixPath
 from ..errors import ConfigError, EngineError, RequestError, UnknownModel
@@ -38,8 +38,8 @@ from ..snapshot import SlotView
 from ..types import AdapterInfo
 
 if TYPE_CHECKING:
-    from ...lora.adapters import Adapters as AdapterPool
-    from ...lora.adapters import LoadResult
+    from ...lora.adapter_pool import Adapters as AdapterPool
+    from ...lora.adapter_pool import LoadResult
     from ...lora.registry import AdapterVersion
 
 BASE = "base"

@@ -39,7 +39,7 @@ from .adapter_requests import BASE, Adaptation, AdapterDesk
 from .debug_snapshot import take_snapshot
 
 if TYPE_CHECKING:
-    from ...lora.adapters import Adapters
+    from ...lora.adapter_pool import Adapters
     from .structured_output import Compilation, Grammars
 
 _PAUSE = 0.001  # seconds between two looks at compiles and loads when there is nothing else to do

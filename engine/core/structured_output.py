@@ -10,12 +10,12 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from ...grammar.compiler import Compiled
+from ...grammar.compile.compile_service import CompileQueueFull, CompileService
+from ...grammar.compile.compiler import Compiled
 from ...grammar.errors import GrammarError
-from ...grammar.masks import Fill, MaskBuffer
-from ...grammar.matcher import Matcher
-from ...grammar.pieces import ranks
-from ...grammar.service import CompileQueueFull, CompileService
+from ...grammar.match.closing_texts import ranks
+from ...grammar.match.mask_buffer import Fill, MaskBuffer
+from ...grammar.match.matcher import Matcher
 from ...grammar.spec import GrammarKind, GrammarSpec
 from ...grammar.vocabulary import Vocabulary
 from ..batch import Masks

@@ -14,9 +14,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from ...kernels.layouts.staging import to_device
 from ...kernels.ops import Buffers, Tape, record
-from ...kernels.staging import to_device
-from ...lora.apply import LoraStep
+from ...lora.lora_step import LoraStep
 from ...lora.segments import SegmentRoom
 from ..models.decoder import DecoderModel
 from ..models.forward_inputs import ForwardInputs, HostInputs, InputBuilder

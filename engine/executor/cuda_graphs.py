@@ -19,8 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...kernels.layouts.staging import to_device
 from ...kernels.ops import Capture, capture_for, shares_prefixes
-from ...kernels.staging import to_device
 from ..config import EngineConfig
 from ..models.decoder import DecoderModel
 from ..models.forward_inputs import HostInputs, InputBuilder

@@ -7,7 +7,7 @@ import os
 import psutil
 import torch
 
-from ...kernels import kv_int8
+from ...kernels.layouts import int8_kv_layout as kv_int8
 from ..checkpoint.model_config import ModelConfig
 from ..config import EngineConfig
 from ..errors import ConfigError

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...lora.apply import AdapterBank
+from ...lora.lora_step import AdapterBank
 from ..batch import Batch, Row, RowStart
 from ..config import EngineConfig
 from ..models.decoder import DecoderModel

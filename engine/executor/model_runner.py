@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...kernels.layouts.staging import to_device
 from ...kernels.ops import Largest
-from ...kernels.staging import to_device
-from ...lora.apply import LoraStep
+from ...lora.lora_step import LoraStep
 from ..batch import Batch, Draw, Masks, Read, Row, RowResult, StepResult
 from ..models.decoder import DecoderModel
 from ..models.forward_inputs import DrawnTokens, HostInputs, InputBuilder, last_tokens

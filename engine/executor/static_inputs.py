@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...kernels.layouts.staging import refill, to_device
 from ...kernels.ops import SharedRoom
-from ...kernels.staging import refill, to_device
-from ...lora.apply import LoraStep
+from ...lora.lora_step import LoraStep
 from ...lora.segments import SegmentRoom
 from ..models.forward_inputs import ForwardInputs, HostInputs, fill_in
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...kernels import kv_int8, ops
-from ...lora.adapters import Adapters
-from ...lora.layout import BaseLayout
-from ...lora.reading import AdapterReader
+from ...kernels import ops
+from ...kernels.layouts import int8_kv_layout as kv_int8
+from ...lora.adapter_pool import Adapters
+from ...lora.base_projections import BaseLayout
+from ...lora.read_adapter import AdapterReader
 from ..batch import Batch, Draw
 from ..checkpoint.model_config import ModelConfig
 from ..config import EngineConfig

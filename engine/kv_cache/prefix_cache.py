@@ -17,13 +17,13 @@ from collections import Counter
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
-from ...radix.audit import BrokenInvariant, check
 from ...radix.continuation import continuation
-from ...radix.holds import Hold, HoldKind
+from ...radix.invariants import BrokenInvariant, check
 from ...radix.namespace import Namespace, Path
 from ...radix.node import TOKEN_BYTES, Node, upwards
-from ...radix.outline import outline
+from ...radix.soft_pins import Hold, HoldKind
 from ...radix.tree import RadixTree
+from ...radix.tree_view import outline
 from ..batch import PageCopy
 from .page_allocator import PageAllocator
 

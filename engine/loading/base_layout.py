@@ -9,7 +9,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from ...lora.layout import EMBEDDING, BaseLayout, ProjectionShape
+from ...lora.base_projections import EMBEDDING, BaseLayout, ProjectionShape
 from ..models.decoder import DecoderModel
 from .load_model import open_source
 from .tensor_names import EMBEDDING as EMBEDDING_WEIGHT

@@ -7,7 +7,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from ...kernels import quantised
+from ...kernels import quantised_weights as quantised
 from ...kernels.ops import Linear, QuantisedLinear, pack_linear
 from ..config import EngineConfig
 from ..errors import ConfigError, ModelError
@@ -18,8 +18,8 @@ WeightForm = Literal["plain", "stored", "stored_dynamic", "int8_weight_only", "i
 
 plain: in the model's type.
 stored: GGUF's blocks of 4 and 8 bits as they are, what is stored otherwise plain.
-stored_dynamic: the same, and activations rounded to 8 bits; see ``kernels.quantised.pack_blocks``.
-int8_weight_only, int8_dynamic: rounded to 8 bits, a scale for each output; see ``kernels.quantised.pack_channels``.
+stored_dynamic: the same, and activations rounded to 8 bits; see ``kernels.quantised_weights.pack_blocks``.
+int8_weight_only, int8_dynamic: rounded to 8 bits with a scale for each output (``pack_channels``).
 """
 
 

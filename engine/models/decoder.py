@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...kernels.ops import Largest, largest
-from ...kernels.quantised import QuantisedLinear, rows
-from ...lora.apply import LoraStep
+from ...kernels.quantised_weights import QuantisedLinear, rows
+from ...lora.lora_step import LoraStep
 from ..checkpoint.model_config import ModelConfig
 from .forward_inputs import ForwardInputs
 from .kv_pool import KvPool

@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...kernels.layouts.staging import to_device
 from ...kernels.ops import SharedPrefixes, find_shared_prefixes
-from ...kernels.staging import to_device
-from ...lora.apply import AdapterBank, LoraStep
+from ...lora.lora_step import AdapterBank, LoraStep
 from ...lora.segments import BASE, token_slots
 from ..batch import Batch, Row
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ...kernels import kv_int8
+from ...kernels.layouts import int8_kv_layout as kv_int8
 from ...kernels.memory import copy_pages, lazy_zeros, populate
 from ..batch import PageCopy
 from ..checkpoint.model_config import ModelConfig
@@ -31,7 +31,7 @@ class KvPool:
         dtype: the model's, or ``kv_int8.DTYPE``.
 
     Attributes:
-        k: [num_layers, num_pages, num_kv_heads, page_size, head_dim], or in 8 bits as ``kernels.kv_int8`` says.
+        k: [num_layers, num_pages, num_kv_heads, page_size, head_dim], or 8-bit (``int8_kv_layout``).
         v: the same.
         k_layers: ``k`` layer by layer, each [num_pages, num_kv_heads, page_size, head_dim].
         v_layers: the same for ``v``.

@@ -18,7 +18,7 @@ from ...kernels.ops import (
     rms_norm,
     rope_store_kv,
 )
-from ...lora.apply import LoraStep
+from ...lora.lora_step import LoraStep
 from ..checkpoint.model_config import Activation
 from .forward_inputs import ForwardInputs
 

@@ -18,9 +18,10 @@ from unittest.mock import patch
 
 import torch
 
-from ...kernels import kv_int8, limits
-from ...kernels.cpu.calls import timed
-from ...kernels.packed import Format, Linear, QuantisedLinear
+from ...kernels import machine_limits as limits
+from ...kernels.cpu.native_calls import timed
+from ...kernels.layouts import int8_kv_layout as kv_int8
+from ...kernels.layouts.packed_weights import Format, Linear, QuantisedLinear
 from ..config import EngineConfig
 from ..core.engine_core import EngineCore
 from ..errors import ConfigError

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...kernels.staging import HostCopy, to_device
+from ...kernels.layouts.staging import HostCopy, to_device
 from ..types import MAX_LOGPROBS, Logprob
 from .top_k_top_p import pad, row_slices, top_sorted
 

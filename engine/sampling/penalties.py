@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...kernels.staging import to_device
+from ...kernels.layouts.staging import to_device
 from ..batch import RowStart
 from ..types import SamplingParams
 from .draft_verify import Lines

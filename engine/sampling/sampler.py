@@ -17,9 +17,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...kernels.masking import mask_logits
+from ...kernels.layouts.staging import HostCopy, to_device
 from ...kernels.ops import Largest, largest
-from ...kernels.staging import HostCopy, to_device
+from ...kernels.token_masks import mask_logits
 from ..batch import Row, RowResult, RowStart
 from .draft_verify import Drawn, Lines, lines_of, standing
 from .logprobs import logprob_columns, to_logprob

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
-from ...radix.keys import common_prefix
+from ...radix.token_runs import common_prefix
 from ..kv_cache.prefix_cache import Lease, PrefixCache
 from ..sequence.sequence import Sequence
 from ..types import Priority
 
 
 class AdapterSlots(Protocol):
-    """What admission needs of the adapters' slots: ints. ``lora.slots.SlotPool``, or a fake in tests."""
+    """What admission needs of the adapters' slots: ints. ``lora.device_slots.SlotPool``, or a fake in tests."""
 
     def acquire(self, adapter: int) -> int:
         """A slot for one more sequence of an adapter, held until ``release``; negative if it must wait."""

@@ -2,7 +2,7 @@
 
 Neither takes memory from a running sequence. Held pages count as available and are evicted where nothing else is
 left: of a tenant first ordinary pages, then those of sessions, and pinned ones after those of all tenants
-(``radix.shares``). So whatever is held, a sequence that fits the pool alone is admitted.
+(``radix.tenant_eviction``). So whatever is held, a sequence that fits the pool alone is admitted.
 
 Both are bounded, so that one tenant's do not push out all that others have in the cache::
 
@@ -18,7 +18,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...radix.holds import Hold, HoldKind
+from ...radix.soft_pins import Hold, HoldKind
 from ..kv_cache.prefix_cache import PrefixCache
 from ..sequence.sequence import Sequence
 

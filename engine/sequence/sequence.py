@@ -13,7 +13,7 @@ from ..kv_cache.prefix_cache import Lease
 from ..types import Priority, SamplingParams, Usage
 
 if TYPE_CHECKING:
-    from ...grammar.matcher import Matcher
+    from ...grammar.match.matcher import Matcher
 
 
 class Status(Enum):

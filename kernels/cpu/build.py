@@ -1,4 +1,4 @@
-"""Compiles the C++ sources of this folder into a shared library, once for each machine, compiler and their version."""
+"""Compiles the C++ sources in ``src/`` into a shared library, once for each machine, compiler and their version."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-SOURCES = Path(__file__).parent
+SOURCES = Path(__file__).parent / "src"
 FLAGS = ("-O3", "-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing", "-w")
 _TIMEOUT = 600  # seconds for the compiler
 
@@ -71,17 +71,18 @@ def _fingerprint(compiler: str, flags: tuple[str, ...]) -> str:
     """A hash of the sources, the flags, and all the compiler says of itself and of the CPU in its predefined macros."""
     digest = hashlib.sha256(_run([compiler, *flags, "-dM", "-E", "-x", "c++", os.devnull]))
     digest.update(" ".join((compiler, *flags)).encode())
-    for path in sorted((*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h"))):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    for path in sorted((*SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.h"))):
+        digest.update(path.relative_to(SOURCES).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:32]
 
 
 def _build(compiler: str, flags: tuple[str, ...], target: Path) -> None:
     print(f"Compiling the CPU kernels (once, some seconds) into {target}", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        sources = sorted(SOURCES.glob("*.cpp"))
+        sources = sorted(SOURCES.rglob("*.cpp"))
         objects = [str(Path(folder) / f"{path.stem}.o") for path in sources]
-        _run_all([[compiler, *flags, "-c", str(path), "-o", out] for path, out in zip(sources, objects, strict=True)])
+        compile = [compiler, *flags, f"-I{SOURCES}", "-c"]
+        _run_all([[*compile, str(path), "-o", out] for path, out in zip(sources, objects, strict=True)])
         library = str(Path(folder) / target.name)
         _run([compiler, "-shared", "-pthread", *objects, "-o", library])
         os.replace(library, target)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from . import attention_kernels
 from .launch import NARROW_TYPES, Launch, cdiv, is_known, meta, num_sms, power_of_two
-from .sharing import SharedPrefixes
+from .shared_prefixes import SharedPrefixes
 
 _BLOCKS_D = (64, 128, 256)  # dimensions of a head, rounded up
 _NO_WINDOW = 1 << 30

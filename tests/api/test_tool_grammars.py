@@ -12,7 +12,7 @@ from rootgraft.api.protocol.tools import Function, NamedChoice, Tool
 from rootgraft.api.tools.formats import FORMATS, ToolFormat
 from rootgraft.api.tools.parser import read_calls
 from rootgraft.api.tools.plan import tool_promise
-from rootgraft.grammar.compiler import Compiled, compile
+from rootgraft.grammar.compile.compiler import Compiled, compile
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
 

@@ -16,7 +16,7 @@ import asyncio
 from rootgraft.engine.client import EngineClient
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import EngineError
-from rootgraft.grammar.child import Child
+from rootgraft.grammar.compile.worker_handle import Child
 from rootgraft.grammar.vocabulary import Vocabulary
 from pathlib import Path
 

@@ -40,12 +40,12 @@ from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.engine.serving.request import TextRequest
 from rootgraft.engine.text.tokenizer import Tokenizer
 from rootgraft.engine.types import SamplingParams
-from rootgraft.grammar.compiler import compile as compile_grammar
-from rootgraft.grammar.masks import MaskBuffer
-from rootgraft.grammar.service import CompileQueueFull, CompileStats
+from rootgraft.grammar.compile.compile_service import CompileQueueFull, CompileStats
+from rootgraft.grammar.compile.compiler import compile as compile_grammar
+from rootgraft.grammar.match.mask_buffer import MaskBuffer
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
-from rootgraft.lora.adapters import Adapters as AdapterPool
+from rootgraft.lora.adapter_pool import Adapters as AdapterPool
 
 EOS, VOCAB = 256, 258
 TEXTS = TokenTexts(array("i", [1] * 256 + [5]), bytes(range(256)) + b"<eos>", (EOS,))

@@ -9,9 +9,9 @@ import torch
 
 from rootgraft.engine.loading.base_layout import base_layout
 from rootgraft.engine.models.decoder import DecoderModel
-from rootgraft.kernels.lora import Factors, pack_expansion
-from rootgraft.lora.apply import AdapterBank
-from rootgraft.lora.layout import EMBEDDING, HEAD
+from rootgraft.kernels.lora_ops import Factors, pack_expansion
+from rootgraft.lora.base_projections import EMBEDDING, HEAD
+from rootgraft.lora.lora_step import AdapterBank
 
 
 def random_bank(model: DecoderModel, folder: Path, told: Callable[..., None] = lambda *tensors: None) -> AdapterBank:

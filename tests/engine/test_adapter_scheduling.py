@@ -14,7 +14,7 @@ from rootgraft.engine.messages import Done, Message, TokenOut
 from rootgraft.engine.scheduling.scheduler import Scheduler
 from rootgraft.engine.sequence.sequence import Sequence
 from rootgraft.engine.types import SamplingParams
-from rootgraft.lora.slots import SlotPool
+from rootgraft.lora.device_slots import SlotPool
 from rootgraft.radix.namespace import Namespace, Path
 
 PATIENCE, LOAD, LONGEST = 6, 3, 10

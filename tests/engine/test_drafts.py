@@ -23,8 +23,8 @@ from rootgraft.engine.sequence.sequence import Sequence
 from rootgraft.engine.speculation.proposer import _SUREST, Drafter, Source, _Guess, _Rate
 from rootgraft.engine.token_cost import Pace
 from rootgraft.engine.types import SamplingParams
-from rootgraft.grammar.compiler import Compiled, compile
-from rootgraft.grammar.masks import MaskBuffer
+from rootgraft.grammar.compile.compiler import Compiled, compile
+from rootgraft.grammar.match.mask_buffer import MaskBuffer
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
 from rootgraft.radix.namespace import Namespace, Path

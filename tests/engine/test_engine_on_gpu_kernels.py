@@ -14,7 +14,7 @@ from rootgraft.engine.executor import cuda_graphs as graphs
 from rootgraft.engine.executor.worker import Worker
 from rootgraft.engine.messages import Submit, TokenOut
 from rootgraft.engine.types import SamplingParams
-from rootgraft.kernels.triton import sharing
+from rootgraft.kernels.triton import shared_prefixes as sharing
 
 # Attention leaves the memory of tokens that pad a step as it was, and what follows computes with it.
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")

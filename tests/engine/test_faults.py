@@ -11,9 +11,9 @@ import pytest
 from fault_world import FAULTY, NAMES, SPECS, World
 
 from rootgraft.engine.messages import Abort, Shutdown, encode
+from rootgraft.grammar.compile.compile_service import CompileQueueFull
 from rootgraft.grammar.errors import GrammarError, GrammarTimeout
-from rootgraft.grammar.matcher import Matcher
-from rootgraft.grammar.service import CompileQueueFull
+from rootgraft.grammar.match.matcher import Matcher
 
 INJECTIONS = 1050
 KINDS: dict[str, Callable[[World], Any]] = {}

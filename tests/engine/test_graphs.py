@@ -26,8 +26,8 @@ from rootgraft.engine.models.decoder import DecoderModel
 from rootgraft.engine.models.forward_inputs import InputBuilder
 from rootgraft.engine.models.kv_pool import KvPool
 from rootgraft.engine.types import SamplingParams
-from rootgraft.kernels.triton import sharing
-from rootgraft.lora.apply import AdapterBank
+from rootgraft.kernels.triton import shared_prefixes as sharing
+from rootgraft.lora.lora_step import AdapterBank
 
 # Attention leaves the memory of tokens that pad a step as it was, and what follows computes with it.
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")

@@ -20,7 +20,7 @@ from rootgraft.engine.models.forward_inputs import HostInputs, InputBuilder
 from rootgraft.engine.models.kv_pool import KvPool
 from rootgraft.engine.types import SamplingParams
 from rootgraft.kernels import ops
-from rootgraft.lora.apply import AdapterBank
+from rootgraft.lora.lora_step import AdapterBank
 
 PAGE_SIZE, ROWS, WIDTH = 4, 4, 30  # tokens of a page, sequences, pages of each
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ from test_drafts import ASKS, Ask, Engine
 
 from rootgraft.engine.messages import Abort, Done
 from rootgraft.engine.types import FinishReason, SamplingParams
-from rootgraft.grammar.matcher import Matcher
+from rootgraft.grammar.match.matcher import Matcher
 
 
 class Later:

@@ -12,8 +12,9 @@ from rootgraft.api.cli import main
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.profiling.step_report import Part, StepLoad, StepTimes, measure
-from rootgraft.kernels import limits, ops
-from rootgraft.kernels.cpu import calls
+from rootgraft.kernels import machine_limits as limits
+from rootgraft.kernels import ops
+from rootgraft.kernels.cpu import native_calls as calls
 
 KERNELS = {"linear", "attention", "rope and KV", "norm", "activation"}
 FLAGS = ("--device", "cpu", "--num-gpu-blocks-override", "400", "--threads", "1")

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 from rootgraft.engine.batch import PageCopy
 from rootgraft.engine.kv_cache.prefix_cache import Lease, PrefixCache
-from rootgraft.radix.holds import Hold, HoldKind
 from rootgraft.radix.namespace import Namespace, Path
 from rootgraft.radix.node import Node
-from rootgraft.radix.shares import IDLE_SECONDS
+from rootgraft.radix.soft_pins import Hold, HoldKind
+from rootgraft.radix.tenant_eviction import IDLE_SECONDS
 
 BASE = Namespace("r1")
 NAMESPACES = (
@@ -321,7 +321,7 @@ class Simulation:
         return Evictable(pages, {node for node, _ in self._nodes() if node.evictable})
 
     def _check_evicted(self, before: Evictable) -> None:
-        """Of what may be evicted went what ``radix.shares`` says.
+        """Of what may be evicted went what ``radix.tenant_eviction`` says.
 
         Neither rank nor use grows on the way down a path. What stood above another tenant's leaf is left out: its turn
         came with the end of that leaf.

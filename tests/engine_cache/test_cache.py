@@ -6,7 +6,7 @@ import pytest
 
 from rootgraft.engine.batch import PageCopy
 from rootgraft.engine.kv_cache.prefix_cache import PrefixCache
-from rootgraft.radix.audit import BrokenInvariant
+from rootgraft.radix.invariants import BrokenInvariant
 from rootgraft.radix.namespace import Namespace, Path
 
 BASE = Namespace("r1")

@@ -15,8 +15,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from rootgraft.radix.holds import HoldKind
 from rootgraft.radix.namespace import Path
+from rootgraft.radix.soft_pins import HoldKind
 
 TOKENS = st.lists(st.integers(0, 1), max_size=9)
 PATHS = st.one_of(

@@ -6,8 +6,8 @@ from array import array
 import pytest
 from cache_model import BASE, NAMESPACES, Simulation
 
-from rootgraft.radix.holds import HoldKind
 from rootgraft.radix.namespace import Namespace, Path
+from rootgraft.radix.soft_pins import HoldKind
 
 PAGE_SIZES = (1, 2, 4, 16)
 

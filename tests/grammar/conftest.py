@@ -11,10 +11,10 @@ import pytest
 
 from benchmarks.grammar.spelling import MISSING, spell
 from rootgraft.engine.text.tokenizer import Tokenizer
-from rootgraft.grammar.compiler import Compiled, compile
-from rootgraft.grammar.document import Document
-from rootgraft.grammar.matcher import Matcher
-from rootgraft.grammar.schema import Analysis
+from rootgraft.grammar.compile.compiler import Compiled, compile
+from rootgraft.grammar.match.matcher import Matcher
+from rootgraft.grammar.schema.analysis import Analysis
+from rootgraft.grammar.schema.document import Document
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
 

@@ -11,10 +11,10 @@ from benchmarks.grammar.hostile_inputs import inputs
 from rootgraft.api.promise import asked_promise
 from rootgraft.api.protocol.completions import CompletionRequest
 from rootgraft.engine.errors import GrammarRefused
-from rootgraft.grammar.blame import anchored
-from rootgraft.grammar.compiler import lower
+from rootgraft.grammar.compile.compiler import lower
 from rootgraft.grammar.errors import GrammarError
-from rootgraft.grammar.limits import Limits, check_limits
+from rootgraft.grammar.schema.error_location import anchored
+from rootgraft.grammar.schema.static_limits import Limits, check_limits
 from rootgraft.grammar.spec import GrammarSpec
 
 SCHEMA = {"items": {"a/b": {"enum": [1, {"x": 2}]}}, "not": {"type": "string"}}

@@ -11,10 +11,10 @@ import jsonschema
 import pytest
 from test_keywords import CASES
 
-from rootgraft.grammar.closing import Closer
-from rootgraft.grammar.compiler import Compiled, compile
+from rootgraft.grammar.compile.compiler import Compiled, compile
 from rootgraft.grammar.errors import GrammarError
-from rootgraft.grammar.matcher import Matcher
+from rootgraft.grammar.match.budget_close import Closer
+from rootgraft.grammar.match.matcher import Matcher
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
 

@@ -10,10 +10,10 @@ from queue import SimpleQueue
 
 import pytest
 
-from rootgraft.grammar import children
-from rootgraft.grammar.child import ChildDied, ChildStarved
-from rootgraft.grammar.children import Children
-from rootgraft.grammar.service import CompileService
+from rootgraft.grammar.compile import worker_pool as children
+from rootgraft.grammar.compile.compile_service import CompileService
+from rootgraft.grammar.compile.worker_handle import ChildDied, ChildStarved
+from rootgraft.grammar.compile.worker_pool import Children
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
 

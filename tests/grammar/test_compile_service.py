@@ -13,13 +13,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from rootgraft.grammar.child import _STEADY, _YIELD, Child, ChildDied, ChildStarved
-from rootgraft.grammar.children import Children
+from rootgraft.grammar.compile.compile_service import CompileQueueFull, CompileService
+from rootgraft.grammar.compile.compile_worker import decode_vocabulary, encode_job, encode_vocabulary
+from rootgraft.grammar.compile.worker_handle import _STEADY, _YIELD, Child, ChildDied, ChildStarved
+from rootgraft.grammar.compile.worker_pool import Children
 from rootgraft.grammar.errors import GrammarError, GrammarTimeout
-from rootgraft.grammar.service import CompileQueueFull, CompileService
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
-from rootgraft.grammar.worker import decode_vocabulary, encode_job, encode_vocabulary
 
 WAIT = 120
 
@@ -121,7 +121,7 @@ def test_a_worker_yields_the_cores_unless_it_starves(vocabulary, monkeypatch):
         return compile_(self, job, seconds)
 
     monkeypatch.setattr(Child, "compile", starve)
-    monkeypatch.setattr("rootgraft.grammar.child._YIELD", _STEADY)  # this machine may be busy
+    monkeypatch.setattr("rootgraft.grammar.compile.worker_handle._YIELD", _STEADY)  # this machine may be busy
     service = CompileService(vocabulary, workers=1, seconds=20)
     try:
         while not service._yielding._idle:
@@ -145,10 +145,10 @@ def test_a_worker_that_yields_is_of_the_class_of_what_is_idle():
 
 
 def test_a_worker_that_gets_no_processor_time_starves(vocabulary, monkeypatch):
-    monkeypatch.setattr("rootgraft.grammar.child._YIELD", _STEADY)
-    monkeypatch.setattr("rootgraft.grammar.child.HUNGRY_SECONDS", 1_000.0)
+    monkeypatch.setattr("rootgraft.grammar.compile.worker_handle._YIELD", _STEADY)
+    monkeypatch.setattr("rootgraft.grammar.compile.worker_handle.HUNGRY_SECONDS", 1_000.0)
     child = Child(vocabulary, yields=True)
-    monkeypatch.setattr("rootgraft.grammar.child.HUNGRY_SECONDS", 0.05)
+    monkeypatch.setattr("rootgraft.grammar.compile.worker_handle.HUNGRY_SECONDS", 0.05)
     os.kill(child._process.pid, signal.SIGSTOP)
     try:
         with pytest.raises(ChildStarved):

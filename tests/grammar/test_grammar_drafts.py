@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_grammar_matcher import SCHEMAS
 
-from rootgraft.grammar.artifact import Artifact, Backend
-from rootgraft.grammar.compiler import Compiled, compile, load
-from rootgraft.grammar.masks import Fill, MaskBuffer
-from rootgraft.grammar.matcher import GrammarFailure
+from rootgraft.grammar.compile.compiler import Compiled, compile, load
+from rootgraft.grammar.emit.compiled_grammar import Artifact, Backend
+from rootgraft.grammar.match.mask_buffer import Fill, MaskBuffer
+from rootgraft.grammar.match.matcher import GrammarFailure
 from rootgraft.grammar.spec import GrammarSpec
 
 SPECS = [

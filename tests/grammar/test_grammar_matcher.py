@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rootgraft.grammar.artifact import Artifact, Backend
-from rootgraft.grammar.closing import Closer
-from rootgraft.grammar.compiler import compile, load
-from rootgraft.grammar.masks import Fill, MaskBuffer
-from rootgraft.grammar.matcher import GrammarFailure, Matcher
-from rootgraft.grammar.pieces import Pieces
+from rootgraft.grammar.compile.compiler import compile, load
+from rootgraft.grammar.emit.compiled_grammar import Artifact, Backend
+from rootgraft.grammar.match.budget_close import Closer
+from rootgraft.grammar.match.closing_texts import Pieces
+from rootgraft.grammar.match.mask_buffer import Fill, MaskBuffer
+from rootgraft.grammar.match.matcher import GrammarFailure, Matcher
 from rootgraft.grammar.spec import GrammarSpec
 
 SCHEMAS = [
@@ -127,11 +127,11 @@ def test_masks_that_took_long_are_expected_to_again(grammars, vocabulary, monkey
     matcher = grammars.schema({"type": "string"}).matcher()
     matcher.fill_mask(row, 1_000)
     assert matcher.accept(ord('"')) and not matcher.is_slow(999)
-    monkeypatch.setattr("rootgraft.grammar.matcher.SLOW_SECONDS", -1.0)
+    monkeypatch.setattr("rootgraft.grammar.match.matcher.SLOW_SECONDS", -1.0)
     matcher.fill_mask(row, 999)
     assert matcher.accept(ord("a")) and matcher.is_slow(998)
     assert matcher.copy().is_slow(998)
-    monkeypatch.setattr("rootgraft.grammar.matcher.SLOW_SECONDS", 1_000.0)
+    monkeypatch.setattr("rootgraft.grammar.match.matcher.SLOW_SECONDS", 1_000.0)
     matcher.fill_mask(row, 998)
     assert matcher.accept(ord("a")) and not matcher.is_slow(997)
 
@@ -187,8 +187,8 @@ def test_a_special_token_is_never_text(grammars, vocabulary):
 
 def test_a_failed_state_is_a_failure_and_not_an_end(grammars, vocabulary):
     """`a{100000000}` passes a library's own compile and fails in the middle."""
-    from rootgraft.grammar.artifact import Artifact, Backend
-    from rootgraft.grammar.compiler import load
+    from rootgraft.grammar.compile.compiler import load
+    from rootgraft.grammar.emit.compiled_grammar import Artifact, Backend
 
     matcher = load(
         Artifact(Backend.LLGUIDANCE, "start: /(x{0,1000}){0,1000}(y{0,1000}){0,1000}z/"), vocabulary

@@ -11,10 +11,10 @@ from benchmarks.grammar.hostile_inputs import inputs
 from rootgraft.api.promise import asked_promise
 from rootgraft.api.protocol.completions import CompletionRequest
 from rootgraft.engine.errors import GrammarRefused
+from rootgraft.grammar.compile.compile_service import CompileService
 from rootgraft.grammar.errors import GrammarError
-from rootgraft.grammar.limits import DEFAULT_LIMITS
-from rootgraft.grammar.matcher import GrammarFailure
-from rootgraft.grammar.service import CompileService
+from rootgraft.grammar.match.matcher import GrammarFailure
+from rootgraft.grammar.schema.static_limits import DEFAULT_LIMITS
 
 INPUTS = inputs()
 WALK = 25

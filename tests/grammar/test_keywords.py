@@ -8,9 +8,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from rootgraft.grammar.compiler import compile
+from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.errors import GrammarError
-from rootgraft.grammar.keywords import KEYWORDS, Treatment
+from rootgraft.grammar.schema.keywords import KEYWORDS, Treatment
 from rootgraft.grammar.spec import GrammarSpec
 
 DRAFT4 = "http://json-schema.org/draft-04/schema#"

@@ -8,13 +8,13 @@ from typing import Any
 
 import jsonschema
 import pytest
+from support.keywords_page import page
 from test_keywords import CASES, REFUSALS
 
-from rootgraft.grammar.compiler import compile
+from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.errors import GrammarError
-from rootgraft.grammar.formats import FORMATS
-from rootgraft.grammar.keywords import KEYWORDS, Treatment
-from rootgraft.grammar.keywords_page import page
+from rootgraft.grammar.regex.formats import FORMATS
+from rootgraft.grammar.schema.keywords import KEYWORDS, Treatment
 from rootgraft.grammar.spec import GrammarSpec
 
 PAGE = Path(__file__).parents[2] / "docs" / "schema-keywords.md"
@@ -32,7 +32,7 @@ def keywords_in(schema: Any) -> Iterator[str]:
 
 
 def test_the_page_is_made_from_the_tables():
-    assert PAGE.read_text("utf-8") == page(), "run python -m rootgraft.grammar.keywords_page > docs/schema-keywords.md"
+    assert PAGE.read_text("utf-8") == page(), "run python tests/support/keywords_page.py > docs/schema-keywords.md"
 
 
 @pytest.mark.parametrize("treatment", [Treatment.ENFORCED])

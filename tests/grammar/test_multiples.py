@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rootgraft.grammar.compiler import compile
+from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.errors import GrammarError
-from rootgraft.grammar.multiples import divides, is_safe, listed
+from rootgraft.grammar.regex.decimal_multiples import divides, is_safe, listed
+from rootgraft.grammar.regex.multiple_of import step_terms
 from rootgraft.grammar.spec import GrammarSpec
-from rootgraft.grammar.steps import step_terms
 
 STEPS = ["0.1", "0.01", "0.001", "0.05", "0.02", "0.2", "0.04", "0.000001"]
 

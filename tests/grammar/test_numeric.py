@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rootgraft.grammar.numeric import any_spelling, decimal_terms, integer_terms, spelling
+from rootgraft.grammar.regex.number_ranges import any_spelling, decimal_terms, integer_terms, spelling
 
 DECIMALS = st.builds(lambda n, places: Decimal(n).scaleb(-places), st.integers(-3000, 3000), st.integers(0, 3))
 BOUNDS = st.none() | DECIMALS

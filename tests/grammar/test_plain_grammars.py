@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from rootgraft.grammar.compiler import compile
+from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.errors import GrammarError
 from rootgraft.grammar.spec import GrammarSpec
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rootgraft.grammar.ecma_regex import examples, parse, repeat_product, shortest
-from rootgraft.grammar.regex_parser import RegexError
+from rootgraft.grammar.regex.ecma_regex import examples, parse, repeat_product, shortest
+from rootgraft.grammar.regex.regex_parser import RegexError
 
 ATOMS = st.sampled_from(["a", "b", ".", "[ab]", "[^a]", r"\d", r"\w", r"\S", r"[\w-]", "x"])
 

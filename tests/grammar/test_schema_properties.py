@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.grammar.spelling import MISSING, spell
-from rootgraft.grammar.compiler import compile
-from rootgraft.grammar.document import Document
+from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.errors import GrammarError
-from rootgraft.grammar.schema import Analysis
+from rootgraft.grammar.schema.analysis import Analysis
+from rootgraft.grammar.schema.document import Document
 from rootgraft.grammar.spec import GrammarSpec
 
 NAMES = st.sampled_from(["a", "b", "c"])

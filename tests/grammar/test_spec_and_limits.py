@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from rootgraft.grammar.errors import GrammarError
-from rootgraft.grammar.limits import Limits, check_limits
+from rootgraft.grammar.schema.static_limits import Limits, check_limits
 from rootgraft.grammar.spec import GrammarKind, GrammarSpec, parse_json
 
 
@@ -103,7 +103,7 @@ def test_limits_can_be_set_and_brackets_in_strings_are_no_depth():
 
 def test_the_api_can_check_a_schema_without_the_libraries():
     program = (
-        "import sys, grammar.spec, grammar.schema, grammar.limits, grammar.keywords\n"
+        "import sys, grammar.spec, grammar.schema.analysis, grammar.schema.static_limits, grammar.schema.keywords\n"
         "print([m for m in ('torch', 'llguidance', 'xgrammar', 'numpy') if m in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from rootgraft.kernels import backend, ops
-from rootgraft.kernels.cpu import threads
+from rootgraft.kernels.cpu import thread_count as threads
 from rootgraft.kernels.cpu.build import BuildError
-from rootgraft.kernels.cpu.native import Kernels
+from rootgraft.kernels.cpu.native_ops import Kernels
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rootgraft.kernels import kv_int8, ops, reference
+from rootgraft.kernels import ops, reference
+from rootgraft.kernels.layouts import int8_kv_layout as kv_int8
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from rootgraft.kernels import backend, ops
-from rootgraft.kernels.triton import captured, launch
+from rootgraft.kernels.triton import cuda_graph as captured
+from rootgraft.kernels.triton import launch
 
 
 class FakeStream:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from ragged_batches import ragged_batch
 
-from rootgraft.kernels import kv_int8, ops
+from rootgraft.kernels import ops
+from rootgraft.kernels.layouts import int8_kv_layout as kv_int8
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

@@ -13,7 +13,7 @@ from ragged_batches import assert_close, instruction_sets, ragged_batch
 
 from rootgraft.kernels import ops, reference
 from rootgraft.kernels.cpu import build
-from rootgraft.kernels.cpu.native import Kernels
+from rootgraft.kernels.cpu.native_ops import Kernels
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ragged_batches import assert_close, ragged_batch, row_shapes
 
 from rootgraft.kernels import memory, ops, reference
-from rootgraft.kernels.masking import mask_logits
+from rootgraft.kernels.token_masks import mask_logits
 
 TYPES = st.sampled_from([torch.bfloat16, torch.float32, torch.float16])
 SETTINGS = settings(max_examples=60, deadline=None)

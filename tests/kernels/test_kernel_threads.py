@@ -8,8 +8,9 @@ import threading
 import pytest
 import torch
 
-from rootgraft.kernels import ops, quantised
-from rootgraft.kernels.cpu import threads
+from rootgraft.kernels import ops
+from rootgraft.kernels import quantised_weights as quantised
+from rootgraft.kernels.cpu import thread_count as threads
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ragged_batches import assert_close, assert_same_bits_as_alone, instruction_sets, ragged_batch, row_shapes
 
-from rootgraft.kernels import kv_int8, memory, ops, reference
+from rootgraft.kernels import memory, ops, reference
 from rootgraft.kernels.cpu import build
-from rootgraft.kernels.cpu.native import Kernels
+from rootgraft.kernels.cpu.native_ops import Kernels
+from rootgraft.kernels.layouts import int8_kv_layout as kv_int8
 
 SETTINGS = settings(max_examples=60, deadline=None)
 SEEDS = st.integers(0, 2**32 - 1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rootgraft.kernels import limits, quantised
+from rootgraft.kernels import machine_limits as limits
+from rootgraft.kernels import quantised_weights as quantised
 
 
 def test_rates(monkeypatch: pytest.MonkeyPatch) -> None:

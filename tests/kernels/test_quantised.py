@@ -12,14 +12,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ragged_batches import instruction_sets
+from support import quantised_reference
 from torch import Tensor
 from torch.nn import functional
 
-from rootgraft.kernels import ops, quantised, quantised_reference
+from rootgraft.kernels import ops
+from rootgraft.kernels import quantised_weights as quantised
 from rootgraft.kernels.cpu import build
 from rootgraft.kernels.cpu.arena import WeightArena
-from rootgraft.kernels.cpu.quantised import QuantisedKernels
-from rootgraft.kernels.packed import Format, QuantisedLinear
+from rootgraft.kernels.cpu.native_quantised import QuantisedKernels
+from rootgraft.kernels.layouts.packed_weights import Format, QuantisedLinear
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

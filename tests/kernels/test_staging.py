@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rootgraft.kernels.staging import HostCopy, refill, to_device
+from rootgraft.kernels.layouts.staging import HostCopy, refill, to_device
 
 CPU = torch.device("cpu")
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rootgraft.kernels import ops, quantised
-from rootgraft.kernels.lora import Factors, Segments, SlotTable, lora_shrink_expand, pack_expansion
+from rootgraft.kernels import ops
+from rootgraft.kernels import quantised_weights as quantised
+from rootgraft.kernels.lora_ops import Factors, Segments, SlotTable, lora_shrink_expand, pack_expansion
 
 pytestmark = pytest.mark.skipif(ops.native_kernels() is None, reason="no C++ compiler")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rootgraft.kernels import lora_reference
-from rootgraft.kernels.lora import Factors, Segments, SlotTable, Tiles, lora_embed, lora_shrink_expand
+from rootgraft.kernels.lora_ops import Factors, Segments, SlotTable, Tiles, lora_embed, lora_shrink_expand
 from rootgraft.kernels.triton import lora_config
 from rootgraft.kernels.triton.lora_tiles import make_tiles
 from rootgraft.lora.segments import SegmentRoom, make_segments

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from ragged_batches import assert_close, ragged_batch
 
 from rootgraft.kernels import ops
-from rootgraft.kernels.triton import sharing
-from rootgraft.kernels.triton.sharing import SharedPrefixes
+from rootgraft.kernels.triton import shared_prefixes as sharing
+from rootgraft.kernels.triton.shared_prefixes import SharedPrefixes
 
 CPU = torch.device("cpu")
 PAGE = 16

@@ -16,10 +16,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rootgraft.engine.loading.base_layout import base_layout
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.loading.weight_forms import WeightForm
-from rootgraft.kernels import ops, quantised
-from rootgraft.lora.apply import AdapterBank
-from rootgraft.lora.layout import BaseLayout
-from rootgraft.lora.reading import AdapterReader
+from rootgraft.kernels import ops
+from rootgraft.kernels import quantised_weights as quantised
+from rootgraft.lora.base_projections import BaseLayout
+from rootgraft.lora.lora_step import AdapterBank
+from rootgraft.lora.read_adapter import AdapterReader
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of importing it

@@ -15,8 +15,9 @@ from rootgraft.engine.errors import ConfigError, ModelError
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.loading.weight_forms import WeightForm, choose_weight_form
 from rootgraft.engine.models.decoder import DecoderModel
-from rootgraft.kernels import ops, quantised
-from rootgraft.kernels.packed import Format
+from rootgraft.kernels import ops
+from rootgraft.kernels import quantised_weights as quantised
+from rootgraft.kernels.layouts.packed_weights import Format
 
 CPU = torch.device("cpu")
 KINDS = gguf.GGMLQuantizationType

@@ -9,7 +9,7 @@ from torch import Tensor
 from rootgraft.engine.models.decoder import DecoderModel
 from rootgraft.engine.models.forward_inputs import ForwardInputs
 from rootgraft.engine.models.kv_pool import KvPool
-from rootgraft.lora.apply import AdapterBank, LoraStep
+from rootgraft.lora.lora_step import AdapterBank, LoraStep
 from rootgraft.lora.segments import token_slots
 
 PAGE = 16

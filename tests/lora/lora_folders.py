@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rootgraft.lora.layout import EMBEDDING, BaseLayout, ProjectionShape
-from rootgraft.lora.reading import AdapterReader
+from rootgraft.lora.base_projections import EMBEDDING, BaseLayout, ProjectionShape
+from rootgraft.lora.read_adapter import AdapterReader
 
 HIDDEN, OUT, VOCAB = 6, 4, 10
 Q, K = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj"

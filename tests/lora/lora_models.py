@@ -25,7 +25,7 @@ from transformers import (
 
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.models.decoder import DecoderModel
-from rootgraft.lora.layout import EMBEDDING, BaseLayout, ProjectionShape
+from rootgraft.lora.base_projections import EMBEDDING, BaseLayout, ProjectionShape
 
 VOCAB = 101
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ from array import array
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rootgraft.lora.activated import activation_position
+from rootgraft.lora.activated_lora import activation_position
 
 TOKENS = st.lists(st.sampled_from([0, 1, 256, 65536, 1 << 24]), min_size=1, max_size=30)
 

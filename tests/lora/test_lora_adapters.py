@@ -27,13 +27,13 @@ from lora_folders import (
     write_folder,
 )
 
-from rootgraft.lora.adapters import Adapters, LoadResult
+from rootgraft.lora.adapter_pool import Adapters, LoadResult
+from rootgraft.lora.base_projections import BaseLayout
+from rootgraft.lora.device_slots import WAIT
 from rootgraft.lora.errors import AdapterError
-from rootgraft.lora.layout import BaseLayout
-from rootgraft.lora.prepare import PreparedAdapter
-from rootgraft.lora.reading import AdapterReader
+from rootgraft.lora.prepare_factors import PreparedAdapter
+from rootgraft.lora.read_adapter import AdapterReader
 from rootgraft.lora.registry import AdapterVersion
-from rootgraft.lora.slots import WAIT
 
 
 @dataclass

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rootgraft.kernels import lora_reference, ops
-from rootgraft.kernels.cpu import threads as native_threads
-from rootgraft.kernels.lora import Factors, Segments, SlotTable, _load, lora_embed, lora_shrink_expand
+from rootgraft.kernels.cpu import thread_count as native_threads
+from rootgraft.kernels.lora_ops import Factors, Segments, SlotTable, _load, lora_embed, lora_shrink_expand
 from rootgraft.lora.segments import make_segments
 
 CPU = torch.device("cpu")

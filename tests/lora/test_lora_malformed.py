@@ -27,9 +27,9 @@ from lora_folders import (
 )
 from torch import Tensor
 
-from rootgraft.lora.adapters import Adapters
+from rootgraft.lora.adapter_pool import Adapters
+from rootgraft.lora.base_projections import EMBEDDING
 from rootgraft.lora.errors import AdapterError
-from rootgraft.lora.layout import EMBEDDING
 
 A, B = key(Q, "lora_A.weight"), key(Q, "lora_B.weight")
 

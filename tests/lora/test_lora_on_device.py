@@ -11,8 +11,8 @@ import triton_interpreter
 from lora_folders import DOWN, HIDDEN, OUT, Q, file_of, good_tensors, small_layout, small_reader, write_folder
 
 from rootgraft.kernels.triton import launch
-from rootgraft.lora.apply import AdapterBank
-from rootgraft.lora.prepare import PreparedAdapter
+from rootgraft.lora.lora_step import AdapterBank
+from rootgraft.lora.prepare_factors import PreparedAdapter
 from rootgraft.lora.segments import SegmentRoom
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rootgraft.lora.errors import AdapterError
-from rootgraft.lora.patterns import NamePattern
+from rootgraft.lora.rank_patterns import NamePattern
 
 NAMES = [
     "model.layers.0.self_attn.q_proj",

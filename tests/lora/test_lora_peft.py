@@ -14,10 +14,10 @@ import torch
 from lora_driver import AdaptedRun
 from lora_models import BASES, LINEARS, VOCAB, PeftOracle, base, decoder, layout_of, make_adapter
 
-from rootgraft.lora.activated import activation_position
-from rootgraft.lora.apply import AdapterBank
-from rootgraft.lora.prepare import PreparedAdapter
-from rootgraft.lora.reading import AdapterReader
+from rootgraft.lora.activated_lora import activation_position
+from rootgraft.lora.lora_step import AdapterBank
+from rootgraft.lora.prepare_factors import PreparedAdapter
+from rootgraft.lora.read_adapter import AdapterReader
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},

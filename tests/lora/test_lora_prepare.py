@@ -21,9 +21,9 @@ from lora_folders import (
     write_folder,
 )
 
+from rootgraft.lora.base_projections import EMBEDDING, BaseLayout
 from rootgraft.lora.errors import AdapterError
-from rootgraft.lora.layout import EMBEDDING, BaseLayout
-from rootgraft.lora.reading import AdapterReader
+from rootgraft.lora.read_adapter import AdapterReader
 
 
 def other_digests(tmp_path: Path) -> list[str]:

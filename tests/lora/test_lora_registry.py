@@ -8,10 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rootgraft.kernels.lora import Factors
+from rootgraft.kernels.lora_ops import Factors
 from rootgraft.lora.errors import AdapterError
 from rootgraft.lora.host_cache import HostCache
-from rootgraft.lora.prepare import PreparedAdapter
+from rootgraft.lora.prepare_factors import PreparedAdapter
 from rootgraft.lora.registry import AdapterRegistry, AdapterVersion
 
 NAMES = st.sampled_from("abcd")

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rootgraft.lora.slots import WAIT, SlotPool
+from rootgraft.lora.device_slots import WAIT, SlotPool
 
 PATIENCE = 5
 

@@ -15,7 +15,7 @@ from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.executor.device import choose_kv_dtype
 from rootgraft.engine.models import kv_pool
 from rootgraft.engine.models.kv_pool import KvPool, bytes_per_page
-from rootgraft.kernels import kv_int8
+from rootgraft.kernels.layouts import int8_kv_layout as kv_int8
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.quality import FORMS, measure, windows
-from rootgraft.kernels import quantised
+from rootgraft.kernels import quantised_weights as quantised
 
 # form -> most that perplexity may grow, least agreement of first choices with float32
 BOUNDS = {

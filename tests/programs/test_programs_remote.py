@@ -166,7 +166,7 @@ def test_a_busy_server_is_asked_again(live: Live, remote: Session, monkeypatch: 
         pauses.append(seconds)
         live.state.draining = len(pauses) < 2
 
-    monkeypatch.setattr("rootgraft.programs.remote.time.sleep", pause)
+    monkeypatch.setattr("rootgraft.programs.http_backend.time.sleep", pause)
     live.state.draining = True
     assert Session(live.url, model="tiny").user("?").gen("x") == "answer 0"
     assert len(pauses) == 2

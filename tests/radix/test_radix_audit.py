@@ -4,11 +4,11 @@ from array import array
 
 import pytest
 
-from rootgraft.radix.audit import BrokenInvariant, check
-from rootgraft.radix.eviction import EvictionQueue
-from rootgraft.radix.holds import Hold, HoldKind
+from rootgraft.radix.invariants import BrokenInvariant, check
+from rootgraft.radix.lru_heap import EvictionQueue
 from rootgraft.radix.namespace import Namespace, Origin, Path
 from rootgraft.radix.node import Node
+from rootgraft.radix.soft_pins import Hold, HoldKind
 from rootgraft.radix.tree import RadixTree
 
 BASE = Namespace("r1")

@@ -8,11 +8,11 @@ from array import array
 import pytest
 
 from rootgraft.engine.kv_cache.prefix_cache import Lease, PrefixCache
-from rootgraft.radix import outline as module
+from rootgraft.radix import tree_view as module
 from rootgraft.radix.namespace import Namespace, Path
 from rootgraft.radix.node import TOKEN_BYTES, Node
-from rootgraft.radix.outline import outline
 from rootgraft.radix.tree import RadixTree, descendants
+from rootgraft.radix.tree_view import outline
 
 PAGE = 4
 PATHS = [Path(Namespace("base", adapter)) for adapter in (None, "a", "b")]

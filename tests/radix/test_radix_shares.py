@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rootgraft.radix.audit import check
-from rootgraft.radix.holds import Hold, HoldKind
+from rootgraft.radix.invariants import check
 from rootgraft.radix.namespace import Namespace, Path
 from rootgraft.radix.node import Node
-from rootgraft.radix.shares import IDLE_SECONDS
+from rootgraft.radix.soft_pins import Hold, HoldKind
+from rootgraft.radix.tenant_eviction import IDLE_SECONDS
 from rootgraft.radix.tree import RadixTree
 
 

@@ -4,10 +4,10 @@ from array import array
 
 import pytest
 
-from rootgraft.radix.audit import check
-from rootgraft.radix.holds import HoldKind
+from rootgraft.radix.invariants import check
 from rootgraft.radix.namespace import Namespace, Path
 from rootgraft.radix.node import Node, descendants
+from rootgraft.radix.soft_pins import HoldKind
 from rootgraft.radix.tree import RadixTree
 
 BASE = Namespace("r1")

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from rootgraft.engine.sampling import top_k_top_p as choice
 from rootgraft.engine.sampling.top_k_top_p import Draws
-from rootgraft.kernels import draw, masking, ops
+from rootgraft.kernels import ops
+from rootgraft.kernels import ranked_draw as draw
+from rootgraft.kernels import token_masks as masking
 from rootgraft.kernels.triton import sampling_draw
 
 pytestmark = pytest.mark.usefixtures("interpreted")

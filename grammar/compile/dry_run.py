@@ -1,0 +1,121 @@
+"""A few random answers before a grammar is let in: what would fail, end in a dead end or crawl, does so here.
+
+Masks take long where the library's lexer keeps many states apart: repeats with large counts, complements and
+intersections of long expressions, many alternatives. A schema's grammar without any of these is walked but shortly.
+
+All streams wait for the slowest mask of a step, the way to an end and drafts included. Of 300 schemas in use the
+slowest takes 1 ms with 49,152 tokens and 5 ms with 131,072, so that what is much slower is not served. A walk that
+meets it is walked once more, as the machine may have been slow, and what is worked out once for all grammars.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..emit.compiled_grammar import Artifact
+from ..match.backends import Row
+from ..match.matcher import GrammarFailure, Matcher
+from ..vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from .compiler import Compiled
+
+WALKS = 2
+TOKENS = 32
+FEW_TOKENS = 8
+# Tokens that the last walk may take, so that it looks for a way to an end.
+BUDGET = 200
+# Processor time of a mask and of the draft after it. No other row waits for one that takes so long (`Matcher.is_slow`),
+# and harmless searches for an end take up to 30 ms, more on a machine that is busy.
+MAX_MASK_SECONDS = 0.08
+MAX_DRAFT = 16
+# A grammar of more bytes, or with larger repeats of a class or of a group, is walked in full.
+PLAIN_BYTES = 8 << 10
+PLAIN_REPEAT = 200
+PLAIN_GROUP_REPEAT = 64
+_REPEAT = re.compile(r"\{(\d*),?(\d*)\}")
+
+
+class DryRunError(Exception):
+    """Why a grammar that compiles would not serve."""
+
+
+class _TooSlow(DryRunError):
+    """A mask took too long; it may take less when it is looked at again."""
+
+
+def check(compiled: Compiled, remake: Callable[[], Compiled], vocabulary: Vocabulary) -> float:
+    """Walk a few random answers, the same ones each time. Returns the seconds of the slowest mask.
+
+    Args:
+        compiled: the grammar.
+        remake: makes it anew.
+        vocabulary: its tokens.
+
+    Raises:
+        DryRunError: for a failure of the library, a place where no token is allowed, or a mask that takes too long.
+    """
+    walks = [(FEW_TOKENS, None)] if compiled.is_plain else [*[(TOKENS, None)] * WALKS, (TOKENS, BUDGET)]
+    slowest = 0.0
+    for seed, (tokens, budget) in enumerate(walks):
+        try:
+            seconds = _walk(compiled.matcher(), vocabulary, random.Random(seed), tokens, budget)
+        except _TooSlow:
+            compiled = remake()
+            seconds = _walk(compiled.matcher(), vocabulary, random.Random(seed), tokens, budget)
+        slowest = max(slowest, seconds)
+    return slowest
+
+
+def is_plain(artifact: Artifact) -> bool:
+    """Whether nothing in the grammar of a schema is known to make masks slow."""
+    return (
+        artifact.is_json
+        and not artifact.ends
+        and len(artifact.source) <= PLAIN_BYTES
+        and not any(map(_is_large, _REPEAT.finditer(artifact.source)))
+    )
+
+
+def _is_large(repeat: re.Match[str]) -> bool:
+    most = max(int(repeat[1] or 0), int(repeat[2] or 0))
+    is_group = repeat.string[max(0, repeat.start() - 1)] == ")"
+    return most > (PLAIN_GROUP_REPEAT if is_group else PLAIN_REPEAT)
+
+
+def _walk(matcher: Matcher, vocabulary: Vocabulary, rng: random.Random, tokens: int, budget: int | None) -> float:
+    row = np.zeros(vocabulary.num_words, dtype=np.int32)
+    slowest = 0.0
+    for step in range(tokens):
+        before = time.thread_time()
+        try:
+            matcher.fill_mask(row, None if budget is None else budget - step)
+        except GrammarFailure as failure:
+            raise DryRunError(f"too complex to follow: {failure}") from None
+        if budget is not None:
+            matcher.draft(MAX_DRAFT)
+        seconds = time.thread_time() - before
+        slowest = max(slowest, seconds)
+        if seconds > MAX_MASK_SECONDS:
+            raise _TooSlow(f"one mask took {1e3 * seconds:.0f} ms; the limit is {1e3 * MAX_MASK_SECONDS:.0f}")
+        if not matcher.accept(_random_token(row, rng)):
+            raise DryRunError("a token is allowed by the mask and then refused")
+        if matcher.is_done:
+            break
+    return slowest
+
+
+def _random_token(row: Row, rng: random.Random) -> int:
+    """One of the allowed tokens: a random word of the mask that has any, then a random bit of it."""
+    words = row.nonzero()[0]
+    at = int(words[rng.randrange(len(words))])
+    word = int(row[at]) & 0xFFFFFFFF
+    for _ in range(rng.randrange(word.bit_count())):
+        word &= word - 1  # without its lowest bit
+    return 32 * at + (word & -word).bit_length() - 1

@@ -1,0 +1,160 @@
+"""A worker process, seen from the service."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from ..vocabulary import Vocabulary
+from .compile_worker import MAX_FRAME, NICE, READY, STARTED, encode_vocabulary, write_frame
+
+START_SECONDS = 120.0
+PATIENCE = 20
+# A worker that yields and gets less than so many seconds of processor time in so many seconds is starved.
+FEWEST_SECONDS, HUNGRY_SECONDS = 0.01, 0.2
+# The worker steps back before anything is imported. It stays in the session of its parent: its scheduling class only
+# counts between processes of one session where the kernel groups them by session (autogroup).
+_YIELD = "import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"
+_STEADY = f"import os; os.nice({NICE})"
+_SERVE = "from rootgraft.grammar.compile.compile_worker import main; main()"
+CAN_YIELD = hasattr(os, "SCHED_IDLE")
+
+
+class ChildDied(Exception):
+    """The process ended by itself."""
+
+
+class ChildTimeout(Exception):
+    """No answer came in time."""
+
+
+class ChildStarved(Exception):
+    """A worker that yields gets hardly any processor time: the cores are busy all the time."""
+
+
+class Child:
+    """One worker, ready to compile.
+
+    One that *yields* is of the scheduling class for what is idle: it runs where a core has nothing else to do, and
+    leaves it as soon as somebody wants it. Another class delays a step of the engine by a slice of 4 ms each time that
+    its share of a core is due. Where no core is ever free it does not get on: that is what `ChildStarved` is for.
+
+    Attributes:
+        yields: whether it does.
+        num_jobs: that it was given.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, *, yields: bool = False) -> None:
+        """Start it and wait until it is ready, which may take long if it yields.
+
+        Raises:
+            ChildDied: if it does not start.
+        """
+        self.yields = yields
+        self.num_jobs = 0
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", f"{_YIELD if yields else _STEADY}; {_SERVE}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            # One malloc arena: another one, of a thread, reserves address space, which counts against the limit.
+            env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"},
+        )
+        try:
+            self._send(encode_vocabulary(vocabulary))
+            self._wait(START_SECONDS, 1, starves=False)
+            if self._receive(time.monotonic() + START_SECONDS) != READY:
+                raise ChildDied
+        except (ChildDied, ChildTimeout):
+            self.kill()
+            raise ChildDied from None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
+    def compile(self, job: bytes, seconds: float) -> bytes:
+        """The answer to a job, as the worker sent it.
+
+        Raises:
+            ChildTimeout: if the worker takes more than `seconds` of processor time from when it has started on it, or
+                `PATIENCE` times as long by the clock: on a busy machine it has to wait for its turn.
+            ChildDied: if the worker ends.
+            ChildStarved: if it yields and does not get on.
+        """
+        self.num_jobs += 1
+        self._send(job)
+        self._wait(START_SECONDS, 1, starves=self.yields)
+        if self._receive(time.monotonic() + START_SECONDS) != STARTED:
+            raise ChildDied
+        self._wait(seconds, PATIENCE, starves=self.yields)
+        return self._receive(time.monotonic() + START_SECONDS)
+
+    def kill(self) -> None:
+        """End the process at once and collect it."""
+        self._process.kill()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream:
+                try:
+                    stream.close()
+                except BrokenPipeError:
+                    continue  # what was still in the buffer has no reader any more
+        self._process.wait()
+
+    def _wait(self, seconds: float, patience: int, *, starves: bool) -> None:
+        """Wait until the worker answers or ends, or until it starves, if it may."""
+        assert self._process.stdout is not None
+        checked, before = time.monotonic(), self._processor_seconds()
+        last, taken, had = checked + patience * seconds, 0.0, 0.0
+        while taken < seconds and (now := time.monotonic()) < last:
+            if now - checked >= HUNGRY_SECONDS:
+                if starves and taken - had < FEWEST_SECONDS:
+                    raise ChildStarved
+                checked, had = now, taken
+            most = min(seconds - taken, last - now, HUNGRY_SECONDS)
+            ready, _, _ = select.select([self._process.stdout], [], [], most)
+            if ready:
+                return
+            taken = self._processor_seconds() - before
+        raise ChildTimeout
+
+    def _processor_seconds(self) -> float:
+        """Processor time that the worker has had so far; infinite once it has ended."""
+        try:
+            times = Path(f"/proc/{self._process.pid}/stat").read_text("ascii").rpartition(")")[2].split()
+        except OSError:
+            return float("inf")
+        return (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
+
+    def _send(self, body: bytes) -> None:
+        assert self._process.stdin is not None
+        try:
+            write_frame(self._process.stdin, body)  # type: ignore[arg-type]
+        except (BrokenPipeError, ValueError):
+            raise ChildDied from None
+
+    def _receive(self, deadline: float) -> bytes:
+        size = int.from_bytes(self._read(4, deadline), "little")
+        if size > MAX_FRAME:
+            raise ChildDied
+        return self._read(size, deadline)
+
+    def _read(self, size: int, deadline: float) -> bytes:
+        assert self._process.stdout is not None
+        source = self._process.stdout.fileno()
+        data = bytearray()
+        while len(data) < size:
+            ready, _, _ = select.select([source], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise ChildTimeout
+            chunk = os.read(source, size - len(data))
+            if not chunk:
+                raise ChildDied
+            data += chunk
+        return bytes(data)

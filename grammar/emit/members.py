@@ -1,0 +1,284 @@
+"""Arrays and objects as sequences: which item may come next, and how many there are.
+
+An object writes its listed properties in the order of the schema, then the others:
+
+    "{" a ("," b)? "," c ("," extra)* "}"
+
+Where the number of properties or of matching items counts, rules carry the count in their names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..schema.constraints import (
+    ALWAYS,
+    ARRAY,
+    FALSE,
+    NULL,
+    NUMBER,
+    OBJECT,
+    STRING,
+    TRUE,
+    Arrays,
+    Conj,
+    Contains,
+    Objects,
+)
+
+if TYPE_CHECKING:
+    from .lark_writer import Writer
+
+MAX_STATES = 2_000
+MAX_UNIQUE_VALUES = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A listed property: its name, its item in the grammar (None if it must be absent), whether it must be there."""
+
+    name: str
+    rule: str | None
+    required: bool
+
+
+def object_fields(writer: Writer, objects: Objects, fields: list[Field], extra: list[str], name: str) -> str:
+    """The alternative of a grammar rule that writes an object.
+
+    Args:
+        writer: the grammar that is being written.
+        objects: the constraints; least and most count here.
+        fields: the listed properties that may be present, in order.
+        extra: items for all other keys, by class.
+        name: a prefix for rules of its own.
+    """
+    needed = sum(field.required for field in fields)
+    open_end = writer.named(f"{name}_x", " | ".join(extra)) if extra else ""
+    counts_most = objects.most is not None and (bool(extra) or objects.most < len(fields))
+    if objects.least <= needed and not counts_most:
+        return f'"{{" {_in_order(writer, fields, open_end, name)} "}}"'
+    if objects.most == 0:
+        return '"{" "}"'
+    return f'"{{" {_counted(writer, objects, fields, open_end, name)} "}}"'
+
+
+def _in_order(writer: Writer, fields: list[Field], extra: str, name: str) -> str:
+    """Properties in order; what is optional may be left out."""
+    tails = [f'("," {extra})*' if extra else ""]
+    for index in range(len(fields) - 1, 0, -1):
+        field = fields[index]
+        step = f'"," {field.rule}' if field.required else f'("," {field.rule})?'
+        tails.insert(
+            0, writer.named(f"{name}_{index}", f"{step} {tails[0]}") if len(fields) > 2 else f"{step} {tails[0]}"
+        )
+    options = []
+    for field, tail in zip(fields, tails, strict=False):
+        options.append(f"{field.rule} {tail}")
+        if field.required:
+            return _group(options)
+    if extra:
+        options.append(f'{extra} ("," {extra})*')
+    return f"({' | '.join(options)})?" if options else ""
+
+
+def _counted(writer: Writer, objects: Objects, fields: list[Field], extra: str, name: str) -> str:
+    """Properties in order with a count: one rule for each (next property, properties so far)."""
+    cap = objects.most if objects.most is not None else objects.least
+    if (len(fields) + 1) * (cap + 1) > MAX_STATES:
+        raise writer.refusal(("minProperties", "maxProperties"), f"more than {MAX_STATES} states to count")
+    bodies: dict[tuple[int, int], str | None] = {}
+    for index in range(len(fields), -1, -1):
+        for count in range(min(cap, index) + 1):
+            key = f"{name}_c{index}_{count}"
+            if index == len(fields):
+                body = _counted_extra(writer, objects, extra, count)
+            else:
+                body = _counted_step(bodies, objects, fields[index], (index, count), name)
+            bodies[index, count] = body
+            if body is not None:
+                writer.named(key, body or '""')
+    if bodies[0, 0] is None:
+        raise writer.refusal(
+            ("minProperties", "maxProperties"), "no object has as many distinct keys as can be counted"
+        )
+    return f"{name}_c0_0"
+
+
+def _counted_step(
+    bodies: dict[tuple[int, int], str | None], objects: Objects, field: Field, state: tuple[int, int], name: str
+) -> str | None:
+    index, count = state
+    cap = objects.most if objects.most is not None else objects.least
+    full = objects.most is not None and count + 1 > objects.most
+    after = index + 1, min(count + 1, cap)
+    options = []
+    if not full and bodies.get(after) is not None:
+        comma = '"," ' if count else ""
+        options.append(f"{comma}{field.rule} {name}_c{after[0]}_{after[1]}")
+    if not field.required and bodies.get((index + 1, count)) is not None:
+        options.append(f"{name}_c{index + 1}_{count}")
+    return " | ".join(options) or None
+
+
+def _counted_extra(writer: Writer, objects: Objects, extra: str, count: int) -> str | None:
+    """What may follow the listed properties. Two undeclared keys may be equal, so only one counts towards a minimum."""
+    least = max(0, objects.least - count)
+    most = None if objects.most is None else objects.most - count
+    if least > 1 or (least and (not extra or most == 0)):
+        return None
+    if not extra or most == 0:
+        return ""
+    another = f'("," {extra})'
+    if count:
+        return _times(another, least, most)
+    rest = f"{extra} {_times(another, 0, None if most is None else most - 1)}"
+    return rest if least else f"({rest})?"
+
+
+def array_fields(writer: Writer, arrays: Arrays, name: str) -> str:
+    """The alternative of a grammar rule that writes an array."""
+    if arrays.unique and (arrays.most is None or arrays.most > 1):
+        return _unique(writer, arrays, name)
+    if arrays.contains:
+        return _containing(writer, arrays, name)
+    prefix = [arrays.item(index) for index in range(arrays.num_prefix)]
+    most = arrays.most
+    for index, conj in enumerate(prefix):
+        if not writer.completion.possible(conj):
+            writer.refuse_lost(conj)
+            prefix, most = prefix[:index], index
+            break
+    rest = arrays.item(arrays.num_prefix)
+    if (most is None and not writer.completion.possible(rest)) or (
+        most is not None and most > len(prefix) and not writer.completion.possible(rest)
+    ):
+        writer.refuse_lost(rest)
+        most = len(prefix)
+    prefix = prefix[:most]
+    return f'"[" {_positions(writer, prefix, rest, arrays.least, most, name)} "]"'
+
+
+def _positions(writer: Writer, prefix: list[Conj], rest: Conj, least: int, most: int | None, name: str) -> str:
+    """Items by position, then the rest alike."""
+    low = max(0, least - len(prefix))
+    high = None if most is None else most - len(prefix)
+    if not prefix:
+        return _alike(writer.rule(rest), low, high) if high != 0 else ""
+    tail = "" if high == 0 else _times(f'("," {writer.rule(rest)})', low, high)
+    for index in range(len(prefix) - 1, 0, -1):
+        step = f'"," {writer.rule(prefix[index])} {tail}'
+        tail = writer.named(f"{name}_{index}", step if index < least else f'{step} | ""')
+    whole = f"{writer.rule(prefix[0])} {tail}"
+    return whole if least else f"({whole})?"
+
+
+def _alike(item: str, least: int, most: int | None) -> str:
+    more = _times(f'("," {item})', max(0, least - 1), None if most is None else most - 1)
+    return f"{item} {more}" if least else f"({item} {more})?"
+
+
+def _containing(writer: Writer, arrays: Arrays, name: str) -> str:
+    """Arrays that hold a number of matching items: one rule for each (position, matches so far)."""
+    if len(arrays.contains) > 1:
+        raise writer.refusal(("contains", "items"), "more than one condition on some item of an array")
+    entry = arrays.contains[0]
+    stop = _stop(arrays)
+    cap = entry.most if entry.most is not None else entry.least
+    if (stop + 1) * (cap + 1) > MAX_STATES:
+        raise writer.refusal(("contains", "minContains", "maxContains"), f"more than {MAX_STATES} states to count")
+    alive = False
+    for index in range(stop, -1, -1):
+        for count in range(cap, -1, -1):
+            body = _containing_step(writer, arrays, entry, (index, count), name)
+            if body is not None:
+                writer.named(f"{name}_k{index}_{count}", body)
+                alive = alive or (index, count) == (0, 0)
+    if not alive:
+        raise writer.refusal(("contains", "minContains", "items"), "no array satisfies it")
+    return f'"[" {name}_k0_0 "]"'
+
+
+def _containing_step(writer: Writer, arrays: Arrays, entry: Contains, state: tuple[int, int], name: str) -> str | None:
+    index, count = state
+    stop = _stop(arrays)
+    options = ['""'] if index >= arrays.least and count >= entry.least else []
+    if arrays.most is None or index < arrays.most:
+        comma = '"," ' if index else ""
+        after = min(index + 1, stop)
+        # Most matches first, so that the state itself comes last: a state with nothing but itself has no end.
+        for conj, new in _kinds(arrays.item(index), entry, count):
+            target = f"{name}_k{after}_{new}"
+            alive = bool(options) if (after, new) == state else target in writer.rules
+            if alive and writer.completion.possible(conj):
+                options.append(f"{comma}{writer.rule(conj)} {target}")
+    return " | ".join(options) or None
+
+
+def _stop(arrays: Arrays) -> int:
+    """The position from which all states are alike; 0 is the state without items."""
+    return max(1, arrays.num_prefix, arrays.least, arrays.most or 0)
+
+
+def _kinds(item: Conj, entry: Contains, count: int) -> list[tuple[Conj, int]]:
+    """The kinds of items that may come next, with the number of matches after each."""
+    if entry.most is None:
+        if count == entry.least:
+            return [(item, count)]
+        return [(item | entry.item, count + 1), (item | entry.negated, count)]
+    hits = [(item | entry.item, count + 1)] if count < entry.most else []
+    return [*hits, (item | entry.negated, count)]
+
+
+def _unique(writer: Writer, arrays: Arrays, name: str) -> str:
+    """Arrays without repetition over a finite set of scalars: the set of values used is the rule's parameter."""
+    if arrays.contains or arrays.num_prefix:
+        raise writer.refusal(("uniqueItems",), "cannot be combined with prefixItems or contains")
+    values = _finite(writer, arrays.item(0))
+    if values is None or len(values) > MAX_UNIQUE_VALUES:
+        raise writer.refusal(("uniqueItems",), f"the items are not from an enumeration of at most {MAX_UNIQUE_VALUES}")
+    if arrays.least > len(values):
+        raise writer.refusal(("uniqueItems",), f"there are {len(values)} values for {arrays.least} items")
+    most = min(arrays.most if arrays.most is not None else len(values), len(values))
+    lines = [f'"" %if bit_count_ge(_, {arrays.least})'] if arrays.least else ['""']
+    first = []
+    for bit, value in enumerate(values):
+        guard = f"and(bit_clear({bit}), bit_count_lt(_, {most}))"
+        lines.append(f'"," {value} {name}_u::set_bit({bit}) %if {guard}')
+        first.append(f"{value} {name}_u::{hex(1 << bit)}")
+    writer.rules[f"{name}_u::_"] = "\n | ".join(lines)
+    inside = _group(first)
+    return f'"[" {inside if arrays.least else f"({inside})?"} "]"' if first else '"[" "]"'
+
+
+def _finite(writer: Writer, conj: Conj) -> list[str] | None:
+    """The terminals of all values of a conjunction, one for each value, if they are enumerated scalars."""
+    if conj == ALWAYS:
+        return None
+    found: dict[str, None] = {}
+    for world in writer.analysis.conjunction(conj):
+        if world.types & (ARRAY | OBJECT):
+            return None
+        if (world.types & STRING and world.strings.values is None) or (
+            world.types & NUMBER and world.numbers.values is None
+        ):
+            return None
+        for bit in (NULL, TRUE, FALSE):
+            if world.types & bit:
+                found |= dict.fromkeys(writer.scalars(world.of(bit)))
+        if world.types & STRING:
+            found |= dict.fromkeys(writer.literal_string(value) for value in world.strings.values or ())
+        if world.types & NUMBER:
+            found |= dict.fromkeys(writer.literal_number(value) for value in world.numbers.values or ())
+    return list(found)
+
+
+def _times(item: str, least: int, most: int | None) -> str:
+    """An expression repeated; nothing if it may not occur."""
+    if most is None:
+        return f"{item}*" if least == 0 else f"{item}{{{least},}}"
+    return f"{item}{{{least},{most}}}" if most else ""
+
+
+def _group(options: list[str]) -> str:
+    return options[0] if len(options) == 1 else f"({' | '.join(options)})"

@@ -1,0 +1,274 @@
+"""Structural tags: free text in which a trigger opens a structured part, as tool calls are written.
+
+XGrammar's format of structural tags, written in llguidance's dialect, so that the schemas inside go through the same
+analysis as any other. Text before a trigger is matched lazily; text that does not lead to a trigger must not hold one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import GrammarError
+from ..regex.charset import rust_literal
+from ..regex.ecma_regex import parse, to_rust
+from ..regex.regex_parser import RegexError
+from ..schema.analysis import Analysis, Narrowing
+from ..schema.document import Document, pointer_join
+from ..schema.error_location import anchored
+from ..schema.shortest_instance import MAX_PIECE_BYTES
+from ..vocabulary import Vocabulary
+from .compiled_grammar import Artifact, Backend
+from .lark_writer import to_lark
+from .plain_grammars import FREE
+
+
+def structural_tag_grammar(tag: dict[str, Any], vocabulary: Vocabulary) -> Artifact:
+    """The grammar of a structural tag, in the present form (``format``) or the older one (``structures``).
+
+    Raises:
+        GrammarError: with a pointer into the tag.
+    """
+    if "structures" in tag:
+        tags = [
+            {"begin": item.get("begin"), "content": {"type": "json_schema", "json_schema": item.get("schema")},
+             "end": item.get("end")} if isinstance(item, dict) else item
+            for item in _list(tag, "structures", "")
+        ]  # fmt: skip
+        form: Any = {"type": "triggered_tags", "triggers": tag.get("triggers"), "tags": tags}
+    else:
+        form = tag.get("format")
+    writer = _TagWriter(vocabulary)
+    start = writer.element(form, "/format")
+    lines = [FREE.strip(), f"start: {start}", *(f"{name}: {body}" for name, body in writer.rules.items())]
+    grammars = [{"lark_grammar": "\n".join(lines) + "\n"}, *writer.grammars]
+    source = json.dumps({"grammars": grammars})
+    free = isinstance(form, dict) and form.get("type") in ("any_text", "triggered_tags")
+    short = writer.short
+    return Artifact(
+        Backend.LLGUIDANCE,
+        source,
+        properties=tuple(sorted(short.properties, key=len)),
+        values=tuple(sorted(short.values, key=len)),
+        detour=max((text for text in short.wholes if len(text) <= MAX_PIECE_BYTES), key=len, default=""),
+        is_json=True,
+        texts=tuple(sorted(short.texts, key=short.texts.__getitem__)),
+        ends=tuple(sorted(short.ends, key=len)),
+        narrowings=tuple(writer.narrowings),
+        open_ended=free,
+    )
+
+
+@dataclass(slots=True)
+class _Short:
+    """What a budget's end falls back to inside of tags.
+
+    Attributes:
+        properties: short properties of all schemas.
+        values: short values of all schemas.
+        texts: begins of tags and examples of expressions: how many tags they are in, and the size of what they lead to.
+        ends: what ends a tag and all tags around it.
+        wholes: short texts of the parts met so far, in their order.
+    """
+
+    properties: dict[str, None] = field(default_factory=dict)
+    values: dict[str, None] = field(default_factory=dict)
+    texts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    ends: dict[str, None] = field(default_factory=dict)
+    wholes: list[str] = field(default_factory=list)
+
+
+class _TagWriter:
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.rules: dict[str, str] = {}
+        self.grammars: list[dict[str, str]] = []
+        self.narrowings: list[Narrowing] = []
+        self.short = _Short()
+        self.enclosing = ""
+        self.depth = 0
+        self.parts_of = vocabulary.named_parts
+
+    def element(self, form: Any, pointer: str) -> str:
+        """The grammar expression of one format."""
+        if not isinstance(form, dict) or not isinstance(form.get("type"), str):
+            raise GrammarError("format", pointer, "must be an object with a type")
+        handler = _FORMS.get(form["type"])
+        if handler is None:
+            known = ", ".join(sorted(_FORMS))
+            raise GrammarError("type", pointer_join(pointer, "type"), f"{form['type'][:60]!r} is not one of {known}")
+        return handler(self, form, pointer)
+
+    def named(self, body: str, options: str = "", *, terminal: bool = False) -> str:
+        """Enter a rule or terminal of its own."""
+        name = f"{'T' if terminal else 'r'}{len(self.rules)}"
+        self.rules[name + options] = body
+        return name
+
+    def text(self, text: Any, keyword: str, pointer: str) -> str:
+        """A fixed text, special tokens by their id."""
+        if not isinstance(text, str) or not text:
+            raise GrammarError(keyword, pointer_join(pointer, keyword), "must be a string that is not empty")
+        return self.fixed(text)
+
+    def fixed(self, text: str) -> str:
+        """As `text`, unchecked; nothing for nothing."""
+        return " ".join(
+            f"<[{part}]>" if isinstance(part, int) else json.dumps(part, ensure_ascii=False)
+            for part in self.parts_of(text)
+        )
+
+    def names_special(self, text: str) -> bool:
+        """Whether a text holds the name of a special token."""
+        return any(isinstance(part, int) for part in self.parts_of(text))
+
+    def schema(self, form: dict[str, Any], pointer: str) -> str:
+        """A JSON text in a grammar of its own, with its own white space."""
+        schema = form.get("json_schema")
+        where = pointer_join(pointer, "json_schema")
+        if not isinstance(schema, dict | bool):
+            raise GrammarError("json_schema", where, "must be a schema")
+        try:
+            analysis = Analysis(Document({} if schema is True else {"not": {}} if schema is False else schema))
+            grammar = to_lark(analysis)
+        except GrammarError as found:
+            error = anchored(found, schema)
+            raise GrammarError(error.keyword, where + error.pointer, error.reason) from None
+        self.narrowings += [Narrowing(n.keyword, where + n.pointer, n.reason) for n in analysis.narrowings]
+        self.short.properties |= dict.fromkeys(grammar.properties)
+        self.short.values |= dict.fromkeys((*grammar.values, *filter(None, [grammar.whole])))
+        self.short.wholes.append(grammar.whole)
+        name = f"g{len(self.grammars)}"
+        self.grammars.append({"name": name, "lark_grammar": grammar.text})
+        return f"@{name}"
+
+    def regex(self, form: dict[str, Any], pointer: str) -> str:
+        """A text that matches a regular expression as a whole."""
+        try:
+            pattern = parse(str(form.get("pattern")), whole=True)
+        except RegexError as error:
+            raise GrammarError("pattern", pointer_join(pointer, "pattern"), f"cannot be used: {error}") from None
+        answers = [text for text in pattern.examples if pattern.matches(text)]
+        self.short.texts |= {text: (self.depth, len(text)) for text in answers}
+        self.short.wholes.append(min(answers, key=len, default=""))
+        terms = [f"/{to_rust(node)}/" for node in pattern.must] + [f"~/{to_rust(n)}/" for n in pattern.must_not]
+        return self.named(" & ".join(terms), terminal=True)
+
+    def anything(self, form: dict[str, Any], pointer: str) -> str:
+        """Any text."""
+        return self.named("/(?s:.*)/", terminal=True)
+
+    def constant(self, form: dict[str, Any], pointer: str) -> str:
+        """A fixed text."""
+        return self.text(form.get("value"), "value", pointer)
+
+    def sequence(self, form: dict[str, Any], pointer: str) -> str:
+        """One format after the other."""
+        listed = _list(form, "elements", pointer)
+        return " ".join(self.element(item, pointer_join(pointer, "elements", i)) for i, item in enumerate(listed))
+
+    def either(self, form: dict[str, Any], pointer: str) -> str:
+        """One of several formats."""
+        listed = _list(form, "elements", pointer)
+        options = [self.element(item, pointer_join(pointer, "elements", i)) for i, item in enumerate(listed)]
+        return f"({' | '.join(options)})"
+
+    def tag(self, form: dict[str, Any], pointer: str) -> str:
+        """A structured part between a fixed begin and a fixed end."""
+        begin, rest = self.parts(form, pointer)
+        return f"{self.text(begin, 'begin', pointer)} {rest}"
+
+    def parts(self, form: dict[str, Any], pointer: str) -> tuple[str, str]:
+        """The begin of a tag as text, and the grammar of what follows it."""
+        begin, end = form.get("begin"), form.get("end")
+        self.text(begin, "begin", pointer)
+        if not isinstance(end, str):
+            raise GrammarError("end", pointer_join(pointer, "end"), "must be a string")
+        content = form.get("content")
+        outside, first = self.enclosing, len(self.short.wholes)
+        self.enclosing = end + outside
+        self.depth += 1
+        self.short.ends[self.enclosing] = None
+        if isinstance(content, dict) and content.get("type") == "any_text" and end:
+            rest = self.until([end])
+        else:
+            rest = f"{self.element(content, pointer_join(pointer, 'content'))} {self.fixed(end)}"
+        self.enclosing = outside
+        self.depth -= 1
+        longest = max(self.short.wholes[first:], key=len, default="")
+        self.short.wholes.append(f"{begin}{longest}{end}")
+        self.short.texts[str(begin)] = (self.depth, len(self.short.wholes[-1]))
+        return str(begin), rest
+
+    def until(self, stops: list[str]) -> str:
+        """Any text up to the first of some stops, the stop included."""
+        options = []
+        plain = [stop for stop in stops if not self.names_special(stop)]
+        if plain:
+            body = f"/(?s:.*)(?:{'|'.join(map(rust_literal, plain))})/"
+            options.append(self.named(body, "[lazy]"))
+        options += [f"{self.named('/(?s:.*)/', terminal=True)} {self.fixed(s)}" for s in stops if s not in plain]
+        return options[0] if len(options) == 1 else f"({' | '.join(options)})"
+
+    def without(self, stops: list[str]) -> str:
+        """Any text that holds none of some stops."""
+        plain = [stop for stop in stops if not self.names_special(stop)]
+        body = "/(?s:.*)/"
+        if plain:
+            body += f" & ~/(?s:.*)(?:{'|'.join(map(rust_literal, plain))})(?s:.*)/"
+        return self.named(body, terminal=True)
+
+    def triggered(self, form: dict[str, Any], pointer: str) -> str:
+        """Free text, in which each trigger opens one of the tags that begin with it."""
+        triggers = _list(form, "triggers", pointer)
+        if not all(isinstance(trigger, str) and trigger for trigger in triggers):
+            raise GrammarError("triggers", pointer_join(pointer, "triggers"), "must be strings that are not empty")
+        listed = _list(form, "tags", pointer)
+        by_trigger: dict[str, list[str]] = {}
+        for index, item in enumerate(listed):
+            where = pointer_join(pointer, "tags", index)
+            if not isinstance(item, dict):
+                raise GrammarError("tags", where, "must be an object")
+            begin, rest = self.parts(item, where)
+            trigger = next((trigger for trigger in triggers if begin.startswith(trigger)), None)
+            if trigger is None:
+                raise GrammarError("begin", pointer_join(where, "begin"), "begins with none of the triggers")
+            by_trigger.setdefault(trigger, []).append(f"{self.fixed(begin[len(trigger) :])} {rest}")
+        calls = [f"{self.until([trigger])} ({' | '.join(rests)})" for trigger, rests in by_trigger.items()]
+        call = self.named(" | ".join(calls))
+        end = self.without(list(triggers))
+        if form.get("stop_after_first"):
+            return call if form.get("at_least_one") else f"({call} | {end})"
+        return f"{call}{'+' if form.get('at_least_one') else '*'} {end}"
+
+    def separated(self, form: dict[str, Any], pointer: str) -> str:
+        """Tags with a fixed text between them."""
+        listed = _list(form, "tags", pointer)
+        options = [self.tag(item, pointer_join(pointer, "tags", i)) for i, item in enumerate(listed)]
+        one = self.named(" | ".join(options))
+        if form.get("stop_after_first"):
+            return one if form.get("at_least_one") else f"{one}?"
+        separator = self.fixed(str(form.get("separator", "")))
+        more = f"{one} ({separator} {one})*"
+        return more if form.get("at_least_one") else f"({more})?"
+
+
+_FORMS: dict[str, Callable[[_TagWriter, dict[str, Any], str], str]] = {
+    "any_text": _TagWriter.anything,
+    "const_string": _TagWriter.constant,
+    "json_schema": _TagWriter.schema,
+    "or": _TagWriter.either,
+    "regex": _TagWriter.regex,
+    "sequence": _TagWriter.sequence,
+    "tag": _TagWriter.tag,
+    "tags_with_separator": _TagWriter.separated,
+    "triggered_tags": _TagWriter.triggered,
+}
+
+
+def _list(form: dict[str, Any], keyword: str, pointer: str) -> list[Any]:
+    listed = form.get(keyword)
+    if not isinstance(listed, list) or not listed:
+        raise GrammarError(keyword, pointer_join(pointer, keyword), "must be a list that is not empty")
+    return listed

@@ -1,0 +1,1 @@
+"""Following a grammar along an answer: matcher, bitmasks, backends, the close within the budget."""

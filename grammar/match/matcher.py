@@ -1,0 +1,253 @@
+"""A grammar's state along one answer: masks, tokens, the end, and the way to an end before the budget is spent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..vocabulary import Vocabulary
+from .backends import Row, State
+from .budget_close import Closer
+
+# A mask that takes longer delays a step, beside whose forward pass it is filled.
+SLOW_SECONDS = 0.003
+
+
+class GrammarFailure(Exception):
+    """The library ran into a limit of its own in the middle of an answer: the answer is an error, not an end."""
+
+
+class _Prepared(NamedTuple):
+    """A mask that was filled before it was needed, by what it depends on beside the tokens."""
+
+    remaining: int | None
+    row: Row
+
+
+class Matcher:
+    """Follows one answer. Not safe for use from two threads at once.
+
+    The answer ends with an end token, which counts as one accepted token; `rollback` may take it back. Tokens that
+    were taken back leave no trace, not even where the library failed on them.
+
+    A lexer that has failed stays so in all copies of its state, those of other answers included. So where the library
+    fails, the state is made again from the grammar, for this answer alone, and it fails for good only if that fails
+    too. Such an answer gets no drafts any more.
+
+    Args:
+        beginning: the state of the grammar before any token; never changed.
+        remake: another such state that shares nothing with it.
+        open_ended: the answer is free text that may end anywhere.
+        is_slow: masks of the grammar are known to take long.
+    """
+
+    def __init__(
+        self,
+        beginning: State,
+        vocabulary: Vocabulary,
+        closer: Closer,
+        remake: Callable[[], State],
+        *,
+        open_ended: bool = False,
+        is_slow: bool = False,
+    ) -> None:
+        self._prepared: _Prepared | None = None
+        self._slow_masks = self._slow_searches = is_slow
+        self._tokens: list[int] = []
+        self._open_ended = open_ended
+        self._remake = remake
+        self._is_remade = False
+        self._state = beginning.copy()
+        self._vocabulary = vocabulary
+        self._closer = closer
+        self._ended = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Accepted tokens, the end token included."""
+        return len(self._tokens)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether an end token was accepted."""
+        return self._ended
+
+    @property
+    def can_end(self) -> bool:
+        """Whether the text so far is a complete answer."""
+        return self._ended or self._state.can_end()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether an answer that is cut here lacks nothing: complete, and not free text that was going on."""
+        return self._ended or (not self._open_ended and self._state.can_end())
+
+    @property
+    def failure(self) -> str | None:
+        """Why no further token can be allowed, if the library has failed."""
+        return self._state.failure()
+
+    def fill_mask(self, row: Row, remaining: int | None = None) -> None:
+        """Write which tokens may come next, one bit each, least significant first.
+
+        Args:
+            row: int32 [ceil(vocabulary / 32)], contiguous; overwritten.
+            remaining: tokens that may still be generated, this one included. As it nears the length of the shortest
+                end, only tokens on the way there are allowed. None leaves the length to chance.
+
+        Raises:
+            GrammarFailure: if the library has failed, or allows no token at all.
+        """
+        if self._prepared is not None and self._prepared.remaining == remaining:
+            row[:] = self._prepared.row
+            return
+        searches = remaining is not None and self._closer.must_search(remaining)
+        before = time.perf_counter()
+        self._fill(row, remaining)
+        is_slow = time.perf_counter() - before > SLOW_SECONDS
+        if searches:
+            self._slow_searches |= is_slow
+        else:
+            self._slow_masks = is_slow
+
+    def is_slow(self, remaining: int) -> bool:
+        """Whether the next mask is likely to take long, going by those before: better to `prepare` it."""
+        return self._slow_searches if self._closer.must_search(remaining) else self._slow_masks
+
+    def prepare(self, remaining: int | None) -> None:
+        """Fill the next mask already: `fill_mask` has it at hand, if no token comes or goes. What fails, fails there.
+
+        No draft is proposed behind such a mask, as its own would take as long.
+        """
+        row: Row = np.zeros(self._vocabulary.num_words, dtype=np.int32)
+        try:
+            self.fill_mask(row, remaining)
+        except Exception:
+            return  # whatever a library raises: it is met again by who asks for the mask
+        self._prepared = _Prepared(remaining, row)
+
+    def _fill(self, row: Row, remaining: int | None) -> None:
+        if self._ended:
+            self._allow_only_end(row)
+            return
+        plan = None if remaining is None or self._closer.is_free else self._closer.plan(self._state, remaining)
+        if plan is not None:
+            row[:] = 0
+            if plan:
+                _allow(row, plan[0])
+            else:
+                self._allow_only_end(row)
+            return
+        self._state.fill(row)
+        if self._state.failure() is not None:
+            self._replay()
+            self._state.fill(row)
+        failure = self._state.failure()
+        if failure is not None:
+            raise GrammarFailure(failure)
+        if not row.any():
+            raise GrammarFailure("no token is allowed")
+
+    @property
+    def num_shortest(self) -> int | None:
+        """Tokens of the shortest answer (its end token not counted) that a budget is sure to complete, if known."""
+        return self._closer.num_shortest
+
+    def accept(self, token: int) -> bool:
+        """Advance by a token. False, and nothing changes, if the grammar does not allow it here."""
+        if self._ended:
+            return False
+        self._prepared = None
+        if token in self._vocabulary.eos:
+            self._ended = self._state.can_end()
+            self._tokens += [token] * self._ended
+            return self._ended
+        if not 0 <= token < len(self._vocabulary.tokens) or not self._advance(token):
+            return False
+        self._closer.follow(token, free=self._open_ended and self._state.can_end())
+        self._tokens.append(token)
+        return True
+
+    def _advance(self, token: int) -> bool:
+        if self._state.accept(token):
+            return True
+        if self._state.failure() is None:
+            return False
+        self._replay()
+        return self._state.accept(token)
+
+    def rollback(self, count: int) -> None:
+        """Take back the last tokens, the end token included.
+
+        Raises:
+            ValueError: if there are not as many.
+        """
+        if not 0 <= count <= self.num_tokens:
+            raise ValueError(f"cannot take back {count} of {self.num_tokens} tokens")
+        if not count:
+            return
+        self._prepared = None
+        del self._tokens[self.num_tokens - count :]
+        if self._ended:
+            self._ended = False
+            count -= 1
+        self._closer.rollback(count)
+        if self._state.failure() is None:
+            self._state.rollback(count)
+        else:
+            self._replay()
+
+    def admits(self, tokens: Sequence[int]) -> int:
+        """How many of some tokens of text could come next, one after the other; the state is left as it is."""
+        if self._is_remade or self._prepared is not None:
+            return 0
+        start = self.num_tokens
+        for token in tokens:
+            if token in self._vocabulary.eos or not self.accept(token):
+                break
+        admitted = self.num_tokens - start
+        self.rollback(admitted)
+        if self._state.failure() is not None:
+            self._replay()
+        return admitted
+
+    def _replay(self) -> None:
+        """Make the state again, from the grammar and the tokens that stand."""
+        self._state = self._remake()
+        self._is_remade = True
+        for token in self._tokens:
+            self._state.accept(token)
+
+    def copy(self) -> Matcher:
+        """An independent matcher at the same place."""
+        other = Matcher(self._state, self._vocabulary, self._closer.copy(), self._remake, open_ended=self._open_ended)
+        other._tokens, other._ended, other._is_remade = list(self._tokens), self._ended, self._is_remade
+        other._slow_masks, other._slow_searches = self._slow_masks, self._slow_searches
+        return other
+
+    def draft(self, limit: int) -> list[int]:
+        """Tokens of the text that must come next, at most `limit`; the state is left as it is.
+
+        On the way to an end before the budget is spent these are the tokens themselves. Else the text is forced, and
+        its division into tokens a proposal: verify them under the mask like any draft.
+        """
+        if self._ended or self._is_remade or self._prepared is not None or limit < 1:
+            return []
+        if not self._closer.is_free and (planned := self._closer.planned):
+            return planned[:limit]
+        forced = self._state.forced()
+        # The last token could begin more text than is forced: leave its choice open.
+        tokens = self._vocabulary.tokenize_forced(forced, merged=True)[:-1] if forced else []
+        return tokens[:limit]
+
+    def _allow_only_end(self, row: Row) -> None:
+        row[:] = 0
+        for token in self._vocabulary.eos:
+            _allow(row, token)
+
+
+def _allow(row: Row, token: int) -> None:
+    row.view(np.uint32)[token >> 5] |= np.uint32(1 << (token & 31))

@@ -1,0 +1,1 @@
+"""JSON Schema: documents, keywords, static limits, and the analysis of what a schema permits."""

@@ -1,0 +1,194 @@
+"""The keywords that constrain what is inside of arrays and objects: what holds, what denies it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ..errors import GrammarError
+from ..regex.pattern_cache import read_pattern
+from ..regex.regex_parser import RegexError
+from .constraints import (
+    ALWAYS,
+    ANYTHING,
+    ARRAY,
+    NEVER,
+    NO_ARRAYS,
+    NO_OBJECTS,
+    OBJECT,
+    ArrayClause,
+    Arrays,
+    Conj,
+    Contains,
+    ObjectClause,
+    Objects,
+    World,
+)
+from .document import pointer_join
+from .scalars import MAX_LENGTH
+
+if TYPE_CHECKING:
+    from .analysis import Analysis
+
+
+_OF_ITEMS = ("items", "prefixItems", "additionalItems", "contains")
+_OF_PROPERTIES = ("properties", "patternProperties", "additionalProperties", "propertyNames")
+
+
+def forbids(name: str) -> World:
+    """Everything but objects that have a property of this name."""
+    clause = ObjectClause(((name, NEVER),), evaluates=False)
+    return World(objects=Objects((clause,)))
+
+
+def has(*names: str) -> World:
+    """Objects that have these properties."""
+    return World(OBJECT, objects=Objects(required=names))
+
+
+# -- arrays
+
+
+def array_clause(analysis: Analysis, number: int) -> Arrays:
+    """What ``prefixItems``, ``items``, ``additionalItems`` and ``contains`` of a node say."""
+    schema = analysis.document.nodes[number].schema
+    if schema.keys().isdisjoint(_OF_ITEMS):
+        return NO_ARRAYS
+    prefix, rest = _item_schemas(analysis, number)
+    clauses = (ArrayClause(prefix, rest),) if prefix or rest is not None else ()
+    contains = _contains(analysis, number)
+    if contains and "unevaluatedItems" in schema:
+        where = pointer_join(analysis.document.nodes[number].pointer, "unevaluatedItems")
+        raise GrammarError("unevaluatedItems", where, "cannot be combined with contains")
+    return Arrays(clauses, contains=contains)
+
+
+def array_denials(analysis: Analysis, number: int) -> Iterator[World]:
+    """Worlds whose union is the failure of these keywords, as far as it can be written."""
+    prefix, rest = _item_schemas(analysis, number, negated=True)
+    for index, item in enumerate(prefix):
+        if item != NEVER:
+            clause = ArrayClause((*(ALWAYS,) * index, item), evaluates=False)
+            yield World(ARRAY, arrays=Arrays((clause,), least=index + 1))
+    if rest == ALWAYS:
+        yield World(ARRAY, arrays=Arrays(least=len(prefix) + 1))
+    elif rest is not None and rest != NEVER:
+        if prefix:
+            analysis.leave_out(number, "items", "a failure after the first items cannot be written as a grammar")
+        else:
+            held = _item_schemas(analysis, number)[1] or ALWAYS
+            yield World(ARRAY, arrays=Arrays(contains=(Contains(rest, 1, None, held),)))
+    for entry in _contains(analysis, number):
+        if entry.least == 1:
+            yield World(ARRAY, arrays=Arrays((ArrayClause((), entry.negated, evaluates=False),)))
+        elif entry.least:
+            yield World(ARRAY, arrays=Arrays(contains=(Contains(entry.item, 0, entry.least - 1, entry.negated),)))
+        if entry.most is not None:
+            yield World(ARRAY, arrays=Arrays(contains=(Contains(entry.item, entry.most + 1, None, entry.negated),)))
+
+
+def _item_schemas(analysis: Analysis, number: int, *, negated: bool = False) -> tuple[tuple[Conj, ...], Conj | None]:
+    schema = analysis.document.nodes[number].schema
+    items = schema.get("items")
+    if isinstance(items, list):
+        listed, keyword, rest_keyword = items, "items", "additionalItems"
+    else:
+        listed, keyword, rest_keyword = schema.get("prefixItems", []), "prefixItems", "items"
+    prefix = tuple(analysis.literal(number, item, keyword, index, negated=negated) for index, item in enumerate(listed))
+    if rest_keyword not in schema:
+        return prefix, None
+    return prefix, analysis.literal(number, schema[rest_keyword], rest_keyword, negated=negated)
+
+
+def _contains(analysis: Analysis, number: int) -> tuple[Contains, ...]:
+    schema = analysis.document.nodes[number].schema
+    if "contains" not in schema:
+        return ()
+    least, most = int(schema.get("minContains", 1)), schema.get("maxContains")
+    if least > MAX_LENGTH:
+        where = pointer_join(analysis.document.nodes[number].pointer, "minContains")
+        raise GrammarError("minContains", where, f"{least} is more than an answer can hold")
+    if least == 0 and most is None:
+        return ()
+    item = analysis.literal(number, schema["contains"], "contains")
+    negated = analysis.literal(number, schema["contains"], "contains", negated=True)
+    return (Contains(item, least, None if most is None else int(most), negated),)
+
+
+# -- objects
+
+
+def object_clause(analysis: Analysis, number: int) -> Objects:
+    """What ``properties``, ``patternProperties``, ``additionalProperties`` and ``propertyNames`` of a node say."""
+    schema = analysis.document.nodes[number].schema
+    if schema.keys().isdisjoint(_OF_PROPERTIES):
+        return NO_OBJECTS
+    properties = tuple(
+        (name, analysis.literal(number, item, "properties", name))
+        for name, item in schema.get("properties", {}).items()
+    )
+    patterns = tuple(
+        (_key_pattern(analysis, number, pattern), analysis.literal(number, item, "patternProperties", pattern))
+        for pattern, item in schema.get("patternProperties", {}).items()
+    )
+    extra = schema.get("additionalProperties")
+    rest = None if extra is None else analysis.literal(number, extra, "additionalProperties")
+    clauses = (ObjectClause(properties, patterns, rest),) if properties or patterns or rest is not None else ()
+    names = schema.get("propertyNames", True)
+    return Objects(clauses, names=analysis.literal(number, names, "propertyNames"))
+
+
+def object_denials(analysis: Analysis, number: int) -> Iterator[World]:
+    """Worlds whose union is the failure of these keywords and of ``required``, as far as it can be written."""
+    schema = analysis.document.nodes[number].schema
+    for name in schema.get("required", ()):
+        yield forbids(name).of(OBJECT)
+    for name, item in schema.get("properties", {}).items():
+        failed = analysis.literal(number, item, "properties", name, negated=True)
+        if failed != NEVER:
+            clause = ObjectClause(((name, failed),), evaluates=False)
+            yield World(OBJECT, objects=Objects((clause,), required=(name,)))
+    for keyword in ("patternProperties", "additionalProperties", "propertyNames"):
+        if _constrains(schema.get(keyword, True)):
+            analysis.leave_out(number, keyword, "a failure over keys that are not listed cannot be written")
+
+
+def unevaluated(analysis: Analysis, number: int, world: World) -> World:
+    """What ``unevaluatedProperties`` and ``unevaluatedItems`` add to a world of the same node."""
+    schema = analysis.document.nodes[number].schema
+    objects, arrays = Objects(), Arrays()
+    if "unevaluatedProperties" in schema:
+        clauses = [clause for clause in world.objects.clauses if clause.evaluates]
+        if not any(clause.rest is not None for clause in clauses):
+            names = dict.fromkeys(name for clause in clauses for name, _ in clause.properties)
+            patterns = dict.fromkeys(pattern for clause in clauses for pattern, _ in clause.patterns)
+            rest = analysis.literal(number, schema["unevaluatedProperties"], "unevaluatedProperties")
+            objects = Objects((ObjectClause(_all_true(names), _all_true(patterns), rest),))
+    if "unevaluatedItems" in schema:
+        if world.arrays.contains:
+            where = pointer_join(analysis.document.nodes[number].pointer, "unevaluatedItems")
+            raise GrammarError("unevaluatedItems", where, "cannot be combined with contains")
+        seen = [clause for clause in world.arrays.clauses if clause.evaluates]
+        if not any(clause.rest is not None for clause in seen):
+            length = max((len(clause.prefix) for clause in seen), default=0)
+            rest = analysis.literal(number, schema["unevaluatedItems"], "unevaluatedItems")
+            arrays = Arrays((ArrayClause((ALWAYS,) * length, rest),))
+    return World(arrays=arrays, objects=objects) if objects.clauses or arrays.clauses else ANYTHING
+
+
+def _all_true(names: dict[str, None]) -> tuple[tuple[str, Conj], ...]:
+    return tuple((name, ALWAYS) for name in names)
+
+
+def _constrains(value: Any) -> bool:
+    return value is not True and value != {}
+
+
+def _key_pattern(analysis: Analysis, number: int, pattern: str) -> str:
+    try:
+        read_pattern(pattern)
+        read_pattern(pattern, wide=True)
+    except RegexError as error:
+        where = pointer_join(analysis.document.nodes[number].pointer, "patternProperties", pattern)
+        raise GrammarError("patternProperties", where, f"the pattern cannot be used: {error}") from None
+    return pattern

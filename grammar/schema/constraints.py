@@ -1,0 +1,356 @@
+"""Worlds: what a schema permits, written as a union of plain constraints per JSON type.
+
+A *literal* is a subschema or its negation, a *conjunction* (`Conj`) a set of literals that must all hold; a world
+constrains every type separately and holds no union, no reference and no negation of its own. Properties and items
+stay conjunctions, so that recursive schemas are finite.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from fractions import Fraction
+from functools import cached_property
+from math import lcm
+from typing import TypeAlias, TypeVar
+
+from ..regex.decimal_multiples import divides
+from ..regex.formats import FORMATS
+from ..regex.pattern_cache import pattern_matches
+
+NULL, TRUE, FALSE, INTEGER, FRACTION, STRING, ARRAY, OBJECT = (1 << bit for bit in range(8))
+BOOLEAN = TRUE | FALSE
+NUMBER = INTEGER | FRACTION
+ALL_TYPES = (1 << 8) - 1
+TYPE_BITS = {
+    "null": NULL, "boolean": BOOLEAN, "integer": INTEGER, "number": NUMBER, "string": STRING, "array": ARRAY,
+    "object": OBJECT,
+}  # fmt: skip
+
+_T = TypeVar("_T")
+_C = TypeVar("_C", "Numbers", "Strings", "Arrays", "Objects")
+# A literal is 2 * node + (1 if negated); -1 is the schema `false`.
+Conj: TypeAlias = frozenset[int]
+NEVER: Conj = frozenset((-1,))
+ALWAYS: Conj = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """Constraints on a number. `multiple` is that of all `divisors`; `values` None means no enumeration."""
+
+    low: Decimal | None = None
+    high: Decimal | None = None
+    low_open: bool = False
+    high_open: bool = False
+    multiple: Fraction | None = None
+    values: frozenset[Decimal] | None = None
+    excluded: frozenset[Decimal] = frozenset()
+    divisors: frozenset[Fraction] = frozenset()
+
+    def __and__(self, other: Numbers) -> Numbers:
+        low, low_open = _tighter(self.low, self.low_open, other.low, other.low_open, above=True)
+        high, high_open = _tighter(self.high, self.high_open, other.high, other.high_open, above=False)
+        values = _meet(self.values, other.values)
+        multiple = self.multiple or other.multiple
+        if self.multiple and other.multiple:
+            multiple = _common_multiple(self.multiple, other.multiple)
+        excluded, divisors = self.excluded | other.excluded, self.divisors | other.divisors
+        merged = Numbers(low, high, low_open, high_open, multiple, values, excluded, divisors)
+        if values is None:
+            return merged
+        return Numbers(values=frozenset(filter(merged.admits, values)))
+
+    def admits(self, value: Decimal) -> bool:
+        """Whether a number satisfies everything but the enumeration."""
+        above = self.low is None or value > self.low or (value == self.low and not self.low_open)
+        below = self.high is None or value < self.high or (value == self.high and not self.high_open)
+        return above and below and value not in self.excluded and all(divides(d, value) for d in self.divisors)
+
+    def types(self) -> int:
+        """The number types that are not ruled out."""
+        if self.values is not None:
+            return sum({INTEGER if value == int(value) else FRACTION for value in self.values})
+        if self.low is not None and self.high is not None:
+            if self.low > self.high or (self.low == self.high and (self.low_open or self.high_open)):
+                return 0
+            if self.low == self.high:
+                return INTEGER if self.low == int(self.low) else FRACTION
+        return INTEGER if self.multiple is not None and self.multiple.denominator == 1 else NUMBER
+
+
+@dataclass(frozen=True, slots=True)
+class Strings:
+    """Constraints on a string; lengths in Unicode scalars. `values` None means no enumeration."""
+
+    least: int = 0
+    most: int | None = None
+    patterns: frozenset[str] = frozenset()
+    not_patterns: frozenset[str] = frozenset()
+    formats: frozenset[str] = frozenset()
+    values: tuple[str, ...] | None = None
+    excluded: frozenset[str] = frozenset()
+
+    def __and__(self, other: Strings) -> Strings:
+        merged = Strings(
+            max(self.least, other.least),
+            _least(self.most, other.most),
+            self.patterns | other.patterns,
+            self.not_patterns | other.not_patterns,
+            self.formats | other.formats,
+            None,
+            self.excluded | other.excluded,
+        )
+        if self.values is None and other.values is None:
+            return merged
+        values = self.values if self.values is not None else other.values
+        assert values is not None
+        if values is not other.values and other.values is not None:
+            keep = frozenset(other.values)
+            values = tuple(value for value in values if value in keep)
+        return Strings(values=values if merged == NO_STRINGS else tuple(filter(merged.admits, values)))
+
+    def admits(self, value: str) -> bool:
+        """Whether a string satisfies everything but the enumeration."""
+        return (
+            self.least <= len(value)
+            and (self.most is None or len(value) <= self.most)
+            and value not in self.excluded
+            and all(pattern_matches(pattern, value) for pattern in self.patterns)
+            and not any(pattern_matches(pattern, value, wide=True) for pattern in self.not_patterns)
+            and all(FORMATS[name].matches(value) for name in self.formats)
+        )
+
+    def is_empty(self) -> bool:
+        """Whether no string is left, as far as lengths and enumeration show."""
+        return self.values == () or (self.most is not None and self.least > self.most)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayClause:
+    """What one schema says about items: by position, and for the rest (None: nothing)."""
+
+    prefix: tuple[Conj, ...] = ()
+    rest: Conj | None = None
+    evaluates: bool = True
+
+    def item(self, index: int) -> Conj:
+        """What the item at an index must satisfy."""
+        return self.prefix[index] if index < len(self.prefix) else self.rest or ALWAYS
+
+
+@dataclass(frozen=True, slots=True)
+class Contains:
+    """At least `least` and at most `most` items satisfy a conjunction."""
+
+    item: Conj
+    least: int
+    most: int | None
+    negated: Conj
+
+
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """Constraints on an array."""
+
+    clauses: tuple[ArrayClause, ...] = ()
+    least: int = 0
+    most: int | None = None
+    contains: tuple[Contains, ...] = ()
+    unique: bool = False
+
+    def __and__(self, other: Arrays) -> Arrays:
+        return Arrays(
+            _joined(self.clauses, other.clauses),
+            max(self.least, other.least),
+            _least(self.most, other.most),
+            _joined(self.contains, other.contains),
+            self.unique or other.unique,
+        )
+
+    def item(self, index: int) -> Conj:
+        """What the item at an index must satisfy, over all clauses."""
+        return ALWAYS.union(*(clause.item(index) for clause in self.clauses))
+
+    @property
+    def num_prefix(self) -> int:
+        """The first index from which all items are alike."""
+        return max((len(clause.prefix) for clause in self.clauses), default=0)
+
+
+@dataclass(frozen=True)
+class ObjectClause:
+    """What one schema says about properties: by name, by pattern, and for the rest (None: nothing).
+
+    A name found in `properties` or by a pattern is not part of the rest.
+    """
+
+    properties: tuple[tuple[str, Conj], ...] = ()
+    patterns: tuple[tuple[str, Conj], ...] = ()
+    rest: Conj | None = None
+    evaluates: bool = True
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Worlds are merged and compared over and over, and a clause may have hundreds of properties."""
+        return hash((self.properties, self.patterns, self.rest, self.evaluates))
+
+    def value(self, name: str) -> Conj:
+        """What the value of a property must satisfy."""
+        known = self._values.get(name)
+        if known is None:
+            known = self._values[name] = self._value(name)
+        return known
+
+    def _value(self, name: str) -> Conj:
+        own = self._by_name.get(name)
+        found = [] if own is None else [own]
+        surely = own is not None
+        for pattern, conj in self.patterns:
+            surely = surely or pattern_matches(pattern, name)
+            if pattern_matches(pattern, name, wide=True):
+                found.append(conj)
+        if not surely and self.rest is not None:
+            found.append(self.rest)
+        return found[0] if len(found) == 1 else ALWAYS.union(*found)
+
+    @cached_property
+    def _values(self) -> dict[str, Conj]:
+        """What was asked for before."""
+        return {}
+
+    @cached_property
+    def _by_name(self) -> dict[str, Conj]:
+        return dict(self.properties)
+
+
+@dataclass(frozen=True)
+class Objects:
+    """Constraints on an object; `names` is what every key must satisfy as a string."""
+
+    clauses: tuple[ObjectClause, ...] = ()
+    required: tuple[str, ...] = ()
+    least: int = 0
+    most: int | None = None
+    names: Conj = ALWAYS
+
+    def __and__(self, other: Objects) -> Objects:
+        return Objects(
+            _joined(self.clauses, other.clauses),
+            _joined(self.required, other.required),
+            max(self.least, other.least),
+            _least(self.most, other.most),
+            self.names | other.names,
+        )
+
+    def value(self, name: str) -> Conj:
+        """What the value of a property must satisfy, over all clauses."""
+        if len(self.clauses) == 1:
+            return self.clauses[0].value(name)
+        known = self._values.get(name)
+        if known is None:
+            known = self._values[name] = ALWAYS.union(*[clause.value(name) for clause in self.clauses])
+        return known
+
+    @cached_property
+    def _values(self) -> dict[str, Conj]:
+        """What was asked for before."""
+        return {}
+
+    def declared(self) -> dict[str, None]:
+        """The names that are mentioned, in the order of the schema."""
+        names = dict.fromkeys(name for clause in self.clauses for name, _ in clause.properties)
+        return names | dict.fromkeys(self.required)
+
+
+NO_NUMBERS, NO_STRINGS, NO_ARRAYS, NO_OBJECTS = Numbers(), Strings(), Arrays(), Objects()
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """One alternative: a set of types (bits), and the constraints that hold for each."""
+
+    types: int = ALL_TYPES
+    numbers: Numbers = NO_NUMBERS
+    strings: Strings = NO_STRINGS
+    arrays: Arrays = NO_ARRAYS
+    objects: Objects = NO_OBJECTS
+
+    def __and__(self, other: World) -> World:
+        types = self.types & other.types
+        return World(
+            types,
+            _both(self.numbers, other.numbers, NO_NUMBERS) if types & NUMBER else NO_NUMBERS,
+            _both(self.strings, other.strings, NO_STRINGS) if types & STRING else NO_STRINGS,
+            _both(self.arrays, other.arrays, NO_ARRAYS) if types & ARRAY else NO_ARRAYS,
+            _both(self.objects, other.objects, NO_OBJECTS) if types & OBJECT else NO_OBJECTS,
+        )._pruned()
+
+    def of(self, types: int) -> World:
+        """This world, limited to some types."""
+        return self & World(types)
+
+    def _pruned(self) -> World:
+        """Types removed that their own constraints rule out."""
+        types = self.types
+        if types & NUMBER and self.numbers is not NO_NUMBERS:
+            types &= ~NUMBER | self.numbers.types()
+        if types & STRING and self.strings is not NO_STRINGS and self.strings.is_empty():
+            types &= ~STRING
+        if types & ARRAY and self.arrays.most is not None and self.arrays.least > self.arrays.most:
+            types &= ~ARRAY
+        objects = self.objects
+        if types & OBJECT and objects.most is not None and max(objects.least, len(objects.required)) > objects.most:
+            types &= ~OBJECT
+        return self if types == self.types else self.of(types)
+
+
+ANYTHING = World()
+
+
+def without_evaluation(world: World) -> World:
+    """The same world, but what it says of properties and items does not count for ``unevaluated...``."""
+    arrays, objects = world.arrays, world.objects
+    if any(clause.evaluates for clause in arrays.clauses):
+        arrays = replace(arrays, clauses=tuple(replace(c, evaluates=False) for c in arrays.clauses))
+    if any(clause.evaluates for clause in objects.clauses):
+        objects = replace(objects, clauses=tuple(replace(c, evaluates=False) for c in objects.clauses))
+    if arrays is world.arrays and objects is world.objects:
+        return world
+    return World(world.types, world.numbers, world.strings, arrays, objects)
+
+
+def _both(a: _C, b: _C, nothing: _C) -> _C:
+    """Both of two constraints; most often one of them says nothing."""
+    return b if a is nothing else a if b is nothing else a & b
+
+
+def _least(a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else min(a, b)
+
+
+def _joined(a: tuple[_T, ...], b: tuple[_T, ...]) -> tuple[_T, ...]:
+    return a if not b else b if not a else tuple(dict.fromkeys((*a, *b)))
+
+
+def _meet(a: frozenset[Decimal] | None, b: frozenset[Decimal] | None) -> frozenset[Decimal] | None:
+    return b if a is None else a if b is None else a & b
+
+
+def _tighter(
+    a: Decimal | None, a_open: bool, b: Decimal | None, b_open: bool, *, above: bool
+) -> tuple[Decimal | None, bool]:
+    """The stricter of two bounds, each open or closed."""
+    if a is None or b is None:
+        return (b, b_open) if a is None else (a, a_open)
+    if a == b:
+        return a, a_open or b_open
+    return (a, a_open) if (a > b) == above else (b, b_open)
+
+
+def _common_multiple(a: Fraction, b: Fraction) -> Fraction:
+    scale = lcm(a.denominator, b.denominator)
+    return Fraction(lcm(int(a * scale), int(b * scale)), scale)

@@ -1,0 +1,245 @@
+"""A parsed schema document: its subschemas as nodes, and where a reference leads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote, urldefrag, urljoin
+
+from ..errors import GrammarError
+
+# Where subschemas stand: as the value of a keyword (or in a list there), or under names of their own.
+_IN_VALUE = frozenset(
+    ("additionalItems", "additionalProperties", "allOf", "anyOf", "contains", "contentSchema", "else", "if", "items",
+     "not", "oneOf", "prefixItems", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties")
+)  # fmt: skip
+_IN_VALUES = frozenset(("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"))
+_CONTAINERS = (dict, list)
+_NEGATING = ("oneOf", "not", "if")
+# Drafts with keywords that mean nothing in the others, or mean something else.
+_UNREAD = ("draft-00", "draft-01", "draft-02", "draft-03", "draft/next")
+_DRAFTS = {
+    "draft-04": 4, "draft-06": 6, "draft-07": 7, "2019-09": 2019, "2020-12": 2020,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """One subschema.
+
+    Attributes:
+        schema: its object (booleans are never nodes).
+        pointer: JSON Pointer from the root of the document.
+        base: the URI that its references are relative to.
+        resource: the object that ``#`` means here.
+    """
+
+    schema: dict[str, Any]
+    pointer: str
+    base: str
+    resource: dict[str, Any]
+
+
+def pointer_join(pointer: str, *tokens: str | int) -> str:
+    """A JSON Pointer, extended."""
+    for token in tokens:
+        text = str(token)
+        if "~" in text or "/" in text:
+            text = text.replace("~", "~0").replace("/", "~1")
+        pointer = f"{pointer}/{text}"
+    return pointer
+
+
+class Document:
+    """All nodes of one schema, by number; every subschema object has one number however it is reached.
+
+    Attributes:
+        nodes: the nodes met so far.
+        root: the number of the whole schema.
+        draft: 4, 6, 7, 2019 or 2020, as ``$schema`` says.
+        tracks_evaluation: whether it matters which properties and items are evaluated.
+    """
+
+    def __init__(self, root: dict[str, Any]) -> None:
+        self.nodes: list[Node] = []
+        self.draft = _draft(root)
+        self._ids: dict[int, int] = {}
+        self._resources: dict[str, tuple[dict[str, Any], str]] | None = None
+        self._anchors: dict[tuple[int, str], tuple[dict[str, Any], str, str]] = {}
+        self._dynamic: dict[str, int] = {}
+        self._keep: list[dict[str, Any]] = []
+        keys = _keys(root)
+        self.tracks_evaluation = not keys.isdisjoint(("unevaluatedProperties", "unevaluatedItems"))
+        self._negates = not keys.isdisjoint(_NEGATING)
+        self._refers = not keys.isdisjoint(("$ref", "$dynamicRef"))
+        self.root = self._add(root, "", "", root)
+
+    def may_negate(self, node: Node) -> bool:
+        """Whether it may matter that a node fails: it stands in ``oneOf``, ``not`` or ``if``, or may be referred to."""
+        return self._negates and (self._refers or not set(_NEGATING).isdisjoint(node.pointer.split("/")))
+
+    def child(self, parent: int, schema: dict[str, Any], *tokens: str | int) -> int:
+        """The node of a subschema that stands below another.
+
+        Args:
+            parent: number of the node that holds it.
+            schema: the subschema itself.
+            tokens: the steps from the parent to it.
+        """
+        known = self._ids.get(id(schema))
+        if known is not None:
+            return known
+        node = self.nodes[parent]
+        return self._add(schema, pointer_join(node.pointer, *tokens), node.base, node.resource)
+
+    def synthetic(self, schema: dict[str, Any], like: int) -> int:
+        """A node for a schema of our own making, blamed on an existing node."""
+        self._keep.append(schema)
+        node = self.nodes[like]
+        return self._add(schema, node.pointer, node.base, node.resource)
+
+    def resolve(self, number: int, reference: str, keyword: str = "$ref") -> int | bool:
+        """The node that a reference means, or a boolean schema.
+
+        Raises:
+            GrammarError: if it leads nowhere, or out of the document.
+        """
+        node = self.nodes[number]
+        where = pointer_join(node.pointer, keyword)
+        if self._resources is None:
+            self._scan(self.nodes[self.root].schema)
+        assert self._resources is not None
+        uri, fragment = urldefrag(reference)
+        if not uri:
+            resource, pointer, base = node.resource, self._pointer_of(node.resource), node.base
+        else:
+            base = urldefrag(urljoin(node.base, uri))[0]
+            if base not in self._resources:
+                raise GrammarError(keyword, where, f"{reference[:200]!r} is outside of the schema and is never fetched")
+            resource, pointer = self._resources[base]
+        fragment = unquote(fragment)
+        if fragment and not fragment.startswith("/"):
+            return self._at_anchor(resource, fragment, keyword, where, reference)
+        return self._walk(resource, pointer, base, fragment, keyword, where)
+
+    def dynamic_anchors(self, name: str) -> int:
+        """How many places declare a dynamic anchor of a name."""
+        if self._resources is None:
+            self._scan(self.nodes[self.root].schema)
+        return self._dynamic.get(name, 0)
+
+    def _add(self, schema: dict[str, Any], pointer: str, base: str, resource: dict[str, Any]) -> int:
+        own = self._own_id(schema)
+        if own:
+            base, resource = urldefrag(urljoin(base, own))[0], schema
+        self._ids[id(schema)] = len(self.nodes)
+        self.nodes.append(Node(schema, pointer, base, resource))
+        return len(self.nodes) - 1
+
+    def _own_id(self, schema: dict[str, Any]) -> str:
+        value = schema.get("id" if self.draft <= 4 else "$id")
+        plain = isinstance(value, str) and not value.startswith("#") and not (self.draft <= 7 and "$ref" in schema)
+        return value if plain and value else ""
+
+    def _scan(self, root: dict[str, Any]) -> None:
+        """Find every identifier and anchor."""
+        resources: dict[str, tuple[dict[str, Any], str]] = {}
+        for schema, pointer, base, resource in _walk_schemas(root, self._own_id):
+            if resource is schema:
+                resources.setdefault(base, (schema, pointer))
+            names = [schema.get("$anchor"), schema.get("$dynamicAnchor")]
+            legacy = schema.get("id" if self.draft <= 4 else "$id")
+            if isinstance(legacy, str) and legacy.startswith("#"):
+                names.append(legacy[1:])
+            for name in names:
+                if isinstance(name, str):
+                    self._anchors.setdefault((id(resource), name), (schema, pointer, base))
+            if isinstance(names[1], str):
+                self._dynamic[names[1]] = self._dynamic.get(names[1], 0) + 1
+        resources.setdefault("", (root, ""))
+        self._resources = resources
+
+    def _pointer_of(self, resource: dict[str, Any]) -> str:
+        assert self._resources is not None
+        return next((pointer for schema, pointer in self._resources.values() if schema is resource), "")
+
+    def _at_anchor(self, resource: dict[str, Any], name: str, keyword: str, where: str, reference: str) -> int:
+        found = self._anchors.get((id(resource), name))
+        if found is None:
+            raise GrammarError(keyword, where, f"{reference[:200]!r} leads nowhere: there is no anchor {name[:100]!r}")
+        schema, pointer, base = found
+        known = self._ids.get(id(schema))
+        return known if known is not None else self._add(schema, pointer, base, resource)
+
+    def _walk(
+        self, resource: dict[str, Any], pointer: str, base: str, fragment: str, keyword: str, where: str
+    ) -> int | bool:
+        at: Any = resource
+        for token in fragment.split("/")[1:]:
+            token = token.replace("~1", "/").replace("~0", "~")
+            if isinstance(at, dict) and token in at:
+                at = at[token]
+            elif isinstance(at, list) and token.isdecimal() and int(token) < len(at):
+                at = at[int(token)]
+            else:
+                raise GrammarError(keyword, where, f"'#{fragment[:200]}' leads nowhere: there is no {token[:100]!r}")
+            pointer = pointer_join(pointer, token)
+            own = self._own_id(at) if isinstance(at, dict) else ""
+            if own:
+                base, resource = urldefrag(urljoin(base, own))[0], at
+        if isinstance(at, bool):
+            return at
+        if not isinstance(at, dict):
+            raise GrammarError(keyword, where, f"'#{fragment[:200]}' leads to {type(at).__name__}, not to a schema")
+        known = self._ids.get(id(at))
+        return known if known is not None else self._add(at, pointer, base, resource)
+
+
+def _keys(root: dict[str, Any]) -> set[str]:
+    """The keys of all objects in a schema."""
+    found: set[str] = set()
+    stack: list[Any] = [root]
+    while stack:
+        at = stack.pop()
+        if isinstance(at, dict):
+            found.update(at)
+            at = at.values()
+        stack += [value for value in at if isinstance(value, _CONTAINERS)]
+    return found
+
+
+def _draft(root: dict[str, Any]) -> int:
+    named = root.get("$schema")
+    if isinstance(named, str):
+        if any(part in named for part in _UNREAD):
+            raise GrammarError("$schema", "/$schema", f"{named[:100]!r} is not read; drafts 4 to 2020-12 are")
+        for part, number in _DRAFTS.items():
+            if part in named:
+                return number
+    return 2020
+
+
+def _walk_schemas(root: dict[str, Any], own_id: Any) -> Iterator[tuple[dict[str, Any], str, str, dict[str, Any]]]:
+    """Every subschema, with its pointer, base and resource; what unknown keywords hold are none."""
+    start = urldefrag(urljoin("", own_id(root)))[0]
+    stack: list[tuple[dict[str, Any], str, str, dict[str, Any]]] = [(root, "", start, root)]
+    while stack:
+        at, pointer, base, resource = stack.pop()
+        own = own_id(at)
+        if own:
+            base, resource = urldefrag(urljoin(base, own))[0], at
+        yield at, pointer, base, resource
+        for step, schema in _subschemas(at):
+            stack.append((schema, pointer_join(pointer, *step), base, resource))
+
+
+def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], dict[str, Any]]]:
+    """The subschemas that stand in a schema, with the steps to them."""
+    for keyword, value in schema.items():
+        if keyword in _IN_VALUE and isinstance(value, dict):
+            yield (keyword,), value
+        elif keyword in _IN_VALUE and isinstance(value, list):
+            yield from (((keyword, index), item) for index, item in enumerate(value) if isinstance(item, dict))
+        elif keyword in _IN_VALUES and isinstance(value, dict):
+            yield from (((keyword, name), item) for name, item in value.items() if isinstance(item, dict))

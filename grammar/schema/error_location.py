@@ -1,0 +1,156 @@
+"""Which part of a grammar to name in a refusal that is about the whole: a keyword that it has, and where."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import GrammarError
+from ..spec import GrammarKind, GrammarSpec
+from .document import pointer_join
+
+# The keyword to blame when a library finds a schema too complex, likeliest first.
+_SUSPECTS = ("pattern", "patternProperties", "multipleOf", "maxLength", "enum", "oneOf", "anyOf", "allOf", "properties")
+_DATA = frozenset(("enum", "const", "default", "examples", "example"))
+_NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"))
+_JSON_KINDS = (GrammarKind.JSON_SCHEMA, GrammarKind.STRUCTURAL_TAG)
+_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{},]')
+
+Path = list[str | int]
+
+
+def likeliest_part(spec: GrammarSpec, reason: str) -> GrammarError:
+    """An error of a library, blamed on the part of the grammar that is likeliest to have caused it."""
+    if spec.kind is not GrammarKind.JSON_SCHEMA or not isinstance(spec.value(), dict):
+        return GrammarError(spec.kind.value, "", reason)
+    found: dict[str, str] = {}
+    stack: list[tuple[Any, str]] = [(spec.value(), "")]
+    while stack:
+        at, pointer = stack.pop()
+        steps = at.items() if isinstance(at, dict) else enumerate(at)
+        for step, value in steps:
+            where = pointer_join(pointer, step)
+            found.setdefault(str(step), where)
+            if isinstance(value, dict | list):
+                stack.append((value, where))
+    keyword = next((name for name in _SUSPECTS if name in found), next(iter(spec.value()), "schema"))
+    return GrammarError(keyword, found.get(keyword, ""), reason)
+
+
+def deep_part(spec: GrammarSpec, limit: int, reason: str) -> GrammarError:
+    """An error about depth, blamed on the first part of a grammar in JSON that is more than `limit` deep."""
+    return _error(spec, _path_at_depth(spec.content, limit), reason)
+
+
+def large_part(spec: GrammarSpec, reason: str) -> GrammarError:
+    """An error about size, blamed on the smallest part of a grammar that holds half of its bytes."""
+    return _error(spec, _heaviest(spec, len), reason)
+
+
+def crowded_part(spec: GrammarSpec, reason: str) -> GrammarError:
+    """An error about the number of objects, blamed on the smallest part of a grammar that holds half of them."""
+    return _error(spec, _heaviest(spec, lambda leaf: 0, of_object=1), reason)
+
+
+def anchored(error: GrammarError, schema: Any) -> GrammarError:
+    """The same error, blamed on a keyword that the schema has: the parts that stand for it may have others."""
+    if not isinstance(schema, dict) or not schema:
+        return error
+    path: Path = []
+    at = schema
+    for token in error.pointer.split("/")[1:]:
+        step = token.replace("~1", "/").replace("~0", "~")
+        members = _members(at)
+        found = int(step) if step not in members and step.isdecimal() else step
+        if found not in members:
+            break
+        path.append(found)
+        at = members[found]
+    else:
+        if path[-1:] == [error.keyword] or error.keyword in _members(at):
+            return error
+    return _error(GrammarSpec.json_schema(schema), path or [next(iter(schema))], error.reason)
+
+
+def _members(value: Any) -> dict[Any, Any]:
+    if isinstance(value, list):
+        return dict(enumerate(value))
+    return value if isinstance(value, dict) else {}
+
+
+def _error(spec: GrammarSpec, path: Path, reason: str) -> GrammarError:
+    """Blame the last keyword on the way to a part; names of properties are none, nor is what stands in data."""
+    at = last = 0
+    while at < len(path):
+        step = path[at]
+        if isinstance(step, str):
+            last = at
+        if step in _DATA:
+            break
+        at += 2 if step in _NAMED else 1
+    if not path:
+        return GrammarError(spec.kind.value, "", reason)
+    return GrammarError(str(path[last]), pointer_join("", *path[: last + 1]), reason)
+
+
+def _path_at_depth(content: bytes, limit: int) -> Path:
+    """The keys and indices that lead to the first array or object inside of `limit` others; all of it is JSON.
+
+    It is not parsed, as what is this deep may be too deep for the parser.
+    """
+    path: Path = []
+    expects_key = False
+    for match in _TOKENS.finditer(content):
+        token = match[0]
+        if token in b"[{":
+            if len(path) == limit:
+                break
+            path.append("" if token == b"{" else 0)
+            expects_key = token == b"{"
+        elif token in b"]}":
+            path.pop()
+            expects_key = False
+        elif token == b",":
+            step = path[-1]
+            expects_key = isinstance(step, str)
+            path[-1] = step if isinstance(step, str) else step + 1
+        elif expects_key:
+            path[-1] = json.loads(token)
+            expects_key = False
+    return path
+
+
+def _heaviest(spec: GrammarSpec, of_text: Callable[[str], int], of_object: int = 2) -> Path:
+    """The way from the whole to the smallest part with half of its weight, one step at the least.
+
+    Args:
+        of_text: weighs keys and all that is neither array nor object.
+        of_object: what an array or object weighs beside its members.
+    """
+    if spec.kind not in _JSON_KINDS:
+        return []
+    value = spec.value()
+    weights: dict[int, int] = {}
+
+    def weigh(at: Any) -> int:
+        if id(at) in weights:
+            return weights[id(at)]
+        if isinstance(at, dict):
+            weights[id(at)] = of_object + sum(of_text(key) + weigh(item) for key, item in at.items())
+        elif isinstance(at, list):
+            weights[id(at)] = of_object + sum(map(weigh, at))
+        else:
+            return of_text(str(at))
+        return weights[id(at)]
+
+    least = weigh(value) / 2
+    path: Path = []
+    while isinstance(value, dict | list) and value:
+        steps = value.items() if isinstance(value, dict) else enumerate(value)
+        weight, step, value = max(((weigh(item), step, item) for step, item in steps), key=lambda found: found[0])
+        if path and weight < least:
+            break
+        path.append(step)
+    return path

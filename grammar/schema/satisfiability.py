@@ -1,0 +1,165 @@
+"""Whether a finite value exists for each part of a schema, and how many bytes the shortest one takes at least."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+from typing import TYPE_CHECKING
+
+from .constraints import (
+    ALWAYS,
+    ARRAY,
+    FALSE,
+    NULL,
+    NUMBER,
+    OBJECT,
+    STRING,
+    TRUE,
+    Arrays,
+    Conj,
+    Objects,
+    Strings,
+    World,
+)
+
+if TYPE_CHECKING:
+    from .analysis import Analysis
+
+
+class Completion:
+    """The least size of every conjunction that a schema can reach, as a least fixed point.
+
+    A conjunction whose size stays infinite has no finite value: a recursion without end, or a part that nothing
+    satisfies.
+    """
+
+    def __init__(self, analysis: Analysis) -> None:
+        self._analysis = analysis
+        self._sizes: dict[Conj, float] = {ALWAYS: 1}
+        # Of which the size is final, and whether the last one worked out rests on any that is not.
+        self._settled: set[Conj] = {ALWAYS}
+        self._guessed = False
+        self._live: dict[Conj, list[World]] = {}
+
+    def explore(self, root: Conj) -> None:
+        """Find everything that is reachable and settle its size."""
+        order: list[Conj] = []
+        seen, todo = set(self._sizes), [root]
+        while todo:
+            conj = todo.pop()
+            if conj in seen:
+                continue
+            seen.add(conj)
+            order.append(conj)
+            for world in self._analysis.conjunction(conj):
+                todo += _children(world)
+        order.reverse()
+        changed = True
+        while changed:
+            changed = sum(map(self._resize, order)) > 0
+            order = [conj for conj in order if conj not in self._settled]
+        self._sizes |= {conj: inf for conj in seen if conj not in self._sizes}
+        self._settled |= seen
+
+    def _resize(self, conj: Conj) -> bool:
+        """Whether the size of a conjunction becomes smaller by what is known now."""
+        self._guessed = False
+        size = min(map(self._world, self._analysis.conjunction(conj)), default=inf)
+        if not self._guessed:
+            self._settled.add(conj)
+        if size < self._sizes.get(conj, inf):
+            self._sizes[conj] = size
+            return True
+        return False
+
+    def size(self, conj: Conj) -> float:
+        """Bytes of the shortest value, at least; infinite if there is none."""
+        known = self._sizes.get(conj)
+        if known is None:
+            if -1 in conj:
+                return inf
+            self.explore(conj)
+            known = self._sizes[conj]
+        return known
+
+    def possible(self, conj: Conj) -> bool:
+        """Whether a finite value exists."""
+        return self.size(conj) < inf
+
+    def reachable(self) -> list[Conj]:
+        """Everything that was found to have a finite value."""
+        return [conj for conj, size in self._sizes.items() if size < inf]
+
+    def live(self, conj: Conj) -> list[World]:
+        """The worlds of a conjunction that have a finite value; its size must have been asked for."""
+        known = self._live.get(conj)
+        if known is None:
+            worlds = self._analysis.conjunction(conj)
+            known = self._live[conj] = [world for world in worlds if self._world(world) < inf]
+        return known
+
+    def array_possible(self, arrays: Arrays) -> bool:
+        """Whether a finite array exists."""
+        return self._array(arrays) < inf
+
+    def object_possible(self, objects: Objects) -> bool:
+        """Whether a finite object exists."""
+        return self._object(objects) < inf
+
+    def _world(self, world: World) -> float:
+        sizes = [inf]
+        if world.types & (NULL | TRUE | FALSE):
+            sizes.append(4)
+        if world.types & NUMBER:
+            sizes.append(1)
+        if world.types & STRING:
+            sizes.append(2 + _string(world.strings))
+        if world.types & ARRAY:
+            sizes.append(self._array(world.arrays))
+        if world.types & OBJECT:
+            sizes.append(self._object(world.objects))
+        return min(sizes)
+
+    def _known(self, conj: Conj) -> float:
+        if -1 in conj:
+            return inf
+        self._guessed = self._guessed or conj not in self._settled
+        return self._sizes.get(conj, inf)
+
+    def _array(self, arrays: Arrays) -> float:
+        size = 2.0
+        for index in range(min(arrays.least, arrays.num_prefix)):
+            size += self._known(arrays.item(index)) + 1
+        if arrays.least > arrays.num_prefix:
+            size += (arrays.least - arrays.num_prefix) * (self._known(arrays.item(arrays.num_prefix)) + 1)
+        needed = [entry.item for entry in arrays.contains if entry.least]
+        return inf if any(-1 in conj for conj in needed) else size
+
+    def _object(self, objects: Objects) -> float:
+        size = 2.0
+        for name in objects.required:
+            if not self._analysis.admits_name(objects.names, name):
+                return inf
+            size += len(name) + 4 + self._known(objects.value(name))
+        return size
+
+
+def _string(strings: Strings) -> float:
+    if strings.values is not None:
+        return min(map(len, strings.values), default=inf)
+    return strings.least
+
+
+def _children(world: World) -> Iterator[Conj]:
+    if world.types & ARRAY:
+        for index in range(world.arrays.num_prefix + 1):
+            yield world.arrays.item(index)
+        for entry in world.arrays.contains:
+            yield world.arrays.item(world.arrays.num_prefix) | entry.item
+            yield world.arrays.item(world.arrays.num_prefix) | entry.negated
+    if world.types & OBJECT:
+        for name in world.objects.declared():
+            conj = world.objects.value(name)
+            if -1 not in conj:
+                yield conj
+        yield ALWAYS.union(*(clause.rest or ALWAYS for clause in world.objects.clauses))

@@ -1,0 +1,218 @@
+"""The keywords that constrain a value by itself: types, numbers, strings, lengths. What holds, and what denies it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+from ..errors import GrammarError
+from ..regex.ecma_regex import num_repeats, repeat_product
+from ..regex.formats import FORMATS
+from ..regex.pattern_cache import read_pattern
+from ..regex.regex_parser import RegexError
+from .constraints import (
+    ALL_TYPES,
+    ARRAY,
+    FALSE,
+    NO_ARRAYS,
+    NO_NUMBERS,
+    NO_OBJECTS,
+    NO_STRINGS,
+    NULL,
+    NUMBER,
+    OBJECT,
+    STRING,
+    TRUE,
+    TYPE_BITS,
+    Arrays,
+    Numbers,
+    Objects,
+    Strings,
+    World,
+)
+from .document import Node, pointer_join
+
+# Longer than any context: a larger maximum changes nothing, a larger minimum cannot be met.
+MAX_LENGTH = 8192
+MAX_MULTIPLE = 10_000
+MAX_REPEAT_PRODUCT = 10_000
+# Patterns in use have 15 at most; of hundreds in a row the library loses count.
+MAX_REPEATS = 200
+_OF_NUMBERS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
+_OF_STRINGS = ("pattern", "format", "minLength", "maxLength")
+_OF_ARRAYS = ("minItems", "maxItems", "uniqueItems")
+_OF_OBJECTS = ("required", "minProperties", "maxProperties")
+
+
+def decimal(value: Any) -> Decimal:
+    """A JSON number, exactly as its shortest spelling."""
+    return Decimal(value) if isinstance(value, int) else Decimal(repr(value))
+
+
+def type_mask(schema: dict[str, Any]) -> int:
+    """The types that ``type`` admits, as bits."""
+    names = schema.get("type")
+    if names is None:
+        return ALL_TYPES
+    mask = 0
+    for name in [names] if isinstance(names, str) else names:
+        mask |= TYPE_BITS[name]
+    return mask
+
+
+def holds(node: Node) -> World:
+    """The world in which all scalar and counting keywords of a node hold.
+
+    Raises:
+        GrammarError: for a pattern, a multiple or a minimum that cannot be honoured.
+    """
+    schema = node.schema
+    return World(type_mask(schema), _numbers(node), _strings(node), _arrays(schema, node), _objects(schema, node))
+
+
+def denials(node: Node) -> Iterator[World]:
+    """Worlds whose union is the failure of the scalar and counting keywords; what cannot be written is left out."""
+    schema, world = node.schema, holds(node)
+    if world.types != ALL_TYPES:
+        yield World(ALL_TYPES & ~world.types)
+    numbers, strings = world.numbers, world.strings
+    if numbers.low is not None:
+        yield World(NUMBER, numbers=Numbers(high=numbers.low, high_open=not numbers.low_open))
+    if numbers.high is not None:
+        yield World(NUMBER, numbers=Numbers(low=numbers.high, low_open=not numbers.high_open))
+    if strings.least:
+        yield World(STRING, strings=Strings(most=strings.least - 1))
+    if "maxLength" in schema and strings.most is not None:
+        yield World(STRING, strings=Strings(least=strings.most + 1))
+    if "pattern" in schema:
+        _checked_pattern(schema["pattern"], node, wide=True)
+        yield World(STRING, strings=Strings(not_patterns=strings.patterns))
+    if world.arrays.least:
+        yield World(ARRAY, arrays=Arrays(most=world.arrays.least - 1))
+    if world.arrays.most is not None:
+        yield World(ARRAY, arrays=Arrays(least=world.arrays.most + 1))
+    if world.objects.least:
+        yield World(OBJECT, objects=Objects(most=world.objects.least - 1))
+    if world.objects.most is not None:
+        yield World(OBJECT, objects=Objects(least=world.objects.most + 1))
+
+
+def undeniable(schema: dict[str, Any]) -> str | None:
+    """A scalar keyword of a schema whose failure cannot be written, if there is one."""
+    if "multipleOf" in schema:
+        return "multipleOf"
+    if schema.get("uniqueItems") is True:
+        return "uniqueItems"
+    return "format" if schema.get("format") in FORMATS else None
+
+
+def scalar_values(values: list[Any]) -> World:
+    """The world of the given values that are not arrays or objects."""
+    types = 0
+    for value in values:
+        if value is None:
+            types |= NULL
+        elif isinstance(value, bool):
+            types |= TRUE if value else FALSE
+        elif isinstance(value, int | float):
+            types |= NUMBER
+        elif isinstance(value, str):
+            types |= STRING
+    numbers = frozenset(decimal(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool))
+    strings = tuple(dict.fromkeys(v for v in values if isinstance(v, str)))
+    return World(types, numbers=Numbers(values=numbers), strings=Strings(values=strings)).of(ALL_TYPES)
+
+
+def without_scalars(values: list[Any]) -> World:
+    """The world of everything but the given values, arrays and objects among them not yet left out."""
+    world = scalar_values(values)
+    taken = world.types & (NULL | TRUE | FALSE)
+    return World(
+        ALL_TYPES & ~taken,
+        numbers=Numbers(excluded=world.numbers.values or frozenset()),
+        strings=Strings(excluded=frozenset(world.strings.values or ())),
+    )
+
+
+def _numbers(node: Node) -> Numbers:
+    schema = node.schema
+    if schema.keys().isdisjoint(_OF_NUMBERS):
+        return NO_NUMBERS
+    low, low_open = _bound(schema, "minimum", "exclusiveMinimum", pick_high=True)
+    high, high_open = _bound(schema, "maximum", "exclusiveMaximum", pick_high=False)
+    multiple = None
+    if "multipleOf" in schema:
+        multiple = Fraction(decimal(schema["multipleOf"]))
+        if multiple.numerator > MAX_MULTIPLE or multiple.denominator > 10**9:
+            raise GrammarError(
+                "multipleOf",
+                pointer_join(node.pointer, "multipleOf"),
+                f"{schema['multipleOf']} is too fine or too large; at most {MAX_MULTIPLE} and nine decimal places",
+            )
+    divisors = frozenset() if multiple is None else frozenset((multiple,))
+    return Numbers(low, high, low_open, high_open, multiple, divisors=divisors)
+
+
+def _bound(schema: dict[str, Any], closed: str, exclusive: str, *, pick_high: bool) -> tuple[Decimal | None, bool]:
+    bound = decimal(schema[closed]) if closed in schema else None
+    open_bound = schema.get(exclusive)
+    if isinstance(open_bound, bool):
+        return bound, open_bound and bound is not None
+    if open_bound is None:
+        return bound, False
+    other = decimal(open_bound)
+    if bound is None or other == bound or (other > bound) == pick_high:
+        return other, True
+    return bound, False
+
+
+def _strings(node: Node) -> Strings:
+    schema = node.schema
+    if schema.keys().isdisjoint(_OF_STRINGS):
+        return NO_STRINGS
+    patterns = frozenset((schema["pattern"],)) if "pattern" in schema else frozenset()
+    if patterns:
+        _checked_pattern(schema["pattern"], node, wide=False)
+    formats = frozenset((schema["format"],)) if schema.get("format") in FORMATS else frozenset()
+    return Strings(_minimum(node, "minLength"), _maximum(schema, "maxLength"), patterns, formats=formats)
+
+
+def _arrays(schema: dict[str, Any], node: Node) -> Arrays:
+    if schema.keys().isdisjoint(_OF_ARRAYS):
+        return NO_ARRAYS
+    unique = schema.get("uniqueItems", False)
+    return Arrays(least=_minimum(node, "minItems"), most=_maximum(schema, "maxItems"), unique=unique)
+
+
+def _objects(schema: dict[str, Any], node: Node) -> Objects:
+    if schema.keys().isdisjoint(_OF_OBJECTS):
+        return NO_OBJECTS
+    required = tuple(dict.fromkeys(schema.get("required", ())))
+    least = _minimum(node, "minProperties")
+    return Objects(required=required, least=least, most=_maximum(schema, "maxProperties"))
+
+
+def _minimum(node: Node, keyword: str) -> int:
+    count = int(node.schema.get(keyword, 0))
+    if count > MAX_LENGTH:
+        where = pointer_join(node.pointer, keyword)
+        raise GrammarError(keyword, where, f"{count} is more than an answer can hold; the limit is {MAX_LENGTH}")
+    return count
+
+
+def _maximum(schema: dict[str, Any], keyword: str) -> int | None:
+    return min(int(schema[keyword]), MAX_LENGTH) if keyword in schema else None
+
+
+def _checked_pattern(pattern: str, node: Node, *, wide: bool) -> None:
+    try:
+        read = read_pattern(pattern, wide)
+        if any(repeat_product(term) > MAX_REPEAT_PRODUCT for term in read.must):
+            raise RegexError(f"repeats multiply to more than {MAX_REPEAT_PRODUCT}")
+        if sum(map(num_repeats, (*read.must, *read.must_not))) > MAX_REPEATS:
+            raise RegexError(f"more than {MAX_REPEATS} repeats")
+    except RegexError as error:
+        where = pointer_join(node.pointer, "pattern")
+        raise GrammarError("pattern", where, f"cannot be used: {error}") from None

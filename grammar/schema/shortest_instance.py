@@ -1,0 +1,167 @@
+"""The shortest text of each part of a schema, as far as it is easily found: what a budget's end falls back to."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+from ..regex.charset import json_string
+from ..regex.formats import FORMATS
+from ..regex.number_ranges import spelling
+from ..regex.pattern_cache import read_pattern
+from .analysis import Analysis
+from .constraints import (
+    ALWAYS,
+    ARRAY,
+    FALSE,
+    INTEGER,
+    NULL,
+    NUMBER,
+    OBJECT,
+    STRING,
+    TRUE,
+    Arrays,
+    Conj,
+    Numbers,
+    Objects,
+    Strings,
+    World,
+)
+from .satisfiability import Completion
+
+MAX_PIECES = 400
+MAX_PIECE_BYTES = 4_096
+MAX_ANSWER = 256 << 10
+
+
+class Witness:
+    """Short texts of the parts of one analysed schema."""
+
+    def __init__(self, analysis: Analysis, completion: Completion) -> None:
+        self._analysis = analysis
+        self._completion = completion
+        self._texts: dict[Conj, str | None] = {ALWAYS: "0"}
+        self._open: set[Conj] = set()
+
+    def text(self, conj: Conj) -> str | None:
+        """A short value of a conjunction, or None if none was found."""
+        if conj in self._texts:
+            return self._texts[conj]
+        if -1 in conj or conj in self._open:
+            return None
+        self._open.add(conj)
+        found = [text for world in self._completion.live(conj) for text in self._world(world) if text is not None]
+        self._open.discard(conj)
+        text = min(found, key=len, default=None)
+        self._texts[conj] = None if text is None or len(text) > MAX_ANSWER else text
+        return self._texts[conj]
+
+    def pieces(self, root: Conj) -> tuple[list[str], list[str], str]:
+        """Short (properties, values) that can be needed below the root, shortest first, and the longest detour.
+
+        A detour is a property that need not be there: once its name is begun it must be brought to an end.
+        """
+        values: dict[str, None] = {}
+        properties: dict[str, None] = {}
+        detours: list[str] = []
+        for conj in self._completion.reachable():
+            text = self.text(conj)
+            if text is not None and conj != root:
+                values[text] = None
+            for world in self._analysis.conjunction(conj) if conj != ALWAYS else ():
+                values |= dict.fromkeys(_pattern_texts(world.strings) if world.types & STRING else ())
+                if world.types & OBJECT:
+                    written = self._properties(world.objects)
+                    properties |= {written[name]: None for name in world.objects.required if name in written}
+                    detours += written.values()
+        longest = max((text for text in detours if len(text) <= MAX_PIECE_BYTES), key=len, default="")
+        return _shortest(properties), _shortest(values | {"0": None}), longest
+
+    def _properties(self, objects: Objects) -> dict[str, str]:
+        """The listed properties with short values, by name."""
+        texts = {name: self.text(objects.value(name)) for name in objects.declared()}
+        return {name: f"{json_string(name)}:{text}" for name, text in texts.items() if text is not None}
+
+    def _world(self, world: World) -> list[str | None]:
+        found: list[str | None] = [
+            word for bit, word in ((NULL, "null"), (TRUE, "true"), (FALSE, "false")) if world.types & bit
+        ]
+        if world.types & NUMBER:
+            found.append(_number(world.types, world.numbers))
+        if world.types & STRING:
+            found.append(_string(world.strings))
+        if world.types & ARRAY:
+            found.append(self._array(world.arrays))
+        if world.types & OBJECT:
+            found.append(self._object(world.objects))
+        return found
+
+    def _array(self, arrays: Arrays) -> str | None:
+        if arrays.unique and arrays.least > 1:
+            return None
+        needed = [arrays.item(index) for index in range(arrays.least)]
+        for entry in arrays.contains:
+            if entry.least > 1 or entry.most is not None or arrays.num_prefix:
+                return None
+            needed[:1] = [arrays.item(0) | entry.item] if entry.least else needed[:1]
+        items = [self.text(conj) for conj in needed]
+        return None if None in items else f"[{','.join(map(str, items))}]"
+
+    def _object(self, objects: Objects) -> str | None:
+        texts = {name: self.text(objects.value(name)) for name in objects.required}
+        for name in self._more_names(objects) if len(texts) < objects.least else ():
+            texts.setdefault(name, self.text(objects.value(name)))
+            if len(texts) == objects.least:
+                break
+        if None in texts.values() or len(texts) < objects.least:
+            return None
+        listed = list(objects.declared())
+        order = sorted(texts, key=lambda name: listed.index(name) if name in listed else len(listed))
+        return "{" + ",".join(f"{json_string(name)}:{texts[name]}" for name in order) + "}"
+
+    def _more_names(self, objects: Objects) -> list[str]:
+        """Keys that may be added to reach a least number: listed ones in order, then one that is not."""
+        listed = [name for name in objects.declared() if name not in objects.required]
+        patterns = [pattern for clause in objects.clauses for pattern, _ in clause.patterns]
+        tries = [*(text for p in patterns for text in read_pattern(p).examples), "", "a", "key"]
+        other = [name for name in tries if name not in objects.declared()]
+        fits = [name for name in (*listed, *other) if self._analysis.admits_name(objects.names, name)]
+        fits = [name for name in fits if self.text(objects.value(name)) is not None]
+        return [name for name in fits if name in listed] + [name for name in fits if name in other][:1]
+
+
+def _pattern_texts(strings: Strings) -> list[str]:
+    """Strings that end in the different ways that the patterns permit."""
+    found = [text for source in strings.patterns for text in read_pattern(source).examples]
+    return [json_string(text) for text in found if strings.admits(text)]
+
+
+def _shortest(texts: dict[str, None]) -> list[str]:
+    ordered = sorted(texts, key=lambda text: (len(text), text))
+    return [text for text in ordered if len(text) <= MAX_PIECE_BYTES][:MAX_PIECES]
+
+
+def _number(types: int, numbers: Numbers) -> str | None:
+    if numbers.values is not None:
+        return min((spelling(value) for value in numbers.values), key=len, default=None)
+    bounds = [bound for bound in (numbers.low, numbers.high) if bound is not None]
+    tries = [Decimal(0), *bounds, *(bound + step for bound in bounds for step in (1, -1, Decimal("0.5")))]
+    if numbers.multiple is not None:
+        step = Decimal(numbers.multiple.numerator) / Decimal(numbers.multiple.denominator)
+        tries += [
+            step * ((bound / step).to_integral_value() + shift) for bound in bounds for shift in (0, 1, -1, 2, -2)
+        ]
+    for value in (*tries, Decimal("0.5")):
+        if types & (INTEGER if value == value.to_integral_value() else NUMBER & ~INTEGER) and numbers.admits(value):
+            return spelling(value)
+    return None
+
+
+def _string(strings: Strings) -> str | None:
+    if strings.values is not None:
+        return min(map(json_string, strings.values), key=len, default=None)
+    tries = ["a" * strings.least, "b" * strings.least]
+    tries += [text for name in strings.formats for text in FORMATS[name].shortest]
+    tries += [text for source in strings.patterns for text in read_pattern(source).shortest]
+    tries += [text + "a" * (strings.least - len(text)) for text in tries if len(text) < strings.least]
+    found = next((text for text in tries if strings.admits(text)), None)
+    return None if found is None else json_string(found)

@@ -1,0 +1,391 @@
+"""The native kernels as functions on tensors: from torch's tensors to the C functions of the compiled library.
+
+A C function takes one pointer, to a structure of 8-byte fields packed by ``struct``: a call costs a third of a
+microsecond, where ctypes alone needs two for twenty arguments. The order of the fields is that of the C++ structure.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from struct import Struct
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ..layouts import int8_kv_layout as kv_int8
+from ..layouts.packed_weights import Largest, PackedLinear
+from . import recorded_pass as tape
+from . import thread_count as threads
+from .arena import WeightArena
+from .native_calls import Buffers, Fields, bind, empty
+from .recorded_pass import Tape
+
+_PANEL: Final = 16  # output columns of a weight panel
+_MOST_HEAD_DIM: Final = 256
+_BF16: Final = torch.bfloat16
+_FP32: Final = torch.float32
+_TYPES: Final = (_BF16, _FP32)
+
+# The C++ structures: q for integers, booleans and addresses (0 for none), d for real numbers.
+_PACK_LINEAR: Final = Struct("5q")
+_LINEAR: Final = Struct("11q")
+_RMS_NORM: Final = Struct("10q2d")
+_ROPE_STORE_KV: Final = Struct("21q2d")
+_ATTENTION: Final = Struct("19q2d")
+_GATED_ACTIVATION: Final = Struct("7q")
+_LARGEST: Final = Struct("6q")
+_MASK_LOGITS: Final = Struct("7q")
+_COPY_PAGES: Final = Struct("12q")
+
+_WORD_BITS: Final = 32
+_NO_WINDOW: Final = 1 << 40  # keys: more than any context has
+_NO_MEMORY: Final = 2  # what a C function returns when an allocation fails
+
+
+class Kernels:
+    """The ops of a compiled library. Each method has the meaning of its namesake in ``kernels.ops``.
+
+    Tensors must be such that ``takes`` (and ``takes_heads``, ``takes_weight``) is true of them; lengths, types of
+    index tensors and indices are checked, so that no call reads or writes outside its tensors.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.arena = WeightArena()
+        self._library = library
+        library.instruction_set.restype = ctypes.c_char_p
+        self.instruction_set: str = library.instruction_set().decode()
+        self._pack_linear = bind(library, "pack_linear", _PACK_LINEAR)
+        self._linear = bind(library, "linear", _LINEAR, Fields((5,)))
+        self._rms_norm = bind(library, "rms_norm", _RMS_NORM, Fields((4,)))
+        self._rope_store_kv = bind(library, "rope_store_kv", _ROPE_STORE_KV, Fields((9,)))
+        self._attention = bind(library, "attention", _ATTENTION, Fields((7,), (8,)))
+        self._gated_activation = bind(library, "gated_activation", _GATED_ACTIVATION, Fields((2,)))
+        self._largest = bind(library, "largest", _LARGEST)
+        self._mask_logits = bind(library, "mask_logits", _MASK_LOGITS)
+        self._copy_pages = bind(library, "copy_pages", _COPY_PAGES)
+
+    @staticmethod
+    def takes(first: Tensor, *others: Tensor) -> bool:
+        """Whether these are contiguous CPU tensors of one type that has kernels."""
+        dtype = first.dtype
+        if (dtype is not _BF16 and dtype is not _FP32) or not (first.is_cpu and first.is_contiguous()):
+            return False
+        for other in others:  # noqa: SIM110 (a generator costs half a microsecond)
+            if not (other.dtype is dtype and other.is_cpu and other.is_contiguous()):
+                return False
+        return True
+
+    @classmethod
+    def takes_kv(cls, x: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
+        """Whether queries, or what they are made from, go with these caches: of their type, or of 8 bits.
+
+        Raises:
+            ValueError: a page of 8 bits has no whole number of panels.
+        """
+        if not cls.takes_heads(kv_int8.head_dim(k_cache)):
+            return False
+        if not kv_int8.is_int8(k_cache):
+            return cls.takes(x, k_cache, v_cache)
+        if k_cache.shape[2] % kv_int8.CELLS:
+            raise ValueError(
+                f"a page of KV in 8 bits must have a multiple of {kv_int8.CELLS} cells: {k_cache.shape[2]}"
+            )
+        caches = k_cache, v_cache
+        return cls.takes(x) and all(kv_int8.is_int8(each) and each.is_cpu and each.is_contiguous() for each in caches)
+
+    @staticmethod
+    def takes_type(dtype: torch.dtype) -> bool:
+        """Whether kernels can write this type."""
+        return dtype in _TYPES
+
+    @staticmethod
+    def takes_heads(head_dim: int) -> bool:
+        """Whether attention runs natively for heads of this many dimensions."""
+        return head_dim % _PANEL == 0 and head_dim <= _MOST_HEAD_DIM
+
+    @staticmethod
+    def takes_weight(weight: Tensor) -> bool:
+        """Whether a weight [N, K] can be laid out in panels: bf16 needs an even K, to pair neighbours."""
+        even = weight.dtype is not _BF16 or weight.shape[1] % 2 == 0
+        return weight.is_cpu and weight.dtype in _TYPES and even and weight.numel() > 0
+
+    def record(self, forward: Callable[[], Tensor], buffers: Buffers) -> tuple[Tensor, Tape | None]:
+        """See ``kernels.ops.record``."""
+        return tape.record(self._library, forward, buffers)
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
+        """Lays a weight out in panels of 16 columns: [ceil(N / 16), words of K, 16 columns, values of a word]."""
+        columns, width = weight.shape
+        pair = 2 if weight.dtype is _BF16 else 1
+        weight = weight.detach().contiguous()
+        panels = self.arena.empty((-(-columns // _PANEL), width // pair, _PANEL, pair), weight.dtype)
+        self._pack_linear(
+            _PACK_LINEAR.pack(weight.data_ptr(), panels.data_ptr(), columns, width // pair, threads.count())
+        )
+        bias = None if bias is None else bias.detach().to(weight.dtype).contiguous()
+        return PackedLinear(width, columns, panels, bias, self)
+
+    def linear(self, x: Tensor, layer: PackedLinear, out_dtype: torch.dtype) -> Tensor:
+        """x [T, K] -> [T, N]; see ``kernels.ops.linear``."""
+        out = empty((x.shape[0], layer.out_features), dtype=out_dtype)
+        self._multiply(x, layer, out, 0)
+        return out
+
+    def largest_linear(self, x: Tensor, layer: PackedLinear) -> Largest:
+        """See ``kernels.ops.largest_linear``."""
+        found = Largest(empty((x.shape[0],), dtype=_FP32), empty((x.shape[0],), dtype=torch.int64))
+        self._multiply(x, layer, found.value, found.column.data_ptr())
+        return found
+
+    def _multiply(self, x: Tensor, layer: PackedLinear, out: Tensor, columns: int) -> None:
+        """Write the product, or, with an address for columns, the largest of its rows."""
+        rows, width = x.shape
+        weight, bias = layer.weight, layer.bias
+        if width != layer.in_features or x.dtype is not weight.dtype or not x.is_cpu:
+            raise ValueError(
+                f"x is {x.dtype} [{rows}, {width}] on {x.device}; the layer takes {weight.dtype} "
+                f"[T, {layer.in_features}] on the CPU"
+            )
+        if not x.is_contiguous():
+            x = x.contiguous()
+        failed = self._linear(
+            _LINEAR.pack(
+                x.data_ptr(),
+                weight.data_ptr(),
+                0 if bias is None else bias.data_ptr(),
+                out.data_ptr(),
+                columns,
+                rows,
+                layer.out_features,
+                weight.shape[1],
+                x.dtype is _BF16,
+                out.dtype is _BF16,
+                threads.count(),
+            )
+        )
+        if failed:
+            raise MemoryError("a product could not allocate the largest of its rows")
+
+    def rms_norm(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor,
+        eps: float,
+        offset: float,
+        out_dtype: torch.dtype,
+    ) -> Tensor:
+        """The norm of x, or, with a residual (fp32), of the sum that is left in it."""
+        rows, width = x.shape
+        if weight.shape != (width,) or (
+            residual is not None and (residual.shape != x.shape or residual.dtype is not _FP32)
+        ):
+            raise ValueError(f"x is [{rows}, {width}], weight {list(weight.shape)}; a residual must be float32 like x")
+        out = empty((rows, width), dtype=out_dtype)
+        self._rms_norm(
+            _RMS_NORM.pack(
+                x.data_ptr(),
+                0 if residual is None else residual.data_ptr(),
+                weight.data_ptr(),
+                out.data_ptr(),
+                rows,
+                width,
+                x.dtype is _BF16,
+                weight.dtype is _BF16,
+                out_dtype is _BF16,
+                threads.count(),
+                eps,
+                offset,
+            )
+        )
+        return out
+
+    def rope_store_kv(
+        self,
+        qkv: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor | None,
+        kv_loc: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        num_heads: int,
+        num_kv_heads: int,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        offset: float,
+    ) -> Tensor:
+        """See ``kernels.ops.rope_store_kv``."""
+        tokens = qkv.shape[0]
+        num_pages, cache_heads, page_size, _ = k_cache.shape
+        head_dim = kv_int8.head_dim(k_cache)
+        fits = qkv.shape[1] == (num_heads + 2 * num_kv_heads) * head_dim and cache_heads == num_kv_heads
+        if not fits or v_cache.shape != k_cache.shape:
+            raise ValueError(
+                f"qkv {list(qkv.shape)}, k_cache {list(k_cache.shape)} and v_cache {list(v_cache.shape)} do not fit "
+                f"{num_heads} query and {num_kv_heads} KV heads"
+            )
+        _check_index("positions", positions, torch.int64, (tokens,))
+        _check_index("kv_loc", kv_loc, torch.int64, (tokens,))
+        _check_norms(q_norm, k_norm, head_dim)
+        rotary_dim = 0 if cos_sin is None else _check_cos_sin(cos_sin, head_dim)
+        norm = k_norm if q_norm is None else q_norm
+        q = empty((tokens, num_heads, head_dim), dtype=qkv.dtype)
+        failed = self._rope_store_kv(
+            _ROPE_STORE_KV.pack(
+                qkv.data_ptr(),
+                positions.data_ptr(),
+                0 if cos_sin is None else cos_sin.data_ptr(),
+                kv_loc.data_ptr(),
+                k_cache.data_ptr(),
+                v_cache.data_ptr(),
+                0 if q_norm is None else q_norm.data_ptr(),
+                0 if k_norm is None else k_norm.data_ptr(),
+                q.data_ptr(),
+                tokens,
+                num_heads,
+                num_kv_heads,
+                head_dim,
+                rotary_dim,
+                0 if cos_sin is None else cos_sin.shape[0],
+                num_pages,
+                page_size,
+                qkv.dtype is _BF16,
+                norm is not None and norm.dtype is _BF16,
+                threads.count(),
+                kv_int8.is_int8(k_cache),
+                eps,
+                offset,
+            )
+        )
+        if failed:
+            raise IndexError(f"a position or a cell is out of range: the cache has {num_pages * page_size} cells")
+        return q
+
+    def attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        page_table: Tensor,
+        query_start: Tensor,
+        context_len: Tensor,
+        scale: float,
+        window: int | None,
+        soft_cap: float | None,
+    ) -> Tensor:
+        """See ``kernels.ops.attention``."""
+        tokens, heads, head_dim = q.shape
+        num_pages, kv_heads, page_size, _ = k_cache.shape
+        rows, width = page_table.shape
+        if k_cache.shape != v_cache.shape or kv_int8.head_dim(k_cache) != head_dim or heads % kv_heads:
+            raise ValueError(f"q {list(q.shape)}, k {list(k_cache.shape)} and v {list(v_cache.shape)} do not fit")
+        _check_index("page_table", page_table, torch.int32, (rows, width))
+        _check_index("query_start", query_start, torch.int32, (rows + 1,))
+        _check_index("context_len", context_len, torch.int32, (rows,))
+        out = empty((tokens, heads * head_dim), dtype=q.dtype)
+        failed = self._attention(
+            _ATTENTION.pack(
+                q.data_ptr(),
+                k_cache.data_ptr(),
+                v_cache.data_ptr(),
+                page_table.data_ptr(),
+                query_start.data_ptr(),
+                context_len.data_ptr(),
+                out.data_ptr(),
+                tokens,
+                rows,
+                width,
+                num_pages,
+                heads,
+                kv_heads,
+                page_size,
+                head_dim,
+                _NO_WINDOW if window is None else window,
+                q.dtype is _BF16,
+                threads.count(),
+                kv_int8.is_int8(k_cache),
+                scale,
+                soft_cap or 0.0,
+            )
+        )
+        if failed == _NO_MEMORY:
+            raise MemoryError("attention could not allocate its partial sums")
+        if failed:
+            raise IndexError(f"the page table or the lengths lead outside {num_pages} pages or {tokens} tokens")
+        return out
+
+    def gated_activation(self, gate_up: Tensor, kind: str) -> Tensor:
+        """See ``kernels.ops.gated_activation``."""
+        rows, both = gate_up.shape
+        out = empty((rows, both // 2), dtype=gate_up.dtype)
+        self._gated_activation(
+            _GATED_ACTIVATION.pack(
+                gate_up.data_ptr(),
+                out.data_ptr(),
+                rows,
+                both // 2,
+                kind == "gelu_tanh",
+                gate_up.dtype is _BF16,
+                threads.count(),
+            )
+        )
+        return out
+
+    def largest(self, values: Tensor) -> Largest:
+        """See ``kernels.ops.largest``."""
+        rows, columns = values.shape
+        found = Largest(empty((rows,), dtype=_FP32), empty((rows,), dtype=torch.int64))
+        addresses = (values.data_ptr(), found.value.data_ptr(), found.column.data_ptr())
+        self._largest(_LARGEST.pack(*addresses, rows, columns, threads.count()))
+        return found
+
+    def mask_logits(self, logits: Tensor, lines: Tensor, words: Tensor) -> None:
+        """See ``kernels.token_masks.mask_logits``; logits are fp32."""
+        rows, columns = logits.shape
+        _check_index("lines", lines, torch.int64, (len(lines),))
+        _check_index("words", words, torch.int32, (len(lines), -(-columns // _WORD_BITS)))
+        addresses = (logits.data_ptr(), lines.data_ptr(), words.data_ptr())
+        if self._mask_logits(_MASK_LOGITS.pack(*addresses, len(lines), rows, columns, threads.count())):
+            raise IndexError(f"a line is outside of {rows} lines of logits")
+
+    def copy_pages(
+        self, k: Tensor, v: Tensor, source: Sequence[int], target: Sequence[int], count: Sequence[int]
+    ) -> None:
+        """See ``kernels.memory.copy_pages``; every page and count is inside the cache."""
+        layers, pages, heads, page_size, head_dim = k.shape
+        if v.shape != k.shape:
+            raise ValueError(f"k {list(k.shape)} and v {list(v.shape)} must be of one shape")
+        lists = [torch.tensor(each, dtype=torch.int64) for each in (source, target, count)]
+        addresses = (k.data_ptr(), v.data_ptr(), *(each.data_ptr() for each in lists))
+        shape = (len(source), layers, pages, heads, page_size)
+        self._copy_pages(_COPY_PAGES.pack(*addresses, *shape, head_dim * k.itemsize, threads.count()))
+
+
+def _check_index(name: str, value: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    if value.dtype is not dtype or value.shape != shape or not value.is_cpu or not value.is_contiguous():
+        raise ValueError(
+            f"{name} must be a contiguous {dtype} CPU tensor of shape {list(shape)}, not {value.dtype} "
+            f"{list(value.shape)} on {value.device}"
+        )
+
+
+def _check_norms(q_norm: Tensor | None, k_norm: Tensor | None, head_dim: int) -> None:
+    for norm in (q_norm, k_norm):
+        if norm is not None and (norm.shape != (head_dim,) or norm.dtype not in _TYPES or not norm.is_contiguous()):
+            raise ValueError(
+                f"a head norm must be bfloat16 or float32 [{head_dim}], not {norm.dtype} {list(norm.shape)}"
+            )
+    if q_norm is not None and k_norm is not None and q_norm.dtype is not k_norm.dtype:
+        raise ValueError(f"q_norm is {q_norm.dtype}, k_norm {k_norm.dtype}; they must be of one type")
+
+
+def _check_cos_sin(cos_sin: Tensor, head_dim: int) -> int:
+    """The rotary dimension."""
+    rotary_dim = cos_sin.shape[1]
+    if rotary_dim % 2 or rotary_dim > head_dim:
+        raise ValueError(f"cos_sin has {rotary_dim} columns; an even number of at most {head_dim} is needed")
+    _check_index("cos_sin", cos_sin, torch.float32, (cos_sin.shape[0], rotary_dim))
+    return rotary_dim

@@ -1,0 +1,232 @@
+// Paged causal attention of a ragged batch: what runs on which thread, and the merging of partials.
+#include "attention/attention_plan.h"
+#include "attention/attention_walk.h"
+
+#include <algorithm>
+#include <new>
+#include <vector>
+
+#include "simd/parallel.h"
+#include "gemm/tile.h"
+
+namespace rootgraft {
+namespace {
+
+constexpr int64_t kSmall = 1 << 17;    // multiplications below which one thread is faster
+constexpr int64_t kPartsOfThread = 4;  // so many parts of all tiles for each thread
+
+thread_local Room split_room;
+
+// Adds the keys of `part` to those of `whole`.
+void merge(const Partial& whole, const Partial& part, int count, int64_t head_dim) {
+  alignas(64) float keep[kWidth], add[kWidth];
+  for (int first = 0; first < count; first += kWidth) {
+    const int queries = std::min(kWidth, count - first);
+    float *reference = whole.reference + first, *total = whole.total + first;
+    const Floats before = load_first(reference, queries), other = load_first(part.reference + first, queries);
+    const Floats top = max(other, before), kept = exp2(before - top), added = exp2(other - top);
+    store_first(reference, top, queries);
+    store_first(total, fma(load_first(part.total + first, queries), added, load_first(total, queries) * kept), queries);
+    store(keep, kept);
+    store(add, added);
+    float* values = whole.values + first * head_dim;
+    const float* others = part.values + first * head_dim;
+    for (int i = 0; i < queries; i++) {
+      const Floats keeping = broadcast(keep[i]), adding = broadcast(add[i]);
+      for (int64_t d = 0; d < head_dim; d += kWidth, values += kWidth, others += kWidth) {
+        store(values, fma(load(others), adding, load(values) * keeping));
+      }
+    }
+  }
+}
+
+void copy(const Partial& to, const Partial& from, int count, int64_t head_dim) {
+  std::copy_n(from.reference, count, to.reference);
+  std::copy_n(from.total, count, to.total);
+  std::copy_n(from.lanes, count * kWidth, to.lanes);
+  std::copy_n(from.values, count * head_dim, to.values);
+}
+
+template <class E>
+void write_out(const Attention& op, const QueryTile& tile, const Partial& whole) {
+  const int64_t group = op.group();
+  for (int m = 0; m < tile.vectors(); m++) {
+    const int64_t query = tile.parts->first + m % tile.count, kv_head = tile.first_head + m / tile.count;
+    const int64_t token = op.query_start[tile.parts->row] + query / group, head = kv_head * group + query % group;
+    auto* out = static_cast<typename E::Value*>(op.out) + (token * op.heads + head) * op.head_dim;
+    const Floats share = broadcast(1.0f / whole.total[m]);
+    for (int64_t d = 0; d < op.head_dim; d += kWidth) {
+      E::store(out + d, load(whole.values + m * op.head_dim + d) * share);
+    }
+  }
+}
+
+// One tile over one split, and where the result goes.
+struct Item {
+  Stretch stretch;
+  Partial result;
+  bool resumes;
+};
+
+template <class E>
+void attend_in(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result, bool resumes) {
+  attend<E>(op, stretch, next, result, resumes);
+}
+
+template <class E>
+void attend_in(const Int8Call& op, const Stretch& stretch, const Stretch& next, const Partial& result, bool resumes) {
+  attend_int8(op, stretch, next, result, resumes);
+}
+
+template <class E, class Call>
+void attend_to_items(const Call& op, const std::vector<Item>& items, int threads) {
+  parallel_items(threads, (int64_t)items.size(), [&](int64_t i) {
+    const bool more = i + threads < (int64_t)items.size();  // what this thread will probably take next
+    prefetch_stretch(op, items[i].stretch);
+    const Stretch& next = more ? items[i + threads].stretch : kNoStretch;
+    attend_in<E>(op, items[i].stretch, next, items[i].result, items[i].resumes);
+  });
+}
+
+struct alignas(64) PartialMemory {
+  float whole[Partial::floats(kTileQueries, kMaxHeadDim)], part[Partial::floats(kTileQueries, kMaxHeadDim)];
+};
+thread_local PartialMemory memory;
+
+// The queries of all rows over the splits that they share.
+template <class E, class Call>
+void run_shared(const Call& op, const Plan& plan) {
+  const int64_t count = (int64_t)plan.shared_tiles.size();
+  const auto start = [&](int64_t i) {
+    return i < count ? Stretch{&plan.shared_tiles[i].tile, plan.shared_tiles[i].tile.first_split()} : kNoStretch;
+  };
+  parallel_items((int)op.threads, count, [&](int64_t i) {
+    const QueryTile& tile = plan.shared_tiles[i].tile;
+    const Partial whole = Partial::at(plan.shared_tiles[i].partial, tile.count);
+    const Partial part = Partial::at(memory.part, tile.count);
+    prefetch_stretch(op, start(i));
+    for (int64_t split = tile.first_split(); split < tile.end_split(); split++) {
+      const Stretch next = split + 1 < tile.end_split() ? Stretch{&tile, split + 1} : start(i + op.threads);
+      const bool is_first = split == tile.first_split();
+      attend_in<E>(op, {&tile, split}, next, is_first ? whole : part, false);
+      if (!is_first) merge(whole, part, tile.count, op.head_dim);
+    }
+  });
+}
+
+// Starts `whole` from the shared splits of the tile's row; false where it has none.
+bool start_from_shares(const Attention& op, const Plan& plan, const QueryTile& tile, const Partial& whole) {
+  if (plan.of_rows.empty() || plan.of_rows[tile.parts->row].whole.empty()) return false;
+  const std::vector<Share>& shares = plan.of_rows[tile.parts->row].whole;
+  for (int head = 0; head < tile.heads; head++) {
+    const Partial started = whole.from(head * tile.count, op.head_dim);
+    bool is_first = true;
+    for (const Share& share : shares) {
+      if (!share.has(tile.first_head + head)) continue;
+      const Partial part = share.at(tile.first_head + head, op.head_dim);
+      if (is_first) copy(started, part, tile.count, op.head_dim);
+      else merge(started, part, tile.count, op.head_dim);
+      is_first = false;
+    }
+  }
+  return true;
+}
+
+// Puts the shared blocks of a split into its result, which goes on from there; false where there are none.
+bool resume(const Attention& op, const Plan& plan, const Stretch& stretch, const Partial& result) {
+  const QueryTile& tile = *stretch.tile;
+  if (plan.of_rows.empty() || stretch.split != tile.first_split()) return false;
+  const Shared& mine = plan.of_rows[tile.parts->row];
+  if (!mine.has_begun) return false;
+  for (int head = 0; head < tile.heads; head++) {
+    const Partial part = mine.begun.at(tile.first_head + head, op.head_dim);
+    copy(result.from(head * tile.count, op.head_dim), part, tile.count, op.head_dim);
+  }
+  return true;
+}
+
+// Tiles [first, end), one after the other; this thread will probably go on with tile `then`.
+template <class E, class Call>
+void walk_tiles(const Call& op, const Plan& plan, int64_t first, int64_t end, int64_t then) {
+  const auto start = [&](int64_t i) {
+    return i < (int64_t)plan.tiles.size() ? Stretch{&plan.tiles[i], plan.tiles[i].first_split()} : kNoStretch;
+  };
+  prefetch_stretch(op, start(first));
+  for (int64_t i = first; i < end; i++) {
+    const QueryTile& tile = plan.tiles[i];
+    const int vectors = tile.vectors();
+    const Partial whole = Partial::at(memory.whole, vectors), part = Partial::at(memory.part, vectors);
+    bool started = start_from_shares(op, plan, tile, whole);
+    for (int64_t split = tile.first_split(); split < tile.end_split(); split++, started = true) {
+      const int64_t next_tile = i + 1 < end ? i + 1 : then;
+      const Stretch next = split + 1 < tile.end_split() ? Stretch{&tile, split + 1} : start(next_tile);
+      const Partial& result = started ? part : whole;
+      attend_in<E>(op, {&tile, split}, next, result, resume(op, plan, {&tile, split}, result));
+      if (started) merge(whole, part, vectors, op.head_dim);
+    }
+    write_out<E>(op, tile, whole);
+  }
+}
+
+// A thread takes some tiles, or a large one, and walks their splits.
+template <class E, class Call>
+void run_by_tile(const Call& op, const Plan& plan, int threads) {
+  const int64_t tiles = (int64_t)plan.tiles.size();
+  const int64_t parts = plan.are_small ? std::min<int64_t>(tiles, kPartsOfThread * threads) : tiles;
+  const auto edge = [&](int64_t part) { return part < parts ? tiles * part / parts : tiles; };
+  parallel_items(threads, parts, [&](int64_t i) { walk_tiles<E>(op, plan, edge(i), edge(i + 1), edge(i + threads)); });
+}
+
+// A thread takes one split of one tile: for few tiles with long contexts.
+template <class E, class Call>
+void run_by_split(const Call& op, const Plan& plan, int threads) {
+  std::vector<Item> items;
+  float* free = split_room.take(plan.floats);
+  for (const QueryTile& tile : plan.tiles) {
+    for (int64_t split = tile.first_split(); split < tile.end_split(); split++) {
+      const Partial result = Partial::at(free, tile.vectors());
+      items.push_back({{&tile, split}, result, resume(op, plan, {&tile, split}, result)});
+      free += Partial::floats(tile.vectors(), op.head_dim);
+    }
+  }
+  attend_to_items<E>(op, items, threads);
+  size_t i = 0;
+  for (const QueryTile& tile : plan.tiles) {
+    const Partial whole = Partial::at(memory.whole, tile.vectors());
+    bool started = start_from_shares(op, plan, tile, whole);
+    for (; i < items.size() && items[i].stretch.tile == &tile; i++, started = true) {
+      if (started) merge(whole, items[i].result, tile.vectors(), op.head_dim);
+      else copy(whole, items[i].result, tile.vectors(), op.head_dim);
+    }
+    write_out<E>(op, tile, whole);
+  }
+}
+
+template <class E, class Call>
+void run(const Call& op, const Plan& plan) {
+  const int threads = plan.work < kSmall && plan.shared.empty() ? 1 : (int)op.threads;
+  run_shared<E>(op, plan);
+  const bool few = threads > 1 && (int64_t)plan.tiles.size() < 4 * threads;
+  if (few && plan.floats <= kMostPartials) run_by_split<E>(op, plan, threads);
+  else run_by_tile<E>(op, plan, threads);
+}
+
+}  // namespace
+}  // namespace rootgraft
+
+using namespace rootgraft;
+
+// 0, or 1: an index leads outside its table, or 2: no memory.
+extern "C" int attention(const Attention* op) try {
+  const Plan* plan = plan_attention(*op);
+  if (!plan) return 1;
+  with_types([&](auto element) {
+    if (op->kv_is_int8) run<decltype(element)>(Int8Call(*op), *plan);
+    else run<decltype(element)>(*op, *plan);
+  }, op->is_bf16);
+  return 0;
+} catch (const std::bad_alloc&) {
+  return 2;
+}
+
+extern "C" int64_t attention_size() { return sizeof(Attention); }

@@ -1,0 +1,124 @@
+// What an attention call is given, and how it is cut into parts whose results have the same bits wherever they run.
+//
+//   tile     up to kTileQueries query vectors: of one KV head, all heads of its group, then the next token; of few
+//            tokens, several KV heads, which lie side by side in a page. The queries are those of one row, or, for a
+//            split whose pages several rows share, those of all these rows.
+//   block    kBlock keys, from a multiple of kBlock: scored together, one softmax rescaling each.
+//   split    kSplit keys, from a multiple of kSplit: starts from nothing and ends in a Partial; partials are merged in
+//            order. So a long context can be spread over threads, and one thread that walks it does the same sums. What
+//            became of its first blocks may be taken from rows that share them, and gone on from.
+//
+// Blocks and splits lie at fixed positions of the context, never of the batch, and masked keys add exact zeros.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "attention/int8_kv.h"
+
+namespace rootgraft {
+
+constexpr int kTileQueries = 96, kBlock = 64, kSplit = 256;
+constexpr float kNothing = -3e38f;  // the reference of no scores: finite, so that nothing minus nothing is 0
+
+// The call, as the caller packs it: fields of 8 bytes in this order.
+struct Attention {
+  const void *q, *k_cache, *v_cache;
+  const int32_t *page_table, *query_start, *context_len;
+  void* out;
+  int64_t tokens, rows, table_width, num_pages, heads, kv_heads, page_size, head_dim;
+  int64_t window;  // keys seen by a token; at least the context where there is no window
+  int64_t is_bf16, threads;
+  int64_t kv_is_int8;  // the caches are as int8_kv.h says, in pages of whole panels; q and out are of is_bf16
+  double scale, soft_cap;  // soft_cap 0: none
+
+  // Of a key or value in its cache, without its scale.
+  int64_t cell_bytes() const { return head_dim * (kv_is_int8 ? 1 : is_bf16 ? 2 : 4); }
+  // Of a KV head in a page.
+  int64_t head_bytes() const { return page_size * (cell_bytes() + (kv_is_int8 ? kScaleBytes : 0)); }
+
+  int64_t group() const { return heads / kv_heads; }
+  int64_t tokens_of(int64_t row) const { return query_start[row + 1] - query_start[row]; }
+  int64_t queries(int64_t row) const { return tokens_of(row) * group(); }
+  // The position of a query vector of a row: of token query / group.
+  int64_t position(int64_t row, int64_t query) const { return context_len[row] - tokens_of(row) + query / group(); }
+  // The first key that a token at a position sees.
+  int64_t first_key(int64_t position) const { return std::max<int64_t>(position - window + 1, 0); }
+  const int32_t* pages(int64_t row) const { return page_table + row * table_width; }
+};
+
+// Query vectors [first, first + count) of a row.
+struct Queries {
+  int64_t row, first;
+  int count;
+};
+
+struct QueryTile {
+  const Queries* parts;
+  int num_parts, count;  // count: queries of each KV head
+  int64_t first_head;    // of the KV heads
+  int heads;
+  int64_t begin, end;  // keys that any of the queries sees, and whose pages, those of the first row, serve them all
+
+  int vectors() const { return heads * count; }
+  int64_t first_split() const { return begin / kSplit; }
+  int64_t end_split() const { return (end + kSplit - 1) / kSplit; }
+};
+
+// Attention over some of the keys: for each query a reference near its largest score (base 2, see attention_softmax.h),
+// the sum of 2^(score - reference), and the sum of the values weighted so. The queries of a tile lie by KV head.
+struct Partial {
+  float* reference;  // [count]
+  float* total;      // [count]
+  float* lanes;      // [count][16]: what total is the sum of, by which attention over more keys of the split goes on
+  float* values;     // [count][head_dim]
+
+  static constexpr int64_t floats(int64_t count, int64_t head_dim) { return count * (2 + kWidth + head_dim); }
+  static Partial at(float* memory, int64_t count) {
+    return {memory, memory + count, memory + 2 * count, memory + (2 + kWidth) * count};
+  }
+  Partial from(int64_t query, int64_t head_dim) const {
+    return {reference + query, total + query, lanes + query * kWidth, values + query * head_dim};
+  }
+};
+
+// One tile over one split; no tile: nothing.
+struct Stretch {
+  const QueryTile* tile;
+  int64_t split;
+};
+constexpr Stretch kNoStretch = {nullptr, 0};
+
+// Memory is asked for a block ahead, at last that of `next`, which this thread will probably attend to then. If the
+// stretch `resumes`, the result holds that of the blocks before it in the split.
+template <class E>
+void attend(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result, bool resumes);
+
+// A call where KV is of 8 bits, with its queries rounded to bytes. Made and used by one thread and its helpers.
+struct Int8Call : Attention {
+  const uint32_t* queries;  // [tokens][heads][words of head_dim]
+  const float* factors;     // [tokens][heads]: make scores in base 2, or what the cap takes, of sums times keys' scales
+  const int32_t* starts;    // [tokens][heads]: of sums, for keys are biased
+
+  explicit Int8Call(const Attention& op);
+};
+
+// The same as attend().
+void attend_int8(const Int8Call& op, const Stretch& stretch, const Stretch& next, const Partial& result, bool resumes);
+
+// The first blocks of a split, or all of them, that several rows see whole, through the same pages.
+struct SharedSplit {
+  int64_t split;
+  int blocks;
+  std::vector<Queries> parts;  // all queries of each row
+  int count;                   // of all queries
+
+  bool is_whole() const { return blocks == kSplit / kBlock; }
+};
+
+// In the order of splits, as far as each row shares: of a row only the last may not be whole. No split holds more
+// queries than a tile.
+std::vector<SharedSplit> find_shared_splits(const Attention& op);
+
+}  // namespace rootgraft

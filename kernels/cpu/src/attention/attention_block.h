@@ -1,0 +1,136 @@
+// A block of keys in the paged caches: where its rows lie, and the asking for those of the next block.
+#pragma once
+
+#include "attention/attention.h"
+
+namespace rootgraft {
+
+inline const uint32_t kZeros[kMaxHeadDim] = {};
+
+// Where a block's keys lie in a cache, in bytes; nowhere for keys that no query of the tile sees.
+struct BlockRows {
+  static constexpr int64_t kNowhere = -1;
+
+  int64_t offset[kBlock];  // for the tile's first KV head; not kept where KV is of 8 bits
+  int64_t head_bytes;      // from there to the next head
+  int heads, panels;       // panels of 16 keys in use
+
+  bool whole;              // whether panels lie in one page each, where their keys follow each other
+  int64_t start[kBlock / kWidth];   // of each panel, where they are whole; maybe of a key that nobody sees
+  int64_t scales[kBlock / kWidth];  // of each panel's keys, where KV is of 8 bits
+
+  // No tile: no rows.
+  BlockRows(const Attention& op, const QueryTile* tile, int64_t first_key) : head_bytes(op.head_bytes()) {
+    heads = panels = 0;
+    whole = op.page_size % kWidth == 0;
+    if (!tile) return;
+    heads = tile->heads;
+    const int begin = (int)std::clamp<int64_t>(tile->begin - first_key, 0, kBlock);
+    const int end = (int)std::clamp<int64_t>(tile->end - first_key, 0, kBlock);
+    panels = (end + kWidth - 1) / kWidth;
+    const int32_t* pages = op.pages(tile->parts->row);
+    const auto head_at = [&](int64_t key) {
+      return (pages[key / op.page_size] * op.kv_heads + tile->first_head) * head_bytes;
+    };
+    for (int panel = 0; whole && panel < panels; panel++) {
+      const int64_t key = first_key + panel * kWidth, cell = key % op.page_size, head = head_at(key);
+      start[panel] = head + cell * op.cell_bytes();
+      scales[panel] = head + int8_scale(cell, op.page_size, op.head_dim);
+    }
+    if (op.kv_is_int8) return;
+    std::fill_n(offset, begin, kNowhere);
+    for (int i = begin; i < end;) {
+      const int64_t cell = (first_key + i) % op.page_size;
+      const int64_t at = head_at(first_key + i) + cell * op.cell_bytes();
+      const int run = (int)std::min<int64_t>(op.page_size - cell, end - i);
+      for (int j = 0; j < run; j++) offset[i + j] = at + j * op.cell_bytes();
+      i += run;
+    }
+    std::fill_n(offset + end, panels * kWidth - end, kNowhere);
+  }
+
+  // The first key of a whole panel.
+  const uint32_t* panel(const void* cache, int head, int panel) const { return at(cache, head, start[panel]); }
+
+  const uint32_t* row(const void* cache, int head, int i) const {
+    return offset[i] == kNowhere ? kZeros : at(cache, head, offset[i]);
+  }
+
+  const float* panel_scales(const void* cache, int head, int panel) const {
+    return reinterpret_cast<const float*>(at(cache, head, scales[panel]));
+  }
+
+ private:
+  const uint32_t* at(const void* cache, int head, int64_t offset) const {
+    return reinterpret_cast<const uint32_t*>(static_cast<const char*>(cache) + offset + head * head_bytes);
+  }
+};
+
+// Asks for the next block a little at a time, while the present one is computed: the caches' own prefetchers lose the
+// trail from page to page, and whoever asks for much at once waits. The KV heads of a page follow each other, as they
+// lie in memory. What is asked for goes into the second-level cache, because a block would crowd the first one.
+class Ahead {
+ public:
+  // To be spread over so many panels of the present block, one KV head's each.
+  Ahead(const Attention& op, const BlockRows& next, int panels) : op_(op), next_(next), cell_bytes_(op.cell_bytes()) {
+    const int rows = 2 * kWidth * next.panels * next.heads, steps = 2 * kWidth * panels;
+    rate_ = (rows + steps - 1) / steps;
+    if (rows) start_panel();
+    else rate_ = 0;
+  }
+
+  // For each panel of the present block kWidth steps while its keys are multiplied, as many while its values are.
+  INLINE void step(int steps) {
+    if (rate_) run(steps * rate_);
+  }
+
+  void finish() {
+    while (rate_) run(kWidth);
+  }
+
+ private:
+  void run(int rows) {
+    while (rows > 0 && rate_) {
+      const int count = std::min(rows, kWidth - row_);
+      if (next_.whole) {
+        if (op_.kv_is_int8 && row_ == 0) ask(base_ + next_.scales[panel_], 1);
+        ask(base_ + next_.start[panel_] + row_ * cell_bytes_, count * cell_bytes_);
+      } else {
+        const int64_t* at = next_.offset + panel_ * kWidth + row_;
+        for (int r = 0; r < count; r++) {
+          if (at[r] != BlockRows::kNowhere) ask(base_ + at[r], cell_bytes_);
+        }
+      }
+      rows -= count;
+      row_ += count;
+      if (row_ == kWidth) next_panel();
+    }
+  }
+
+  static INLINE void ask(const char* from, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
+  }
+
+  // Keys, then values; then the next KV head's; then the next panel's.
+  void next_panel() {
+    row_ = 0;
+    if (of_values_ && ++head_ == next_.heads) head_ = 0, panel_++;
+    of_values_ = !of_values_;
+    if (panel_ == next_.panels) rate_ = 0;
+    else start_panel();
+  }
+
+  void start_panel() {
+    base_ = static_cast<const char*>(of_values_ ? op_.v_cache : op_.k_cache) + head_ * next_.head_bytes;
+  }
+
+  const Attention& op_;
+  const BlockRows& next_;
+  const char* base_ = nullptr;
+  int64_t cell_bytes_;
+  int rate_;  // rows for each step; 0: all were asked for
+  int panel_ = 0, head_ = 0, row_ = 0;
+  bool of_values_ = false;
+};
+
+}  // namespace rootgraft

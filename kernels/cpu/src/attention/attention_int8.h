@@ -1,0 +1,69 @@
+// A block of KV of 8 bits for the queries of a tile: what its two products and the weighing between them share.
+//
+// Queries are weighed in bands: up to 16 together, a lane each where there is one number for each of them. A band holds
+// queries of one KV head, or all queries of several.
+#pragma once
+
+#include "simd/amx.h"
+#include "attention/attention_walk.h"
+
+namespace rootgraft {
+
+constexpr int kPanels = kBlock / kWidth;
+constexpr int kPanelWords = kWidth / kWordBytes;  // of weights
+constexpr int kBandQueries = kWidth;
+
+struct alignas(64) Band {
+  float scores[kBandQueries * kBlock];       // see store_scores(); of AMX first as integers, then its sums of values
+  float best[kBandQueries * kWidth];         // of each query, lane by lane: the largest score of its panels
+  float value_steps[kBandQueries * kWidth];  // of each query, lane by lane: the largest scale of values that it sees
+  uint8_t weights[kBandQueries * kBlock];    // [query][word of a panel][panel][key of the word]
+  // Of each query:
+  float factor[kBandQueries];        // brings scores to base 2; 1 where they are capped
+  float top[kBandQueries];           // the largest score, in base 2
+  float largest[kBandQueries];       // the weight that goes with it
+  float byte_scale[kBandQueries];    // brings the largest scale of values to the largest byte
+  float weight_scale[kBandQueries];  // of the bytes
+  float shrink[kBandQueries];        // what a new reference does to older sums
+  bool shrinks;                      // whether any does
+};
+
+// The panels of a block for one KV head of the tile. Those that are not in use repeat the first, and are masked.
+struct Int8Head {
+  int number;
+  const uint32_t *keys[kPanels], *values[kPanels];
+  const float *key_scales[kPanels], *value_scales[kPanels];
+  float value_step;  // the largest of value_scales
+
+  void find(const BlockWork& block, int head) {
+    const BlockRows& rows = block.rows;
+    number = head;
+    for (int v = 0; v < kPanels; v++) {
+      const int panel = v < rows.panels ? v : 0;
+      keys[v] = rows.panel(block.op.k_cache, head, panel);
+      values[v] = rows.panel(block.op.v_cache, head, panel);
+      key_scales[v] = rows.panel_scales(block.op.k_cache, head, panel);
+      value_scales[v] = rows.panel_scales(block.op.v_cache, head, panel);
+    }
+    const auto scales = [&](int v) { return load(value_scales[v]); };
+    value_step = largest(max(max(scales(0), scales(1)), max(scales(2), scales(3))));
+  }
+};
+
+struct Int8Scratch {
+  alignas(64) uint32_t queries[kTileQueries * kMaxHeadDim / kWordBytes];  // A of the scores, by KV head
+  int32_t start[kTileQueries];                                            // of these queries: see Int8Call
+  float factor[kTileQueries];
+  int64_t end[kTileQueries];  // of the keys that a query sees
+  Band band;
+  Int8Head heads[kBandQueries];  // of the band
+};
+
+#if ROOTGRAFT_AMX
+// Whether a tile is left to AMX, and that: the scratch holds its queries.
+bool takes_amx(const Attention& op, const QueryTile& tile);
+void attend_int8_by_amx(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result,
+                        bool resumes, Int8Scratch& scratch);
+#endif
+
+}  // namespace rootgraft

@@ -1,0 +1,196 @@
+#include "attention/attention_plan.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+
+#include "gemm/tile.h"
+
+namespace rootgraft {
+namespace {
+
+// Whether every index that the call leads to lies inside its table.
+bool in_bounds(const Attention& op) {
+  if (op.query_start[0] != 0 || op.query_start[op.rows] != op.tokens) return false;
+  for (int64_t row = 0; row < op.rows; row++) {
+    const int64_t queries = (int64_t)op.query_start[row + 1] - op.query_start[row], context = op.context_len[row];
+    const int64_t pages = (context + op.page_size - 1) / op.page_size;
+    if (queries < 0 || context < queries || pages > op.table_width) return false;
+    const int32_t* page = op.page_table + row * op.table_width;
+    for (int64_t i = 0; i < pages; i++) {
+      if (page[i] < 0 || page[i] >= op.num_pages) return false;
+    }
+  }
+  return true;
+}
+
+bool same_rows(const SharedSplit& a, const SharedSplit& b) {
+  return std::equal(a.parts.begin(), a.parts.end(), b.parts.begin(), b.parts.end(),
+                    [](const Queries& mine, const Queries& other) { return mine.row == other.row; });
+}
+
+// The splits from the first one on that the same rows share whole, by the index of the first among `all`.
+using Chains = std::map<size_t, std::vector<size_t>>;
+
+Chains find_chains(const std::vector<SharedSplit>& all) {
+  Chains chains;
+  for (size_t i = 0; i < all.size(); i++) {
+    if (all[i].split != 0 || !all[i].is_whole()) continue;
+    std::vector<size_t> chain = {i};
+    for (size_t next = i + 1; next < all.size(); next++) {
+      const bool follows = all[next].split == (int64_t)chain.size() && all[next].is_whole();
+      if (follows && same_rows(all[i], all[next])) chain.push_back(next);
+    }
+    if (chain.size() > 1) chains[i] = chain;
+  }
+  return chains;
+}
+
+// Of how many KV heads one thread takes a whole chain. What is left must keep all threads busy until the last chain
+// ends.
+int64_t heads_in_one(const Attention& op, int64_t chains) {
+  if (op.threads == 1) return op.kv_heads;
+  for (int64_t heads = op.kv_heads - 1; heads > 0; heads--) {
+    const int64_t idle = (op.threads - chains * heads % op.threads) % op.threads;
+    if (idle <= chains * (op.kv_heads - heads)) return heads;
+  }
+  return 0;
+}
+
+// Lays the partials of shared tiles side by side.
+class SharedPlanner {
+ public:
+  SharedPlanner(const Attention& op, Plan& plan, float* room) : op_(op), plan_(plan), free_(room) {}
+
+  // Keys from the begin of a split up to `end`, of some KV heads.
+  void add(const SharedSplit& shared, int64_t end, int64_t first_head, int64_t end_head) {
+    if (first_head == end_head) return;
+    int64_t query = 0;
+    for (const Queries& part : shared.parts) {
+      Shared& mine = plan_.of_rows[part.row];
+      const Share share = {free_, first_head, end_head, shared.count, query};
+      if (shared.is_whole()) mine.whole.push_back(share);
+      else mine.begun = share, mine.has_begun = true;
+      query += part.count;
+    }
+    for (int64_t head = first_head; head < end_head; head++) {
+      const int64_t begin = shared.split * kSplit;
+      plan_.shared_tiles.push_back(
+          {{shared.parts.data(), (int)shared.parts.size(), shared.count, head, 1, begin, end}, free_});
+      free_ += Partial::floats(shared.count, op_.head_dim);
+    }
+  }
+
+ private:
+  const Attention& op_;
+  Plan& plan_;
+  float* free_;
+};
+
+void plan_shared(const Attention& op, Room& room, Plan& plan) {
+  plan.shared = find_shared_splits(op);
+  int64_t floats = 0;  // at most
+  for (const SharedSplit& shared : plan.shared) floats += op.kv_heads * Partial::floats(shared.count, op.head_dim);
+  if (floats > kMostPartials) plan.shared.clear();
+  if (plan.shared.empty()) return;
+  plan.of_rows.resize(op.rows);
+  const Chains chains = find_chains(plan.shared);
+  const int64_t in_one = heads_in_one(op, (int64_t)chains.size());
+  std::vector<int64_t> first_head(plan.shared.size(), 0);
+  SharedPlanner planner(op, plan, room.take(floats));
+  for (const auto& [first, chain] : chains) {
+    planner.add(plan.shared[first], (int64_t)chain.size() * kSplit, 0, in_one);
+    for (const size_t i : chain) first_head[i] = in_one;
+  }
+  for (size_t i = 0; i < plan.shared.size(); i++) {
+    const SharedSplit& shared = plan.shared[i];
+    planner.add(shared, shared.split * kSplit + shared.blocks * kBlock, first_head[i], op.kv_heads);
+    for (const Queries& part : shared.parts) plan.of_rows[part.row].keys += shared.blocks * kBlock;
+  }
+}
+
+// KV heads of a tile of these queries. The heads of few queries stay together, where that leaves enough tiles for the
+// threads: memory is then read in longer pieces.
+int heads_together(const Attention& op, const Queries& part, int64_t parts) {
+  if (part.count > kTileRows || parts < 4 * op.threads) return 1;
+  return (int)std::min<int64_t>(op.kv_heads, kTileQueries / part.count);
+}
+
+int64_t scores_of(const QueryTile& tile) { return tile.vectors() * (tile.end - tile.begin); }
+
+void plan_tiles(const Attention& op, Plan& plan) {
+  for (int64_t row = 0; row < op.rows; row++) {
+    for (int64_t first = 0; first < op.queries(row); first += kTileQueries) {
+      plan.queries.push_back({row, first, (int)std::min<int64_t>(kTileQueries, op.queries(row) - first)});
+    }
+  }
+  for (const Queries& part : plan.queries) {
+    const int64_t shared = plan.of_rows.empty() ? 0 : plan.of_rows[part.row].keys;
+    const int64_t begin = op.first_key(op.position(part.row, part.first));
+    const int64_t end = op.position(part.row, part.first + part.count - 1) + 1;
+    const int heads = heads_together(op, part, (int64_t)plan.queries.size());
+    for (int64_t head = 0; head < op.kv_heads; head += heads) {
+      const int count = (int)std::min<int64_t>(heads, op.kv_heads - head);
+      plan.tiles.push_back({&part, 1, part.count, head, count, std::max(begin, shared), end});
+    }
+    plan.are_small &= part.count <= kTileRows;
+  }
+  // So that no thread begins with a large one when the others are about to end.
+  if (!plan.are_small) {
+    std::stable_sort(plan.tiles.begin(), plan.tiles.end(),
+                     [](const QueryTile& a, const QueryTile& b) { return scores_of(a) > scores_of(b); });
+  }
+  for (const QueryTile& tile : plan.tiles) {
+    plan.work += scores_of(tile) * op.head_dim;
+    plan.floats += (tile.end_split() - tile.first_split()) * Partial::floats(tile.vectors(), op.head_dim);
+  }
+}
+
+// All that a plan depends on.
+class Question {
+ public:
+  bool is_of(const Attention& op) const {
+    return numbers_ == numbers(op) && same(tables_[0], op.query_start, op.rows + 1) &&
+           same(tables_[1], op.context_len, op.rows) && same(tables_[2], op.page_table, op.rows * op.table_width);
+  }
+
+  void take(const Attention& op) {
+    numbers_ = numbers(op);
+    tables_[0].assign(op.query_start, op.query_start + op.rows + 1);
+    tables_[1].assign(op.context_len, op.context_len + op.rows);
+    tables_[2].assign(op.page_table, op.page_table + op.rows * op.table_width);
+  }
+
+ private:
+  using Numbers = std::array<int64_t, 10>;
+
+  static Numbers numbers(const Attention& op) {
+    return {op.tokens,   op.rows,      op.table_width, op.num_pages, op.heads,
+            op.kv_heads, op.page_size, op.head_dim,    op.window,    op.threads};
+  }
+
+  static bool same(const std::vector<int32_t>& known, const int32_t* values, int64_t count) {
+    return (int64_t)known.size() == count && std::equal(known.begin(), known.end(), values);
+  }
+
+  Numbers numbers_ = {};
+  std::vector<int32_t> tables_[3];
+};
+
+}  // namespace
+
+const Plan* plan_attention(const Attention& op) {
+  thread_local Room room;
+  thread_local Plan plan;
+  thread_local Question last;
+  if (last.is_of(op)) return &plan;
+  if (!in_bounds(op)) return nullptr;
+  last = {};  // there may be no memory
+  plan = {};
+  plan_shared(op, room, plan);
+  plan_tiles(op, plan);
+  last.take(op);
+  return &plan;
+}
+
+}  // namespace rootgraft

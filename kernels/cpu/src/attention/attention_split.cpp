@@ -1,0 +1,129 @@
+// Attention of a query tile over one split of its context, in the type of the caches.
+#include "attention/attention_direct.h"
+#include "attention/attention_softmax.h"
+
+namespace rootgraft {
+namespace {
+
+constexpr int kFewQueries = kTileRows;  // up to so many need no panels
+
+template <class E>
+void gather_queries(const Attention& op, const QueryTile& tile, Scratch& scratch) {
+  using Value = typename E::Value;
+  const int64_t group = op.group(), words = op.head_dim / E::kPerWord;
+  for (int head = 0; head < tile.heads; head++) {
+    for_tokens(op, tile, [&](int m, int count, int64_t row, int64_t token, int64_t mate) {
+      const int64_t from = (op.query_start[row] + token) * op.heads + (tile.first_head + head) * group + mate;
+      std::memcpy(scratch.queries + (head * tile.count + m) * words,
+                  static_cast<const Value*>(op.q) + from * op.head_dim, count * op.head_dim * sizeof(Value));
+    });
+  }
+}
+
+// Weights of the block's keys, which are laid out in panels first.
+template <class E>
+void weigh_panels(const Block<E>& block) {
+  const int words = (int)(block.op.head_dim / E::kPerWord), panels = block.rows.panels;
+  uint32_t* out = block.scratch.keys;
+  for (int panel = 0; panel < panels; panel++) {
+    const uint32_t* keys[kWidth];
+    for (int i = 0; i < kWidth; i++) keys[i] = block.rows.row(block.op.k_cache, block.head, panel * kWidth + i);
+    block.ahead.step(kWidth);
+    transpose_rows(keys, words, out + panel * words * kWidth);
+  }
+  if (kBlockFits && block.plain) {
+    return for_tiles<kTileRows, 1>(block.tile.count, 1, [&](int m, int rows, int, int) {
+      with_constant<kTileRows>(rows, [&](auto count) { score_and_weigh<E, count.value>(block, m); });
+    });
+  }
+  multiply<E>({block.queries, words, out, words * kWidth, words, {block.scratch.scores, kBlock}, nullptr},
+              block.tile.count, panels);
+  for (int m = 0; m < block.tile.count; m++) weigh(block, m);
+}
+
+template <class E>
+void add_value_panels(const Block<E>& block) {
+  constexpr int64_t kWords = kBlock / E::kPerWord;
+  const Attention& op = block.op;
+  const int keys = block.rows.panels * kWidth;
+  for (int key = 0; key < keys; key += E::kPerWord) {
+    uint32_t* out = block.scratch.values + key / E::kPerWord * kWidth;
+    const uint32_t* first = block.rows.row(op.v_cache, block.head, key);
+    const uint32_t* second = block.rows.row(op.v_cache, block.head, key + E::kPerWord - 1);
+    block.ahead.step(E::kPerWord);
+    for (int64_t d = 0; d < op.head_dim; d += kWidth, out += kWords * kWidth) {
+      store_words(out, value_words<E>(first, second, d));
+    }
+  }
+  multiply<E>({reinterpret_cast<const uint32_t*>(block.scratch.scores), kBlock, block.scratch.values, kWords * kWidth,
+               keys / E::kPerWord, {block.result.values, op.head_dim}, block.shrink()},
+              block.tile.count, (int)(op.head_dim / kWidth));
+}
+
+template <class E, int N>
+void weigh_few(const Block<E>& block) {
+  constexpr int kMost = N <= 4 ? 2 : 1;  // panels whose columns and sums fit the registers
+  const int words = (int)(block.op.head_dim / E::kPerWord);
+  const BlockRows& rows = block.rows;
+  for_tiles<N, kMost>(N, rows.panels, [&](int, int, int panel, int count) {
+    const auto score = [&](auto key) {
+      with_constant<kMost>(count, [&](auto panels) {
+        score_rows<E, N, panels.value>(block.queries, words, key, block.scratch.scores + panel * kWidth,
+                                       block.scratch.keys, block.ahead);
+      });
+    };
+    const void* cache = block.op.k_cache;
+    if (rows.whole) {
+      const uint32_t* first = rows.panel(cache, block.head, panel);
+      const uint32_t* second = rows.panel(cache, block.head, panel + count - 1);
+      score([=](int i) { return (i < kWidth ? first : second) + i % kWidth * words; });
+    } else {
+      score([&](int i) { return rows.row(cache, block.head, panel * kWidth + i); });
+    }
+  });
+  for (int m = 0; m < N; m++) weigh(block, m);
+}
+
+template <class E, int N>
+void add_values_of_few(const Block<E>& block) {
+  for_tiles(N, (int)(block.op.head_dim / kWidth), [&](int, int, int panel, int count) {
+    with_constant<kTilePanels>(count, [&](auto panels) {
+      add_value_rows<E, N, panels.value>(block.op, block.rows, block.head, panel * kWidth,
+                                         reinterpret_cast<const uint32_t*>(block.scratch.scores),
+                                         block.shrink(), block.result.values, block.ahead);
+    });
+  });
+}
+
+template <class E>
+void attend_block(const Block<E>& block) {
+  if (block.tile.count > kFewQueries) {
+    weigh_panels(block);
+    return add_value_panels(block);
+  }
+  with_constant<kFewQueries>(block.tile.count, [&](auto count) {
+    weigh_few<E, count.value>(block);
+    add_values_of_few<E, count.value>(block);
+  });
+}
+
+}  // namespace
+
+template <class E>
+void attend(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result, bool resumes) {
+  thread_local Scratch scratch;
+  const QueryTile& tile = *stretch.tile;
+  const int64_t words = op.head_dim / E::kPerWord;
+  gather_queries<E>(op, tile, scratch);
+  walk_blocks(op, stretch, next, result, resumes, scratch.end, [&](const BlockWork& work) {
+    for (int head = 0; head < tile.heads; head++) {
+      const int first = head * tile.count;
+      attend_block<E>({work, head, result.from(first, op.head_dim), scratch.queries + first * words, scratch});
+    }
+  });
+}
+
+template void attend<Bf16>(const Attention&, const Stretch&, const Stretch&, const Partial&, bool);
+template void attend<Fp32>(const Attention&, const Stretch&, const Stretch&, const Partial&, bool);
+
+}  // namespace rootgraft

@@ -1,0 +1,52 @@
+// Keys and values of 8 bits in their pages. Each has a scale of its own in fp32: its largest magnitude / 127.
+//
+//   a KV head of a page   [page_size][head_dim] bytes, then [page_size] scales; page_size a multiple of 16
+//   keys                  bytes of value + 128, 16 keys a panel: [panel][word of the head][key], words of 4 neighbours
+//   values                signed bytes, 4 keys a word: [four keys][dimension][key]
+//
+// So both are what products of bytes read, as they lie: scores run over the words of a head, 16 keys side by side, and
+// the output runs over words of keys, 16 dimensions side by side.
+#pragma once
+
+#include "int8/quantise.h"
+
+namespace rootgraft {
+
+constexpr int kMaxHeadDim = 256;
+constexpr int64_t kScaleBytes = sizeof(float);
+
+// Where the panel of 16 keys or values that holds a cell begins in its KV head of a page.
+INLINE int64_t int8_panel(int64_t cell, int64_t head_dim) { return cell / kWidth * kWidth * head_dim; }
+
+// Where the scale of a cell is, from the same place.
+INLINE int64_t int8_scale(int64_t cell, int64_t page_size, int64_t head_dim) {
+  return page_size * head_dim + cell * kScaleBytes;
+}
+
+// Writes the key of a cell of a KV head of a page. Other cells' bytes are not touched: another thread may write them.
+template <class E>
+INLINE void store_int8_key(const typename E::Value* key, uint8_t* head, int64_t cell, int64_t page_size, int64_t dims) {
+  int8_t bytes[kMaxHeadDim];
+  int32_t totals[1];
+  const float scale = quantise_block<E>(key, dims, {bytes}, totals);
+  uint8_t* to = head + int8_panel(cell, dims) + cell % kWidth * kWordBytes;
+  for (int64_t d = 0; d < dims; d += kWordBytes, to += kWidth * kWordBytes) {
+    const uint32_t word = load_as<uint32_t>(bytes + d) ^ 0x80808080u;
+    std::memcpy(to, &word, sizeof(word));
+  }
+  std::memcpy(head + int8_scale(cell, page_size, dims), &scale, sizeof(scale));
+}
+
+// The same for a value.
+template <class E>
+INLINE void store_int8_value(const typename E::Value* value, uint8_t* head, int64_t cell, int64_t page_size,
+                             int64_t dims) {
+  int8_t bytes[kMaxHeadDim];
+  int32_t totals[1];
+  const float scale = quantise_block<E>(value, dims, {bytes}, totals);
+  uint8_t* to = head + cell / kWordBytes * kWordBytes * dims + cell % kWordBytes;
+  for (int64_t d = 0; d < dims; d++) to[d * kWordBytes] = (uint8_t)bytes[d];
+  std::memcpy(head + int8_scale(cell, page_size, dims), &scale, sizeof(scale));
+}
+
+}  // namespace rootgraft

@@ -1,0 +1,131 @@
+// y = x W^T + b, with W laid out once in panels of 16 output columns: [N / 16][K / per word][16 words].
+#include <algorithm>
+#include <new>
+
+#include "simd/partition.h"
+#include "gemm/epilogue.h"
+#include "simd/parallel.h"
+#include "gemm/tile_amx.h"
+
+namespace rootgraft {
+namespace {
+
+constexpr int64_t kSmall = 1 << 14;  // multiplications below which one thread is faster
+constexpr int64_t kManyRows = 256;   // for a thread: it then multiplies its rows with all panels
+constexpr int kNoMemory = 2;
+
+// The call, as the caller packs it: fields of 8 bytes in this order.
+struct Linear {
+  const uint32_t* x;       // [rows][steps] words
+  const uint32_t* panels;  // [ceil(columns / 16)][steps][16] words
+  const void* bias;        // [columns] or null
+  void* out;               // [rows][columns], of x's type or fp32; or [rows] fp32, the largest of each row
+  int64_t* at;             // null, or the columns of the largest
+  int64_t rows, columns, steps, is_bf16, out_is_bf16, threads;
+};
+
+struct PackLinear {
+  const uint32_t* weight;  // [columns][steps] words
+  uint32_t* panels;        // [ceil(columns / 16)][steps][16] words, zero past the last column
+  int64_t columns, steps, threads;
+};
+
+// Where several tiles of rows use the same panels, they share the asking for the next ones: memory then works while the
+// registers do. (One tile of rows only reads, and the caches' own prefetchers do better.)
+template <class E, class Out>
+void multiply_block(const Linear& op, const ProductPart& part, Out& out) {
+  const int64_t panel_size = op.steps * kWidth, row_count = part.row_count();
+  float room[kTileRows * kRoomStride];
+  for_tiles(part.row_count(), part.panel_count(), [&](int m, int rows, int p, int panels) {
+    const TileSpan tile = {part.row + m, part.panel + p, rows, panels};
+    const int64_t next = tile.panel + panels;
+    const int64_t lines = row_count > kTileRows ? std::min<int64_t>(kTilePanels, part.panel_end - next) * op.steps : 0;
+    const int64_t from = lines * m / row_count, to = lines * (m + rows) / row_count;
+    multiply_tile<E>({op.x + tile.row * op.steps, op.steps, op.panels + tile.panel * panel_size, panel_size, op.steps,
+                      out.place(room, tile), nullptr, op.panels + next * panel_size + from * kWidth, to - from},
+                     rows, panels);
+    out.take(part.index, room, tile);
+  });
+}
+
+#if ROOTGRAFT_AMX
+// The same by AMX. The first rows fetch the panels for all; where a part's panels are used by many rows, they stay in
+// the cache after that, and the next part's come meanwhile.
+template <class Out>
+void multiply_block_amx(const Linear& op, const Cuts& cuts, int64_t index, Out& out) {
+  const ProductPart part = cuts.part(index);
+  const int64_t panel_size = op.steps * kWidth;
+  const auto lines = [&](int64_t first, int64_t end) {
+    return Lines{op.panels + first * panel_size, (end - first) * op.steps};
+  };
+  const ProductPart after = cuts.part(cuts.is_last(index) ? index : index + 1);
+  const bool stays = stays_cached(part, op.steps);
+  const AmxScope scope(amx_shapes(amx_rows(part.row_count()), kAmxWords));
+  alignas(64) float room[kMostAmxRows * kRoomStride];
+  for_amx_tiles(part.row_count(), part.panel_count(), [&](int m, const AmxRows& rows, int p, int panels) {
+    const TileSpan tile = {part.row + m, part.panel + p, rows.all(), panels};
+    const int64_t next = tile.panel + panels;
+    Lines ahead = lines(next, next);
+    if (stays) ahead = part.due(lines(after.panel, after.panel_end), tile);
+    else if (m == 0) ahead = lines(next, std::min<int64_t>(next + panels, part.panel_end));
+    multiply_amx<AmxWords::kBf16>(
+        {op.x + tile.row * op.steps, op.steps, op.panels + tile.panel * panel_size, panel_size, op.steps,
+         out.place(room, tile), nullptr, ahead.first, ahead.count},
+        rows, panels);
+    out.take(part.index, room, tile);
+  });
+}
+#endif
+
+template <class E, class Out>
+void run(const Linear& op) {
+  if (!op.rows) return;
+  const int64_t multiplications = op.rows * op.steps * op.columns;
+  const Cuts cuts(multiplications < kSmall ? 1 : (int)op.threads, op.rows, op.columns, 1, kTileRows, kManyRows);
+  Out out(op, cuts.count());
+  parallel_shares(cuts.threads, cuts.count(), [&](int64_t i) {
+#if ROOTGRAFT_AMX
+    if (E::kPerWord == Bf16::kPerWord && takes_amx(op.steps)) return multiply_block_amx(op, cuts, i, out);
+#endif
+    multiply_block<E>(op, cuts.part(i), out);
+  });
+  out.finish();
+}
+
+}  // namespace
+}  // namespace rootgraft
+
+using namespace rootgraft;
+
+extern "C" int pack_linear(const PackLinear* op) {
+  const int64_t count = (op->columns + kWidth - 1) / kWidth;
+  parallel_ranges((int)op->threads, count, [&](int64_t panel, int64_t end) {
+    for (; panel < end; panel++) {
+      const uint32_t* rows[kWidth];
+      for (int i = 0; i < kWidth; i++) {
+        rows[i] = op->weight + std::min(panel * kWidth + i, op->columns - 1) * op->steps;
+      }
+      uint32_t* out = op->panels + panel * op->steps * kWidth;
+      transpose_rows(rows, (int)op->steps, out);
+      for (int64_t i = op->columns - panel * kWidth; i < kWidth; i++) {
+        for (int64_t k = 0; k < op->steps; k++) out[k * kWidth + i] = 0;
+      }
+    }
+  });
+  return 0;
+}
+
+extern "C" int64_t pack_linear_size() { return sizeof(PackLinear); }
+
+extern "C" int linear(const Linear* op) try {
+  with_types([&](auto element, auto to) {
+    using E = decltype(element);
+    if (op->at) run<E, Searched<E>>(*op);
+    else run<E, Stored<E, decltype(to)>>(*op);
+  }, op->is_bf16, op->out_is_bf16);
+  return 0;
+} catch (const std::bad_alloc&) {
+  return kNoMemory;
+}
+
+extern "C" int64_t linear_size() { return sizeof(Linear); }

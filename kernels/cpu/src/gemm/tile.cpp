@@ -1,0 +1,82 @@
+// The inner loop, one instance for each shape of tile.
+#include "gemm/tile.h"
+
+#include "simd/amx.h"
+
+namespace rootgraft {
+namespace {
+
+constexpr ptrdiff_t kRun = 16;  // steps between bursts of prefetches
+
+// Spreads the prefetches of a product over its runs of steps.
+struct Ahead {
+  const uint32_t *line, *end;
+  ptrdiff_t burst;  // lines
+
+  explicit Ahead(const Product& p)
+      : line(p.ahead), end(p.ahead + p.ahead_lines * kWidth), burst((p.ahead_lines * kRun + p.steps - 1) / p.steps) {}
+
+  INLINE void next_burst() {
+    for (ptrdiff_t i = 0; i < burst && line < end; i++, line += kWidth) __builtin_prefetch(line, 0, 2);
+  }
+};
+
+template <class E, int MR, int NV>
+void run_tile(const Product& p) {
+  Floats sums[MR][NV];
+  const auto* before = static_cast<const float*>(p.c.first);
+#pragma GCC unroll 8
+  for (int m = 0; m < MR; m++) {
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; v++) {
+      const auto older = [&] { return load(before + m * p.c.stride + v * kWidth) * broadcast(p.c_scale[m]); };
+      sums[m][v] = p.c_scale ? older() : broadcast(0.0f);
+    }
+  }
+  const uint32_t *a = p.a, *b = p.b;
+  const ptrdiff_t a_stride = p.a_stride, b_stride = p.b_stride, steps = p.steps;
+  Ahead ahead(p);
+  for (ptrdiff_t first = 0; first < steps; first += kRun) {
+    ahead.next_burst();
+    const ptrdiff_t end = first + kRun < steps ? first + kRun : steps;
+#pragma GCC unroll 2
+    for (ptrdiff_t k = first; k < end; k++) {
+      Words column[NV];
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; v++) column[v] = load_words(b + v * b_stride + k * kWidth);
+#pragma GCC unroll 8
+      for (int m = 0; m < MR; m++) {
+        const Words row = broadcast_word(load_as<uint32_t>(a + m * a_stride + k));
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; v++) sums[m][v] = E::dot(row, column[v], sums[m][v]);
+      }
+    }
+  }
+  p.c.store(sums);
+}
+
+}  // namespace
+
+template <class E>
+void multiply_tile(const Product& product, int rows, int panels) {
+  with_constant<kTileRows>(rows, [&](auto mr) {
+    with_constant<kTilePanels>(panels, [&](auto nv) { run_tile<E, mr.value, nv.value>(product); });
+  });
+}
+
+template void multiply_tile<Bf16>(const Product&, int, int);
+template void multiply_tile<Fp32>(const Product&, int, int);
+
+}  // namespace rootgraft
+
+extern "C" const char* instruction_set() {
+#if defined(__AVX512BF16__)
+  return rootgraft::has_amx() ? "AVX-512 with BF16 and AMX" : "AVX-512 with BF16";
+#elif defined(__AVX512F__)
+  return "AVX-512";
+#elif defined(__AVX2__)
+  return "AVX2";
+#else
+  return "baseline vectors";
+#endif
+}

@@ -1,0 +1,135 @@
+// Products of a few rows of A with panels of B, the inner loop of everything here, and the making of panels.
+//
+//   A        rows of words, any row stride                        (a word: one fp32 or a pair of bf16 along K)
+//   B panel  [steps][16 words]: 16 columns side by side, K downwards; panels lie b_stride words apart
+//   C        rows of fp32 or bf16, columns in the order of the panels
+//
+// A sum runs over K in order and alone, however the product is cut into tiles: its bits depend on its row of A and its
+// column of B, nothing else.
+#pragma once
+
+#include <type_traits>
+
+#include "gemm/tile_rows.h"
+
+namespace rootgraft {
+
+struct Product {
+  const uint32_t* a;
+  ptrdiff_t a_stride;  // words
+  const uint32_t* b;
+  ptrdiff_t b_stride;  // words
+  ptrdiff_t steps;     // words along K
+  TileRows c;
+  const float* c_scale;  // per row of C, which is fp32 then: C = C * c_scale + A B; null: C = A B
+  // Memory to ask for while this runs, for a product soon to come.
+  const uint32_t* ahead = nullptr;
+  ptrdiff_t ahead_lines = 0;  // of 64 bytes
+};
+
+// The largest tile: its sums, one row of B and a word of A fill the registers.
+#if defined(__AVX512F__)
+constexpr int kTileRows = 6, kTilePanels = 4;  // 24 of 32 registers hold sums
+#else
+constexpr int kTileRows = 6, kTilePanels = 1;  // 12 of 16 registers (AVX2)
+#endif
+
+// One tile, rows <= kTileRows and panels <= kTilePanels. Bf16 and Fp32.
+template <class E>
+void multiply_tile(const Product& product, int rows, int panels);
+
+template <int N>
+using Constant = std::integral_constant<int, N>;
+
+// f(Constant<count>{}) for 1 <= count <= Most.
+template <int Most, class F>
+INLINE void with_constant(int count, F f) {
+  if constexpr (Most > 1) {
+    if (count < Most) return with_constant<Most - 1>(count, f);
+  }
+  f(Constant<Most>{});
+}
+
+// f(first row, rows, first panel, panels) for tiles that cover rows x panels, all rows of some panels before the next.
+// Both are cut evenly (8 rows into 4 + 4, not 6 + 2), because a small tile waits for its loads.
+template <int kMostRows = kTileRows, int kMostPanels = kTilePanels, class F>
+INLINE void for_tiles(int rows, int panels, F f) {
+  const int row_cuts = (rows + kMostRows - 1) / kMostRows, panel_cuts = (panels + kMostPanels - 1) / kMostPanels;
+  const auto edge = [](int count, int cut, int cuts) { return (int)((int64_t)count * cut / cuts); };
+  for (int p = 0, panel = 0; p < panel_cuts; p++) {
+    const int panel_end = edge(panels, p + 1, panel_cuts);
+    for (int r = 0, row = 0; r < row_cuts; r++) {
+      const int row_end = edge(rows, r + 1, row_cuts);
+      f(row, row_end - row, panel, panel_end - panel);
+      row = row_end;
+    }
+    panel = panel_end;
+  }
+}
+
+// Any rows and panels, into fp32.
+template <class E>
+INLINE void multiply(const Product& product, int rows, int panels) {
+  for_tiles(rows, panels, [&](int row, int row_count, int panel, int panel_count) {
+    Product tile = product;
+    tile.a += row * product.a_stride;
+    tile.b += panel * product.b_stride;
+    tile.c.first = static_cast<float*>(product.c.first) + row * product.c.stride + panel * kWidth;
+    if (product.c_scale) tile.c_scale += row;
+    multiply_tile<E>(tile, row_count, panel_count);
+  });
+}
+
+#if defined(__AVX512VL__)
+constexpr int kColumns = 8;  // of a panel in registers
+
+// columns[w] = word w of the 16 rows, row(i) being a pointer. Words at and beyond `present` are not read and are 0.
+template <class Row>
+INLINE void load_columns(Row row, Words columns[kColumns], int present = kColumns) {
+  const __mmask8 mask = (__mmask8)((1u << present) - 1);
+  const auto load = [&](int i) { return _mm256_maskz_loadu_epi32(mask, row(i)); };
+  __m512i a[8], b[8];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; i++) {  // rows 0 .. 3 with 4 .. 7, 8 .. 11 with 12 .. 15
+    const int low = i + (i & 4);
+    a[i] = _mm512_inserti64x4(_mm512_castsi256_si512(load(low)), load(low + 4), 1);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 8; i += 2) {
+    b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+    b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+  }
+  // After this, the four 128-bit lanes of a[4 * g + c] hold words c and 4 + c of rows 8 * g .. 8 * g + 3, then of the
+  // next four rows.
+#pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4) {
+    a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+    a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+    a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+    a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+  }
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; c++) {
+    columns[c].part[0] = (WordPart)_mm512_shuffle_i32x4(a[c], a[4 + c], 0x88);
+    columns[4 + c].part[0] = (WordPart)_mm512_shuffle_i32x4(a[c], a[4 + c], 0xDD);
+  }
+}
+#endif
+
+// out[w][r] = rows[r][w] for 16 rows of words: the rows become the 16 columns of a B panel.
+INLINE void transpose_rows(const uint32_t* const rows[kWidth], int words, uint32_t* out) {
+#if defined(__AVX512VL__)
+  for (int first = 0; first < words; first += kColumns) {
+    const int count = words - first < kColumns ? words - first : kColumns;
+    Words columns[kColumns];
+    load_columns([&](int i) { return rows[i] + first; }, columns, count);
+    for (int i = 0; i < count; i++) store_words(out + (first + i) * kWidth, columns[i]);
+  }
+#else
+  for (int w = 0; w < words; w++) {
+    for (int r = 0; r < kWidth; r++) out[w * kWidth + r] = rows[r][w];
+  }
+#endif
+}
+
+}  // namespace rootgraft

@@ -1,0 +1,92 @@
+// Products of rows with panels of B by AMX: see tile.h. Sums of bf16 run apart for even and for odd K and meet after
+// every 32, so they have other bits than those of vectors; like them they depend on nothing but a row and a column. Of
+// bytes A has signed ones and B unsigned ones, and C is exact integers of 32 bits.
+#pragma once
+
+#include "simd/amx.h"
+#include "gemm/tile.h"
+
+#if ROOTGRAFT_AMX
+
+namespace rootgraft {
+
+// One or two tiles of rows. A tile has at most kAmxRows, and the second may begin within the first.
+struct AmxRows {
+  int count;   // of a tile
+  int second;  // row at which the second begins, 0: there is none
+
+  int all() const { return second + count; }
+};
+
+constexpr int kMostAmxRows = 2 * kAmxRows;  // of both
+constexpr int kAmxPanels = 4;               // at most
+
+// Of A and B: bf16; signed bytes and unsigned ones; unsigned bytes and signed ones.
+enum class AmxWords { kBf16, kBytes, kUnsignedBytes };
+
+// Whether products with so many steps are made by AMX: then for every number of rows, for sums have bits of their own.
+inline bool takes_amx(ptrdiff_t steps) { return steps % kAmxWords == 0 && has_amx(); }
+
+// f(Constant<0>{}), ... f(Constant<Count - 1>{})
+template <int Count, class F>
+INLINE void for_constants(F f) {
+  if constexpr (Count > 0) {
+    for_constants<Count - 1>(f);
+    f(Constant<Count - 1>{});
+  }
+}
+
+template <AmxWords Kind, int C, int A, int B>
+INLINE void amx_dot() {
+  if constexpr (Kind == AmxWords::kBf16) amx_dot_bf16<C, A, B>();
+  else if constexpr (Kind == AmxWords::kBytes) amx_dot_signed_unsigned<C, A, B>();
+  else amx_dot_unsigned_signed<C, A, B>();
+}
+
+// Products over `steps` words of one or two tiles of rows, a[], with P panels, panel(p) being a pointer: the sums of
+// tile r and panel p are then in register r P + p. each() runs before every instruction that multiplies.
+template <AmxWords Kind, int R, int P, class Panel, class Each>
+INLINE void sum_by_amx(const uint32_t* const (&a)[R], ptrdiff_t a_stride, Panel panel, ptrdiff_t steps, Each each) {
+  static_assert(R <= 2 && R * P <= kAmxSums);
+  const ptrdiff_t a_bytes = a_stride * sizeof(uint32_t);
+  for_constants<R * P>([](auto i) { amx_zero<i.value>(); });
+  for (ptrdiff_t k = 0; k < steps; k += kAmxWords) {
+    for_constants<R>([&](auto r) { amx_load<kAmxA + r.value>(a[r.value] + k, a_bytes); });
+    for_constants<P>([&](auto p) {
+      constexpr int kPanel = p.value, kColumns = kAmxB + kPanel % 2;
+      amx_load<kColumns>(panel(kPanel) + k * kWidth, kWidth * sizeof(uint32_t));
+      for_constants<R>([&](auto r) {
+        each();
+        amx_dot<Kind, r.value * P + kPanel, kAmxA + r.value, kColumns>();
+      });
+    });
+  }
+}
+
+// A product without c_scale that takes_amx(); in an AmxScope of amx_shapes(rows, kAmxWords). Not to bf16 from bytes.
+template <AmxWords Kind>
+void multiply_amx(const Product& product, const AmxRows& rows, int panels);
+
+// Rows of each tile, where so many are cut into equal ones.
+inline int amx_rows(int count) {
+  const int tiles = (count + kAmxRows - 1) / kAmxRows;
+  return (count + tiles - 1) / tiles;
+}
+
+// f(first row, rows, first panel, panels) for products that cover count x panels, all panels of some rows before the
+// next: rows then stay in the first cache, and panels come from the second, in the order in which they lie.
+template <class F>
+INLINE void for_amx_tiles(int count, int panels, F f) {
+  const int each = amx_rows(count);
+  const auto clipped = [&](int row) { return row < count - each ? row : count - each; };
+  for (int row = 0; row < count; row += 2 * each) {
+    const int first = clipped(row), second = row + each < count ? clipped(row + each) - first : 0;
+    for (int panel = 0; panel < panels; panel += kAmxPanels) {
+      f(first, AmxRows{each, second}, panel, panels - panel < kAmxPanels ? panels - panel : kAmxPanels);
+    }
+  }
+}
+
+}  // namespace rootgraft
+
+#endif

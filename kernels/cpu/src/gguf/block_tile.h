@@ -1,0 +1,84 @@
+// Products of a few rows of quantised activations with a panel of weights that are quantised in blocks.
+//
+//   A        rows of blocks of 32 signed bytes, each block with a scale, in one plane; or two such planes for each row,
+//            the second worth a 128th of the first; see quantise.h
+//   B panel  16 columns side by side in blocks along K, each block with a scale (and a minimum) for every column
+//   C        rows of 16 sums in fp32 or bf16
+//
+// A block's products are summed exactly, as integers; blocks are added in order, in fp32. So the bits of a sum depend
+// on its row and its column, nothing else.
+#pragma once
+
+#include "simd/amx.h"
+#include "int8/int8_dot.h"
+#include "gemm/tile_rows.h"
+
+namespace rootgraft {
+
+constexpr int kBlockValues = 32;  // along K
+constexpr int kBlockWords = kBlockValues / kWordBytes;
+
+// How a quantised weight is stored. Blocks of one K come in order: [block][words][16 columns].
+enum class Format : int64_t {
+  kNibbles,   // blocks of 32: d * q + m, q of 4 bits: word i has values 4 i .. in low halves, 16 + 4 i .. in high ones
+  kBytes,     // blocks of 32: d * q, q a signed byte, stored + 128
+  kChannels,  // q as above, d in fp32 for each column; see int8_tile.h
+};
+
+// A block of a row of A. AMX reads the words of several at once: none shall lie across two lines of the cache.
+template <int kPlanes>
+struct alignas(kBlockValues) ByteBlock {
+  uint32_t words[kPlanes][kBlockWords];
+  int32_t starts[kPlanes];  // kBiasedStart times the sum of the plane's bytes
+  float scale, offset;      // of the row of C; offset: the scale times the sum of the integers
+};
+
+template <int kPlanes>
+struct ByteProduct {
+  const ByteBlock<kPlanes>* a;  // [blocks][a_rows]
+  ptrdiff_t a_rows;
+  const uint32_t* b;
+  const uint16_t* b_scale;  // [blocks][16], with minima [blocks][2][16], in half precision
+  ptrdiff_t blocks;
+  TileRows c;
+  // Lines of 64 bytes to ask for while a block is multiplied: of the same block of the next panel, which lies behind
+  // this one as its scales do.
+  int64_t first_line = 0, end_line = 0;
+};
+
+// Of a block of a panel: its words, and its halves of scales.
+template <Format F>
+constexpr int kPanelWords = kBlockWords * kWidth / (F == Format::kNibbles ? 2 : 1);
+template <Format F>
+constexpr int kPanelScales = kWidth * (F == Format::kNibbles ? 2 : 1);
+template <Format F>
+constexpr int kPanelLines = kPanelWords<F> / kWidth;
+
+#if defined(__AVX512F__)
+constexpr int kByteRows = 8;
+#else
+constexpr int kByteRows = 4;
+#endif
+
+// One tile, rows <= kByteRows. Formats with blocks.
+template <Format F, int kPlanes>
+void multiply_byte_tile(const ByteProduct<kPlanes>& product, int rows);
+
+#if ROOTGRAFT_AMX
+// A block of a panel as AMX takes it.
+template <Format F>
+struct alignas(64) SignedBlock {
+  uint32_t words[kBlockWords * kWidth];
+  float scales[kPanelScales<F>];
+};
+
+template <Format F>
+void unpack_panel(const uint32_t* b, const uint16_t* b_scale, ptrdiff_t blocks, SignedBlock<F>* to);
+
+// The same as multiply_byte_tile to the bit, rows <= kAmxRows, of a panel that is unpacked (b and b_scale only say what
+// to ask for); in an AmxScope of amx_shapes(rows or more, kBlockWords), and A must have as many.
+template <Format F, int kPlanes>
+void multiply_byte_amx(const ByteProduct<kPlanes>& product, const SignedBlock<F>* panel, int rows);
+#endif
+
+}  // namespace rootgraft

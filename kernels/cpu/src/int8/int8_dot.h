@@ -1,0 +1,143 @@
+// Products of bytes with exact 32-bit sums, and scales in half precision.
+#pragma once
+
+#include "simd/simd.h"
+
+namespace rootgraft {
+
+constexpr int kWordBytes = 4;  // values of 8 bits in a word
+
+struct Ints {
+  IntPart part[kParts];
+};
+
+template <class F>
+INLINE Ints map_ints(F f) {
+  Ints result;
+#pragma GCC unroll 4
+  for (int i = 0; i < kParts; i++) result.part[i] = f(i);
+  return result;
+}
+
+INLINE Ints load_ints(const int32_t* from) {
+  return map_ints([&](int i) { return load_part<IntPart>(from, i); });
+}
+
+INLINE Ints operator+(const Ints& a, const Ints& b) {
+  return map_ints([&](int i) { return a.part[i] + b.part[i]; });
+}
+
+INLINE Ints broadcast_int(int32_t value) {
+  return map_ints([&](int) { return IntPart{} + value; });
+}
+
+INLINE Floats to_floats(const Ints& value) {
+  return map([&](int i) { return __builtin_convertvector(value.part[i], FloatPart); });
+}
+
+// Towards zero.
+INLINE Ints to_ints(const Floats& value) {
+  return map_ints([&](int i) { return __builtin_convertvector(value.part[i], IntPart); });
+}
+
+// Whether any is not 0.
+INLINE bool any(const Ints& value) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)value.part[0], (__m512i)value.part[0]);
+#else
+  int32_t found = 0;
+  for (int i = 0; i < kParts; i++) {
+    for (int j = 0; j < kLanes; j++) found |= value.part[i][j];
+  }
+  return found;
+#endif
+}
+
+INLINE int32_t sum(const Ints& value) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_epi32((__m512i)value.part[0]);
+#else
+  int32_t total = 0;
+  for (int i = 0; i < kParts; i++) {
+    for (int j = 0; j < kLanes; j++) total += value.part[i][j];
+  }
+  return total;
+#endif
+}
+
+// Sixteen finite numbers of IEEE half precision.
+INLINE Floats load_half(const uint16_t* from) {
+#if defined(__AVX512F__)
+  return Floats{{(FloatPart)_mm512_cvtph_ps(load_as<__m256i>(from))}};
+#elif defined(__AVX2__) && defined(__F16C__)
+  return map([&](int i) { return (FloatPart)_mm256_cvtph_ps(load_as<__m128i>(from + i * kLanes)); });
+#else
+  return map([&](int i) {
+    const WordPart bits = __builtin_convertvector(load_as<HalfPart>(from + i * kLanes), WordPart);
+    // The exponents' biases differ by 112; the product is exact, for subnormal numbers too.
+    const FloatPart magnitude = (FloatPart)((bits & 0x7FFF) << 13) * 0x1p112f;
+    return (FloatPart)((WordPart)magnitude | (bits & 0x8000) << 16);
+  });
+#endif
+}
+
+#if defined(__AVX512BW__) && !defined(__AVX512VNNI__)
+INLINE IntPart add_pairs(__m512i bytes, __m512i signed_bytes, IntPart acc) {
+  const __m512i pairs = _mm512_maddubs_epi16(bytes, signed_bytes);
+  return acc + (IntPart)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+}
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+INLINE IntPart add_pairs(__m256i bytes, __m256i signed_bytes, IntPart acc) {
+  const __m256i pairs = _mm256_maddubs_epi16(bytes, signed_bytes);
+  return acc + (IntPart)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+}
+#endif
+
+// In each lane acc + the sum of four products: bytes of a, unsigned and up to kMostByte, times signed bytes of b.
+INLINE Ints dot_bytes(const Words& a, const Words& b, const Ints& acc) {
+#if defined(__AVX512VNNI__)
+  return Ints{{(IntPart)_mm512_dpbusd_epi32((__m512i)acc.part[0], (__m512i)a.part[0], (__m512i)b.part[0])}};
+#elif defined(__AVX512BW__)
+  return Ints{{add_pairs((__m512i)a.part[0], (__m512i)b.part[0], acc.part[0])}};
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  return map_ints([&](int i) { return add_pairs((__m256i)a.part[i], (__m256i)b.part[i], acc.part[i]); });
+#else
+  return map_ints([&](int i) {
+    IntPart total = acc.part[i];
+#pragma GCC unroll 4
+    for (int j = 0; j < kWordBytes; j++) {
+      total += (IntPart)(a.part[i] >> 8 * j & 0xFF) * ((IntPart)(b.part[i] << (24 - 8 * j)) >> 24);
+    }
+    return total;
+  });
+#endif
+}
+
+// The same for a whose bytes hold 128 + a signed number. Begin with kBiasedStart times the sum of b's bytes in each
+// lane: where the machine multiplies unsigned bytes of full range, that takes the 128 out again.
+#if defined(__AVX512VNNI__) || !(defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__)))
+constexpr int32_t kBiasedStart = -128;
+constexpr int kMostByte = 255;  // unsigned, with which products are summed exactly
+
+INLINE Ints dot_biased(const Words& a, const Words& b, const Ints& acc) { return dot_bytes(a, b, acc); }
+#else
+constexpr int32_t kBiasedStart = 0;
+constexpr int kMostByte = 127;  // two products must fit 16 bits
+
+// Pairs of products must fit 16 bits: |a| times b with a's sign.
+INLINE Ints dot_biased(const Words& a, const Words& b, const Ints& acc) {
+  return map_ints([&](int i) {
+    const WordPart value = a.part[i] ^ 0x80808080u;
+#if defined(__AVX512BW__)
+    const __m512i bytes = (__m512i)value, other = (__m512i)b.part[i];
+    const __m512i turned = _mm512_mask_sub_epi8(other, _mm512_movepi8_mask(bytes), _mm512_setzero_si512(), other);
+    return add_pairs(_mm512_abs_epi8(bytes), turned, acc.part[i]);
+#else
+    const __m256i bytes = (__m256i)value;
+    return add_pairs(_mm256_abs_epi8(bytes), _mm256_sign_epi8((__m256i)b.part[i], bytes), acc.part[i]);
+#endif
+  });
+}
+#endif
+
+}  // namespace rootgraft

@@ -1,0 +1,189 @@
+// Rows of x as integers with one scale each, for products with bytes.
+//
+// In a language model a few values of a row are tens of times as large as the others. A scale that fits them would
+// leave the others few steps, so it fits what is usual in the row, and of these outliers a part is kept aside:
+//
+//   value = scale * (low + 128 * high)     low in a byte; high 0 but in words with an outlier, of which there is a list
+//
+// Integers are as large as 127 * 128, and rounded to the nearest, ties to even. Usual is the median of the largest
+// magnitudes of groups of 64 values. 1.25 times as much becomes 127, unless the largest of all would then be too large:
+// that becomes 127 * 128. A row with an infinity or NaN gets a scale that is not finite.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "simd/parallel.h"
+#include "int8/quantise.h"
+
+namespace rootgraft {
+
+struct OutlierWord {
+  uint32_t at;    // which word of the row
+  uint32_t high;  // four bytes
+};
+
+struct ChannelRow {
+  float scale;
+  int32_t start_low, start_high;  // kBiasedStart times the sum of the bytes
+  int32_t outliers;               // words
+};
+
+constexpr int64_t kUsualValues = 64;  // of a group
+
+// The median of [count] bits of magnitudes, the lower one of two.
+inline uint32_t median(const uint32_t* all, int64_t count) {
+  for (int64_t i = 0;; i++) {
+    int above = 0, equal = 0;
+    for (int64_t j = 0; j < count; j += kWidth) {
+#if defined(__AVX512F__)
+      const __mmask16 some = count - j < kWidth ? (1u << (count - j)) - 1 : 0xFFFF;
+      const __m512i others = _mm512_maskz_loadu_epi32(some, all + j), mine = _mm512_set1_epi32((int)all[i]);
+      above += __builtin_popcount(_mm512_mask_cmpgt_epu32_mask(some, others, mine));
+      equal += __builtin_popcount(_mm512_mask_cmpeq_epu32_mask(some, others, mine));
+#else
+      for (int64_t other = j; other < std::min(j + kWidth, count); other++) {
+        above += all[other] > all[i];
+        equal += all[other] == all[i];
+      }
+#endif
+    }
+    if (above <= count / 2 && count / 2 < above + equal) return all[i];
+  }
+}
+
+#if defined(__AVX512BW__)
+// What is beyond a byte leaves `values`: its nearest multiples of 128.
+INLINE Shorts take_high(Shorts& values) {
+  Shorts high;
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; i++) {
+    __m512i& all = values.part[i];
+    const __m512i from_least = _mm512_add_epi16(all, _mm512_set1_epi16(127));
+    const __mmask32 beyond = _mm512_cmpgt_epu16_mask(from_least, _mm512_set1_epi16(254));
+    const __m512i nearest = _mm512_add_epi16(all, _mm512_set1_epi16(1 << (kPlaneBits - 1)));
+    high.part[i] = _mm512_maskz_srai_epi16(beyond, nearest, kPlaneBits);
+    all = _mm512_sub_epi16(all, _mm512_slli_epi16(high.part[i], kPlaneBits));
+  }
+  return high;
+}
+
+// Lists the words that are not 0, of which the first is word `at` of the row; returns where the list ends. Writes 16.
+INLINE OutlierWord* list_words(__m512i high, uint32_t at, OutlierWord* to) {
+  const __mmask16 some = _mm512_test_epi32_mask(high, high);
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i places = _mm512_maskz_compress_epi32(some, _mm512_add_epi32(lane, _mm512_set1_epi32((int)at)));
+  const __m512i words = _mm512_maskz_compress_epi32(some, high);
+  const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+  _mm512_storeu_si512(to, _mm512_permutex2var_epi32(places, first, words));
+  _mm512_storeu_si512(to + kWidth / 2, _mm512_permutex2var_epi32(places, second, words));
+  return to + __builtin_popcount(some);
+}
+#endif
+
+// Writes `low` up to the next multiple of 16 values, and the outliers, for each word of the row one or none: but the
+// room behind the last is used too. `largest` has room for every group.
+template <class E>
+ChannelRow quantise_row(const typename E::Value* from, int64_t count, int8_t* low, OutlierWord* outliers,
+                        uint32_t* largest) {
+  const int64_t groups = (count + kUsualValues - 1) / kUsualValues;
+  uint32_t top_bits = 0;
+  for (int64_t g = 0; g < groups; g++) {
+    const int64_t first = g * kUsualValues;
+    largest[g] = magnitude_bits<E>(from + first, std::min(kUsualValues, count - first));
+    top_bits = std::max(top_bits, largest[g]);
+  }
+  const uint32_t usual_bits = median(largest, groups);
+  const float top = load_as<float>(&top_bits), usual = 1.25f * load_as<float>(&usual_bits);
+  const float scale = usual < top ? std::max(usual / 127.0f, top / most_integer(2)) : top / 127.0f;
+  const float inverse = top > 1e-30f ? 1.0f / scale : 0.0f;  // below that it may overflow: all integers 0
+
+  OutlierWord* next = outliers;
+  Ints lows = broadcast_int(0), highs = broadcast_int(0);
+  int64_t i = 0;
+#if defined(__AVX512BW__)
+  static_assert(kRounded == kUsualValues);
+  for (; i + kRounded <= count; i += kRounded) {
+    Shorts rest = round_shorts<E>(from + i, broadcast(inverse));
+    // The largest of the group is rounded as all of it are: if it fits a byte, they do.
+    if (load_as<float>(&largest[i / kUsualValues]) * inverse > 127.0f) {
+      const __m512i high = pack_bytes(take_high(rest));
+      highs = add_bytes(highs, high);
+      next = list_words(high, (uint32_t)(i / kWordBytes), next);
+    }
+    const __m512i bytes = pack_bytes(rest);
+    _mm512_storeu_si512(low + i, bytes);
+    lows = add_bytes(lows, bytes);
+  }
+#endif
+  for (; i < count; i += kWidth) {
+    // 1.5 * 2^23: adding it leaves the nearest integer in the low bits.
+    const Floats shifted = load_some<E>(from + i, count - i) * broadcast(inverse) + broadcast(12582912.0f);
+    Ints rest = map_ints([&](int p) { return (IntPart)shifted.part[p] - 0x4B400000; });
+    const Ints beyond = map_ints([&](int p) { return (IntPart)((WordPart)(rest.part[p] + 127) > 254u); });
+    if (any(beyond)) {
+      const Ints high = map_ints([&](int p) {
+        return (rest.part[p] + (1 << (kPlaneBits - 1))) >> kPlaneBits & beyond.part[p];
+      });
+      rest = map_ints([&](int p) { return rest.part[p] - (high.part[p] << kPlaneBits); });
+      highs = highs + high;
+      alignas(16) int8_t bytes[kWidth];
+      store_bytes(bytes, high);
+      for (int word = 0; word < kWidth / kWordBytes; word++) {
+        const auto four = load_as<uint32_t>(bytes + word * kWordBytes);
+        if (four) *next++ = {(uint32_t)(i / kWordBytes + word), four};
+      }
+    }
+    store_bytes(low + i, rest);
+    lows = lows + rest;
+  }
+  return {scale, kBiasedStart * sum(lows), kBiasedStart * sum(highs), (int32_t)(next - outliers)};
+}
+
+// All rows of x [rows][width].
+class ChannelRows {
+ public:
+  int64_t stride;  // words from row to row
+  int64_t outlier_stride;
+
+  const uint32_t* low(int64_t row) const { return lines_.data()->words + row * stride; }
+  const ChannelRow* row(int64_t index) const { return &rows_[index]; }
+  const OutlierWord* outliers(int64_t row) const { return &outliers_[row * outlier_stride]; }
+
+  template <class E>
+  void fill(const typename E::Value* x, int64_t count, int64_t width, int threads) {
+    const int64_t groups = (width + kUsualValues - 1) / kUsualValues, words = (width + kWordBytes - 1) / kWordBytes;
+    const int64_t lines = (words + kLineWords - 1) / kLineWords | 1;  // odd: rows lie in different sets of a cache
+    stride = lines * kLineWords;
+    outlier_stride = words + kWidth;  // lists are written 16 words at a time
+    grow(lines_, count * lines);
+    grow(rows_, count);
+    grow(outliers_, count * outlier_stride);
+    grow(largest_, count * groups);
+    parallel_ranges(threads, count, [&](int64_t row, int64_t end) {
+      for (; row < end; row++) {
+        rows_[row] = quantise_row<E>(x + row * width, width, reinterpret_cast<int8_t*>(&lines_[row * lines]),
+                                     &outliers_[row * outlier_stride], &largest_[row * groups]);
+      }
+    });
+  }
+
+ private:
+  static constexpr int64_t kLineWords = 16;
+  struct alignas(64) Line {
+    uint32_t words[kLineWords];
+  };
+  // Never shorter: what a vector grows by is set to zeros, each time.
+  template <class T>
+  static void grow(std::vector<T>& all, int64_t count) {
+    if ((int64_t)all.size() < count) all.resize(count);
+  }
+
+  std::vector<Line> lines_;
+  std::vector<ChannelRow> rows_;
+  std::vector<OutlierWord> outliers_;
+  std::vector<uint32_t> largest_;
+};
+
+}  // namespace rootgraft

@@ -1,0 +1,145 @@
+// Rows of floating-point numbers to integers with a scale for each block, in one or two planes of signed bytes:
+//
+//   one plane    value = scale * byte                    bytes within 127
+//   two planes   value = scale * (128 * high + low)      integers within 127 * 128, low within -64 .. 63
+//
+// A block's scale is its largest magnitude / the largest integer, in fp32, and integers are rounded to the nearest,
+// ties to even. A block with an infinity or NaN gets a scale that is not finite, and so does everything computed with
+// it. Two planes hold more of a block than bf16 does, but for values below a 64th of its largest.
+#pragma once
+
+#include <type_traits>
+
+#include "int8/int8_dot.h"
+
+namespace rootgraft {
+
+constexpr int kHalves = 2 * kWidth;  // of 16 bits in a register of AVX-512
+
+// Up to 16 values, zeros behind them.
+template <class E>
+INLINE Floats load_some(const typename E::Value* from, int64_t count) {
+  if (count >= kWidth) return E::load(from);
+  typename E::Value padded[kWidth] = {};
+  std::memcpy(padded, from, count * sizeof(padded[0]));
+  return E::load(padded);
+}
+
+// The bits of the largest magnitude, which are in the order of magnitudes: a NaN is above all.
+template <class E>
+INLINE uint32_t magnitude_bits(const typename E::Value* from, int64_t count) {
+#if defined(__AVX512BW__)
+  if constexpr (std::is_same_v<E, Bf16>) {
+    __m512i most = _mm512_setzero_si512();
+    for (int64_t i = 0; i < count; i += kHalves) {
+      const __mmask32 some = count - i < kHalves ? (1u << (count - i)) - 1 : ~0u;
+      const __m512i halves = _mm512_maskz_loadu_epi16(some, from + i);
+      most = _mm512_max_epu16(most, _mm512_and_si512(halves, _mm512_set1_epi16(0x7FFF)));
+    }
+    const __m256i sixteen = _mm256_max_epu16(_mm512_castsi512_si256(most), _mm512_extracti64x4_epi64(most, 1));
+    const __m128i eight = _mm_max_epu16(_mm256_castsi256_si128(sixteen), _mm256_extracti128_si256(sixteen, 1));
+    const __m128i ones = _mm_set1_epi16(-1);  // there is an instruction that finds the least of eight
+    return (uint32_t)(uint16_t)~_mm_cvtsi128_si32(_mm_minpos_epu16(_mm_xor_si128(eight, ones))) << 16;
+  }
+#endif
+  Words magnitude = broadcast_word(0);
+  for (int64_t i = 0; i < count; i += kWidth) {
+    const Floats value = load_some<E>(from + i, count - i);
+    for (int p = 0; p < kParts; p++) {
+      const IntPart bits = (IntPart)value.part[p] & 0x7FFFFFFF, most = (IntPart)magnitude.part[p];
+      magnitude.part[p] = (WordPart)(bits > most ? bits : most);
+    }
+  }
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_epu32((__m512i)magnitude.part[0]);
+#else
+  uint32_t most = 0;
+  for (int i = 0; i < kParts; i++) {
+    for (int j = 0; j < kLanes; j++) most = most > magnitude.part[i][j] ? most : magnitude.part[i][j];
+  }
+  return most;
+#endif
+}
+
+// The low byte of each lane.
+INLINE void store_bytes(int8_t* to, const Ints& value) {
+#if defined(__AVX512F__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8((__m512i)value.part[0]));
+#else
+  for (int i = 0; i < kParts; i++) {
+    for (int j = 0; j < kLanes; j++) to[i * kLanes + j] = (int8_t)value.part[i][j];
+  }
+#endif
+}
+
+#if defined(__AVX512BW__)
+constexpr int kRounded = 64;  // values that become bytes together
+
+// So many integers of 16 bits, or what fits them. In each quarter of the first register are four of the first 16 values
+// and four of the next, in the second those of the last 32.
+struct Shorts {
+  __m512i part[2];
+};
+
+// Values times a factor, rounded to the nearest, ties to even.
+template <class E>
+INLINE Shorts round_shorts(const typename E::Value* from, const Floats& factor) {
+  const auto rounded = [&](int i) { return _mm512_cvtps_epi32((__m512)(E::load(from + i * kWidth) * factor).part[0]); };
+  return {{_mm512_packs_epi32(rounded(0), rounded(1)), _mm512_packs_epi32(rounded(2), rounded(3))}};
+}
+
+// As bytes, or what fits them, in the order of the values.
+INLINE __m512i pack_bytes(const Shorts& values) {
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return _mm512_permutexvar_epi32(order, _mm512_packs_epi16(values.part[0], values.part[1]));
+}
+
+// In each lane sum + four bytes.
+INLINE Ints add_bytes(const Ints& sum, __m512i bytes) {
+  return dot_bytes(broadcast_word(0x01010101u), Words{{(WordPart)bytes}}, sum);
+}
+#endif
+
+constexpr int kPlaneBits = 7;  // of the low plane where there are two
+
+constexpr float most_integer(int planes) { return planes == 1 ? 127.0f : 127.0f * (1 << kPlaneBits); }
+
+// Writes `count` bytes to each plane, high before low, and zeros up to the next multiple of 16. Returns the scale;
+// totals[i] is the sum of the bytes of plane i.
+template <class E, int kPlanes = 1>
+INLINE float quantise_block(const typename E::Value* from, int64_t count, int8_t* const (&to)[kPlanes],
+                            int32_t (&totals)[kPlanes]) {
+  constexpr float kMost = most_integer(kPlanes);
+  const uint32_t bits = magnitude_bits<E>(from, count);
+  const auto most = load_as<float>(&bits);
+  const float inverse = most > 1e-30f ? kMost / most : 0.0f;  // below that the quotient may overflow: all bytes 0
+  Ints sums[kPlanes];
+  for (Ints& plane : sums) plane = broadcast_int(0);
+  int64_t i = 0;
+#if defined(__AVX512BW__)
+  for (; kPlanes == 1 && i + kRounded <= count; i += kRounded) {
+    const __m512i bytes = pack_bytes(round_shorts<E>(from + i, broadcast(inverse)));
+    _mm512_storeu_si512(to[0] + i, bytes);
+    sums[0] = add_bytes(sums[0], bytes);
+  }
+#endif
+  for (; i < count; i += kWidth) {
+    const Floats scaled = load_some<E>(from + i, count - i) * broadcast(inverse);
+    // 1.5 * 2^23: adding it leaves the nearest integer in the low bits.
+    const Floats shifted = scaled + broadcast(12582912.0f);
+    const Ints whole = map_ints([&](int p) { return (IntPart)shifted.part[p] - 0x4B400000; });
+    Ints planes[kPlanes] = {whole};
+    if constexpr (kPlanes == 2) {
+      planes[0] = map_ints([&](int p) { return (whole.part[p] + (1 << (kPlaneBits - 1))) >> kPlaneBits; });
+      planes[1] = map_ints([&](int p) { return whole.part[p] - (planes[0].part[p] << kPlaneBits); });
+    }
+    for (int plane = 0; plane < kPlanes; plane++) {
+      store_bytes(to[plane] + i, planes[plane]);
+      sums[plane] = map_ints([&](int p) { return sums[plane].part[p] + planes[plane].part[p]; });
+    }
+  }
+  for (int plane = 0; plane < kPlanes; plane++) totals[plane] = sum(sums[plane]);
+  return most / kMost;
+}
+
+}  // namespace rootgraft

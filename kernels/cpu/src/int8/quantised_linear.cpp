@@ -1,0 +1,293 @@
+// y = x W^T + b with W in four or eight bits and x quantised to 8 or 15 on the way in; sums of products are integers.
+#include <algorithm>
+#include <atomic>
+#include <new>
+#include <vector>
+
+#include "gguf/block_tile.h"
+#include "int8/int8_tile.h"
+#include "simd/partition.h"
+#include "gemm/epilogue.h"
+#include "simd/parallel.h"
+#include "int8/quantise.h"
+
+namespace rootgraft {
+namespace {
+
+constexpr int64_t kSmall = 1 << 15;          // multiplications below which one thread is faster
+constexpr int64_t kSmallRows = 1 << 13;      // the same, for values to quantise
+constexpr int64_t kManyRows = 128;           // for a thread: it then multiplies its rows with all panels
+constexpr int kNoMemory = 2;
+
+// The call, as the caller packs it: fields of 8 bytes in this order.
+struct QuantisedLinear {
+  const void* x;           // [rows][width]
+  const uint32_t* panels;  // see Format
+  const void* scales;
+  const float* bias;       // [columns] or null
+  void* out;               // [rows][columns], of x's type or fp32; or [rows] fp32, the largest of each row
+  int64_t* at;             // null, or the columns of the largest
+  int64_t rows, columns, width;
+  Format format;
+  int64_t planes;  // of x
+  int64_t is_bf16, out_is_bf16, threads;
+  const QuantisedLinear* next;  // the call that comes after this one, if that is known
+
+  int used_threads() const { return rows * width * columns < kSmall ? 1 : (int)threads; }
+};
+
+// x in blocks, tile by tile, as A of the products: [tiles][blocks][rows of a tile].
+template <int kPlanes>
+struct BlockRows {
+  int64_t blocks, tile_rows;
+  std::vector<ByteBlock<kPlanes>> all;
+
+  template <class E>
+  void fill(const QuantisedLinear& op, int most_rows) {
+    blocks = op.width / kBlockValues;
+    const int64_t tiles = (op.rows + most_rows - 1) / most_rows;
+    tile_rows = (op.rows + tiles - 1) / tiles;
+    all.resize(tiles * blocks * tile_rows);
+    const int threads = op.rows * op.width < kSmallRows ? 1 : (int)op.threads;
+    parallel_ranges(threads, op.rows, [&](int64_t row, int64_t end) {
+      for (; row < end; row++) fill_row<E>(op, row);
+    });
+  }
+
+  const ByteBlock<kPlanes>* tile(int64_t index) const { return &all[index * blocks * tile_rows]; }
+
+ private:
+  // Not inlined, so that the size of a block is known where its loops are compiled.
+  template <class E>
+  __attribute__((noinline)) void fill_row(const QuantisedLinear& op, int64_t row) {
+    const auto* from = static_cast<const typename E::Value*>(op.x) + row * op.width;
+    ByteBlock<kPlanes>* to = &all[row / tile_rows * blocks * tile_rows + row % tile_rows];
+    for (int64_t i = 0; i < blocks; i++) fill_block<E>(from + i * kBlockValues, to[i * tile_rows]);
+  }
+
+  template <class E>
+  static INLINE void fill_block(const typename E::Value* from, ByteBlock<kPlanes>& to) {
+    int8_t* bytes[kPlanes];
+    for (int i = 0; i < kPlanes; i++) bytes[i] = reinterpret_cast<int8_t*>(to.words[i]);
+    int32_t totals[kPlanes], total = 0;
+    to.scale = quantise_block<E, kPlanes>(from, kBlockValues, bytes, totals);
+    for (int i = 0; i < kPlanes; i++) {
+      to.starts[i] = kBiasedStart * totals[i];
+      total = total * (1 << kPlaneBits) + totals[i];
+    }
+    to.offset = to.scale * (float)total;
+  }
+};
+
+// Where several tiles use a panel, they share the asking for the next one: memory then works while the registers do.
+// (One tile only reads, and the caches' own prefetchers do better.)
+template <Format F, int kPlanes, class Out>
+void multiply_blocks(const QuantisedLinear& op, const BlockRows<kPlanes>& x, const ProductPart& part, Out& out) {
+  const int64_t words = x.blocks * kPanelWords<F>, halves = x.blocks * kPanelScales<F>;
+  const int64_t first = part.row / x.tile_rows, count = (part.row_count() + x.tile_rows - 1) / x.tile_rows;
+  alignas(64) float room[kByteRows * kRoomStride];
+  for (int64_t panel = part.panel; panel < part.panel_end; panel++) {
+    const int64_t lines = count > 1 && panel + 1 < part.panel_end ? kPanelLines<F> : 0;
+    const auto* b_scale = static_cast<const uint16_t*>(op.scales) + panel * halves;
+    for (int64_t i = 0; i < count; i++) {
+      const int64_t row = (first + i) * x.tile_rows;
+      const TileSpan tile = {row, panel, (int)std::min(x.tile_rows, op.rows - row), 1};
+      multiply_byte_tile<F, kPlanes>({x.tile(first + i), x.tile_rows, op.panels + panel * words, b_scale, x.blocks,
+                                      out.place(room, tile), lines * i / count, lines * (i + 1) / count},
+                                     tile.rows);
+      out.take(part.index, room, tile);
+    }
+  }
+}
+
+#if ROOTGRAFT_AMX
+// For a panel; false where there is no memory, for a worker must not throw.
+template <Format F>
+bool make_room(std::vector<SignedBlock<F>>& unpacked, int64_t blocks) try {
+  unpacked.resize(blocks);
+  return true;
+} catch (const std::bad_alloc&) {
+  return false;
+}
+
+// The same by AMX, of panels that are unpacked once for all tiles. False: there is no memory for a panel.
+template <Format F, int kPlanes, class Out>
+bool multiply_blocks_amx(const QuantisedLinear& op, const BlockRows<kPlanes>& x, const ProductPart& part, Out& out) {
+  const int64_t words = x.blocks * kPanelWords<F>, halves = x.blocks * kPanelScales<F>;
+  const int64_t first = part.row / x.tile_rows, count = (part.row_count() + x.tile_rows - 1) / x.tile_rows;
+  static thread_local std::vector<SignedBlock<F>> unpacked;
+  if (!make_room(unpacked, x.blocks)) return false;
+  const AmxScope scope(amx_shapes((int)x.tile_rows, kBlockWords));
+  alignas(64) float room[kAmxRows * kRoomStride];
+  for (int64_t panel = part.panel; panel < part.panel_end; panel++) {
+    const int64_t lines = panel + 1 < part.panel_end ? kPanelLines<F> : 0;
+    const uint32_t* b = op.panels + panel * words;
+    const auto* b_scale = static_cast<const uint16_t*>(op.scales) + panel * halves;
+    unpack_panel<F>(b, b_scale, x.blocks, unpacked.data());
+    for (int64_t i = 0; i < count; i++) {
+      const int64_t row = (first + i) * x.tile_rows;
+      const TileSpan tile = {row, panel, (int)std::min(x.tile_rows, op.rows - row), 1};
+      multiply_byte_amx<F, kPlanes>({x.tile(first + i), x.tile_rows, b, b_scale, x.blocks, out.place(room, tile),
+                                     lines * i / count, lines * (i + 1) / count},
+                                    unpacked.data(), tile.rows);
+      out.take(part.index, room, tile);
+    }
+  }
+  return true;
+}
+#endif
+
+int64_t channel_words(const QuantisedLinear& op) { return (op.width + kWordBytes - 1) / kWordBytes; }
+
+Lines panels_of(const QuantisedLinear& op, int64_t panel, int64_t panel_end) {
+  const int64_t words = channel_words(op);
+  return {op.panels + panel * words * kWidth, (panel_end - panel) * words};
+}
+
+Lines panels_of(const QuantisedLinear& op, const ProductPart& part) {
+  return panels_of(op, part.panel, part.panel_end);
+}
+
+Cuts channel_cuts(const QuantisedLinear& op) {
+  return Cuts(op.used_threads(), op.rows, op.columns, 1, kChannelRows, kManyRows);
+}
+
+// Some rows times the channels of a part.
+struct ChannelPart {
+  const QuantisedLinear& op;
+  const ChannelRows& x;
+  const ProductPart part;
+  const Lines next;  // panels that this thread will probably multiply after those of the part
+
+  ChannelPart(const QuantisedLinear& op, const ChannelRows& x, const Cuts& cuts, int64_t index)
+      : op(op), x(x), part(cuts.part(index)), next(after(op, cuts, index)) {}
+
+  // The product of a tile, which asks for lines in memory.
+  ChannelProduct product(const TileSpan& tile, const TileRows& c, const Lines& ahead) const {
+    const int64_t words = channel_words(op), panel_words = words * kWidth;
+    return {x.low(tile.row), x.stride, x.row(tile.row), x.outliers(tile.row), x.outlier_stride,
+            op.panels + tile.panel * panel_words, panel_words,
+            static_cast<const float*>(op.scales) + tile.panel * kWidth, words, c, ahead.first, ahead.count};
+  }
+
+  // The panels after those of a tile, as many again.
+  Lines behind(const TileSpan& tile) const {
+    const int64_t end = tile.panel + tile.panels, left = part.panel_end - end;
+    if (left) return panels_of(op, end, end + std::min<int64_t>(tile.panels, left));
+    return {next.first, std::min(next.count, tile.panels * channel_words(op))};
+  }
+
+ private:
+  static Lines after(const QuantisedLinear& op, const Cuts& cuts, int64_t index) {
+    if (!cuts.is_last(index)) return panels_of(op, cuts.part(index + 1));
+    if (!op.next || op.next->format != Format::kChannels) return {op.panels, 0};
+    const Cuts others = channel_cuts(*op.next);
+    const int thread = std::min(cuts.thread_of(index), others.threads - 1);
+    return panels_of(*op.next, others.part(others.first_of(thread)));
+  }
+};
+
+// Several tiles of rows share the asking for the next panels, as those of blocks do.
+template <class Out>
+void multiply_channels(const ChannelPart& all, Out& out) {
+  const ProductPart& part = all.part;
+  const int row_count = part.row_count();
+  alignas(64) float room[kChannelRows * kRoomStride];
+  for_tiles<kChannelRows, kChannelPanels>(row_count, part.panel_count(), [&](int m, int rows, int p, int panels) {
+    const TileSpan tile = {part.row + m, part.panel + p, rows, panels};
+    const Lines none = {all.op.panels, 0};
+    const Lines ahead = row_count > kChannelRows ? all.behind(tile).between(m, m + rows, row_count) : none;
+    multiply_channel_tile(all.product(tile, out.place(room, tile), ahead), rows, panels);
+    out.take(part.index, room, tile);
+  });
+}
+
+#if ROOTGRAFT_AMX
+// The same by AMX. The first rows fetch the panels for all; where a part's panels are used by many rows, they stay in
+// the cache after that, and the next part's come meanwhile.
+template <class Out>
+void multiply_channels_amx(const ChannelPart& all, Out& out) {
+  const ProductPart& part = all.part;
+  const bool stays = stays_cached(part, channel_words(all.op));
+  const AmxScope scope(amx_shapes(amx_rows(part.row_count()), kAmxWords));
+  alignas(64) float room[kMostAmxRows * kRoomStride];
+  for_amx_tiles(part.row_count(), part.panel_count(), [&](int m, const AmxRows& rows, int p, int panels) {
+    const TileSpan tile = {part.row + m, part.panel + p, rows.all(), panels};
+    const Lines ahead = stays ? part.due(all.next, tile) : m == 0 ? all.behind(tile) : Lines{all.op.panels, 0};
+    multiply_channel_amx(all.product(tile, out.place(room, tile), ahead), rows, panels);
+    out.take(part.index, room, tile);
+  });
+}
+#endif
+
+template <Format F, int kPlanes, class E, class Out>
+void run_blocks(const QuantisedLinear& op) {
+  static thread_local BlockRows<kPlanes> x;
+  // Few rows are one tile of vectors, which need not unpack the weights into memory first.
+  const bool by_amx = op.rows > kByteRows && has_amx();
+  x.template fill<E>(op, by_amx ? kAmxRows : kByteRows);
+  const BlockRows<kPlanes>& rows = x;  // the caller's, on all threads
+  const Cuts cuts(op.used_threads(), op.rows, op.columns, rows.tile_rows, rows.tile_rows, kManyRows);
+  Out out(op, cuts.count());
+  std::atomic<bool> has_memory{true};
+  parallel_shares(cuts.threads, cuts.count(), [&](int64_t i) {
+    const ProductPart part = cuts.part(i);
+#if ROOTGRAFT_AMX
+    if (by_amx) {
+      if (!multiply_blocks_amx<F, kPlanes>(op, rows, part, out)) has_memory = false;
+      return;
+    }
+#endif
+    multiply_blocks<F, kPlanes>(op, rows, part, out);
+  });
+  out.finish();
+  if (!has_memory) throw std::bad_alloc();
+}
+
+template <class E, class Out>
+void run_channels(const QuantisedLinear& op) {
+  static thread_local ChannelRows x;
+  const int threads = op.rows * op.width < kSmallRows ? 1 : (int)op.threads;
+  x.fill<E>(static_cast<const typename E::Value*>(op.x), op.rows, op.width, threads);
+  const ChannelRows& rows = x;
+  const bool by_amx = op.rows > kByteRows && op.width % (kWordBytes * kAmxWords) == 0 && has_amx();
+  const Cuts cuts = channel_cuts(op);
+  Out out(op, cuts.count());
+  parallel_shares(cuts.threads, cuts.count(), [&](int64_t i) {
+    const ChannelPart all(op, rows, cuts, i);
+#if ROOTGRAFT_AMX
+    if (by_amx) return multiply_channels_amx(all, out);
+#endif
+    multiply_channels(all, out);
+  });
+  out.finish();
+}
+
+template <class E, class Out>
+void run(const QuantisedLinear& op) {
+  if (!op.rows) return;
+  switch (op.format) {
+    case Format::kNibbles:
+      return op.planes == 1 ? run_blocks<Format::kNibbles, 1, E, Out>(op) : run_blocks<Format::kNibbles, 2, E, Out>(op);
+    case Format::kBytes:
+      return op.planes == 1 ? run_blocks<Format::kBytes, 1, E, Out>(op) : run_blocks<Format::kBytes, 2, E, Out>(op);
+    case Format::kChannels: return run_channels<E, Out>(op);
+  }
+}
+
+}  // namespace
+}  // namespace rootgraft
+
+using namespace rootgraft;
+
+extern "C" int quantised_linear(const QuantisedLinear* op) try {
+  with_types([&](auto element, auto to) {
+    if (op->at) run<decltype(element), Searched<Fp32>>(*op);
+    else run<decltype(element), Stored<Fp32, decltype(to)>>(*op);
+  }, op->is_bf16, op->out_is_bf16);
+  return 0;
+} catch (const std::bad_alloc&) {
+  return kNoMemory;
+}
+
+extern "C" int64_t quantised_linear_size() { return sizeof(QuantisedLinear); }

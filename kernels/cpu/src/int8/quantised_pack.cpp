@@ -1,0 +1,171 @@
+// Quantised weights: laid out in panels of 16 columns, and read back row by row.
+#include <algorithm>
+#include <atomic>
+#include <new>
+#include <vector>
+
+#include "gguf/block_tile.h"
+#include "simd/parallel.h"
+#include "int8/quantise.h"
+#include "gemm/tile.h"
+
+namespace rootgraft {
+namespace {
+
+constexpr uint32_t kBias = 0x80808080u;  // 128 in each byte
+constexpr int kRefused = 1, kNoMemory = 2;
+
+// ggml's blocks of 32 values to panels. The call, as the caller packs it: fields of 8 bytes in this order.
+struct PackBlocks {
+  const uint8_t* rows;  // [columns][blocks] of: half scale, half minimum, 16 bytes of nibbles; or half scale, 32 bytes
+  uint32_t* panels;     // [ceil(columns / 16)][blocks][4 or 8][16] words; past the last column it is repeated
+  uint16_t* scales;     // [ceil(columns / 16)][blocks][2 or 1][16]
+  int64_t columns, blocks, is_nibbles, threads;
+
+  int words() const { return is_nibbles ? kBlockWords / 2 : kBlockWords; }
+  int halves() const { return is_nibbles ? 2 : 1; }
+  int64_t block_bytes() const { return halves() * sizeof(uint16_t) + words() * kWordBytes; }
+};
+
+// Writes lane `lane` of a panel. False if a scale or a minimum is not finite.
+bool pack_column(const PackBlocks& op, const uint8_t* from, int lane, uint32_t* panel, uint16_t* scales) {
+  const int words = op.words(), halves = op.halves();
+  bool finite = true;
+  for (int64_t block = 0; block < op.blocks; block++) {
+    for (int i = 0; i < halves; i++, from += sizeof(uint16_t), scales += kWidth) {
+      scales[lane] = load_as<uint16_t>(from);
+      finite &= (scales[lane] & 0x7C00) != 0x7C00;
+    }
+    for (int i = 0; i < words; i++, from += kWordBytes, panel += kWidth) {
+      panel[lane] = load_as<uint32_t>(from) ^ (op.is_nibbles ? 0 : kBias);
+    }
+  }
+  return finite;
+}
+
+// A matrix to signed bytes, each row with a scale. The call, as the caller packs it.
+struct PackChannels {
+  const void* weight;  // [columns][width]
+  uint32_t* panels;    // [ceil(columns / 16)][ceil(width / 4)][16] words
+  float* scales;       // [ceil(columns / 16)][16]
+  int64_t columns, width, is_bf16, threads;
+};
+
+template <class E>
+void pack_channels_panel(const PackChannels& op, int64_t panel) {
+  const int64_t words = (op.width + kWordBytes - 1) / kWordBytes, stride = (words + 3) / 4 * 4;
+  std::vector<uint32_t> bytes(kWidth * stride);
+  const uint32_t* rows[kWidth];
+  for (int i = 0; i < kWidth; i++) {
+    const int64_t row = std::min(panel * kWidth + i, op.columns - 1);
+    const auto* from = static_cast<const typename E::Value*>(op.weight) + row * op.width;
+    int32_t total[1];
+    auto* to = reinterpret_cast<int8_t*>(&bytes[i * stride]);
+    op.scales[panel * kWidth + i] = quantise_block<E>(from, op.width, {to}, total);
+    rows[i] = &bytes[i * stride];
+  }
+  uint32_t* out = op.panels + panel * words * kWidth;
+  transpose_rows(rows, (int)words, out);
+  for (int64_t i = 0; i < words * kWidth; i++) out[i] ^= kBias;
+}
+
+// Rows of the weight as numbers. The call, as the caller packs it.
+struct QuantisedRows {
+  const int64_t* ids;      // [count]
+  const uint32_t* panels;  // see Format
+  const void* scales;
+  float* out;              // [count][width]
+  int64_t count, columns, width;
+  Format format;
+  int64_t threads;
+};
+
+int32_t byte_of(uint32_t word, int64_t i) { return (int32_t)(word >> 8 * i & 0xFF); }
+
+void read_nibbles(const QuantisedRows& op, int64_t panel, int64_t lane, float* out) {
+  const int64_t blocks = op.width / kBlockValues, half = kBlockWords / 2;
+  const uint32_t* words = op.panels + panel * blocks * half * kWidth + lane;
+  const uint16_t* scales = static_cast<const uint16_t*>(op.scales) + panel * blocks * 2 * kWidth;
+  for (int64_t block = 0; block < blocks; block++, out += kBlockValues, scales += 2 * kWidth) {
+    float scale[kWidth], minimum[kWidth];
+    store(scale, load_half(scales));
+    store(minimum, load_half(scales + kWidth));
+    for (int64_t i = 0; i < half * kWordBytes; i++) {
+      const int32_t both = byte_of(words[(block * half + i / kWordBytes) * kWidth], i % kWordBytes);
+      out[i] = scale[lane] * (float)(both & 15) + minimum[lane];
+      out[i + half * kWordBytes] = scale[lane] * (float)(both >> 4) + minimum[lane];
+    }
+  }
+}
+
+void read_bytes(const QuantisedRows& op, int64_t panel, int64_t lane, float* out) {
+  const bool has_blocks = op.format == Format::kBytes;
+  const int64_t size = has_blocks ? kBlockValues : op.width, blocks = op.width / size;
+  const int64_t words = (op.width + kWordBytes - 1) / kWordBytes;
+  const uint32_t* from = op.panels + panel * words * kWidth + lane;
+  float scale[kWidth];
+  for (int64_t i = 0; i < op.width; i++) {
+    if (i % size == 0) {
+      const int64_t at = (panel * blocks + i / size) * kWidth;
+      store(scale, has_blocks ? load_half(static_cast<const uint16_t*>(op.scales) + at)
+                              : load(static_cast<const float*>(op.scales) + at));
+    }
+    out[i] = scale[lane] * (float)(byte_of(from[i / kWordBytes * kWidth], i % kWordBytes) - 128);
+  }
+}
+
+}  // namespace
+}  // namespace rootgraft
+
+using namespace rootgraft;
+
+extern "C" int pack_blocks(const PackBlocks* op) {
+  std::atomic<bool> finite{true};
+  parallel_ranges((int)op->threads, (op->columns + kWidth - 1) / kWidth, [&](int64_t panel, int64_t end) {
+    const int64_t row_bytes = op->blocks * op->block_bytes();
+    for (; panel < end; panel++) {
+      uint32_t* words = op->panels + panel * op->blocks * op->words() * kWidth;
+      uint16_t* scales = op->scales + panel * op->blocks * op->halves() * kWidth;
+      for (int i = 0; i < kWidth; i++) {
+        const int64_t row = std::min(panel * kWidth + i, op->columns - 1);
+        if (!pack_column(*op, op->rows + row * row_bytes, i, words, scales)) finite = false;
+      }
+    }
+  });
+  return finite ? 0 : kRefused;
+}
+
+extern "C" int64_t pack_blocks_size() { return sizeof(PackBlocks); }
+
+extern "C" int pack_channels(const PackChannels* op) {
+  std::atomic<bool> has_memory{true};
+  with_types([&](auto element) {
+    parallel_ranges((int)op->threads, (op->columns + kWidth - 1) / kWidth, [&](int64_t panel, int64_t end) {
+      try {
+        for (; panel < end; panel++) pack_channels_panel<decltype(element)>(*op, panel);
+      } catch (const std::bad_alloc&) {
+        has_memory = false;
+      }
+    });
+  }, op->is_bf16);
+  return has_memory ? 0 : kNoMemory;
+}
+
+extern "C" int64_t pack_channels_size() { return sizeof(PackChannels); }
+
+extern "C" int quantised_rows(const QuantisedRows* op) {
+  for (int64_t i = 0; i < op->count; i++) {
+    if (op->ids[i] < 0 || op->ids[i] >= op->columns) return kRefused;
+  }
+  parallel_ranges(op->count < 8 ? 1 : (int)op->threads, op->count, [&](int64_t i, int64_t end) {
+    for (; i < end; i++) {
+      const int64_t panel = op->ids[i] / kWidth, lane = op->ids[i] % kWidth;
+      float* out = op->out + i * op->width;
+      if (op->format == Format::kNibbles) read_nibbles(*op, panel, lane, out);
+      else read_bytes(*op, panel, lane, out);
+    }
+  });
+  return 0;
+}
+
+extern "C" int64_t quantised_rows_size() { return sizeof(QuantisedRows); }

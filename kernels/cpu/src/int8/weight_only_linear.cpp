@@ -1,0 +1,182 @@
+// y = x W^T + b with W in signed bytes, a scale for each column, widened to x's type on the way: no other rounding.
+#include <algorithm>
+#include <atomic>
+#include <new>
+#include <vector>
+
+#include "int8/int8_dot.h"
+#include "simd/partition.h"
+#include "simd/parallel.h"
+#include "gemm/tile_amx.h"
+
+namespace rootgraft {
+namespace {
+
+#if ROOTGRAFT_AMX
+constexpr int kMostRows = kMostAmxRows;  // of a product
+#else
+constexpr int kMostRows = kTileRows;
+#endif
+
+constexpr int64_t kSmall = 1 << 14;  // multiplications below which one thread is faster
+constexpr int kNoMemory = 2;
+
+// The call, as the caller packs it: fields of 8 bytes in this order.
+struct WidenedLinear {
+  const uint32_t* x;       // [rows][words of x's type]
+  const uint32_t* panels;  // [ceil(columns / 16)][ceil(width / 4)][16] words of bytes, each a signed number + 128
+  const float* scales;     // [ceil(columns / 16)][16]
+  const float* bias;       // [columns] or null
+  void* out;               // [rows][columns], of x's type or fp32
+  int64_t rows, columns, width, is_bf16, out_is_bf16, threads;
+
+  int64_t panel_words() const { return (width + kWordBytes - 1) / kWordBytes * kWidth; }
+};
+
+// Byte i of each lane as a number, less the 128 that it is stored with.
+INLINE FloatPart number(const WordPart& bytes, int i) {
+  const IntPart value = (IntPart)((bytes ^ 0x80808080u) << (24 - 8 * i)) >> 24;
+  return __builtin_convertvector(value, FloatPart);
+}
+
+// Words of 16 columns, four values along K each, to as many words of E: numbers of 8 bits are exact in either type.
+template <class E>
+INLINE void widen_word(const Words& bytes, uint32_t* to) {
+  for (int part = 0; part < kParts; part++) {
+    const auto put = [&](int word, const WordPart& value) {
+      std::memcpy(to + word * kWidth + part * kLanes, &value, sizeof(value));
+    };
+#pragma GCC unroll 4
+    for (int i = 0; i < kWordBytes; i += E::kPerWord) {
+      const WordPart first = (WordPart)number(bytes.part[part], i);
+      if constexpr (E::kPerWord == 1) put(i, first);
+      else put(i / 2, first >> 16 | ((WordPart)number(bytes.part[part], i + 1) & 0xFFFF0000u));
+    }
+  }
+}
+
+#if defined(__AVX512VBMI__)
+// The bits of bf16 numbers 0 .. 127, low bytes and high bytes apart.
+struct Bf16Bytes {
+  alignas(64) uint8_t low[128] = {}, high[128] = {};
+
+  constexpr Bf16Bytes() {
+    for (int value = 1; value < 128; value++) {
+      int exponent = 0;
+      while (value >> (exponent + 1)) exponent++;
+      const int bits = (127 + exponent) << 7 | (value << (7 - exponent) & 0x7F);
+      low[value] = bits & 0xFF;
+      high[value] = bits >> 8;
+    }
+  }
+};
+
+constexpr Bf16Bytes kBf16Bytes;
+
+// The same by looking bytes up.
+template <>
+INLINE void widen_word<Bf16>(const Words& bytes, uint32_t* to) {
+  // In 128 bits of 4 columns: the first two values of each, then the other two.
+  const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+  const __m512i sign = _mm512_set1_epi8((char)0x80);
+  const __m512i value = _mm512_xor_si512(_mm512_shuffle_epi8((__m512i)bytes.part[0], order), sign);
+  const __m512i magnitude = _mm512_abs_epi8(value);
+  const auto look_up = [&](const uint8_t* table) {
+    return _mm512_permutex2var_epi8(_mm512_load_si512(table), magnitude, _mm512_load_si512(table + 64));
+  };
+  const __m512i low = look_up(kBf16Bytes.low);
+  const __m512i high = _mm512_ternarylogic_epi32(look_up(kBf16Bytes.high), value, sign, 0xF8);  // a | b & c
+  _mm512_storeu_si512(to, _mm512_unpacklo_epi8(low, high));
+  _mm512_storeu_si512(to + kWidth, _mm512_unpackhi_epi8(low, high));
+}
+#endif
+
+template <class E, class To>
+void store_tile(const WidenedLinear& op, const float* sums, int64_t row, int rows, int64_t column, int columns) {
+  for (int m = 0; m < rows; m++, sums += kTilePanels * kWidth) {
+    auto* out = static_cast<typename To::Value*>(op.out) + (row + m) * op.columns + column;
+    const float *scales = op.scales + column, *bias = op.bias + column;
+    int i = 0;
+    for (; i + kWidth <= columns; i += kWidth) {
+      const Floats sum = load(sums + i) * load(scales + i);
+      To::store(out + i, op.bias ? sum + load(bias + i) : sum);
+    }
+    for (; i < columns; i++) out[i] = To::narrow(op.bias ? sums[i] * scales[i] + bias[i] : sums[i] * scales[i]);
+  }
+}
+
+// All rows times some panels in E, words apart.
+template <class E, class To>
+void multiply_wide(const WidenedLinear& op, const uint32_t* wide, int64_t words, int64_t panel, int panels) {
+  const int64_t steps = (op.width + E::kPerWord - 1) / E::kPerWord;
+  alignas(64) float sums[kMostRows * kTilePanels * kWidth];
+  const auto product = [&](int row, int p) {
+    return Product{op.x + row * steps, steps, wide + p * words, words, steps, {sums, kTilePanels * kWidth}, nullptr};
+  };
+  const auto put = [&](int row, int rows, int p, int count) {
+    const int64_t column = (panel + p) * kWidth;
+    store_tile<E, To>(op, sums, row, rows, column, (int)std::min<int64_t>(count * kWidth, op.columns - column));
+  };
+#if ROOTGRAFT_AMX
+  if (E::kPerWord == Bf16::kPerWord && takes_amx(steps)) {
+    const AmxScope scope(amx_shapes(amx_rows((int)op.rows), kAmxWords));
+    return for_amx_tiles((int)op.rows, panels, [&](int row, const AmxRows& rows, int p, int count) {
+      multiply_amx<AmxWords::kBf16>(product(row, p), rows, count);
+      put(row, rows.all(), p, count);
+    });
+  }
+#endif
+  for_tiles((int)op.rows, panels, [&](int row, int rows, int p, int count) {
+    multiply_tile<E>(product(row, p), rows, count);
+    put(row, rows, p, count);
+  });
+}
+
+// All rows times panels [panel, panel_end), a few at a time: widened once, then used by all rows.
+template <class E, class To>
+void multiply_block(const WidenedLinear& op, int64_t panel, int64_t panel_end) {
+  const int64_t words = op.panel_words() * (kWordBytes / E::kPerWord);
+  constexpr int most = kTilePanels;
+  static thread_local std::vector<Words> wide;  // whose lines are whole
+  wide.resize(most * words / kWidth);
+  auto* to = reinterpret_cast<uint32_t*>(wide.data());
+  for (; panel < panel_end; panel += most) {
+    const int panels = (int)std::min<int64_t>(most, panel_end - panel);
+    const uint32_t* from = op.panels + panel * op.panel_words();
+    for (int64_t i = 0; i < panels * op.panel_words(); i += kWidth) {
+      widen_word<E>(load_words(from + i), to + i * (kWordBytes / E::kPerWord));
+    }
+    multiply_wide<E, To>(op, to, words, panel, panels);
+  }
+}
+
+template <class E, class To>
+int run(const WidenedLinear& op) {
+  if (!op.rows) return 0;
+  const int64_t panels = (op.columns + kWidth - 1) / kWidth;
+  const int threads = op.rows * op.width * op.columns < kSmall ? 1 : (int)op.threads;
+  const int64_t slices = slice_count(threads, op.rows, panels, kTileRows);
+  std::atomic<bool> has_memory{true};
+  parallel_items(threads, slices, [&](int64_t slice) {
+    try {
+      multiply_block<E, To>(op, panels * slice / slices, panels * (slice + 1) / slices);
+    } catch (const std::bad_alloc&) {
+      has_memory = false;
+    }
+  });
+  return has_memory ? 0 : kNoMemory;
+}
+
+}  // namespace
+}  // namespace rootgraft
+
+using namespace rootgraft;
+
+extern "C" int widened_linear(const WidenedLinear* op) {
+  int failed = 0;
+  with_types([&](auto element, auto out_element) { failed = run<decltype(element), decltype(out_element)>(*op); },
+             op->is_bf16, op->out_is_bf16);
+  return failed;
+}
+
+extern "C" int64_t widened_linear_size() { return sizeof(WidenedLinear); }

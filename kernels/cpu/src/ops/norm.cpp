@@ -1,0 +1,67 @@
+// RMS norm, alone or after the addition to the residual stream: one pass to add and square, one to scale.
+#include "ops/norm.h"
+
+#include "simd/parallel.h"
+
+namespace rootgraft {
+namespace {
+
+constexpr int64_t kSmall = 1 << 14;  // elements below which one thread is faster
+
+// The call, as the caller packs it: fields of 8 bytes in this order.
+struct RmsNorm {
+  const void* x;       // [rows][width]
+  float* residual;     // [rows][width] or null: to be added to, and normed in place of x
+  const void* weight;  // [width]
+  void* out;           // [rows][width]
+  int64_t rows, width, is_bf16, weight_is_bf16, out_is_bf16, threads;
+  double eps, offset;
+};
+
+template <class E>
+float add_and_square(const typename E::Value* x, float* residual, int64_t count) {
+  Floats total = broadcast(0.0f);
+  int64_t i = 0;
+  for (; i + kWidth <= count; i += kWidth) {
+    const Floats value = load(residual + i) + E::load(x + i);
+    store(residual + i, value);
+    total = fma(value, value, total);
+  }
+  float result = sum(total);
+  for (; i < count; i++) {
+    residual[i] += E::widen(x[i]);
+    result += residual[i] * residual[i];
+  }
+  return result;
+}
+
+template <class E, class W, class To>
+void run_row(const RmsNorm& op, int64_t row) {
+  const auto* x = static_cast<const typename E::Value*>(op.x) + row * op.width;
+  const auto* weight = static_cast<const typename W::Value*>(op.weight);
+  auto* out = static_cast<typename To::Value*>(op.out) + row * op.width;
+  float* stream = op.residual ? op.residual + row * op.width : nullptr;
+  const float squares = stream ? add_and_square<E>(x, stream, op.width) : sum_of_squares<E>(x, op.width);
+  const float scale = 1.0f / std::sqrt(squares / (float)op.width + (float)op.eps);
+  if (stream) scale_by_weight<Fp32, W, To>(stream, weight, (float)op.offset, scale, out, op.width);
+  else scale_by_weight<E, W, To>(x, weight, (float)op.offset, scale, out, op.width);
+}
+
+}  // namespace
+}  // namespace rootgraft
+
+using namespace rootgraft;
+
+extern "C" int rms_norm(const RmsNorm* op) {
+  const auto run = [&](auto element, auto weight_element, auto out_element) {
+    parallel_ranges(op->rows * op->width < kSmall ? 1 : (int)op->threads, op->rows, [&](int64_t row, int64_t end) {
+      for (; row < end; row++) {
+        run_row<decltype(element), decltype(weight_element), decltype(out_element)>(*op, row);
+      }
+    });
+  };
+  with_types(run, op->is_bf16, op->weight_is_bf16, op->out_is_bf16);
+  return 0;
+}
+
+extern "C" int64_t rms_norm_size() { return sizeof(RmsNorm); }

@@ -1,0 +1,162 @@
+// From the fused projection to rotated queries, and to keys and values in their cells of the cache.
+#include "attention/int8_kv.h"
+#include "ops/norm.h"
+#include "simd/parallel.h"
+
+namespace rootgraft {
+namespace {
+
+constexpr int64_t kSmall = 1 << 13;  // elements below which one thread is faster
+constexpr int64_t kAhead = 4;  // tokens between the asking for memory and its use
+
+// The call, as the caller packs it: fields of 8 bytes in this order.
+struct RopeStore {
+  const void* qkv;              // [tokens][heads + 2 * kv_heads][head_dim]
+  const int64_t* positions;     // [tokens]
+  const float* cos_sin;         // [max_position][rotary_dim] or null
+  const int64_t* cells;         // [tokens]
+  void *k_cache, *v_cache;      // [num_pages][kv_heads][page_size][head_dim], or as int8_kv.h says
+  const void *q_norm, *k_norm;  // [head_dim] or null
+  void* q_out;                  // [tokens][heads][head_dim]
+  int64_t tokens, heads, kv_heads, head_dim, rotary_dim, max_position, num_pages, page_size;
+  int64_t is_bf16, norm_is_bf16, threads, kv_is_int8;
+  double eps, offset;
+};
+
+bool in_bounds(const RopeStore& op) {
+  for (int64_t token = 0; token < op.tokens; token++) {
+    if (op.cells[token] < 0 || op.cells[token] >= op.num_pages * op.page_size) return false;
+    if (op.cos_sin && (op.positions[token] < 0 || op.positions[token] >= op.max_position)) return false;
+  }
+  return true;
+}
+
+// Turns each pair (i, i + half) by its angle.
+INLINE void rotate(float* head, const float* cos, int64_t half) {
+  const float* sin = cos + half;
+  float* second = head + half;
+  int64_t i = 0;
+  for (; i + kWidth <= half; i += kWidth) {
+    const Floats a = load(head + i), b = load(second + i), c = load(cos + i), s = load(sin + i);
+    store(head + i, a * c - b * s);
+    store(second + i, b * c + a * s);
+  }
+  for (; i < half; i++) {
+    const float a = head[i], b = second[i];
+    head[i] = a * cos[i] - b * sin[i];
+    second[i] = b * cos[i] + a * sin[i];
+  }
+}
+
+template <class From, class To>
+INLINE void convert(const typename From::Value* from, typename To::Value* to, int64_t count) {
+  int64_t i = 0;
+  for (; i + kWidth <= count; i += kWidth) To::store(to + i, From::load(from + i));
+  for (; i < count; i++) to[i] = To::narrow(From::widen(from[i]));
+}
+
+template <class E, class W>
+INLINE void turn_head(const RopeStore& op, const typename E::Value* from, const void* norm, const float* cos,
+                      float* head) {
+  if (norm) {
+    const float scale = 1.0f / std::sqrt(sum_of_squares<E>(from, op.head_dim) / (float)op.head_dim + (float)op.eps);
+    scale_by_weight<E, W, Fp32>(from, static_cast<const typename W::Value*>(norm), (float)op.offset, scale,
+                                head, op.head_dim);
+  } else {
+    convert<E, Fp32>(from, head, op.head_dim);
+  }
+  if (cos) rotate(head, cos, op.rotary_dim / 2);
+}
+
+// Where the key or value of a token and a KV head goes, in elements of its cache.
+INLINE int64_t cell_offset(const RopeStore& op, int64_t token, int64_t head) {
+  const int64_t page = op.cells[token] / op.page_size, cell = op.cells[token] % op.page_size;
+  return ((page * op.kv_heads + head) * op.page_size + cell) * op.head_dim;
+}
+
+// A KV head of the page of a token, of 8 bits, in its cache.
+INLINE uint8_t* int8_head(const RopeStore& op, void* cache, int64_t token, int64_t head) {
+  const int64_t head_bytes = op.page_size * (op.head_dim + kScaleBytes);
+  return static_cast<uint8_t*>(cache) + (op.cells[token] / op.page_size * op.kv_heads + head) * head_bytes;
+}
+
+INLINE void prefetch_int8_token(const RopeStore& op, int64_t token, int64_t head) {
+  const int64_t cell = op.cells[token] % op.page_size, dims = op.head_dim;
+  const uint8_t *keys = int8_head(op, op.k_cache, token, head), *values = int8_head(op, op.v_cache, token, head);
+  const int64_t panel = int8_panel(cell, dims), word = cell / kWordBytes * kWordBytes * dims;
+  for (int64_t i = 0; i < kWidth * dims; i += 64) __builtin_prefetch(keys + panel + i, 1);
+  for (int64_t i = 0; i < kWordBytes * dims; i += 64) __builtin_prefetch(values + word + i, 1);
+  __builtin_prefetch(keys + int8_scale(cell, op.page_size, dims), 1);
+  __builtin_prefetch(values + int8_scale(cell, op.page_size, dims), 1);
+}
+
+// Asks for all that a token reads and writes: the weights that pass between two calls drive everything out of the
+// caches, and stores to memory wait for one another.
+template <class E>
+void prefetch_token(const RopeStore& op, int64_t token) {
+  using Value = typename E::Value;
+  const auto ask = [](const void* base, int64_t first, int64_t count) {
+    const auto* values = static_cast<const Value*>(base) + first;
+    for (int64_t i = 0; i < count; i += 64 / sizeof(Value)) __builtin_prefetch(values + i, 1);
+  };
+  const int64_t width = (op.heads + 2 * op.kv_heads) * op.head_dim, q_width = op.heads * op.head_dim;
+  ask(op.qkv, token * width, width);
+  ask(op.q_out, token * q_width, q_width);
+  for (int64_t head = 0; head < op.kv_heads; head++) {
+    if (op.kv_is_int8) {
+      prefetch_int8_token(op, token, head);
+    } else {
+      ask(op.k_cache, cell_offset(op, token, head), op.head_dim);
+      ask(op.v_cache, cell_offset(op, token, head), op.head_dim);
+    }
+  }
+}
+
+template <class E, class W>
+void run_token(const RopeStore& op, int64_t token) {
+  using Value = typename E::Value;
+  const Value* from = static_cast<const Value*>(op.qkv) + token * (op.heads + 2 * op.kv_heads) * op.head_dim;
+  const float* cos = op.cos_sin ? op.cos_sin + op.positions[token] * op.rotary_dim : nullptr;
+  Value* q_out = static_cast<Value*>(op.q_out) + token * op.heads * op.head_dim;
+  float turned[kMaxHeadDim];
+  for (int64_t head = 0; head < op.heads; head++, from += op.head_dim, q_out += op.head_dim) {
+    turn_head<E, W>(op, from, op.q_norm, cos, turned);
+    convert<Fp32, E>(turned, q_out, op.head_dim);
+  }
+  const Value* values = from + op.kv_heads * op.head_dim;
+  for (int64_t head = 0; head < op.kv_heads; head++, from += op.head_dim, values += op.head_dim) {
+    turn_head<E, W>(op, from, op.k_norm, cos, turned);
+    if (op.kv_is_int8) {
+      const int64_t cell = op.cells[token] % op.page_size;
+      store_int8_key<Fp32>(turned, int8_head(op, op.k_cache, token, head), cell, op.page_size, op.head_dim);
+      store_int8_value<E>(values, int8_head(op, op.v_cache, token, head), cell, op.page_size, op.head_dim);
+    } else {
+      const int64_t target = cell_offset(op, token, head);
+      convert<Fp32, E>(turned, static_cast<Value*>(op.k_cache) + target, op.head_dim);
+      std::memcpy(static_cast<Value*>(op.v_cache) + target, values, op.head_dim * sizeof(Value));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace rootgraft
+
+using namespace rootgraft;
+
+// 0, or 1: a position or a cell lies outside its table, and nothing was written.
+extern "C" int rope_store_kv(const RopeStore* op) {
+  if (!in_bounds(*op)) return 1;
+  const int64_t tokens = op->tokens, elements = tokens * (op->heads + 2 * op->kv_heads) * op->head_dim;
+  const auto run = [&](auto element, auto norm_element) {
+    parallel_ranges(elements < kSmall ? 1 : (int)op->threads, tokens, [&](int64_t first, int64_t end) {
+      for (int64_t token = first - kAhead; token < end; token++) {
+        if (token + kAhead < end) prefetch_token<decltype(element)>(*op, token + kAhead);
+        if (token >= first) run_token<decltype(element), decltype(norm_element)>(*op, token);
+      }
+    });
+  };
+  with_types(run, op->is_bf16, op->norm_is_bf16);
+  return 0;
+}
+
+extern "C" int64_t rope_store_kv_size() { return sizeof(RopeStore); }

@@ -1,0 +1,223 @@
+"""All adapters of an engine behind one face: names and versions, loading, host memory, device slots.
+
+    disk ---- background ----> host cache ---- install ----> slot
+
+The engine's thread calls every method; none of them reads a file. That is the work of two threads, one for new
+adapters and one for those that a slot waits for, so that these do not stand behind a thousand new ones. What they have
+done is taken over in ``poll``, once a step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Semaphore
+
+from .device_slots import SlotPool
+from .errors import AdapterError
+from .host_cache import HostCache
+from .lora_step import AdapterBank
+from .prepare_factors import PreparedAdapter
+from .read_adapter import AdapterReader
+from .registry import AdapterRegistry, AdapterVersion
+from .safe_paths import check_name
+
+_MOST_UNTAKEN = 4  # loaded adapters that wait for ``poll``; the next is not begun before, or memory would grow
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """How a ``load`` ended: the new version, or the error."""
+
+    name: str
+    version: AdapterVersion | None
+    error: AdapterError | None
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A version whose files could not be read again: its sequences must be ended with this error."""
+
+    version: AdapterVersion
+    error: AdapterError
+
+
+@dataclass(slots=True)
+class _Load:
+    """A load under way; ``wanted`` until its name is unloaded."""
+
+    name: str
+    path: str
+    trusted: bool
+    future: Future[PreparedAdapter]
+    wanted: bool = True
+
+
+class Adapters:
+    """Names, versions, memory and slots of all adapters.
+
+    Args:
+        reader: of adapters for this base model.
+        max_loras: device slots.
+        max_adapters: names at a time, and loads under way.
+        max_cpu_bytes: of adapters in host memory.
+        patience: steps after which a waiting adapter gets a slot closed for it.
+
+    Attributes:
+        registry: names and versions; read it, pin and unpin through it.
+        slots: for the scheduler: ``acquire``, ``release`` and ``prefetch`` take load ids and slots.
+        bank: for the runner: what is in the slots.
+        cache: host memory.
+    """
+
+    def __init__(
+        self, reader: AdapterReader, *, max_loras: int, max_adapters: int, max_cpu_bytes: int, patience: int
+    ) -> None:
+        self.registry = AdapterRegistry(max_adapters)
+        self.bank = AdapterBank(reader.layout, max_loras)
+        self.cache = HostCache(max_cpu_bytes)
+        self.slots = SlotPool(max_loras, patience, self._fetch, self._install, self._clear)
+        self._reader = reader
+        self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-loads")
+        self._fetcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-fetches")
+        self._room = Semaphore(_MOST_UNTAKEN)
+        self._loads: deque[_Load] = deque()  # one thread ends them in this order
+        self._fetches: dict[int, Future[PreparedAdapter]] = {}
+        self._broken: list[Broken] = []
+        self._pinned: dict[int, str] = {}  # slot -> digest
+
+    @property
+    def num_loading(self) -> int:
+        """Loads under way."""
+        return len(self._loads)
+
+    def load(self, name: str, path: str, *, trusted: bool = False) -> None:
+        """Begin to load the adapter in a folder under a name, new or in use; ``poll`` tells how it ended.
+
+        Until then the name stands for what it stood for before, and so it does after an error. A trusted path may lead
+        outside the folder of adapters.
+
+        Raises:
+            AdapterError: the name is none that an adapter can have, or there is no room.
+        """
+        check_name(name)
+        self.registry.check_room(name)
+        if len(self._loads) >= self.registry.max_adapters:
+            raise AdapterError(f"{len(self._loads)} adapters are being loaded; try again later.")
+        self._loads.append(_Load(name, path, trusted, self._loader.submit(self._read, path, trusted)))
+
+    def unload(self, name: str) -> None:
+        """Let a name stand for nothing. Sequences that use its version go on; loads of it that run are for nothing.
+
+        Raises:
+            AdapterError: there is no such name, loaded or being loaded.
+        """
+        running = [load for load in self._loads if load.name == name and load.wanted]
+        for load in running:
+            load.wanted = False
+        if self.registry.get(name) is not None or not running:
+            self.registry.remove(name)
+
+    def poll(self) -> list[LoadResult]:
+        """Take over what the background threads have done. Call it once, at the beginning of each step."""
+        self.slots.tick()
+        for load_id in [load_id for load_id, future in self._fetches.items() if future.done()]:
+            self._finish_fetch(load_id, self._fetches.pop(load_id))
+        results = []
+        while self._loads and self._loads[0].future.done():
+            results.append(self._finish_load(self._loads.popleft()))
+        return results
+
+    def take_broken(self) -> list[Broken]:
+        """Versions that broke since the last call. Their names stand for nothing any more."""
+        broken, self._broken = self._broken, []
+        return broken
+
+    def take_ended(self) -> list[str]:
+        """Digests whose last version ended since the last call: KV computed with them can go."""
+        ended = self.registry.take_ended()
+        for version in ended:
+            self.slots.drop(version.load_id)
+        dead = dict.fromkeys(version.digest for version in ended if not self.registry.is_alive(version.digest))
+        for digest in dead:
+            self.cache.drop(digest)
+        return list(dead)
+
+    def close(self) -> None:
+        """End the background threads after what they are doing."""
+        self._room.release(len(self._loads) + 1)
+        for thread in (self._loader, self._fetcher):
+            thread.shutdown(wait=True, cancel_futures=True)
+
+    def _read(self, path: str, trusted: bool) -> PreparedAdapter:
+        """On the loader's thread."""
+        self._room.acquire()
+        return self._reader.read(path, trusted=trusted)
+
+    def _finish_load(self, load: _Load) -> LoadResult:
+        self._room.release()
+        try:
+            adapter = _outcome(load.future)
+            if not load.wanted:
+                raise AdapterError(f"The adapter {load.name!r} was unloaded while it was being loaded.", "name")
+            version = self.registry.add(load.name, load.path, adapter, trusted=load.trusted)
+        except AdapterError as error:
+            return LoadResult(load.name, None, error)
+        self.cache.put(adapter)
+        return LoadResult(load.name, version, None)
+
+    def _fetch(self, load_id: int) -> None:
+        """Bring a version to the host cache for the slot that waits for it."""
+        version = self._version(load_id)
+        if self.cache.get(version.digest) is not None:
+            self.slots.loaded(load_id)
+        elif load_id not in self._fetches:
+            job = self._fetcher.submit(self._reader.read_again, version.path, version.digest, trusted=version.trusted)
+            self._fetches[load_id] = job
+
+    def _finish_fetch(self, load_id: int, future: Future[PreparedAdapter]) -> None:
+        version = self.registry.version(load_id)
+        try:
+            adapter = _outcome(future)
+        except AdapterError as error:
+            self.slots.failed(load_id)
+            if version is not None:
+                self._break(version, error)
+            return
+        if version is not None:
+            self.cache.put(adapter)
+            self.slots.loaded(load_id)
+
+    def _break(self, version: AdapterVersion, error: AdapterError) -> None:
+        self._broken.append(Broken(version, error))
+        if not version.retired:
+            self.registry.remove(version.name)
+
+    def _install(self, slot: int, load_id: int) -> None:
+        digest = self._version(load_id).digest
+        adapter = self.cache.get(digest)
+        assert adapter is not None, f"adapter {load_id} is installed without being in host memory"
+        self.cache.pin(digest)
+        self.bank.install(slot, adapter)
+        self._pinned[slot] = digest
+
+    def _clear(self, slot: int, _load_id: int) -> None:
+        self.bank.clear(slot)
+        self.cache.unpin(self._pinned.pop(slot))
+
+    def _version(self, load_id: int) -> AdapterVersion:
+        version = self.registry.version(load_id)
+        if version is None:
+            raise KeyError(f"version {load_id} has ended")
+        return version
+
+
+def _outcome(future: Future[PreparedAdapter]) -> PreparedAdapter:
+    """What a background thread made. Whatever went wrong there is the adapter's error, and touches nobody else."""
+    try:
+        return future.result()
+    except AdapterError:
+        raise
+    except Exception as error:
+        raise AdapterError(f"The adapter cannot be loaded: {type(error).__name__}.") from error

@@ -1,0 +1,194 @@
+"""The tensors of an adapter, sorted by the modules they adapt, checked against its config and the base model."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .base_projections import EMBEDDING, BaseLayout
+from .config import AdapterConfig
+from .errors import AdapterError
+
+_NAME = re.compile(
+    r"base_model\.model\.(?P<module>.+)\."
+    r"(?P<part>lora_A\.weight|lora_B\.weight|lora_B\.bias|lora_embedding_A|lora_embedding_B|lora_magnitude_vector"
+    r"(?:\.weight)?|base_layer\.weight|lora_monteclora_sampler\..+)"
+)
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleWeights:
+    """The low-rank pair of one module with N outputs and K inputs: ``scale * B (A x)``, and what goes with it.
+
+    For the embedding K is the number of tokens and x the one-hot vector of one.
+
+    Attributes:
+        a: [r, K].
+        b: [N, r].
+        bias: [N], added to ``B (A x)`` before it is scaled, or None.
+        magnitude: [N], DoRA's, or None.
+    """
+
+    scale: float
+    a: Tensor
+    b: Tensor
+    bias: Tensor | None
+    magnitude: Tensor | None
+
+    @property
+    def rank(self) -> int:
+        """r."""
+        return self.a.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterWeights:
+    """A whole adapter, as it was published.
+
+    Attributes:
+        modules: by the base model's name of the module, in the order of names.
+        invocation_tokens: of an activated LoRA; empty for an ordinary one.
+        digest: SHA-256 over all that its results depend on, in hex: its identity.
+    """
+
+    modules: Mapping[str, ModuleWeights]
+    invocation_tokens: tuple[int, ...]
+    digest: str
+
+    @property
+    def rank(self) -> int:
+        """The largest rank of a module."""
+        return max(module.rank for module in self.modules.values())
+
+
+def sort_tensors(
+    tensors: Mapping[str, Tensor], config: AdapterConfig, layout: BaseLayout, most_rank: int
+) -> AdapterWeights:
+    """The adapter in these tensors, whose names and shapes say what it adapts.
+
+    Args:
+        tensors: as ``read_tensors`` gives them.
+        most_rank: the largest rank of a module that is taken.
+
+    Raises:
+        AdapterError: a tensor is unknown or has another shape than the config and the base model give it, a part of a
+            pair is missing, or the adapter comes with a base weight that is not this model's.
+    """
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        module, part = _split(name, layout)
+        if part == "base_layer.weight":
+            _check_base(module, tensor, layout)
+        elif not part.startswith("lora_monteclora_sampler."):  # used in training only
+            _add(parts.setdefault(module, {}), part.removesuffix(".weight"), tensor, name)
+    if not parts:
+        raise AdapterError("The adapter adapts no module.")
+    modules = {name: _module(name, parts[name], config, layout, most_rank) for name in sorted(parts)}
+    return AdapterWeights(modules, config.invocation_tokens, _digest(modules, config.invocation_tokens))
+
+
+def _split(name: str, layout: BaseLayout) -> tuple[str, str]:
+    """The module and the part of it that a tensor is."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        raise AdapterError(f"The tensor {name} is none that a PEFT LoRA has; it might change the result.", name)
+    module = found["module"]
+    if module not in layout.modules:
+        raise AdapterError(f"The tensor {name} is for a module {module} that the base model does not have.", name)
+    return module, found["part"]
+
+
+def _add(parts: dict[str, Tensor], part: str, tensor: Tensor, name: str) -> None:
+    if part in parts:  # old and new spelling of the same
+        raise AdapterError(f"The tensor {name} is there twice.", name)
+    parts[part] = tensor
+
+
+def _check_base(module: str, tensor: Tensor, layout: BaseLayout) -> None:
+    """PEFT saves the base's embedding along with an adapter of it: it must be the one we have."""
+    base = layout.read_weight(module)
+    if tensor.shape != base.shape or not torch.equal(tensor.to(layout.dtype), base.to(layout.dtype).cpu()):
+        raise AdapterError(
+            f"The adapter comes with a weight of {module} that is not this base model's "
+            f"({list(tensor.shape)} against {list(base.shape)}, or other values).",
+            f"{module}.base_layer.weight",
+        )
+
+
+def _module(
+    name: str, parts: Mapping[str, Tensor], config: AdapterConfig, layout: BaseLayout, most_rank: int
+) -> ModuleWeights:
+    _check_targeted(name, config)
+    middle = "embedding_" if name == EMBEDDING else ""
+    expected = {f"lora_{middle}A", f"lora_{middle}B"}
+    if config.dora:
+        expected.add("lora_magnitude_vector")
+    if config.lora_bias:
+        expected.add("lora_B.bias")
+    if parts.keys() != expected:
+        missing, extra = sorted(expected - parts.keys()), sorted(parts.keys() - expected)
+        raise AdapterError(
+            f"By its config the adapter's {name} must have {', '.join(sorted(expected))}; "
+            f"missing: {', '.join(missing) or 'none'}; unexpected: {', '.join(extra) or 'none'}.",
+            name,
+        )
+    rank, (outputs, inputs) = config.rank_of(name), layout.modules[name]
+    if rank > most_rank:
+        raise AdapterError(f"{name} has rank {rank}; at most {most_rank} is taken (--max-lora-rank).", "r")
+    a, b = parts[f"lora_{middle}A"], parts[f"lora_{middle}B"]
+    _check_shape(name, "A", a, (rank, inputs))
+    _check_shape(name, "B", b, (outputs, rank))
+    bias, magnitude = parts.get("lora_B.bias"), parts.get("lora_magnitude_vector")
+    if bias is not None:
+        _check_shape(name, "bias of B", bias, (outputs,))
+    if magnitude is not None:
+        _check_shape(name, "magnitude", magnitude, (outputs,))
+    return ModuleWeights(config.scale_of(name, rank), a, b, bias, magnitude)
+
+
+def _check_targeted(name: str, config: AdapterConfig) -> None:
+    """PEFT would pass over tensors of modules that its config leaves out: then which of the two is meant?"""
+    if config.targets is not None and not _ends_with(name, config.targets):
+        raise AdapterError(f"The adapter has tensors for {name}, which target_modules does not name.", "target_modules")
+    if _ends_with(name, config.excluded):
+        raise AdapterError(f"The adapter has tensors for {name}, which exclude_modules names.", "exclude_modules")
+    layer = _LAYER.match(name)
+    if config.layers is not None and (layer is None or int(layer[1]) not in config.layers):
+        raise AdapterError(
+            f"The adapter has tensors for {name}, whose layer is not in layers_to_transform.", "layers_to_transform"
+        )
+    if name == EMBEDDING and (config.lora_bias or config.invocation_tokens):
+        option = "lora_bias" if config.lora_bias else "alora_invocation_tokens"
+        raise AdapterError(f"{option} is set and {name} adapted; PEFT has no such combination.", option)
+
+
+def _ends_with(name: str, suffixes: frozenset[str]) -> bool:
+    return any(name == suffix or name.endswith(f".{suffix}") for suffix in suffixes)
+
+
+def _check_shape(name: str, what: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    if tensor.shape != shape:
+        raise AdapterError(
+            f"{what} of {name} has shape {list(tensor.shape)}; by the config's rank and the base model's sizes it must "
+            f"be {list(shape)}.",
+            name,
+        )
+
+
+def _digest(modules: Mapping[str, ModuleWeights], invocation_tokens: tuple[int, ...]) -> str:
+    """SHA-256 over names, factors, shapes, types and values; each head with its length, so that two cannot be one."""
+    digest = hashlib.sha256(repr(("rootgraft adapter", invocation_tokens)).encode())
+    for name, module in modules.items():
+        for tensor in (module.a, module.b, module.bias, module.magnitude):
+            kind = None if tensor is None else (str(tensor.dtype), tuple(tensor.shape))
+            head = repr((name, module.scale, kind)).encode()
+            digest.update(len(head).to_bytes(8, "little") + head)
+            if tensor is not None:
+                digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

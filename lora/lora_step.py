@@ -1,0 +1,123 @@
+"""The adapters' part in a forward pass: slots on the device, and their use in one step."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..kernels.lora_ops import Segments, SlotTable, lora_embed, lora_shrink_expand
+from .base_projections import EMBEDDING, HEAD, BaseLayout
+from .prepare_factors import PreparedAdapter
+from .segments import BASE, make_segments
+
+
+class LoraStep:
+    """The adapters of one step. Made by ``AdapterBank.step`` for the tokens of a forward, and for the rows of a head.
+
+    Args:
+        tables: of the projections that an adapter of this step changes, by name.
+        segments: its tokens by slot.
+    """
+
+    __slots__ = ("_segments", "_tables")
+
+    def __init__(self, tables: dict[str, SlotTable], segments: Segments) -> None:
+        self._tables = tables
+        self._segments = segments
+
+    def project(self, projection: str, x: Tensor, y: Tensor) -> None:
+        """Add the adapters' part to ``y`` [T, N], the projection of ``x`` [T, K], in place."""
+        if (table := self._tables.get(projection)) is not None:
+            lora_shrink_expand(y, x, table, self._segments)
+
+    def embed(self, token_ids: Tensor, y: Tensor) -> None:
+        """Add the adapters' part to ``y`` [T, H], the embedding of ``token_ids`` [T] before it is scaled.
+
+        It may be in fp32 whatever the model's type, and so may what a projection gave.
+        """
+        if (table := self._tables.get(EMBEDDING)) is not None:
+            lora_embed(y, token_ids, table, self._segments)
+
+
+class AdapterBank:
+    """The device's slots: for each the factors of its adapter in all projections, each at its own rank.
+
+    Args:
+        layout: the base model.
+        num_slots: adapters that can work in one step.
+    """
+
+    def __init__(self, layout: BaseLayout, num_slots: int) -> None:
+        self._device = layout.device
+        self._tables = {
+            shape.name: SlotTable(shape.sizes, shape.width, num_slots, layout.dtype, layout.device)
+            for shape in layout.projections
+        }
+        self._used: list[frozenset[str]] = [frozenset()] * num_slots
+
+    def install(self, slot: int, adapter: PreparedAdapter) -> None:
+        """Give a slot to an adapter. No step that is running may use the slot."""
+        for name in self._used[slot] - adapter.factors.keys():
+            self._tables[name].put(slot, None)
+        there = adapter.block.to(self._device, non_blocking=True)
+
+        def moved(tensor: Tensor) -> Tensor:
+            begin = tensor.data_ptr() - adapter.block.data_ptr()
+            return there[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+
+        for name, factors in adapter.factors.items():
+            self._tables[name].put(slot, factors.map(moved))
+        self._used[slot] = frozenset(adapter.factors)
+
+    def clear(self, slot: int) -> None:
+        """Empty a slot, so that its adapter's memory can go."""
+        for name in self._used[slot]:
+            self._tables[name].put(slot, None)
+        self._used[slot] = frozenset()
+
+    def step(self, of_tokens: NDArray[np.int32]) -> LoraStep | None:
+        """The adapters' part in a step, or None if there is none: then no code of adapters runs in it.
+
+        Args:
+            of_tokens: [T] int32, the slot of each token, as from ``token_slots``.
+        """
+        return self._step(of_tokens, self.projections(of_tokens))
+
+    def head_step(self, of_rows: NDArray[np.int32]) -> LoraStep | None:
+        """The same for the head alone, which sees some of the tokens: None where no adapter changes it.
+
+        Args:
+            of_rows: [S] int32, the slot of each row of hidden states.
+        """
+        return self._step(of_rows, self._used_by(of_rows) & {HEAD})
+
+    def recorded_step(self, names: frozenset[str], segments: Segments) -> LoraStep:
+        """The adapters' part in a forward that is recorded: what ``step`` gives, for whatever the segments will be.
+
+        Args:
+            names: the projections that adapters change; those that no adapter of a step changes cost their launches.
+            segments: of a ``SegmentRoom``, which is filled before each replay.
+        """
+        return LoraStep({name: self._tables[name] for name in names}, segments)
+
+    def reserve(self, rank: int) -> frozenset[str]:
+        """Make launches wide enough for adapters of this rank. Returns all projections but the head."""
+        names = frozenset(self._tables) - {HEAD}
+        for name in names:
+            table = self._tables[name]
+            table.reserve(rank * len(table.sizes))
+        return names
+
+    def projections(self, of_tokens: NDArray[np.int32]) -> frozenset[str]:
+        """The names of the projections, but for the head, that the adapters of these tokens change."""
+        return self._used_by(of_tokens) - {HEAD}
+
+    def _used_by(self, of_tokens: NDArray[np.int32]) -> frozenset[str]:
+        """The projections that the adapters of these tokens change."""
+        counts = np.bincount(of_tokens - BASE)[1:]
+        return frozenset().union(*(self._used[slot] for slot in np.flatnonzero(counts).tolist()))
+
+    def _step(self, of_tokens: NDArray[np.int32], names: frozenset[str]) -> LoraStep | None:
+        segments = make_segments(of_tokens, self._device) if names else None
+        return None if segments is None else LoraStep({name: self._tables[name] for name in names}, segments)

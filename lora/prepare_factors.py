@@ -1,0 +1,151 @@
+"""From an adapter as it was published to the factors that the kernels take, one set for each fused projection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..kernels.lora_ops import Factors, pack_expansion
+from ..kernels.memory import lazy_zeros
+from .adapter_weights import AdapterWeights, ModuleWeights
+from .base_projections import EMBEDDING, BaseLayout, ProjectionShape
+from .errors import AdapterError
+
+_ROWS = 4096
+_ALIGNMENT = 64  # bytes: a cache line
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedAdapter:
+    """An adapter ready for a slot.
+
+    Attributes:
+        factors: by the name of the projection; projections that it leaves alone are not in it.
+        digest: its identity.
+        invocation_tokens: of an activated LoRA; empty for an ordinary one.
+        rank: the largest rank of a module.
+        num_bytes: memory of its factors.
+        block: bytes in which all of its factors lie.
+    """
+
+    factors: Mapping[str, Factors]
+    digest: str
+    invocation_tokens: tuple[int, ...]
+    rank: int
+    num_bytes: int
+    block: Tensor
+
+
+@torch.inference_mode()
+def prepare(weights: AdapterWeights, layout: BaseLayout) -> PreparedAdapter:
+    """Lay an adapter out for the base model's projections, in its type, in host memory.
+
+    Raises:
+        AdapterError: values leave the range of the model's type, or a DoRA norm is zero.
+    """
+    factors = {
+        shape.name: _factors(shape, weights.modules, layout)
+        for shape in layout.projections
+        if any(module in weights.modules for module in shape.modules)
+    }
+    block, factors = _together(factors, pinned=layout.device.type == "cuda")
+    return PreparedAdapter(
+        factors=factors,
+        digest=weights.digest,
+        invocation_tokens=weights.invocation_tokens,
+        rank=weights.rank,
+        num_bytes=sum(part.num_bytes for part in factors.values()),
+        block=block,
+    )
+
+
+def _together(factors: Mapping[str, Factors], *, pinned: bool) -> tuple[Tensor, dict[str, Factors]]:
+    """Copies in one block of memory, in the order of a forward pass: a step streams through it, once for each adapter.
+
+    The block may be backed by huge pages, which a decode step on a CPU, that reads every byte once, feels. For a GPU it
+    is ``pinned``: one copy brings the adapter there, while the engine's thread goes on.
+    """
+    size = sum(-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for part in factors.values() for tensor in part.tensors())
+    block = torch.empty(size, dtype=torch.uint8, pin_memory=True) if pinned else lazy_zeros((size,), torch.uint8)
+    used = 0
+
+    def move(tensor: Tensor) -> Tensor:
+        nonlocal used
+        place = block[used : used + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        used += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        return place.copy_(tensor)
+
+    return block, {name: part.map(move) for name, part in factors.items()}
+
+
+def _factors(shape: ProjectionShape, modules: Mapping[str, ModuleWeights], layout: BaseLayout) -> Factors:
+    found = [modules.get(name) for name in shape.modules]
+    present = [module for module in found if module is not None]
+    a = torch.cat([module.a.to(layout.dtype) for module in present])
+    b = torch.cat([pack_expansion(module.b.to(layout.dtype)) for module in present])
+    if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
+        raise AdapterError(f"Weights of {shape.name} are beyond the range of {layout.dtype}.", shape.name)
+    gain, add = _epilogue(shape, found, layout)
+    if shape.name == EMBEDDING:
+        a = a.T
+    return Factors(
+        a=a.contiguous(),
+        scale=torch.cat([torch.full((module.rank,), module.scale) for module in present]),
+        ranks=tuple(0 if module is None else module.rank for module in found),
+        b=b,
+        gain=gain,
+        add=add,
+    )
+
+
+def _epilogue(
+    shape: ProjectionShape, modules: list[ModuleWeights | None], layout: BaseLayout
+) -> tuple[Tensor | None, Tensor | None]:
+    """gain and add of a projection, [N] fp32, None where they would do nothing.
+
+    DoRA computes ``g * (W x + s B A x) + bias`` where we have ``y = W x + bias``: that is ``g * (y + s B A x) + (1 - g)
+    * bias``. A bias b of B adds ``s * b``.
+    """
+    gains: list[Tensor] = []
+    adds: list[Tensor] = []
+    for name, size, module in zip(shape.modules, shape.sizes, modules, strict=True):
+        gain, add = torch.ones(size), torch.zeros(size)
+        if module is not None and module.magnitude is not None:
+            gain = module.magnitude.float() / _norm(name, module, layout)
+            if (bias := layout.read_bias(name)) is not None:
+                add = (1 - gain) * bias.float().cpu()
+        if module is not None and module.bias is not None:
+            add = module.scale * module.bias.float()
+        gains.append(gain)
+        adds.append(add)
+    gain, add = torch.cat(gains), torch.cat(adds)
+    if not (torch.isfinite(gain).all() and torch.isfinite(add).all()):
+        raise AdapterError(f"The magnitude or bias of {shape.name} is out of range.", shape.name)
+    return (gain if (gain != 1).any() else None), (add if (add != 0).any() else None)
+
+
+def _norm(name: str, module: ModuleWeights, layout: BaseLayout) -> Tensor:
+    """Norm of each row of ``W + s B A``, [N] fp32; of each column for the embedding, which is stored transposed."""
+    weight = layout.read_weight(name)
+    a, b = module.a.float(), module.scale * module.b.float()
+    if name == EMBEDDING:
+        squares = sum(_rows(weight, rows, a.T[rows] @ b.T).square().sum(0) for rows in _blocks(weight))
+        norm = torch.as_tensor(squares).sqrt()
+    else:
+        parts = [torch.linalg.vector_norm(_rows(weight, rows, b[rows] @ a), dim=1) for rows in _blocks(weight)]
+        norm = torch.cat(parts)
+    if not (norm > 0).all():
+        raise AdapterError(f"DoRA of {name} divides by the norm of a row that is zero.", name)
+    return norm
+
+
+def _blocks(weight: Tensor) -> list[slice]:
+    """Slices of a matrix's rows: in fp32 a whole head would take gigabytes."""
+    return [slice(first, first + _ROWS) for first in range(0, weight.shape[0], _ROWS)]
+
+
+def _rows(weight: Tensor, rows: slice, delta: Tensor) -> Tensor:
+    return weight[rows].float().cpu() + delta

@@ -1,0 +1,208 @@
+"""A model behind an OpenAI-compatible server, asked over plain blocking HTTP from the threads of the branches.
+
+``gen`` needs chat completions alone, ``warm`` such with ``max_tokens: 0``. ``select`` needs ``/tokenize`` with
+``messages``, and completions of token ids with ``echo``.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from .branch_calls import Answer, Draw, Form, FormKind, Prompt, first_difference, session_name
+from .errors import CallFailed
+from .token_report import Report
+
+_MOST_PROMPTS = 64
+_ATTEMPTS = 6
+_LONGEST_PAUSE = 30.0  # seconds
+_BUSY = (429, 503)
+
+
+class Remote:
+    """See ``programs.branch_calls.Backend``.
+
+    Args:
+        url: address of the server, with or without ``/v1``.
+        model: None for the first that the server lists.
+    """
+
+    def __init__(self, url: str, model: str | None, api_key: str | None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"the address must be such as http://127.0.0.1:8000/v1, not {url!r}")
+        self._kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        self._host = parts.netloc.rpartition("@")[2]
+        self._root = parts.path.rstrip("/").removesuffix("/v1")
+        self._model = model
+        self._session = uuid4().hex
+        self._headers = {"Content-Type": "application/json"}
+        if api_key is not None:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+
+    @cached_property
+    def _default_model(self) -> str:
+        return self._model or str(self._json("GET", "/v1/models", None)["data"][0]["id"])
+
+    def stream(self, prompt: Prompt, draw: Draw) -> Generator[str, None, Answer]:
+        """One streamed chat completion."""
+        body = self._conversation(prompt) | self._key(prompt) | _drawing(draw)
+        texts: list[str] = []
+        end: dict[str, Any] = {}
+        usage: dict[str, Any] = {}
+        with self._asked("POST", "/v1/chat/completions", body) as response:
+            for event in _events(response):
+                usage = event.get("usage") or usage
+                for choice in event.get("choices") or ():
+                    if text := choice["delta"].get("content"):
+                        texts.append(text)
+                        yield text
+                    if choice.get("finish_reason"):
+                        end = choice
+        if not end:
+            raise CallFailed("the server ended the answer before its end")
+        least = end.get("min_completion_tokens")
+        return Answer("".join(texts), str(end["finish_reason"]), _report(usage), least)
+
+    def score(self, prompt: Prompt, choices: Sequence[str]) -> tuple[list[list[float]], Report]:
+        """Echoed prompts with logprobs from the first token on that is not the same for all."""
+        base = self._tokens(prompt)
+        wholes = [self._tokens(prompt.followed_by(choice)) for choice in choices]
+        start = first_difference(base, wholes)
+        scores: list[list[float]] = []
+        report = Report(calls=1)
+        for first in range(0, len(wholes), _MOST_PROMPTS):
+            asked = {"echo": True, "logprobs": 0, "logprob_start_len": start}
+            answer = self._complete(prompt, wholes[first : first + _MOST_PROMPTS], asked)
+            scores += [choice["logprobs"]["token_logprobs"][start:] for choice in answer["choices"]]
+            report += _report(answer["usage"], calls=0)
+        return scores, report
+
+    def warm(self, prompt: Prompt, pin: int) -> Report:
+        """A chat completion of no tokens."""
+        body = self._conversation(prompt) | self._key(prompt) | {"max_tokens": 0}
+        if pin:
+            body["cache_control"] = {"type": "ephemeral", "ttl": f"{pin}s"}
+        return _report(self._json("POST", "/v1/chat/completions", body)["usage"])
+
+    def close(self) -> None:
+        """Nothing is held: each call has a connection of its own."""
+
+    def _complete(self, prompt: Prompt, tokens: list[list[int]], fields: dict[str, Any]) -> dict[str, Any]:
+        body = {"model": prompt.adapter or self._default_model, "prompt": tokens, "max_tokens": 0, **fields}
+        return self._json("POST", "/v1/completions", body | self._key(prompt))
+
+    def _key(self, prompt: Prompt) -> dict[str, Any]:
+        """The session that the server is to expect more calls of."""
+        return {"prompt_cache_key": session_name(self._session, prompt.branch)}
+
+    def _tokens(self, prompt: Prompt) -> list[int]:
+        return list(self._json("POST", "/tokenize", self._conversation(prompt))["tokens"])
+
+    def _conversation(self, prompt: Prompt) -> dict[str, Any]:
+        body = {"model": prompt.adapter or self._default_model, "messages": list(prompt.messages)}
+        return body | ({"continue_final_message": True, "add_generation_prompt": False} if prompt.is_open else {})
+
+    def _json(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        with self._asked(method, path, body) as response:
+            try:
+                return dict(json.loads(response.read()))
+            except ValueError as error:
+                raise CallFailed(f"the server's answer to {path} is no JSON") from error
+
+    @contextmanager
+    def _asked(self, method: str, path: str, body: dict[str, Any] | None) -> Iterator[HTTPResponse]:
+        """A successful answer's head. A server that is busy is asked again, when it says."""
+        connection = None
+        try:
+            for attempt in range(1, _ATTEMPTS + 1):
+                connection = self._kind(self._host)
+                data = None if body is None else json.dumps(body).encode()
+                connection.request(method, self._root + path, data, self._headers)
+                response = connection.getresponse()
+                if response.status == 200:
+                    yield response
+                    return
+                message = _message(response)
+                if response.status not in _BUSY or attempt == _ATTEMPTS:
+                    raise CallFailed(f"the server answers HTTP {response.status}: {message}")
+                connection.close()
+                time.sleep(_pause(response, attempt))
+        except (OSError, HTTPException) as error:
+            raise CallFailed(f"no answer from {self._host}: {error}") from error
+        finally:
+            if connection is not None:
+                connection.close()
+
+
+def _drawing(draw: Draw) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "max_tokens": draw.max_tokens,
+        "temperature": draw.temperature,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if draw.stop:
+        fields["stop"] = list(draw.stop)
+    if draw.seed is not None:
+        fields["seed"] = draw.seed
+    return fields | (_form(draw.form) if draw.form else {})
+
+
+def _form(form: Form) -> dict[str, Any]:
+    match form.kind:
+        case FormKind.SCHEMA:
+            json_schema = {"name": "answer", "schema": form.value}
+            return {"response_format": {"type": "json_schema", "json_schema": json_schema}}
+        case FormKind.REGEX:
+            return {"structured_outputs": {"regex": form.value}}
+        case FormKind.CHOICES:
+            return {"structured_outputs": {"choice": form.value}}
+
+
+def _report(usage: dict[str, Any], calls: int = 1) -> Report:
+    given, made = usage.get("prompt_tokens_details") or {}, usage.get("completion_tokens_details") or {}
+    return Report(
+        calls,
+        usage.get("prompt_tokens") or 0,
+        given.get("cached_tokens") or 0,
+        given.get("forked_tokens") or 0,
+        usage.get("completion_tokens") or 0,
+        made.get("drafted_tokens") or 0,
+        made.get("forced_tokens") or 0,
+    )
+
+
+def _events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
+    """JSON objects out of server-sent events, until ``[DONE]``. CallFailed for an error among them."""
+    for line in response:
+        data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
+        if data == b"[DONE]":
+            return
+        if data:
+            event = json.loads(data)
+            if error := event.get("error"):
+                raise CallFailed(str(error.get("message") or error))
+            yield event
+
+
+def _message(response: HTTPResponse) -> str:
+    """The text inside an error body of any shape."""
+    text = response.read().decode(errors="replace")
+    try:
+        return str(json.loads(text)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return " ".join(text.split())[:500]
+
+
+def _pause(response: HTTPResponse, attempt: int) -> float:
+    """Seconds until the next attempt: what the server says, else longer each time."""
+    said = response.headers.get("Retry-After") or ""
+    return min(float(said) if said.isdecimal() else 0.25 * 2**attempt, _LONGEST_PAUSE)

@@ -1,0 +1,173 @@
+"""Every invariant of the tree, recomputed from scratch: for tests after each change, and for an idle engine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from .namespace import Namespace
+from .node import TOKEN_BYTES, Node, descendants, upwards
+from .soft_pins import HoldKind
+from .tree import RadixTree
+
+
+class BrokenInvariant(Exception):
+    """The state contradicts itself: a bug. The message holds all terms of what does not hold."""
+
+
+def check(tree: RadixTree, leases: Sequence[Node]) -> list[int]:
+    """Verify the whole tree, in time linear in its pages.
+
+    Args:
+        tree: the tree.
+        leases: the end of each lease that is held.
+
+    Returns:
+        All its page ids.
+
+    Raises:
+        BrokenInvariant: something does not hold.
+    """
+    reachable = [node for node in descendants(tree.root) if node is not tree.root]
+    for node in reachable:
+        _check_run(tree, node)
+        _check_place(node)
+    for node in (tree.root, *reachable):
+        if node.children or node.heads:
+            _check_children(tree, node)
+    _check_switches(tree, reachable)
+    _check_tops(tree, reachable)
+    _check_locks(tree, reachable, leases)
+    _check_holds(tree, reachable)
+    _check_queue(tree, reachable)
+    _check_shares(tree, reachable)
+    return _check_pages(tree, reachable)
+
+
+def _require(holds: bool, *terms: object) -> None:
+    if not holds:
+        raise BrokenInvariant(" ".join(map(str, terms)))
+
+
+def _check_run(tree: RadixTree, node: Node) -> None:
+    """A node is whole pages, or one page with fewer tokens, never locked and without children."""
+    num_tokens, room = len(node.tokens) // TOKEN_BYTES, len(node.pages) * tree.page_size
+    tail = len(node.pages) == 1 and 0 < num_tokens < tree.page_size
+    _require(bool(node.pages), node, "has no pages")
+    _require(tail or num_tokens == room, node, "has", num_tokens, "tokens, room for", room)
+    _require(not (tail and (node.lock or node.children)), "tail", node, "is locked or has children")
+
+
+def _check_place(node: Node) -> None:
+    """Uses do not grow downwards, and a switch goes on from the namespace above it."""
+    parent, origin = node.parent, node.origin
+    assert parent and origin, "only the root has neither"
+    _require(parent.last_use >= node.last_use, parent, "was used before its child", node)
+    _require(not node.dropped, node, "is dropped but found by matches")
+    _require((origin.switch > 0) == (origin.before is not None), node, "switches from nothing")
+    if origin.before and parent.origin:
+        _require(origin.before == parent.namespace, node, "switches from another than", parent.namespace)
+
+
+def _check_switches(tree: RadixTree, reachable: list[Node]) -> None:
+    """A path changes its namespace at most once."""
+    switches = {tree.root: 0}
+    for node in reachable:
+        parent, origin = node.parent, node.origin
+        assert parent and origin
+        switched = origin.before is not None or (parent.origin is not None and parent.namespace != origin.namespace)
+        switches[node] = switches[parent] + switched
+        _require(switches[node] <= 1, node, "ends a path with more than one switch")
+
+
+def _check_children(tree: RadixTree, node: Node) -> None:
+    """Children stand under their origin and first page, in order, and no page begins with another; so do heads."""
+    heads: Counter[tuple[Namespace, bytes, Node]] = Counter()
+    for origin, siblings in node.children.items():
+        pairs = list(zip(siblings.keys, siblings.nodes, strict=True))
+        _require(bool(pairs), node, "keeps an empty group", origin)
+        for key, child in pairs:
+            first_page = bytes(child.tokens[: tree.page_size * TOKEN_BYTES])
+            _require(key == first_page, child, "has key", key, "but first page", first_page)
+            _require(child.origin == origin and child.parent is node, child, "is filed under", origin)
+            _require(origin.switch * TOKEN_BYTES < len(key), child, "ends before its switch")
+            if origin.before:
+                heads[origin.before, key[: origin.switch * TOKEN_BYTES], child] += 1
+        for left, right in zip(siblings.keys, siblings.keys[1:], strict=False):
+            _require(left < right and not right.startswith(left), "keys out of order or redundant:", left, right)
+    filed = Counter(
+        (before, key, child)
+        for before, siblings in node.heads.items()
+        for key, child in zip(siblings.keys, siblings.nodes, strict=True)
+    )
+    _require(filed == heads, node, "has heads", filed, "but children", heads)
+    for siblings in node.heads.values():
+        _require(siblings.keys == sorted(siblings.keys), "heads out of order:", siblings.keys)
+
+
+def _check_tops(tree: RadixTree, reachable: list[Node]) -> None:
+    """The index from namespaces to where they begin is what the tree says."""
+    begun: dict[Namespace, set[Node]] = {}
+    for node in reachable:
+        assert node.parent and node.origin
+        for namespace in (node.origin.namespace, node.origin.before):
+            if namespace and namespace != node.parent.namespace:
+                begun.setdefault(namespace, set()).add(node)
+    _require(tree.tops == begun, "namespaces begin at", begun, "but the index has", tree.tops)
+
+
+def _check_locks(tree: RadixTree, reachable: list[Node], leases: Sequence[Node]) -> None:
+    """A node's lock counts the leases that end at it or below; only dropped nodes are kept by leases alone."""
+    through = Counter(node for lease in leases for node in upwards(lease))
+    nodes = {tree.root, *reachable, *tree.dropped}
+    for node in nodes:
+        _require(node.lock == through[node], node, "has leases through it:", through[node])
+    _require(through.keys() <= nodes, "leases go through nodes outside the tree:", through.keys() - nodes)
+    for node in tree.dropped:
+        sound = node.dropped and node.lock and not node.children and not node.heads
+        _require(bool(sound), node, "is kept as dropped")
+    locked = sum(len(node.pages) for node in nodes if node.lock)
+    _require(tree.num_locked == locked, "num_locked is", tree.num_locked, "but locked nodes have", locked, "pages")
+
+
+def _check_holds(tree: RadixTree, reachable: list[Node]) -> None:
+    """A node counts the holds that end at it or below, each of which knows its end."""
+    through: dict[HoldKind, Counter[Node]] = {kind: Counter() for kind in HoldKind}
+    for end, holds in tree.holds.ends.items():
+        _require(bool(holds), end, "keeps an empty list of holds")
+        for hold in holds:
+            _require(hold.node is end, "a hold that ends at", end, "says that it ends at", hold.node)
+            through[hold.kind].update(upwards(end))
+    for kind, counted in through.items():
+        for node in (*reachable, *tree.dropped):
+            _require(node.holds[kind] == counted[node], node, "has", kind.name, "holds through it:", counted[node])
+        _require(counted.keys() <= {tree.root, *reachable}, "holds end outside the tree:", counted.keys())
+        pages = sum(len(node.pages) for node in reachable if node.holds[kind])
+        told = tree.holds.num_pages[kind]
+        _require(told == pages, "num_pages of", kind.name, "is", told, "but nodes have", pages)
+
+
+def _check_queue(tree: RadixTree, reachable: list[Node]) -> None:
+    """Every evictable leaf can be found by eviction, and nothing else."""
+    evictable = {node for node in reachable if not node.lock and not node.children}
+    queued = tree.shares.leaves()
+    _require(queued == evictable, "evictable:", evictable, "queued:", queued)
+
+
+def _check_shares(tree: RadixTree, reachable: list[Node]) -> None:
+    """Each tenant has the pages that are counted as its own."""
+    counted: Counter[str] = Counter()
+    for node in (*reachable, *tree.dropped):
+        assert node.origin
+        counted[node.origin.namespace.tenant] += len(node.pages)
+    told = tree.shares.num_pages()
+    _require(told == counted, "tenants have", dict(counted), "pages, but are said to have", told)
+
+
+def _check_pages(tree: RadixTree, reachable: list[Node]) -> list[int]:
+    """Each page stands in one node once."""
+    pages = [page for node in (*reachable, *tree.dropped) for page in node.pages]
+    twice = [page for page, count in Counter(pages).items() if count > 1]
+    _require(not twice, "pages in the tree twice:", twice)
+    _require(tree.num_pages == len(pages), "num_pages is", tree.num_pages, "but nodes have", len(pages))
+    return pages

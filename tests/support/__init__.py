@@ -1,0 +1,1 @@
+"""What tests share: oracles, fakes, tiny models, and the pages that tests compare with tables."""

@@ -1,0 +1,70 @@
+# ruff: noqa: E501 (paragraphs of the page)
+"""Writes the documentation's page on keywords from the tables that the analysis uses.
+
+python tests/support/keywords_page.py > docs/schema-keywords.md
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from rootgraft.grammar.emit.json_whitespace import MAX_WHITESPACE
+from rootgraft.grammar.regex.formats import FORMATS, NARROWER
+from rootgraft.grammar.regex.number_ranges import MAX_INT_DIGITS
+from rootgraft.grammar.schema.keywords import KEYWORDS, Treatment
+from rootgraft.grammar.schema.static_limits import Limits
+
+_INTRODUCTION = """# What we promise, keyword by keyword
+
+This page is written from the tables that the analysis of schemas uses: `tests/support/keywords_page.py`. A test compares them.
+
+A keyword is **enforced** (a finished answer holds it), an **annotation** (it constrains nothing, by the specification), or **refused** (a schema that uses it gets status 400, naming keyword, JSON Pointer and reason). Keywords that are in no table are annotations, as the specification says. All drafts from 4 to 2020-12 are read; `$schema` chooses, and 2020-12 is the default. A keyword of another draft is enforced too, or refused where validators would disagree about it: within `oneOf`, `not` or `if`, as those that do not know it pass over it. What an enforced keyword cannot do in some combination is refused by name too, never passed over.
+"""
+_SPELLING = f"""## How answers are spelled
+
+Every finished answer validates; some valid JSON texts are never produced. Besides what the tables say:
+
+- Keys that a schema declares come in the order of the schema, before all others, and none of them twice.
+- Each character of a string has one spelling: itself, or a short escape where JSON asks for one. `\\u0061` for `a` is never written.
+- Integers have no fraction and no exponent, and at most {MAX_INT_DIGITS} digits. Only numbers without bounds may have an exponent, of at most two digits.
+- Between the parts there are at most {MAX_WHITESPACE} blanks, tabs and line breaks.
+- Integers in a schema are exact at any length; other numbers are read as doubles, as validators do. NaN, infinities, repeated keys (in schemas given as text) and halves of surrogate pairs are refused.
+"""
+
+
+def page() -> str:
+    """The whole page, in Markdown."""
+    parts = [_INTRODUCTION]
+    for treatment in (Treatment.ENFORCED, Treatment.REFUSED):
+        parts.append(f"## {treatment.value.capitalize()}\n\n{_table(treatment)}")
+    names = ", ".join(f"`{name}`" for name, row in KEYWORDS.items() if row.treatment is Treatment.ANNOTATION)
+    parts.append(f"## Annotations\n\n{names}. So is every `format` but those below, and every unknown keyword.\n")
+    parts.append(f"## Formats\n\n{_formats()}")
+    parts.append(_SPELLING)
+    parts.append(f"## Limits\n\n{_limits()}")
+    return "\n".join(parts)
+
+
+def _table(treatment: Treatment) -> str:
+    rows = [f"| `{name}` | {row.note} |" for name, row in KEYWORDS.items() if row.treatment is treatment]
+    head = "why" if treatment is Treatment.REFUSED else "narrower or refused where"
+    return "\n".join([f"| keyword | {head} |", "|---|---|", *rows]) + "\n"
+
+
+def _formats() -> str:
+    lead = "These are asserted, on strings of any draft. Any other format is an annotation and constrains nothing.\n\n"
+    rows = [f"| `{name}` | {NARROWER.get(name, '')} |" for name in FORMATS]
+    return lead + "\n".join(["| format | narrower than the standard |", "|---|---|", *rows]) + "\n"
+
+
+def _limits() -> str:
+    lead = "A schema beyond one of these is refused before anything is compiled.\n\n"
+    limits = Limits()
+    described = dict(line.strip().split(": ", 1) for line in (Limits.__doc__ or "").splitlines() if ": " in line)
+    rows = [f"| {described[field.name].rstrip('.')} | {getattr(limits, field.name):,} |" for field in fields(limits)]
+    rows = [row.replace("``", "`") for row in rows]
+    return lead + "\n".join(["| at most | |", "|---|---|", *rows]) + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")
