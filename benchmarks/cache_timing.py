@@ -93,7 +93,16 @@ def run(trials: int, *options: str) -> dict[str, Any]:
         file = Path(name) / "keys.json"
         file.write_text(json.dumps({"keys": keys}))
         probe.close()
-        command = [sys.executable, "-m", "rootgraft.api.cli", "serve", "--port", str(port), "--api-key-file", str(file)]
+        command = [
+            sys.executable,
+            "-m",
+            "rootgraft.api.cli.main",
+            "serve",
+            "--port",
+            str(port),
+            "--api-key-file",
+            str(file),
+        ]
         command += ["--log-level", "warning", *options]
         with subprocess.Popen(command, cwd=ROOT) as server:
             try:

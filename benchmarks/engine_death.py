@@ -94,7 +94,7 @@ def end(how: str) -> dict[str, Any]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     options = ["--port", str(port), "--heartbeat-timeout", str(WATCHDOG), "--log-level", "error"]
-    with subprocess.Popen([sys.executable, "-m", "rootgraft.api.cli", "serve", *options], cwd=ROOT) as server:
+    with subprocess.Popen([sys.executable, "-m", "rootgraft.api.cli.main", "serve", *options], cwd=ROOT) as server:
         try:
             wait_until_ready(url, server)
             compile_a_grammar(url)

@@ -36,14 +36,14 @@ import uvloop
 from starlette.types import Message, Receive, Scope, Send
 
 from benchmarks.serve.server import machine
-from rootgraft.api.app import create_app
+from rootgraft.api.access.api_keys import Key, new_key
+from rootgraft.api.access.keyring import KeyRing
 from rootgraft.api.config import ServerConfig
-from rootgraft.api.connection import uvicorn_options
-from rootgraft.api.guard import Guard
-from rootgraft.api.keyring import KeyRing
-from rootgraft.api.keys import Key, new_key
-from rootgraft.api.metrics import Metrics
-from rootgraft.api.state import ServerState
+from rootgraft.api.generate.server_state import ServerState
+from rootgraft.api.http.app import create_app
+from rootgraft.api.http.connection import uvicorn_options
+from rootgraft.api.http.guard import Guard
+from rootgraft.api.observe.metrics import Metrics
 
 THRESHOLD = 4.5
 OTHER_KEYS = 15

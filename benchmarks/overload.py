@@ -30,11 +30,11 @@ import uvicorn
 import uvloop
 
 from benchmarks.serve.server import machine
-from rootgraft.api.app import create_app
 from rootgraft.api.config import ServerConfig
-from rootgraft.api.connection import uvicorn_options
-from rootgraft.api.metrics import Metrics
-from rootgraft.api.state import ServerState
+from rootgraft.api.generate.server_state import ServerState
+from rootgraft.api.http.app import create_app
+from rootgraft.api.http.connection import uvicorn_options
+from rootgraft.api.observe.metrics import Metrics
 from rootgraft.engine.batch import Batch, Draw, RowResult, StepResult
 from rootgraft.engine.checkpoint.locate import resolve_model
 from rootgraft.engine.config import EngineConfig

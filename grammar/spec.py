@@ -28,6 +28,11 @@ class GrammarKind(StrEnum):
     LARK = "lark"
     STRUCTURAL_TAG = "structural_tag"
 
+    @property
+    def is_json(self) -> bool:
+        """Whether answers are JSON texts."""
+        return self in (GrammarKind.JSON_SCHEMA, GrammarKind.JSON_OBJECT)
+
 
 @dataclass(frozen=True)
 class GrammarSpec:

@@ -1,1 +1,1 @@
-"""Files and batches of clients: what is stored of them, and how batches are answered."""
+"""Batches: files of requests answered in the background, for clients or for the command line."""

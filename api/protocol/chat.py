@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from ...engine.types import MAX_LOGPROBS
 from .base import Refusal, rejected
-from .messages import ChatMessage, Messages, check_template_kwargs
+from .chat_messages import ChatMessage, Messages, check_template_kwargs
 from .sampling import IGNORED, SamplingFields
 from .structured import StructuredFields
 from .tools import ToolChoice, Tools, check_tools

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from .base import StrictModel, rejected, string_or_list
-from .messages import CacheBreakpoint
+from .chat_messages import CacheBreakpoint
 
 MAX_ITEMS = 4096
 

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from .base import RequestModel, rejected
 from .chat import TemplateKwargs, check_continuation
-from .messages import Messages
+from .chat_messages import Messages
 from .sampling import ModelName
 from .tools import Tools, check_tools
 

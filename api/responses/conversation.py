@@ -10,10 +10,10 @@ import orjson
 from pydantic import TypeAdapter
 
 from ...engine.errors import RequestError
-from ..protocol.messages import ChatMessage, FunctionCall, ToolCall
+from ..protocol.chat_messages import ChatMessage, FunctionCall, ToolCall
 from ..protocol.response_items import CallItem, InputItem, MessageItem, OutputItem, ReferenceItem, text_of
 from ..protocol.responses import ResponseRequest
-from .store import ResponseStore, packed
+from ..storage.response_store import ResponseStore, packed
 
 _ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[InputItem])
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco"}

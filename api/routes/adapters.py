@@ -10,10 +10,10 @@ from fastapi.responses import PlainTextResponse
 
 from ...engine.errors import EngineDead, RequestError, UnknownModel
 from ...engine.serving.engine_client import EngineClient
+from ..generate.server_state import ServerState
 from ..protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
-from ..state import ServerState
-from .body import JsonRoute
-from .shared import State, shown_path
+from .dependencies import State, shown_path
+from .request_body import JsonRoute
 
 router = APIRouter(route_class=JsonRoute, tags=["adapters"])
 

@@ -7,15 +7,15 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from ...engine.errors import RequestError
-from ..batches.desk import BatchDesk
-from ..batches.records import BatchRecord
-from ..caller import Caller
+from ..access.caller import Caller
+from ..batches.batch_service import BatchDesk
 from ..errors import HTTPError
+from ..generate.envelope import json_response
 from ..protocol.batches import BatchBody
-from ..reply import json_response
-from .body import JsonRoute
+from ..storage.batch_store import BatchRecord
+from .dependencies import CallerOf, State
 from .files import desk_of, find_file, page
-from .shared import CallerOf, State
+from .request_body import JsonRoute
 
 router = APIRouter(route_class=JsonRoute, tags=["batches"])
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from ..chat import chat_body, chat_events
-from ..collect import collect
-from ..prepare import chat_request
+from ..generate.build_request import chat_request
+from ..generate.chat_answers import chat_body, chat_events
+from ..generate.collect import collect
+from ..generate.envelope import ReplyHead, json_response
+from ..generate.sse import EventStream
+from ..generate.streams import generate, silenced, while_connected
+from ..observe.token_usage import UsageCount
 from ..protocol.chat import ChatRequest
-from ..reply import ReplyHead, json_response
-from ..sse import EventStream
-from ..streams import generate, silenced, while_connected
-from ..usage import UsageCount
-from .body import JsonRoute
-from .shared import CallerOf, State
+from .dependencies import CallerOf, State
+from .request_body import JsonRoute
 
 router = APIRouter(route_class=JsonRoute, tags=["generation"])
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from ..collect import collect
-from ..completions import completion_body, completion_events
-from ..prepare import completion_requests, echoed_prompts
-from ..promise import asked_promise
+from ..generate.build_request import completion_requests, echoed_prompts
+from ..generate.collect import collect
+from ..generate.completion_answers import completion_body, completion_events
+from ..generate.envelope import ReplyHead, json_response
+from ..generate.sse import EventStream
+from ..generate.streams import generate, while_connected
+from ..observe.token_usage import UsageCount
 from ..protocol.completions import CompletionRequest
-from ..reply import ReplyHead, json_response
-from ..sse import EventStream
-from ..streams import generate, while_connected
-from ..usage import UsageCount
-from .body import JsonRoute
-from .shared import CallerOf, State
+from ..structured.output_format import asked_promise
+from .dependencies import CallerOf, State
+from .request_body import JsonRoute
 
 router = APIRouter(route_class=JsonRoute, tags=["generation"])
 

@@ -14,15 +14,15 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 
 from ...engine.errors import RequestError
-from ..batches.desk import BatchDesk
-from ..batches.files import StoredFile
-from ..caller import Caller
+from ..access.caller import Caller
+from ..batches.batch_service import BatchDesk
 from ..errors import HTTPError
+from ..generate.envelope import json_response
+from ..generate.server_state import ServerState
 from ..protocol.batches import ExpiresAfter
-from ..reply import json_response
-from ..state import ServerState
-from .body import JsonRoute
-from .shared import CallerOf, State
+from ..storage.file_store import StoredFile
+from .dependencies import CallerOf, State
+from .request_body import JsonRoute
 
 MAX_LINES = 50_000
 _CHUNK = 1 << 20

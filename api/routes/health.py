@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from ..errors import ErrorReply
-from ..reply import json_response
-from .shared import State
+from ..generate.envelope import json_response
+from .dependencies import State
 
 router = APIRouter(tags=["operation"])
 

@@ -7,8 +7,8 @@ from typing import Any
 from fastapi import APIRouter
 
 from ...engine.errors import UnknownModel
-from ..state import ServerState
-from .shared import CallerOf, State, shown_path
+from ..generate.server_state import ServerState
+from .dependencies import CallerOf, State, shown_path
 
 router = APIRouter(tags=["models"])
 

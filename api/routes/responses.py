@@ -11,20 +11,20 @@ import orjson
 from fastapi import APIRouter, Query, Request, Response
 
 from ...engine.errors import CapacityError, RequestError
-from ..caller import Caller
+from ..access.caller import Caller
 from ..errors import HTTPError, reply_to
-from ..prepare import chat_request
+from ..generate.build_request import chat_request
+from ..generate.envelope import json_response
+from ..generate.server_state import ServerState
+from ..generate.sse import EventStream
+from ..generate.streams import Deltas, generate, while_connected
 from ..protocol.responses import ResponseRequest
-from ..reply import json_response
-from ..responses.as_chat import as_chat, blaming_responses, renamed_promise
+from ..responses.chat_translation import as_chat, blaming_responses, renamed_promise
 from ..responses.conversation import Conversation, conversation_of
-from ..responses.reply import Reply, response_events
-from ..responses.store import StoredResponse, packed
-from ..sse import EventStream
-from ..state import ServerState
-from ..streams import Deltas, generate, while_connected
-from .body import JsonRoute
-from .shared import CallerOf, State
+from ..responses.response_reply import Reply, response_events
+from ..storage.response_store import StoredResponse, packed
+from .dependencies import CallerOf, State
+from .request_body import JsonRoute
 
 MAX_BACKGROUND = 64
 

@@ -8,10 +8,10 @@ from typing import Any
 from fastapi import APIRouter
 
 from ...engine.text.prompt_cache import Owner
-from ..prepare import render, token_array
+from ..generate.build_request import render, token_array
 from ..protocol.tokenize import DetokenizeRequest, TokenizeRequest
-from .body import JsonRoute
-from .shared import CallerOf, State
+from .dependencies import CallerOf, State
+from .request_body import JsonRoute
 
 router = APIRouter(route_class=JsonRoute, tags=["tokens"])
 

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
 from ...engine.errors import CapacityError, EngineDead
-from ..page import FILES, HEADERS, INDEX, PATHS, content_type
-from ..reply import json_response
-from .shared import State
+from ..generate.envelope import json_response
+from ..observe.live_page import FILES, HEADERS, INDEX, PATHS, content_type
+from .dependencies import State
 
 router = APIRouter(tags=["operation"])
 

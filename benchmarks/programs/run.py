@@ -29,7 +29,7 @@ from benchmarks.programs.optimum import Optimum, Recorder  # noqa: E402
 from benchmarks.programs.waiting import cold_waits  # noqa: E402
 from benchmarks.programs.workloads import PROGRAMS, run  # noqa: E402
 from benchmarks.serve.server import Server, machine  # noqa: E402
-from rootgraft.api.remote import RemoteError  # noqa: E402
+from rootgraft.api.cli.remote_server import RemoteError  # noqa: E402
 from rootgraft.engine.checkpoint.locate import resolve_model  # noqa: E402
 from rootgraft.engine.text.tokenizer import Tokenizer  # noqa: E402
 from rootgraft.programs import ProgramError, Session  # noqa: E402
@@ -40,7 +40,7 @@ Figures = dict[str, Any]
 def main() -> int:
     args = _arguments()
     model = "" if args.model is None else f" {shlex.quote(args.model)}"
-    ours = f"{shlex.quote(sys.executable)} -m rootgraft.api.cli serve{model} --port {{port}} --log-level warning"
+    ours = f"{shlex.quote(sys.executable)} -m rootgraft.api.cli.main serve{model} --port {{port}} --log-level warning"
     commands = {"rootgraft": ours, "no prefix cache": f"{ours} --no-enable-prefix-caching"}
     if args.peer:
         commands[args.peer_name] = args.peer

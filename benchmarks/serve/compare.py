@@ -34,10 +34,10 @@ import uvloop  # noqa: E402
 from benchmarks.serve.server import Server, machine, memory_mib  # noqa: E402
 from benchmarks.serve.structured import is_valid  # noqa: E402
 from benchmarks.serve.workloads import NAMES, WITH_ADAPTERS, Conversation, Workload, workload  # noqa: E402
-from rootgraft.api.bench import timed  # noqa: E402
-from rootgraft.api.bench_report import Timing, summarise  # noqa: E402
-from rootgraft.api.options import RemoteOptions  # noqa: E402
-from rootgraft.api.remote import Remote, RemoteError  # noqa: E402
+from rootgraft.api.cli.bench_report import Timing, summarise  # noqa: E402
+from rootgraft.api.cli.bench_serve import timed  # noqa: E402
+from rootgraft.api.cli.options import RemoteOptions  # noqa: E402
+from rootgraft.api.cli.remote_server import Remote, RemoteError  # noqa: E402
 
 Figures = dict[str, Any]
 PATH = "chat/completions"
@@ -70,7 +70,7 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ours = f"{shlex.quote(sys.executable)} -m rootgraft.api.cli serve --port {{port}}"
+    ours = f"{shlex.quote(sys.executable)} -m rootgraft.api.cli.main serve --port {{port}}"
     parser.add_argument("--ours", default=ours, help="command of our server; {port} is filled in")
     parser.add_argument("--peer", help="command of the peer; {port} is filled in")
     parser.add_argument("--peer-url", help="address of a peer that already runs")

@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rootgraft.api.remote import RemoteError
+from rootgraft.api.cli.remote_server import RemoteError
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -28,7 +28,7 @@ import openai
 
 from benchmarks.serve.schemas import SCHEMAS
 from benchmarks.serve.server import ROOT, Server, machine
-from rootgraft.api.bench_prompts import words
+from rootgraft.api.cli.bench_prompts import words
 
 MODEL = "benchmark"
 REQUESTS, CONCURRENCY, MAX_TOKENS = 48, 16, 200
@@ -37,7 +37,7 @@ REQUESTS, CONCURRENCY, MAX_TOKENS = 48, 16, 200
 def main() -> int:
     args = _arguments()
     options = args.serve.replace("{", "{{").replace("}", "}}")
-    serve = f"{shlex.quote(sys.executable)} -m rootgraft.api.cli serve"
+    serve = f"{shlex.quote(sys.executable)} -m rootgraft.api.cli.main serve"
     command = f"{serve} --served-model-name {MODEL} --port {{port}} {options}"
     with Server(command).running() as (url, _):
         runs = asyncio.run(_measure(url, args.repeats))

@@ -30,8 +30,9 @@ from fake_worker import FakeWorker, adapter_code
 from lora_folders import file_of, good_config, good_tensors, small_reader, write_folder
 
 from benchmarks.soaking import ROOT
-from rootgraft.api import server, validators
 from rootgraft.api.config import ServerConfig
+from rootgraft.api.http import server
+from rootgraft.api.structured import output_validators as validators
 from rootgraft.engine import process_memory as garbage
 from rootgraft.engine.batch import Batch, StepResult
 from rootgraft.engine.config import EngineConfig

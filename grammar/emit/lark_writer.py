@@ -13,9 +13,9 @@ from decimal import Decimal
 
 from ..errors import GrammarError
 from ..regex.charset import JSON_CHAR, json_string, rust_literal
-from ..regex.formats import FORMATS
 from ..regex.number_ranges import spelling
 from ..regex.pattern_cache import read_pattern
+from ..regex.string_formats import FORMATS
 from ..schema.analysis import Analysis
 from ..schema.constraints import (
     ALWAYS,

@@ -15,8 +15,8 @@ from math import lcm
 from typing import TypeAlias, TypeVar
 
 from ..regex.decimal_multiples import divides
-from ..regex.formats import FORMATS
 from ..regex.pattern_cache import pattern_matches
+from ..regex.string_formats import FORMATS
 
 NULL, TRUE, FALSE, INTEGER, FRACTION, STRING, ARRAY, OBJECT = (1 << bit for bit in range(8))
 BOOLEAN = TRUE | FALSE

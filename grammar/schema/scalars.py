@@ -9,9 +9,9 @@ from typing import Any
 
 from ..errors import GrammarError
 from ..regex.ecma_regex import num_repeats, repeat_product
-from ..regex.formats import FORMATS
 from ..regex.pattern_cache import read_pattern
 from ..regex.regex_parser import RegexError
+from ..regex.string_formats import FORMATS
 from .constraints import (
     ALL_TYPES,
     ARRAY,

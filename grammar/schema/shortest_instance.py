@@ -5,9 +5,9 @@ from __future__ import annotations
 from decimal import Decimal
 
 from ..regex.charset import json_string
-from ..regex.formats import FORMATS
 from ..regex.number_ranges import spelling
 from ..regex.pattern_cache import read_pattern
+from ..regex.string_formats import FORMATS
 from .analysis import Analysis
 from .constraints import (
     ALWAYS,

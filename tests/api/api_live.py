@@ -16,11 +16,11 @@ import openai
 import uvicorn
 from api_fakes import FakeClient, FakeFrontend
 
-from rootgraft.api.app import create_app
 from rootgraft.api.config import ServerConfig
-from rootgraft.api.connection import uvicorn_options
-from rootgraft.api.metrics import Metrics
-from rootgraft.api.state import ServerState
+from rootgraft.api.generate.server_state import ServerState
+from rootgraft.api.http.app import create_app
+from rootgraft.api.http.connection import uvicorn_options
+from rootgraft.api.observe.metrics import Metrics
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import Any
 
 from api_live import make_state, serve
 
-from rootgraft.api.batches.desk import BatchDesk
+from rootgraft.api.batches.batch_service import BatchDesk
 from rootgraft.api.config import ServerConfig
 
 

@@ -9,7 +9,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from rootgraft.api.ledger import UsageLedger, UsageRecord, until_written
+from rootgraft.api.observe.usage_ledger import UsageLedger, UsageRecord, until_written
 
 DAYS = 1_700_000_000.0, 1_700_086_400.0
 

@@ -18,7 +18,7 @@ from tiny_tokenizers import train_byte_level, write_folder
 
 from rootgraft import LLM, SamplingParams
 from rootgraft.api.config import ServerConfig
-from rootgraft.api.routes.shared import shown_path
+from rootgraft.api.routes.dependencies import shown_path
 from rootgraft.engine.errors import RequestError, UnknownModel
 from rootgraft.engine.types import AdapterInfo
 
@@ -47,7 +47,7 @@ def url(folder: Path) -> Iterator[str]:
         f"--num-gpu-blocks-override 60 --enable-lora --lora-modules one=one --lora-dir {folder / 'adapters'}"
     )
     process = subprocess.Popen(
-        [sys.executable, "-m", "rootgraft.api.cli", "serve", str(folder / "worded"), *options.split()], cwd=ROOT
+        [sys.executable, "-m", "rootgraft.api.cli.main", "serve", str(folder / "worded"), *options.split()], cwd=ROOT
     )
     address = f"http://127.0.0.1:{port}"
     while not _is_ready(address):

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from test_rate_limits import Clock, limited, refused
 
-from rootgraft.api.admission import Admission
-from rootgraft.api.backlog import ROOM, Backlog, Load
-from rootgraft.api.caller import Caller
+from rootgraft.api.access.caller import Caller
+from rootgraft.api.access.overload import ROOM, Backlog, Load
+from rootgraft.api.access.rate_limits import RateLimits
+from rootgraft.api.access.request_admission import Admission
 from rootgraft.api.errors import Rejection
-from rootgraft.api.rate_limits import RateLimits
 from rootgraft.engine.serving.output_processor import Finish, TextDelta
 from rootgraft.engine.serving.request import TextRequest
 from rootgraft.engine.types import FinishReason, Priority, SamplingParams, Usage

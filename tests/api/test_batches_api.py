@@ -14,12 +14,12 @@ import openai
 import pytest
 from api_live import Live, make_state, serve, wait_until
 
-from rootgraft.api.batch_lines import BatchOutput
-from rootgraft.api.batches import desk as desk_module
-from rootgraft.api.batches.desk import BatchDesk
-from rootgraft.api.batches.files import FileStore, new_file_id
+from rootgraft.api.batches import batch_service as desk_module
+from rootgraft.api.batches.batch_lines import BatchOutput
+from rootgraft.api.batches.batch_service import BatchDesk
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.routes import files as files_module
+from rootgraft.api.storage.file_store import FileStore, new_file_id
 from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.types import Priority
 

@@ -17,7 +17,7 @@ import openai
 import pytest
 from api_live import wait_until
 
-from rootgraft.api.batches.desk import WORKERS
+from rootgraft.api.batches.batch_service import WORKERS
 
 pytestmark = pytest.mark.heavy
 ROOT = Path(__file__).parents[2]
@@ -90,7 +90,7 @@ def test_a_killed_run_batch_goes_on_with_its_file(tmp_path: Path) -> None:
     with server(tmp_path / "batches", asked) as (_, url):
         words = (
             "-m",
-            "rootgraft.api.cli",
+            "rootgraft.api.cli.main",
             "run-batch",
             "-i",
             str(given),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from api_live import Live, wait_until
 
-from rootgraft.api import sse
+from rootgraft.api.generate import sse
 
 
 @pytest.fixture

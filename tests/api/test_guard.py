@@ -14,8 +14,8 @@ import openai
 import pytest
 from api_live import Live, make_state, serve, wait_until
 
-from rootgraft.api import connection, guard
 from rootgraft.api.config import ServerConfig
+from rootgraft.api.http import connection, guard
 from rootgraft.engine.errors import CapacityError, ConfigError, DeadlineExceeded, EngineDead, EngineError
 
 COMPLETIONS = "/v1/completions"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rootgraft.api.history import POINTS, SECONDS, History
+from rootgraft.api.observe.history import POINTS, SECONDS, History
 
 
 class Clock:

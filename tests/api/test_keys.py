@@ -14,12 +14,12 @@ import pytest
 from api_live import Live, make_state, serve
 from fake_worker import FakeWorker
 
-from rootgraft.api import keyring
+from rootgraft.api.access import keyring
+from rootgraft.api.access.api_keys import ANYBODY, Key, Scope, needed_scope, read_keys
+from rootgraft.api.access.keyring import KeyRing
 from rootgraft.api.config import ServerConfig
-from rootgraft.api.guard import OPEN_PATHS
-from rootgraft.api.keyring import KeyRing
-from rootgraft.api.keys import ANYBODY, Key, Scope, needed_scope, read_keys
-from rootgraft.api.page import PATHS
+from rootgraft.api.http.guard import OPEN_PATHS
+from rootgraft.api.observe.live_page import PATHS
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.errors import ConfigError
@@ -148,7 +148,7 @@ def test_the_ring_follows_its_file(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert valid() == "ab" and len(ring) == 3
     write(file, entry("b"), entry("c"))
     assert valid() == "bc"
-    with caplog.at_level(logging.ERROR, logger="rootgraft.api.keyring"):
+    with caplog.at_level(logging.ERROR, logger="rootgraft.api.access.keyring"):
         for broken in (b"{", b'{"keys": []}', b'{"keys": [{"name": "secret"}]}'):
             file.write_bytes(broken)
             assert valid() == "bc"

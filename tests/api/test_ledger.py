@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from ledger_child import record
 
-from rootgraft.api import ledger as ledger_module
-from rootgraft.api.ledger import LedgerFile, UsageLedger, UsageRecord, until_written
+from rootgraft.api.observe import usage_ledger as ledger_module
+from rootgraft.api.observe.usage_ledger import LedgerFile, UsageLedger, UsageRecord, until_written
 from rootgraft.engine.errors import ConfigError
 
 CHILD = Path(__file__).with_name("ledger_child.py")

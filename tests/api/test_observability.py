@@ -25,9 +25,9 @@ from test_keys import entry, write
 from test_operation import scrape, value
 
 from rootgraft.api.config import ServerConfig
-from rootgraft.api.ledger import UsageLedger
-from rootgraft.api.log import JsonLines, set_up_log
-from rootgraft.api.tracing import Tracer, open_tracer
+from rootgraft.api.observe.log import JsonLines, set_up_log
+from rootgraft.api.observe.tracing import Tracer, open_tracer
+from rootgraft.api.observe.usage_ledger import UsageLedger
 from rootgraft.engine.errors import ConfigError, EngineDead
 
 DOCS = Path(__file__).parents[2] / "docs"

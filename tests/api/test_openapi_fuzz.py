@@ -10,7 +10,7 @@ from api_live import Live, make_state, serve
 from hypothesis import HealthCheck, Phase, settings
 from schemathesis import GenerationMode
 
-from rootgraft.api.app import create_app
+from rootgraft.api.http.app import create_app
 from rootgraft.engine.errors import RequestError
 
 

@@ -127,11 +127,11 @@ def test_timeouts_that_are_none(live: Live, value: str) -> None:
 
 def test_the_document_says_what_the_code_does() -> None:
     """Every number of the table of limits, every reason, header, option and field of a key."""
-    from rootgraft.api.connection import HEAD_TIMEOUT
-    from rootgraft.api.guard import BODY_TIMEOUT, FILE_TIMEOUT, MAX_HEADER_BYTES, MAX_HEADERS
-    from rootgraft.api.keys import MAX_KEYS, KeyEntry
+    from rootgraft.api.access.api_keys import MAX_KEYS, KeyEntry
+    from rootgraft.api.http.connection import HEAD_TIMEOUT
+    from rootgraft.api.http.guard import BODY_TIMEOUT, FILE_TIMEOUT, MAX_HEADER_BYTES, MAX_HEADERS
+    from rootgraft.api.protocol.chat_messages import MAX_MESSAGES
     from rootgraft.api.protocol.completions import MAX_PROMPTS
-    from rootgraft.api.protocol.messages import MAX_MESSAGES
     from rootgraft.api.protocol.sampling import MAX_MODEL_NAME
     from rootgraft.api.protocol.tools import MAX_TOOLS
     from rootgraft.api.routes.files import MAX_LINES

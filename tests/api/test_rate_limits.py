@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rootgraft.api.access.api_keys import Key
+from rootgraft.api.access.rate_limits import RateLimits, duration
 from rootgraft.api.errors import Rejection
-from rootgraft.api.keys import Key
-from rootgraft.api.rate_limits import RateLimits, duration
 
 
 class Clock:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from api_live import make_state
 
-from rootgraft.api.app import create_app
+from rootgraft.api.http.app import create_app
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.serving.async_engine import Frontend
 from rootgraft.engine.serving.engine_client import EngineClient

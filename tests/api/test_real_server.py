@@ -24,7 +24,7 @@ class RealServer:
     """A server process and a client for it."""
 
     def __init__(self, port: int, *options: str, cwd: Path | None = None) -> None:
-        command = [sys.executable, "-P", "-m", "rootgraft.api.cli", "serve", "--port", str(port)]
+        command = [sys.executable, "-P", "-m", "rootgraft.api.cli.main", "serve", "--port", str(port)]
         self.process = subprocess.Popen([*command, "--served-model-name", "small", *options], cwd=cwd)
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False)
         self.client = openai.OpenAI(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rootgraft.api.responses.store import ResponseStore, StoredResponse
+from rootgraft.api.storage.response_store import ResponseStore, StoredResponse
 
 
 class Clock:

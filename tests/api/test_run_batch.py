@@ -14,7 +14,7 @@ from api_live import Live
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rootgraft.api.cli import main
+from rootgraft.api.cli.main import main
 from rootgraft.engine.types import Priority
 
 CHAT = "/v1/chat/completions"
@@ -107,7 +107,7 @@ def test_a_server_that_has_no_room_is_asked_again(live: Live, tmp_path: Path, mo
         live.state.draining = False
         await sleep(0)  # it is everybody's: the server's loop must get its turn
 
-    monkeypatch.setattr("rootgraft.api.batch_work.asyncio.sleep", room)
+    monkeypatch.setattr("rootgraft.api.batches.batch_work.asyncio.sleep", room)
     live.state.draining = True
     given, out = write(tmp_path / "in", line(0)), tmp_path / "out"
     assert run(live, given, out) == 0

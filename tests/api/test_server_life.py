@@ -17,8 +17,8 @@ import pytest
 from api_fakes import FakeClient, FakeFrontend
 from api_live import wait_until
 
-from rootgraft.api import server
 from rootgraft.api.config import ServerConfig
+from rootgraft.api.http import server
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError, EngineDead, ModelError
 

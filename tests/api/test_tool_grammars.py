@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from rootgraft.api.config import TOOL_CALL_PARSERS
-from rootgraft.api.promise import Promise
 from rootgraft.api.protocol.tools import Function, NamedChoice, Tool
-from rootgraft.api.tools.formats import FORMATS, ToolFormat
-from rootgraft.api.tools.parser import read_calls
-from rootgraft.api.tools.plan import tool_promise
+from rootgraft.api.structured.output_format import Promise
+from rootgraft.api.structured.tool_output import tool_promise
+from rootgraft.api.tools.tool_formats import FORMATS, ToolFormat
+from rootgraft.api.tools.tool_parser import read_calls
 from rootgraft.grammar.compile.compiler import Compiled, compile
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary

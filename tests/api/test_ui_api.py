@@ -13,9 +13,10 @@ import orjson
 import pytest
 from api_live import Live, wait_until
 
-from rootgraft.api import page, watch
 from rootgraft.api.config import ServerConfig
-from rootgraft.api.page import FILES, PATHS
+from rootgraft.api.observe import engine_watch as watch
+from rootgraft.api.observe import live_page as page
+from rootgraft.api.observe.live_page import FILES, PATHS
 from rootgraft.engine.core import debug_snapshot as observer
 from rootgraft.engine.messages import Heartbeat
 from rootgraft.engine.snapshot import EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rootgraft.api.cli import COMMANDS, main
+from rootgraft.api.cli.flag_parser import parse
+from rootgraft.api.cli.main import COMMANDS, main
+from rootgraft.api.cli.options import BenchOptions
 from rootgraft.api.config import ServerConfig
-from rootgraft.api.flags import parse
-from rootgraft.api.options import BenchOptions
 from rootgraft.engine.config import EngineConfig
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,7 @@ def test_help_shows_every_option_of_a_command(name: str, capsys) -> None:
 
 def test_help_and_mistakes_load_nothing_heavy() -> None:
     script = (
-        "import sys; from rootgraft.api.cli import main; main(['serve', '--help']);"
+        "import sys; from rootgraft.api.cli.main import main; main(['serve', '--help']);"
         "main(['bench', 'serve', '--nope']); "
         f"print([name for name in {HEAVY_MODULES} if name in sys.modules], file=sys.stderr)"
     )
@@ -131,18 +131,17 @@ def test_options_survive_the_way_through_the_command_line(options: BenchOptions)
 
 
 def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
-    command = (
-        f"{sys.executable} -c 'import sys; from rootgraft.api.cli import main; sys.exit(main([\"--help\"]))' | true"
-    )
+    program = 'import sys; from rootgraft.api.cli.main import main; sys.exit(main(["--help"]))'
+    command = f"{sys.executable} -c '{program}' | true"
     done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "Traceback" not in done.stderr
 
 
 def test_serve_fetches_the_model_before_it_starts(tmp_path: Path, monkeypatch) -> None:
-    import rootgraft.api.server
+    import rootgraft.api.http.server
 
     served = []
-    monkeypatch.setattr(rootgraft.api.server, "serve", lambda *configs: served.append(configs) or 70)
+    monkeypatch.setattr(rootgraft.api.http.server, "serve", lambda *configs: served.append(configs) or 70)
     (tmp_path / "config.json").write_text("{}")
     assert main(["serve", str(tmp_path), "--port", "0"]) == 70
     assert served == [(EngineConfig(model=str(tmp_path)), ServerConfig(port=0))]

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from fake_openai import FakeServer
 
-from rootgraft.api.cli import main
-from rootgraft.api.terminal import Answer
+from rootgraft.api.cli.main import main
+from rootgraft.api.cli.terminal import Answer
 
 ROOT = Path(__file__).parents[2]
 
@@ -112,7 +112,7 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(fake_server: FakeServer) -> N
     fake_server.pieces = ("tick\x1b[2J ",)
     terminal, its = pty.openpty()
     launch = "import os, sys; os.login_tty(0); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
-    command = [sys.executable, "-c", launch, "-m", "rootgraft.api.cli", "chat", "--url", fake_server.url]
+    command = [sys.executable, "-c", launch, "-m", "rootgraft.api.cli.main", "chat", "--url", fake_server.url]
     process = subprocess.Popen(command, cwd=ROOT, stdin=its, stdout=its, stderr=its)
     os.close(its)
     screen = Screen(terminal)

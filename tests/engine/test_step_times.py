@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rootgraft.api.bench_step import limit, table
-from rootgraft.api.cli import main
+from rootgraft.api.cli.bench_step import limit, table
+from rootgraft.api.cli.main import main
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.profiling.step_report import Part, StepLoad, StepTimes, measure

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from benchmarks.grammar.hostile_inputs import inputs
-from rootgraft.api.promise import asked_promise
 from rootgraft.api.protocol.completions import CompletionRequest
+from rootgraft.api.structured.output_format import asked_promise
 from rootgraft.engine.errors import GrammarRefused
 from rootgraft.grammar.compile.compiler import lower
 from rootgraft.grammar.errors import GrammarError

@@ -8,7 +8,7 @@ import random
 import jsonschema
 import pytest
 
-from rootgraft.grammar.regex.formats import FORMATS, NARROWER
+from rootgraft.grammar.regex.string_formats import FORMATS, NARROWER
 
 CHECKER = jsonschema.Draft202012Validator.FORMAT_CHECKER
 GOOD = {

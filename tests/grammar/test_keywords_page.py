@@ -13,7 +13,7 @@ from test_keywords import CASES, REFUSALS
 
 from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.errors import GrammarError
-from rootgraft.grammar.regex.formats import FORMATS
+from rootgraft.grammar.regex.string_formats import FORMATS
 from rootgraft.grammar.schema.keywords import KEYWORDS, Treatment
 from rootgraft.grammar.spec import GrammarSpec
 

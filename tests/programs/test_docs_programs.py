@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from api_live import Live
 
-from rootgraft.api.options import RunBatchOptions
+from rootgraft.api.cli.options import RunBatchOptions
 from rootgraft.programs import Branch, Fork, Report, Session
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import fields
 
 from rootgraft.grammar.emit.json_whitespace import MAX_WHITESPACE
-from rootgraft.grammar.regex.formats import FORMATS, NARROWER
 from rootgraft.grammar.regex.number_ranges import MAX_INT_DIGITS
+from rootgraft.grammar.regex.string_formats import FORMATS, NARROWER
 from rootgraft.grammar.schema.keywords import KEYWORDS, Treatment
 from rootgraft.grammar.schema.static_limits import Limits
 

@@ -1,0 +1,1 @@
+"""Access: API keys, callers, rate limits, overload, admission of requests."""

@@ -1,0 +1,172 @@
+"""Batch files in OpenAI's format: JSON lines of requests in, JSON lines of answers out, in the order they are ready.
+
+A line of the input is ``{"custom_id", "method": "POST", "url", "body"}``. A line of the output is ``{"id", "custom_id",
+"response": {"status_code", "request_id", "body"}, "error": null}``, refused requests included.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from uuid import uuid4
+
+import orjson
+
+from ...engine.errors import ConfigError
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+_FIELDS = {"custom_id", "method", "url", "body"}
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """One line of the input.
+
+    Attributes:
+        custom_id: its name, which no other line has.
+        url: one of ``ENDPOINTS``.
+        body: of the request.
+    """
+
+    custom_id: str
+    url: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResponse:
+    """The answer to a request: its status, the id by which the server's log knows it, and the JSON body."""
+
+    status: int
+    request_id: str
+    body: Any
+
+
+class WrongLine(ConfigError):
+    """A line of the input that is no request.
+
+    Args:
+        name: of the file.
+        line: number of the line, from 1 on.
+        reason: what is wrong with it.
+        code: OpenAI's word for that.
+    """
+
+    def __init__(self, name: str, line: int, reason: str, code: str = "invalid_request") -> None:
+        super().__init__(f"{name}, line {line}: {reason}")
+        self.line = line
+        self.reason = reason
+        self.code = code
+
+
+def read_requests(path: Path, endpoint: str | None = None) -> Iterator[BatchRequest]:
+    """The requests of a file, one after the other; empty lines are passed over.
+
+    Args:
+        path: of the file.
+        endpoint: the only ``url`` that may be asked; None for any of ``ENDPOINTS``.
+
+    Raises:
+        WrongLine: a line is no request.
+        ConfigError: the file cannot be read.
+    """
+    urls = ENDPOINTS if endpoint is None else (endpoint,)
+    seen: set[str] = set()
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    try:
+                        request = _request(line, urls)
+                    except ValueError as error:
+                        raise WrongLine(path.name, number, str(error)) from None
+                    if request.custom_id in seen:
+                        reason = f"custom_id {request.custom_id!r} is used twice."
+                        raise WrongLine(path.name, number, reason, "duplicate_custom_id")
+                    seen.add(request.custom_id)
+                    yield request
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _request(line: bytes, urls: Sequence[str]) -> BatchRequest:
+    """A line as a request. ValueError with what is wrong."""
+    try:
+        fields = orjson.loads(line)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict):
+        raise ValueError("is no JSON object.")
+    if missing := _FIELDS - fields.keys():
+        raise ValueError(f"{min(missing)!r} is missing.")
+    custom_id, url, body = fields["custom_id"], fields["url"], fields["body"]
+    if not isinstance(custom_id, str) or not custom_id:
+        raise ValueError("custom_id must be a text that is not empty.")
+    if fields["method"] != "POST" or url not in urls:
+        raise ValueError(f"method must be POST and url {'one of ' if len(urls) > 1 else ''}{', '.join(urls)}.")
+    if not isinstance(body, dict) or body.get("stream"):
+        raise ValueError("body must be a JSON object that does not ask for a stream.")
+    return BatchRequest(custom_id, url, body)
+
+
+class BatchOutput:
+    """The file of answers, which is also the account of what is done: each line is appended whole, or not at all.
+
+    A line that a crash cut off is taken away when the file is opened again, so that its request is asked once more.
+
+    Attributes:
+        done: ``custom_id`` of each answer in the file.
+        failed: answers in the file that are no successes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.done: set[str] = set()
+        self.failed = 0
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            os.ftruncate(self._file, self._read(path))
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}.") from error
+
+    def _read(self, path: Path) -> int:
+        """Take in the answers that are there. Returns the bytes of the whole lines among them."""
+        size = 0
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    fields = orjson.loads(line)
+                    self._count(fields["custom_id"], fields["response"]["status_code"])
+                except (ValueError, KeyError, TypeError):
+                    raise ConfigError(f"{path.name}, line {number}: is no answer; the file is left alone.") from None
+                size += len(line)
+        return size
+
+    def add(self, request: BatchRequest, response: BatchResponse) -> None:
+        """Append an answer. It outlives this process as soon as this returns. Raises ConfigError if it cannot."""
+        answer = {"status_code": response.status, "request_id": response.request_id, "body": response.body}
+        fields = {"id": f"batch_req_{uuid4().hex}", "custom_id": request.custom_id, "response": answer, "error": None}
+        rest = memoryview(orjson.dumps(fields) + b"\n")
+        try:
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+        except OSError as error:
+            raise ConfigError(f"the output cannot be written: {error.strerror}.") from error
+        self._count(request.custom_id, response.status)
+
+    def _count(self, custom_id: str, status: int) -> None:
+        self.done.add(custom_id)
+        self.failed += status != 200
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        os.close(self._file)

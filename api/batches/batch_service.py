@@ -1,0 +1,239 @@
+"""Takes batches in, and answers them beside live traffic; after a crash it goes on where it was.
+
+Each answer is in the batch's account before the next request of the same worker begins, and the account tells which
+requests are left. So a request is asked again only if the server ended between its answer and that line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...engine.errors import ConfigError
+from ..access.caller import Caller
+from ..errors import HTTPError, reply_to
+from ..storage.batch_store import BatchRecord, BatchRecords
+from ..storage.file_store import FileStore, StoredFile, new_file_id
+from .batch_lines import BatchOutput, WrongLine, read_requests
+from .batch_work import answer_all
+from .internal_client import InnerClient
+from .output_files import answers, unanswered, used
+
+MAX_UNFINISHED = 100  # batches of one owner
+MAX_RECORDS = 10_000  # of one owner
+MAX_AT_ONCE = 4  # batches that are answered at the same time
+WORKERS = 16  # requests of a batch at the same time
+_LOOK_SECONDS = 0.5
+_RETRY_SECONDS = 30.0  # after the folder could not be written
+
+logger = logging.getLogger(__name__)
+
+CallerOf = Callable[[str, str, str], Caller | None]
+"""The caller of a request from the owner's name, its key's name and the path; None if there is no such key any more."""
+
+
+class BatchDesk:
+    """The files and batches of a folder, which no other process may use meanwhile. Belongs to one event loop.
+
+    Args:
+        folder: made if it is not there.
+        max_bytes: of all files.
+        caller_of: see ``CallerOf``.
+
+    Raises:
+        ConfigError: the folder cannot be used, or another server uses it.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int, caller_of: CallerOf) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.files = FileStore(folder / "files", max_bytes)
+            self.records = BatchRecords(folder / "batches")
+        except BlockingIOError:
+            raise ConfigError(f"--batch-dir: another server uses {folder}.") from None
+        except (OSError, ValueError, TypeError) as error:
+            raise ConfigError(f"--batch-dir: {folder} cannot be used: {error}.") from error
+        self._caller_of = caller_of
+        self._client: InnerClient | None = None
+        self._jobs: dict[str, asyncio.Task[None]] = {}
+        self._turns = asyncio.Semaphore(MAX_AT_ONCE)
+
+    def resume(self, client: InnerClient) -> None:
+        """Go on with all that has not ended, asking ``client``; called once the server is ready."""
+        self._client = client
+        for record in self.records.running:
+            self._begin(record)
+
+    def stop(self) -> None:
+        """Give up the requests under way: they are asked again when the server is back."""
+        for job in self._jobs.values():
+            job.cancel()
+
+    async def close(self) -> None:
+        """Stop, and let go of the folder."""
+        self.stop()
+        await asyncio.gather(*self._jobs.values(), return_exceptions=True)
+        os.close(self._lock)
+
+    def stats(self) -> dict[str, float]:
+        """Gauges for the metrics."""
+        return {"files_stored_bytes": self.files.num_bytes, "batches_unfinished": len(self.records.running)}
+
+    def create(self, caller: Caller, source: StoredFile, endpoint: str, **fields: Any) -> BatchRecord:
+        """Take a batch in.
+
+        Raises:
+            HTTPError: 429 if the owner has too many that have not ended.
+        """
+        owner = caller.key.tenant
+        own = self.records.of(owner)
+        unfinished = sum(not record.has_ended for record in own)
+        if unfinished >= MAX_UNFINISHED:
+            text = f"{unfinished} batches have not ended yet: wait for some, or cancel them."
+            raise HTTPError(429, text, code="rate_limit_exceeded", headers={"retry-after": "60"})
+        if len(own) >= MAX_RECORDS:
+            self.records.forget(next(record for record in reversed(own) if record.has_ended))
+        record = self.records.new(
+            owner=owner, key=caller.key.name, endpoint=endpoint, input_file_id=source.id, **fields
+        )
+        self._begin(record)
+        return record
+
+    def cancel(self, record: BatchRecord) -> None:
+        """Have a batch end with what is answered. One that is ending already stays as it is."""
+        if record.status not in ("validating", "in_progress"):
+            return
+        record.outcome = "cancelled"
+        self.records.move(record, "cancelling")
+        if (job := self._jobs.get(record.id)) is not None:
+            job.cancel()
+        self._begin(record)
+
+    def reader_of(self, file: StoredFile) -> BatchRecord | None:
+        """A batch under way that reads a file."""
+        return next((record for record in self.records.running if record.input_file_id == file.id), None)
+
+    def _begin(self, record: BatchRecord) -> None:
+        before = self._jobs.get(record.id)
+        job = asyncio.get_running_loop().create_task(self._run(record, before))
+        self._jobs[record.id] = job
+
+    async def _run(self, record: BatchRecord, before: asyncio.Task[None] | None) -> None:
+        """Bring a batch from wherever it stands to its end; ``before`` is what worked on it until now."""
+        if before is not None:
+            await asyncio.gather(before, return_exceptions=True)
+        try:
+            while not await self._try(record):
+                await asyncio.sleep(_RETRY_SECONDS)
+        finally:
+            if self._jobs.get(record.id) is asyncio.current_task():
+                del self._jobs[record.id]
+
+    async def _try(self, record: BatchRecord) -> bool:
+        """Whether a batch has ended; it has not where the folder could not be written, such as on a full disk."""
+        try:
+            await self._advance(record)
+        except (OSError, ConfigError) as error:
+            logger.error("batch %s waits for its folder: %s", record.id, error)
+            return False
+        except Exception:
+            logger.exception("batch %s failed", record.id)
+            self._fail(record, "The server made an error; its log has the details.", "internal_error")
+        return True
+
+    async def _advance(self, record: BatchRecord) -> None:
+        source = self.files.get(record.owner, record.input_file_id)
+        if source is None:
+            return self._fail(record, "The input file is no longer there.", "file_not_found")
+        path = self.files.path(source)
+        if record.status == "validating":
+            if not await self._validate(record, path):
+                return None
+            self.records.move(record, "in_progress")
+        with BatchOutput(self.records.account(record)) as output:
+            if record.status == "in_progress":
+                await self._answer(record, path, output)
+            self._count(record, output)
+        await self._finalise(record, path)
+        return None
+
+    async def _validate(self, record: BatchRecord, path: Path) -> bool:
+        """Whether the input is a batch of requests; if it is none, the batch fails and says why."""
+        try:
+            record.total = await asyncio.to_thread(lambda: sum(1 for _ in read_requests(path, record.endpoint)))
+        except WrongLine as error:
+            self._fail(record, f"Line {error.line}: {error.reason}", error.code, error.line)
+            return False
+        if not record.total:
+            self._fail(record, "The input file has no requests.", "empty_file")
+        return record.total > 0
+
+    async def _answer(self, record: BatchRecord, path: Path, output: BatchOutput) -> None:
+        """Ask what the account lacks, until all is there or the batch's time is up."""
+
+        async def post(url: str, body: Mapping[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
+            assert self._client is not None
+            caller = self._caller_of(record.owner, record.key, url)
+            if caller is None:
+                reply = reply_to(HTTPError(401, "The key of this batch is no longer valid.", code="invalid_api_key"))
+                return reply.status, {}, reply.body()
+            return await self._client.post(url, body, caller)
+
+        left = (request for request in read_requests(path) if request.custom_id not in output.done)
+        async with self._turns:
+            work = asyncio.ensure_future(
+                answer_all(post, left, output, concurrency=WORKERS, fields={}, done=lambda: self._count(record, output))
+            )
+            try:
+                while not work.done() and not self.records.is_over(record):
+                    await asyncio.wait([work], timeout=_LOOK_SECONDS)
+                if work.done():
+                    work.result()
+                else:
+                    record.outcome = "expired"
+            finally:
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+
+    def _count(self, record: BatchRecord, output: BatchOutput) -> None:
+        record.completed, record.failed = len(output.done) - output.failed, output.failed
+
+    async def _finalise(self, record: BatchRecord, path: Path) -> None:
+        """Make the files of answers and errors. What a crash breaks off here is done again, under the same ids."""
+        account = self.records.account(record)
+        if record.output_file_id is None:
+            record.output_file_id, record.error_file_id = new_file_id(), new_file_id()
+        if record.status != "cancelling":
+            self.records.move(record, "finalizing")
+        early = record.total and record.outcome != "completed"
+        record.usage = await asyncio.to_thread(used, account)
+        unfinished = list(unanswered(path, account, record.outcome)) if early else []
+        record.output_file_id = await self._store(record, "output", answers(account, failed=False))
+        record.error_file_id = await self._store(record, "error", [*answers(account, failed=True), *unfinished])
+        self.records.move(record, record.outcome)
+        account.unlink(missing_ok=True)
+
+    async def _store(self, record: BatchRecord, kind: str, lines: Iterable[bytes]) -> str | None:
+        """A file of these lines; None, and no file, if there are none."""
+        file_id = record.output_file_id if kind == "output" else record.error_file_id
+        name = f"{record.id}_{kind}.jsonl"
+        facts = self.files.new(record.owner, name, "batch_output", 0, record.output_expiry, file_id)
+        written = await asyncio.to_thread(self.files.write, facts, lines)
+        if not written.bytes:
+            self.files.delete(written)
+            return None
+        self.files.add(written)
+        return written.id
+
+    def _fail(self, record: BatchRecord, message: str, code: str, line: int | None = None) -> None:
+        record.errors = [{"code": code, "message": message, "line": line, "param": None}]
+        record.output_file_id = record.error_file_id = None
+        self.records.move(record, "failed")
+        self.records.account(record).unlink(missing_ok=True)

@@ -1,0 +1,153 @@
+"""``rootgraft bench serve``: requests at a set rate and concurrency against any OpenAI-compatible server.
+
+The client keeps little between two arrivals of text (two clock readings and one JSON object), because it often shares
+its cores with the server that it measures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import orjson
+import uvloop
+from tqdm import tqdm
+
+from ...engine.errors import ConfigError
+from .bench_prompts import TokenScale, body_for, dataset_bodies, extra_fields, random_bodies, words
+from .bench_report import Timing, summarise, table
+from .options import BenchOptions, RemoteOptions
+from .remote_server import Remote, RemoteError
+
+_PATHS = {"chat": "chat/completions", "completions": "completions"}
+_PROBE_WORDS = (16, 144)
+
+
+def bench_serve(remote: RemoteOptions, options: BenchOptions) -> int:
+    """Run the load, print the table and write the JSON file. Returns 1 if no request was completed, else 0."""
+    model, timings = uvloop.run(_run(remote, options))
+    figures = summarise(timings)
+    print(table(figures))
+    if options.output_json is not None:
+        _write(Path(options.output_json), remote, options, model, figures, timings)
+    _explain_errors(timings)
+    return 0 if figures["completed"] else 1
+
+
+async def _run(remote: RemoteOptions, options: BenchOptions) -> tuple[str, list[Timing]]:
+    extra = extra_fields(options.extra_body)
+    async with Remote.connect(remote) as server:
+        if options.dataset is None:
+            bodies = random_bodies(options, await _measure_scale(server, options, extra))
+        else:
+            bodies = dataset_bodies(options, Path(options.dataset))
+        return server.model, await run_load(
+            server, _PATHS[options.endpoint], [body | extra for body in bodies], options
+        )
+
+
+async def _measure_scale(server: Remote, options: BenchOptions, extra: dict[str, Any]) -> TokenScale:
+    """Ask twice for one token, which warms the server up and tells how long our words are in its tokens."""
+    measured = []
+    for count in _PROBE_WORDS:
+        body = body_for(words(Random(count), count), 1, options) | extra
+        timing = await timed(server, _PATHS[options.endpoint], body)
+        if timing.error is not None:
+            raise RemoteError(timing.error, timing.message or timing.error)
+        measured.append((count, timing.prompt))
+    return TokenScale.through(measured[0], measured[1])
+
+
+async def run_load(server: Remote, path: str, bodies: Sequence[dict[str, Any]], options: BenchOptions) -> list[Timing]:
+    """Send all requests as ``options`` says and return their timings in the order of ``bodies``."""
+    limit = asyncio.Semaphore(options.max_concurrency) if options.max_concurrency else contextlib.nullcontext()
+    arrivals = _arrivals(len(bodies), options.request_rate, options.seed)
+    start = asyncio.get_running_loop().time()
+    # To stderr, and nothing at all where nobody watches: the table alone is the output.
+    with tqdm(total=len(bodies), unit="req", disable=not sys.stderr.isatty(), leave=False) as bar:
+
+        async def one(body: dict[str, Any], arrival: float) -> Timing:
+            await asyncio.sleep(start + arrival - asyncio.get_running_loop().time())
+            async with limit:
+                timing = await timed(server, path, body)
+            bar.update()
+            return timing
+
+        return await asyncio.gather(*map(one, bodies, arrivals))
+
+
+def _arrivals(count: int, rate: float, seed: int) -> list[float]:
+    """Seconds after the start at which each request comes: a Poisson process, or all at once for rate inf."""
+    rng, now, times = Random(seed), 0.0, []
+    for _ in range(count):
+        times.append(now)
+        now += rng.expovariate(rate) if rate != float("inf") else 0.0
+    return times
+
+
+async def timed(
+    server: Remote, path: str, body: dict[str, Any], on_text: Callable[[str], None] | None = None
+) -> Timing:
+    """Send one request and take its times. Failures are told in the timing, never raised.
+
+    Args:
+        server: where to.
+        path: the endpoint below the server's base address.
+        body: the request without what ``Remote.stream`` fills in.
+        on_text: given each piece of the answer, for who needs it.
+    """
+    timing = Timing(started=time.perf_counter())
+    arrivals, last = 0, 0.0
+    try:
+        async for event in server.stream(path, body):
+            for choice in event.get("choices") or ():
+                timing.finish = choice.get("finish_reason") or timing.finish
+                if text := choice.get("text") or (choice.get("delta") or {}).get("content"):
+                    now = time.perf_counter()
+                    arrivals += 1
+                    if timing.ttft is None:
+                        timing.ttft = now - timing.started
+                    else:
+                        timing.gaps.append(now - last)
+                    last = now
+                    if on_text:
+                        on_text(text)
+            if usage := event.get("usage"):
+                timing.prompt = usage.get("prompt_tokens") or 0
+                timing.completion = usage.get("completion_tokens") or 0
+                timing.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    except RemoteError as error:
+        timing.error, timing.message = error.kind, str(error)
+    timing.ended = time.perf_counter()
+    timing.completion = timing.completion or arrivals
+    return timing
+
+
+def _write(
+    path: Path,
+    remote: RemoteOptions,
+    options: BenchOptions,
+    model: str,
+    figures: dict[str, Any],
+    timings: Sequence[Timing],
+) -> None:
+    """The file of ``--output-json``: figures, options without the key, and every request."""
+    asked = {"url": remote.url, "model": model, **asdict(options)}
+    document = {"options": asked, "figures": figures, "timings": [asdict(timing) for timing in timings]}
+    try:
+        path.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
+    except OSError as error:
+        raise ConfigError(f"--output-json: {path} cannot be written: {error.strerror}.") from error
+
+
+def _explain_errors(timings: Sequence[Timing]) -> None:
+    """One message for each kind of error, on standard error."""
+    for kind, message in {timing.error: timing.message for timing in timings if timing.error}.items():
+        print(f"{kind}: {message}", file=sys.stderr)

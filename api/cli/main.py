@@ -1,0 +1,196 @@
+"""The command line ``rootgraft``: serve, chat, complete, run-batch, bench serve, bench step, pull, key.
+
+A command's code is loaded when it runs, so that help and mistakes are answered at once. Exit codes: 0 done, 1 the
+command failed, 2 the command line is wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from ...engine.config import EngineConfig
+from ...engine.errors import ConfigError, EngineError
+from ..config import ServerConfig
+from .flag_parser import closest, parse
+from .options import (
+    BenchOptions,
+    ChatOptions,
+    CompleteOptions,
+    DrawOptions,
+    KeyOptions,
+    PullOptions,
+    RemoteOptions,
+    RunBatchOptions,
+    StepOptions,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One thing that ``rootgraft`` does.
+
+    Attributes:
+        about: a sentence for the help.
+        classes: the dataclasses of its options.
+        run: does it, given one instance of each class; returns the exit code.
+        positional: the option that may be given without its flag, or nothing.
+    """
+
+    about: str
+    classes: tuple[type[Any], ...]
+    run: Callable[..., int]
+    positional: str = ""
+
+
+def _serve(engine: EngineConfig, server: ServerConfig) -> int:
+    from ...engine.checkpoint.locate import resolve_model
+    from ..http.server import serve
+    from .download_progress import show_download
+
+    with show_download() as progress:
+        resolve_model(engine.model, revision=engine.revision, progress=progress)
+    return serve(engine, server)
+
+
+def _chat(*options: Any) -> int:
+    from .terminal import chat
+
+    return chat(*options)
+
+
+def _complete(*options: Any) -> int:
+    from .terminal import complete
+
+    return complete(*options)
+
+
+def _run_batch(batch: RunBatchOptions, engine: EngineConfig) -> int:
+    from .run_batch import run_batch
+
+    return run_batch(engine, batch)
+
+
+def _bench_serve(*options: Any) -> int:
+    from .bench_serve import bench_serve
+
+    return bench_serve(*options)
+
+
+def _bench_step(engine: EngineConfig, options: StepOptions) -> int:
+    from .bench_step import bench_step
+
+    return bench_step(engine, options)
+
+
+def _pull(options: PullOptions) -> int:
+    from ...engine.checkpoint.locate import resolve_model
+    from .download_progress import show_download
+
+    with show_download() as progress:
+        files = resolve_model(options.model, revision=options.revision, progress=progress)
+    print(files.path)
+    return 0
+
+
+def _key(options: KeyOptions) -> int:
+    from ..access.api_keys import new_key
+
+    key, lines = new_key(options.name)
+    print(f"The key, which is shown only now: {key}", file=sys.stderr)
+    print(lines)
+    return 0
+
+
+COMMANDS = {
+    "serve": Command(
+        "Serve a model with OpenAI's interface.", (EngineConfig, ServerConfig), _serve, positional="model"
+    ),
+    "chat": Command("Talk with a model that is being served.", (RemoteOptions, DrawOptions, ChatOptions), _chat),
+    "complete": Command(
+        "Let a model that is being served continue a text.",
+        (RemoteOptions, DrawOptions, CompleteOptions),
+        _complete,
+        positional="prompt",
+    ),
+    "run-batch": Command(
+        "Answer a file of requests into another, and go on where it was broken off.",
+        (RunBatchOptions, EngineConfig),
+        _run_batch,
+    ),
+    "bench serve": Command("Load a server with requests and measure it.", (RemoteOptions, BenchOptions), _bench_serve),
+    "bench step": Command(
+        "Tell where the time of an engine's step goes.", (EngineConfig, StepOptions), _bench_step, positional="model"
+    ),
+    "key": Command("Make an API key, and the lines for --api-key-file.", (KeyOptions,), _key, "name"),
+    "pull": Command("Bring a model to this machine and say where it is.", (PullOptions,), _pull, "model"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. Errors that a user can mend are one line on standard error."""
+    try:
+        code = _main(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # Whoever read our output has left: what is still buffered goes nowhere, without a word.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
+
+
+def _main(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return 0 if words else 2
+    if words[0] in ("-V", "--version"):
+        print(f"rootgraft {_version()}")
+        return 0
+    name = " ".join(words[:2]) if words[0] == "bench" else words[0]
+    return _run(name, words[len(name.split()) :])
+
+
+def _run(name: str, argv: Sequence[str]) -> int:
+    command = COMMANDS.get(name)
+    if command is None:
+        return _complain("rootgraft", f"unknown command {name!r}.{closest(name, list(COMMANDS))}", 2)
+    prog = f"rootgraft {name}"
+    try:
+        options = parse(prog, command.about, command.classes, command.positional, argv)
+    except ConfigError as error:
+        return _complain(prog, f"{error} See '{prog} --help'.", 2)
+    except SystemExit:  # argparse has printed the help.
+        return 0
+    try:
+        return command.run(*options)
+    except EngineError as error:
+        return _complain(prog, str(error), 1)
+
+
+def _complain(prog: str, message: str, code: int) -> int:
+    print(f"{prog}: {message}", file=sys.stderr)
+    return code
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {command.about}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        ["usage: rootgraft COMMAND [options]", "", *lines, "", "'rootgraft COMMAND --help' lists a command's options."]
+    )
+
+
+def _version() -> str:
+    try:
+        return version("rootgraft")
+    except PackageNotFoundError:
+        return "(from a checkout that is not installed)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""``rootgraft run-batch``: a file of requests is answered into another, beside live traffic or by an own engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import secrets
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import uvloop
+from tqdm import tqdm
+
+from ...engine.config import EngineConfig
+from ...engine.errors import ConfigError, EngineDead
+from ..batches.batch_lines import BatchOutput, read_requests
+from ..batches.batch_work import answer_all
+from ..config import ServerConfig
+from .options import RemoteOptions, RunBatchOptions
+from .remote_server import Remote, RemoteError
+
+_LOOK_EVERY = 0.1  # seconds, while an own engine starts
+
+
+def run_batch(engine: EngineConfig, options: RunBatchOptions) -> int:
+    """Answer what the output lacks. Returns 0 if every answer in the output is a success, else 1.
+
+    Raises:
+        ConfigError: the input has a line that is no request, or one of the files cannot be used.
+        RemoteError: the server is gone; what it answered is in the output, and the same command goes on from there.
+    """
+    if options.url is not None and engine != EngineConfig():
+        raise ConfigError("--url names a server that runs already: options of an own engine cannot go with it.")
+    total = sum(1 for _ in read_requests(Path(options.input_file)))
+    with BatchOutput(Path(options.output_file)) as output:
+        already = len(output.done)
+        if any(request.custom_id not in output.done for request in read_requests(Path(options.input_file))):
+            uvloop.run(_run(engine, options, output, total))
+        print(f"{total} requests: {len(output.done) - already} answered now, {already} before; {output.failed} failed")
+        return 1 if output.failed else 0
+
+
+async def _run(engine: EngineConfig, options: RunBatchOptions, output: BatchOutput, total: int) -> None:
+    with contextlib.ExitStack() as stack:
+        remote = RemoteOptions(options.url or "", options.api_key)
+        if options.url is None:
+            remote = stack.enter_context(_own_server(engine))
+        bar = stack.enter_context(
+            tqdm(total=total, initial=len(output.done), unit="req", disable=not sys.stderr.isatty())
+        )
+        async with _connected(remote, wait=options.url is None) as server:
+            requests = read_requests(Path(options.input_file))
+            left = (request for request in requests if request.custom_id not in output.done)
+            await answer_all(
+                lambda path, body: server.post(path.removeprefix("/v1/"), body),
+                left,
+                output,
+                concurrency=options.max_concurrency,
+                fields={"model": server.model},
+                done=bar.update,
+            )
+
+
+@contextlib.asynccontextmanager
+async def _connected(options: RemoteOptions, *, wait: bool) -> AsyncIterator[Remote]:
+    """A session with a server; an own one is waited for until it has loaded its model."""
+    while wait:
+        try:
+            async with Remote.connect(options):
+                break
+        except RemoteError:
+            _check_children()
+            await asyncio.sleep(_LOOK_EVERY)
+    async with Remote.connect(options) as server:
+        yield server
+
+
+def _check_children() -> None:
+    if not multiprocessing.active_children():
+        raise EngineDead("The engine could not be started.")
+
+
+@contextlib.contextmanager
+def _own_server(engine: EngineConfig) -> Iterator[RemoteOptions]:
+    """A server in a process of its own, for this command alone, ended with the block."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+    key = secrets.token_hex()
+    options = ServerConfig(port=port, api_key=(key,), log_level="warning")
+    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(engine, options))
+    process.start()
+    try:
+        yield RemoteOptions(f"http://127.0.0.1:{port}/v1", key)
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _serve(engine: EngineConfig, options: ServerConfig) -> None:
+    from ..http.server import serve
+
+    sys.exit(serve(engine, options))

@@ -1,0 +1,166 @@
+"""``rootgraft chat`` and ``rootgraft complete``: a served model in the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...engine.errors import ConfigError
+from .options import ChatOptions, CompleteOptions, DrawOptions, RemoteOptions
+from .remote_server import Remote, RemoteError
+
+# A model's text must not be able to steer the terminal: of the control characters only tab and newline pass.
+_CONTROLS = dict.fromkeys(code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n")
+
+
+@dataclass(slots=True)
+class Answer:
+    """An answer as it grows; what has come stays readable when the stream is stopped.
+
+    Attributes:
+        started: when it was asked for, by ``time.perf_counter``; so are ``first`` and ``last``.
+        first: when the first text came, or None.
+        usage: the server's count of tokens, empty until the stream's end.
+    """
+
+    started: float = field(default_factory=time.perf_counter)
+    parts: list[str] = field(default_factory=list)
+    first: float | None = None
+    last: float = 0.0
+    usage: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """All that has come so far."""
+        return "".join(self.parts)
+
+    def add(self, event: dict[str, Any]) -> str:
+        """Take in one event of either endpoint and return its text."""
+        self.usage = event.get("usage") or self.usage
+        text = "".join(_text(choice) for choice in event.get("choices") or ())
+        if text:
+            self.last = time.perf_counter()
+            self.first = self.first or self.last
+            self.parts.append(text)
+        return text
+
+    def summary(self) -> str:
+        """Tokens, speed and cache hits in one line; nothing if the server did not count."""
+        tokens = self.usage.get("completion_tokens") or 0
+        if not tokens or self.first is None:
+            return ""
+        facts = [f"{tokens} tokens", f"first after {self.first - self.started:.2f} s"]
+        if self.last > self.first and tokens > 1:
+            facts.append(f"{(tokens - 1) / (self.last - self.first):.1f} tokens/s")
+        cached = (self.usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        if cached is not None:
+            facts.append(f"{cached} of {self.usage.get('prompt_tokens')} prompt tokens cached")
+        return ", ".join(facts)
+
+
+def _text(choice: dict[str, Any]) -> str:
+    return str((choice.get("delta") or {}).get("content") or choice.get("text") or "")
+
+
+def chat(remote: RemoteOptions, draw: DrawOptions, options: ChatOptions) -> int:
+    """Talk until the end of the input. Ctrl-C stops an answer, Ctrl-D leaves. Returns the exit code."""
+    with asyncio.Runner() as runner, _connected(runner, remote) as server:
+        messages: list[dict[str, str]] = []
+        if options.system is not None:
+            messages.append({"role": "system", "content": options.system})
+        if _in_terminal():
+            _dim(f"{server.model}. Ctrl-C stops an answer, Ctrl-D leaves.")
+        fields = _fields(draw, options.max_tokens)
+        for line in _lines():
+            messages.append({"role": "user", "content": line})
+            answer = Answer()
+            try:
+                answered = _ask(runner, server, "chat/completions", {"messages": messages, **fields}, answer)
+            except KeyboardInterrupt:
+                answered = True
+                _dim("\n(stopped)" if answer.parts else "(stopped)")
+            if answered:
+                messages.append({"role": "assistant", "content": answer.text})
+            else:
+                messages.pop()
+    return 0
+
+
+def complete(remote: RemoteOptions, draw: DrawOptions, options: CompleteOptions) -> int:
+    """Continue one text. Returns the exit code."""
+    if options.prompt is None and sys.stdin.isatty():
+        raise ConfigError("give the text to continue as an argument or on standard input.")
+    prompt = sys.stdin.read() if options.prompt is None else options.prompt
+    with asyncio.Runner() as runner, _connected(runner, remote) as server:
+        body = {"prompt": prompt, **_fields(draw, options.max_tokens)}
+        answered = _ask(runner, server, "completions", body, Answer())
+    return 0 if answered else 1
+
+
+def _fields(draw: DrawOptions, max_tokens: int | None) -> dict[str, Any]:
+    """The fields of the request that were given."""
+    chosen = {"temperature": draw.temperature, "top_p": draw.top_p, "seed": draw.seed, "max_tokens": max_tokens}
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+@contextlib.contextmanager
+def _connected(runner: asyncio.Runner, options: RemoteOptions) -> Iterator[Remote]:
+    """A session that lives as long as the block, for several uses of the runner."""
+    connection = Remote.connect(options)
+    server = runner.run(connection.__aenter__())
+    try:
+        yield server
+    finally:
+        runner.run(connection.__aexit__(None, None, None))
+
+
+def _lines() -> Iterator[str]:
+    """What the user types, until the end; a line that is empty or interrupted is asked for again."""
+    if _in_terminal():
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  (arrow keys and history for input())
+    while True:
+        try:
+            line = input("> " if _in_terminal() else "")
+        except KeyboardInterrupt:
+            print()
+            continue
+        except EOFError:
+            if _in_terminal():
+                print()
+            return
+        if line.strip():
+            yield line
+
+
+def _ask(runner: asyncio.Runner, server: Remote, path: str, body: dict[str, Any], answer: Answer) -> bool:
+    """Print the answer as it comes into ``answer``. False, and the reason on standard error, if the server failed."""
+    try:
+        runner.run(_print(server, path, body, answer))
+    except RemoteError as error:
+        print(f"{chr(10) if answer.parts else ''}rootgraft: {error}", file=sys.stderr)
+        return False
+    if not answer.text.endswith("\n"):
+        print()
+    if _in_terminal() and (summary := answer.summary()):
+        _dim(summary)
+    return True
+
+
+async def _print(server: Remote, path: str, body: dict[str, Any], answer: Answer) -> None:
+    async for event in server.stream(path, body):
+        if text := answer.add(event):
+            print(text.translate(_CONTROLS) if sys.stdout.isatty() else text, end="", flush=True)
+
+
+def _in_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _dim(text: str) -> None:
+    print(f"\x1b[2m{text}\x1b[0m" if sys.stdout.isatty() else text, flush=True)

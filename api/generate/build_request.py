@@ -1,0 +1,222 @@
+"""From a parsed body to requests that the frontend has checked."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ...engine.errors import RequestError
+from ...engine.serving.request import TextRequest
+from ...engine.text.prompt_cache import Owner
+from ...engine.types import SamplingParams
+from ...grammar.spec import GrammarSpec
+from ..access.caller import Caller
+from ..protocol.chat import ChatRequest
+from ..protocol.chat_messages import ChatMessage, for_template
+from ..protocol.completions import CompletionRequest
+from ..protocol.sampling import SamplingFields
+from ..protocol.tools import Tool
+from ..structured.output_format import Promise, asked_promise
+from ..structured.tool_output import tool_promise
+from ..tools.tool_formats import Dialect
+from ..tools.tool_messages import for_dialect
+from .completion_answers import EchoedPrompt
+from .logprob_formats import Unscored
+
+if TYPE_CHECKING:
+    from ...engine.serving.async_engine import Frontend
+    from ...engine.text.tokenizer import Tokenizer
+
+
+# Conversations beyond these are rendered on another thread, so that streams do not wait for them.
+_MANY_MESSAGES = 64
+_LONG_TEXT = 50_000
+
+
+async def chat_request(
+    frontend: Frontend, dialect: Dialect, body: ChatRequest, adapter: str | None, caller: Caller
+) -> tuple[TextRequest, Promise | None]:
+    """The one request of a chat, and the form that its answer will have.
+
+    Raises:
+        RequestError: with the names that the body used.
+    """
+    promise = asked_promise(body)
+    if body.tools:
+        promise = tool_promise(body.tools, body.tool_choice, dialect.format, promise, parallel=body.parallel_tool_calls)
+    plan = None if promise is None else promise.tools
+    with _blaming("messages"):
+        tokens = await render(
+            frontend,
+            dialect,
+            body.messages,
+            tools=body.tools,
+            prefill="" if plan is None else plan.prefill,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            template_kwargs=body.chat_template_kwargs,
+            add_special_tokens=body.add_special_tokens,
+            owner=_owner(body, caller),
+        )
+        # The engine always draws one token; where none is asked for, it is dropped again, and has no form.
+        asked = 1 if body.is_silent else body.asked_tokens
+        promise = None if body.is_silent else promise
+        max_tokens = frontend.resolve_max_tokens(len(tokens), asked)
+        params = body.sampling(max_tokens, body.num_logprobs, body.prompt_logprobs)
+        grammar = None if promise is None else promise.spec
+        request = _text_request(body, tokens, params, grammar, adapter, caller)
+        if plan is not None:
+            # What opens a call may be a special token, and no other one fits the grammar.
+            request = replace(request, skip_special_tokens=False)
+        return frontend.check(request), promise
+
+
+async def render(
+    frontend: Frontend,
+    dialect: Dialect,
+    messages: Sequence[ChatMessage],
+    *,
+    tools: Sequence[Tool] = (),
+    prefill: str = "",
+    add_generation_prompt: bool | None,
+    continue_final_message: bool,
+    template_kwargs: dict[str, Any],
+    add_special_tokens: bool,
+    owner: Owner,
+) -> array[int]:
+    """The tokens of a conversation. By default a new answer is asked for, unless the last message is continued.
+
+    Args:
+        tools: functions that the model is told of.
+        prefill: what the answer begins with.
+        owner: whose earlier conversations may make it faster.
+    """
+    tokenizer = frontend.tokenizer
+    if not tokenizer.has_chat_template:
+        raise RequestError("This model has no chat template: use /v1/completions.", param="messages")
+    definitions = [tool.for_template() for tool in tools]
+    job = partial(
+        tokenizer.render_chat,
+        for_dialect(for_template(messages), definitions, dialect),
+        add_generation_prompt=not continue_final_message if add_generation_prompt is None else add_generation_prompt,
+        continue_final_message=continue_final_message,
+        tools=definitions if dialect.by_template and definitions else None,
+        kwargs=template_kwargs,
+    )
+    is_long = len(messages) > _MANY_MESSAGES or sum(len(message.text or "") for message in messages) > _LONG_TEXT
+    text = await asyncio.to_thread(job) if is_long else job()
+    frontend.check_length(text)
+    return await frontend.encode(text + prefill, add_special_tokens=add_special_tokens, owner=owner)
+
+
+async def completion_requests(
+    frontend: Frontend, body: CompletionRequest, grammar: GrammarSpec | None, adapter: str | None, caller: Caller
+) -> list[TextRequest]:
+    """One request for each prompt, all checked before any is begun. Raises RequestError."""
+    requests = []
+    for number, prompt in enumerate(body.prompts):
+        name = "prompt" if len(body.prompts) == 1 else f"prompt[{number}]"
+        with _blaming(name):
+            requests.append(await _completion_request(frontend, body, name, prompt, grammar, adapter, caller))
+    return requests
+
+
+async def _completion_request(
+    frontend: Frontend,
+    body: CompletionRequest,
+    name: str,
+    prompt: str | list[int],
+    grammar: GrammarSpec | None,
+    adapter: str | None,
+    caller: Caller,
+) -> TextRequest:
+    if isinstance(prompt, str):
+        frontend.check_length(prompt)
+        tokens = await frontend.encode(prompt, add_special_tokens=body.add_special_tokens, owner=_owner(body, caller))
+    else:
+        tokens = token_array(name, prompt, frontend.vocab_size)
+    # The engine always draws one token; where none is asked for, it is dropped again.
+    max_tokens = frontend.resolve_max_tokens(len(tokens), max(1, body.max_tokens))
+    scored = [count for count in (body.echoed_logprobs, body.prompt_logprobs) if count is not None]
+    params = body.sampling(max_tokens, body.logprobs, max(scored, default=None), body.logprob_start_len)
+    return frontend.check(_text_request(body, tokens, params, grammar, adapter, caller))
+
+
+def token_array(field: str, ids: list[int], vocab_size: int) -> array[int]:
+    """Token ids of a client's, from this field. RequestError for one outside of the vocabulary."""
+    for position, token in enumerate(ids):
+        if not 0 <= token < vocab_size:
+            raise RequestError(
+                f"'{field}' must hold token ids from 0 to {vocab_size - 1}, not {token} (at position {position}).",
+                param=field,
+            )
+    return array("i", ids)
+
+
+def _owner(body: SamplingFields, caller: Caller) -> Owner:
+    return Owner(caller.cache_tenant, body.cache_salt or "")
+
+
+def _text_request(
+    body: SamplingFields,
+    tokens: array[int],
+    params: SamplingParams,
+    grammar: GrammarSpec | None,
+    adapter: str | None,
+    caller: Caller,
+) -> TextRequest:
+    return TextRequest(
+        tokens=tokens,
+        params=params,
+        stop=body.stop_strings,
+        include_stop=body.include_stop_str_in_output,
+        n=body.n,
+        adapter=adapter,
+        salt=body.cache_salt or "",
+        skip_special_tokens=body.skip_special_tokens,
+        grammar=grammar,
+        tenant=caller.key.tenant,
+        cache_tenant=caller.cache_tenant,
+        priority=caller.band(body.band),
+        timeout=caller.timeout,
+        session=body.prompt_cache_key or "",
+        pin_seconds=body.pin_seconds,
+    )
+
+
+def echoed_prompts(frontend: Frontend, body: CompletionRequest, requests: Sequence[TextRequest]) -> list[EchoedPrompt]:
+    """What ``echo`` gives back of each prompt: a text as it came, token ids as the text that they stand for."""
+    return [
+        _echoed_prompt(frontend.tokenizer, body, prompt, request)
+        for prompt, request in zip(body.prompts, requests, strict=True)
+    ]
+
+
+def _echoed_prompt(
+    tokenizer: Tokenizer, body: CompletionRequest, prompt: str | list[int], request: TextRequest
+) -> EchoedPrompt:
+    skip = body.skip_special_tokens
+    head = request.tokens[: max(1, body.logprob_start_len)]
+    unscored = tuple(Unscored(token, tokenizer.token_bytes(token)) for token in head)
+    silent = tokenizer.special_ids if skip else frozenset()
+    if not body.echo:
+        return EchoedPrompt("", (), len(request.tokens), silent)
+    text = prompt if isinstance(prompt, str) else tokenizer.decode(request.tokens, skip)
+    lead = len(tokenizer.join_bytes(request.tokens, skip).decode(errors="replace")) - len(text)
+    return EchoedPrompt(text, unscored, len(request.tokens), silent, max(0, lead))
+
+
+@contextmanager
+def _blaming(field: str) -> Iterator[None]:
+    """Errors about the prompt name the field that it came in."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param in (None, "prompt"):
+            error.param = field
+        raise

@@ -1,0 +1,105 @@
+"""Logprobs in the two shapes that OpenAI gave them: one for chat, an older one for completions."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ...engine.serving.output_processor import TokenLogprob
+
+FLOOR = -9999.0
+"""OpenAI's number for "very unlikely", which stands in for the infinity that JSON lacks."""
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, FLOOR)
+
+
+def chat_logprobs(tokens: Sequence[TokenLogprob], num_top: int) -> dict[str, Any]:
+    """Chat's shape: one object a token, with the bytes that join to the text."""
+    return {
+        "content": [
+            {
+                "token": token.text,
+                "logprob": _finite(token.logprob),
+                "bytes": list(token.bytes),
+                "top_logprobs": [
+                    {"token": other.text, "logprob": _finite(other.logprob), "bytes": list(other.bytes)}
+                    for other in token.top[:num_top]
+                ],
+            }
+            for token in tokens
+        ],
+        "refusal": None,
+    }
+
+
+def _name(data: bytes) -> str:
+    """The token's text; for a token that is no text by itself its bytes, spelled like OpenAI's."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _top(token: TokenLogprob, num_top: int) -> dict[str, float]:
+    """The best tokens and the chosen one by name. Of two tokens of the same name the likelier one counts."""
+    best = {_name(token.bytes): _finite(token.logprob)}
+    for other in token.top[:num_top]:
+        name = _name(other.bytes)
+        best[name] = max(_finite(other.logprob), best.get(name, FLOOR))
+    return best
+
+
+@dataclass(frozen=True, slots=True)
+class Unscored:
+    """A prompt's first token, which no logprob comes with: its id and bytes."""
+
+    token: int
+    bytes: bytes
+
+
+class CompletionLogprobs:
+    """Completions' shape for one answer, in pieces: four lists, with offsets that go on from piece to piece.
+
+    Args:
+        num_top: how many of the best tokens to list at each position, the chosen one besides.
+        silent: tokens that the text leaves out.
+        lead: characters of the first tokens that the text leaves out: the space that some tokenizers begin with.
+    """
+
+    def __init__(self, num_top: int, silent: frozenset[int] = frozenset(), lead: int = 0) -> None:
+        self._num_top = num_top
+        self._silent = silent
+        self._offset = -lead
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def piece(self, tokens: Iterable[TokenLogprob | Unscored]) -> dict[str, list[Any]]:
+        """The lists for the next tokens."""
+        lists: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for token in tokens:
+            scored = None if isinstance(token, Unscored) else token
+            lists["tokens"].append(_name(token.bytes))
+            lists["token_logprobs"].append(None if scored is None else _finite(scored.logprob))
+            lists["top_logprobs"].append(None if scored is None else _top(scored, self._num_top))
+            lists["text_offset"].append(max(0, self._offset))
+            if token.token not in self._silent:
+                self._offset += len(self._decoder.decode(token.bytes))
+        return lists
+
+
+def prompt_logprobs(tokens: Sequence[TokenLogprob], num_top: int, start: int = 0) -> list[dict[str, Any] | None]:
+    """vLLM's shape for a prompt: by token id; the first token, or all before ``start``, are not in ``tokens``."""
+    return [*[None] * max(1, start), *(_by_id(token, num_top) for token in tokens)]
+
+
+def _by_id(token: TokenLogprob, num_top: int) -> dict[str, Any]:
+    entries = {
+        str(other.token): {"logprob": _finite(other.logprob), "rank": rank, "decoded_token": other.text}
+        for rank, other in enumerate(token.top[:num_top], 1)
+    }
+    chosen = {"logprob": _finite(token.logprob), "rank": token.rank, "decoded_token": token.text}
+    return {**entries, str(token.token): chosen}

@@ -1,0 +1,92 @@
+"""Server-sent events: one ASGI message for all that came in one step, and an end when the client is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, closing
+
+from fastapi import Response
+from starlette.types import Receive, Scope, Send
+
+from ..errors import reply_to
+from .streams import ClientGone, while_connected
+
+DONE = b"data: [DONE]\n\n"
+_SEND_TIMEOUT = 60.0
+_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+class EventStream(Response):
+    """A response whose body are the events of a generator, which is closed as soon as nobody reads them.
+
+    The response starts with the first event: what fails before it still gets a status of its own. An error after it
+    is the last event. A client that takes nothing for a minute counts as gone.
+
+    Args:
+        events: one or more whole events, ``data: ...`` with an empty line after each, per item.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        self._events = events
+        self.status_code = 200
+        self.background = None
+        self.init_headers(_HEADERS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send everything, or stop when the client is gone."""
+        try:
+            await while_connected(receive, self._run(scope, receive, send))
+        except (ClientGone, TimeoutError):
+            return
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with asyncio.timeout(None) as limit, aclosing(self._events) as events:
+            try:
+                event = await anext(events)
+            except Exception as error:
+                await reply_to(error).response()(scope, receive, send)
+                return
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            with closing(_Body(send, limit)) as body:
+                await body.send(event)
+                try:
+                    async for event in events:
+                        await body.send(event)
+                except Exception as error:
+                    await body.send(b"data: " + reply_to(error).body() + b"\n\n")
+                await body.send(b"", more=False)
+
+
+class _Body:
+    """The body of a response on its way. Where the client takes nothing for too long, the limit's time is up.
+
+    One timer looks after all pieces: one for each would take longer than to send it.
+    """
+
+    def __init__(self, send: Send, limit: asyncio.Timeout) -> None:
+        self._send = send
+        self._limit = limit
+        self._loop = asyncio.get_running_loop()
+        self._began: float | None = None  # when the piece that is being sent was begun
+        self._timer = self._loop.call_later(_SEND_TIMEOUT, self._look)
+
+    async def send(self, piece: bytes, *, more: bool = True) -> None:
+        """Send a piece, the last one without ``more``."""
+        self._began = self._loop.time()
+        await self._send({"type": "http.response.body", "body": piece, "more_body": more})
+        self._began = None
+
+    def close(self) -> None:
+        """Look no more."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        due = (now if self._began is None else self._began) + _SEND_TIMEOUT
+        if due <= now:
+            self._limit.reschedule(now)
+        else:
+            self._timer = self._loop.call_at(due, self._look)

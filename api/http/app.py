@@ -1,0 +1,71 @@
+"""Puts the routes together, with what stands before them and what becomes of their errors."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+
+from ...engine.errors import EngineError
+from ..access.rate_limits import LIMIT_HEADERS
+from ..batches.internal_client import InnerClient
+from ..errors import handle
+from ..generate.server_state import ServerState
+from ..generate.streams import ClientGone
+from ..routes import adapters, batches, chat, completions, files, health, models, responses, tokenize, ui
+from .guard import Guard, Identify
+
+
+class ErrorInfo(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer that is not a success."""
+
+    error: ErrorInfo
+
+
+async def _nobody_there(_request: Request, _error: Exception) -> Response:
+    """For the log alone: the client that this would go to has left."""
+    return Response(status_code=499)
+
+
+def create_app(state: ServerState) -> FastAPI:
+    """The application on a state."""
+    app = FastAPI(
+        title="rootgraft",
+        version=state.version,
+        docs_url=None,
+        redoc_url=None,
+        responses={"default": {"model": ErrorBody, "description": "Error"}},
+        redirect_slashes=False,
+    )
+    app.state.server = state
+    for module in (chat, completions, responses, files, batches, models, adapters, tokenize, health, ui):
+        app.include_router(module.router)
+    for kind in (EngineError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, handle)
+    app.add_exception_handler(ClientGone, _nobody_there)
+    state.inner = InnerClient(app.build_middleware_stack(), app)  # what is added from here on is not asked
+    # The one added last is outermost.
+    app.add_middleware(Guard, state=state)
+    origins = state.options.allowed_origins
+    if origins:
+        # Outside of the guard: a browser's preflight brings no key.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after", *LIMIT_HEADERS],
+        )
+    app.add_middleware(Identify)
+    return app

@@ -1,0 +1,222 @@
+"""What stands before every route: request ids, keys, limits on what is read, and the last word on errors.
+
+Both classes are plain ASGI middleware: one call a request, and none for each chunk of a stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+
+import orjson
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ...engine.serving.request import MAX_TIMEOUT
+from ..access.api_keys import Key, needed_scope
+from ..access.caller import Caller
+from ..errors import HTTPError, reply_to
+from ..generate.server_state import ServerState
+from ..observe.live_page import PATHS
+from ..observe.log import FIELDS
+
+OPEN_PATHS = frozenset({"/health", "/ready", "/ping"}) | PATHS
+MAX_HEADER_BYTES = 32 << 10
+MAX_HEADERS = 100
+BODY_TIMEOUT = 30.0
+FILES_PATH = "/v1/files"
+FILE_TIMEOUT = 600.0
+_FORM_BYTES = 64 << 10  # what stands around a file
+
+_SECONDS = re.compile(rb"[0-9]{1,6}(\.[0-9]{1,6})?")
+_QUIET_PATHS = OPEN_PATHS | {"/metrics", "/ui/state"}
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+_TRACE_HEADERS = ("traceparent", "tracestate")
+_CLOSE = {"connection": "close"}
+
+logger = logging.getLogger("rootgraft.access")
+
+
+def header(scope: Scope, name: bytes) -> bytes | None:
+    """The first header of this lower-case name."""
+    return next((value for key, value in scope["headers"] if key == name), None)
+
+
+class Identify:
+    """Outermost: gives each request its id, logs its end, and answers what nobody else caught with a 500."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        asked = header(scope, b"x-request-id")
+        request_id = asked if asked and _REQUEST_ID.fullmatch(asked) else uuid.uuid4().hex.encode()
+        facts: dict[str, object] = {}
+        scope.setdefault("state", {}).update(request_id=request_id.decode(), facts=facts)
+        start, status = time.perf_counter(), 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            reply = reply_to(error)
+            if status:
+                raise
+            await reply.response()(scope, receive, send_with_id)
+        finally:
+            _log(scope, request_id, status, time.perf_counter() - start, facts)
+
+
+def _log(scope: Scope, request_id: bytes, status: int, seconds: float, facts: dict[str, object]) -> None:
+    level = logging.DEBUG if scope["path"] in _QUIET_PATHS else logging.INFO
+    if logger.isEnabledFor(level):
+        entry = {
+            "request_id": request_id.decode(),
+            "method": scope["method"],
+            "path": scope["path"],
+            "status": status,
+            "seconds": round(seconds, 6),
+            **facts,
+        }
+        logger.log(level, orjson.dumps(entry).decode(), extra={FIELDS: entry})
+
+
+class Guard:
+    """Keys, scopes and limits. Refuses before a route sees anything, and while a body is being read."""
+
+    def __init__(self, app: ASGIApp, *, state: ServerState) -> None:
+        self._app = app
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the request, or answer it with what is wrong."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            self._check_headers(scope)
+            if scope["path"] not in OPEN_PATHS:
+                key = self._key(scope)
+                scope["state"]["caller"] = self._caller(scope, key)
+                send = self._telling_limits(key, send)
+        except HTTPError as error:
+            await reply_to(error).response()(scope, receive, send)
+            return
+        await self._app(scope, _LimitedBody(receive, *self._limits(scope)), send)
+
+    def _limits(self, scope: Scope) -> tuple[int, float]:
+        """Most bytes of a body, and seconds in which it must come."""
+        options = self._state.options
+        if scope["path"] == FILES_PATH and options.batch_dir is not None:
+            return options.max_file_bytes + _FORM_BYTES, FILE_TIMEOUT
+        return options.max_request_bytes, BODY_TIMEOUT
+
+    def _check_headers(self, scope: Scope) -> None:
+        size = sum(len(name) + len(value) for name, value in scope["headers"])
+        if size > MAX_HEADER_BYTES or len(scope["headers"]) > MAX_HEADERS:
+            limits = f"at most {MAX_HEADERS} headers with {MAX_HEADER_BYTES} bytes"
+            raise HTTPError(431, f"The request has too many headers: {limits} are read.", headers=_CLOSE)
+        encoding = header(scope, b"content-encoding")
+        if encoding is not None and encoding.lower() != b"identity":
+            raise HTTPError(415, "Compressed bodies are not read: leave out Content-Encoding.", headers=_CLOSE)
+        length = header(scope, b"content-length")
+        most, _ = self._limits(scope)
+        if length is not None and length.isdigit() and int(length) > most:
+            raise _too_large(most)
+
+    def _key(self, scope: Scope) -> Key:
+        """The key that the request comes with. HTTPError: 401 for none, 403 for one that does not open this path."""
+        scheme, _, token = (header(scope, b"authorization") or b"").partition(b" ")
+        key = self._state.keys.find(token.strip() if scheme.lower() == b"bearer" else b"")
+        if key is None:
+            raise HTTPError(
+                401,
+                "The API key is missing or wrong: send it as 'Authorization: Bearer KEY'.",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+        if key.name:
+            scope["state"]["facts"]["key"] = key.name
+        if (needed := needed_scope(scope["path"])) not in key.scopes:
+            raise HTTPError(403, f"This needs a key with the scope '{needed}'.", code="insufficient_scope")
+        return key
+
+    def _caller(self, scope: Scope, key: Key) -> Caller:
+        options = self._state.options
+        asked = header(scope, b"x-request-timeout")
+        timeouts = [options.request_timeout, None if asked is None else _seconds(asked)]
+        return Caller(
+            key,
+            "" if options.share_cache_between_keys else key.tenant,
+            min((timeout for timeout in timeouts if timeout is not None), default=None),
+            scope["state"]["facts"],
+            scope["path"],
+            {name: value.decode("latin-1") for name in _TRACE_HEADERS if (value := header(scope, name.encode()))},
+        )
+
+    def _telling_limits(self, key: Key, send: Send) -> Send:
+        """``send``, with how the key stands in the headers of the answer, if it has limits."""
+        if key.requests_per_minute is None and key.tokens_per_minute is None:
+            return send
+        limits = self._state.admission.limits
+
+        async def send_with_limits(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                told = [(name.encode(), value.encode()) for name, value in limits.headers(key).items()]
+                message["headers"] = [*message["headers"], *told]
+            await send(message)
+
+        return send_with_limits
+
+
+def _seconds(value: bytes) -> float:
+    if _SECONDS.fullmatch(value) and 0 < float(value) <= MAX_TIMEOUT:
+        return float(value)
+    raise HTTPError(
+        400,
+        f"The header x-request-timeout must be a number of seconds, above 0 and at most {MAX_TIMEOUT:.0f}.",
+        code="invalid_header",
+    )
+
+
+class _LimitedBody:
+    """An ASGI receive that counts the body's bytes and gives up when they come too slowly or are too many."""
+
+    def __init__(self, receive: Receive, max_body: int, seconds: float) -> None:
+        self._receive = receive
+        self._left = max_body
+        self._max_body = max_body
+        self._seconds = seconds
+        self._deadline = asyncio.get_running_loop().time() + seconds
+        self._complete = False
+
+    async def __call__(self) -> Message:
+        if self._complete:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                message = await self._receive()
+        except TimeoutError:
+            text = f"The body did not come within {self._seconds:.0f} seconds."
+            raise HTTPError(408, text, headers=_CLOSE) from None
+        self._left -= len(message.get("body", b""))
+        if self._left < 0:
+            raise _too_large(self._max_body)
+        self._complete = not message.get("more_body", False)
+        return message
+
+
+def _too_large(limit: int) -> HTTPError:
+    return HTTPError(413, f"The body is too large: at most {limit} bytes are read.", headers=_CLOSE)

@@ -1,0 +1,216 @@
+"""The server process: the port, the engine process behind it, and the end of both.
+
+The port answers from the start: /health and /ready say 503 until the model is loaded. The first SIGTERM or SIGINT
+makes the server finish what it has begun, for a while; the second one ends it at once. The process ends with code 0
+only if everything was finished, with 1 if answers were cut off, and with 70 when the engine ends or hangs, so that a
+supervisor starts it anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import uvicorn
+import uvloop
+
+from ...engine import process_memory as garbage
+from ...engine.checkpoint.locate import resolve_model
+from ...engine.config import EngineConfig
+from ...engine.errors import ConfigError, EngineDead
+from ...engine.serving.async_engine import Frontend
+from ...engine.serving.engine_client import EngineClient
+from ...engine.text.tokenizer import Tokenizer
+from ..batches.batch_service import BatchDesk
+from ..config import ServerConfig
+from ..generate.server_state import ServerState
+from ..observe.log import set_up_log
+from ..observe.metrics import Metrics
+from ..observe.tracing import open_tracer
+from ..observe.usage_ledger import UsageLedger
+from .app import create_app
+from .connection import uvicorn_options
+
+EXIT_CUT_OFF = 1
+EXIT_ENGINE_DEAD = 70
+_WATCH_SECONDS = 0.1
+_FLUSH_SECONDS = 2
+
+logger = logging.getLogger(__name__)
+
+
+def serve(config: EngineConfig, options: ServerConfig) -> int:
+    """Serve until a signal comes or the engine dies.
+
+    Returns:
+        the exit code: 0 after a signal and the end of all requests, 1 if some were cut off, 70 when the engine died
+        or hung.
+
+    Raises:
+        ConfigError: the port is taken, the file with keys or the ledger cannot be used, an option does not fit the
+            model, what traces need is not installed.
+        ModelError: the model cannot be loaded.
+        EngineDead: the engine ended while it was loading.
+    """
+    garbage.share_heap()
+    set_up_log(options.log_level, options.log_format)
+    with contextlib.closing(_listen(options)) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve_on(sock, config, options))
+
+
+async def _serve_on(sock: socket.socket, config: EngineConfig, options: ServerConfig) -> int:
+    return await _Service(config, options).run(sock)
+
+
+def _listen(options: ServerConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    sock = socket.socket(family)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((options.host, options.port))
+    except OSError as error:
+        sock.close()
+        reason = error.strerror or "unknown host"
+        raise ConfigError(f"Cannot listen on {options.host}, port {options.port}: {reason}.") from error
+    return sock
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without its own signal handlers: ``_Service`` decides when to end."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals alone."""
+        yield
+
+
+class _Service:
+    """One run of the server, from the open port to the end."""
+
+    def __init__(self, config: EngineConfig, options: ServerConfig) -> None:
+        self._config = config
+        self._options = options
+        name = (options.served_model_name or ("loading",))[0]
+        self._state = ServerState(options, Metrics(name, self._stats), version=_version())
+        if options.usage_ledger is not None:
+            self._state.ledger = UsageLedger(Path(options.usage_ledger))
+        if options.batch_dir is not None:
+            folder, caller_of = Path(options.batch_dir), self._state.caller_named
+            self._state.batches = BatchDesk(folder, options.max_stored_file_bytes, caller_of)
+        if options.otlp_traces_endpoint is not None:
+            self._state.tracer = open_tracer(options.otlp_traces_endpoint, self._state.version)
+        settings = uvicorn.Config(
+            create_app(self._state), **uvicorn_options(), timeout_graceful_shutdown=_FLUSH_SECONDS
+        )
+        self._http = _Uvicorn(settings)
+        self._asked_to_end = asyncio.Event()
+
+    def _stats(self) -> dict[str, float]:
+        return self._state.stats()
+
+    async def run(self, sock: socket.socket) -> int:
+        """Load, serve, drain, close. The exit code."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+        http = asyncio.create_task(self._http.serve([sock]))
+        end = asyncio.create_task(self._asked_to_end.wait())
+        load = asyncio.create_task(self._load(sock.getsockname()))
+        try:
+            await asyncio.wait((load, end), return_when=asyncio.FIRST_COMPLETED)
+            if load.done():
+                load.result()
+                return await self._watch()
+            return 0
+        finally:
+            load.cancel()
+            end.cancel()
+            await asyncio.gather(load, end, return_exceptions=True)
+            await self._close(http)
+
+    def _on_signal(self) -> None:
+        if self._state.draining:
+            logger.warning("second signal: ending at once")
+            self._http.force_exit = True
+        else:
+            logger.info("finishing %d requests, at most %g s", self._state.active, self._options.shutdown_timeout)
+        self._state.draining = True
+        if self._state.batches is not None:
+            self._state.batches.stop()
+        self._asked_to_end.set()
+
+    async def _load(self, address: tuple[str, int]) -> None:
+        logger.info("listening on %s, port %d; loading the model", address[0], address[1])
+        files = await asyncio.to_thread(resolve_model, self._config.model, revision=self._config.revision)
+        state = self._state
+        state.names = self._options.served_model_name or (files.name,)
+        state.metrics = Metrics(state.names[0], self._stats)
+        state.finds_adapters = self._config.lora_dir is not None
+        for name in self._config.named_adapters.keys() & set(state.names):
+            raise ConfigError(f"--lora-modules: {name} is the name of the base model.")
+        client = EngineClient(self._config, files.path)
+        client.on_heartbeat = state.metrics.on_heartbeat
+        state.client = client
+        tokenizer = await asyncio.to_thread(self._load_tokenizer, files.path)
+        ready = await client.start()
+        garbage.freeze()
+        state.frontend = Frontend(client, tokenizer, ready)
+        if state.batches is not None and state.inner is not None:
+            state.batches.resume(state.inner)
+        for line in ready.summary:
+            logger.info("%s", line)
+        logger.info("ready: %s at http://%s:%d/v1", ", ".join(state.names), address[0], address[1])
+
+    def _load_tokenizer(self, path: Path) -> Tokenizer:
+        other = self._config.tokenizer
+        return Tokenizer.load(
+            path, tokenizer_path=None if other is None else Path(other), chat_template=self._config.chat_template
+        )
+
+    async def _watch(self) -> int:
+        """Wait until the server may end: nothing runs after a signal, or the engine is dead. The exit code."""
+        loop = asyncio.get_running_loop()
+        deadline = float("inf")
+        while self._state.is_healthy and not self._http.force_exit:
+            if self._state.draining:
+                deadline = min(deadline, loop.time() + self._options.shutdown_timeout)
+                if not self._state.active or loop.time() >= deadline:
+                    break
+            await asyncio.sleep(_WATCH_SECONDS)
+        if self._state.is_healthy:
+            if self._state.active:
+                logger.warning("cutting off %d requests", self._state.active)
+            return EXIT_CUT_OFF if self._state.active else 0
+        logger.error("the engine is gone or hangs: ending")
+        if self._state.client is not None:
+            self._state.client.kill()  # one that hangs would not leave when it is told to
+        return EXIT_ENGINE_DEAD
+
+    async def _close(self, http: asyncio.Task[None]) -> None:
+        """End the engine, whose streams then end with an error, and after them the server."""
+        self._state.draining = True
+        if self._state.batches is not None:
+            await self._state.batches.close()
+        client = self._state.client
+        if client is not None:
+            if self._state.active:
+                client.on_death(EngineDead("The server is shutting down."))
+            await client.close()
+        self._http.should_exit = True
+        await http
+        if self._state.ledger is not None:
+            await self._state.ledger.close()
+        if self._state.tracer is not None:
+            await asyncio.to_thread(self._state.tracer.close)
+
+
+def _version() -> str:
+    try:
+        return version("rootgraft")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,1 @@
+"""Observability: log, metrics, tracing, request timers, usage ledger, the live page's data."""

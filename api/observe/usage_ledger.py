@@ -1,0 +1,223 @@
+"""What each key has used, in a SQLite file that a crash cannot make wrong.
+
+    loop      put --> queue (bounded) --> thread: one transaction for all that waits --> future done
+
+An answer comes to its end when the future of its record is done, so one that a client has seen to its end is counted,
+whatever happens to this process a moment later. Counts of a day and the ids of the requests in them change in one
+transaction, so a record that is written again, because nobody knows what became of the first try, counts once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from queue import Full, Queue
+
+from ...engine.errors import ConfigError
+
+MAX_WAITING = 10_000
+MAX_BATCH = 1000
+WAIT_SECONDS = 2.0
+_RETRY_SECONDS = 0.2
+_CACHE_KIB = 256  # of pages; ids are random, so most pages that are written lie in the system's cache alone anyway
+_DAYS_OF_IDS = 2  # how long an id is known; a try is repeated within seconds
+_APPLICATION_ID = 0x52475547
+
+_SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS usage (
+    day TEXT NOT NULL, key TEXT NOT NULL, model TEXT NOT NULL,
+    requests INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL,
+    completion_tokens INTEGER NOT NULL,
+    PRIMARY KEY (day, key, model)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS counted (id TEXT PRIMARY KEY, day TEXT NOT NULL) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS counted_by_day ON counted (day);
+PRAGMA application_id = {_APPLICATION_ID};
+"""
+_COUNT = """
+INSERT INTO usage VALUES (?, ?, ?, 1, ?, ?, ?)
+ON CONFLICT (day, key, model) DO UPDATE SET
+    requests = requests + 1,
+    prompt_tokens = prompt_tokens + excluded.prompt_tokens,
+    cached_tokens = cached_tokens + excluded.cached_tokens,
+    completion_tokens = completion_tokens + excluded.completion_tokens
+"""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class UsageRecord:
+    """One request that has ended.
+
+    Attributes:
+        id: the server's own, never a client's: who could choose it could be counted once for many.
+        ended: seconds since 1970; its day is that of UTC.
+        key: name of the key, "" where none are in use.
+        model: the name that the request was answered under, an adapter's or the base model's.
+        cached_tokens: those of the prompt's tokens that were cached.
+    """
+
+    id: str
+    ended: float
+    key: str
+    model: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+    @property
+    def day(self) -> str:
+        """``2026-11-21``."""
+        return datetime.fromtimestamp(self.ended, UTC).date().isoformat()
+
+
+class LedgerFile:
+    """The file. Used by one thread at a time; several processes may share it.
+
+    Raises:
+        ConfigError: it cannot be opened, or is the file of something else.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._db = sqlite3.connect(path, timeout=10.0, isolation_level=None, check_same_thread=False)
+            self._open()
+        except sqlite3.Error as error:
+            raise ConfigError(f"--usage-ledger: {path} cannot be used: {error}.") from error
+
+    def _open(self) -> None:
+        owner = self._db.execute("PRAGMA application_id").fetchone()[0]
+        tables = self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+        if owner != _APPLICATION_ID and tables:
+            raise sqlite3.DatabaseError("it is a database of something else")
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        self._db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+        self._db.executescript(_SCHEMA)
+
+    def add(self, records: Iterable[UsageRecord]) -> None:
+        """Count records, all or none; one whose id is known already changes nothing. Raises sqlite3.Error."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            for record in records:
+                self._add(record)
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+    def _add(self, record: UsageRecord) -> None:
+        known = self._db.execute("INSERT OR IGNORE INTO counted VALUES (?, ?)", (record.id, record.day)).rowcount == 0
+        if not known:
+            counts = (record.prompt_tokens, record.cached_tokens, record.completion_tokens)
+            self._db.execute(_COUNT, (record.day, record.key, record.model, *counts))
+
+    def forget_ids(self, now: float) -> None:
+        """Drop the ids of days long over."""
+        oldest = datetime.fromtimestamp(now, UTC).date() - timedelta(days=_DAYS_OF_IDS)
+        self._db.execute("DELETE FROM counted WHERE day < ?", (oldest.isoformat(),))
+
+    def close(self) -> None:
+        """Write all to the file itself and close it."""
+        self._db.close()
+
+
+class UsageLedger:
+    """Writes records from an event loop, on a thread of its own. Raises ConfigError as ``LedgerFile`` does.
+
+    Attributes:
+        num_lost: records that were given up, because the file could not be written for so long that the queue was
+            full.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = LedgerFile(path)
+        self._queue: Queue[tuple[UsageRecord, asyncio.Future[None]] | None] = Queue(MAX_WAITING)
+        self._closing = threading.Event()
+        self._day = ""
+        self.num_lost = 0
+        self._thread = threading.Thread(target=self._run, name="usage-ledger", daemon=True)
+        self._thread.start()
+
+    def put(self, record: UsageRecord) -> asyncio.Future[None]:
+        """Count a request. The future is done when it is in the file, or is given up."""
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        try:
+            self._queue.put_nowait((record, written))
+        except Full:
+            self.num_lost += 1
+            logger.error("the usage ledger cannot be written: request %s of key %r is lost", record.id, record.key)
+            written.set_result(None)
+        return written
+
+    async def close(self) -> None:
+        """Write what waits, and close the file; gives up on a file that cannot be written."""
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        self._closing.set()
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        going = True
+        while going:
+            batch = [self._queue.get()]
+            while len(batch) < MAX_BATCH and not self._queue.empty():
+                batch.append(self._queue.get())
+            entries = [entry for entry in batch if entry is not None]
+            going = len(entries) == len(batch)
+            self._save([record for record, _ in entries])
+            _tell(future for _, future in entries)
+        self._file.close()
+
+    def _save(self, records: Sequence[UsageRecord]) -> None:
+        """Try until it works; when the server is closing, once more."""
+        failed = False
+        while records:
+            last = self._closing.is_set()
+            try:
+                self._file.add(records)
+                self._forget(records[-1])
+                return
+            except sqlite3.Error as error:
+                if not failed:
+                    logger.error("the usage ledger cannot be written, and is tried again: %s", error)
+                failed = True
+            if last:
+                self.num_lost += len(records)
+                logger.error("the usage ledger cannot be written: %d requests are lost", len(records))
+                return
+            self._closing.wait(_RETRY_SECONDS)
+
+    def _forget(self, record: UsageRecord) -> None:
+        """Once a day, forget ids."""
+        if record.day != self._day:
+            self._file.forget_ids(record.ended)
+            self._day = record.day
+
+
+async def until_written(written: asyncio.Future[None]) -> None:
+    """Wait for what ``put`` returned; no longer than ``WAIT_SECONDS`` for a file that cannot be written."""
+    await asyncio.wait((written,), timeout=WAIT_SECONDS)
+
+
+def _tell(futures: Iterable[asyncio.Future[None]]) -> None:
+    for future in futures:
+        try:
+            future.get_loop().call_soon_threadsafe(_resolve, future)
+        except RuntimeError:  # The loop is closed: nobody waits any more.
+            return
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

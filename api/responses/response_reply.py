@@ -1,0 +1,214 @@
+"""The response object from its beginning to its end, and its stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from ...engine.types import FinishReason
+from ..errors import ErrorReply, reply_to
+from ..generate.streams import Deltas
+from ..protocol.responses import ResponseRequest
+from ..tools.tool_plan import ToolPlan
+from .conversation import new_id
+from .output_items import Event, OutputItems
+
+if TYPE_CHECKING:
+    from ...engine.serving.output_processor import Finish, TextDelta
+
+_OUT_OF_TIME = ErrorReply(504, "The time that the request was given is up.", code="timeout")
+_BROKEN = ErrorReply(500, "The answer does not have the form that was asked for.", code="internal_error")
+
+
+class Reply:
+    """One response.
+
+    Args:
+        body: what was asked for.
+        model: the name that the response carries.
+        plan: how calls are read out of the answer.
+        stored: whether the response can be asked for later.
+
+    Attributes:
+        id: its id.
+        status: ``in_progress``, then ``completed``, ``incomplete``, ``failed`` or ``cancelled``.
+    """
+
+    def __init__(self, body: ResponseRequest, model: str, plan: ToolPlan | None, *, stored: bool) -> None:
+        self.id = new_id("resp")
+        self.status = "in_progress"
+        self._output = OutputItems(plan, body.num_logprobs)
+        self._finish: Finish | None = None
+        self._error: dict[str, Any] | None = None
+        self._completed_at: int | None = None
+        self._echoed = _echoed(body, model, stored=stored)
+        self._created_at = int(time.time())
+
+    def take(self, delta: TextDelta) -> list[Event]:
+        """What a delta adds; with the last one the response ends."""
+        events = self._output.take(delta)
+        if delta.finish is not None:
+            events += self._end(delta.finish)
+        return events
+
+    def fail(self, reply: ErrorReply) -> None:
+        """End with an error."""
+        self._output.finish("incomplete")
+        self.status = "failed"
+        code = "server_error" if reply.status >= 500 else "invalid_prompt"
+        self._error = {"code": code, "message": reply.message}
+
+    def cancel(self) -> None:
+        """End because the client asked for it."""
+        self._output.finish("incomplete")
+        self.status = "cancelled"
+
+    def output(self) -> list[dict[str, Any]]:
+        """The items of the answer, none before there is any text."""
+        return self._output.items if self.status != "in_progress" else []
+
+    def item_ids(self) -> tuple[str, ...]:
+        """Their ids."""
+        return tuple(item["id"] for item in self.output())
+
+    def body(self) -> dict[str, Any]:
+        """The response as it stands."""
+        cut = self.status == "incomplete"
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self._created_at,
+            "completed_at": self._completed_at,
+            "status": self.status,
+            "error": self._error,
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "output": self.output(),
+            "usage": None if self._finish is None else _usage(self._finish),
+            **self._echoed,
+        }
+
+    def _end(self, finish: Finish) -> list[Event]:
+        self._finish = finish
+        match finish.reason:
+            case FinishReason.STOP:
+                self.status, self._completed_at = "completed", int(time.time())
+            case FinishReason.LENGTH:
+                self.status = "incomplete"
+            case FinishReason.TIMEOUT:
+                events = self._output.finish("incomplete")
+                self.fail(_OUT_OF_TIME)
+                return events
+            case reason:
+                events = self._output.finish("incomplete")
+                self.fail(_BROKEN if reason is FinishReason.ERROR else ErrorReply(500, "The answer was broken off."))
+                return events
+        return self._output.finish(self.status)
+
+
+def _usage(finish: Finish) -> dict[str, Any]:
+    usage = finish.usage
+    return {
+        "input_tokens": usage.prompt,
+        "input_tokens_details": {
+            "cached_tokens": usage.cached,
+            "cache_write_tokens": 0,
+            "forked_tokens": usage.forked,
+            "pinned_tokens": usage.pinned,
+        },
+        "output_tokens": usage.completion,
+        "output_tokens_details": {
+            "reasoning_tokens": 0,
+            "drafted_tokens": usage.drafted,
+            "forced_tokens": usage.forced,
+        },
+        "total_tokens": usage.prompt + usage.completion,
+    }
+
+
+def _echoed(body: ResponseRequest, model: str, *, stored: bool) -> dict[str, Any]:
+    """The fields of the request that come back, with their defaults."""
+    asked = body.text.format.model_dump(by_alias=True, exclude_none=True)
+    if asked["type"] != "json_schema":
+        asked = {"type": asked["type"]}
+    choice = body.tool_choice if isinstance(body.tool_choice, str) else body.tool_choice.model_dump()
+    return {
+        "model": model,
+        "instructions": body.instructions,
+        "previous_response_id": body.previous_response_id,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": None,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_logprobs": body.top_logprobs,
+        "text": {"format": asked, "verbosity": "medium"},
+        "tools": [_tool(tool.model_dump()) for tool in body.tools],
+        "tool_choice": choice,
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "reasoning": {"effort": None, "summary": None},
+        "truncation": "disabled",
+        "background": body.background,
+        "store": stored,
+        "service_tier": "default",
+        "metadata": body.metadata,
+        "user": body.user,
+        "safety_identifier": body.safety_identifier,
+        "prompt_cache_key": body.prompt_cache_key,
+        # Newer clients read these even where the library that parses answers for them does not know them yet.
+        **dict.fromkeys(("conversation", "moderation", "prompt", "prompt_cache_diagnostics", "prompt_cache_retention")),
+    }
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    return {**tool, "strict": bool(tool["strict"])}
+
+
+async def response_events(reply: Reply, deltas: Deltas, keep: Callable[[Reply], None]) -> AsyncGenerator[bytes, None]:
+    """The response in events. ``keep`` is called once it has ended, before the client is told.
+
+    The first event waits for the engine's first sign, so that what it refuses still gets a status of its own. An
+    error after that is an ``error`` event, and the response ends in ``failed``.
+    """
+    writer = _Writer()
+    try:
+        async with aclosing(deltas) as stream:
+            async for _, several in stream:
+                events = []
+                if not writer.num_events:
+                    body = reply.body()
+                    events = [("response.created", {"response": body}), ("response.in_progress", {"response": body})]
+                for delta in several:
+                    events += reply.take(delta)
+                if events:
+                    yield writer.write(events)
+    except Exception as error:
+        if not writer.num_events:
+            raise
+        failure = reply_to(error)
+        reply.fail(failure)
+        yield writer.write([("error", {"code": failure.code, "message": failure.message, "param": failure.param})])
+    keep(reply)
+    yield writer.write([(f"response.{reply.status}", {"response": reply.body()})])
+
+
+class _Writer:
+    """Numbers events and writes them.
+
+    Attributes:
+        num_events: written so far.
+    """
+
+    def __init__(self) -> None:
+        self.num_events = 0
+
+    def write(self, events: list[Event]) -> bytes:
+        """The events, as they go out."""
+        written = []
+        for kind, fields in events:
+            data = orjson.dumps({"type": kind, "sequence_number": self.num_events, **fields})
+            written.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), data))
+            self.num_events += 1
+        return b"".join(written)

@@ -1,0 +1,1 @@
+"""Stores of clients' objects: files, batches, responses."""

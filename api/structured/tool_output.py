@@ -1,0 +1,187 @@
+"""From tools and a choice to the grammar of the answer, and how calls are read out of it again.
+
+    named           the prompt ends in the head of the call; the answer is its arguments alone
+    required        a call as a JSON object, or an array of calls where several are allowed
+    auto            free text, in which the format's trigger opens calls; or calls, or the form that was asked for
+    none            as if there were no tools: what the model writes is content
+
+Forced calls are JSON as a whole, because that is what a grammar can always bring to its end within the budget.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ...engine.errors import RequestError
+from ...grammar.schema.document import pointer_join
+from ...grammar.schema.static_limits import check_limits
+from ...grammar.spec import GrammarKind, GrammarSpec
+from ..protocol.tools import AllowedChoice, NamedChoice, Tool, narrowed
+from ..tools.tool_formats import ToolFormat
+from ..tools.tool_plan import Reading, ToolPlan
+from .output_format import Promise, refusing
+
+MAX_FORCED_CALLS = 16
+# What a function without parameters takes: exactly {}.
+_NOTHING: dict[str, Any] = {"const": {}}
+
+
+def tool_promise(
+    tools: Sequence[Tool],
+    choice: str | NamedChoice | AllowedChoice,
+    form: ToolFormat,
+    asked: Promise | None,
+    *,
+    parallel: bool,
+) -> Promise | None:
+    """The form of an answer for which there are tools; None for text of any form.
+
+    Args:
+        choice: checked by ``check_tools``.
+        form: how the model writes calls.
+        asked: the form of the text, for answers without calls.
+        parallel: whether there may be several calls.
+
+    Raises:
+        RequestError: a tool's schema is malformed or beyond the limits, or the forms cannot be had together.
+    """
+    mode, callable_tools = narrowed(tools, choice)
+    parallel = parallel and not form.only_at_start
+    fields = {tool.function.name: f"tools[{tools.index(tool)}].function.parameters" for tool in callable_tools}
+    arguments = {tool.function.name: _arguments(tool, fields[tool.function.name]) for tool in callable_tools}
+    if mode == "none":
+        return asked
+    if mode == "named":
+        [name] = arguments
+        plan = ToolPlan(form, Reading.ARGUMENTS, arguments, form.opening + form.head(name), name, (("", fields[name]),))
+        return Promise(arguments[name], "tools", "tools", None, plan)
+    if mode == "required":
+        return _required(arguments, fields, form, parallel=parallel)
+    return _triggered(arguments, fields, form, asked, parallel=parallel)
+
+
+def _arguments(tool: Tool, name: str) -> GrammarSpec:
+    schema = tool.function.parameters
+    with refusing(name):
+        spec = GrammarSpec.json_schema(_NOTHING if schema is None else {"type": "object"} | schema)
+        check_limits(spec)
+    return spec
+
+
+def _required(
+    arguments: Mapping[str, GrammarSpec], fields: Mapping[str, str], form: ToolFormat, *, parallel: bool
+) -> Promise:
+    embedded = {name: _embedded(spec.value(), index) for index, (name, spec) in enumerate(arguments.items())}
+    _check_ids(embedded, fields)
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, form.arguments_key: schema},
+            "required": ["name", form.arguments_key],
+            "additionalProperties": False,
+        }
+        for name, schema in embedded.items()
+    ]
+    schema: Any = {"anyOf": calls}
+    prefill = form.opening
+    if parallel:
+        schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": MAX_FORCED_CALLS}
+        prefill = form.opening.removesuffix("[") if form.separator else ""
+    places = _places(schema, {id(part): fields[name] for name, part in embedded.items()})
+    plan = ToolPlan(form, Reading.JSON, arguments, prefill, places=places)
+    with refusing("tools"):
+        spec = GrammarSpec.json_schema(schema)
+        check_limits(spec)
+    return Promise(spec, "tools", "tools", None, plan)
+
+
+def _embedded(schema: dict[str, Any], index: int) -> dict[str, Any]:
+    """A schema as part of another: a resource of its own, so that its references stay within it."""
+    return {"$id": f"http://tool-{index}.invalid/"} | {key: value for key, value in schema.items() if key != "$schema"}
+
+
+def _check_ids(schemas: Mapping[str, dict[str, Any]], fields: Mapping[str, str]) -> None:
+    """Two schemas of one identifier would answer for each other's references."""
+    owners: dict[str, str] = {}
+    for name, schema in schemas.items():
+        if owners.setdefault(str(schema["$id"]), name) != name:
+            raise RequestError(f"'{fields[name]}.$id' is that of another tool.", param=f"{fields[name]}.$id")
+
+
+def _triggered(
+    arguments: Mapping[str, GrammarSpec],
+    fields: Mapping[str, str],
+    form: ToolFormat,
+    asked: Promise | None,
+    *,
+    parallel: bool,
+) -> Promise:
+    schemas = {name: spec.value() for name, spec in arguments.items()}
+    owners = {id(schema): fields[name] for name, schema in schemas.items()}
+    calls = _calls(schemas, form, parallel=parallel)
+    shape: dict[str, Any]
+    if asked is not None:
+        document = _document(asked, form)
+        owners[id(document["json_schema"])] = asked.field
+        if parallel and form.separator is None:
+            calls = {"type": "tags_with_separator", "tags": [calls], "separator": "\n", "at_least_one": True}
+        shape = {"type": "or", "elements": [calls, document]}
+    elif form.only_at_start:
+        # Raw text that begins like a call is one.
+        text = {"type": "regex", "pattern": rf"^(?!{re.escape(form.trigger)})[\s\S]*$"}
+        shape = {"type": "or", "elements": [calls, text]}
+    else:
+        once = not parallel or form.separator is not None
+        shape = {"type": "triggered_tags", "triggers": [form.trigger], "tags": [calls], "stop_after_first": once}
+    places = _places({"format": shape}, owners)
+    with refusing("tools"):
+        spec = GrammarSpec.structural_tag({"format": shape})
+        check_limits(spec)
+    plan = ToolPlan(form, Reading.TRIGGERED, arguments, places=places)
+    return Promise(spec, "tools", "tools", None if asked is None else asked.spec, plan)
+
+
+def _calls(schemas: Mapping[str, Any], form: ToolFormat, *, parallel: bool) -> dict[str, Any]:
+    """The structural tag of a call in the model's format, or of the calls that share an opening."""
+    tags = [
+        {"type": "tag", "begin": form.head(name), "content": {"type": "json_schema", "json_schema": schema}, "end": "}"}
+        for name, schema in schemas.items()
+    ]
+    content: dict[str, Any] = {"type": "or", "elements": tags}
+    if form.separator is not None and parallel:
+        content = {"type": "tags_with_separator", "tags": tags, "separator": form.separator, "at_least_one": True}
+    if not form.opening:
+        return content
+    return {"type": "tag", "begin": form.opening, "content": content, "end": form.closing}
+
+
+def _document(asked: Promise, form: ToolFormat) -> dict[str, Any]:
+    """The form of an answer without calls, as a part of a structural tag."""
+    if not asked.spec.kind.is_json:
+        raise RequestError(
+            f"'{asked.field}' must be JSON beside 'tools': set 'tool_choice' to 'none' for other forms.",
+            param=asked.field,
+        )
+    if form.only_at_start:
+        raise RequestError(
+            f"'{asked.field}' cannot go with 'tools' here: this model writes calls as bare JSON, which could be "
+            "either. Set 'tool_choice' to 'none' or 'required'.",
+            param=asked.field,
+        )
+    is_object = asked.spec.kind is GrammarKind.JSON_OBJECT
+    return {"type": "json_schema", "json_schema": {"type": "object"} if is_object else asked.spec.value()}
+
+
+def _places(shape: Any, owners: Mapping[int, str]) -> tuple[tuple[str, str], ...]:
+    """Where the schemas of the request stand in a grammar, by their identity."""
+
+    def walk(at: Any, pointer: str) -> Iterator[tuple[str, str]]:
+        if id(at) in owners:
+            yield pointer, owners[id(at)]
+        elif isinstance(at, dict | list):
+            for step, value in at.items() if isinstance(at, dict) else enumerate(at):
+                yield from walk(value, pointer_join(pointer, step))
+
+    return tuple(walk(shape, ""))
