@@ -1,6 +1,6 @@
 """Can one tenant tell by the time of its first token what another has asked? Measured as an attacker would.
 
-    python -m benchmarks.cache_timing [--trials 1000] [--output benchmarks/results/FILE.json]
+    python -m benchmarks.cache_timing [--trials 1000] [--output FILE.json]
 
 In each trial a victim sends a prompt, in half of them the attacker's guess and otherwise another; then the attacker
 sends the guess with its own key and takes the time. AUC is the chance that a trial in which the guess was right was

@@ -1,6 +1,6 @@
 """How soon is it seen that the engine is gone or hangs? Measured on the real server, with streams under way.
 
-    python -m benchmarks.engine_death [--repeats 5] [--output benchmarks/results/FILE.json]
+    python -m benchmarks.engine_death [--repeats 5] [--output FILE.json]
 
 The engine process is killed (SIGKILL), or stopped so that it is there and does nothing (SIGSTOP), while it answers two
 streams and has children that compile grammars. From that moment on are taken, in seconds: until ``/health``, asked over

@@ -1,6 +1,6 @@
 """Does the time of a refusal tell how much of an API key was right? Measured as an attacker would.
 
-    python -m benchmarks.key_timing [--tries 10000] [--output benchmarks/results/FILE.json]
+    python -m benchmarks.key_timing [--tries 10000] [--output FILE.json]
 
 Wrong keys of the right length agree with a valid one in none, one, half or all but one of their first characters, and
 go on at random. They come in random order, so many tries of each kind; of each pair of kinds, Welch's t of the times

@@ -1,6 +1,6 @@
 """What becomes of goodput and first tokens when five times as much is asked of the server as it can carry.
 
-    python -m benchmarks.overload [--output benchmarks/results/FILE.json]
+    python -m benchmarks.overload [--output FILE.json]
 
 The server is the real one, over HTTP, with the real scheduler and cache; only the device is simulated: a step takes
 ``STEP`` seconds and ``PER_TOKEN`` for each of its tokens, in which it sleeps. So the figures are those of the policy,

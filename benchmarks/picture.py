@@ -1,9 +1,11 @@
-"""Draw results of ``benchmarks.serve.compare`` as bars: output tokens per second, by workload and server.
+"""Draw measured speeds as a bar chart (SVG): output tokens per second, by workload and server.
 
-    python -m benchmarks.picture benchmarks/results/*-compare-*.json --output docs/speed.svg
+    python -m benchmarks.picture benchmarks/results/2026-11-24-sampled-bf16.json --comparisons zen4
+    python -m benchmarks.picture compare.json --output speed.svg
 
-Bars are medians over the repeats. Of a server that is in several files, the first counts. Each workload has a scale of
-its own; numbers are at the bars.
+A file is one of ``benchmarks/results`` (``benchmarks.condense``), of which ``--comparisons`` picks some by name, or an
+output of ``benchmarks.serve.compare``. Bars are medians over the repeats. Of a server that occurs several times with
+one workload, the first counts. Each workload has a scale of its own; numbers are at the bars.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from html import escape
 from pathlib import Path
 from typing import Any
+
+from benchmarks.condense import MEDIAN
 
 Speeds = dict[str, dict[str, float]]  # workload -> server -> tokens per second
 
@@ -35,21 +39,38 @@ LABEL, BARS, ROW, GAP, TOP = 230, 430, 17, 14, 44  # pixels
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="+", type=Path)
+    parser.add_argument("--comparisons", nargs="+", default=[], help="names of comparisons in kept files; default: all")
     parser.add_argument("--output", type=Path, default=Path("docs/speed.svg"))
     args = parser.parse_args()
-    args.output.write_text(draw(read(json.loads(path.read_text()) for path in args.results)))
+    documents = [json.loads(path.read_text()) for path in args.results]
+    args.output.write_text(draw(read(documents, args.comparisons)))
     return 0
 
 
-def read(documents: Iterable[dict[str, Any]]) -> Speeds:
+def read(documents: Iterable[dict[str, Any]], comparisons: Collection[str] = ()) -> Speeds:
     """Median speeds of all servers and workloads, in the order of the workloads' names."""
     speeds: Speeds = {}
     for document in documents:
-        for server, run in document["runs"].items():
-            for load, repeats in run["loads"].items():
-                values = [repeat["output_tokens_per_s"] for repeat in repeats]
-                speeds.setdefault(load, {}).setdefault(server, statistics.median(values))
+        found = _kept(document, comparisons) if "comparisons" in document else _raw(document)
+        for load, server, speed in found:
+            speeds.setdefault(load, {}).setdefault(server, speed)
     return dict(sorted(speeds.items()))
+
+
+def _raw(document: dict[str, Any]) -> Iterator[tuple[str, str, float]]:
+    """Workload, server and median speed of an output of ``benchmarks.serve.compare``."""
+    for server, run in document["runs"].items():
+        for load, repeats in run["loads"].items():
+            yield load, server, statistics.median(repeat["output_tokens_per_s"] for repeat in repeats)
+
+
+def _kept(document: dict[str, Any], comparisons: Collection[str]) -> Iterator[tuple[str, str, float]]:
+    """The same of a file in ``benchmarks/results``."""
+    column = document["columns"].index("output_tokens_per_s")
+    for name, comparison in document["comparisons"].items():
+        for row in comparison["rows"]:
+            if row[2] == MEDIAN and (not comparisons or name in comparisons):
+                yield row[0], row[1], row[column]
 
 
 def draw(speeds: Speeds) -> str:
@@ -74,7 +95,7 @@ def draw(speeds: Speeds) -> str:
 
 
 def _legend(servers: list[str]) -> Iterable[str]:
-    x = LABEL
+    x = 12
     for number, server in enumerate(servers):
         yield f'<rect x="{x}" y="14" width="12" height="12" rx="2" fill="{COLOURS[number % len(COLOURS)]}"/>'
         yield _text(x + 18, 24, server, "start")

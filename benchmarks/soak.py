@@ -1,6 +1,6 @@
 """Hours in minutes: fifty clients and chaos against the real server on a device of integers; what is left over?
 
-    python -m benchmarks.soak [--minutes 30] [--output benchmarks/results/FILE.json]
+    python -m benchmarks.soak [--minutes 30] [--output FILE.json]
 
 30 % of the requests are left by their clients, 20 % want JSON, half of these by a schema that was never seen before,
 half use one of 64 adapters, for which there are 8 slots, and the pool of pages is too small for all rows. Beside them

@@ -1,7 +1,7 @@
 """Tree-shaped programs on our server, on the same server without its prefix cache, and on a peer.
 
     python benchmarks/programs/run.py
-    python benchmarks/programs/run.py --model FOLDER --repeats 3 --output benchmarks/results/DATE-programs.json \\
+    python benchmarks/programs/run.py --model FOLDER --repeats 3 --output programs.json \\
         --peer-name vllm --peer 'env MODEL=FOLDER bash benchmarks/serve/peers/vllm.sh {port}'
 
 Each server is started, warmed up, given all programs and stopped before the next one starts. Hits are what ``usage``
