@@ -25,7 +25,7 @@ from typing import Any
 from rootgraft.engine.core.engine_core import BASE
 from rootgraft.engine.offline.llm import LLM
 from rootgraft.engine.offline.request_output import RequestOutput
-from rootgraft.engine.scheduling.draft_budget import StepDrafts
+from rootgraft.engine.scheduling.draft_budget import DraftBudget
 from rootgraft.engine.types import SamplingParams
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.radix.namespace import Namespace
@@ -126,7 +126,7 @@ WORKLOADS = (
 class Run:
     """An engine with drafts or without, and what it has done for a workload."""
 
-    def __init__(self, llm: LLM, drafts: StepDrafts | None) -> None:
+    def __init__(self, llm: LLM, drafts: DraftBudget | None) -> None:
         self._llm = llm
         self._drafts = drafts
         self.rates: list[float] = []
@@ -173,7 +173,7 @@ class Run:
         }
 
 
-def measure(llm: LLM, drafts: StepDrafts, workload: Workload, concurrency: int, repeats: int) -> dict[str, Any]:
+def measure(llm: LLM, drafts: DraftBudget, workload: Workload, concurrency: int, repeats: int) -> dict[str, Any]:
     """The same prompts with drafts and without, in turn, ``repeats`` times with others."""
     draw = random.Random(f"{workload.name} {concurrency}")
     runs = {"on": Run(llm, drafts), "off": Run(llm, None)}

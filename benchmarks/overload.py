@@ -40,7 +40,7 @@ from rootgraft.engine.checkpoint.locate import resolve_model
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Abort, Message, Submit
-from rootgraft.engine.serving.async_engine import Frontend
+from rootgraft.engine.serving.async_engine import AsyncEngine
 from rootgraft.engine.text.tokenizer import Tokenizer
 
 STEP, PER_TOKEN = 0.020, 0.00005
@@ -112,7 +112,7 @@ def serve(sock: socket.socket, options: ServerConfig, tokenizer: Tokenizer, up: 
     async def main() -> None:
         client: Any = SimulatedClient()
         state = ServerState(options, Metrics("simulated", dict), names=("simulated",), client=client)
-        state.frontend = Frontend(client, tokenizer, client.core.ready)
+        state.async_engine = AsyncEngine(client, tokenizer, client.core.ready)
         server = uvicorn.Server(uvicorn.Config(create_app(state), **uvicorn_options()))
         engine = asyncio.create_task(client.run())
         up.set()

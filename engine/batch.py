@@ -86,7 +86,7 @@ class Row:
         return self.tokens[len(self.tokens) - self.num_drafts :]
 
     @property
-    def num_lines(self) -> int:
+    def num_positions(self) -> int:
         """Places at which a token is drawn."""
         return self.num_drafts + 1 if self.draws else 0
 
@@ -119,9 +119,9 @@ class Batch:
         return sum(len(row.tokens) for row in self.rows)
 
     @property
-    def num_lines(self) -> int:
+    def num_positions(self) -> int:
         """Places at which a token is drawn."""
-        return sum(row.num_lines for row in self.rows)
+        return sum(row.num_positions for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,9 @@ class ChunkLimit:
     def __init__(self) -> None:
         self._per_token = 0.0  # seconds
 
-    def observe(self, num_tokens: int, num_lines: int, seconds: float) -> None:
+    def observe(self, num_tokens: int, num_positions: int, seconds: float) -> None:
         """Take a step over: all its tokens, and how many of them are followed by one that is drawn or judged."""
-        if num_tokens - num_lines < LEAST // 2:
+        if num_tokens - num_positions < LEAST // 2:
             return
         now = seconds / num_tokens
         if not self._per_token or now < self._per_token:

@@ -24,8 +24,8 @@ class EngineStats:
         finished: sequences ended, by reason.
         forced_tokens: tokens drawn that a grammar left no choice about, so that the model was not asked.
         drafts: times that a sequence had drafts in a step.
-        draft_tokens: the tokens of these; ``drafted`` are they by source.
-        draft_tokens_accepted: those of them that stood; ``stood`` are they by source.
+        draft_tokens: the tokens of these; ``drafted`` counts them by source.
+        draft_tokens_accepted: those of them that were accepted; ``drafts_accepted`` counts them by source.
         seconds: that steps took, and their parts: ``step`` is the whole.
     """
 
@@ -43,7 +43,7 @@ class EngineStats:
     draft_tokens: int = 0
     draft_tokens_accepted: int = 0
     drafted: dict[str, int] = field(default_factory=dict)
-    stood: dict[str, int] = field(default_factory=dict)
+    drafts_accepted: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     observations: dict[str, list[float]] = field(default_factory=dict)
 
@@ -63,13 +63,13 @@ class EngineStats:
         self.prompt_tokens_cached += num_cached
         self.prompt_tokens_forked += num_forked
 
-    def count_drafts(self, source: str, num_drafts: int, num_stood: int) -> None:
+    def count_drafts(self, source: str, num_drafts: int, num_accepted: int) -> None:
         """Count a sequence's drafts of one step."""
         self.drafts += 1
         self.draft_tokens += num_drafts
-        self.draft_tokens_accepted += num_stood
+        self.draft_tokens_accepted += num_accepted
         self.drafted[source] = self.drafted.get(source, 0) + num_drafts
-        self.stood[source] = self.stood.get(source, 0) + num_stood
+        self.drafts_accepted[source] = self.drafts_accepted.get(source, 0) + num_accepted
 
     def add_seconds(self, parts: Mapping[str, float]) -> None:
         """Add what parts of a step took."""
@@ -80,7 +80,7 @@ class EngineStats:
         """All counters, flat: ``finished`` becomes ``finished_stop`` and so on."""
         values = asdict(self)
         values.pop("observations")
-        split = {name: values.pop(name) for name in ("finished", "drafted", "stood", "seconds")}
+        split = {name: values.pop(name) for name in ("finished", "drafted", "drafts_accepted", "seconds")}
         return {**values, **{f"{name}_{key}": count for name, counts in split.items() for key, count in counts.items()}}
 
     def take_observations(self) -> dict[str, list[float]]:

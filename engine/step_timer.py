@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import perf_counter
 
 
-class Laps:
+class StepTimer:
     """The parts of one step, one after the other; what is not named in between is in none.
 
     Attributes:

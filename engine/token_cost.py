@@ -8,7 +8,7 @@ _PRIOR_TOKENS = 16.0  # before anything is known, a step's fixed part is taken f
 _OUTLIER = 4.0  # a step slower than so many times the mean is counted as so slow: something else ran
 
 
-class Pace:
+class TokenCost:
     """Seconds of a step as base + slope * tokens: a regression in which recent steps weigh most.
 
     While all steps are alike they tell nothing of the slope, and the prior decides; the more they differ in tokens,

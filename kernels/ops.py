@@ -37,10 +37,10 @@ from .backend import (
     use_native,
 )
 from .cpu.native_calls import Buffers
-from .cpu.recorded_pass import Tape
+from .cpu.recorded_pass import RecordedPass
 from .layouts.packed_weights import Format, Largest, Linear, PackedLinear, QuantisedLinear
 from .triton import shared_prefixes as sharing
-from .triton.shared_prefixes import Ints, SharedPrefixes, SharedRoom
+from .triton.shared_prefixes import Ints, SharedPrefixes, StaticSharedPrefixes
 
 __all__ = [
     "Activation",
@@ -51,8 +51,8 @@ __all__ = [
     "PackedLinear",
     "QuantisedLinear",
     "SharedPrefixes",
-    "SharedRoom",
-    "Tape",
+    "RecordedPass",
+    "StaticSharedPrefixes",
     "add_rms_norm",
     "attention",
     "capture_for",
@@ -317,7 +317,7 @@ def largest_linear(x: Tensor, layer: Linear) -> Largest:
     return largest(linear(x, layer, torch.float32))
 
 
-def record(forward: Callable[[], Tensor], buffers: Buffers) -> tuple[Tensor, Tape | None]:
+def record(forward: Callable[[], Tensor], buffers: Buffers) -> tuple[Tensor, RecordedPass | None]:
     """Run a forward pass over ops of this module, and keep it for later steps of any number of tokens and rows.
 
     The tensors that ``forward`` reads must live as long as the tape, at their place, with room for the tokens and rows

@@ -54,7 +54,7 @@ class _Load:
     wanted: bool = True
 
 
-class Adapters:
+class AdapterPool:
     """Names, versions, memory and slots of all adapters.
 
     Args:

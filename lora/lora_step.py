@@ -97,7 +97,7 @@ class AdapterBank:
 
         Args:
             names: the projections that adapters change; those that no adapter of a step changes cost their launches.
-            segments: of a ``SegmentRoom``, which is filled before each replay.
+            segments: of a ``StaticSegments``, which is filled before each replay.
         """
         return LoraStep({name: self._tables[name] for name in names}, segments)
 

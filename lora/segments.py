@@ -61,7 +61,7 @@ def make_segments(of_tokens: Ints, device: torch.device) -> Segments | None:
     return Segments(tokens_there, slots_there, starts_there, Tiles(lines.view(-1, 3), size))
 
 
-class SegmentRoom:
+class StaticSegments:
     """Segments that stay where they are, for forwards that are recorded and replayed.
 
     They are as many as the tokens could have, one each; those that a step has not are empty.

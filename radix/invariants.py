@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from .namespace import Namespace
 from .node import TOKEN_BYTES, Node, descendants, upwards
-from .soft_pins import HoldKind
+from .soft_pins import PinKind
 from .tree import RadixTree
 
 
@@ -44,8 +44,8 @@ def check(tree: RadixTree, leases: Sequence[Node]) -> list[int]:
     return _check_pages(tree, reachable)
 
 
-def _require(holds: bool, *terms: object) -> None:
-    if not holds:
+def _require(pins: bool, *terms: object) -> None:
+    if not pins:
         raise BrokenInvariant(" ".join(map(str, terms)))
 
 
@@ -132,25 +132,25 @@ def _check_locks(tree: RadixTree, reachable: list[Node], leases: Sequence[Node])
 
 def _check_holds(tree: RadixTree, reachable: list[Node]) -> None:
     """A node counts the holds that end at it or below, each of which knows its end."""
-    through: dict[HoldKind, Counter[Node]] = {kind: Counter() for kind in HoldKind}
-    for end, holds in tree.holds.ends.items():
-        _require(bool(holds), end, "keeps an empty list of holds")
-        for hold in holds:
+    through: dict[PinKind, Counter[Node]] = {kind: Counter() for kind in PinKind}
+    for end, pins in tree.pins.ends.items():
+        _require(bool(pins), end, "keeps an empty list of holds")
+        for hold in pins:
             _require(hold.node is end, "a hold that ends at", end, "says that it ends at", hold.node)
             through[hold.kind].update(upwards(end))
     for kind, counted in through.items():
         for node in (*reachable, *tree.dropped):
-            _require(node.holds[kind] == counted[node], node, "has", kind.name, "holds through it:", counted[node])
+            _require(node.pins[kind] == counted[node], node, "has", kind.name, "holds through it:", counted[node])
         _require(counted.keys() <= {tree.root, *reachable}, "holds end outside the tree:", counted.keys())
-        pages = sum(len(node.pages) for node in reachable if node.holds[kind])
-        told = tree.holds.num_pages[kind]
+        pages = sum(len(node.pages) for node in reachable if node.pins[kind])
+        told = tree.pins.num_pages[kind]
         _require(told == pages, "num_pages of", kind.name, "is", told, "but nodes have", pages)
 
 
 def _check_queue(tree: RadixTree, reachable: list[Node]) -> None:
     """Every evictable leaf can be found by eviction, and nothing else."""
     evictable = {node for node in reachable if not node.lock and not node.children}
-    queued = tree.shares.leaves()
+    queued = tree.tenant_eviction.leaves()
     _require(queued == evictable, "evictable:", evictable, "queued:", queued)
 
 
@@ -160,7 +160,7 @@ def _check_shares(tree: RadixTree, reachable: list[Node]) -> None:
     for node in (*reachable, *tree.dropped):
         assert node.origin
         counted[node.origin.namespace.tenant] += len(node.pages)
-    told = tree.shares.num_pages()
+    told = tree.tenant_eviction.num_pages()
     _require(told == counted, "tenants have", dict(counted), "pages, but are said to have", told)
 
 

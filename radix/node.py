@@ -30,7 +30,7 @@ class Node:
             be copied by any path of that namespace.
         lock: leases that end here or below.
         last_use: logical time of the last lease through it; never less than a child's.
-        holds: sessions and pins that end here or below (``radix.soft_pins``).
+        pins: sessions and pins that end here or below (``radix.soft_pins``).
         dropped: cut off from matches, kept only until its leases end.
         hits: leases that began with its first page.
     """
@@ -40,7 +40,7 @@ class Node:
         "dropped",
         "heads",
         "hits",
-        "holds",
+        "pins",
         "last_use",
         "lock",
         "origin",
@@ -58,7 +58,7 @@ class Node:
         self.heads: dict[Namespace, Siblings] = {}
         self.lock = 0
         self.last_use = last_use
-        self.holds = [0, 0]
+        self.pins = [0, 0]
         self.dropped = False
         self.hits = 0
 
@@ -78,12 +78,12 @@ class Node:
     @property
     def pinned(self) -> bool:
         """Whether a pin goes through it."""
-        return self.holds[1] > 0
+        return self.pins[1] > 0
 
     @property
     def rank(self) -> int:
         """What is evicted first: 0 ordinary pages, 1 those of living sessions, 2 pinned ones."""
-        sessions, pins = self.holds
+        sessions, pins = self.pins
         return 2 if pins else int(sessions > 0)
 
     def only_child(self) -> Node | None:

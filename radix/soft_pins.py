@@ -14,17 +14,17 @@ from collections.abc import Iterator
 from enum import IntEnum
 
 from .node import Node
-from .tenant_eviction import Shares
+from .tenant_eviction import TenantEviction
 
 
-class HoldKind(IntEnum):
+class PinKind(IntEnum):
     """Why a path is held; the index of its count in ``Node.holds``."""
 
     SESSION = 0
     PIN = 1
 
 
-class Hold:
+class SoftPin:
     """A path that is evicted late, from ``RadixTree.hold`` to ``RadixTree.let_go``.
 
     Attributes:
@@ -33,12 +33,12 @@ class Hold:
 
     __slots__ = ("kind", "node")
 
-    def __init__(self, node: Node, kind: HoldKind) -> None:
+    def __init__(self, node: Node, kind: PinKind) -> None:
         self.node: Node | None = node
         self.kind = kind
 
 
-class Holds:
+class SoftPins:
     """All holds of a tree, by the node at which they end. Each change takes time linear in the depth of a path.
 
     Attributes:
@@ -46,40 +46,40 @@ class Holds:
         num_pages: pages that are held, by kind.
     """
 
-    def __init__(self, shares: Shares) -> None:
-        self.ends: dict[Node, list[Hold]] = {}
-        self.num_pages = dict.fromkeys(HoldKind, 0)
-        self._shares = shares
+    def __init__(self, tenant_eviction: TenantEviction) -> None:
+        self.ends: dict[Node, list[SoftPin]] = {}
+        self.num_pages = dict.fromkeys(PinKind, 0)
+        self._tenant_eviction = tenant_eviction
 
-    def begin(self, node: Node, kind: HoldKind) -> Hold:
+    def begin(self, node: Node, kind: PinKind) -> SoftPin:
         """Hold the path that ends at a node in the tree, which is not the root."""
-        hold = Hold(node, kind)
+        hold = SoftPin(node, kind)
         self.ends.setdefault(node, []).append(hold)
         for each in _path(node):
-            if not each.holds[kind]:
+            if not each.pins[kind]:
                 self.num_pages[kind] += len(each.pages)
-            each.holds[kind] += 1
+            each.pins[kind] += 1
         if node.evictable:
-            self._shares.push(node)
+            self._tenant_eviction.push(node)
         return hold
 
-    def end(self, hold: Hold) -> None:
+    def end(self, hold: SoftPin) -> None:
         """End a hold, of which something may be left or not."""
         node, hold.node = hold.node, None
         if node is None:
             return
         self._remove(node, hold)
         for each in _path(node):
-            each.holds[hold.kind] -= 1
-            if not each.holds[hold.kind]:
+            each.pins[hold.kind] -= 1
+            if not each.pins[hold.kind]:
                 self.num_pages[hold.kind] -= len(each.pages)
         if node.evictable:
-            self._shares.push(node)
+            self._tenant_eviction.push(node)
 
     def shrink(self, leaf: Node, num_pages: int) -> None:
         """So many pages of a leaf are about to be evicted."""
-        for kind in HoldKind:
-            if leaf.holds[kind]:
+        for kind in PinKind:
+            if leaf.pins[kind]:
                 self.num_pages[kind] -= num_pages
 
     def move_up(self, leaf: Node) -> None:
@@ -98,7 +98,7 @@ class Holds:
         for hold in self.ends.get(node, [])[:]:
             self.end(hold)
 
-    def _remove(self, node: Node, hold: Hold) -> None:
+    def _remove(self, node: Node, hold: SoftPin) -> None:
         self.ends[node].remove(hold)
         if not self.ends[node]:
             del self.ends[node]

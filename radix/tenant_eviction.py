@@ -25,7 +25,7 @@ IDLE_SECONDS = 300.0
 _SLACK = 64  # sizes are compared to within this part of them, so that not each page changes the order
 
 
-class Share:
+class TenantShare:
     """What one tenant has in the tree.
 
     Attributes:
@@ -48,10 +48,10 @@ class Share:
         self.least = self.most = 0
 
 
-Entry = tuple[bool, int, int, Share]
+Entry = tuple[bool, int, int, TenantShare]
 
 
-class Shares:
+class TenantEviction:
     """All tenants of a tree, and their evictable leaves. O(log n) in tenants and leaves for each change, amortised.
 
     The order of tenants is a heap like that of ``EvictionQueue``. It is looked at only to evict, so changes are
@@ -63,9 +63,9 @@ class Shares:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._shares: dict[str, Share] = {}
-        self._active: OrderedDict[Share, None] = OrderedDict()  # in the order of their last use
-        self._changed: dict[Share, None] = {}
+        self._tenant_eviction: dict[str, TenantShare] = {}
+        self._active: OrderedDict[TenantShare, None] = OrderedDict()  # in the order of their last use
+        self._changed: dict[TenantShare, None] = {}
         self._order: list[Entry] = []
         self._serial = count()
         self._pinned = EvictionQueue()
@@ -73,15 +73,15 @@ class Shares:
     def use(self, node: Node) -> None:
         """A lease begins or ends at a node, which the root may be: that is nobody's."""
         if node.origin is not None:
-            self._use(self._shares[node.origin.namespace.tenant])
+            self._use(self._tenant_eviction[node.origin.namespace.tenant])
 
     def count(self, node: Node, num_pages: int) -> None:
         """A node has been given pages, or has lost some where the number is negative."""
         assert node.origin
         tenant = node.origin.namespace.tenant
-        share = self._shares.get(tenant)
+        share = self._tenant_eviction.get(tenant)
         if share is None:
-            share = self._shares[tenant] = Share(tenant)
+            share = self._tenant_eviction[tenant] = TenantShare(tenant)
         share.num_pages += num_pages
         if not share.least <= share.num_pages <= share.most:
             self._changed[share] = None
@@ -96,7 +96,7 @@ class Shares:
             self._pinned.push(leaf)
             return
         assert leaf.origin
-        share = self._shares[leaf.origin.namespace.tenant]
+        share = self._tenant_eviction[leaf.origin.namespace.tenant]
         share.leaves.push(leaf)
         if share.entry is None:
             self._changed[share] = None
@@ -117,7 +117,7 @@ class Shares:
 
     def num_pages(self) -> dict[str, int]:
         """Pages of each tenant that has any."""
-        return {tenant: share.num_pages for tenant, share in self._shares.items()}
+        return {tenant: share.num_pages for tenant, share in self._tenant_eviction.items()}
 
     def leaves(self) -> set[Node]:
         """All leaves that eviction would come to."""
@@ -125,7 +125,7 @@ class Shares:
         found = [entry[3] for entry in self._order if entry[3].entry is entry]
         return self._pinned.leaves().union(*(share.leaves.leaves() for share in found))
 
-    def _use(self, share: Share) -> None:
+    def _use(self, share: TenantShare) -> None:
         share.used = self._clock()
         if share in self._active:
             self._active.move_to_end(share)
@@ -133,8 +133,8 @@ class Shares:
             self._active[share] = None
             self._changed[share] = None
 
-    def _forget(self, share: Share) -> None:
-        del self._shares[share.tenant]
+    def _forget(self, share: TenantShare) -> None:
+        del self._tenant_eviction[share.tenant]
         self._active.pop(share, None)
         share.entry = None
 
@@ -158,6 +158,6 @@ class Shares:
                 share.entry = (share in self._active, -size, next(self._serial), share)
                 heappush(self._order, share.entry)
         self._changed.clear()
-        if len(self._order) > 2 * len(self._shares) + 64:
-            self._order = [share.entry for share in self._shares.values() if share.entry is not None]
+        if len(self._order) > 2 * len(self._tenant_eviction) + 64:
+            self._order = [share.entry for share in self._tenant_eviction.values() if share.entry is not None]
             heapify(self._order)

@@ -20,8 +20,8 @@ from .cursor import Cursor
 from .match_result import Extension, Match
 from .namespace import Namespace, Origin, Path
 from .node import TOKEN_BYTES, Node, Siblings, common_tokens, descendants, upwards
-from .soft_pins import Hold, HoldKind, Holds
-from .tenant_eviction import Shares
+from .soft_pins import PinKind, SoftPin, SoftPins
+from .tenant_eviction import TenantEviction
 
 GroupName = TypeVar("GroupName")
 
@@ -41,8 +41,8 @@ class RadixTree:
         self.num_locked = 0
         self.dropped: set[Node] = set()
         self.tops: dict[Namespace, set[Node]] = {}
-        self.shares = Shares(clock)
-        self.holds = Holds(self.shares)
+        self.tenant_eviction = TenantEviction(clock)
+        self.pins = SoftPins(self.tenant_eviction)
         self._page_bytes = page_size * TOKEN_BYTES
         self._clock = 0
 
@@ -91,7 +91,7 @@ class RadixTree:
         """Begin a lease on the whole pages of a match; nothing may have changed since. Returns where they end."""
         self._clock += 1
         node = self._end(match)
-        self.shares.use(node)
+        self.tenant_eviction.use(node)
         for each in upwards(node):
             each.last_use = self._clock
             each.hits += 1
@@ -101,7 +101,7 @@ class RadixTree:
     def unlock(self, node: Node) -> list[int]:
         """End a lease at ``node``. Returns the pages that left the tree with it: those of a dropped namespace."""
         self._clock += 1
-        self.shares.use(node)
+        self.tenant_eviction.use(node)
         freed: list[int] = []
         for each in upwards(node):
             each.last_use = self._clock
@@ -112,7 +112,7 @@ class RadixTree:
                 self.dropped.remove(each)
                 freed += self._clear(each)
             if each.evictable:
-                self.shares.push(each)
+                self.tenant_eviction.push(each)
         self._join(node)
         return freed
 
@@ -124,14 +124,14 @@ class RadixTree:
             node = node.parent
         return len(match.pages) - unused
 
-    def hold(self, match: Match, kind: HoldKind) -> Hold | None:
+    def hold(self, match: Match, kind: PinKind) -> SoftPin | None:
         """Have the whole pages of a match evicted late; nothing may have changed since. None if there are none."""
-        return self.holds.begin(self._end(match), kind) if match.pages else None
+        return self.pins.begin(self._end(match), kind) if match.pages else None
 
-    def let_go(self, hold: Hold) -> None:
+    def unpin(self, hold: SoftPin) -> None:
         """End a hold."""
         node = hold.node
-        self.holds.end(hold)
+        self.pins.end(hold)
         if node is not None:
             below = node.only_child()
             whole = below is not None and len(below.tokens) == len(below.pages) * self._page_bytes
@@ -214,7 +214,7 @@ class RadixTree:
         tail = Node(origin, tokens, [page], node.last_use)
         self._attach(tail, node)
         self._count(tail, 1)
-        self.shares.push(tail)
+        self.tenant_eviction.push(tail)
         return freed
 
     def _supersede(self, node: Node, origin: Origin, key: bytes) -> list[int]:
@@ -231,21 +231,21 @@ class RadixTree:
     def evict(self, num_pages: int) -> list[int]:
         """Evict up to ``num_pages`` pages, each from the end of the leaf that ``radix.tenant_eviction`` names next."""
         freed: list[int] = []
-        while len(freed) < num_pages and (turn := self.shares.next()):
+        while len(freed) < num_pages and (turn := self.tenant_eviction.next()):
             leaf, most = turn
             missing = min(most, num_pages - len(freed))
             if missing < len(leaf.pages):
-                self.holds.shrink(leaf, missing)
+                self.pins.shrink(leaf, missing)
                 freed += leaf.pages[-missing:]
                 del leaf.pages[-missing:], leaf.tokens[-missing * self._page_bytes :]
                 self._count(leaf, -missing)
             else:
                 parent = leaf.parent
-                self.holds.move_up(leaf)
+                self.pins.move_up(leaf)
                 self._detach(leaf)
                 freed += self._clear(leaf)
                 if parent and parent.evictable:
-                    self.shares.push(parent)
+                    self.tenant_eviction.push(parent)
         return freed
 
     def drop(self, namespace: Namespace) -> list[int]:
@@ -258,10 +258,10 @@ class RadixTree:
             if top.parent and not top.dropped:
                 nodes = tuple(descendants(top))
                 for node in nodes:
-                    self.holds.forget(node)
+                    self.pins.forget(node)
                 self._detach(top)
                 if top.parent.evictable:
-                    self.shares.push(top.parent)
+                    self.tenant_eviction.push(top.parent)
                 for node in nodes:
                     freed += self._give_up(node)
         return freed
@@ -287,7 +287,7 @@ class RadixTree:
     def _count(self, node: Node, num_pages: int) -> None:
         """A node has been given pages, or has lost some where the number is negative."""
         self.num_pages += num_pages
-        self.shares.count(node, num_pages)
+        self.tenant_eviction.count(node, num_pages)
 
     # Changing the shape
 
@@ -297,7 +297,7 @@ class RadixTree:
         parent, size = node.parent, at * self._page_bytes
         self._detach(node)
         upper = Node(node.origin, node.tokens[:size], node.pages[:at], node.last_use)
-        upper.lock, upper.holds, upper.hits = node.lock, node.holds[:], node.hits
+        upper.lock, upper.pins, upper.hits = node.lock, node.pins[:], node.hits
         node.origin = Origin(node.origin.namespace)
         del node.tokens[:size], node.pages[:at]
         self._attach(upper, parent)
@@ -380,7 +380,7 @@ def _inseparable(parent: Node, child: Node) -> bool:
     return (
         parent.parent is not None
         and parent.lock == child.lock
-        and parent.holds == child.holds
+        and parent.pins == child.pins
         and parent.last_use == child.last_use
         and parent.namespace == child.namespace
         and parent.only_child() is child

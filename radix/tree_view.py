@@ -15,7 +15,7 @@ MOST_SIBLINGS = 512
 """Children of one node that are looked at."""
 
 
-def outline(tree: RadixTree, ends: Iterable[Node], most: int) -> list[Node]:
+def tree_view(tree: RadixTree, ends: Iterable[Node], most: int) -> list[Node]:
     """At most ``most`` nodes, each after its parent: the paths to ``ends``, then what was used last.
 
     A node is used whenever one below it is, so going on from the one used last finds the next one used last, and no

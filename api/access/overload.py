@@ -91,7 +91,7 @@ class Load:
     tokens: int
 
 
-class Backlog:
+class QueueLimits:
     """The sequences that have no token yet. Belongs to one event loop.
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .caller import Caller
-from .overload import Backlog, Load
+from .overload import Load, QueueLimits
 from .rate_limits import RateLimits, Reservation
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ...engine.serving.request import TextRequest
 
 
-class Admission:
+class RequestAdmission:
     """Stands before the engine. Belongs to one event loop.
 
     Attributes:
@@ -22,8 +22,8 @@ class Admission:
         limits: what keys may use.
     """
 
-    def __init__(self, backlog: Backlog, limits: RateLimits) -> None:
-        self.backlog = backlog
+    def __init__(self, queue_limits: QueueLimits, limits: RateLimits) -> None:
+        self.queue_limits = queue_limits
         self.limits = limits
 
     def admit(self, caller: Caller, requests: Sequence[TextRequest]) -> Ticket:
@@ -39,10 +39,10 @@ class Admission:
             sum(request.n for request in requests),
             sum(len(request.tokens) for request in requests),
         )
-        self.backlog.check(load)
+        self.queue_limits.check(load)
         most = load.tokens + sum(request.n * request.params.max_tokens for request in requests)
         reservation = self.limits.reserve(caller.key, most)
-        self.backlog.join(load)
+        self.queue_limits.join(load)
         return Ticket(self, load, reservation, requests)
 
 
@@ -50,7 +50,7 @@ class Ticket:
     """What the requests of one HTTP request hold: places in the queue until their first tokens, tokens of the key."""
 
     def __init__(
-        self, admission: Admission, load: Load, reservation: Reservation, requests: Sequence[TextRequest]
+        self, admission: RequestAdmission, load: Load, reservation: Reservation, requests: Sequence[TextRequest]
     ) -> None:
         self._admission = admission
         self._load = load
@@ -82,4 +82,4 @@ class Ticket:
         tokens = self._waiting.pop(place, None)
         if tokens is not None:
             self._begun = self._begun or begun
-            self._admission.backlog.leave(self._load, tokens, begun=begun)
+            self._admission.queue_limits.leave(self._load, tokens, begun=begun)

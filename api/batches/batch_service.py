@@ -21,7 +21,7 @@ from ..storage.batch_store import BatchRecord, BatchRecords
 from ..storage.file_store import FileStore, StoredFile, new_file_id
 from .batch_lines import BatchOutput, WrongLine, read_requests
 from .batch_work import answer_all
-from .internal_client import InnerClient
+from .internal_client import InternalClient
 from .output_files import answers, unanswered, used
 
 MAX_UNFINISHED = 100  # batches of one owner
@@ -37,7 +37,7 @@ CallerOf = Callable[[str, str, str], Caller | None]
 """The caller of a request from the owner's name, its key's name and the path; None if there is no such key any more."""
 
 
-class BatchDesk:
+class BatchService:
     """The files and batches of a folder, which no other process may use meanwhile. Belongs to one event loop.
 
     Args:
@@ -61,11 +61,11 @@ class BatchDesk:
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(f"--batch-dir: {folder} cannot be used: {error}.") from error
         self._caller_of = caller_of
-        self._client: InnerClient | None = None
+        self._client: InternalClient | None = None
         self._jobs: dict[str, asyncio.Task[None]] = {}
         self._turns = asyncio.Semaphore(MAX_AT_ONCE)
 
-    def resume(self, client: InnerClient) -> None:
+    def resume(self, client: InternalClient) -> None:
         """Go on with all that has not ended, asking ``client``; called once the server is ready."""
         self._client = client
         for record in self.records.running:

@@ -14,7 +14,7 @@ from ..access.caller import Caller
 from ..errors import reply_to
 
 
-class InnerClient:
+class InternalClient:
     """Calls the application behind the guard, which has told who the caller is when the work was taken in.
 
     Args:

@@ -19,7 +19,7 @@ _CONTROLS = dict.fromkeys(code for code in (*range(0x20), *range(0x7F, 0xA0)) if
 
 
 @dataclass(slots=True)
-class Answer:
+class TerminalAnswer:
     """An answer as it grows; what has come stays readable when the stream is stopped.
 
     Attributes:
@@ -78,7 +78,7 @@ def chat(remote: RemoteOptions, draw: DrawOptions, options: ChatOptions) -> int:
         fields = _fields(draw, options.max_tokens)
         for line in _lines():
             messages.append({"role": "user", "content": line})
-            answer = Answer()
+            answer = TerminalAnswer()
             try:
                 answered = _ask(runner, server, "chat/completions", {"messages": messages, **fields}, answer)
             except KeyboardInterrupt:
@@ -98,7 +98,7 @@ def complete(remote: RemoteOptions, draw: DrawOptions, options: CompleteOptions)
     prompt = sys.stdin.read() if options.prompt is None else options.prompt
     with asyncio.Runner() as runner, _connected(runner, remote) as server:
         body = {"prompt": prompt, **_fields(draw, options.max_tokens)}
-        answered = _ask(runner, server, "completions", body, Answer())
+        answered = _ask(runner, server, "completions", body, TerminalAnswer())
     return 0 if answered else 1
 
 
@@ -138,7 +138,7 @@ def _lines() -> Iterator[str]:
             yield line
 
 
-def _ask(runner: asyncio.Runner, server: Remote, path: str, body: dict[str, Any], answer: Answer) -> bool:
+def _ask(runner: asyncio.Runner, server: Remote, path: str, body: dict[str, Any], answer: TerminalAnswer) -> bool:
     """Print the answer as it comes into ``answer``. False, and the reason on standard error, if the server failed."""
     try:
         runner.run(_print(server, path, body, answer))
@@ -152,7 +152,7 @@ def _ask(runner: asyncio.Runner, server: Remote, path: str, body: dict[str, Any]
     return True
 
 
-async def _print(server: Remote, path: str, body: dict[str, Any], answer: Answer) -> None:
+async def _print(server: Remote, path: str, body: dict[str, Any], answer: TerminalAnswer) -> None:
     async for event in server.stream(path, body):
         if text := answer.add(event):
             print(text.translate(_CONTROLS) if sys.stdout.isatty() else text, end="", flush=True)

@@ -21,15 +21,15 @@ from ..protocol.chat_messages import ChatMessage, for_template
 from ..protocol.completions import CompletionRequest
 from ..protocol.sampling import SamplingFields
 from ..protocol.tools import Tool
-from ..structured.output_format import Promise, asked_promise
-from ..structured.tool_output import tool_promise
+from ..structured.output_format import OutputFormat, requested_format
+from ..structured.tool_output import tool_output_format
 from ..tools.tool_formats import Dialect
 from ..tools.tool_messages import for_dialect
 from .completion_answers import EchoedPrompt
 from .logprob_formats import Unscored
 
 if TYPE_CHECKING:
-    from ...engine.serving.async_engine import Frontend
+    from ...engine.serving.async_engine import AsyncEngine
     from ...engine.text.tokenizer import Tokenizer
 
 
@@ -39,20 +39,22 @@ _LONG_TEXT = 50_000
 
 
 async def chat_request(
-    frontend: Frontend, dialect: Dialect, body: ChatRequest, adapter: str | None, caller: Caller
-) -> tuple[TextRequest, Promise | None]:
+    async_engine: AsyncEngine, dialect: Dialect, body: ChatRequest, adapter: str | None, caller: Caller
+) -> tuple[TextRequest, OutputFormat | None]:
     """The one request of a chat, and the form that its answer will have.
 
     Raises:
         RequestError: with the names that the body used.
     """
-    promise = asked_promise(body)
+    output_format = requested_format(body)
     if body.tools:
-        promise = tool_promise(body.tools, body.tool_choice, dialect.format, promise, parallel=body.parallel_tool_calls)
-    plan = None if promise is None else promise.tools
+        output_format = tool_output_format(
+            body.tools, body.tool_choice, dialect.format, output_format, parallel=body.parallel_tool_calls
+        )
+    plan = None if output_format is None else output_format.tools
     with _blaming("messages"):
         tokens = await render(
-            frontend,
+            async_engine,
             dialect,
             body.messages,
             tools=body.tools,
@@ -65,19 +67,19 @@ async def chat_request(
         )
         # The engine always draws one token; where none is asked for, it is dropped again, and has no form.
         asked = 1 if body.is_silent else body.asked_tokens
-        promise = None if body.is_silent else promise
-        max_tokens = frontend.resolve_max_tokens(len(tokens), asked)
+        output_format = None if body.is_silent else output_format
+        max_tokens = async_engine.resolve_max_tokens(len(tokens), asked)
         params = body.sampling(max_tokens, body.num_logprobs, body.prompt_logprobs)
-        grammar = None if promise is None else promise.spec
+        grammar = None if output_format is None else output_format.spec
         request = _text_request(body, tokens, params, grammar, adapter, caller)
         if plan is not None:
             # What opens a call may be a special token, and no other one fits the grammar.
             request = replace(request, skip_special_tokens=False)
-        return frontend.check(request), promise
+        return async_engine.check(request), output_format
 
 
 async def render(
-    frontend: Frontend,
+    async_engine: AsyncEngine,
     dialect: Dialect,
     messages: Sequence[ChatMessage],
     *,
@@ -96,7 +98,7 @@ async def render(
         prefill: what the answer begins with.
         owner: whose earlier conversations may make it faster.
     """
-    tokenizer = frontend.tokenizer
+    tokenizer = async_engine.tokenizer
     if not tokenizer.has_chat_template:
         raise RequestError("This model has no chat template: use /v1/completions.", param="messages")
     definitions = [tool.for_template() for tool in tools]
@@ -110,24 +112,24 @@ async def render(
     )
     is_long = len(messages) > _MANY_MESSAGES or sum(len(message.text or "") for message in messages) > _LONG_TEXT
     text = await asyncio.to_thread(job) if is_long else job()
-    frontend.check_length(text)
-    return await frontend.encode(text + prefill, add_special_tokens=add_special_tokens, owner=owner)
+    async_engine.check_length(text)
+    return await async_engine.encode(text + prefill, add_special_tokens=add_special_tokens, owner=owner)
 
 
 async def completion_requests(
-    frontend: Frontend, body: CompletionRequest, grammar: GrammarSpec | None, adapter: str | None, caller: Caller
+    async_engine: AsyncEngine, body: CompletionRequest, grammar: GrammarSpec | None, adapter: str | None, caller: Caller
 ) -> list[TextRequest]:
     """One request for each prompt, all checked before any is begun. Raises RequestError."""
     requests = []
     for number, prompt in enumerate(body.prompts):
         name = "prompt" if len(body.prompts) == 1 else f"prompt[{number}]"
         with _blaming(name):
-            requests.append(await _completion_request(frontend, body, name, prompt, grammar, adapter, caller))
+            requests.append(await _completion_request(async_engine, body, name, prompt, grammar, adapter, caller))
     return requests
 
 
 async def _completion_request(
-    frontend: Frontend,
+    async_engine: AsyncEngine,
     body: CompletionRequest,
     name: str,
     prompt: str | list[int],
@@ -136,15 +138,17 @@ async def _completion_request(
     caller: Caller,
 ) -> TextRequest:
     if isinstance(prompt, str):
-        frontend.check_length(prompt)
-        tokens = await frontend.encode(prompt, add_special_tokens=body.add_special_tokens, owner=_owner(body, caller))
+        async_engine.check_length(prompt)
+        tokens = await async_engine.encode(
+            prompt, add_special_tokens=body.add_special_tokens, owner=_owner(body, caller)
+        )
     else:
-        tokens = token_array(name, prompt, frontend.vocab_size)
+        tokens = token_array(name, prompt, async_engine.vocab_size)
     # The engine always draws one token; where none is asked for, it is dropped again.
-    max_tokens = frontend.resolve_max_tokens(len(tokens), max(1, body.max_tokens))
+    max_tokens = async_engine.resolve_max_tokens(len(tokens), max(1, body.max_tokens))
     scored = [count for count in (body.echoed_logprobs, body.prompt_logprobs) if count is not None]
     params = body.sampling(max_tokens, body.logprobs, max(scored, default=None), body.logprob_start_len)
-    return frontend.check(_text_request(body, tokens, params, grammar, adapter, caller))
+    return async_engine.check(_text_request(body, tokens, params, grammar, adapter, caller))
 
 
 def token_array(field: str, ids: list[int], vocab_size: int) -> array[int]:
@@ -189,10 +193,12 @@ def _text_request(
     )
 
 
-def echoed_prompts(frontend: Frontend, body: CompletionRequest, requests: Sequence[TextRequest]) -> list[EchoedPrompt]:
+def echoed_prompts(
+    async_engine: AsyncEngine, body: CompletionRequest, requests: Sequence[TextRequest]
+) -> list[EchoedPrompt]:
     """What ``echo`` gives back of each prompt: a text as it came, token ids as the text that they stand for."""
     return [
-        _echoed_prompt(frontend.tokenizer, body, prompt, request)
+        _echoed_prompt(async_engine.tokenizer, body, prompt, request)
         for prompt, request in zip(body.prompts, requests, strict=True)
     ]
 

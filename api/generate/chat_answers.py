@@ -13,7 +13,7 @@ from ..protocol.chat import ChatRequest
 from ..tools.tool_parser import Arguments, CallStart, Content, Event, ToolParser, read_calls
 from ..tools.tool_plan import ToolPlan
 from .collect import Answer
-from .envelope import ReplyHead
+from .envelope import Envelope
 from .logprob_formats import chat_logprobs, prompt_logprobs
 from .sse import DONE
 from .streams import Deltas
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def chat_body(
     request: ChatRequest,
-    head: ReplyHead,
+    head: Envelope,
     answers: Mapping[tuple[int, int], Answer],
     usage: UsageCount,
     plan: ToolPlan | None,
@@ -66,7 +66,7 @@ def _with_calls(reason: str) -> str:
 
 
 async def chat_events(
-    request: ChatRequest, head: ReplyHead, deltas: Deltas, num_prompt: int, plan: ToolPlan | None
+    request: ChatRequest, head: Envelope, deltas: Deltas, num_prompt: int, plan: ToolPlan | None
 ) -> AsyncGenerator[bytes, None]:
     """The answer in events: role, content and calls, finish reason of each choice, usage if asked for, DONE."""
     chunks = _Chunks(request, head, num_prompt, plan)
@@ -87,7 +87,7 @@ async def chat_events(
 class _Chunks:
     """Makes the chunks of one stream. Plain content is put together from prepared bytes."""
 
-    def __init__(self, request: ChatRequest, head: ReplyHead, num_prompt: int, plan: ToolPlan | None) -> None:
+    def __init__(self, request: ChatRequest, head: Envelope, num_prompt: int, plan: ToolPlan | None) -> None:
         self._asked = request.num_logprobs
         self._continuous = request.continuous_usage
         self._num_prompt = num_prompt

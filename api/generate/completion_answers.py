@@ -12,7 +12,7 @@ import orjson
 from ..observe.token_usage import UsageCount, finish_reason, min_completion_tokens, usage_body
 from ..protocol.completions import CompletionRequest
 from .collect import Answer
-from .envelope import ReplyHead
+from .envelope import Envelope
 from .logprob_formats import CompletionLogprobs, Unscored, prompt_logprobs
 from .sse import DONE
 from .streams import Deltas
@@ -65,7 +65,7 @@ class _Choice:
 
 def completion_body(
     request: CompletionRequest,
-    head: ReplyHead,
+    head: Envelope,
     prompts: Sequence[EchoedPrompt],
     answers: Mapping[tuple[int, int], Answer],
     usage: UsageCount,
@@ -95,7 +95,7 @@ def _fields(
 
 
 async def completion_events(
-    request: CompletionRequest, head: ReplyHead, prompts: Sequence[EchoedPrompt], deltas: Deltas
+    request: CompletionRequest, head: Envelope, prompts: Sequence[EchoedPrompt], deltas: Deltas
 ) -> AsyncGenerator[bytes, None]:
     """The answer in events: text, the last of each choice with its finish reason, usage if asked for, DONE."""
     chunks = _Chunks(request, head, prompts)
@@ -116,7 +116,7 @@ async def completion_events(
 class _Chunks:
     """Makes the chunks of one stream. Plain text is put together from prepared bytes."""
 
-    def __init__(self, request: CompletionRequest, head: ReplyHead, prompts: Sequence[EchoedPrompt]) -> None:
+    def __init__(self, request: CompletionRequest, head: Envelope, prompts: Sequence[EchoedPrompt]) -> None:
         self._request = request
         self._head = head
         self._num_prompt = sum(prompt.num_tokens for prompt in prompts)

@@ -12,7 +12,7 @@ from fastapi import Response
 
 
 @dataclass(frozen=True, slots=True)
-class ReplyHead:
+class Envelope:
     """The fields that stay the same.
 
     Attributes:
@@ -28,9 +28,9 @@ class ReplyHead:
     fingerprint: str
 
     @staticmethod
-    def new(prefix: str, kind: str, model: str, fingerprint: str) -> ReplyHead:
+    def new(prefix: str, kind: str, model: str, fingerprint: str) -> Envelope:
         """A head with a new id, made now."""
-        return ReplyHead(f"{prefix}-{uuid.uuid4().hex}", kind, int(time.time()), model, fingerprint)
+        return Envelope(f"{prefix}-{uuid.uuid4().hex}", kind, int(time.time()), model, fingerprint)
 
     def fields(self) -> dict[str, Any]:
         """The fields as OpenAI names them."""

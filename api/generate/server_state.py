@@ -14,23 +14,23 @@ from ...engine.types import AdapterInfo, Priority
 from ..access.api_keys import Scope
 from ..access.caller import Caller
 from ..access.keyring import KeyRing
-from ..access.overload import Backlog
+from ..access.overload import QueueLimits
 from ..access.rate_limits import RateLimits
-from ..access.request_admission import Admission
+from ..access.request_admission import RequestAdmission
 from ..config import ServerConfig
-from ..observe.engine_watch import Watch
+from ..observe.engine_watch import EngineWatch
 from ..observe.metrics import Metrics
 from ..observe.usage_ledger import UsageLedger
 from ..storage.response_store import ResponseStore
-from ..structured.output_validators import Validators
+from ..structured.output_validators import OutputValidators
 from ..tools.tool_formats import Dialect, dialect_of
 
 if TYPE_CHECKING:
-    from ...engine.serving.async_engine import Frontend
+    from ...engine.serving.async_engine import AsyncEngine
     from ...engine.serving.engine_client import EngineClient
     from ...engine.text.tokenizer import Tokenizer
-    from ..batches.batch_service import BatchDesk
-    from ..batches.internal_client import InnerClient
+    from ..batches.batch_service import BatchService
+    from ..batches.internal_client import InternalClient
     from ..observe.tracing import Tracer
 
 
@@ -67,20 +67,20 @@ class ServerState:
     metrics: Metrics
     names: tuple[str, ...] = ("model",)
     finds_adapters: bool = False
-    frontend: Frontend | None = None
+    async_engine: AsyncEngine | None = None
     client: EngineClient | None = None
     draining: bool = False
-    validators: Validators = field(default_factory=Validators)
+    validators: OutputValidators = field(default_factory=OutputValidators)
     active: int = 0
     version: str = "unknown"
     started: int = field(default_factory=lambda: int(time.time()))
     keys: KeyRing = field(init=False)
     ledger: UsageLedger | None = None
     tracer: Tracer | None = None
-    batches: BatchDesk | None = None
-    inner: InnerClient | None = None
-    watch: Watch = field(init=False)
-    admission: Admission = field(init=False)
+    batches: BatchService | None = None
+    inner: InternalClient | None = None
+    watch: EngineWatch = field(init=False)
+    admission: RequestAdmission = field(init=False)
     responses: ResponseStore = field(init=False)
     _dialect: tuple[Tokenizer, Dialect] | None = None
 
@@ -88,15 +88,15 @@ class ServerState:
         """Read the keys, open an empty queue and the store of responses."""
         options = self.options
         self.keys = KeyRing(options.api_key, None if options.api_key_file is None else Path(options.api_key_file))
-        backlog = Backlog(options.max_queued_requests, options.max_queued_tokens, options.max_queue_seconds)
-        self.admission = Admission(backlog, RateLimits())
-        self.watch = Watch()
+        queue_limits = QueueLimits(options.max_queued_requests, options.max_queued_tokens, options.max_queue_seconds)
+        self.admission = RequestAdmission(queue_limits, RateLimits())
+        self.watch = EngineWatch()
         self.responses = ResponseStore(options.max_stored_response_bytes, options.stored_response_ttl)
 
     @property
     def is_healthy(self) -> bool:
         """Whether the engine runs and gave a sign of life lately."""
-        if self.client is None or self.frontend is None or not self.client.is_alive:
+        if self.client is None or self.async_engine is None or not self.client.is_alive:
             return False
         return self.client.last_heartbeat_age() < self.options.heartbeat_timeout
 
@@ -112,21 +112,23 @@ class ServerState:
 
     def stats(self) -> dict[str, float]:
         """Gauges and counters for the metrics: the engine's last ones, and those kept here."""
-        waits = {f"queue_seconds_{band.name.lower()}": self.admission.backlog.drain_seconds(band) for band in Priority}
+        waits = {
+            f"queue_seconds_{band.name.lower()}": self.admission.queue_limits.drain_seconds(band) for band in Priority
+        }
         lost = 0 if self.ledger is None else self.ledger.num_lost
         batches = {} if self.batches is None else self.batches.stats()
         own = {**self.responses.stats(), **waits, **batches, "ledger_lost": lost}
         return own | ({} if self.client is None else self.client.stats)
 
-    def serving(self) -> Frontend:
+    def serving(self) -> AsyncEngine:
         """The frontend, if new requests are taken. CapacityError or EngineDead if not."""
-        if self.frontend is None:
+        if self.async_engine is None:
             raise CapacityError("The model is still being loaded.")
         if self.draining:
             raise CapacityError("The server is shutting down.")
         if not self.is_healthy:
             raise EngineDead("The engine is not running.")
-        return self.frontend
+        return self.async_engine
 
     def dialect(self) -> Dialect:
         """How the model that is served writes tool calls. Found out when it is first asked for."""

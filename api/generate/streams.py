@@ -16,13 +16,13 @@ from ..access.caller import Caller
 from ..errors import Rejection
 from ..observe.request_timer import RequestTimer
 from ..observe.usage_ledger import until_written
-from ..structured.output_check import SafetyNet
-from ..structured.output_format import Promise
+from ..structured.output_check import OutputCheck
+from ..structured.output_format import OutputFormat
 from .server_state import ServerState
-from .usage_record import account
+from .usage_record import record_usage
 
 if TYPE_CHECKING:
-    from ...engine.serving.async_engine import Frontend
+    from ...engine.serving.async_engine import AsyncEngine
     from ...engine.serving.output_processor import TextDelta
     from ...engine.serving.request import TextRequest
 
@@ -60,7 +60,7 @@ async def generate(
     state: ServerState,
     requests: Sequence[TextRequest],
     caller: Caller,
-    promise: Promise | None = None,
+    output_format: OutputFormat | None = None,
     *,
     drop_completion: bool = False,
 ) -> Deltas:
@@ -76,7 +76,7 @@ async def generate(
     Raises:
         Rejection: they are not taken now.
     """
-    frontend = state.serving()
+    async_engine = state.serving()
     try:
         ticket = state.admission.admit(caller, requests)
     except Rejection as error:
@@ -90,10 +90,10 @@ async def generate(
     state.active += 1
     reason = "abort"
     try:
-        stream_of_all = _merged(frontend, requests)
-        if promise is not None:
-            state.metrics.count_structured(promise.kind)
-            stream_of_all = _watched(state, stream_of_all, promise)
+        stream_of_all = _merged(async_engine, requests)
+        if output_format is not None:
+            state.metrics.count_structured(output_format.kind)
+            stream_of_all = _watched(state, stream_of_all, output_format)
         async with aclosing(stream_of_all) as stream:
             async for prompt, deltas in stream:
                 timer.note(prompt, deltas)
@@ -108,7 +108,7 @@ async def generate(
     finally:
         state.active -= 1
         ticket.close()
-        counted = account(state, caller, requests, timer.end(reason))
+        counted = record_usage(state, caller, requests, timer.end(reason))
     if counted is not None:
         await until_written(counted)
 
@@ -125,11 +125,11 @@ def _silent(delta: TextDelta) -> TextDelta:
     return replace(delta, text="", tokens=(), logprobs=(), finish=finish)
 
 
-async def _watched(state: ServerState, deltas: Deltas, promise: Promise) -> Deltas:
+async def _watched(state: ServerState, deltas: Deltas, output_format: OutputFormat) -> Deltas:
     """Refusals name the request's field, and answers that break the promise end in ``error``."""
-    net = SafetyNet(promise, state.validators)
+    net = OutputCheck(output_format, state.validators)
     try:
-        with promise.blaming():
+        with output_format.blaming():
             async with aclosing(deltas) as stream:
                 async for prompt, several in stream:
                     yield prompt, await net.judge(prompt, several)
@@ -137,9 +137,9 @@ async def _watched(state: ServerState, deltas: Deltas, promise: Promise) -> Delt
         state.metrics.count_broken(net.num_broken)
 
 
-async def _merged(frontend: Frontend, requests: Sequence[TextRequest]) -> Deltas:
+async def _merged(async_engine: AsyncEngine, requests: Sequence[TextRequest]) -> Deltas:
     if len(requests) == 1:
-        async with aclosing(frontend.stream(requests[0])) as stream:
+        async with aclosing(async_engine.stream(requests[0])) as stream:
             async for deltas in stream:
                 yield 0, deltas
         return
@@ -147,7 +147,7 @@ async def _merged(frontend: Frontend, requests: Sequence[TextRequest]) -> Deltas
     arrived: asyncio.Queue[tuple[int, list[TextDelta]] | None] = asyncio.Queue()
 
     async def pump(number: int, request: TextRequest) -> None:
-        async with aclosing(frontend.stream(request)) as stream:
+        async with aclosing(async_engine.stream(request)) as stream:
             async for deltas in stream:
                 arrived.put_nowait((number, deltas))
 

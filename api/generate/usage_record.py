@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...engine.serving.request import TextRequest
 
 
-def account(
+def record_usage(
     state: ServerState, caller: Caller, requests: Sequence[TextRequest], end: RequestEnd
 ) -> asyncio.Future[None] | None:
     """Write down a request that has ended. Returns what is done when the ledger has it, if there is a ledger."""

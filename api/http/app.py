@@ -10,7 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from ...engine.errors import EngineError
 from ..access.rate_limits import LIMIT_HEADERS
-from ..batches.internal_client import InnerClient
+from ..batches.internal_client import InternalClient
 from ..errors import handle
 from ..generate.server_state import ServerState
 from ..generate.streams import ClientGone
@@ -54,7 +54,7 @@ def create_app(state: ServerState) -> FastAPI:
     for kind in (EngineError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, handle)
     app.add_exception_handler(ClientGone, _nobody_there)
-    state.inner = InnerClient(app.build_middleware_stack(), app)  # what is added from here on is not asked
+    state.inner = InternalClient(app.build_middleware_stack(), app)  # what is added from here on is not asked
     # The one added last is outermost.
     app.add_middleware(Guard, state=state)
     origins = state.options.allowed_origins

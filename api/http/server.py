@@ -24,10 +24,10 @@ from ...engine import process_memory as garbage
 from ...engine.checkpoint.locate import resolve_model
 from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError, EngineDead
-from ...engine.serving.async_engine import Frontend
+from ...engine.serving.async_engine import AsyncEngine
 from ...engine.serving.engine_client import EngineClient
 from ...engine.text.tokenizer import Tokenizer
-from ..batches.batch_service import BatchDesk
+from ..batches.batch_service import BatchService
 from ..config import ServerConfig
 from ..generate.server_state import ServerState
 from ..observe.log import set_up_log
@@ -102,7 +102,7 @@ class _Service:
             self._state.ledger = UsageLedger(Path(options.usage_ledger))
         if options.batch_dir is not None:
             folder, caller_of = Path(options.batch_dir), self._state.caller_named
-            self._state.batches = BatchDesk(folder, options.max_stored_file_bytes, caller_of)
+            self._state.batches = BatchService(folder, options.max_stored_file_bytes, caller_of)
         if options.otlp_traces_endpoint is not None:
             self._state.tracer = open_tracer(options.otlp_traces_endpoint, self._state.version)
         settings = uvicorn.Config(
@@ -159,7 +159,7 @@ class _Service:
         tokenizer = await asyncio.to_thread(self._load_tokenizer, files.path)
         ready = await client.start()
         garbage.freeze()
-        state.frontend = Frontend(client, tokenizer, ready)
+        state.async_engine = AsyncEngine(client, tokenizer, ready)
         if state.batches is not None and state.inner is not None:
             state.batches.resume(state.inner)
         for line in ready.summary:

@@ -20,7 +20,7 @@ PATIENCE = 3.0
 """Seconds that a long step may keep somebody waiting, before the snapshot of before is shown once more."""
 
 
-class Watch:
+class EngineWatch:
     """Snapshots of the engine as JSON, each shared by all that ask while it is new. Belongs to one event loop.
 
     Args:

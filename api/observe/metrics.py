@@ -82,7 +82,7 @@ _ENGINE_COUNTERS = (
     ("steps", "steps", "Forward passes."),
     ("drafts", "spec_decode_num_drafts", "Times that a sequence had drafts in a step."),
     ("draft_tokens", "spec_decode_num_draft_tokens", "Tokens drafted."),
-    ("draft_tokens_accepted", "spec_decode_num_accepted_tokens", "Those of them that stood."),
+    ("draft_tokens_accepted", "spec_decode_num_accepted_tokens", "Draft tokens accepted."),
     ("forced_tokens", "forced_tokens", "Tokens that a grammar left no choice about."),
     ("grammar_hits", "grammar_cache_hits", "Grammars found compiled, or being compiled."),
     ("grammar_compiled", "grammar_compiles", "Grammars compiled."),

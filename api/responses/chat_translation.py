@@ -15,7 +15,7 @@ from ...engine.errors import RequestError
 from ..protocol.chat import ChatRequest
 from ..protocol.chat_messages import ChatMessage
 from ..protocol.responses import AllowedFunctions, NamedFunction, ResponseRequest, TextFormat
-from ..structured.output_format import Promise
+from ..structured.output_format import OutputFormat
 
 # Fields of a chat, and what they are called in a response.
 _NAMES = (
@@ -87,14 +87,14 @@ def _renamed(text: str) -> str:
     return text
 
 
-def renamed_promise(promise: Promise | None) -> Promise | None:
+def renamed_format(output_format: OutputFormat | None) -> OutputFormat | None:
     """The promise, blaming the fields of a response."""
-    if promise is None:
+    if output_format is None:
         return None
-    plan = promise.tools
+    plan = output_format.tools
     if plan is not None:
         plan = replace(plan, places=tuple((pointer, _renamed(field)) for pointer, field in plan.places))
-    return replace(promise, field=_renamed(promise.field), tools=plan)
+    return replace(output_format, field=_renamed(output_format.field), tools=plan)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ _OUT_OF_TIME = ErrorReply(504, "The time that the request was given is up.", cod
 _BROKEN = ErrorReply(500, "The answer does not have the form that was asked for.", code="internal_error")
 
 
-class Reply:
+class ResponseReply:
     """One response.
 
     Args:
@@ -166,7 +166,9 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     return {**tool, "strict": bool(tool["strict"])}
 
 
-async def response_events(reply: Reply, deltas: Deltas, keep: Callable[[Reply], None]) -> AsyncGenerator[bytes, None]:
+async def response_events(
+    reply: ResponseReply, deltas: Deltas, keep: Callable[[ResponseReply], None]
+) -> AsyncGenerator[bytes, None]:
     """The response in events. ``keep`` is called once it has ended, before the client is told.
 
     The first event waits for the engine's first sign, so that what it refuses still gets a status of its own. An

@@ -8,13 +8,13 @@ from fastapi import APIRouter, Query, Response
 
 from ...engine.errors import RequestError
 from ..access.caller import Caller
-from ..batches.batch_service import BatchDesk
+from ..batches.batch_service import BatchService
 from ..errors import HTTPError
 from ..generate.envelope import json_response
 from ..protocol.batches import BatchBody
 from ..storage.batch_store import BatchRecord
 from .dependencies import CallerOf, State
-from .files import desk_of, find_file, page
+from .files import batch_service_of, find_file, page
 from .request_body import JsonRoute
 
 router = APIRouter(route_class=JsonRoute, tags=["batches"])
@@ -23,13 +23,13 @@ router = APIRouter(route_class=JsonRoute, tags=["batches"])
 @router.post("/v1/batches")
 async def create_batch(body: BatchBody, state: State, caller: CallerOf) -> Response:
     """Answer all requests of a file within a day, when there is time."""
-    desk = desk_of(state)
+    batch_service = batch_service_of(state)
     state.serving()
-    source = find_file(desk, caller, body.input_file_id)
+    source = find_file(batch_service, caller, body.input_file_id)
     if source.purpose != "batch":
         raise RequestError("'input_file_id' must be a file of the purpose 'batch'.", param="input_file_id")
     expiry = body.output_expires_after
-    record = desk.create(
+    record = batch_service.create(
         caller,
         source,
         body.endpoint,
@@ -39,8 +39,8 @@ async def create_batch(body: BatchBody, state: State, caller: CallerOf) -> Respo
     return json_response(record.body())
 
 
-def _find(desk: BatchDesk, caller: Caller, batch_id: str) -> BatchRecord:
-    record = desk.records.get(caller.key.tenant, batch_id)
+def _find(batch_service: BatchService, caller: Caller, batch_id: str) -> BatchRecord:
+    record = batch_service.records.get(caller.key.tenant, batch_id)
     if record is None:
         raise HTTPError(404, f"No batch found with id '{batch_id[:128]}'.", code="batch_not_found")
     return record
@@ -51,22 +51,22 @@ async def list_batches(
     state: State, caller: CallerOf, after: str | None = None, limit: Annotated[int, Query(ge=1, le=100)] = 20
 ) -> Response:
     """The caller's batches, the newest first."""
-    records = desk_of(state).records.of(caller.key.tenant)
+    records = batch_service_of(state).records.of(caller.key.tenant)
     return json_response(page([record.body() for record in records], after, limit))
 
 
 @router.get("/v1/batches/{batch_id}")
 async def get_batch(batch_id: str, state: State, caller: CallerOf) -> Response:
     """A batch as it stands."""
-    return json_response(_find(desk_of(state), caller, batch_id).body())
+    return json_response(_find(batch_service_of(state), caller, batch_id).body())
 
 
 @router.post("/v1/batches/{batch_id}/cancel")
 async def cancel_batch(batch_id: str, state: State, caller: CallerOf) -> Response:
     """Give up a batch; what is answered by then is kept."""
-    desk = desk_of(state)
-    record = _find(desk, caller, batch_id)
+    batch_service = batch_service_of(state)
+    record = _find(batch_service, caller, batch_id)
     if record.has_ended and record.status != "cancelled":
         raise RequestError(f"Cannot cancel a batch with status '{record.status}'.")
-    desk.cancel(record)
+    batch_service.cancel(record)
     return json_response(record.body())

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 from ..generate.build_request import chat_request
 from ..generate.chat_answers import chat_body, chat_events
 from ..generate.collect import collect
-from ..generate.envelope import ReplyHead, json_response
+from ..generate.envelope import Envelope, json_response
 from ..generate.sse import EventStream
 from ..generate.streams import generate, silenced, while_connected
 from ..observe.token_usage import UsageCount
@@ -22,14 +22,14 @@ router = APIRouter(route_class=JsonRoute, tags=["generation"])
 async def create_chat_completion(body: ChatRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Answer a conversation."""
     name, adapter = state.resolve(body.model, caller)
-    prepared, promise = await chat_request(state.serving(), state.dialect(), body, adapter, caller)
+    prepared, output_format = await chat_request(state.serving(), state.dialect(), body, adapter, caller)
     caller.facts.update(model=name, prompt_tokens=len(prepared.tokens), n=body.n, stream=body.stream)
-    deltas = generate(state, [prepared], caller, promise, drop_completion=body.is_silent)
+    deltas = generate(state, [prepared], caller, output_format, drop_completion=body.is_silent)
     if body.is_silent:
         deltas = silenced(deltas)
-    plan = None if promise is None else promise.tools
+    plan = None if output_format is None else output_format.tools
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
-    head = ReplyHead.new("chatcmpl", kind, name, state.fingerprint)
+    head = Envelope.new("chatcmpl", kind, name, state.fingerprint)
     caller.facts["response_id"] = head.id
     if body.stream:
         return EventStream(chat_events(body, head, deltas, len(prepared.tokens), plan))

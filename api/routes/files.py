@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 from ...engine.errors import RequestError
 from ..access.caller import Caller
-from ..batches.batch_service import BatchDesk
+from ..batches.batch_service import BatchService
 from ..errors import HTTPError
 from ..generate.envelope import json_response
 from ..generate.server_state import ServerState
@@ -31,16 +31,16 @@ _FIELDS = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
 router = APIRouter(route_class=JsonRoute, tags=["batches"])
 
 
-def desk_of(state: ServerState) -> BatchDesk:
+def batch_service_of(state: ServerState) -> BatchService:
     """Where files and batches are. RequestError if this server keeps none."""
     if state.batches is None:
         raise RequestError("This server keeps no files and batches: it was started without --batch-dir.")
     return state.batches
 
 
-def find_file(desk: BatchDesk, caller: Caller, file_id: str) -> StoredFile:
+def find_file(batch_service: BatchService, caller: Caller, file_id: str) -> StoredFile:
     """A file of the caller's. HTTPError 404 if there is none of this id, or it is another's."""
-    file = desk.files.get(caller.key.tenant, file_id)
+    file = batch_service.files.get(caller.key.tenant, file_id)
     if file is None:
         raise HTTPError(404, f"No such File object: {file_id[:128]}", code="file_not_found")
     return file
@@ -49,7 +49,7 @@ def find_file(desk: BatchDesk, caller: Caller, file_id: str) -> StoredFile:
 @router.post("/v1/files")
 async def create_file(request: Request, state: State, caller: CallerOf) -> Response:
     """Keep a file of requests, as ``multipart/form-data`` with the fields ``file`` and ``purpose``."""
-    desk = desk_of(state)
+    batch_service = batch_service_of(state)
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise HTTPError(415, "A file is sent as multipart/form-data.")
     try:
@@ -59,12 +59,12 @@ async def create_file(request: Request, state: State, caller: CallerOf) -> Respo
             raise
         raise RequestError(f"The form cannot be read: {error.detail}") from None
     try:
-        return await _keep(desk, form, caller, state.options.max_file_bytes)
+        return await _keep(batch_service, form, caller, state.options.max_file_bytes)
     finally:
         await form.close()
 
 
-async def _keep(desk: BatchDesk, form: FormData, caller: Caller, max_bytes: int) -> Response:
+async def _keep(batch_service: BatchService, form: FormData, caller: Caller, max_bytes: int) -> Response:
     upload, expiry = _checked(form)
     size = upload.size or 0
     if size > max_bytes:
@@ -72,10 +72,10 @@ async def _keep(desk: BatchDesk, form: FormData, caller: Caller, max_bytes: int)
     lines = await asyncio.to_thread(_count_lines, upload.file)
     if not 1 <= lines <= MAX_LINES:
         raise RequestError(f"'file' must have 1 to {MAX_LINES} lines, not {lines}.", param="file")
-    desk.files.check_room(caller.key.tenant, size)
-    facts = desk.files.new(caller.key.tenant, upload.filename or "upload", "batch", size, expiry)
-    written = await asyncio.to_thread(desk.files.write, facts, _chunks(upload.file))
-    desk.files.add(written)
+    batch_service.files.check_room(caller.key.tenant, size)
+    facts = batch_service.files.new(caller.key.tenant, upload.filename or "upload", "batch", size, expiry)
+    written = await asyncio.to_thread(batch_service.files.write, facts, _chunks(upload.file))
+    batch_service.files.add(written)
     return json_response(written.body())
 
 
@@ -130,7 +130,7 @@ async def list_files(
     purpose: str | None = None,
 ) -> Response:
     """The caller's files."""
-    files = [file for file in desk_of(state).files.of(caller.key.tenant) if purpose in (None, file.purpose)]
+    files = [file for file in batch_service_of(state).files.of(caller.key.tenant) if purpose in (None, file.purpose)]
     return json_response(page([file.body() for file in (files if order == "asc" else reversed(files))], after, limit))
 
 
@@ -149,22 +149,24 @@ def page(items: list[dict[str, Any]], after: str | None, limit: int) -> dict[str
 @router.get("/v1/files/{file_id}")
 async def get_file(file_id: str, state: State, caller: CallerOf) -> Response:
     """What is known of a file."""
-    return json_response(find_file(desk_of(state), caller, file_id).body())
+    return json_response(find_file(batch_service_of(state), caller, file_id).body())
 
 
 @router.get("/v1/files/{file_id}/content")
 async def get_file_content(file_id: str, state: State, caller: CallerOf) -> Response:
     """A file's content."""
-    desk = desk_of(state)
-    return FileResponse(desk.files.path(find_file(desk, caller, file_id)), media_type="application/octet-stream")
+    batch_service = batch_service_of(state)
+    return FileResponse(
+        batch_service.files.path(find_file(batch_service, caller, file_id)), media_type="application/octet-stream"
+    )
 
 
 @router.delete("/v1/files/{file_id}")
 async def delete_file(file_id: str, state: State, caller: CallerOf) -> Response:
     """Forget a file that no batch under way reads."""
-    desk = desk_of(state)
-    file = find_file(desk, caller, file_id)
-    if (reader := desk.reader_of(file)) is not None:
+    batch_service = batch_service_of(state)
+    file = find_file(batch_service, caller, file_id)
+    if (reader := batch_service.reader_of(file)) is not None:
         raise RequestError(f"The batch {reader.id} reads this file: cancel it first.", code="file_in_use")
-    desk.files.delete(file)
+    batch_service.files.delete(file)
     return json_response({"id": file_id, "object": "file", "deleted": True})

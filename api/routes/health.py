@@ -17,7 +17,7 @@ async def health(state: State) -> Response:
     """200 as long as the engine makes progress."""
     if state.is_healthy:
         return json_response({"status": "ok"})
-    if state.frontend is None:
+    if state.async_engine is None:
         return ErrorReply(503, "The model is still being loaded.", code="loading").response()
     return ErrorReply(503, "The engine is not running.", code="engine_dead").response()
 

@@ -22,7 +22,7 @@ def _card(state: ServerState, name: str) -> dict[str, Any]:
         "owned_by": "rootgraft",
         "root": shown_path(adapter) if adapter else state.names[0],
         "parent": state.names[0] if adapter else None,
-        "max_model_len": None if state.frontend is None else state.frontend.max_model_len,
+        "max_model_len": None if state.async_engine is None else state.async_engine.max_model_len,
     }
 
 

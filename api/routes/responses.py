@@ -19,9 +19,9 @@ from ..generate.server_state import ServerState
 from ..generate.sse import EventStream
 from ..generate.streams import Deltas, generate, while_connected
 from ..protocol.responses import ResponseRequest
-from ..responses.chat_translation import as_chat, blaming_responses, renamed_promise
+from ..responses.chat_translation import as_chat, blaming_responses, renamed_format
 from ..responses.conversation import Conversation, conversation_of
-from ..responses.response_reply import Reply, response_events
+from ..responses.response_reply import ResponseReply, response_events
 from ..storage.response_store import StoredResponse, packed
 from .dependencies import CallerOf, State
 from .request_body import JsonRoute
@@ -39,18 +39,20 @@ async def create_response(body: ResponseRequest, request: Request, state: State,
     conversation = conversation_of(body, state.responses, owner)
     with blaming_responses():
         chat = as_chat(body, conversation.messages(body.instructions))
-        prepared, promise = await chat_request(state.serving(), state.dialect(), chat, adapter, caller)
-    promise = renamed_promise(promise)
+        prepared, output_format = await chat_request(state.serving(), state.dialect(), chat, adapter, caller)
+    output_format = renamed_format(output_format)
     caller.facts.update(model=name, prompt_tokens=len(prepared.tokens), n=1, stream=body.stream)
-    reply = Reply(body, name, None if promise is None else promise.tools, stored=body.store and state.responses.is_on)
+    reply = ResponseReply(
+        body, name, None if output_format is None else output_format.tools, stored=body.store and state.responses.is_on
+    )
 
     caller.facts["response_id"] = reply.id
 
-    def keep(ended: Reply) -> None:
+    def keep(ended: ResponseReply) -> None:
         if body.store:
             state.responses.put(_record(ended, owner, conversation))
 
-    deltas = generate(state, [prepared], caller, promise)
+    deltas = generate(state, [prepared], caller, output_format)
     if body.stream:
         return EventStream(response_events(reply, deltas, keep))
     if body.background:
@@ -60,7 +62,7 @@ async def create_response(body: ResponseRequest, request: Request, state: State,
     return json_response(reply.body())
 
 
-async def _run(reply: Reply, deltas: Deltas) -> None:
+async def _run(reply: ResponseReply, deltas: Deltas) -> None:
     async with aclosing(deltas) as stream:
         async for _, several in stream:
             for delta in several:
@@ -68,7 +70,7 @@ async def _run(reply: Reply, deltas: Deltas) -> None:
 
 
 def _record(
-    reply: Reply, owner: str, conversation: Conversation, job: asyncio.Task[None] | None = None
+    reply: ResponseReply, owner: str, conversation: Conversation, job: asyncio.Task[None] | None = None
 ) -> StoredResponse:
     return StoredResponse(
         id=reply.id,
@@ -81,7 +83,9 @@ def _record(
     )
 
 
-def _begin(state: ServerState, reply: Reply, deltas: Deltas, owner: str, conversation: Conversation) -> Response:
+def _begin(
+    state: ServerState, reply: ResponseReply, deltas: Deltas, owner: str, conversation: Conversation
+) -> Response:
     """Answer at once; the store has the response as it stands, and then as it ended."""
     if not state.responses.is_on:
         raise RequestError("'background' needs a server that stores responses.", param="background")

@@ -19,13 +19,13 @@ router = APIRouter(route_class=JsonRoute, tags=["tokens"])
 @router.post("/tokenize")
 async def tokenize(body: TokenizeRequest, state: State, caller: CallerOf) -> dict[str, Any]:
     """The tokens of a text or of a conversation."""
-    frontend = state.serving()
+    async_engine = state.serving()
     state.resolve(body.model, caller)
     owner = Owner(caller.cache_tenant)
     tokens: array[int]
     if body.messages is not None:
         tokens = await render(
-            frontend,
+            async_engine,
             state.dialect(),
             body.messages,
             tools=body.tools,
@@ -37,13 +37,13 @@ async def tokenize(body: TokenizeRequest, state: State, caller: CallerOf) -> dic
         )
     else:
         add_special_tokens = True if body.add_special_tokens is None else body.add_special_tokens
-        tokens = await frontend.encode(body.prompt or "", add_special_tokens=add_special_tokens, owner=owner)
+        tokens = await async_engine.encode(body.prompt or "", add_special_tokens=add_special_tokens, owner=owner)
     strings = None
     if body.return_token_strs:
-        strings = [frontend.tokenizer.token_bytes(token).decode(errors="replace") for token in tokens]
+        strings = [async_engine.tokenizer.token_bytes(token).decode(errors="replace") for token in tokens]
     return {
         "count": len(tokens),
-        "max_model_len": frontend.max_model_len,
+        "max_model_len": async_engine.max_model_len,
         "tokens": tokens.tolist(),
         "token_strs": strings,
     }
@@ -52,7 +52,7 @@ async def tokenize(body: TokenizeRequest, state: State, caller: CallerOf) -> dic
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, state: State, caller: CallerOf) -> dict[str, Any]:
     """The text of tokens."""
-    frontend = state.serving()
+    async_engine = state.serving()
     state.resolve(body.model, caller)
-    tokens = token_array("tokens", body.tokens, frontend.vocab_size)
-    return {"prompt": frontend.tokenizer.decode(tokens, skip_special_tokens=False)}
+    tokens = token_array("tokens", body.tokens, async_engine.vocab_size)
+    return {"prompt": async_engine.tokenizer.decode(tokens, skip_special_tokens=False)}

@@ -24,7 +24,7 @@ async def ui_state(state: State, since: Annotated[float, Query(ge=-1)] = -1) -> 
         CapacityError: the model is being loaded, or the engine does not answer in time.
         EngineDead: the engine is gone.
     """
-    if state.client is None or state.frontend is None:
+    if state.client is None or state.async_engine is None:
         raise CapacityError("The model is still being loaded.")
     if not state.is_healthy:
         raise EngineDead("The engine is not running.")
@@ -33,7 +33,7 @@ async def ui_state(state: State, since: Annotated[float, Query(ge=-1)] = -1) -> 
         "version": state.version,
         "started": state.started,
         "model": state.names[0],
-        "max_model_len": state.frontend.max_model_len,
+        "max_model_len": state.async_engine.max_model_len,
         "draining": state.draining,
     }
     history = list(state.metrics.history.since(since))

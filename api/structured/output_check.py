@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from ...engine.types import FinishReason
 from ..tools.tool_parser import read_calls
 from ..tools.tool_plan import Reading
-from .output_format import Promise
-from .output_validators import Validators
+from .output_format import OutputFormat
+from .output_validators import OutputValidators
 
 if TYPE_CHECKING:
     from ...engine.serving.output_processor import TextDelta
 
 
-class SafetyNet:
+class OutputCheck:
     """The answers of one request, put together and judged at their ends.
 
     An answer that was cut off at its budget, or by a stop string or token of the request's, is not judged.
@@ -25,9 +25,9 @@ class SafetyNet:
         num_broken: answers that did not hold the promise.
     """
 
-    def __init__(self, promise: Promise, validators: Validators) -> None:
+    def __init__(self, output_format: OutputFormat, validators: OutputValidators) -> None:
         self.num_broken = 0
-        self._promise = promise
+        self._output_format = output_format
         self._validators = validators
         self._texts: dict[tuple[int, int], list[str]] = {}
 
@@ -47,7 +47,7 @@ class SafetyNet:
         return replace(delta, finish=replace(finish, reason=FinishReason.ERROR))
 
     async def _holds(self, text: str) -> bool:
-        form, plan = self._promise.form, self._promise.tools
+        form, plan = self._output_format.form, self._output_format.tools
         if plan is not None:
             text, calls = read_calls(plan, text)
             for call in calls:

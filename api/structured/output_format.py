@@ -19,7 +19,7 @@ _LARK_RULE = re.compile(r"^[ \t]*[?!]?\w+(?:\.\d+)?[ \t]*:", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class OutputFormat:
     """The form that an answer will have.
 
     Attributes:
@@ -49,7 +49,7 @@ class Promise:
             raise GrammarRefused(error.keyword, pointer, error.reason, param=field) from None
 
 
-def asked_promise(body: StructuredFields) -> Promise | None:
+def requested_format(body: StructuredFields) -> OutputFormat | None:
     """The form that the body asks for, None for text of any form.
 
     Raises:
@@ -63,7 +63,7 @@ def asked_promise(body: StructuredFields) -> Promise | None:
     with refusing(field):
         spec = _spec(body, name)
         check_limits(spec)
-    return Promise(spec, field, spec.kind.value, spec)
+    return OutputFormat(spec, field, spec.kind.value, spec)
 
 
 @contextmanager

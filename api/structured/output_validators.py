@@ -34,7 +34,7 @@ _DIGITS = 4_000  # Python converts no more at once
 logger = logging.getLogger(__name__)
 
 
-class Validators:
+class OutputValidators:
     """Validators by grammar; the ones used least recently are forgotten. Belongs to one event loop."""
 
     def __init__(self) -> None:

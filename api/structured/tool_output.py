@@ -21,21 +21,21 @@ from ...grammar.spec import GrammarKind, GrammarSpec
 from ..protocol.tools import AllowedChoice, NamedChoice, Tool, narrowed
 from ..tools.tool_formats import ToolFormat
 from ..tools.tool_plan import Reading, ToolPlan
-from .output_format import Promise, refusing
+from .output_format import OutputFormat, refusing
 
 MAX_FORCED_CALLS = 16
 # What a function without parameters takes: exactly {}.
 _NOTHING: dict[str, Any] = {"const": {}}
 
 
-def tool_promise(
+def tool_output_format(
     tools: Sequence[Tool],
     choice: str | NamedChoice | AllowedChoice,
     form: ToolFormat,
-    asked: Promise | None,
+    asked: OutputFormat | None,
     *,
     parallel: bool,
-) -> Promise | None:
+) -> OutputFormat | None:
     """The form of an answer for which there are tools; None for text of any form.
 
     Args:
@@ -56,7 +56,7 @@ def tool_promise(
     if mode == "named":
         [name] = arguments
         plan = ToolPlan(form, Reading.ARGUMENTS, arguments, form.opening + form.head(name), name, (("", fields[name]),))
-        return Promise(arguments[name], "tools", "tools", None, plan)
+        return OutputFormat(arguments[name], "tools", "tools", None, plan)
     if mode == "required":
         return _required(arguments, fields, form, parallel=parallel)
     return _triggered(arguments, fields, form, asked, parallel=parallel)
@@ -72,7 +72,7 @@ def _arguments(tool: Tool, name: str) -> GrammarSpec:
 
 def _required(
     arguments: Mapping[str, GrammarSpec], fields: Mapping[str, str], form: ToolFormat, *, parallel: bool
-) -> Promise:
+) -> OutputFormat:
     embedded = {name: _embedded(spec.value(), index) for index, (name, spec) in enumerate(arguments.items())}
     _check_ids(embedded, fields)
     calls = [
@@ -94,7 +94,7 @@ def _required(
     with refusing("tools"):
         spec = GrammarSpec.json_schema(schema)
         check_limits(spec)
-    return Promise(spec, "tools", "tools", None, plan)
+    return OutputFormat(spec, "tools", "tools", None, plan)
 
 
 def _embedded(schema: dict[str, Any], index: int) -> dict[str, Any]:
@@ -114,10 +114,10 @@ def _triggered(
     arguments: Mapping[str, GrammarSpec],
     fields: Mapping[str, str],
     form: ToolFormat,
-    asked: Promise | None,
+    asked: OutputFormat | None,
     *,
     parallel: bool,
-) -> Promise:
+) -> OutputFormat:
     schemas = {name: spec.value() for name, spec in arguments.items()}
     owners = {id(schema): fields[name] for name, schema in schemas.items()}
     calls = _calls(schemas, form, parallel=parallel)
@@ -140,7 +140,7 @@ def _triggered(
         spec = GrammarSpec.structural_tag({"format": shape})
         check_limits(spec)
     plan = ToolPlan(form, Reading.TRIGGERED, arguments, places=places)
-    return Promise(spec, "tools", "tools", None if asked is None else asked.spec, plan)
+    return OutputFormat(spec, "tools", "tools", None if asked is None else asked.spec, plan)
 
 
 def _calls(schemas: Mapping[str, Any], form: ToolFormat, *, parallel: bool) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def _calls(schemas: Mapping[str, Any], form: ToolFormat, *, parallel: bool) -> d
     return {"type": "tag", "begin": form.opening, "content": content, "end": form.closing}
 
 
-def _document(asked: Promise, form: ToolFormat) -> dict[str, Any]:
+def _document(asked: OutputFormat, form: ToolFormat) -> dict[str, Any]:
     """The form of an answer without calls, as a part of a structural tag."""
     if not asked.spec.kind.is_json:
         raise RequestError(

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from benchmarks.grammar.spelling import MISSING, spell
 from rootgraft.engine.text.tokenizer import Tokenizer
-from rootgraft.grammar.compile.compiler import Compiled, compile
+from rootgraft.grammar.compile.compiler import CompiledGrammar, compile
 from rootgraft.grammar.errors import GrammarError
 from rootgraft.grammar.match.matcher import GrammarFailure, Matcher
 from rootgraft.grammar.schema.analysis import Analysis
@@ -76,7 +76,7 @@ class Walker:
         if remaining is None:
             self.report.mask_times.append(time.thread_time() - before)
 
-    def admits(self, compiled: Compiled, instance: Any) -> bool:
+    def admits(self, compiled: CompiledGrammar, instance: Any) -> bool:
         """Whether an instance, as ``json.dumps`` spells it, can be produced token by token."""
         matcher = compiled.matcher()
         for token in self.vocabulary.tokenize(json.dumps(instance, ensure_ascii=False).encode()):
@@ -88,7 +88,7 @@ class Walker:
                 return False
         return matcher.can_end
 
-    def output(self, compiled: Compiled, *, closes: bool) -> str | None:
+    def output(self, compiled: CompiledGrammar, *, closes: bool) -> str | None:
         """One random output; None if it was cut off."""
         matcher = compiled.matcher()
         tokens: list[int] = []
@@ -134,7 +134,7 @@ def evaluate(rows: Iterable[dict[str, Any]], vocabulary: Vocabulary, outputs: in
     return report
 
 
-def _verdict(row: dict[str, Any], compiled: Compiled, walker: Walker, outputs: int) -> str:
+def _verdict(row: dict[str, Any], compiled: CompiledGrammar, walker: Walker, outputs: int) -> str:
     report, verdict = walker.report, "sound and complete"
     for instance in row["valid"]:
         report.counts["valid"] += 1
@@ -152,7 +152,7 @@ def _verdict(row: dict[str, Any], compiled: Compiled, walker: Walker, outputs: i
     return verdict
 
 
-def _random_outputs(row: dict[str, Any], compiled: Compiled, walker: Walker, outputs: int) -> Iterator[str]:
+def _random_outputs(row: dict[str, Any], compiled: CompiledGrammar, walker: Walker, outputs: int) -> Iterator[str]:
     validator = VALIDATORS[row["draft"]](row["schema"], format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
     for index in range(outputs):
         try:
@@ -180,7 +180,7 @@ def _ordered(schema: Any, instance: Any) -> Any:
     return instance if found is MISSING else found
 
 
-def _spelled(walker: Walker, compiled: Compiled, schema: Any, instance: Any) -> bool:
+def _spelled(walker: Walker, compiled: CompiledGrammar, schema: Any, instance: Any) -> bool:
     ordered = _ordered(schema, instance)
     same = json.dumps(ordered) == json.dumps(instance)
     # What changes but the order of keys is a number's spelling, and with it the instance (draft 4: 1.0 is no integer).

@@ -19,8 +19,8 @@ from rootgraft.grammar.schema.constraints import (
     OBJECT,
     STRING,
     TRUE,
+    Alternative,
     Conj,
-    World,
 )
 from rootgraft.grammar.schema.scalars import decimal
 
@@ -31,8 +31,8 @@ def spell(analysis: Analysis, conj: Conj, value: Any) -> Any:
     """The instance as the grammar writes it, or MISSING if no world admits it."""
     if conj == ALWAYS:
         return _plain(value)
-    for world in analysis.conjunction(conj):
-        found = _in_world(analysis, world, value)
+    for alternative in analysis.conjunction(conj):
+        found = _in_world(analysis, alternative, value)
         if found is not MISSING:
             return found
     return MISSING
@@ -46,27 +46,27 @@ def _plain(value: Any) -> Any:
     return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-def _in_world(analysis: Analysis, world: World, value: Any) -> Any:
+def _in_world(analysis: Analysis, alternative: Alternative, value: Any) -> Any:
     if value is None or isinstance(value, bool):
         bit = NULL if value is None else TRUE if value else FALSE
-        return value if world.types & bit else MISSING
+        return value if alternative.types & bit else MISSING
     if isinstance(value, int | float):
         number = decimal(value)
         bit = INTEGER if number == int(number) else FRACTION
-        fits = world.types & bit and world.numbers.admits(number)
-        fits = fits and (world.numbers.values is None or number in world.numbers.values)
+        fits = alternative.types & bit and alternative.numbers.admits(number)
+        fits = fits and (alternative.numbers.values is None or number in alternative.numbers.values)
         return _plain(value) if fits else MISSING
     if isinstance(value, str):
-        strings = world.strings
-        fits = world.types & STRING and strings.admits(value)
+        strings = alternative.strings
+        fits = alternative.types & STRING and strings.admits(value)
         return value if fits and (strings.values is None or value in strings.values) else MISSING
     if isinstance(value, list):
-        return _array(analysis, world, value) if world.types & ARRAY else MISSING
-    return _object(analysis, world, value) if world.types & OBJECT else MISSING
+        return _array(analysis, alternative, value) if alternative.types & ARRAY else MISSING
+    return _object(analysis, alternative, value) if alternative.types & OBJECT else MISSING
 
 
-def _array(analysis: Analysis, world: World, value: list[Any]) -> Any:
-    arrays = world.arrays
+def _array(analysis: Analysis, alternative: Alternative, value: list[Any]) -> Any:
+    arrays = alternative.arrays
     if len(value) < arrays.least or (arrays.most is not None and len(value) > arrays.most):
         return MISSING
     items = [spell(analysis, arrays.item(index), item) for index, item in enumerate(value)]
@@ -84,8 +84,8 @@ def _repeats(items: list[Any]) -> bool:
     return any(item in marked[:index] for index, item in enumerate(marked))
 
 
-def _object(analysis: Analysis, world: World, value: dict[str, Any]) -> Any:
-    objects = world.objects
+def _object(analysis: Analysis, alternative: Alternative, value: dict[str, Any]) -> Any:
+    objects = alternative.objects
     if len(value) < objects.least or (objects.most is not None and len(value) > objects.most):
         return MISSING
     if not value.keys() >= set(objects.required):

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.grammar.evaluate import read_vocabulary
-from rootgraft.grammar.compile.compiler import Compiled, load, lower
+from rootgraft.grammar.compile.compiler import CompiledGrammar, load, lower
 from rootgraft.grammar.errors import GrammarError
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
@@ -76,7 +76,7 @@ def measure(rows: list[dict[str, Any]], vocabulary: Vocabulary, repeats: int) ->
     }
 
 
-def _masks(row: dict[str, Any], compiled: Compiled, vocabulary: Vocabulary) -> list[float]:
+def _masks(row: dict[str, Any], compiled: CompiledGrammar, vocabulary: Vocabulary) -> list[float]:
     times: list[float] = []
     words = np.zeros(vocabulary.num_words, dtype=np.int32)
     for instance in row["valid"]:

@@ -54,7 +54,7 @@ def _waits(*, first_come: bool, seed: int) -> dict[int, float]:
     config = EngineConfig(max_num_seqs=ROWS, max_num_batched_tokens=BUDGET, speculative_config='{"method": "off"}')
     core = EngineCore(config, device)
     scheduler = core._scheduler
-    scheduler._clock = scheduler._queue._clock = scheduler.retention._clock = lambda: now
+    scheduler._clock = scheduler._queue._clock = scheduler.session_pins._clock = lambda: now
     if first_come:
         scheduler._queue._cached = None
     first: dict[int, float] = {}

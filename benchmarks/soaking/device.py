@@ -44,7 +44,7 @@ from rootgraft.engine.messages import Done, Failed, Message, Submit, TokenOut, T
 from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.grammar import vocabulary
 from rootgraft.grammar.compile.compile_service import CompileService
-from rootgraft.lora.adapter_pool import Adapters
+from rootgraft.lora.adapter_pool import AdapterPool
 
 EOS, VOCAB = 95, 96  # the printable characters of ASCII, and the end
 ADAPTERS, SLOTS = 64, 8
@@ -176,7 +176,7 @@ def engine(fd: str, folder: str, options: str) -> int:
     compiling.CompileService = partial(CompileService, cache_bytes=GRAMMAR_BYTES)
     bounded: Any = vocabulary
     bounded.MAX_WORDS = WORDS
-    adapters = Adapters(
+    adapters = AdapterPool(
         small_reader(Path(folder) / "adapters"), max_loras=SLOTS, max_adapters=256, max_cpu_bytes=8000, patience=8
     )
     worker = Device(PAGES, PAGE, vocab_size=VOCAB, max_model_len=MAX_LEN, eos=(EOS,), adapters=adapters)

@@ -12,7 +12,7 @@ from ..kv_cache.prefix_cache import PrefixCache
 from ..scheduling.scheduler import Scheduler
 from ..sequence.sequence import Sequence
 from ..snapshot import EngineSnapshot, NamespaceView, NodeView, SequenceView
-from .adapter_requests import AdapterDesk
+from .adapter_manager import AdapterManager
 
 MOST_NODES = 192
 MOST_SEQUENCES = 64
@@ -22,7 +22,7 @@ _ROOT, _HIDDEN = -1, -2
 
 
 def take_snapshot(
-    cache: PrefixCache, scheduler: Scheduler, desk: AdapterDesk | None, stats: dict[str, float]
+    cache: PrefixCache, scheduler: Scheduler, adapter_manager: AdapterManager | None, stats: dict[str, float]
 ) -> EngineSnapshot:
     """The engine as it stands. Reads, and changes nothing.
 
@@ -30,9 +30,9 @@ def take_snapshot(
         desk: None if there are no adapters.
         stats: gauges and counters.
     """
-    nodes = cache.outline(MOST_NODES)
+    nodes = cache.tree_view(MOST_NODES)
     places = {node: place for place, node in enumerate(nodes)}
-    digests = desk.names() if desk else {}
+    digests = adapter_manager.names() if adapter_manager else {}
     namespaces: dict[NamespaceView, int] = {}  # with their places
     views = [_node(node, places, _place(node, digests, namespaces), cache.num_uses) for node in nodes]
     shown = islice(scheduler.running, MOST_SEQUENCES)
@@ -42,9 +42,9 @@ def take_snapshot(
         namespaces=tuple(namespaces),
         nodes=tuple(views),
         hidden_tokens=(cache.num_cached - sum(len(node.pages) for node in nodes)) * cache.page_size,
-        sequences=tuple(_sequence(sequence, places, cache.page_size, desk) for sequence in shown),
-        adapters=desk.busiest(MOST_ADAPTERS) if desk else (),
-        slots=desk.slots() if desk else (),
+        sequences=tuple(_sequence(sequence, places, cache.page_size, adapter_manager) for sequence in shown),
+        adapters=adapter_manager.busiest(MOST_ADAPTERS) if adapter_manager else (),
+        slots=adapter_manager.slots() if adapter_manager else (),
     )
 
 
@@ -75,7 +75,9 @@ def _node(node: Node, places: Mapping[Node, int], namespace: int, num_uses: int)
     )
 
 
-def _sequence(sequence: Sequence, places: Mapping[Node, int], page_size: int, desk: AdapterDesk | None) -> SequenceView:
+def _sequence(
+    sequence: Sequence, places: Mapping[Node, int], page_size: int, adapter_manager: AdapterManager | None
+) -> SequenceView:
     lease = sequence.lease
     assert lease is not None  # it runs
     return SequenceView(
@@ -89,7 +91,7 @@ def _sequence(sequence: Sequence, places: Mapping[Node, int], page_size: int, de
         generated=sequence.num_generated,
         drafted=sequence.num_drafted,
         forced=sequence.num_forced,
-        adapter=desk.name(sequence.adapter) if desk else None,
+        adapter=adapter_manager.name(sequence.adapter) if adapter_manager else None,
         tenant=sequence.tenant,
         structured=sequence.matcher is not None,
         seconds=time.monotonic() - sequence.arrival,

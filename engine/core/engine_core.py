@@ -32,15 +32,15 @@ from ..messages import (
 )
 from ..scheduling.scheduler import Scheduler
 from ..sequence.sequence import Sequence
-from ..speculation.proposer import Drafter
-from ..step_timer import Laps
+from ..speculation.proposer import Proposer
+from ..step_timer import StepTimer
 from ..types import FinishReason, Usage
-from .adapter_requests import BASE, Adaptation, AdapterDesk
+from .adapter_manager import BASE, Adaptation, AdapterManager
 from .debug_snapshot import take_snapshot
 
 if TYPE_CHECKING:
-    from ...lora.adapter_pool import Adapters
-    from .structured_output import Compilation, Grammars
+    from ...lora.adapter_pool import AdapterPool
+    from .structured_output import Compilation, StructuredOutputManager
 
 _PAUSE = 0.001  # seconds between two looks at compiles and loads when there is nothing else to do
 
@@ -53,7 +53,7 @@ class StepWorker(Protocol):
     vocab_size: int
     eos_ids: tuple[int, ...]
     summary: tuple[str, ...]
-    adapters: Adapters | None
+    adapters: AdapterPool | None
     overlaps: bool
     """Whether it computes while the host goes on, so that a step is better launched before the last one is read."""
 
@@ -77,7 +77,7 @@ class Launched(NamedTuple):
     draw: Draw
     masks: Callable[[], Masks] | None
     read: Read | None
-    laps: Laps
+    step_timer: StepTimer
 
 
 class EngineCore:
@@ -105,17 +105,17 @@ class EngineCore:
             max_model_len=worker.max_model_len,
             stats=self._stats,
             slots=worker.adapters.slots if worker.adapters else None,
-            drafter=Drafter(config.speculative, self._cache, self._stats) if config.max_drafts else None,
+            proposer=Proposer(config.speculative, self._cache, self._stats) if config.max_drafts else None,
             max_drafts=config.max_drafts,
         )
         self._seeds = random.Random(config.seed)
         self._outbox: list[Message] = []
         self._ahead: tuple[Batch, Draw] | None = None  # a step that was launched before its turn
         self._max_lines = config.max_num_seqs + config.max_drafts
-        self._grammars: Grammars | None = None
+        self._grammars: StructuredOutputManager | None = None
         self._compiling: dict[int, tuple[Sequence, Compilation]] = {}
         folder = None if config.lora_dir is None else Path(config.lora_dir)
-        self._adapters = AdapterDesk(worker.adapters, folder) if worker.adapters else None
+        self._adapters = AdapterManager(worker.adapters, folder) if worker.adapters else None
         self.ready = Ready(
             max_model_len=worker.max_model_len,
             vocab_size=worker.vocab_size,
@@ -170,14 +170,14 @@ class EngineCore:
         """
         self._poll_compiling()
         self._poll_adapters()
-        laps = Laps()
-        started = self._take_ahead() or self._start(self._scheduler.schedule(), laps)
+        step_timer = StepTimer()
+        started = self._take_ahead() or self._start(self._scheduler.schedule(), step_timer)
         if started is None:
             return None
         batch, draw = started
         masks = self._masks(batch)
-        laps.end("schedule")
-        return Launched(batch, draw, masks, None if masks else draw(None), laps)
+        step_timer.end("schedule")
+        return Launched(batch, draw, masks, None if masks else draw(None), step_timer)
 
     def finish(self, launched: Launched | None) -> list[Message]:
         """Launch the step after this one, if it can be planned already; then wait for this one and commit it.
@@ -185,11 +185,11 @@ class EngineCore:
         Returns all that the client is to be told.
         """
         if launched is not None:
-            read, laps = launched.read or launched.draw(launched.masks), launched.laps
-            laps.skip()
+            read, step_timer = launched.read or launched.draw(launched.masks), launched.step_timer
+            step_timer.skip()
             if self._worker.overlaps:
-                self._ahead = self._start(self._scheduler.schedule_ahead(), laps)
-            self._commit(launched.batch, read(), laps)
+                self._ahead = self._start(self._scheduler.schedule_ahead(), step_timer)
+            self._commit(launched.batch, read(), step_timer)
         elif self.has_work and not self._outbox:
             time.sleep(_PAUSE)
         return self._take_outbox()
@@ -213,7 +213,7 @@ class EngineCore:
         cache = self._cache
         return {
             **self._stats.counters(),
-            **self._scheduler.retention.stats(),
+            **self._scheduler.session_pins.stats(),
             **(self._grammars.stats() if self._grammars else {}),
             **(self._adapters.stats() if self._adapters else {}),
             "running": self._scheduler.num_running,
@@ -237,20 +237,20 @@ class EngineCore:
         if self._adapters:
             self._adapters.check()
 
-    def _commit(self, batch: Batch, result: StepResult, laps: Laps) -> None:
+    def _commit(self, batch: Batch, result: StepResult, step_timer: StepTimer) -> None:
         """Take the result of a step over, and note what its parts took: those of one that was launched ahead count in
         the step under which that was done.
         """
-        laps.skip()
+        step_timer.skip()
         self._outbox += self._scheduler.commit(batch, result)
-        laps.end("commit")
-        self._stats.add_seconds({**laps.seconds, **result.seconds, "step": laps.whole()})
+        step_timer.end("commit")
+        self._stats.add_seconds({**step_timer.seconds, **result.seconds, "step": step_timer.whole()})
 
-    def _start(self, batch: Batch, laps: Laps) -> tuple[Batch, Draw] | None:
+    def _start(self, batch: Batch, step_timer: StepTimer) -> tuple[Batch, Draw] | None:
         """Launch a step that has just been planned."""
-        laps.end("schedule")
+        step_timer.end("schedule")
         started = (batch, self._worker.launch(batch)) if batch.rows else None
-        laps.skip()
+        step_timer.skip()
         return started
 
     def _take_ahead(self) -> tuple[Batch, Draw] | None:
@@ -319,9 +319,9 @@ class EngineCore:
         """Get ready for grammars, unless the model has no token to end an answer with."""
         if not self._worker.eos_ids:
             return
-        from .structured_output import Grammars
+        from .structured_output import StructuredOutputManager
 
-        self._grammars = Grammars(texts, self._worker.eos_ids, self._worker.vocab_size, self._max_lines)
+        self._grammars = StructuredOutputManager(texts, self._worker.eos_ids, self._worker.vocab_size, self._max_lines)
 
     def _poll_compiling(self) -> None:
         """Queue the sequences whose grammar is there. Each waits alone: nobody else is behind it."""

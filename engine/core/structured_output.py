@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...grammar.compile.compile_service import CompileQueueFull, CompileService
-from ...grammar.compile.compiler import Compiled
+from ...grammar.compile.compiler import CompiledGrammar
 from ...grammar.errors import GrammarError
 from ...grammar.match.closing_texts import ranks
-from ...grammar.match.mask_buffer import Fill, MaskBuffer
+from ...grammar.match.mask_buffer import MaskBuffer, MaskFill
 from ...grammar.match.matcher import Matcher
 from ...grammar.spec import GrammarKind, GrammarSpec
 from ...grammar.vocabulary import Vocabulary
@@ -24,7 +24,7 @@ from ..messages import TokenTexts
 from ..sequence.sequence import MaskJob
 
 
-class Grammars:
+class StructuredOutputManager:
     """Compiles grammars and fills the masks of a step while the forward pass runs.
 
     Building the library's view of the vocabulary takes a second, so it is done on the mask thread: nobody waits for
@@ -84,7 +84,9 @@ class Grammars:
         start = perf_counter()
         _, buffer = self._built.result()
         starts = list(accumulate((len(job.drafts) + 1 for job in jobs), initial=0))
-        buffer.fill([Fill(at, job.matcher, job.remaining, job.drafts) for at, job in zip(starts, jobs, strict=False)])
+        buffer.fill(
+            [MaskFill(at, job.matcher, job.remaining, job.drafts) for at, job in zip(starts, jobs, strict=False)]
+        )
         lines: list[int] = []
         forced: list[int] = []
         for at, job in zip(starts, jobs, strict=False):
@@ -113,7 +115,7 @@ class Compilation:
     def __init__(self, built: Future[tuple[CompileService, MaskBuffer]], spec: GrammarSpec) -> None:
         self._built = built
         self._spec = spec
-        self._compiled: Future[Compiled] | None = None
+        self._compiled: Future[CompiledGrammar] | None = None
 
     def poll(self) -> Matcher | EngineError | None:
         """A matcher at the beginning of an answer, or why there is none, or None while the compile goes on."""

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from ...kernels.layouts.staging import to_device
-from ...kernels.ops import Buffers, Tape, record
+from ...kernels.ops import Buffers, RecordedPass, record
 from ...lora.lora_step import LoraStep
-from ...lora.segments import SegmentRoom
+from ...lora.segments import StaticSegments
 from ..models.decoder import DecoderModel
 from ..models.forward_inputs import ForwardInputs, HostInputs, InputBuilder
 from ..models.kv_pool import KvPool
-from .static_inputs import InputRoom
+from .static_inputs import StaticInputs
 
 # Tokens of a step that is recorded: in a larger one Python's share is lost among the products.
 _MOST_TOKENS: Final = 512
@@ -45,12 +45,12 @@ class _Recording:
 
     inputs: ForwardInputs
     queries: Tensor
-    extend: Tape
+    extend: RecordedPass
     hidden: Tensor
-    finish: Tape
+    finish: RecordedPass
 
 
-class StepTapes:
+class CpuGraphs:
     """The forward pass of a model, recorded for each set of projections that adapters change.
 
     Args:
@@ -64,10 +64,10 @@ class StepTapes:
         self._model = model
         self._kv = kv
         self._inputs = inputs
-        self._room = InputRoom(_MOST_TOKENS, max_num_seqs, inputs.table_width, model.device)
+        self._room = StaticInputs(_MOST_TOKENS, max_num_seqs, inputs.table_width, model.device)
         self._residual = torch.empty((_MOST_TOKENS, model.config.hidden_size), device=model.device)
         self._kept_start = torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=model.device)
-        self._kept_segments = SegmentRoom(_MOST_TOKENS, model.device)
+        self._kept_segments = StaticSegments(_MOST_TOKENS, model.device)
         self._buffers = Buffers(_MOST_TOKENS)
         self._known: OrderedDict[_Projections, _Recording | None] = OrderedDict()
 
@@ -116,7 +116,7 @@ class StepTapes:
         self._known[projections] = _Recording(inputs, queries, extend, hidden, finish)
         return hidden[:num_kept]
 
-    def _recorded_lora(self, projections: _Projections, room: SegmentRoom) -> LoraStep | None:
+    def _recorded_lora(self, projections: _Projections, room: StaticSegments) -> LoraStep | None:
         """The adapters' part over all segments that there may be: those that a step lacks are empty."""
         bank = self._inputs.bank
         return bank.recorded_step(projections, room.segments(_MOST_TOKENS)) if bank and projections else None

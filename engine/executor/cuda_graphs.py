@@ -25,7 +25,7 @@ from ..config import EngineConfig
 from ..models.decoder import DecoderModel
 from ..models.forward_inputs import HostInputs, InputBuilder
 from ..models.kv_pool import KvPool
-from .static_inputs import InputRoom
+from .static_inputs import StaticInputs
 
 _MOST_TOKENS = 512  # of a captured step: a larger one computes for longer than its launches take
 
@@ -51,7 +51,7 @@ def sizes_up_to(most: int) -> list[int]:
     return sizes
 
 
-class StepGraphs:
+class CudaGraphs:
     """The forward pass of a model: replayed where a captured pass holds the step.
 
     Args:
@@ -80,7 +80,7 @@ class StepGraphs:
         self._sizes = sizes_up_to(min(max_tokens, _MOST_TOKENS))
         self._max_rows = self._sizes[bisect_left(self._sizes, min(max_rows, self._sizes[-1]))]
         self._adapted = inputs.bank.reserve(max_rank) if inputs.bank else frozenset[str]()
-        self._room = InputRoom(self._sizes[-1], self._max_rows, inputs.table_width, model.device)
+        self._room = StaticInputs(self._sizes[-1], self._max_rows, inputs.table_width, model.device)
         shape = (self._sizes[-1], model.config.hidden_size)
         self._hidden = torch.zeros(shape, dtype=model.dtype, device=model.device)
         self._replays: dict[Variant, Callable[[], None]] = {}
@@ -160,12 +160,12 @@ class StepGraphs:
         return run
 
 
-def graphs_for(config: EngineConfig, model: DecoderModel, kv: KvPool, inputs: InputBuilder) -> StepGraphs | None:
+def graphs_for(config: EngineConfig, model: DecoderModel, kv: KvPool, inputs: InputBuilder) -> CudaGraphs | None:
     """Graphs of which none is captured; None where nothing captures, or must not."""
     capture = None if config.enforce_eager else capture_for(kv.k_layers[0])
     if capture is None:
         return None
-    return StepGraphs(
+    return CudaGraphs(
         model,
         kv,
         inputs,

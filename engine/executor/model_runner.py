@@ -17,10 +17,10 @@ from ..batch import Batch, Draw, Masks, Read, Row, RowResult, StepResult
 from ..models.decoder import DecoderModel
 from ..models.forward_inputs import DrawnTokens, HostInputs, InputBuilder, last_tokens
 from ..models.kv_pool import KvPool
-from ..sampling.draft_verify import lines_of
+from ..sampling.draft_verify import sampling_positions
 from ..sampling.logprobs import prompt_logprobs
 from ..sampling.sampler import Allowed, Drawing, Sampler
-from ..step_timer import Laps
+from ..step_timer import StepTimer
 from ..types import Logprob
 
 # Logits of a prompt are made for this many positions at a time: a whole chunk's would take 100 MB and more.
@@ -68,63 +68,67 @@ class ModelRunner:
         be called when that one was read, since a draw depends on the tokens before it, and before the next launch. A
         step whose result nobody wants, and that takes no rows, need not be drawn.
         """
-        laps = Laps()
+        step_timer = StepTimer()
         self._kv.copy(batch.copies)
         inputs = self._inputs.build(batch, self._drawn)
-        laps.end("inputs")
+        step_timer.end("inputs")
         hidden = self.forward(inputs)
-        laps.end("forward")
-        return lambda masks: self._begin_result(batch, inputs, hidden, masks, laps)
+        step_timer.end("forward")
+        return lambda masks: self._begin_result(batch, inputs, hidden, masks, step_timer)
 
     def forward(self, inputs: HostInputs) -> Tensor:
         """Hidden states [S, H] of a step's kept tokens, good until the next step."""
         return self._forward(inputs)
 
-    def draw(self, batch: Batch, inputs: HostInputs, hidden: Tensor, masks: Masks | None, laps: Laps) -> Drawing:
+    def draw(
+        self, batch: Batch, inputs: HostInputs, hidden: Tensor, masks: Masks | None, step_timer: StepTimer
+    ) -> Drawing:
         """Begin to draw the tokens of a step. Where its masks leave no choice, no logits are needed."""
         forced = _forced(masks) if masks else {}
         rows = [row for row in batch.rows if row.draws]
-        lines, at = lines_of(rows, forced), _logit_tokens(batch, inputs.query_start, forced)
+        lines, at = sampling_positions(rows, forced), _logit_tokens(batch, inputs.query_start, forced)
         head = self._model.best if not masks and self._sampler.takes_best(lines) else self._model.logits
         logits = self._logits(head, hidden, inputs, at) if len(at) else None
-        laps.end("head")
+        step_timer.end("head")
         allowed = self._allowed(masks, forced) if masks else None
         drawing = self._sampler.draw(logits, rows, lines, allowed, forced)
-        laps.end("sample")
+        step_timer.end("sample")
         return drawing
 
     @torch.inference_mode()
     def _begin_result(
-        self, batch: Batch, inputs: HostInputs, hidden: Tensor, masks: Callable[[], Masks] | None, laps: Laps
+        self, batch: Batch, inputs: HostInputs, hidden: Tensor, masks: Callable[[], Masks] | None, step_timer: StepTimer
     ) -> Read:
         """Begin all that needs the hidden states, which the next step overwrites.
 
         The sampler learns here, not at the launch, who takes which row: the step before had not been read then.
         """
-        laps.skip()
+        step_timer.skip()
         self._sampler.start(batch.starts)
-        laps.end("inputs")
+        step_timer.end("inputs")
         filled = masks() if masks else None
-        laps.end("masks")
-        drawing = self.draw(batch, inputs, hidden, filled, laps)
+        step_timer.end("masks")
+        drawing = self.draw(batch, inputs, hidden, filled, step_timer)
         self._drawn = self._drawn_tokens(batch, drawing)
         scores = {
             number: self._score_prompt(row, int(inputs.query_start[number + 1]) - 1, hidden, inputs)
             for number, row in enumerate(batch.rows)
             if row.prompt_targets
         }
-        return lambda: self._read(batch, drawing, scores, laps)
+        return lambda: self._read(batch, drawing, scores, step_timer)
 
-    def _read(self, batch: Batch, drawing: Drawing, scores: Mapping[int, list[_Scores]], laps: Laps) -> StepResult:
+    def _read(
+        self, batch: Batch, drawing: Drawing, scores: Mapping[int, list[_Scores]], step_timer: StepTimer
+    ) -> StepResult:
         """What came of the step; ``scores`` are of prompts, by the number of their row in the batch."""
-        laps.skip()
+        step_timer.skip()
         drawn = iter(self._sampler.collect(drawing))
-        laps.end("sample")
+        step_timer.end("sample")
         results = [next(drawn) if row.draws else RowResult() for row in batch.rows]
         for number, parts in scores.items():
             scored = tuple(score for part in parts for score in part())
             results[number] = replace(results[number], prompt_logprobs=scored)
-        return StepResult(tuple(results), laps.seconds)
+        return StepResult(tuple(results), step_timer.seconds)
 
     def _drawn_tokens(self, batch: Batch, drawing: Drawing) -> DrawnTokens | None:
         """For the next step, if it is planned ahead: none that follows a step with drafts is."""
@@ -181,6 +185,6 @@ def _forced(masks: Masks) -> dict[int, int]:
 
 def _logit_tokens(batch: Batch, query_start: NDArray[np.int32], forced: Mapping[int, int]) -> NDArray[np.int64]:
     """[S] int64, index in the step of the token before each line, but for lines that are forced."""
-    lines = np.fromiter((row.num_lines for row in batch.rows), np.int64, len(batch.rows))
+    lines = np.fromiter((row.num_positions for row in batch.rows), np.int64, len(batch.rows))
     at = last_tokens(query_start, lines)  # behind which the lines of a row stand
     return np.delete(at, list(forced)) if forced else at

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from ...kernels.layouts.staging import refill, to_device
-from ...kernels.ops import SharedRoom
+from ...kernels.ops import StaticSharedPrefixes
 from ...lora.lora_step import LoraStep
-from ...lora.segments import SegmentRoom
+from ...lora.segments import StaticSegments
 from ..models.forward_inputs import ForwardInputs, HostInputs, fill_in
 
 
-class InputRoom:
+class StaticInputs:
     """Memory for the inputs of steps up to some size. Passes of several sizes may read it, one at a time.
 
     At first, and behind what a step fills, tokens have no cell and rows no tokens.
@@ -35,8 +35,8 @@ class InputRoom:
         self._tokens[2] = -1
         self._rows = torch.zeros(2 * num_rows + 1, dtype=torch.int32, device=device)
         self._page_table = torch.zeros((num_rows, table_width), dtype=torch.int32, device=device)
-        self.shared = SharedRoom(num_rows, device)
-        self.segments = SegmentRoom(num_tokens, device)
+        self.shared = StaticSharedPrefixes(num_rows, device)
+        self.segments = StaticSegments(num_tokens, device)
 
     def inputs(
         self,

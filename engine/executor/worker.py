@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...kernels import ops
 from ...kernels.layouts import int8_kv_layout as kv_int8
-from ...lora.adapter_pool import Adapters
+from ...lora.adapter_pool import AdapterPool
 from ...lora.base_projections import BaseLayout
 from ...lora.read_adapter import AdapterReader
 from ..batch import Batch, Draw
@@ -25,9 +25,9 @@ from ..loading.weight_forms import choose_weight_form
 from ..models.decoder import DecoderModel
 from ..models.forward_inputs import HostInputs, InputBuilder
 from ..models.kv_pool import KvPool, bytes_per_page
-from ..models.kv_prefault import KvAhead
+from ..models.kv_prefault import KvPrefault
 from ..sampling.sampler import Sampler
-from .cpu_graphs import StepTapes
+from .cpu_graphs import CpuGraphs
 from .cuda_graphs import graphs_for
 from .device import choose_device, choose_dtype, choose_kv_dtype, kv_bytes, num_threads
 from .gpu_memory import StepMemory, measure_steps, trial
@@ -91,7 +91,7 @@ class Worker:
         sampler = Sampler(config.max_num_seqs, self.vocab_size, device)
         self._runner = ModelRunner(model, _forward(config, model, kv, inputs), kv, inputs, sampler)
         self._warm_up()
-        self._kv_ahead = KvAhead(kv, page_bytes) if device.type == "cpu" else None
+        self._kv_prefault = KvPrefault(kv, page_bytes) if device.type == "cpu" else None
         self.summary = (
             f"{_shape(model.config)}, {_number_formats(model)} on {device}, "
             f"loaded in {loaded - started:.1f} s, warm after {time.monotonic() - loaded:.1f} s more",
@@ -109,8 +109,8 @@ class Worker:
 
         On a CPU nothing would be gained by that: the whole step is computed when its result is read.
         """
-        if self._kv_ahead is not None:
-            self._kv_ahead.reach(batch)
+        if self._kv_prefault is not None:
+            self._kv_prefault.reach(batch)
         if self.overlaps:
             return self._runner.launch(batch)
         return lambda masks: partial(self._runner.run, batch, masks)
@@ -147,11 +147,11 @@ def _slots(config: EngineConfig, slot_bytes: int) -> str:
     )
 
 
-def _adapters(config: EngineConfig, layout: BaseLayout) -> Adapters:
+def _adapters(config: EngineConfig, layout: BaseLayout) -> AdapterPool:
     root = None if config.lora_dir is None else Path(config.lora_dir)
     if root is not None and not root.is_dir():
         raise ConfigError("--lora-dir must be a folder.")
-    return Adapters(
+    return AdapterPool(
         AdapterReader(layout, config.max_lora_rank, root=root),
         max_loras=config.max_loras,
         max_adapters=config.max_adapters,
@@ -177,7 +177,7 @@ def _forward(
         graphs.capture(graphs.variants)
         return graphs.forward
     if model.device.type == "cpu" and not config.enforce_eager:
-        return StepTapes(model, kv, inputs, config.max_num_seqs).forward
+        return CpuGraphs(model, kv, inputs, config.max_num_seqs).forward
     return lambda step: model.forward(inputs.place(step), kv)
 
 

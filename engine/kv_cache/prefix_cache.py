@@ -21,9 +21,9 @@ from ...radix.continuation import continuation
 from ...radix.invariants import BrokenInvariant, check
 from ...radix.namespace import Namespace, Path
 from ...radix.node import TOKEN_BYTES, Node, upwards
-from ...radix.soft_pins import Hold, HoldKind
+from ...radix.soft_pins import PinKind, SoftPin
 from ...radix.tree import RadixTree
-from ...radix.tree_view import outline
+from ...radix.tree_view import tree_view
 from ..batch import PageCopy
 from .page_allocator import PageAllocator
 
@@ -224,7 +224,7 @@ class PrefixCache:
         self._leases.remove(lease)
         lease.released = True
 
-    def keep(self, path: Path, tokens: array[int], num_tokens: int, kind: HoldKind) -> Hold | None:
+    def keep(self, path: Path, tokens: array[int], num_tokens: int, kind: PinKind) -> SoftPin | None:
         """Have the whole pages of the first ``num_tokens`` tokens evicted late, as far as they are in the tree.
 
         Returns:
@@ -232,17 +232,17 @@ class PrefixCache:
         """
         return self._tree.hold(self._tree.match(path, _memory(tokens, 0, num_tokens)), kind)
 
-    def let_go(self, hold: Hold) -> None:
+    def unpin(self, hold: SoftPin) -> None:
         """End what ``keep`` began."""
-        self._tree.let_go(hold)
+        self._tree.unpin(hold)
 
-    def num_held(self, kind: HoldKind) -> int:
+    def num_held(self, kind: PinKind) -> int:
         """Pages that are held, by anybody."""
-        return self._tree.holds.num_pages[kind]
+        return self._tree.pins.num_pages[kind]
 
-    def held(self, holds: Iterable[Hold]) -> dict[Node, int]:
+    def held(self, pins: Iterable[SoftPin]) -> dict[Node, int]:
         """The nodes that any of these holds goes through, with their pages. O(depth) for each hold."""
-        return {node: len(node.pages) for hold in holds for node in upwards(hold.node) if node.parent is not None}
+        return {node: len(node.pages) for hold in pins for node in upwards(hold.node) if node.parent is not None}
 
     def drop(self, namespace: Namespace) -> int:
         """Forget a namespace: nothing of it is found from now on, and no lease held now enters any more of it.
@@ -262,11 +262,11 @@ class PrefixCache:
         leased = {namespace for lease in self._leases for namespace in lease.path.namespaces}
         return sum(self.drop(each) for each in leased | self._tree.tops.keys() if each.adapter in adapters)
 
-    def outline(self, most: int) -> list[Node]:
+    def tree_view(self, most: int) -> list[Node]:
         """At most ``most`` nodes of the tree, each after its parent: those that leases go through, then those used
         last. To be read at once, and never written.
         """
-        return outline(self._tree, [lease.node for lease in self._leases], most)
+        return tree_view(self._tree, [lease.node for lease in self._leases], most)
 
     @property
     def num_uses(self) -> int:

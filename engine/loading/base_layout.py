@@ -14,7 +14,7 @@ from ..models.decoder import DecoderModel
 from .load_model import open_source
 from .tensor_names import EMBEDDING as EMBEDDING_WEIGHT
 from .tensor_names import HEAD
-from .weight_readers import Source
+from .weight_readers import WeightSource
 
 
 def base_layout(model: DecoderModel, path: Path, *, dummy: bool) -> BaseLayout:
@@ -57,11 +57,11 @@ class _Weights:
         device: where they are read to.
     """
 
-    def __init__(self, open_checkpoint: Callable[[], Source], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, open_checkpoint: Callable[[], WeightSource], dtype: torch.dtype, device: torch.device) -> None:
         self._open = open_checkpoint
         self._dtype = dtype
         self._device = device
-        self._source: Source | None = None
+        self._source: WeightSource | None = None
         self._lock = Lock()
 
     def weight(self, module: str) -> Tensor:

@@ -26,7 +26,7 @@ from .tensor_names import (
     qkv_modules,
 )
 from .weight_forms import WeightForm, WeightReader
-from .weight_readers import GgufWeights, RandomWeights, SafetensorsFolder, Source
+from .weight_readers import GgufWeights, RandomWeights, SafetensorsFolder, WeightSource
 
 
 def load_model(
@@ -60,14 +60,14 @@ def load_model(
     return _Assembly(config, reader, max_positions or config.max_position_embeddings).model()
 
 
-def open_source(path: Path, config: ModelConfig, dummy: bool) -> Source:
+def open_source(path: Path, config: ModelConfig, dummy: bool) -> WeightSource:
     """Where the weights of a model come from; see ``load_model``. Raises ModelError."""
     if dummy:
         return RandomWeights(config)
     return SafetensorsFolder(path) if path.is_dir() else GgufWeights(GgufFile.open(path), config)
 
 
-def _check_tied(source: Source) -> None:
+def _check_tied(source: WeightSource) -> None:
     """A head stored beside the embedding it is tied to must be its copy: which of the two is meant otherwise?"""
     head, embedding = (torch.empty(source.shapes[name]) for name in (HEAD, EMBEDDING))
     source.read(HEAD, head)

@@ -11,7 +11,7 @@ from ...kernels import quantised_weights as quantised
 from ...kernels.ops import Linear, QuantisedLinear, pack_linear
 from ..config import EngineConfig
 from ..errors import ConfigError, ModelError
-from .weight_readers import Source
+from .weight_readers import WeightSource
 
 WeightForm = Literal["plain", "stored", "stored_dynamic", "int8_weight_only", "int8_dynamic"]
 """How weights of matrix products are kept.
@@ -51,7 +51,7 @@ class WeightReader:
         form: of packed weights. All but "plain" need a CPU, the native kernels, and bfloat16 or float32.
     """
 
-    def __init__(self, source: Source, dtype: torch.dtype, device: torch.device, form: WeightForm) -> None:
+    def __init__(self, source: WeightSource, dtype: torch.dtype, device: torch.device, form: WeightForm) -> None:
         self.dtype = dtype
         self.device = device
         self._source = source

@@ -29,7 +29,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _FLOATS = ("F32", "F16", "BF16")
 
 
-class Source(Protocol):
+class WeightSource(Protocol):
     """What all sources offer."""
 
     @property

@@ -273,7 +273,7 @@ class InputBuilder:
         self, rows: Sequence[Row], lengths: Ints, query_start: Ints, pages: Ints, context: Ints, slots: Ints | None
     ) -> KeptTokens | None:
         """The tokens before a line of logits, or with a target: the last of each row."""
-        counts = np.fromiter((row.num_lines + len(row.prompt_targets) for row in rows), np.int32, len(rows))
+        counts = np.fromiter((row.num_positions + len(row.prompt_targets) for row in rows), np.int32, len(rows))
         if (counts == lengths).all():
             return None
         starts = np.zeros_like(query_start)

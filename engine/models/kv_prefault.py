@@ -15,7 +15,7 @@ _IDLE = 0.25  # seconds without a step
 _POLITE = 10  # added to the niceness of a thread that has time
 
 
-class KvAhead:
+class KvPrefault:
     """Keeps memory ready for the pages that come next, on a CPU.
 
     A page's memory is handed out by the operating system when it is first written. In a virtual machine, where the host

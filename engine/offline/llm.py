@@ -18,7 +18,7 @@ from ..config import EngineConfig
 from ..core.engine_core import EngineCore
 from ..errors import ConfigError, EngineError, RequestError
 from ..messages import Abort, Done, Failed, LoadAdapter, Message, Reply, TokenOut, UnloadAdapter
-from ..serving.output_processor import Generation, TextDelta, error_of
+from ..serving.output_processor import OutputProcessor, TextDelta, error_of
 from ..serving.request import RequestLimits, TextRequest, token_array
 from ..text.prompt_cache import Owner, PromptEncoder
 from ..text.stop_strings import StopStrings
@@ -242,7 +242,7 @@ class LLM:
             stops = StopStrings(request.stop) if request.stop else None
             submits = request.submits(self._ids)
             for index, submit in enumerate(submits):
-                generation = Generation(self.tokenizer, request, stops, index)
+                generation = OutputProcessor(self.tokenizer, request, stops, index)
                 self._sequences[submit.id] = _Sequence(generation, one)
             self._core.handle(submits)
 
@@ -313,7 +313,7 @@ class _Form:
 
 @dataclass(frozen=True, slots=True)
 class _Sequence:
-    generation: Generation
+    generation: OutputProcessor
     running: RunningRequest
 
 

@@ -22,7 +22,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class SamplingPositions:
     """Places at which tokens are drawn from logits: S of them.
 
     Attributes:
@@ -48,19 +48,19 @@ class Drawn(NamedTuple):
     is_forced: bool = False
 
 
-def lines_of(rows: Sequence[Row], forced: Mapping[int, int]) -> Lines:
+def sampling_positions(rows: Sequence[Row], forced: Mapping[int, int]) -> SamplingPositions:
     """The lines of rows in order, but for those whose token is ``forced`` (by their number among all)."""
-    places = [(row, ahead) for row in rows for ahead in range(row.num_lines)]
+    places = [(row, ahead) for row in rows for ahead in range(row.num_positions)]
     if forced:
         places = [place for line, place in enumerate(places) if line not in forced]
-    return Lines(
+    return SamplingPositions(
         np.fromiter((row.row for row, _ in places), np.int64, len(places)),
         np.fromiter((row.num_generated + ahead for row, ahead in places), np.int64, len(places)),
         [row.drafts[:ahead] if ahead else () for row, ahead in places],
     )
 
 
-def standing(rows: Sequence[Row], drawn: Sequence[Drawn], forced: Mapping[int, int]) -> list[RowResult]:
+def accept_drafts(rows: Sequence[Row], drawn: Sequence[Drawn], forced: Mapping[int, int]) -> list[RowResult]:
     """What each row brought.
 
     Args:
@@ -73,9 +73,9 @@ def standing(rows: Sequence[Row], drawn: Sequence[Drawn], forced: Mapping[int, i
     rest = iter(drawn)
     results, line = [], 0
     for row in rows:
-        numbers = range(line, line + row.num_lines)
+        numbers = range(line, line + row.num_positions)
         mine = [Drawn(forced[number], None, True) if number in forced else next(rest) for number in numbers]
-        results.append(_standing(row, mine))
+        results.append(_accept_row(row, mine))
         line = numbers.stop
     return results
 
@@ -87,7 +87,7 @@ def _alone(place: Drawn) -> RowResult:
     return RowResult((place.token,), () if place.logprob is None else (place.logprob,))
 
 
-def _standing(row: Row, drawn: list[Drawn]) -> RowResult:
+def _accept_row(row: Row, drawn: list[Drawn]) -> RowResult:
     """The longest run of drafts that were drawn, and the token behind it."""
     count = 0
     for place, draft in zip(drawn, row.drafts, strict=False):

@@ -17,7 +17,7 @@ from torch import Tensor
 from ...kernels.layouts.staging import to_device
 from ..batch import RowStart
 from ..types import SamplingParams
-from .draft_verify import Lines
+from .draft_verify import SamplingPositions
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -105,7 +105,7 @@ class LogitEdits:
         early = self._min_tokens[rows] > num_generated
         return bool((self._biased[rows] | self._penalised[rows] | early).any())
 
-    def apply(self, logits: Tensor, lines: Lines) -> None:
+    def apply(self, logits: Tensor, lines: SamplingPositions) -> None:
         """Edit ``logits`` [S, V] in place; row i of them belongs to line i."""
         self._add_biases(logits, lines.row)
         self._penalise(logits, lines)
@@ -125,7 +125,7 @@ class LogitEdits:
         places = _places(at, [tokens for tokens, _ in biases], logits.device)
         logits[places] += _join([bias for _, bias in biases], logits.device)
 
-    def _penalise(self, logits: Tensor, lines: Lines) -> None:
+    def _penalise(self, logits: Tensor, lines: SamplingPositions) -> None:
         """logit / r if positive, logit * r if not, minus frequency * count, minus presence if it was generated."""
         at = np.flatnonzero(self._penalised[lines.row])
         if not len(at):
@@ -137,7 +137,7 @@ class LogitEdits:
         values = torch.where(values > 0, values / repetition, values * repetition)
         logits[places] = values - _join([subtract for _, _, subtract in penalties], logits.device)
 
-    def _ban_stops(self, logits: Tensor, lines: Lines) -> None:
+    def _ban_stops(self, logits: Tensor, lines: SamplingPositions) -> None:
         at = np.flatnonzero(self._min_tokens[lines.row] > lines.num_generated)
         if len(at):
             stops = [self._stops[row] for row in lines.row[at].tolist()]

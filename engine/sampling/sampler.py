@@ -21,7 +21,7 @@ from ...kernels.layouts.staging import HostCopy, to_device
 from ...kernels.ops import Largest, largest
 from ...kernels.token_masks import mask_logits
 from ..batch import Row, RowResult, RowStart
-from .draft_verify import Drawn, Lines, lines_of, standing
+from .draft_verify import Drawn, SamplingPositions, accept_drafts, sampling_positions
 from .logprobs import logprob_columns, to_logprob
 from .penalties import LogitEdits
 from .top_k_top_p import Draws, draw_any, draw_kept, pad, row_slices, uniforms
@@ -68,7 +68,7 @@ class Drawing:
     """
 
     rows: Sequence[Row]
-    lines: Lines
+    lines: SamplingPositions
     forced: Mapping[int, int]
     tokens: Tensor | None = None
     _copy: HostCopy | None = None  # of the tokens, or of these with their logprobs if any are wanted
@@ -118,7 +118,7 @@ class Sampler:
         """How many of the best tokens to name at each position of the row's prompt (``prompt_logprobs``' num_top)."""
         return int(self._rows["num_prompt_logprobs"][row])
 
-    def takes_best(self, lines: Lines) -> bool:
+    def takes_best(self, lines: SamplingPositions) -> bool:
         """Whether ``draw`` can do with the largest logit of each of these lines, where no masks are.
 
         It can where each line takes its best token, of logits as they are, and nobody asks for logprobs.
@@ -136,13 +136,13 @@ class Sampler:
         forced: Mapping[int, int] | None = None,
     ) -> list[RowResult]:
         """``draw`` and ``collect``."""
-        return self.collect(self.draw(logits, rows, lines_of(rows, forced or {}), allowed, forced))
+        return self.collect(self.draw(logits, rows, sampling_positions(rows, forced or {}), allowed, forced))
 
     def draw(
         self,
         logits: Tensor | Largest | None,
         rows: Sequence[Row],
-        lines: Lines,
+        lines: SamplingPositions,
         allowed: Allowed | None = None,
         forced: Mapping[int, int] | None = None,
     ) -> Drawing:
@@ -172,12 +172,14 @@ class Sampler:
 
     def collect(self, drawing: Drawing) -> list[RowResult]:
         """Wait for what is drawn, keep what stands, and count it for the rows' penalties."""
-        results = standing(drawing.rows, drawing.wait(), drawing.forced)
+        results = accept_drafts(drawing.rows, drawing.wait(), drawing.forced)
         for row, result in zip(drawing.rows, results, strict=True):
             self._edits.count(row.row, result.tokens)
         return results
 
-    def _draw_lines(self, logits: Tensor, lines: Lines, allowed: Allowed | None) -> tuple[Tensor, Tensor | None]:
+    def _draw_lines(
+        self, logits: Tensor, lines: SamplingPositions, allowed: Allowed | None
+    ) -> tuple[Tensor, Tensor | None]:
         """The token of each line, [S] int64, -1 where it fails; what ``_with_logprobs`` gives, if it is wanted."""
         params = self._rows[lines.row]
         wanted = np.flatnonzero(params["num_logprobs"] >= 0)
@@ -192,7 +194,7 @@ class Sampler:
             return drawn, None
         return drawn, self._with_logprobs(drawn, logits, tokens, wanted, int(params["num_logprobs"].max()))
 
-    def _edited(self, logits: Tensor, lines: Lines, allowed: Allowed | None, keep: bool) -> Tensor:
+    def _edited(self, logits: Tensor, lines: SamplingPositions, allowed: Allowed | None, keep: bool) -> Tensor:
         """Logits after mask, bias, penalties and bans; ``logits`` themselves stay as they are if ``keep``."""
         edited = logits
         if allowed is not None:

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from ..batch import Batch, Row
 from ..sequence.sequence import MaskJob, Sequence
 from ..sequence.stop_check import remaining
-from .step_plan import StepUnderWay
+from .step_plan import StepInFlight
 
 NICENESS = 15  # of the thread, which the step loop and its kernels need not share their cores with
 
@@ -31,7 +31,7 @@ def mask_jobs(batch: Batch, owner: Callable[[Row], Sequence | None], max_model_l
             scored = sequence.params.logprobs is not None
             left = remaining(sequence, max_model_len)
             jobs.append(MaskJob(line, sequence.matcher, row.drafts, left, early, scored))
-        line += row.num_lines
+        line += row.num_positions
     return jobs
 
 
@@ -48,7 +48,7 @@ class SlowMasks:
         self._thread = ThreadPoolExecutor(1, "grammar-slow-masks", _step_back)
         self._under_way: dict[int, Future[None]] = {}
 
-    def begin(self, sequence: Sequence, ahead: Iterable[StepUnderWay] = ()) -> None:
+    def begin(self, sequence: Sequence, ahead: Iterable[StepInFlight] = ()) -> None:
         """Begin the next mask of a sequence if it is likely to take long.
 
         Args:

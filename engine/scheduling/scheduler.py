@@ -34,7 +34,7 @@ from ..kv_cache.prefix_cache import Lease, PrefixCache
 from ..messages import Done, Message, TokenOut, failure_of
 from ..sequence.sequence import MaskJob, Sequence, Status
 from ..sequence.stop_check import failure, remaining, take
-from ..speculation.proposer import Drafter
+from ..speculation.proposer import Proposer
 from ..types import FinishReason, Priority
 from .admission import (
     AdapterSlots,
@@ -45,10 +45,10 @@ from .admission import (
     prefix_in_progress,
     try_acquire,
 )
-from .draft_budget import StepDrafts
+from .draft_budget import DraftBudget
 from .mask_jobs import SlowMasks, mask_jobs
-from .session_pins import Retention
-from .step_plan import Plan, StepUnderWay, lease_of
+from .session_pins import SessionPins
+from .step_plan import StepInFlight, StepPlan, lease_of
 from .waiting_queue import WaitingQueue
 
 
@@ -80,7 +80,7 @@ class Scheduler:
         max_model_len: int,
         stats: EngineStats,
         slots: AdapterSlots | None = None,
-        drafter: Drafter | None = None,
+        proposer: Proposer | None = None,
         max_drafts: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -89,12 +89,12 @@ class Scheduler:
         self._max_model_len = max_model_len
         self._stats = stats
         self._slots = slots
-        self._drafts = StepDrafts(drafter, cache, max_drafts, max_model_len) if drafter else None
+        self._drafts = DraftBudget(proposer, cache, max_drafts, max_model_len) if proposer else None
         self._chunks = ChunkLimit()
         self._clock = clock
         self._committed = 0.0  # when the last step was
-        self._under_way: deque[StepUnderWay] = deque()  # at most two, the later one planned ahead
-        self.retention = Retention(cache, clock)
+        self._under_way: deque[StepInFlight] = deque()  # at most two, the later one planned ahead
+        self.session_pins = SessionPins(cache, clock)
         self.slow_masks = SlowMasks(max_model_len)
         self._queue = WaitingQueue(self._num_cached if cache.sharing else None, clock)
         self._running: list[Sequence] = []  # in order of admission
@@ -146,8 +146,8 @@ class Scheduler:
     def schedule(self) -> Batch:
         """Plan a step. An empty batch means that nothing can be done now: who waits, waits for a slot to be loaded."""
         assert not self._under_way
-        self.retention.expire()
-        plan = Plan(self._max_tokens, self._clock())
+        self.session_pins.expire()
+        plan = StepPlan(self._max_tokens, self._clock())
         self._fill(plan)
         if self._drafts:
             self._drafts.add(plan, [self._alive[number] for number, row in plan.rows.items() if row.draws])
@@ -156,7 +156,7 @@ class Scheduler:
     def schedule_ahead(self) -> Batch:
         """Plan the step after the one under way. An empty batch means that its tokens must be known first."""
         [step] = self._under_way
-        plan = Plan(self._max_tokens, self._clock(), step.rows)
+        plan = StepPlan(self._max_tokens, self._clock(), step.rows)
         if self._can_plan_ahead(step, plan):
             self._fill(plan)
         return self._begin(plan)
@@ -191,20 +191,20 @@ class Scheduler:
         self._learn(step)
         return messages
 
-    def _learn(self, step: StepUnderWay) -> None:
+    def _learn(self, step: StepInFlight) -> None:
         """A step was committed: note how long it took."""
         now = self._clock()
         seconds, self._committed = now - max(step.began, self._committed), now
-        self._chunks.observe(step.batch.num_tokens, step.batch.num_lines, seconds)
+        self._chunks.observe(step.batch.num_tokens, step.batch.num_positions, seconds)
         if self._drafts:
             self._drafts.learn(step, seconds, self._under_way, self._by_row)
 
-    def _owner(self, step: StepUnderWay, row: Row) -> Sequence | None:
+    def _owner(self, step: StepInFlight, row: Row) -> Sequence | None:
         """The sequence of a row, None if it has left the row since the step was planned."""
         sequence = self._by_row.get(row.row)
         return sequence if sequence and step.rows.get(sequence.id) is row else None
 
-    def _fill(self, plan: Plan) -> None:
+    def _fill(self, plan: StepPlan) -> None:
         """Give running sequences their tokens, then admit others."""
         turn = self._in_turn(plan)
         streams = sum(wanted - start == 1 for _, start, wanted in turn)
@@ -216,14 +216,14 @@ class Scheduler:
         if self._slots is not None:
             prefetch(self._slots, self._queue.head(self._num_rows))
 
-    def _begin(self, plan: Plan) -> Batch:
+    def _begin(self, plan: StepPlan) -> Batch:
         """The plan is made: unless it is empty, its step is under way from now on."""
         batch = plan.batch
         if batch.rows:
-            self._under_way.append(StepUnderWay(batch, plan.rows, plan.began))
+            self._under_way.append(StepInFlight(batch, plan.rows, plan.began))
         return batch
 
-    def _can_plan_ahead(self, step: StepUnderWay, plan: Plan) -> bool:
+    def _can_plan_ahead(self, step: StepInFlight, plan: StepPlan) -> bool:
         """Whether what follows a step can be planned before its tokens are known.
 
         Not if it has drafts, of which nobody knows how many will stand; nor if the next one is likely to gain more by
@@ -236,12 +236,12 @@ class Scheduler:
         missing = sum(pages_missing(sequence, self._cache.page_size) for sequence in self._running)
         return missing <= self._cache.available()
 
-    def _in_turn(self, plan: Plan) -> list[tuple[Sequence, int, int]]:
+    def _in_turn(self, plan: StepPlan) -> list[tuple[Sequence, int, int]]:
         """Running sequences that go on, and what they want: those of one token, then the others, as admitted."""
         going = [(each, *plan.span(each)) for each in self._running if self._can_go_on(each, plan)]
         return sorted(going, key=lambda wish: wish[2] - wish[1] > 1)
 
-    def _can_go_on(self, sequence: Sequence, plan: Plan) -> bool:
+    def _can_go_on(self, sequence: Sequence, plan: StepPlan) -> bool:
         """Not if the token that the step under way draws is the last one, whatever it is, or if a mask comes first."""
         row = plan.before.get(sequence.id)
         if row is None or not row.draws:
@@ -249,7 +249,7 @@ class Scheduler:
         left = remaining(sequence, self._max_model_len) - 1
         return left > 0 and not (sequence.matcher and sequence.matcher.is_slow(left))
 
-    def _extend(self, sequence: Sequence, start: int, wanted: int, plan: Plan) -> None:
+    def _extend(self, sequence: Sequence, start: int, wanted: int, plan: StepPlan) -> None:
         """Give a running sequence tokens and their pages, if need be at the cost of the last admitted."""
         end = min(wanted, start + plan.budget)
         while not self._cache.grow(lease_of(sequence), end):
@@ -263,7 +263,7 @@ class Scheduler:
         """Tokens of a waiting sequence that are in the cache now."""
         return self._cache.match(sequence.path, sequence.tokens, sequence.reusable)
 
-    def _preempt(self, sequence: Sequence, plan: Plan) -> None:
+    def _preempt(self, sequence: Sequence, plan: StepPlan) -> None:
         """Send a running sequence back to the head of its band; what it computed stays in the tree if it can."""
         plan.take_back(sequence)
         self._leave(sequence)
@@ -272,7 +272,7 @@ class Scheduler:
         self._queue.requeue(sequence)
         self._stats.preemptions += 1
 
-    def _admit(self, plan: Plan) -> None:
+    def _admit(self, plan: StepPlan) -> None:
         """Admit from the queue while rows, pages and budget last; batch sequences give way to others.
 
         A sequence whose prefix is just being computed by another is passed over, so that it finds it; at most as
@@ -306,7 +306,7 @@ class Scheduler:
             if self._cache.grow(lease, end):
                 plan.give(sequence, lease.num_tokens, end, draws=end == sequence.num_tokens)
 
-    def _has_room(self, plan: Plan) -> bool:
+    def _has_room(self, plan: StepPlan) -> bool:
         return bool(plan.budget and self._free_rows)
 
     def _can_make_room(self) -> bool:
@@ -314,7 +314,7 @@ class Scheduler:
         batch = Priority.BATCH
         return any(other.priority is batch for other in self._running) and self._queue.has_before(batch)
 
-    def _make_room(self, sequence: Sequence, plan: Plan) -> Lease | None:
+    def _make_room(self, sequence: Sequence, plan: StepPlan) -> Lease | None:
         """A lease for the sequence whose turn it is, if need be at the cost of running ones that give way to it."""
         lease = try_acquire(self._cache, sequence, self._running) if self._has_room(plan) else None
         late = giving_way(self._cache, sequence, self._running) if lease is None else []
@@ -329,7 +329,7 @@ class Scheduler:
             self._slots.release(sequence.slot)
             sequence.slot = -1
 
-    def _start(self, sequence: Sequence, lease: Lease, plan: Plan) -> None:
+    def _start(self, sequence: Sequence, lease: Lease, plan: StepPlan) -> None:
         self._queue.admit(sequence)
         self._running.append(sequence)
         sequence.status, sequence.lease = Status.RUNNING, lease
@@ -375,7 +375,7 @@ class Scheduler:
         """End a sequence in whatever state it is."""
         if sequence.status is Status.RUNNING:
             self._leave(sequence)
-            sequence.num_pinned = self.retention.note(sequence)
+            sequence.num_pinned = self.session_pins.note(sequence)
         elif sequence.status is Status.WAITING:
             self._queue.remove(sequence)
         sequence.status = Status.FINISHED

@@ -18,7 +18,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...radix.soft_pins import Hold, HoldKind
+from ...radix.soft_pins import PinKind, SoftPin
 from ..kv_cache.prefix_cache import PrefixCache
 from ..sequence.sequence import Sequence
 
@@ -34,11 +34,11 @@ PINS_SHARE = 0.5
 class _Kept:
     """A hold, and when it ends."""
 
-    hold: Hold
+    hold: SoftPin
     until: float
 
 
-class Retention:
+class SessionPins:
     """Holds of sessions and pins. Written by ``Scheduler``.
 
     Args:
@@ -74,9 +74,9 @@ class Retention:
         self.expire()
         return {
             "sessions": len(self._sessions),
-            "pages_of_sessions": self._cache.num_held(HoldKind.SESSION),
+            "pages_of_sessions": self._cache.num_held(PinKind.SESSION),
             "pins": sum(map(len, self._pins.values())),
-            "pages_pinned": self._cache.num_held(HoldKind.PIN),
+            "pages_pinned": self._cache.num_held(PinKind.PIN),
         }
 
     def _note_session(self, sequence: Sequence) -> None:
@@ -87,19 +87,19 @@ class Retention:
         most = SESSIONS_SHARE * self._cache.num_pages
         if sequence.num_tokens > most * self._cache.page_size:
             return
-        hold = self._cache.keep(sequence.path, sequence.tokens, sequence.num_tokens, HoldKind.SESSION)
+        hold = self._cache.keep(sequence.path, sequence.tokens, sequence.num_tokens, PinKind.SESSION)
         if hold is None:
             return
         self._sessions[name] = _Kept(hold, self._clock() + SESSION_SECONDS)
         self._num_sessions[sequence.tenant] += 1
         while len(self._sessions) > 1 and (
-            len(self._sessions) > MAX_SESSIONS or self._cache.num_held(HoldKind.SESSION) > most
+            len(self._sessions) > MAX_SESSIONS or self._cache.num_held(PinKind.SESSION) > most
         ):
             tenant = max(self._num_sessions, key=self._num_sessions.__getitem__)
             self._end_session(next(name for name in self._sessions if name[0] == tenant))
 
     def _end_session(self, name: tuple[str, str]) -> None:
-        self._cache.let_go(self._sessions.pop(name).hold)
+        self._cache.unpin(self._sessions.pop(name).hold)
         self._num_sessions[name[0]] -= 1
         if not self._num_sessions[name[0]]:
             del self._num_sessions[name[0]]
@@ -110,7 +110,7 @@ class Retention:
         It takes the place of the tenant's pins on the same path that end sooner.
         """
         tenant, cache = sequence.tenant, self._cache
-        hold = cache.keep(sequence.path, sequence.tokens, sequence.num_prompt, HoldKind.PIN)
+        hold = cache.keep(sequence.path, sequence.tokens, sequence.num_prompt, PinKind.PIN)
         if hold is None:
             return 0
         until = self._clock() + sequence.pin_seconds
@@ -122,9 +122,9 @@ class Retention:
         num_pages = sum(path.values())
         excess = self._excess([pin.hold for pin in own], hold) if len(own) < MAX_PINS else num_pages
         if excess:
-            cache.let_go(hold)
+            cache.unpin(hold)
             num_pages = max(0, num_pages - excess)
-            hold = cache.keep(sequence.path, sequence.tokens, num_pages * cache.page_size, HoldKind.PIN)
+            hold = cache.keep(sequence.path, sequence.tokens, num_pages * cache.page_size, PinKind.PIN)
         if hold is not None:
             own.append(_Kept(hold, until))
             self._next_end = min(self._next_end, until)
@@ -132,16 +132,16 @@ class Retention:
             del self._pins[tenant]
         return num_pages
 
-    def _excess(self, own: list[Hold], new: Hold) -> int:
+    def _excess(self, own: list[SoftPin], new: SoftPin) -> int:
         """Pages by which a pin goes beyond its tenant's share or that of all; they are the last of its path."""
         total = self._cache.num_pages
         of_tenant = sum(self._cache.held([*own, new]).values()) - int(TENANT_SHARE * total)
-        of_all = self._cache.num_held(HoldKind.PIN) - int(PINS_SHARE * total)
+        of_all = self._cache.num_held(PinKind.PIN) - int(PINS_SHARE * total)
         return max(0, of_tenant, of_all)
 
     def _end_pins(self, tenant: str, ended: list[_Kept]) -> None:
         for pin in ended:
-            self._cache.let_go(pin.hold)
+            self._cache.unpin(pin.hold)
             self._pins[tenant].remove(pin)
         if not self._pins[tenant]:
             del self._pins[tenant]

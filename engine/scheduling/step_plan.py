@@ -13,7 +13,7 @@ from ..sequence.sequence import Sequence
 
 
 @dataclass(slots=True)
-class Plan:
+class StepPlan:
     """A step in the making.
 
     It may be made while the step before is under way. A row of that step which draws is taken to draw one token: a
@@ -100,7 +100,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class StepUnderWay:
+class StepInFlight:
     """A step from its plan to its commit.
 
     Attributes:

@@ -14,13 +14,13 @@ from ..text.prompt_cache import Owner, PromptEncoder
 from ..text.stop_strings import StopStrings
 from ..text.tokenizer import Tokenizer, check_unicode
 from .engine_client import EngineClient
-from .output_processor import Generation, TextDelta, error_of
+from .output_processor import OutputProcessor, TextDelta, error_of
 from .request import RequestLimits, TextRequest
 
 _LONG_TEXT = 2048  # characters; encoding fewer takes less time than handing them to a thread
 
 
-class Frontend:
+class AsyncEngine:
     """Turns requests into sequences of the engine and their tokens into text. Belongs to one event loop.
 
     The engine's frames come in through ``client.on_frame``; a stream takes what has come since it last looked, so
@@ -111,7 +111,7 @@ class Frontend:
         stops = StopStrings(request.stop) if request.stop else None
         submits = request.submits(self._ids)
         stream = _Stream(
-            {submit.id: Generation(self.tokenizer, request, stops, index) for index, submit in enumerate(submits)}
+            {submit.id: OutputProcessor(self.tokenizer, request, stops, index) for index, submit in enumerate(submits)}
         )
         self._streams.update(dict.fromkeys(stream.generations, stream))
         try:
@@ -169,7 +169,7 @@ class _Stream:
         timer: of the request's timeout.
     """
 
-    def __init__(self, generations: dict[int, Generation]) -> None:
+    def __init__(self, generations: dict[int, OutputProcessor]) -> None:
         self.generations = generations
         self.aborted: set[int] = set()
         self.deltas: list[TextDelta] = []

@@ -73,7 +73,7 @@ class TextDelta:
     finish: Finish | None = None
 
 
-class Generation:
+class OutputProcessor:
     """One sequence of a request.
 
     When a stop string is found, ``stopped`` becomes true and the caller must abort the sequence. What the engine still

@@ -39,7 +39,7 @@ class _Answer:
         return len(self.tokens) - self.first
 
 
-class Answers:
+class OutputLookup:
     """The answers that were generated last, those under way included: a ring of places at which groups of tokens end.
 
     Args:
@@ -77,7 +77,7 @@ class Answers:
             yield answer, place
 
 
-class AnswerIndex:
+class OutputIndex:
     """One sequence among the answers: it finds what others said, and they find what it says.
 
     Args:
@@ -87,7 +87,7 @@ class AnswerIndex:
         num_prompt: how many of them are its prompt.
     """
 
-    def __init__(self, answers: Answers, namespace: Namespace, tokens: array[int], num_prompt: int) -> None:
+    def __init__(self, answers: OutputLookup, namespace: Namespace, tokens: array[int], num_prompt: int) -> None:
         self._answers = answers
         self._answer = _Answer(namespace, tokens, max(0, num_prompt - _TAIL))
         self._seed = hash(namespace)

@@ -28,8 +28,8 @@ from ..engine_stats import EngineStats
 from ..kv_cache.prefix_cache import PrefixCache
 from ..sequence.sequence import Sequence
 from ..speculative import SpeculativeConfig
-from ..token_cost import Pace
-from .output_lookup import AnswerIndex, Answers
+from ..token_cost import TokenCost
+from .output_lookup import OutputIndex, OutputLookup
 from .prompt_lookup import NgramIndex
 
 _MARGIN = 1.25  # by which a draft must be better than its price, which is an estimate
@@ -44,7 +44,7 @@ _PATIENCE = 4  # looks worth nothing after which the next ones are twice as many
 _LONGEST_REST = 8  # tokens
 
 
-class Source(StrEnum):
+class DraftSource(StrEnum):
     """Where a guess comes from."""
 
     GRAMMAR = "grammar"
@@ -114,7 +114,7 @@ class _Guess:
         at: where the first of the tokens would stand.
     """
 
-    source: Source
+    source: DraftSource
     rate: _Rate
     tokens: Seq[int]
     at: int
@@ -132,18 +132,18 @@ class _Track:
     """
 
     index: NgramIndex
-    answers: AnswerIndex
+    answers: OutputIndex
     rates: _Rates
     guesses: list[_Guess] = field(default_factory=list)
     due: int = 0
     num_idle: int = 0
-    used: Source | None = None
+    used: DraftSource | None = None
 
     def compare(self, tokens: array[int], *, every: bool) -> None:
         """Learn from what was drawn since the guesses were made: those of every source, or the grammar's alone."""
         told, self.guesses = self.guesses, []
         for guess in told:
-            if every or guess.source is Source.GRAMMAR:
+            if every or guess.source is DraftSource.GRAMMAR:
                 drawn = tokens[guess.at : guess.at + len(guess.tokens)]
                 hits = _num_common(guess.tokens, drawn)
                 guess.rate.observe(hits, min(hits + 1, len(drawn)))
@@ -156,7 +156,7 @@ class _Track:
         self.due = num_tokens + min(_LONGEST_REST, 1 << self.num_idle // _PATIENCE)
 
 
-class Drafter:
+class Proposer:
     """Drafts for all sequences. Reads them, and the cache; keeps its own record of each until ``forget``.
 
     Args:
@@ -170,8 +170,8 @@ class Drafter:
         self._most = config.num_speculative_tokens
         self._cache = cache
         self._stats = stats
-        self._pace = Pace()
-        self._answers = Answers()
+        self._token_cost = TokenCost()
+        self._answers = OutputLookup()
         self._rates = _Rates.of_all()
         self._tracks: dict[int, _Track] = {}
 
@@ -214,7 +214,7 @@ class Drafter:
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Learn from a step in which each token was drawn after, how long it took."""
-        self._pace.observe(num_tokens, seconds)
+        self._token_cost.observe(num_tokens, seconds)
 
     def _ranked(self, sequence: Sequence, limit: int, num_rows: int) -> list[tuple[float, int, _Guess]]:
         """The guesses that are worth something, best first: what each is worth in tokens, and how many to compute."""
@@ -226,17 +226,17 @@ class Drafter:
         track.guesses += guesses
         found = []
         if guesses:
-            price = min(1.0, max(_CHEAPEST, _MARGIN * self._pace.threshold(num_rows)))
+            price = min(1.0, max(_CHEAPEST, _MARGIN * self._token_cost.threshold(num_rows)))
             ranked = ((*_worth(guess, min(limit, self._most), price), guess) for guess in guesses)
             found = sorted((each for each in ranked if each[1]), key=lambda each: -each[0])
         if is_due:
-            track.rest(num_tokens, any(guess.source is not Source.GRAMMAR for _, _, guess in found))
+            track.rest(num_tokens, any(guess.source is not DraftSource.GRAMMAR for _, _, guess in found))
         return found
 
     def _begin(self, sequence: Sequence) -> _Track:
         """A new sequence."""
         tokens = sequence.tokens
-        answers = AnswerIndex(self._answers, sequence.path.namespace, tokens, sequence.num_prompt)
+        answers = OutputIndex(self._answers, sequence.path.namespace, tokens, sequence.num_prompt)
         track = self._tracks[sequence.id] = _Track(NgramIndex(tokens), answers, self._rates.begin())
         return track
 
@@ -245,20 +245,20 @@ class Drafter:
         rates, at, is_auto = track.rates, len(sequence.tokens), self._method == "auto"
         guesses = []
         if sequence.matcher and is_auto and (forced := sequence.matcher.draft(self._most)):
-            guesses.append(_Guess(Source.GRAMMAR, rates.grammar, forced, at))
+            guesses.append(_Guess(DraftSource.GRAMMAR, rates.grammar, forced, at))
         if at < track.due:
             return guesses
         length, tokens = track.index.guess(self._most)
         if length:
             rate = rates.long_match if length >= _SURE else rates.short_match
-            guesses.append(_Guess(Source.NGRAM, rate, tokens, at))
+            guesses.append(_Guess(DraftSource.NGRAM, rate, tokens, at))
         if sequence.lease and is_auto and (after := self._cache.following(sequence.lease, sequence.tokens, self._most)):
-            guesses.append(_Guess(Source.TREE, rates.tree, after, at))
+            guesses.append(_Guess(DraftSource.TREE, rates.tree, after, at))
         if self._cache.sharing and is_auto:
             length, tokens = track.answers.guess(self._most)
             if length:
                 rate = rates.long_answer if length >= _SURE else rates.short_answer
-                guesses.append(_Guess(Source.ANSWER, rate, tokens, at))
+                guesses.append(_Guess(DraftSource.ANSWER, rate, tokens, at))
         return guesses
 
 

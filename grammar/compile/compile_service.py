@@ -16,15 +16,15 @@ from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from ..emit.compiled_grammar import Artifact
+from ..emit.grammar_artifact import GrammarArtifact
 from ..errors import GrammarError, GrammarTimeout
 from ..schema.error_location import likeliest_part
 from ..spec import GrammarSpec
 from ..vocabulary import Vocabulary
 from .compile_worker import DONE, decode_error, encode_job
-from .compiler import Compiled, load
-from .worker_handle import CAN_YIELD, ChildDied, ChildStarved, ChildTimeout
-from .worker_pool import Children
+from .compiler import CompiledGrammar, load
+from .worker_handle import CAN_YIELD, WorkerDied, WorkerStarved, WorkerTimeout
+from .worker_pool import WorkerPool
 
 REFUSAL_BYTES = 1_024
 MAX_OBSERVATIONS = 4_096
@@ -64,13 +64,13 @@ class CompileStats:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    result: Compiled | GrammarError
+    result: CompiledGrammar | GrammarError
     num_bytes: int
     expires: float
 
     def is_good(self) -> bool:
         """Whether it may be given out again."""
-        if isinstance(self.result, Compiled) and self.result.is_spoilt:
+        if isinstance(self.result, CompiledGrammar) and self.result.is_spoilt:
             return False
         return time.monotonic() < self.expires
 
@@ -110,15 +110,15 @@ class CompileService:
         self._most_pending = most_pending
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._pending: dict[str, Future[Compiled]] = {}
+        self._pending: dict[str, Future[CompiledGrammar]] = {}
         self._pool = ThreadPoolExecutor(workers, "grammar-compile", _step_back)
         # Both are ready from the start: a grammar that comes when no core is idle need not wait for a worker to start.
-        self._steady = Children(vocabulary, workers, yields=False)
-        self._yielding = Children(vocabulary, workers, yields=True) if CAN_YIELD else self._steady
+        self._steady = WorkerPool(vocabulary, workers, yields=False)
+        self._yielding = WorkerPool(vocabulary, workers, yields=True) if CAN_YIELD else self._steady
         self._steady_until = 0.0
         self._seconds_taken: list[float] = []
 
-    def compile(self, spec: GrammarSpec) -> Future[Compiled]:
+    def compile(self, spec: GrammarSpec) -> Future[CompiledGrammar]:
         """A future of the compiled grammar; its exception is a `GrammarError` for a refusal.
 
         Raises:
@@ -136,7 +136,7 @@ class CompileService:
                 return waiting
             if len(self._pending) >= self._most_pending:
                 raise CompileQueueFull(f"{self._most_pending} grammars wait to be compiled")
-            future: Future[Compiled] = Future()
+            future: Future[CompiledGrammar] = Future()
             self._pending[spec.key] = future
             self.stats.pending = len(self._pending)
         self._pool.submit(self._run, spec, future)
@@ -157,8 +157,8 @@ class CompileService:
             future.set_exception(GrammarError("grammar", "", "the server is shutting down"))
         self._pending.clear()
 
-    def _run(self, spec: GrammarSpec, future: Future[Compiled]) -> None:
-        result: Compiled | GrammarError
+    def _run(self, spec: GrammarSpec, future: Future[CompiledGrammar]) -> None:
+        result: CompiledGrammar | GrammarError
         start = time.perf_counter()
         try:
             result = self._compiled(spec)
@@ -176,29 +176,29 @@ class CompileService:
         else:
             future.set_result(result)
 
-    def _compiled(self, spec: GrammarSpec) -> Compiled:
+    def _compiled(self, spec: GrammarSpec) -> CompiledGrammar:
         children = self._yielding if time.monotonic() >= self._steady_until else self._steady
         try:
             body = self._compiled_by(children, spec)
-        except ChildStarved:
+        except WorkerStarved:
             body = self._compiled_by(self._steady, spec)
         if body[:1] != DONE:
             raise decode_error(body)
-        return load(Artifact.decode(body[1:]), self._vocabulary)
+        return load(GrammarArtifact.decode(body[1:]), self._vocabulary)
 
-    def _compiled_by(self, children: Children, spec: GrammarSpec) -> bytes:
-        """What a worker sends. Raises ChildStarved for one that gets no time, GrammarTimeout for one beyond a limit."""
+    def _compiled_by(self, children: WorkerPool, spec: GrammarSpec) -> bytes:
+        """What a worker sends. Raises WorkerStarved for one that gets no time, GrammarTimeout for one beyond a limit."""
         child = children.take()
         try:
             body = child.compile(encode_job(spec, self._seconds, self._memory_bytes), self._seconds)
-        except ChildStarved:
+        except WorkerStarved:
             self._steady_until = time.monotonic() + STEADY_SECONDS
             children.discard(child)
             raise
-        except ChildTimeout:
+        except WorkerTimeout:
             children.discard(child)
             raise self._stopped(spec, f"takes longer than {self._seconds:g} s to compile") from None
-        except ChildDied:
+        except WorkerDied:
             children.discard(child)
             reason = f"needs more than {self._memory_bytes >> 20} MiB to compile, or ends the compiler"
             raise self._stopped(spec, reason) from None
@@ -211,7 +211,7 @@ class CompileService:
         error = likeliest_part(spec, reason)
         return GrammarTimeout(error.keyword, error.pointer, error.reason)
 
-    def _remember(self, key: str, result: Compiled | GrammarError) -> None:
+    def _remember(self, key: str, result: CompiledGrammar | GrammarError) -> None:
         refused = isinstance(result, GrammarError)
         kept, size = (result.copy(), REFUSAL_BYTES) if isinstance(result, GrammarError) else (result, result.num_bytes)
         expires = time.monotonic() + RETRY_SECONDS if isinstance(result, GrammarTimeout) else float("inf")
@@ -237,8 +237,8 @@ def _step_back() -> None:
         os.nice(NICENESS)
 
 
-def _settled(result: Compiled | GrammarError) -> Future[Compiled]:
-    future: Future[Compiled] = Future()
+def _settled(result: CompiledGrammar | GrammarError) -> Future[CompiledGrammar]:
+    future: Future[CompiledGrammar] = Future()
     if isinstance(result, GrammarError):
         future.set_exception(result.copy())
     else:

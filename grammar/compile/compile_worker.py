@@ -4,7 +4,7 @@ Frames both ways are a 4-byte length and a body; a body's first byte says what i
 each grammar the answer is `STARTED`, once everything that it needs is imported, then `DONE` or `REFUSED`.
 
 The engine computes on every core, so that each slice of time given to a compile delays a step of all streams: see
-`child.Child` for the class in which that does not happen. Where such a process would starve, it is the niceness that
+`child.WorkerHandle` for the class in which that does not happen. Where such a process would starve, it is the niceness that
 counts; that is a thread's own on Linux and, without privileges, can only be raised. So each grammar is compiled on a
 thread of its own, which is as quick as the process while it is new and steps back once it has had what a small grammar
 takes.
@@ -23,7 +23,7 @@ from dataclasses import replace
 from threading import Thread, get_ident
 from typing import BinaryIO
 
-from ..emit.compiled_grammar import Artifact
+from ..emit.grammar_artifact import GrammarArtifact
 from ..errors import GrammarError
 from ..schema.error_location import large_part, likeliest_part
 from ..spec import GrammarKind, GrammarSpec
@@ -147,7 +147,7 @@ def _compiled(spec: GrammarSpec, vocabulary: Vocabulary, seconds: float, num_byt
     return DONE + _sized(artifact, _resident() - before).encode()
 
 
-def _sized(artifact: Artifact, grown: int) -> Artifact:
+def _sized(artifact: GrammarArtifact, grown: int) -> GrammarArtifact:
     return replace(artifact, num_bytes=max(artifact.num_bytes, grown))
 
 

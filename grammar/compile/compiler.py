@@ -13,13 +13,13 @@ from typing import Any
 import llguidance
 
 from ..emit import plain_grammars as plain
-from ..emit.compiled_grammar import Artifact, Backend
+from ..emit.grammar_artifact import Backend, GrammarArtifact
 from ..emit.lark_writer import to_lark
 from ..emit.structural_tags import structural_tag_grammar
 from ..errors import GrammarError
-from ..match.backends import LlguidanceState, State, XgrammarState, leads_to_end
-from ..match.budget_close import Closer
-from ..match.closing_texts import Pieces
+from ..match.backends import BackendState, LlguidanceBackend, XgrammarBackend, leads_to_end
+from ..match.budget_close import BudgetClose
+from ..match.closing_texts import ClosingTexts
 from ..match.matcher import SLOW_SECONDS, Matcher
 from ..schema.analysis import Analysis
 from ..schema.document import Document
@@ -34,7 +34,7 @@ _PARSER_LIMITS = llguidance.LLParserLimits(verbose_errors=False, step_max_items=
 _NOISE = re.compile(r"^at \d+\(\d+\): |\[\d\d:\d\d:\d\d\] |/\S+?:\d+: |Check failed: ")
 
 
-class Compiled:
+class CompiledGrammar:
     """A grammar that matchers can be made from, for one vocabulary.
 
     Attributes:
@@ -44,7 +44,7 @@ class Compiled:
         is_spoilt: the library has failed along an answer, which may keep it from following any other.
     """
 
-    def __init__(self, artifact: Artifact, vocabulary: Vocabulary) -> None:
+    def __init__(self, artifact: GrammarArtifact, vocabulary: Vocabulary) -> None:
         self.narrowings = artifact.narrowings
         self.num_bytes = artifact.num_bytes
         self._open_ended = artifact.open_ended
@@ -52,7 +52,7 @@ class Compiled:
         self._artifact = artifact
         self._vocabulary = vocabulary
         self._state, self.error = _initial_state(artifact, vocabulary)
-        self._pieces = Pieces(vocabulary, artifact)
+        self._pieces = ClosingTexts(vocabulary, artifact)
 
     @property
     def is_plain(self) -> bool:
@@ -66,17 +66,17 @@ class Compiled:
 
     def matcher(self) -> Matcher:
         """A matcher at the beginning of an answer."""
-        closer = Closer(self._pieces, free=self._open_ended and self._state.can_end())
+        budget_close = BudgetClose(self._pieces, free=self._open_ended and self._state.can_end())
         return Matcher(
             self._state,
             self._vocabulary,
-            closer,
+            budget_close,
             self._remake,
             open_ended=self._open_ended,
             is_slow=self._artifact.is_slow,
         )
 
-    def _remake(self) -> State:
+    def _remake(self) -> BackendState:
         self.is_spoilt = True
         return _initial_state(self._artifact, self._vocabulary)[0]
 
@@ -85,12 +85,12 @@ class Compiled:
         known = self._artifact.whole
         if known and leads_to_end(self._state, known):
             return known
-        unknown = Pieces(self._vocabulary, replace(self._artifact, whole=()))
-        found = Closer(unknown).completion(self._state)
+        unknown = ClosingTexts(self._vocabulary, replace(self._artifact, whole=()))
+        found = BudgetClose(unknown).completion(self._state)
         return None if found is None else tuple(found)
 
 
-def compile(spec: GrammarSpec, vocabulary: Vocabulary, limits: Limits = DEFAULT_LIMITS) -> Compiled:
+def compile(spec: GrammarSpec, vocabulary: Vocabulary, limits: Limits = DEFAULT_LIMITS) -> CompiledGrammar:
     """Compile in this process.
 
     Raises:
@@ -99,7 +99,7 @@ def compile(spec: GrammarSpec, vocabulary: Vocabulary, limits: Limits = DEFAULT_
     return load(lower(spec, vocabulary, limits), vocabulary)
 
 
-def lower(spec: GrammarSpec, vocabulary: Vocabulary, limits: Limits = DEFAULT_LIMITS) -> Artifact:
+def lower(spec: GrammarSpec, vocabulary: Vocabulary, limits: Limits = DEFAULT_LIMITS) -> GrammarArtifact:
     """Everything about a compile that may take long or fail, a dry run included.
 
     Raises:
@@ -107,11 +107,11 @@ def lower(spec: GrammarSpec, vocabulary: Vocabulary, limits: Limits = DEFAULT_LI
     """
     check_limits(spec, limits)
     artifact = _translated(spec, vocabulary)
-    compiled = Compiled(artifact, vocabulary)
+    compiled = CompiledGrammar(artifact, vocabulary)
     if compiled.error:
         raise likeliest_part(spec, _readable(compiled.error))
     try:
-        slowest = dry_run.check(compiled, lambda: Compiled(artifact, vocabulary), vocabulary)
+        slowest = dry_run.check(compiled, lambda: CompiledGrammar(artifact, vocabulary), vocabulary)
     except dry_run.DryRunError as error:
         raise likeliest_part(spec, str(error)) from None
     is_slow = slowest > SLOW_SECONDS
@@ -121,12 +121,12 @@ def lower(spec: GrammarSpec, vocabulary: Vocabulary, limits: Limits = DEFAULT_LI
     return replace(artifact, is_slow=is_slow, whole=shortest or (), is_hopeless=shortest is None)
 
 
-def load(artifact: Artifact, vocabulary: Vocabulary) -> Compiled:
+def load(artifact: GrammarArtifact, vocabulary: Vocabulary) -> CompiledGrammar:
     """Make an artifact usable."""
-    return Compiled(artifact, vocabulary)
+    return CompiledGrammar(artifact, vocabulary)
 
 
-def _translated(spec: GrammarSpec, vocabulary: Vocabulary) -> Artifact:
+def _translated(spec: GrammarSpec, vocabulary: Vocabulary) -> GrammarArtifact:
     if spec.kind is GrammarKind.JSON_SCHEMA:
         artifact = _schema(spec.value(), vocabulary)
     elif spec.kind is GrammarKind.JSON_OBJECT:
@@ -137,11 +137,11 @@ def _translated(spec: GrammarSpec, vocabulary: Vocabulary) -> Artifact:
         artifact = structural_tag_grammar(spec.value(), vocabulary)
     else:
         source, answers = plain.TRANSLATE[spec.kind](spec)
-        artifact = Artifact(Backend.LLGUIDANCE, source, values=answers)
+        artifact = GrammarArtifact(Backend.LLGUIDANCE, source, values=answers)
     return replace(artifact, num_bytes=20 * len(artifact.source) + (64 << 10))
 
 
-def _schema(schema: Any, vocabulary: Vocabulary) -> Artifact:
+def _schema(schema: Any, vocabulary: Vocabulary) -> GrammarArtifact:
     if schema is False:
         raise GrammarError("false", "", "the schema false admits no value")
     try:
@@ -149,7 +149,7 @@ def _schema(schema: Any, vocabulary: Vocabulary) -> Artifact:
         grammar = to_lark(analysis)
     except GrammarError as error:
         raise anchored(error, schema) from None
-    return Artifact(
+    return GrammarArtifact(
         Backend.LLGUIDANCE,
         grammar.text,
         tuple(vocabulary.tokenize(grammar.whole.encode())),
@@ -161,7 +161,7 @@ def _schema(schema: Any, vocabulary: Vocabulary) -> Artifact:
     )
 
 
-def _ebnf(spec: GrammarSpec, vocabulary: Vocabulary) -> Artifact:
+def _ebnf(spec: GrammarSpec, vocabulary: Vocabulary) -> GrammarArtifact:
     info = vocabulary.xgrammar
     import xgrammar
 
@@ -170,18 +170,18 @@ def _ebnf(spec: GrammarSpec, vocabulary: Vocabulary) -> Artifact:
     except RuntimeError as error:
         raise GrammarError("ebnf", "", _readable(str(error))) from None
     source = compiled.serialize_json()
-    return Artifact(Backend.XGRAMMAR, source, num_bytes=compiled.memory_size_bytes + len(source))
+    return GrammarArtifact(Backend.XGRAMMAR, source, num_bytes=compiled.memory_size_bytes + len(source))
 
 
-def _initial_state(artifact: Artifact, vocabulary: Vocabulary) -> tuple[State, str | None]:
+def _initial_state(artifact: GrammarArtifact, vocabulary: Vocabulary) -> tuple[BackendState, str | None]:
     if artifact.backend is Backend.XGRAMMAR:
         info = vocabulary.xgrammar
         import xgrammar
 
         automaton = xgrammar.CompiledGrammar.deserialize_json(artifact.source, info)
-        return XgrammarState(xgrammar.GrammarMatcher(automaton)), None
+        return XgrammarBackend(xgrammar.GrammarMatcher(automaton)), None
     matcher = llguidance.LLMatcher(vocabulary.llguidance, artifact.source, log_level=0, limits=_PARSER_LIMITS)
-    return LlguidanceState(matcher), matcher.get_error() or None
+    return LlguidanceBackend(matcher), matcher.get_error() or None
 
 
 def _readable(message: str) -> str:

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..emit.compiled_grammar import Artifact
+from ..emit.grammar_artifact import GrammarArtifact
 from ..match.backends import Row
 from ..match.matcher import GrammarFailure, Matcher
 from ..vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from .compiler import Compiled
+    from .compiler import CompiledGrammar
 
 WALKS = 2
 TOKENS = 32
@@ -50,7 +50,7 @@ class _TooSlow(DryRunError):
     """A mask took too long; it may take less when it is looked at again."""
 
 
-def check(compiled: Compiled, remake: Callable[[], Compiled], vocabulary: Vocabulary) -> float:
+def check(compiled: CompiledGrammar, remake: Callable[[], CompiledGrammar], vocabulary: Vocabulary) -> float:
     """Walk a few random answers, the same ones each time. Returns the seconds of the slowest mask.
 
     Args:
@@ -73,7 +73,7 @@ def check(compiled: Compiled, remake: Callable[[], Compiled], vocabulary: Vocabu
     return slowest
 
 
-def is_plain(artifact: Artifact) -> bool:
+def is_plain(artifact: GrammarArtifact) -> bool:
     """Whether nothing in the grammar of a schema is known to make masks slow."""
     return (
         artifact.is_json

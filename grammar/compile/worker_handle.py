@@ -24,24 +24,24 @@ _SERVE = "from rootgraft.grammar.compile.compile_worker import main; main()"
 CAN_YIELD = hasattr(os, "SCHED_IDLE")
 
 
-class ChildDied(Exception):
+class WorkerDied(Exception):
     """The process ended by itself."""
 
 
-class ChildTimeout(Exception):
+class WorkerTimeout(Exception):
     """No answer came in time."""
 
 
-class ChildStarved(Exception):
+class WorkerStarved(Exception):
     """A worker that yields gets hardly any processor time: the cores are busy all the time."""
 
 
-class Child:
+class WorkerHandle:
     """One worker, ready to compile.
 
     One that *yields* is of the scheduling class for what is idle: it runs where a core has nothing else to do, and
     leaves it as soon as somebody wants it. Another class delays a step of the engine by a slice of 4 ms each time that
-    its share of a core is due. Where no core is ever free it does not get on: that is what `ChildStarved` is for.
+    its share of a core is due. Where no core is ever free it does not get on: that is what `WorkerStarved` is for.
 
     Attributes:
         yields: whether it does.
@@ -52,7 +52,7 @@ class Child:
         """Start it and wait until it is ready, which may take long if it yields.
 
         Raises:
-            ChildDied: if it does not start.
+            WorkerDied: if it does not start.
         """
         self.yields = yields
         self.num_jobs = 0
@@ -69,10 +69,10 @@ class Child:
             self._send(encode_vocabulary(vocabulary))
             self._wait(START_SECONDS, 1, starves=False)
             if self._receive(time.monotonic() + START_SECONDS) != READY:
-                raise ChildDied
-        except (ChildDied, ChildTimeout):
+                raise WorkerDied
+        except (WorkerDied, WorkerTimeout):
             self.kill()
-            raise ChildDied from None
+            raise WorkerDied from None
 
     @property
     def is_alive(self) -> bool:
@@ -83,16 +83,16 @@ class Child:
         """The answer to a job, as the worker sent it.
 
         Raises:
-            ChildTimeout: if the worker takes more than `seconds` of processor time from when it has started on it, or
+            WorkerTimeout: if the worker takes more than `seconds` of processor time from when it has started on it, or
                 `PATIENCE` times as long by the clock: on a busy machine it has to wait for its turn.
-            ChildDied: if the worker ends.
-            ChildStarved: if it yields and does not get on.
+            WorkerDied: if the worker ends.
+            WorkerStarved: if it yields and does not get on.
         """
         self.num_jobs += 1
         self._send(job)
         self._wait(START_SECONDS, 1, starves=self.yields)
         if self._receive(time.monotonic() + START_SECONDS) != STARTED:
-            raise ChildDied
+            raise WorkerDied
         self._wait(seconds, PATIENCE, starves=self.yields)
         return self._receive(time.monotonic() + START_SECONDS)
 
@@ -115,14 +115,14 @@ class Child:
         while taken < seconds and (now := time.monotonic()) < last:
             if now - checked >= HUNGRY_SECONDS:
                 if starves and taken - had < FEWEST_SECONDS:
-                    raise ChildStarved
+                    raise WorkerStarved
                 checked, had = now, taken
             most = min(seconds - taken, last - now, HUNGRY_SECONDS)
             ready, _, _ = select.select([self._process.stdout], [], [], most)
             if ready:
                 return
             taken = self._processor_seconds() - before
-        raise ChildTimeout
+        raise WorkerTimeout
 
     def _processor_seconds(self) -> float:
         """Processor time that the worker has had so far; infinite once it has ended."""
@@ -137,12 +137,12 @@ class Child:
         try:
             write_frame(self._process.stdin, body)  # type: ignore[arg-type]
         except (BrokenPipeError, ValueError):
-            raise ChildDied from None
+            raise WorkerDied from None
 
     def _receive(self, deadline: float) -> bytes:
         size = int.from_bytes(self._read(4, deadline), "little")
         if size > MAX_FRAME:
-            raise ChildDied
+            raise WorkerDied
         return self._read(size, deadline)
 
     def _read(self, size: int, deadline: float) -> bytes:
@@ -152,9 +152,9 @@ class Child:
         while len(data) < size:
             ready, _, _ = select.select([source], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise ChildTimeout
+                raise WorkerTimeout
             chunk = os.read(source, size - len(data))
             if not chunk:
-                raise ChildDied
+                raise WorkerDied
             data += chunk
         return bytes(data)

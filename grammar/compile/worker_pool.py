@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Condition
 
 from ..vocabulary import Vocabulary
-from .worker_handle import Child, ChildDied, ChildStarved
+from .worker_handle import WorkerDied, WorkerHandle, WorkerStarved
 
 # A worker is replaced after so many grammars: whatever memory a library loses with each is bounded by that.
 MOST_JOBS = 2_000
@@ -19,7 +19,7 @@ MOST_JOBS = 2_000
 START_PATIENCE = 5.0
 
 
-class Children:
+class WorkerPool:
     """The workers of one class for one vocabulary; one is started at once. Every method may be called from any thread.
 
     Args:
@@ -33,7 +33,7 @@ class Children:
         self._most = most
         self._yields = yields
         self._changed = Condition()
-        self._idle: list[Child] = []
+        self._idle: list[WorkerHandle] = []
         self._at_work = 0
         self._starting = 0
         self._waiting = 0
@@ -44,12 +44,12 @@ class Children:
         with self._changed:
             self._start_one()
 
-    def take(self) -> Child:
+    def take(self) -> WorkerHandle:
         """A worker, which must be given back or discarded.
 
         Raises:
-            ChildStarved: if they yield, and there is none because those that start do not get on.
-            ChildDied: if none can be started, or none may be any more.
+            WorkerStarved: if they yield, and there is none because those that start do not get on.
+            WorkerDied: if none can be started, or none may be any more.
         """
         with self._changed:
             self._waiting += 1
@@ -58,7 +58,7 @@ class Children:
             finally:
                 self._waiting -= 1
 
-    def give_back(self, child: Child) -> None:
+    def give_back(self, child: WorkerHandle) -> None:
         """It has done its work."""
         with self._changed:
             self._at_work -= 1
@@ -68,7 +68,7 @@ class Children:
                 return
         self._replace(child)
 
-    def discard(self, child: Child) -> None:
+    def discard(self, child: WorkerHandle) -> None:
         """It is of no use any more."""
         with self._changed:
             self._at_work -= 1
@@ -84,7 +84,7 @@ class Children:
             child.kill()
         self._starters.shutdown(wait=True, cancel_futures=True)
 
-    def _wait(self) -> Child:
+    def _wait(self) -> WorkerHandle:
         while not self._closed:
             while self._idle:
                 child = self._idle.pop()
@@ -100,10 +100,10 @@ class Children:
             if not self._yields or self._at_work:
                 self._changed.wait()
             elif not self._is_up or not self._changed.wait(START_PATIENCE):
-                raise ChildStarved
-        raise ChildDied
+                raise WorkerStarved
+        raise WorkerDied
 
-    def _replace(self, child: Child) -> None:
+    def _replace(self, child: WorkerHandle) -> None:
         """End a worker that nobody has, and start the one that takes its place."""
         child.kill()
         with self._changed:
@@ -118,7 +118,7 @@ class Children:
     def _start(self) -> None:
         child = None
         try:
-            child = Child(self._vocabulary, yields=self._yields)
+            child = WorkerHandle(self._vocabulary, yields=self._yields)
         finally:
             with self._changed:
                 self._starting -= 1

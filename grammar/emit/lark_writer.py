@@ -27,15 +27,15 @@ from ..schema.constraints import (
     OBJECT,
     STRING,
     TRUE,
+    Alternative,
     Conj,
     ObjectClause,
     Objects,
     Strings,
-    World,
 )
 from ..schema.document import pointer_join
-from ..schema.satisfiability import Completion
-from ..schema.shortest_instance import MAX_ANSWER, Witness
+from ..schema.satisfiability import Satisfiability
+from ..schema.shortest_instance import MAX_ANSWER, ShortestInstance
 from .json_whitespace import WHITESPACE
 from .members import Field, array_fields, object_fields
 from .number_terminals import number_terminal
@@ -75,9 +75,9 @@ def to_lark(analysis: Analysis) -> LarkGrammar:
     writer = Writer(analysis)
     text = writer.write()
     root: Conj = frozenset((2 * analysis.document.root,))
-    witness = Witness(analysis, writer.completion)
-    properties, values, detour = witness.pieces(root)
-    return LarkGrammar(text, witness.text(root) or "", tuple(properties), tuple(values), detour)
+    shortest_instance = ShortestInstance(analysis, writer.completion)
+    properties, values, detour = shortest_instance.pieces(root)
+    return LarkGrammar(text, shortest_instance.text(root) or "", tuple(properties), tuple(values), detour)
 
 
 class Writer:
@@ -85,7 +85,7 @@ class Writer:
 
     def __init__(self, analysis: Analysis) -> None:
         self.analysis = analysis
-        self.completion = Completion(analysis)
+        self.completion = Satisfiability(analysis)
         self.rules: dict[str, str] = {}
         self.terminals: dict[str, str] = {}
         self.names: dict[Conj, str] = {}
@@ -147,26 +147,26 @@ class Writer:
     def body(self, conj: Conj) -> str:
         """All alternatives of a conjunction."""
         options: dict[str, None] = {}
-        worlds = self.completion.live(conj) if conj != ALWAYS else [World()]
-        for index, world in enumerate(worlds):
-            options |= dict.fromkeys(self.scalars(world))
+        alternatives = self.completion.live(conj) if conj != ALWAYS else [Alternative()]
+        for index, alternative in enumerate(alternatives):
+            options |= dict.fromkeys(self.scalars(alternative))
             name = f"{self.names[conj]}_{index}"
-            if world.types & ARRAY and self.completion.array_possible(world.arrays):
-                options[array_fields(self, world.arrays, f"{name}a")] = None
-            if world.types & OBJECT and self.completion.object_possible(world.objects):
-                options[self.object(world.objects, f"{name}o")] = None
+            if alternative.types & ARRAY and self.completion.array_possible(alternative.arrays):
+                options[array_fields(self, alternative.arrays, f"{name}a")] = None
+            if alternative.types & OBJECT and self.completion.object_possible(alternative.objects):
+                options[self.object(alternative.objects, f"{name}o")] = None
         if not options:
             raise self.impossible(conj)
         return " | ".join(options)
 
-    def scalars(self, world: World) -> list[str]:
+    def scalars(self, alternative: Alternative) -> list[str]:
         """The alternatives of a world that are single terminals."""
-        words = [word for bit, word in ((NULL, "null"), (TRUE, "true"), (FALSE, "false")) if world.types & bit]
+        words = [word for bit, word in ((NULL, "null"), (TRUE, "true"), (FALSE, "false")) if alternative.types & bit]
         options = [self.terminal(f"/{'|'.join(words)}/")] if words else []
-        if world.types & NUMBER:
-            options += number_terminal(self, world.types & NUMBER, world.numbers)
-        if world.types & STRING:
-            options.append(self.terminal(self.string(world.strings)))
+        if alternative.types & NUMBER:
+            options += number_terminal(self, alternative.types & NUMBER, alternative.numbers)
+        if alternative.types & STRING:
+            options.append(self.terminal(self.string(alternative.strings)))
         return options
 
     def literal_string(self, value: str) -> str:
@@ -247,10 +247,10 @@ class Writer:
         """All keys that ``propertyNames`` permits, if they are enumerated."""
         if conj == ALWAYS:
             return None
-        worlds = [world for world in self.analysis.conjunction(conj) if world.types & STRING]
-        if any(world.strings.values is None for world in worlds):
+        alternatives = [alternative for alternative in self.analysis.conjunction(conj) if alternative.types & STRING]
+        if any(alternative.strings.values is None for alternative in alternatives):
             return None
-        return list(dict.fromkeys(value for world in worlds for value in world.strings.values or ()))
+        return list(dict.fromkeys(value for alternative in alternatives for value in alternative.strings.values or ()))
 
     def extras(self, objects: Objects, taken: list[str], name: str) -> list[str]:
         """One item for each class of keys that are not listed, by the patterns that they match."""
@@ -277,10 +277,12 @@ class Writer:
         """The terminal expression of the keys that are not listed, or None if there are none."""
         base = f"/{ANY_STRING}/"
         if names != ALWAYS:
-            worlds = [world for world in self.analysis.conjunction(names) if world.types & STRING]
-            if not worlds:
+            alternatives = [
+                alternative for alternative in self.analysis.conjunction(names) if alternative.types & STRING
+            ]
+            if not alternatives:
                 return None
-            base = "(" + " | ".join(f"({self.string(world.strings)})" for world in worlds) + ")"
+            base = "(" + " | ".join(f"({self.string(alternative.strings)})" for alternative in alternatives) + ")"
         if taken:
             base += " & ~/" + "|".join(rust_literal(json_string(name)) for name in taken) + "/"
         return base

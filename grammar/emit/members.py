@@ -256,20 +256,20 @@ def _finite(writer: Writer, conj: Conj) -> list[str] | None:
     if conj == ALWAYS:
         return None
     found: dict[str, None] = {}
-    for world in writer.analysis.conjunction(conj):
-        if world.types & (ARRAY | OBJECT):
+    for alternative in writer.analysis.conjunction(conj):
+        if alternative.types & (ARRAY | OBJECT):
             return None
-        if (world.types & STRING and world.strings.values is None) or (
-            world.types & NUMBER and world.numbers.values is None
+        if (alternative.types & STRING and alternative.strings.values is None) or (
+            alternative.types & NUMBER and alternative.numbers.values is None
         ):
             return None
         for bit in (NULL, TRUE, FALSE):
-            if world.types & bit:
-                found |= dict.fromkeys(writer.scalars(world.of(bit)))
-        if world.types & STRING:
-            found |= dict.fromkeys(writer.literal_string(value) for value in world.strings.values or ())
-        if world.types & NUMBER:
-            found |= dict.fromkeys(writer.literal_number(value) for value in world.numbers.values or ())
+            if alternative.types & bit:
+                found |= dict.fromkeys(writer.scalars(alternative.of(bit)))
+        if alternative.types & STRING:
+            found |= dict.fromkeys(writer.literal_string(value) for value in alternative.strings.values or ())
+        if alternative.types & NUMBER:
+            found |= dict.fromkeys(writer.literal_number(value) for value in alternative.numbers.values or ())
     return list(found)
 
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from ..errors import GrammarError
 from ..regex.charset import rust_literal
 from ..regex.ecma_regex import num_repeats, parse, repeat_product, to_rust
-from ..regex.regex_parser import Node, RegexError
+from ..regex.regex_parser import RegexError, RegexNode
 from ..schema.scalars import MAX_REPEAT_PRODUCT, MAX_REPEATS
 from ..spec import GrammarKind, GrammarSpec
 
@@ -38,7 +38,7 @@ def _regex(spec: GrammarSpec) -> Translation:
     return f"{FREE}start: TEXT\nTEXT: {' & '.join(terms)}\n", tuple(sorted(answers, key=len))
 
 
-def _too_long(node: Node) -> bool:
+def _too_long(node: RegexNode) -> bool:
     return repeat_product(node) > MAX_REPEAT_PRODUCT
 
 

@@ -20,12 +20,12 @@ from ..schema.document import Document, pointer_join
 from ..schema.error_location import anchored
 from ..schema.shortest_instance import MAX_PIECE_BYTES
 from ..vocabulary import Vocabulary
-from .compiled_grammar import Artifact, Backend
+from .grammar_artifact import Backend, GrammarArtifact
 from .lark_writer import to_lark
 from .plain_grammars import FREE
 
 
-def structural_tag_grammar(tag: dict[str, Any], vocabulary: Vocabulary) -> Artifact:
+def structural_tag_grammar(tag: dict[str, Any], vocabulary: Vocabulary) -> GrammarArtifact:
     """The grammar of a structural tag, in the present form (``format``) or the older one (``structures``).
 
     Raises:
@@ -47,7 +47,7 @@ def structural_tag_grammar(tag: dict[str, Any], vocabulary: Vocabulary) -> Artif
     source = json.dumps({"grammars": grammars})
     free = isinstance(form, dict) and form.get("type") in ("any_text", "triggered_tags")
     short = writer.short
-    return Artifact(
+    return GrammarArtifact(
         Backend.LLGUIDANCE,
         source,
         properties=tuple(sorted(short.properties, key=len)),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 Row: TypeAlias = NDArray[np.int32]
 
 
-class State(Protocol):
+class BackendState(Protocol):
     """What a matcher asks of a grammar library. End tokens are never given to it: an end cannot become an error."""
 
     def fill(self, row: Row) -> None:
@@ -29,7 +29,7 @@ class State(Protocol):
     def rollback(self, count: int) -> None:
         """Take back the last tokens."""
 
-    def copy(self) -> State:
+    def copy(self) -> BackendState:
         """An independent state at the same place."""
 
     def can_end(self) -> bool:
@@ -42,7 +42,7 @@ class State(Protocol):
         """Bytes that must come next, if the library knows them."""
 
 
-class LlguidanceState:
+class LlguidanceBackend:
     """A state of llguidance's parser."""
 
     def __init__(self, matcher: Any) -> None:
@@ -65,9 +65,9 @@ class LlguidanceState:
         if count and not self._matcher.rollback(count):
             raise ValueError(f"cannot take back {count} tokens: {self._matcher.get_error()[:200]}")
 
-    def copy(self) -> LlguidanceState:
+    def copy(self) -> LlguidanceBackend:
         """An independent state."""
-        return LlguidanceState(self._matcher.deep_copy())
+        return LlguidanceBackend(self._matcher.deep_copy())
 
     def can_end(self) -> bool:
         """Whether the text is complete."""
@@ -82,7 +82,7 @@ class LlguidanceState:
         return bytes(self._matcher.compute_ff_bytes())
 
 
-class XgrammarState:
+class XgrammarBackend:
     """A state of XGrammar's automaton."""
 
     def __init__(self, matcher: Any) -> None:
@@ -106,9 +106,9 @@ class XgrammarState:
         if count:
             self._matcher.rollback(count)
 
-    def copy(self) -> XgrammarState:
+    def copy(self) -> XgrammarBackend:
         """An independent state."""
-        return XgrammarState(self._matcher.fork())
+        return XgrammarBackend(self._matcher.fork())
 
     def can_end(self) -> bool:
         """Whether the text is complete."""
@@ -133,7 +133,7 @@ class Bounded:
     A clock would have what is allowed depend on more than the tokens of the answer.
     """
 
-    def __init__(self, state: State, left: list[int]) -> None:
+    def __init__(self, state: BackendState, left: list[int]) -> None:
         self._state = state
         self._left = left
 
@@ -178,13 +178,13 @@ class Bounded:
         return self._state.forced()
 
 
-def leads_to_end(state: State, tokens: Sequence[int]) -> bool:
+def leads_to_end(state: BackendState, tokens: Sequence[int]) -> bool:
     """Whether some tokens are a way to an end; the state is left as it is."""
     after = state.copy()
     return after.advance(tokens) == len(tokens) and after.can_end()
 
 
-def advance(state: State, tokens: Sequence[int]) -> bool:
+def advance(state: BackendState, tokens: Sequence[int]) -> bool:
     """Accept all of some tokens, or none."""
     taken = state.advance(tokens)
     if taken < len(tokens):
@@ -192,7 +192,7 @@ def advance(state: State, tokens: Sequence[int]) -> bool:
     return taken == len(tokens)
 
 
-def take_back(state: State, count: int) -> None:
+def take_back(state: BackendState, count: int) -> None:
     """Roll back, unless the library has failed: then the state leads nowhere any more, and nothing else is lost."""
     if count and state.failure() is None:
         state.rollback(count)

@@ -16,8 +16,8 @@ from itertools import chain, islice, zip_longest
 
 import numpy as np
 
-from .backends import Bounded, Exhausted, Row, State, advance, leads_to_end, take_back
-from .closing_texts import ESCAPED, FREE, INSIDE, NEVER, OUTSIDE, Pieces
+from .backends import BackendState, Bounded, Exhausted, Row, advance, leads_to_end, take_back
+from .closing_texts import ESCAPED, FREE, INSIDE, NEVER, OUTSIDE, ClosingTexts
 
 MAX_TOKENS = 2_000
 MAX_STEPS = 800
@@ -49,7 +49,7 @@ class _Mark:
     again: int | None = None
 
 
-class Closer:
+class BudgetClose:
     """Plans the end of one answer.
 
     It keeps a mark for each position, so that tokens taken back leave no trace: what it allows depends on the tokens
@@ -59,7 +59,7 @@ class Closer:
         free: the answer begins as free text.
     """
 
-    def __init__(self, pieces: Pieces, *, free: bool = False) -> None:
+    def __init__(self, pieces: ClosingTexts, *, free: bool = False) -> None:
         self._pieces = pieces
         self._marks = [_Mark(FREE if free else OUTSIDE)]
 
@@ -73,9 +73,9 @@ class Closer:
         """Tokens of the shortest answer, if it is known."""
         return self._pieces.num_shortest
 
-    def copy(self) -> Closer:
+    def copy(self) -> BudgetClose:
         """An independent closer with the same knowledge."""
-        other = Closer(self._pieces)
+        other = BudgetClose(self._pieces)
         other._marks = list(self._marks)
         return other
 
@@ -111,7 +111,7 @@ class Closer:
         known = mark.known
         return known is None or remaining <= len(known[1]) + (position - known[0] + 1) * self._pieces.jump
 
-    def plan(self, state: State, remaining: int) -> list[int] | None:
+    def plan(self, state: BackendState, remaining: int) -> list[int] | None:
         """The tokens to an end if it is time to go there, else None: every token is still free.
 
         Args:
@@ -134,7 +134,7 @@ class Closer:
         self._marks[-1] = replace(mark, known=(position, found), plan=(position, found) if near else None)
         return found if near else None
 
-    def _rest_of_known(self, state: State) -> list[int] | None:
+    def _rest_of_known(self, state: BackendState) -> list[int] | None:
         """A rest of the completion that is known, if it leads to an end from here too: there may be shorter ones.
 
         In the middle of a value that is usually all of it, behind the value what came after. To find that out takes a
@@ -150,7 +150,7 @@ class Closer:
             take_back(after, taken)
         return None
 
-    def completion(self, state: State, most: int = MAX_TOKENS) -> list[int] | None:
+    def completion(self, state: BackendState, most: int = MAX_TOKENS) -> list[int] | None:
         """A short way to an end, or None if none of about `most` tokens was found."""
         whole, inside = self._pieces.whole, self._marks[-1].inside
         if len(self._marks) == 1 and (whole or self._pieces.is_hopeless):
@@ -160,7 +160,7 @@ class Closer:
         except Exhausted:
             return None
 
-    def _search_ways(self, state: State, inside: int, most: int) -> list[int] | None:
+    def _search_ways(self, state: BackendState, inside: int, most: int) -> list[int] | None:
         """The first of several walks to an end."""
         pieces = self._pieces
         walk = self._walk(state.copy(), inside, most)
@@ -176,7 +176,7 @@ class Closer:
         return None
 
     def _walk(
-        self, state: State, inside: int, most: int, first: Sequence[list[int]] = (), *, turning: bool = False
+        self, state: BackendState, inside: int, most: int, first: Sequence[list[int]] = (), *, turning: bool = False
     ) -> Iterator[list[int] | None]:
         """A step to an end each time, and the tokens of all steps at the end; nothing more where there is no way.
 
@@ -200,7 +200,7 @@ class Closer:
             tokens += step
             yield None
 
-    def _step(self, state: State, inside: int, first: Sequence[list[int]], turn: int) -> list[int] | None:
+    def _step(self, state: BackendState, inside: int, first: Sequence[list[int]], turn: int) -> list[int] | None:
         """The next tokens of a completion; the state advances by them."""
         pieces = self._pieces
         forced = state.forced()
@@ -213,7 +213,7 @@ class Closer:
         found = _first(state, first) or self._json_step(state, inside, turn)
         return found or _first(state, pieces.rests) or self._search(state, inside)
 
-    def _json_step(self, state: State, inside: int, turn: int) -> list[int] | None:
+    def _json_step(self, state: BackendState, inside: int, turn: int) -> list[int] | None:
         """The next tokens by where the state stands in a JSON text; of other texts, the rest of a short one."""
         pieces = self._pieces
         if inside == INSIDE:
@@ -229,10 +229,10 @@ class Closer:
         tail = next((tail for tail in pieces.tails if leads_to_end(state, tail)), None)
         return list(tail) if tail and advance(state, tail) else None
 
-    def _search(self, state: State, inside: int) -> list[int] | None:
+    def _search(self, state: BackendState, inside: int) -> list[int] | None:
         """Out of the middle of a string or a word: breadth first over a few tokens of each kind."""
         row: Row = np.zeros(self._pieces.vocabulary.num_words, dtype=np.int32)
-        frontier: list[tuple[State, list[int]]] = [(state.copy(), [])]
+        frontier: list[tuple[BackendState, list[int]]] = [(state.copy(), [])]
         seen = {b""}
         for at, path in frontier:
             if len(frontier) > MAX_SEARCH:
@@ -250,7 +250,7 @@ class Closer:
                 frontier.append((after, found))
         return None
 
-    def _closes(self, state: State) -> bool:
+    def _closes(self, state: BackendState) -> bool:
         return advance(state.copy(), self._pieces.quote)
 
     def _candidates(self, row: Row) -> list[int]:
@@ -262,7 +262,7 @@ class Closer:
         return [int(best[index]) for kind, index in zip(kinds, first, strict=True) if kind < NEVER]
 
 
-def _first(state: State, pieces: Sequence[list[int]], then: Sequence[list[int]] = ()) -> list[int] | None:
+def _first(state: BackendState, pieces: Sequence[list[int]], then: Sequence[list[int]] = ()) -> list[int] | None:
     """The first piece that the state accepts as a whole, if one of `then` may follow; it advances by the piece."""
     hopeless: set[int] = set()
     for piece in pieces:
@@ -277,7 +277,7 @@ def _first(state: State, pieces: Sequence[list[int]], then: Sequence[list[int]] 
     return None
 
 
-def _goes_on(state: State, then: Sequence[list[int]]) -> bool:
+def _goes_on(state: BackendState, then: Sequence[list[int]]) -> bool:
     """Whether one of some pieces may follow; the state is left as it is."""
     after = state.copy()
     return any(advance(after, tokens) for tokens in then)

@@ -6,7 +6,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from ..emit.compiled_grammar import Artifact
+from ..emit.grammar_artifact import GrammarArtifact
 from ..vocabulary import Vocabulary
 from .backends import Row
 
@@ -19,10 +19,10 @@ NEVER = 100  # the kind of tokens that are never tried
 _PLAIN = (b"0", b'""', b"null", b"[]", b"{}", b"true", b"false", b"[", b"{")
 
 
-class Pieces:
+class ClosingTexts:
     """The short texts of one grammar as tokens, shared by all its matchers; worked out when first needed."""
 
-    def __init__(self, vocabulary: Vocabulary, artifact: Artifact) -> None:
+    def __init__(self, vocabulary: Vocabulary, artifact: GrammarArtifact) -> None:
         self.vocabulary = vocabulary
         self.is_json = artifact.is_json
         # A separator before any piece: after a number, a piece would only be more digits.

@@ -13,7 +13,7 @@ from ..vocabulary import Vocabulary
 from .matcher import GrammarFailure, Matcher
 
 
-class Fill(NamedTuple):
+class MaskFill(NamedTuple):
     """Masks to fill for one matcher: of the next token, and of the one after each draft.
 
     Attributes:
@@ -47,7 +47,7 @@ class MaskBuffer:
         self.words: NDArray[np.int32] = np.full((rows, vocabulary.num_words), -1, dtype=np.int32)
         self._pool = ThreadPoolExecutor(threads, "grammar-mask") if threads else None
 
-    def fill(self, jobs: Sequence[Fill]) -> dict[int, GrammarFailure]:
+    def fill(self, jobs: Sequence[MaskFill]) -> dict[int, GrammarFailure]:
         """Fill the rows of some matchers; each row and matcher stands in one job.
 
         Returns:
@@ -71,7 +71,7 @@ class MaskBuffer:
         if self._pool:
             self._pool.shutdown()
 
-    def _fill_one(self, job: Fill) -> tuple[int, GrammarFailure] | None:
+    def _fill_one(self, job: MaskFill) -> tuple[int, GrammarFailure] | None:
         for ahead in range(len(job.drafts) + 1):
             row = job.row + ahead
             try:

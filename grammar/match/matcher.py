@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..vocabulary import Vocabulary
-from .backends import Row, State
-from .budget_close import Closer
+from .backends import BackendState, Row
+from .budget_close import BudgetClose
 
 # A mask that takes longer delays a step, beside whose forward pass it is filled.
 SLOW_SECONDS = 0.003
@@ -46,10 +46,10 @@ class Matcher:
 
     def __init__(
         self,
-        beginning: State,
+        beginning: BackendState,
         vocabulary: Vocabulary,
-        closer: Closer,
-        remake: Callable[[], State],
+        budget_close: BudgetClose,
+        remake: Callable[[], BackendState],
         *,
         open_ended: bool = False,
         is_slow: bool = False,
@@ -62,7 +62,7 @@ class Matcher:
         self._is_remade = False
         self._state = beginning.copy()
         self._vocabulary = vocabulary
-        self._closer = closer
+        self._budget_close = budget_close
         self._ended = False
 
     @property
@@ -104,7 +104,7 @@ class Matcher:
         if self._prepared is not None and self._prepared.remaining == remaining:
             row[:] = self._prepared.row
             return
-        searches = remaining is not None and self._closer.must_search(remaining)
+        searches = remaining is not None and self._budget_close.must_search(remaining)
         before = time.perf_counter()
         self._fill(row, remaining)
         is_slow = time.perf_counter() - before > SLOW_SECONDS
@@ -115,7 +115,7 @@ class Matcher:
 
     def is_slow(self, remaining: int) -> bool:
         """Whether the next mask is likely to take long, going by those before: better to `prepare` it."""
-        return self._slow_searches if self._closer.must_search(remaining) else self._slow_masks
+        return self._slow_searches if self._budget_close.must_search(remaining) else self._slow_masks
 
     def prepare(self, remaining: int | None) -> None:
         """Fill the next mask already: `fill_mask` has it at hand, if no token comes or goes. What fails, fails there.
@@ -133,7 +133,9 @@ class Matcher:
         if self._ended:
             self._allow_only_end(row)
             return
-        plan = None if remaining is None or self._closer.is_free else self._closer.plan(self._state, remaining)
+        plan = (
+            None if remaining is None or self._budget_close.is_free else self._budget_close.plan(self._state, remaining)
+        )
         if plan is not None:
             row[:] = 0
             if plan:
@@ -154,7 +156,7 @@ class Matcher:
     @property
     def num_shortest(self) -> int | None:
         """Tokens of the shortest answer (its end token not counted) that a budget is sure to complete, if known."""
-        return self._closer.num_shortest
+        return self._budget_close.num_shortest
 
     def accept(self, token: int) -> bool:
         """Advance by a token. False, and nothing changes, if the grammar does not allow it here."""
@@ -167,7 +169,7 @@ class Matcher:
             return self._ended
         if not 0 <= token < len(self._vocabulary.tokens) or not self._advance(token):
             return False
-        self._closer.follow(token, free=self._open_ended and self._state.can_end())
+        self._budget_close.follow(token, free=self._open_ended and self._state.can_end())
         self._tokens.append(token)
         return True
 
@@ -194,7 +196,7 @@ class Matcher:
         if self._ended:
             self._ended = False
             count -= 1
-        self._closer.rollback(count)
+        self._budget_close.rollback(count)
         if self._state.failure() is None:
             self._state.rollback(count)
         else:
@@ -223,7 +225,9 @@ class Matcher:
 
     def copy(self) -> Matcher:
         """An independent matcher at the same place."""
-        other = Matcher(self._state, self._vocabulary, self._closer.copy(), self._remake, open_ended=self._open_ended)
+        other = Matcher(
+            self._state, self._vocabulary, self._budget_close.copy(), self._remake, open_ended=self._open_ended
+        )
         other._tokens, other._ended, other._is_remade = list(self._tokens), self._ended, self._is_remade
         other._slow_masks, other._slow_searches = self._slow_masks, self._slow_searches
         return other
@@ -236,7 +240,7 @@ class Matcher:
         """
         if self._ended or self._is_remade or self._prepared is not None or limit < 1:
             return []
-        if not self._closer.is_free and (planned := self._closer.planned):
+        if not self._budget_close.is_free and (planned := self._budget_close.planned):
             return planned[:limit]
         forced = self._state.forced()
         # The last token could begin more text than is forced: leave its choice open.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .charset import CharSet
-from .regex_parser import Alt, Cat, Chars, Look, Mark, Node, RegexError, Repeat, parse_nodes
+from .regex_parser import Alt, Cat, Chars, Look, Mark, RegexError, RegexNode, Repeat, parse_nodes
 
 ANY = Chars(CharSet(negated=True))
 ANYTHING = Repeat(ANY, 0, None)
@@ -36,8 +36,8 @@ class Pattern:
         must_not: and none of these.
     """
 
-    must: tuple[Node, ...]
-    must_not: tuple[Node, ...] = ()
+    must: tuple[RegexNode, ...]
+    must_not: tuple[RegexNode, ...] = ()
 
     def matches(self, text: str) -> bool:
         """Whether a string satisfies the pattern (polynomial in its length)."""
@@ -82,7 +82,7 @@ def parse(pattern: str, *, wide: bool = False, whole: bool = False) -> Pattern:
     looks, body = _split_looks(node)
     tail = _newline_tail() if wide else EMPTY
     must = [_anchor(body, tail, whole=whole)]
-    must_not: list[Node] = []
+    must_not: list[RegexNode] = []
     for look in looks:
         target = must_not if look.negative else must
         # A negative lookahead must be read the other way round.
@@ -96,7 +96,7 @@ def parse(pattern: str, *, wide: bool = False, whole: bool = False) -> Pattern:
     return Pattern(tuple(must), tuple(must_not))
 
 
-def to_json(node: Node) -> str:
+def to_json(node: RegexNode) -> str:
     """Rust regex for the JSON spelling (without quotes) of the strings that an anchored expression matches."""
     if isinstance(node, Chars):
         return node.chars.to_json()
@@ -109,7 +109,7 @@ def to_json(node: Node) -> str:
     raise TypeError("the expression is not anchored")
 
 
-def to_rust(node: Node) -> str:
+def to_rust(node: RegexNode) -> str:
     """Rust regex for the strings themselves."""
     if isinstance(node, Chars):
         return node.chars.to_rust()
@@ -122,12 +122,12 @@ def to_rust(node: Node) -> str:
     raise TypeError("the expression is not anchored")
 
 
-def fullmatch(node: Node, text: str) -> bool:
+def fullmatch(node: RegexNode, text: str) -> bool:
     """Whether an anchored expression matches the whole text."""
     return len(text) in _ends(node, text, {0})
 
 
-def shortest(node: Node) -> str:
+def shortest(node: RegexNode) -> str:
     """A shortest string that an anchored expression matches, of friendly characters where there is a choice."""
     if isinstance(node, Chars):
         return next((char for char in _FRIENDLY if char in node.chars), "") or _any_char(node.chars)
@@ -138,7 +138,7 @@ def shortest(node: Node) -> str:
     return shortest(node.item) * node.least if isinstance(node, Repeat) else ""
 
 
-def examples(node: Node) -> list[str]:
+def examples(node: RegexNode) -> list[str]:
     """Short strings for the different ways in which an anchored expression can match, at most `MAX_EXAMPLES`."""
     found = [shortest(node)]
     if isinstance(node, Alt):
@@ -157,7 +157,7 @@ def _any_char(chars: CharSet) -> str:
     return chr(chars.ranges[0][0]) if chars.ranges and not chars.negated else ""
 
 
-def repeat_product(node: Node) -> int:
+def repeat_product(node: RegexNode) -> int:
     """The product of nested repeat counts along the worst path: how large the pattern is when written out."""
     if isinstance(node, Repeat):
         return max(1, node.least, node.most or 0) * repeat_product(node.item)
@@ -166,7 +166,7 @@ def repeat_product(node: Node) -> int:
     return 1
 
 
-def num_repeats(node: Node) -> int:
+def num_repeats(node: RegexNode) -> int:
     """Repeats in an expression, however they are nested."""
     if isinstance(node, Repeat):
         return 1 + num_repeats(node.item)
@@ -181,11 +181,11 @@ def _bounds(least: int, most: int | None) -> str:
     return f"{{{least},{'' if most is None else most}}}"
 
 
-def _newline_tail() -> Node:
+def _newline_tail() -> RegexNode:
     return Repeat(Chars(CharSet(((10, 10),))), 0, 1)
 
 
-def _split_looks(node: Node) -> tuple[list[Look], Node]:
+def _split_looks(node: RegexNode) -> tuple[list[Look], RegexNode]:
     """Lookaheads at the very beginning (after ``^``), and the rest."""
     items = list(node.items) if isinstance(node, Cat) else [node]
     if not items or items[0] is not Mark.START:
@@ -197,7 +197,7 @@ def _split_looks(node: Node) -> tuple[list[Look], Node]:
     return looks, Cat(tuple(items))
 
 
-def _anchor(node: Node, tail: Node, *, whole: bool) -> Node:
+def _anchor(node: RegexNode, tail: RegexNode, *, whole: bool) -> RegexNode:
     """The expression over the whole string: ``^`` and ``$`` resolved, ANYTHING where a search may go on."""
     options = []
     for at_start, middle in _edge(node, Mark.START):
@@ -210,7 +210,7 @@ def _anchor(node: Node, tail: Node, *, whole: bool) -> Node:
     return options[0] if len(options) == 1 else Alt(tuple(options))
 
 
-def _edge(node: Node, mark: Mark) -> Iterator[tuple[bool, Node]]:
+def _edge(node: RegexNode, mark: Mark) -> Iterator[tuple[bool, RegexNode]]:
     """The alternatives of an expression at one edge: is the anchor there, and what is left without it."""
     if node is mark:
         yield True, EMPTY
@@ -230,7 +230,7 @@ def _edge(node: Node, mark: Mark) -> Iterator[tuple[bool, Node]]:
         raise RegexError(f"the anchor {mark.value!r} inside a repeat")
 
 
-def _edge_cat(node: Cat, mark: Mark) -> Iterator[tuple[bool, Node]]:
+def _edge_cat(node: Cat, mark: Mark) -> Iterator[tuple[bool, RegexNode]]:
     start = mark is Mark.START
     items = node.items if start else node.items[::-1]
     first, rest = items[0], items[1:]
@@ -245,19 +245,19 @@ def _edge_cat(node: Cat, mark: Mark) -> Iterator[tuple[bool, Node]]:
             yield anchored, Cat((edge, *rest) if start else (*rest[::-1], edge))
 
 
-def _is_unresolved(node: Node) -> bool:
+def _is_unresolved(node: RegexNode) -> bool:
     if isinstance(node, Alt | Cat):
         return any(map(_is_unresolved, node.items))
     return _is_unresolved(node.item) if isinstance(node, Repeat) else isinstance(node, Mark | Look)
 
 
-def _has_mark(node: Node, mark: Mark) -> bool:
+def _has_mark(node: RegexNode, mark: Mark) -> bool:
     if isinstance(node, Alt | Cat):
         return any(_has_mark(item, mark) for item in node.items)
     return _has_mark(node.item, mark) if isinstance(node, Repeat) else node is mark
 
 
-def _ends(node: Node, text: str, starts: set[int]) -> set[int]:
+def _ends(node: RegexNode, text: str, starts: set[int]) -> set[int]:
     """Positions where a match may end that begins at one of `starts`."""
     if isinstance(node, Chars):
         return {at + 1 for at in starts if at < len(text) and text[at] in node.chars}

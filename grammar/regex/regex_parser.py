@@ -35,21 +35,21 @@ class Chars:
 class Cat:
     """One expression after the other; of nothing, the empty string."""
 
-    items: tuple[Node, ...]
+    items: tuple[RegexNode, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Alt:
     """One of several expressions."""
 
-    items: tuple[Node, ...]
+    items: tuple[RegexNode, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
     """An expression `least` to `most` times (None: without end)."""
 
-    item: Node
+    item: RegexNode
     least: int
     most: int | None
 
@@ -62,7 +62,7 @@ class Look:
     negative: bool
 
 
-Node: TypeAlias = "Chars | Cat | Alt | Repeat | Look | Mark"
+RegexNode: TypeAlias = "Chars | Cat | Alt | Repeat | Look | Mark"
 
 _DIGIT = CharSet(((0x30, 0x39),))
 _WORD = CharSet(((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)))
@@ -80,7 +80,7 @@ _CATEGORY = re.compile(r"\{(?:gc=|General_Category=)?(L[ulmot]?|N[dlo]?|M[nce]?|
 _LONG_NAMES = {"Letter": "L", "Number": "N", "Mark": "M"}
 
 
-def parse_nodes(pattern: str, *, wide: bool) -> Node:
+def parse_nodes(pattern: str, *, wide: bool) -> RegexNode:
     """The tree of a pattern, anchors and lookaheads left in place.
 
     Args:
@@ -114,7 +114,7 @@ class _Parser:
         self.at += 1
         return self.text[self.at - 1]
 
-    def alternatives(self, depth: int) -> Node:
+    def alternatives(self, depth: int) -> RegexNode:
         if depth > MAX_NESTING:
             raise RegexError(f"more than {MAX_NESTING} groups inside each other")
         options = [self.sequence(depth)]
@@ -123,13 +123,13 @@ class _Parser:
             options.append(self.sequence(depth))
         return options[0] if len(options) == 1 else Alt(tuple(options))
 
-    def sequence(self, depth: int) -> Node:
-        items: list[Node] = []
+    def sequence(self, depth: int) -> RegexNode:
+        items: list[RegexNode] = []
         while self.peek() not in ("", "|", ")"):
             items.append(self.quantified(self.atom(depth)))
         return items[0] if len(items) == 1 else Cat(tuple(items))
 
-    def quantified(self, item: Node) -> Node:
+    def quantified(self, item: RegexNode) -> RegexNode:
         bounds = self.quantifier()
         if bounds is None:
             return item
@@ -160,7 +160,7 @@ class _Parser:
             raise RegexError(f"a repeat from {least} to {most}")
         return least, most
 
-    def atom(self, depth: int) -> Node:
+    def atom(self, depth: int) -> RegexNode:
         start = self.at
         char = self.take()
         if char == "(":
@@ -180,13 +180,13 @@ class _Parser:
             raise RegexError(f"nothing to repeat at position {start}")
         return self.chars(single(char))
 
-    def chars(self, chars: CharSet) -> Node:
+    def chars(self, chars: CharSet) -> RegexNode:
         try:
             return Chars(fold_case(chars) if self.fold else chars)
         except ValueError as error:
             raise RegexError(str(error)) from None
 
-    def group(self, depth: int) -> Node:
+    def group(self, depth: int) -> RegexNode:
         if self.peek() == "?":
             if self.peek(2) in ("?=", "?!"):
                 return self.lookahead()
@@ -201,7 +201,7 @@ class _Parser:
             raise RegexError("a group is not closed")
         return node
 
-    def lookahead(self) -> Node:
+    def lookahead(self) -> RegexNode:
         negative = self.peek(2) == "?!"
         self.at += 2
         start = self.at

@@ -1,6 +1,6 @@
 """What a JSON Schema permits, decided before any grammar is built.
 
-`Analysis.worlds` turns a subschema, or its negation, into a union of `World`s: references followed, ``allOf``
+`Analysis.alternatives` turns a subschema, or its negation, into a union of `Alternative`s: references followed, ``allOf``
 multiplied out, ``oneOf``, ``not``, ``if`` and the dependencies turned into alternatives that exclude each other.
 Each rewriting keeps the set of permitted values or makes it smaller, never larger, so what the grammar lets through
 validates. Where it makes it smaller it says so in `Analysis.narrowings`; where nothing would be left it refuses.
@@ -24,12 +24,12 @@ from .constraints import (
     NO_ARRAYS,
     OBJECT,
     STRING,
+    Alternative,
     Conj,
     Strings,
-    World,
     without_evaluation,
 )
-from .document import Document, Node, pointer_join
+from .document import Document, SchemaNode, pointer_join
 from .keywords import DRAFTED, KEYWORDS, Treatment, draft_error, shape_error
 
 MAX_WORLDS = 256
@@ -61,8 +61,8 @@ class Analysis:
     def __init__(self, document: Document) -> None:
         self.document = document
         self.narrowings: list[Narrowing] = []
-        self._worlds: dict[int, tuple[World, ...]] = {}
-        self._conjs: dict[Conj, tuple[World, ...]] = {}
+        self._worlds: dict[int, tuple[Alternative, ...]] = {}
+        self._conjs: dict[Conj, tuple[Alternative, ...]] = {}
         self._lost: dict[int, tuple[Narrowing, ...]] = {}
         self._open: list[int] = []
         self._empty: dict[Conj, bool] = {}
@@ -76,7 +76,7 @@ class Analysis:
             return NEVER if schema == negated else ALWAYS
         return frozenset((2 * self.document.child(parent, schema, *tokens) + negated,))
 
-    def conjunction(self, conj: Conj) -> tuple[World, ...]:
+    def conjunction(self, conj: Conj) -> tuple[Alternative, ...]:
         """The worlds of a conjunction; none if nothing satisfies it.
 
         Raises:
@@ -87,7 +87,7 @@ class Analysis:
             if len(self._conjs) > MAX_LITERALS:
                 reason = f"makes more than {MAX_LITERALS} parts when written out"
                 raise GrammarError(*self._blame(conj), reason)
-            parts = [self.worlds(literal) for literal in sorted(conj)]
+            parts = [self.alternatives(literal) for literal in sorted(conj)]
             known = self._conjs[conj] = tuple(self._alive(parts[0]) if len(parts) == 1 else self.product(parts, conj))
         return known
 
@@ -113,10 +113,10 @@ class Analysis:
         """Whether a key satisfies ``propertyNames`` (yes, while that is still being worked out)."""
         if names == ALWAYS:
             return True
-        only = World(STRING, strings=Strings(values=(name,)))
+        only = Alternative(STRING, strings=Strings(values=(name,)))
         frame, self._frame = self._frame, len(self._open)
         try:
-            return any((world & only).types for world in self.conjunction(names))
+            return any((alternative & only).types for alternative in self.conjunction(names))
         except _Pending:
             return True
         finally:
@@ -128,7 +128,7 @@ class Analysis:
 
     # -- worlds
 
-    def worlds(self, literal: int) -> tuple[World, ...]:
+    def alternatives(self, literal: int) -> tuple[Alternative, ...]:
         """The worlds of a subschema (even) or of its negation (odd)."""
         if literal == -1:
             return ()
@@ -151,13 +151,13 @@ class Analysis:
         self._carry(self._lost.get(literal, ()))
         return self._worlds[literal]
 
-    def product(self, parts: Iterable[Iterable[World]], blame: tuple[str, str] | Conj) -> list[World]:
+    def product(self, parts: Iterable[Iterable[Alternative]], blame: tuple[str, str] | Conj) -> list[Alternative]:
         """Every combination of one world from each part that is not plainly empty.
 
         Args:
             blame: the keyword and its pointer, or whose keyword, should there be too many.
         """
-        result: list[World] | None = None
+        result: list[Alternative] | None = None
         for part in sorted((list(part) for part in parts), key=len):
             merged = part if result is None else [a & b for a in result for b in part if a.types & b.types]
             result = self._alive(merged)
@@ -166,25 +166,25 @@ class Analysis:
                 raise GrammarError(*place, f"more than {MAX_WORLDS} combinations of alternatives")
         return [ANYTHING] if result is None else result
 
-    def _alive(self, worlds: Iterable[World]) -> list[World]:
+    def _alive(self, alternatives: Iterable[Alternative]) -> list[Alternative]:
         """Each world that is not plainly empty once, in order."""
-        return _distinct([world for world in map(self.prune, worlds) if world.types])
+        return _distinct([alternative for alternative in map(self.prune, alternatives) if alternative.types])
 
-    def prune(self, world: World) -> World:
+    def prune(self, alternative: Alternative) -> Alternative:
         """A world without the types whose required parts cannot exist."""
-        types = world.types
-        arrays = world.arrays
+        types = alternative.types
+        arrays = alternative.arrays
         if types & ARRAY and arrays is not NO_ARRAYS:
             needed = {arrays.item(index) for index in range(min(arrays.least, arrays.num_prefix + 1))}
             needed |= {entry.item for entry in arrays.contains if entry.least}
             if any(map(self.is_empty, needed)):
                 types &= ~ARRAY
-        objects = world.objects
+        objects = alternative.objects
         if types & OBJECT and objects.required and any(map(self.is_empty, map(objects.value, objects.required))):
             types &= ~OBJECT
         if types & OBJECT and objects.names and not all(self.admits_name(objects.names, n) for n in objects.required):
             types &= ~OBJECT
-        return world if types == world.types else World(types) & world
+        return alternative if types == alternative.types else Alternative(types) & alternative
 
     def leave_out(self, number: int, keyword: str, reason: str) -> None:
         """Record that the alternatives of a keyword are not all offered."""
@@ -209,7 +209,7 @@ class Analysis:
                         return keyword, pointer_join(node.pointer, keyword)
         return "schema", ""
 
-    def _check_keywords(self, node: Node) -> None:
+    def _check_keywords(self, node: SchemaNode) -> None:
         for keyword, value in node.schema.items():
             row = KEYWORDS.get(keyword)
             if row is None:
@@ -224,13 +224,13 @@ class Analysis:
 
     # -- what a schema says
 
-    def _held(self, number: int) -> list[World]:
+    def _held(self, number: int) -> list[Alternative]:
         node = self.document.nodes[number]
         schema = node.schema
         if "$ref" in schema and self.document.draft <= 7:
             return list(self.reference(number, "$ref", negated=False))
-        clauses = World(arrays=array_clause(self, number), objects=object_clause(self, number))
-        parts: list[Iterable[World]] = [[scalars.holds(node) & clauses]]
+        clauses = Alternative(arrays=array_clause(self, number), objects=object_clause(self, number))
+        parts: list[Iterable[Alternative]] = [[scalars.holds(node) & clauses]]
         for keyword in schema:
             handler = HOLDS.get(keyword)
             if handler:
@@ -238,9 +238,9 @@ class Analysis:
         found = self._alive(parts[0]) if len(parts) == 1 else self.product(parts, frozenset((2 * number,)))
         if "unevaluatedProperties" not in schema and "unevaluatedItems" not in schema:
             return found
-        return [self.prune(world & unevaluated(self, number, world)) for world in found]
+        return [self.prune(alternative & unevaluated(self, number, alternative)) for alternative in found]
 
-    def _denied(self, number: int) -> list[World]:
+    def _denied(self, number: int) -> list[Alternative]:
         node = self.document.nodes[number]
         schema = node.schema
         if "$ref" in schema and self.document.draft <= 7:
@@ -253,26 +253,26 @@ class Analysis:
             handler = FAILS.get(keyword)
             if handler:
                 found.extend(handler(self, number))
-        found = [without_evaluation(self.prune(world)) for world in found]
+        found = [without_evaluation(self.prune(alternative)) for alternative in found]
         if len(found) > MAX_WORLDS:
             raise GrammarError(*self._blame(frozenset((2 * number,))), f"more than {MAX_WORLDS} ways to fail")
-        return [world for world in found if world.types]
+        return [alternative for alternative in found if alternative.types]
 
-    def reference(self, number: int, keyword: str, *, negated: bool) -> tuple[World, ...]:
+    def reference(self, number: int, keyword: str, *, negated: bool) -> tuple[Alternative, ...]:
         """The worlds of what a reference leads to, or of its negation."""
         schema = self.document.nodes[number].schema
         target = self.document.resolve(number, schema[keyword], keyword)
         if isinstance(target, bool):
             return (ANYTHING,) if target != negated else ()
-        return self.worlds(2 * target + negated)
+        return self.alternatives(2 * target + negated)
 
-    def branch(self, number: int, schema: Any, *tokens: str | int, negated: bool = False) -> tuple[World, ...]:
+    def branch(self, number: int, schema: Any, *tokens: str | int, negated: bool = False) -> tuple[Alternative, ...]:
         """The worlds of a subschema that applies to the same value."""
         if isinstance(schema, bool):
             return (ANYTHING,) if schema != negated else ()
-        return self.worlds(2 * self.document.child(number, schema, *tokens) + negated)
+        return self.alternatives(2 * self.document.child(number, schema, *tokens) + negated)
 
 
-def _distinct(worlds: list[World]) -> list[World]:
+def _distinct(alternatives: list[Alternative]) -> list[Alternative]:
     """Each world once, in order; the hash of a world is that of all its parts."""
-    return list(dict.fromkeys(worlds)) if len(worlds) > 1 else worlds
+    return list(dict.fromkeys(alternatives)) if len(alternatives) > 1 else alternatives

@@ -16,13 +16,13 @@ from .constraints import (
     NO_ARRAYS,
     NO_OBJECTS,
     OBJECT,
+    Alternative,
     ArrayClause,
     Arrays,
     Conj,
     Contains,
     ObjectClause,
     Objects,
-    World,
 )
 from .document import pointer_join
 from .scalars import MAX_LENGTH
@@ -35,15 +35,15 @@ _OF_ITEMS = ("items", "prefixItems", "additionalItems", "contains")
 _OF_PROPERTIES = ("properties", "patternProperties", "additionalProperties", "propertyNames")
 
 
-def forbids(name: str) -> World:
+def forbids(name: str) -> Alternative:
     """Everything but objects that have a property of this name."""
     clause = ObjectClause(((name, NEVER),), evaluates=False)
-    return World(objects=Objects((clause,)))
+    return Alternative(objects=Objects((clause,)))
 
 
-def has(*names: str) -> World:
+def has(*names: str) -> Alternative:
     """Objects that have these properties."""
-    return World(OBJECT, objects=Objects(required=names))
+    return Alternative(OBJECT, objects=Objects(required=names))
 
 
 # -- arrays
@@ -63,28 +63,30 @@ def array_clause(analysis: Analysis, number: int) -> Arrays:
     return Arrays(clauses, contains=contains)
 
 
-def array_denials(analysis: Analysis, number: int) -> Iterator[World]:
+def array_denials(analysis: Analysis, number: int) -> Iterator[Alternative]:
     """Worlds whose union is the failure of these keywords, as far as it can be written."""
     prefix, rest = _item_schemas(analysis, number, negated=True)
     for index, item in enumerate(prefix):
         if item != NEVER:
             clause = ArrayClause((*(ALWAYS,) * index, item), evaluates=False)
-            yield World(ARRAY, arrays=Arrays((clause,), least=index + 1))
+            yield Alternative(ARRAY, arrays=Arrays((clause,), least=index + 1))
     if rest == ALWAYS:
-        yield World(ARRAY, arrays=Arrays(least=len(prefix) + 1))
+        yield Alternative(ARRAY, arrays=Arrays(least=len(prefix) + 1))
     elif rest is not None and rest != NEVER:
         if prefix:
             analysis.leave_out(number, "items", "a failure after the first items cannot be written as a grammar")
         else:
             held = _item_schemas(analysis, number)[1] or ALWAYS
-            yield World(ARRAY, arrays=Arrays(contains=(Contains(rest, 1, None, held),)))
+            yield Alternative(ARRAY, arrays=Arrays(contains=(Contains(rest, 1, None, held),)))
     for entry in _contains(analysis, number):
         if entry.least == 1:
-            yield World(ARRAY, arrays=Arrays((ArrayClause((), entry.negated, evaluates=False),)))
+            yield Alternative(ARRAY, arrays=Arrays((ArrayClause((), entry.negated, evaluates=False),)))
         elif entry.least:
-            yield World(ARRAY, arrays=Arrays(contains=(Contains(entry.item, 0, entry.least - 1, entry.negated),)))
+            yield Alternative(ARRAY, arrays=Arrays(contains=(Contains(entry.item, 0, entry.least - 1, entry.negated),)))
         if entry.most is not None:
-            yield World(ARRAY, arrays=Arrays(contains=(Contains(entry.item, entry.most + 1, None, entry.negated),)))
+            yield Alternative(
+                ARRAY, arrays=Arrays(contains=(Contains(entry.item, entry.most + 1, None, entry.negated),))
+            )
 
 
 def _item_schemas(analysis: Analysis, number: int, *, negated: bool = False) -> tuple[tuple[Conj, ...], Conj | None]:
@@ -138,7 +140,7 @@ def object_clause(analysis: Analysis, number: int) -> Objects:
     return Objects(clauses, names=analysis.literal(number, names, "propertyNames"))
 
 
-def object_denials(analysis: Analysis, number: int) -> Iterator[World]:
+def object_denials(analysis: Analysis, number: int) -> Iterator[Alternative]:
     """Worlds whose union is the failure of these keywords and of ``required``, as far as it can be written."""
     schema = analysis.document.nodes[number].schema
     for name in schema.get("required", ()):
@@ -147,33 +149,33 @@ def object_denials(analysis: Analysis, number: int) -> Iterator[World]:
         failed = analysis.literal(number, item, "properties", name, negated=True)
         if failed != NEVER:
             clause = ObjectClause(((name, failed),), evaluates=False)
-            yield World(OBJECT, objects=Objects((clause,), required=(name,)))
+            yield Alternative(OBJECT, objects=Objects((clause,), required=(name,)))
     for keyword in ("patternProperties", "additionalProperties", "propertyNames"):
         if _constrains(schema.get(keyword, True)):
             analysis.leave_out(number, keyword, "a failure over keys that are not listed cannot be written")
 
 
-def unevaluated(analysis: Analysis, number: int, world: World) -> World:
+def unevaluated(analysis: Analysis, number: int, alternative: Alternative) -> Alternative:
     """What ``unevaluatedProperties`` and ``unevaluatedItems`` add to a world of the same node."""
     schema = analysis.document.nodes[number].schema
     objects, arrays = Objects(), Arrays()
     if "unevaluatedProperties" in schema:
-        clauses = [clause for clause in world.objects.clauses if clause.evaluates]
+        clauses = [clause for clause in alternative.objects.clauses if clause.evaluates]
         if not any(clause.rest is not None for clause in clauses):
             names = dict.fromkeys(name for clause in clauses for name, _ in clause.properties)
             patterns = dict.fromkeys(pattern for clause in clauses for pattern, _ in clause.patterns)
             rest = analysis.literal(number, schema["unevaluatedProperties"], "unevaluatedProperties")
             objects = Objects((ObjectClause(_all_true(names), _all_true(patterns), rest),))
     if "unevaluatedItems" in schema:
-        if world.arrays.contains:
+        if alternative.arrays.contains:
             where = pointer_join(analysis.document.nodes[number].pointer, "unevaluatedItems")
             raise GrammarError("unevaluatedItems", where, "cannot be combined with contains")
-        seen = [clause for clause in world.arrays.clauses if clause.evaluates]
+        seen = [clause for clause in alternative.arrays.clauses if clause.evaluates]
         if not any(clause.rest is not None for clause in seen):
             length = max((len(clause.prefix) for clause in seen), default=0)
             rest = analysis.literal(number, schema["unevaluatedItems"], "unevaluatedItems")
             arrays = Arrays((ArrayClause((ALWAYS,) * length, rest),))
-    return World(arrays=arrays, objects=objects) if objects.clauses or arrays.clauses else ANYTHING
+    return Alternative(arrays=arrays, objects=objects) if objects.clauses or arrays.clauses else ANYTHING
 
 
 def _all_true(names: dict[str, None]) -> tuple[tuple[str, Conj], ...]:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ..errors import GrammarError
 from . import scalars
 from .arrays_objects import forbids, has
-from .constraints import OBJECT, World, without_evaluation
+from .constraints import OBJECT, Alternative, without_evaluation
 from .document import pointer_join
 
 if TYPE_CHECKING:
     from .analysis import Analysis
 
-Alternatives: TypeAlias = "list[World] | tuple[World, ...]"
+Alternatives: TypeAlias = "list[Alternative] | tuple[Alternative, ...]"
 # A branch of oneOf that needs more pieces than this to keep it apart from the others loses the last ones.
 MAX_PIECES = 48
 # More branches of anyOf than this are not combined with each other for the sake of unevaluated properties.
@@ -26,15 +26,15 @@ def _enum_holds(analysis: Analysis, number: int, values: list[Any]) -> list[Alte
     found = [scalars.scalar_values(values)]
     for value in values:
         if isinstance(value, dict | list):
-            found += map(without_evaluation, analysis.worlds(2 * _literal_node(analysis, number, value)))
-    return [[world for world in found if world.types]]
+            found += map(without_evaluation, analysis.alternatives(2 * _literal_node(analysis, number, value)))
+    return [[alternative for alternative in found if alternative.types]]
 
 
 def _enum_fails(analysis: Analysis, number: int, values: list[Any]) -> Alternatives:
     parts: list[Alternatives] = [[scalars.without_scalars(values)]]
     for value in values:
         if isinstance(value, dict | list):
-            parts.append(analysis.worlds(2 * _literal_node(analysis, number, value) + 1))
+            parts.append(analysis.alternatives(2 * _literal_node(analysis, number, value) + 1))
     return analysis.product(parts, ("enum", pointer_join(analysis.document.nodes[number].pointer, "enum")))
 
 
@@ -57,13 +57,15 @@ def _all_of(analysis: Analysis, number: int) -> list[Alternatives]:
 
 def _not_all_of(analysis: Analysis, number: int) -> Alternatives:
     listed = enumerate(_get(analysis, number, "allOf"))
-    return [world for i, item in listed for world in _branch(analysis, number, item, "allOf", i, negated=True)]
+    return [
+        alternative for i, item in listed for alternative in _branch(analysis, number, item, "allOf", i, negated=True)
+    ]
 
 
 def _any_of(analysis: Analysis, number: int) -> list[Alternatives]:
     listed = enumerate(_get(analysis, number, "anyOf"))
     branches = [_branch(analysis, number, item, "anyOf", i) for i, item in listed]
-    found = [world for branch in branches for world in branch]
+    found = [alternative for branch in branches for alternative in branch]
     if analysis.document.tracks_evaluation and len(branches) <= MAX_TRACKED:
         # Branches that hold together evaluate together.
         for size in range(2, len(branches) + 1):
@@ -81,13 +83,13 @@ def _not_any_of(analysis: Analysis, number: int) -> Alternatives:
 def _one_of(analysis: Analysis, number: int) -> list[Alternatives]:
     listed = _get(analysis, number, "oneOf")
     branches = [_branch(analysis, number, item, "oneOf", i) for i, item in enumerate(listed)]
-    found: list[World] = []
+    found: list[Alternative] = []
     for mine in range(len(branches)):
         found += _apart(analysis, number, branches, mine)
     return [found]
 
 
-def _apart(analysis: Analysis, number: int, branches: list[Alternatives], mine: int) -> list[World]:
+def _apart(analysis: Analysis, number: int, branches: list[Alternatives], mine: int) -> list[Alternative]:
     """The worlds of one branch of ``oneOf`` without what another branch admits too."""
     kept = list(branches[mine])
     for other, theirs in enumerate(branches):
@@ -95,9 +97,11 @@ def _apart(analysis: Analysis, number: int, branches: list[Alternatives], mine: 
             continue
         schema = _get(analysis, number, "oneOf")[other]
         failing = _branch(analysis, number, schema, "oneOf", other, negated=True)
-        pieces: list[World] = []
-        for world in kept:
-            pieces += _pieces(analysis, world, failing) if _overlap(analysis, [world], theirs) else [world]
+        pieces: list[Alternative] = []
+        for alternative in kept:
+            pieces += (
+                _pieces(analysis, alternative, failing) if _overlap(analysis, [alternative], theirs) else [alternative]
+            )
         if len(pieces) > MAX_PIECES:
             analysis.leave_out(number, "oneOf", f"branch {mine} needs more than {MAX_PIECES} alternatives")
         elif not pieces and _losses(analysis, number, schema, other):
@@ -113,8 +117,8 @@ def _overlap(analysis: Analysis, ours: Alternatives, theirs: Alternatives) -> bo
     return any(analysis.prune(a & b).types for a in ours for b in theirs if a.types & b.types)
 
 
-def _pieces(analysis: Analysis, world: World, alternatives: Alternatives) -> list[World]:
-    merged = (analysis.prune(world & other) for other in alternatives if world.types & other.types)
+def _pieces(analysis: Analysis, alternative: Alternative, alternatives: Alternatives) -> list[Alternative]:
+    merged = (analysis.prune(alternative & other) for other in alternatives if alternative.types & other.types)
     return [piece for piece in merged if piece.types]
 
 
@@ -153,7 +157,7 @@ def _if(analysis: Analysis, number: int) -> list[Alternatives]:
 def _conditional(analysis: Analysis, number: int, *, negated: bool) -> Alternatives:
     schema = analysis.document.nodes[number].schema
     blame = _blame(analysis, number, "if")
-    found: list[World] = []
+    found: list[Alternative] = []
     for keyword, failed in (("then", False), ("else", True)):
         condition = _branch(analysis, number, schema["if"], "if", negated=failed)
         outcome = _branch(analysis, number, schema.get(keyword, True), keyword, negated=negated)
@@ -202,14 +206,14 @@ def _dependencies(keyword: str) -> Callable[[Analysis, int], list[Alternatives]]
 
 def _not_dependencies(keyword: str) -> Callable[[Analysis, int], Alternatives]:
     def fails(analysis: Analysis, number: int) -> Alternatives:
-        found: list[World] = []
+        found: list[Alternative] = []
         for name, need in _get(analysis, number, keyword).items():
             if isinstance(need, list):
                 found += [has(name) & forbids(other) for other in need]
             else:
                 branch = _branch(analysis, number, need, keyword, name, negated=True)
                 found += analysis.product([[has(name)], branch], _blame(analysis, number, keyword))
-        return [world.of(OBJECT) for world in found]
+        return [alternative.of(OBJECT) for alternative in found]
 
     return fails
 

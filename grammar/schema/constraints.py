@@ -270,7 +270,7 @@ NO_NUMBERS, NO_STRINGS, NO_ARRAYS, NO_OBJECTS = Numbers(), Strings(), Arrays(), 
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class Alternative:
     """One alternative: a set of types (bits), and the constraints that hold for each."""
 
     types: int = ALL_TYPES
@@ -279,9 +279,9 @@ class World:
     arrays: Arrays = NO_ARRAYS
     objects: Objects = NO_OBJECTS
 
-    def __and__(self, other: World) -> World:
+    def __and__(self, other: Alternative) -> Alternative:
         types = self.types & other.types
-        return World(
+        return Alternative(
             types,
             _both(self.numbers, other.numbers, NO_NUMBERS) if types & NUMBER else NO_NUMBERS,
             _both(self.strings, other.strings, NO_STRINGS) if types & STRING else NO_STRINGS,
@@ -289,11 +289,11 @@ class World:
             _both(self.objects, other.objects, NO_OBJECTS) if types & OBJECT else NO_OBJECTS,
         )._pruned()
 
-    def of(self, types: int) -> World:
+    def of(self, types: int) -> Alternative:
         """This world, limited to some types."""
-        return self & World(types)
+        return self & Alternative(types)
 
-    def _pruned(self) -> World:
+    def _pruned(self) -> Alternative:
         """Types removed that their own constraints rule out."""
         types = self.types
         if types & NUMBER and self.numbers is not NO_NUMBERS:
@@ -308,19 +308,19 @@ class World:
         return self if types == self.types else self.of(types)
 
 
-ANYTHING = World()
+ANYTHING = Alternative()
 
 
-def without_evaluation(world: World) -> World:
+def without_evaluation(alternative: Alternative) -> Alternative:
     """The same world, but what it says of properties and items does not count for ``unevaluated...``."""
-    arrays, objects = world.arrays, world.objects
+    arrays, objects = alternative.arrays, alternative.objects
     if any(clause.evaluates for clause in arrays.clauses):
         arrays = replace(arrays, clauses=tuple(replace(c, evaluates=False) for c in arrays.clauses))
     if any(clause.evaluates for clause in objects.clauses):
         objects = replace(objects, clauses=tuple(replace(c, evaluates=False) for c in objects.clauses))
-    if arrays is world.arrays and objects is world.objects:
-        return world
-    return World(world.types, world.numbers, world.strings, arrays, objects)
+    if arrays is alternative.arrays and objects is alternative.objects:
+        return alternative
+    return Alternative(alternative.types, alternative.numbers, alternative.strings, arrays, objects)
 
 
 def _both(a: _C, b: _C, nothing: _C) -> _C:

@@ -25,7 +25,7 @@ _DRAFTS = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Node:
+class SchemaNode:
     """One subschema.
 
     Attributes:
@@ -62,7 +62,7 @@ class Document:
     """
 
     def __init__(self, root: dict[str, Any]) -> None:
-        self.nodes: list[Node] = []
+        self.nodes: list[SchemaNode] = []
         self.draft = _draft(root)
         self._ids: dict[int, int] = {}
         self._resources: dict[str, tuple[dict[str, Any], str]] | None = None
@@ -75,7 +75,7 @@ class Document:
         self._refers = not keys.isdisjoint(("$ref", "$dynamicRef"))
         self.root = self._add(root, "", "", root)
 
-    def may_negate(self, node: Node) -> bool:
+    def may_negate(self, node: SchemaNode) -> bool:
         """Whether it may matter that a node fails: it stands in ``oneOf``, ``not`` or ``if``, or may be referred to."""
         return self._negates and (self._refers or not set(_NEGATING).isdisjoint(node.pointer.split("/")))
 
@@ -134,7 +134,7 @@ class Document:
         if own:
             base, resource = urldefrag(urljoin(base, own))[0], schema
         self._ids[id(schema)] = len(self.nodes)
-        self.nodes.append(Node(schema, pointer, base, resource))
+        self.nodes.append(SchemaNode(schema, pointer, base, resource))
         return len(self.nodes) - 1
 
     def _own_id(self, schema: dict[str, Any]) -> str:

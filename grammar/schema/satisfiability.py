@@ -15,18 +15,18 @@ from .constraints import (
     OBJECT,
     STRING,
     TRUE,
+    Alternative,
     Arrays,
     Conj,
     Objects,
     Strings,
-    World,
 )
 
 if TYPE_CHECKING:
     from .analysis import Analysis
 
 
-class Completion:
+class Satisfiability:
     """The least size of every conjunction that a schema can reach, as a least fixed point.
 
     A conjunction whose size stays infinite has no finite value: a recursion without end, or a part that nothing
@@ -39,7 +39,7 @@ class Completion:
         # Of which the size is final, and whether the last one worked out rests on any that is not.
         self._settled: set[Conj] = {ALWAYS}
         self._guessed = False
-        self._live: dict[Conj, list[World]] = {}
+        self._live: dict[Conj, list[Alternative]] = {}
 
     def explore(self, root: Conj) -> None:
         """Find everything that is reachable and settle its size."""
@@ -51,8 +51,8 @@ class Completion:
                 continue
             seen.add(conj)
             order.append(conj)
-            for world in self._analysis.conjunction(conj):
-                todo += _children(world)
+            for alternative in self._analysis.conjunction(conj):
+                todo += _children(alternative)
         order.reverse()
         changed = True
         while changed:
@@ -90,12 +90,12 @@ class Completion:
         """Everything that was found to have a finite value."""
         return [conj for conj, size in self._sizes.items() if size < inf]
 
-    def live(self, conj: Conj) -> list[World]:
+    def live(self, conj: Conj) -> list[Alternative]:
         """The worlds of a conjunction that have a finite value; its size must have been asked for."""
         known = self._live.get(conj)
         if known is None:
-            worlds = self._analysis.conjunction(conj)
-            known = self._live[conj] = [world for world in worlds if self._world(world) < inf]
+            alternatives = self._analysis.conjunction(conj)
+            known = self._live[conj] = [alternative for alternative in alternatives if self._world(alternative) < inf]
         return known
 
     def array_possible(self, arrays: Arrays) -> bool:
@@ -106,18 +106,18 @@ class Completion:
         """Whether a finite object exists."""
         return self._object(objects) < inf
 
-    def _world(self, world: World) -> float:
+    def _world(self, alternative: Alternative) -> float:
         sizes = [inf]
-        if world.types & (NULL | TRUE | FALSE):
+        if alternative.types & (NULL | TRUE | FALSE):
             sizes.append(4)
-        if world.types & NUMBER:
+        if alternative.types & NUMBER:
             sizes.append(1)
-        if world.types & STRING:
-            sizes.append(2 + _string(world.strings))
-        if world.types & ARRAY:
-            sizes.append(self._array(world.arrays))
-        if world.types & OBJECT:
-            sizes.append(self._object(world.objects))
+        if alternative.types & STRING:
+            sizes.append(2 + _string(alternative.strings))
+        if alternative.types & ARRAY:
+            sizes.append(self._array(alternative.arrays))
+        if alternative.types & OBJECT:
+            sizes.append(self._object(alternative.objects))
         return min(sizes)
 
     def _known(self, conj: Conj) -> float:
@@ -150,16 +150,16 @@ def _string(strings: Strings) -> float:
     return strings.least
 
 
-def _children(world: World) -> Iterator[Conj]:
-    if world.types & ARRAY:
-        for index in range(world.arrays.num_prefix + 1):
-            yield world.arrays.item(index)
-        for entry in world.arrays.contains:
-            yield world.arrays.item(world.arrays.num_prefix) | entry.item
-            yield world.arrays.item(world.arrays.num_prefix) | entry.negated
-    if world.types & OBJECT:
-        for name in world.objects.declared():
-            conj = world.objects.value(name)
+def _children(alternative: Alternative) -> Iterator[Conj]:
+    if alternative.types & ARRAY:
+        for index in range(alternative.arrays.num_prefix + 1):
+            yield alternative.arrays.item(index)
+        for entry in alternative.arrays.contains:
+            yield alternative.arrays.item(alternative.arrays.num_prefix) | entry.item
+            yield alternative.arrays.item(alternative.arrays.num_prefix) | entry.negated
+    if alternative.types & OBJECT:
+        for name in alternative.objects.declared():
+            conj = alternative.objects.value(name)
             if -1 not in conj:
                 yield conj
-        yield ALWAYS.union(*(clause.rest or ALWAYS for clause in world.objects.clauses))
+        yield ALWAYS.union(*(clause.rest or ALWAYS for clause in alternative.objects.clauses))

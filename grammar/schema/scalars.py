@@ -26,13 +26,13 @@ from .constraints import (
     STRING,
     TRUE,
     TYPE_BITS,
+    Alternative,
     Arrays,
     Numbers,
     Objects,
     Strings,
-    World,
 )
-from .document import Node, pointer_join
+from .document import SchemaNode, pointer_join
 
 # Longer than any context: a larger maximum changes nothing, a larger minimum cannot be met.
 MAX_LENGTH = 8192
@@ -62,41 +62,41 @@ def type_mask(schema: dict[str, Any]) -> int:
     return mask
 
 
-def holds(node: Node) -> World:
+def holds(node: SchemaNode) -> Alternative:
     """The world in which all scalar and counting keywords of a node hold.
 
     Raises:
         GrammarError: for a pattern, a multiple or a minimum that cannot be honoured.
     """
     schema = node.schema
-    return World(type_mask(schema), _numbers(node), _strings(node), _arrays(schema, node), _objects(schema, node))
+    return Alternative(type_mask(schema), _numbers(node), _strings(node), _arrays(schema, node), _objects(schema, node))
 
 
-def denials(node: Node) -> Iterator[World]:
+def denials(node: SchemaNode) -> Iterator[Alternative]:
     """Worlds whose union is the failure of the scalar and counting keywords; what cannot be written is left out."""
-    schema, world = node.schema, holds(node)
-    if world.types != ALL_TYPES:
-        yield World(ALL_TYPES & ~world.types)
-    numbers, strings = world.numbers, world.strings
+    schema, alternative = node.schema, holds(node)
+    if alternative.types != ALL_TYPES:
+        yield Alternative(ALL_TYPES & ~alternative.types)
+    numbers, strings = alternative.numbers, alternative.strings
     if numbers.low is not None:
-        yield World(NUMBER, numbers=Numbers(high=numbers.low, high_open=not numbers.low_open))
+        yield Alternative(NUMBER, numbers=Numbers(high=numbers.low, high_open=not numbers.low_open))
     if numbers.high is not None:
-        yield World(NUMBER, numbers=Numbers(low=numbers.high, low_open=not numbers.high_open))
+        yield Alternative(NUMBER, numbers=Numbers(low=numbers.high, low_open=not numbers.high_open))
     if strings.least:
-        yield World(STRING, strings=Strings(most=strings.least - 1))
+        yield Alternative(STRING, strings=Strings(most=strings.least - 1))
     if "maxLength" in schema and strings.most is not None:
-        yield World(STRING, strings=Strings(least=strings.most + 1))
+        yield Alternative(STRING, strings=Strings(least=strings.most + 1))
     if "pattern" in schema:
         _checked_pattern(schema["pattern"], node, wide=True)
-        yield World(STRING, strings=Strings(not_patterns=strings.patterns))
-    if world.arrays.least:
-        yield World(ARRAY, arrays=Arrays(most=world.arrays.least - 1))
-    if world.arrays.most is not None:
-        yield World(ARRAY, arrays=Arrays(least=world.arrays.most + 1))
-    if world.objects.least:
-        yield World(OBJECT, objects=Objects(most=world.objects.least - 1))
-    if world.objects.most is not None:
-        yield World(OBJECT, objects=Objects(least=world.objects.most + 1))
+        yield Alternative(STRING, strings=Strings(not_patterns=strings.patterns))
+    if alternative.arrays.least:
+        yield Alternative(ARRAY, arrays=Arrays(most=alternative.arrays.least - 1))
+    if alternative.arrays.most is not None:
+        yield Alternative(ARRAY, arrays=Arrays(least=alternative.arrays.most + 1))
+    if alternative.objects.least:
+        yield Alternative(OBJECT, objects=Objects(most=alternative.objects.least - 1))
+    if alternative.objects.most is not None:
+        yield Alternative(OBJECT, objects=Objects(least=alternative.objects.most + 1))
 
 
 def undeniable(schema: dict[str, Any]) -> str | None:
@@ -108,7 +108,7 @@ def undeniable(schema: dict[str, Any]) -> str | None:
     return "format" if schema.get("format") in FORMATS else None
 
 
-def scalar_values(values: list[Any]) -> World:
+def scalar_values(values: list[Any]) -> Alternative:
     """The world of the given values that are not arrays or objects."""
     types = 0
     for value in values:
@@ -122,21 +122,21 @@ def scalar_values(values: list[Any]) -> World:
             types |= STRING
     numbers = frozenset(decimal(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool))
     strings = tuple(dict.fromkeys(v for v in values if isinstance(v, str)))
-    return World(types, numbers=Numbers(values=numbers), strings=Strings(values=strings)).of(ALL_TYPES)
+    return Alternative(types, numbers=Numbers(values=numbers), strings=Strings(values=strings)).of(ALL_TYPES)
 
 
-def without_scalars(values: list[Any]) -> World:
+def without_scalars(values: list[Any]) -> Alternative:
     """The world of everything but the given values, arrays and objects among them not yet left out."""
-    world = scalar_values(values)
-    taken = world.types & (NULL | TRUE | FALSE)
-    return World(
+    alternative = scalar_values(values)
+    taken = alternative.types & (NULL | TRUE | FALSE)
+    return Alternative(
         ALL_TYPES & ~taken,
-        numbers=Numbers(excluded=world.numbers.values or frozenset()),
-        strings=Strings(excluded=frozenset(world.strings.values or ())),
+        numbers=Numbers(excluded=alternative.numbers.values or frozenset()),
+        strings=Strings(excluded=frozenset(alternative.strings.values or ())),
     )
 
 
-def _numbers(node: Node) -> Numbers:
+def _numbers(node: SchemaNode) -> Numbers:
     schema = node.schema
     if schema.keys().isdisjoint(_OF_NUMBERS):
         return NO_NUMBERS
@@ -168,7 +168,7 @@ def _bound(schema: dict[str, Any], closed: str, exclusive: str, *, pick_high: bo
     return bound, False
 
 
-def _strings(node: Node) -> Strings:
+def _strings(node: SchemaNode) -> Strings:
     schema = node.schema
     if schema.keys().isdisjoint(_OF_STRINGS):
         return NO_STRINGS
@@ -179,14 +179,14 @@ def _strings(node: Node) -> Strings:
     return Strings(_minimum(node, "minLength"), _maximum(schema, "maxLength"), patterns, formats=formats)
 
 
-def _arrays(schema: dict[str, Any], node: Node) -> Arrays:
+def _arrays(schema: dict[str, Any], node: SchemaNode) -> Arrays:
     if schema.keys().isdisjoint(_OF_ARRAYS):
         return NO_ARRAYS
     unique = schema.get("uniqueItems", False)
     return Arrays(least=_minimum(node, "minItems"), most=_maximum(schema, "maxItems"), unique=unique)
 
 
-def _objects(schema: dict[str, Any], node: Node) -> Objects:
+def _objects(schema: dict[str, Any], node: SchemaNode) -> Objects:
     if schema.keys().isdisjoint(_OF_OBJECTS):
         return NO_OBJECTS
     required = tuple(dict.fromkeys(schema.get("required", ())))
@@ -194,7 +194,7 @@ def _objects(schema: dict[str, Any], node: Node) -> Objects:
     return Objects(required=required, least=least, most=_maximum(schema, "maxProperties"))
 
 
-def _minimum(node: Node, keyword: str) -> int:
+def _minimum(node: SchemaNode, keyword: str) -> int:
     count = int(node.schema.get(keyword, 0))
     if count > MAX_LENGTH:
         where = pointer_join(node.pointer, keyword)
@@ -206,7 +206,7 @@ def _maximum(schema: dict[str, Any], keyword: str) -> int | None:
     return min(int(schema[keyword]), MAX_LENGTH) if keyword in schema else None
 
 
-def _checked_pattern(pattern: str, node: Node, *, wide: bool) -> None:
+def _checked_pattern(pattern: str, node: SchemaNode, *, wide: bool) -> None:
     try:
         read = read_pattern(pattern, wide)
         if any(repeat_product(term) > MAX_REPEAT_PRODUCT for term in read.must):

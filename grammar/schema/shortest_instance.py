@@ -19,24 +19,24 @@ from .constraints import (
     OBJECT,
     STRING,
     TRUE,
+    Alternative,
     Arrays,
     Conj,
     Numbers,
     Objects,
     Strings,
-    World,
 )
-from .satisfiability import Completion
+from .satisfiability import Satisfiability
 
 MAX_PIECES = 400
 MAX_PIECE_BYTES = 4_096
 MAX_ANSWER = 256 << 10
 
 
-class Witness:
+class ShortestInstance:
     """Short texts of the parts of one analysed schema."""
 
-    def __init__(self, analysis: Analysis, completion: Completion) -> None:
+    def __init__(self, analysis: Analysis, completion: Satisfiability) -> None:
         self._analysis = analysis
         self._completion = completion
         self._texts: dict[Conj, str | None] = {ALWAYS: "0"}
@@ -49,7 +49,9 @@ class Witness:
         if -1 in conj or conj in self._open:
             return None
         self._open.add(conj)
-        found = [text for world in self._completion.live(conj) for text in self._world(world) if text is not None]
+        found = [
+            text for alternative in self._completion.live(conj) for text in self._world(alternative) if text is not None
+        ]
         self._open.discard(conj)
         text = min(found, key=len, default=None)
         self._texts[conj] = None if text is None or len(text) > MAX_ANSWER else text
@@ -67,11 +69,11 @@ class Witness:
             text = self.text(conj)
             if text is not None and conj != root:
                 values[text] = None
-            for world in self._analysis.conjunction(conj) if conj != ALWAYS else ():
-                values |= dict.fromkeys(_pattern_texts(world.strings) if world.types & STRING else ())
-                if world.types & OBJECT:
-                    written = self._properties(world.objects)
-                    properties |= {written[name]: None for name in world.objects.required if name in written}
+            for alternative in self._analysis.conjunction(conj) if conj != ALWAYS else ():
+                values |= dict.fromkeys(_pattern_texts(alternative.strings) if alternative.types & STRING else ())
+                if alternative.types & OBJECT:
+                    written = self._properties(alternative.objects)
+                    properties |= {written[name]: None for name in alternative.objects.required if name in written}
                     detours += written.values()
         longest = max((text for text in detours if len(text) <= MAX_PIECE_BYTES), key=len, default="")
         return _shortest(properties), _shortest(values | {"0": None}), longest
@@ -81,18 +83,18 @@ class Witness:
         texts = {name: self.text(objects.value(name)) for name in objects.declared()}
         return {name: f"{json_string(name)}:{text}" for name, text in texts.items() if text is not None}
 
-    def _world(self, world: World) -> list[str | None]:
+    def _world(self, alternative: Alternative) -> list[str | None]:
         found: list[str | None] = [
-            word for bit, word in ((NULL, "null"), (TRUE, "true"), (FALSE, "false")) if world.types & bit
+            word for bit, word in ((NULL, "null"), (TRUE, "true"), (FALSE, "false")) if alternative.types & bit
         ]
-        if world.types & NUMBER:
-            found.append(_number(world.types, world.numbers))
-        if world.types & STRING:
-            found.append(_string(world.strings))
-        if world.types & ARRAY:
-            found.append(self._array(world.arrays))
-        if world.types & OBJECT:
-            found.append(self._object(world.objects))
+        if alternative.types & NUMBER:
+            found.append(_number(alternative.types, alternative.numbers))
+        if alternative.types & STRING:
+            found.append(_string(alternative.strings))
+        if alternative.types & ARRAY:
+            found.append(self._array(alternative.arrays))
+        if alternative.types & OBJECT:
+            found.append(self._object(alternative.objects))
         return found
 
     def _array(self, arrays: Arrays) -> str | None:

@@ -20,7 +20,7 @@ from . import recorded_pass as tape
 from . import thread_count as threads
 from .arena import WeightArena
 from .native_calls import Buffers, Fields, bind, empty
-from .recorded_pass import Tape
+from .recorded_pass import RecordedPass
 
 _PANEL: Final = 16  # output columns of a weight panel
 _MOST_HEAD_DIM: Final = 256
@@ -111,7 +111,7 @@ class Kernels:
         even = weight.dtype is not _BF16 or weight.shape[1] % 2 == 0
         return weight.is_cpu and weight.dtype in _TYPES and even and weight.numel() > 0
 
-    def record(self, forward: Callable[[], Tensor], buffers: Buffers) -> tuple[Tensor, Tape | None]:
+    def record(self, forward: Callable[[], Tensor], buffers: Buffers) -> tuple[Tensor, RecordedPass | None]:
         """See ``kernels.ops.record``."""
         return tape.record(self._library, forward, buffers)
 

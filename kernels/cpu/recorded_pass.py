@@ -28,7 +28,7 @@ _FIELD: Final = 8  # bytes of a field of a structure
 _MAKE_BUFFERS: Final = (torch.ops.aten.empty.memory_format, torch.ops.aten.resize_.default)
 
 
-class Tape:
+class RecordedPass:
     """The native calls of a forward pass, and the memory that they work in.
 
     Args:
@@ -90,7 +90,9 @@ class Tape:
         return -1
 
 
-def record(library: ctypes.CDLL, forward: Callable[[], Tensor], buffers: calls.Buffers) -> tuple[Tensor, Tape | None]:
+def record(
+    library: ctypes.CDLL, forward: Callable[[], Tensor], buffers: calls.Buffers
+) -> tuple[Tensor, RecordedPass | None]:
     """Run a forward pass and keep its calls.
 
     Returns:
@@ -101,7 +103,7 @@ def record(library: ctypes.CDLL, forward: Callable[[], Tensor], buffers: calls.B
     with calls.recorded(buffers) as recording, watch:
         result = forward()
     kept = not watch.saw_ops and all(call.fields.tokens for call in recording.made)
-    return result, Tape(library, recording.made, buffers) if kept else None
+    return result, RecordedPass(library, recording.made, buffers) if kept else None
 
 
 def _places(starts: list[int], fields: list[tuple[int, ...]]) -> NDArray[np.int64]:

@@ -61,7 +61,7 @@ class SharedPrefixes:
         return replace(self, items=items.view(-1, 4), members=members.view(-1, 2), end=end, count=count)
 
 
-class SharedRoom:
+class StaticSharedPrefixes:
     """Shared prefixes that stay where they are, for passes that are captured and replayed.
 
     Args:

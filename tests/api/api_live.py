@@ -29,7 +29,7 @@ class Live:
 
     url: str
     state: Any
-    frontend: Any
+    async_engine: Any
     client: Any
     loop: asyncio.AbstractEventLoop
 
@@ -43,7 +43,7 @@ class Live:
 
     def reset(self) -> None:
         """As if the server had just started."""
-        for fake in (self.frontend, self.client):
+        for fake in (self.async_engine, self.client):
             vars(fake).clear()
             fake.__init__()
         self.state.draining = False
@@ -56,7 +56,7 @@ def make_state(options: ServerConfig | None = None) -> ServerState:
         options or ServerConfig(),
         Metrics("tiny", lambda: client.stats),
         names=("tiny", "org/alias"),
-        frontend=FakeFrontend(),  # type: ignore[arg-type]
+        async_engine=FakeFrontend(),  # type: ignore[arg-type]
         client=client,  # type: ignore[arg-type]
         version="1.2.3",
     )
@@ -84,7 +84,7 @@ def serve(state: ServerState) -> Iterator[Live]:
         thread = threading.Thread(target=server.run, args=([sock],))
         thread.start()
         assert server.up.wait(20)
-        yield Live(f"http://127.0.0.1:{sock.getsockname()[1]}", state, state.frontend, state.client, server.loop)
+        yield Live(f"http://127.0.0.1:{sock.getsockname()[1]}", state, state.async_engine, state.client, server.loop)
         server.should_exit = True
         thread.join(20)
 

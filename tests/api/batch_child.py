@@ -11,20 +11,20 @@ from typing import Any
 
 from api_live import make_state, serve
 
-from rootgraft.api.batches.batch_service import BatchDesk
+from rootgraft.api.batches.batch_service import BatchService
 from rootgraft.api.config import ServerConfig
 
 
 def main(folder: str, asked: str) -> None:
     state: Any = make_state(ServerConfig(batch_dir=folder))
-    state.batches = BatchDesk(Path(folder), 1 << 30, state.caller_named)
+    state.batches = BatchService(Path(folder), 1 << 30, state.caller_named)
 
     def say(request: Any, index: int) -> str:
         with open(asked, "a") as file:
             file.write(bytes(token for token in request.tokens if token < 256).decode().split("\n")[0] + "\n")
         return "answer" * 4
 
-    state.frontend.say = say
+    state.async_engine.say = say
     for live in serve(state):
         live.loop.call_soon_threadsafe(state.batches.resume, state.inner)
         print(live.url, flush=True)

@@ -14,16 +14,16 @@ TOOLS: Any = [{"type": "function", **one["function"]} for one in (WEATHER, PING)
 
 
 def say(live: Live, text: str) -> None:
-    live.frontend.say = lambda request, index: text
+    live.async_engine.say = lambda request, index: text
 
 
 def prompt(live: Live) -> str:
-    return bytes(live.frontend.seen[-1].tokens.tolist()).decode()
+    return bytes(live.async_engine.seen[-1].tokens.tolist()).decode()
 
 
 def rendered(live: Live) -> list[dict[str, Any]]:
     """The messages of the last conversation."""
-    return list(live.frontend.tokenizer.rendered[-1]["messages"])
+    return list(live.async_engine.tokenizer.rendered[-1]["messages"])
 
 
 def flat(choice: Any) -> Any:

@@ -53,7 +53,7 @@ def check_cases(live: Live, cases: Sequence[Any], body_of: Callable[[str, dict[s
                 check_error(http.post(path, json=body_of(path, fields)), 400, param, code)
             except AssertionError as error:
                 raise AssertionError(f"{path} {str(fields)[:200]}: {error}") from error
-    assert not live.frontend.seen
+    assert not live.async_engine.seen
 
 
 @pytest.mark.parametrize("part", range(8))
@@ -75,7 +75,7 @@ def test_bodies_that_are_no_json_for_us(live: Live) -> None:
                 assert reply.status_code == 400, (path, body[:80], reply.text)
                 if path == COMPLETIONS or code == "invalid_json":
                     assert reply.json()["error"]["code"] == code, (path, body[:80], reply.text)
-    assert not live.frontend.seen
+    assert not live.async_engine.seen
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])

@@ -16,7 +16,7 @@ from api_live import Live, make_state, serve, wait_until
 
 from rootgraft.api.batches import batch_service as desk_module
 from rootgraft.api.batches.batch_lines import BatchOutput
-from rootgraft.api.batches.batch_service import BatchDesk
+from rootgraft.api.batches.batch_service import BatchService
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.routes import files as files_module
 from rootgraft.api.storage.file_store import FileStore, new_file_id
@@ -34,7 +34,7 @@ def line(number: int, url: str = CHAT, **body: Any) -> str:
 @contextmanager
 def start(folder: Path, **options: Any) -> Iterator[Live]:
     state = make_state(ServerConfig(batch_dir=str(folder), **options))
-    state.batches = BatchDesk(folder, state.options.max_stored_file_bytes, state.caller_named)
+    state.batches = BatchService(folder, state.options.max_stored_file_bytes, state.caller_named)
     for live in serve(state):
         live.loop.call_soon_threadsafe(state.batches.resume, state.inner)
         yield live
@@ -90,7 +90,9 @@ def test_the_whole_way(live: Live, client: openai.OpenAI) -> None:
     refused = answers(client, done.error_file_id)
     assert refused["r99"]["response"]["status_code"] == 400
     assert refused["r99"]["response"]["body"]["error"]["param"] == "max_tokens"
-    assert {request.priority for request in live.frontend.seen} == {Priority.BATCH} and len(live.frontend.seen) == 40
+    assert {request.priority for request in live.async_engine.seen} == {Priority.BATCH} and len(
+        live.async_engine.seen
+    ) == 40
     assert done.usage.output_tokens == 40 * 8 and done.usage.total_tokens > done.usage.input_tokens > 0
     output = client.files.retrieve(done.output_file_id)
     assert output.purpose == "batch_output" and output.bytes == len(client.files.content(output.id).content)
@@ -149,15 +151,15 @@ def test_an_input_that_is_no_batch(
     done = ended(client, begin(client, *lines))
     [error] = done.errors.data
     assert (done.status, error.code, error.line) == ("failed", code, number) and said in error.message
-    assert done.output_file_id is done.error_file_id is None and not live.frontend.seen
+    assert done.output_file_id is done.error_file_id is None and not live.async_engine.seen
 
 
 def hold(live: Live) -> None:
-    live.frontend.gate = asyncio.Event()
+    live.async_engine.gate = asyncio.Event()
 
 
 def release(live: Live) -> None:
-    live.loop.call_soon_threadsafe(live.frontend.gate.set)
+    live.loop.call_soon_threadsafe(live.async_engine.gate.set)
 
 
 def test_a_batch_that_is_cancelled_keeps_what_is_answered(
@@ -168,12 +170,12 @@ def test_a_batch_that_is_cancelled_keeps_what_is_answered(
 
     def say(request: Any, index: int) -> str:
         if request.params.seed == 1:
-            live.frontend.gate = gate  # from here on nothing comes
+            live.async_engine.gate = gate  # from here on nothing comes
         return "answer 0"
 
-    live.frontend.say = say
+    live.async_engine.say = say
     batch = begin(client, *map(line, range(2)), *(line(number, seed=1) for number in range(2, 9)))
-    wait_until(lambda: live.frontend.gate is not None)
+    wait_until(lambda: live.async_engine.gate is not None)
     assert client.batches.retrieve(batch.id).status == "in_progress"
     with pytest.raises(openai.BadRequestError, match="cancel it first"):
         client.files.delete(batch.input_file_id)
@@ -217,10 +219,10 @@ def test_a_full_disk_loses_no_answer(live: Live, client: openai.OpenAI, monkeypa
 
 
 def test_a_batch_that_is_cancelled_before_it_is_read(live: Live, client: openai.OpenAI) -> None:
-    desk = live.state.batches
-    desk._begin = lambda record: None
+    batch_service = live.state.batches
+    batch_service._begin = lambda record: None
     batch = begin(client, "nonsense")
-    del desk._begin
+    del batch_service._begin
     client.batches.cancel(batch.id)
     done = ended(client, batch)
     assert done.status == "cancelled" and done.output_file_id is None and done.error_file_id is None
@@ -312,7 +314,7 @@ def test_a_file_and_a_batch_belong_to_their_tenant(tmp_path: Path) -> None:
     ):
         batch = ended(mine, begin(mine, line(1)))
         assert batch.status == "completed"
-        assert {request.tenant for request in live.frontend.seen} == {live.state.keys.find(b"one").tenant}
+        assert {request.tenant for request in live.async_engine.seen} == {live.state.keys.find(b"one").tenant}
         for call in (
             lambda: other.files.retrieve(batch.input_file_id),
             lambda: other.files.content(batch.output_file_id),
@@ -336,15 +338,15 @@ def test_a_key_that_is_taken_back_asks_nothing_more(tmp_path: Path) -> None:
         batch = begin(client, line(1))
         wait_until(lambda: client.batches.retrieve(batch.id).status == "in_progress")
         keys, owner = live.state.keys, live.state.keys.find(b"one")
-        desk, record = live.state.batches, live.state.batches.records.get(owner.tenant, batch.id)
+        batch_service, record = live.state.batches, live.state.batches.records.get(owner.tenant, batch.id)
         keys._keys = keys._given[1:]
-        live.loop.call_soon_threadsafe(desk._turns.release)
+        live.loop.call_soon_threadsafe(batch_service._turns.release)
         wait_until(lambda: record.has_ended)
         keys._keys = keys._given
         done = client.batches.retrieve(batch.id)
         refused = answers(client, done.error_file_id)["r1"]["response"]
         assert refused["status_code"] == 401 and refused["body"]["error"]["code"] == "invalid_api_key"
-        assert not live.frontend.seen
+        assert not live.async_engine.seen
 
 
 def test_unfinished_batches_are_bounded(live: Live, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,20 +382,20 @@ def test_without_a_folder_there_are_no_files() -> None:
 
 
 def test_a_folder_belongs_to_one_server(tmp_path: Path) -> None:
-    first = BatchDesk(tmp_path, 1000, lambda *_: None)
+    first = BatchService(tmp_path, 1000, lambda *_: None)
     with pytest.raises(ConfigError, match="another server"):
-        BatchDesk(tmp_path, 1000, lambda *_: None)
+        BatchService(tmp_path, 1000, lambda *_: None)
     asyncio.run(first.close())
     (tmp_path / "batches" / "batch_x.json").write_text("nonsense")
     with pytest.raises(ConfigError, match="cannot be used"):
-        BatchDesk(tmp_path, 1000, lambda *_: None)
+        BatchService(tmp_path, 1000, lambda *_: None)
 
 
 def test_a_batch_goes_on_after_a_restart(tmp_path: Path) -> None:
     with start(tmp_path) as live, live.openai() as client:
         hold(live)
         batch = begin(client, *map(line, range(3)))
-        wait_until(lambda: len(live.frontend.seen) == 3)
+        wait_until(lambda: len(live.async_engine.seen) == 3)
     (tmp_path / "files" / f"file-{'0' * 32}.part").write_text("half")
     account = tmp_path / "batches" / f"{batch.id}.answers"
     whole = {"custom_id": "r1", "response": {"status_code": 200, "request_id": "", "body": {"usage": {}}}}
@@ -403,7 +405,7 @@ def test_a_batch_goes_on_after_a_restart(tmp_path: Path) -> None:
         assert done.status == "completed" and done.request_counts.completed == 3
         found = answers(client, done.output_file_id)
         assert found.keys() == {"r0", "r1", "r2"} and found["r1"] == whole
-        assert len(live.frontend.seen) == 2
+        assert len(live.async_engine.seen) == 2
     assert not account.exists() and not list(tmp_path.rglob("*.part"))
 
 

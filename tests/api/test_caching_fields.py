@@ -27,7 +27,7 @@ def test_sessions_and_pins_reach_the_engine(live: Live, path: str) -> None:
         ):
             reply = http.post(path, json=BODIES[path] | fields)
             assert reply.status_code == 200, reply.text
-    seen = [(request.session, request.pin_seconds) for request in live.frontend.seen]
+    seen = [(request.session, request.pin_seconds) for request in live.async_engine.seen]
     assert seen == [("", 0.0), ("k" * 256, 300.0), ("", 1.0), ("", 86400.0), ("", 86400.0)]
 
 
@@ -40,10 +40,10 @@ def test_a_chat_of_no_tokens_computes_its_prompt(live: Live, field: str) -> None
     [choice] = answer.choices
     assert (choice.message.content, choice.finish_reason, choice.logprobs.content) == ("", "length", [])
     assert answer.usage.completion_tokens == last.usage.completion_tokens == 0
-    assert answer.usage.prompt_tokens == last.usage.prompt_tokens == len(live.frontend.seen[0].tokens)
+    assert answer.usage.prompt_tokens == last.usage.prompt_tokens == len(live.async_engine.seen[0].tokens)
     assert [chunk.choices[0].delta.content or "" for chunk in chunks] == ["", ""]
     assert chunks[-1].choices[0].finish_reason == "length"
-    assert [request.params.max_tokens for request in live.frontend.seen] == [1, 1]
+    assert [request.params.max_tokens for request in live.async_engine.seen] == [1, 1]
 
 
 def test_a_chat_of_no_tokens_has_no_form(live: Live) -> None:
@@ -54,7 +54,7 @@ def test_a_chat_of_no_tokens_has_no_form(live: Live) -> None:
             reply = http.post("/v1/chat/completions", json={"messages": HI, "max_tokens": 0, **fields})
             assert reply.status_code == 200, reply.text
             assert reply.json()["choices"][0]["message"]["content"] == ""
-    assert all(request.grammar is None for request in live.frontend.seen)
+    assert all(request.grammar is None for request in live.async_engine.seen)
 
 
 def test_usage_has_every_count(live: Live) -> None:

@@ -23,7 +23,7 @@ def test_a_whole_answer(live: Live) -> None:
     assert (choice.message.role, choice.message.content, choice.message.refusal) == ("assistant", "answer 0", None)
     assert choice.message.tool_calls is None
     assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
-    num_prompt = len(live.frontend.seen[0].tokens)
+    num_prompt = len(live.async_engine.seen[0].tokens)
     assert answer.usage.prompt_tokens == num_prompt
     assert answer.usage.completion_tokens == 8
     assert answer.usage.total_tokens == num_prompt + 8
@@ -91,7 +91,7 @@ def test_n_answers_whole_and_streamed(live: Live) -> None:
         assert [choice.index for choice in answer.choices] == [0, 1, 2]
         assert [choice.message.content for choice in answer.choices] == ["answer 0", "answer 1", "answer 2"]
         assert answer.usage is not None and answer.usage.completion_tokens == 24
-        assert answer.usage.prompt_tokens == len(live.frontend.seen[0].tokens)
+        assert answer.usage.prompt_tokens == len(live.async_engine.seen[0].tokens)
         texts, roles, ends = ["", "", ""], [0, 0, 0], [0, 0, 0]
         for chunk in client.chat.completions.create(model="tiny", messages=HI, n=3, stream=True):
             choice = chunk.choices[0]
@@ -117,7 +117,7 @@ def test_logprobs_whole_and_streamed(live: Live) -> None:
     assert [entry.model_dump() for entry in whole.content] == [entry.model_dump() for entry in streamed]
     assert [len(entry.top_logprobs) for entry in whole.content] == [3] * 8
     assert whole.content[0].top_logprobs[0].token == whole.content[0].token == "a"
-    assert live.frontend.seen[0].params.logprobs == 3
+    assert live.async_engine.seen[0].params.logprobs == 3
 
 
 def test_logprobs_without_top(live: Live) -> None:
@@ -125,7 +125,7 @@ def test_logprobs_without_top(live: Live) -> None:
         logprobs = client.chat.completions.create(model="tiny", messages=HI, logprobs=True).choices[0].logprobs
     assert logprobs is not None and logprobs.content is not None
     assert [entry.top_logprobs for entry in logprobs.content] == [[]] * 8
-    assert live.frontend.seen[0].params.logprobs == 0
+    assert live.async_engine.seen[0].params.logprobs == 0
 
 
 def test_prompt_logprobs(live: Live) -> None:
@@ -133,13 +133,13 @@ def test_prompt_logprobs(live: Live) -> None:
         scores = http.post("/v1/chat/completions", json={"messages": HI, "prompt_logprobs": 1}).json()[
             "prompt_logprobs"
         ]
-    tokens = live.frontend.seen[0].tokens
+    tokens = live.async_engine.seen[0].tokens
     assert len(scores) == len(tokens) and scores[0] is None
     assert scores[1] == {str(tokens[1]): {"logprob": -0.25, "rank": 1, "decoded_token": chr(tokens[1])}}
 
 
 def test_held_back_text_makes_no_empty_chunks(live: Live) -> None:
-    live.frontend.say = lambda request, index: "aé"
+    live.async_engine.say = lambda request, index: "aé"
     with live.http() as http:
         reply = http.post("/v1/chat/completions", json={"messages": HI, "stream": True})
     assert '"content":""},"logprobs"' in reply.text  # the role's chunk
@@ -178,7 +178,7 @@ def test_parameters_reach_the_engine(live: Live) -> None:
     }
     with live.http() as http:
         assert http.post("/v1/chat/completions", json=body).status_code == 200
-    [seen] = live.frontend.seen
+    [seen] = live.async_engine.seen
     params = seen.params
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (1.0, 0.5, 7, 0.1)
     assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.2, -0.3, 1.1)
@@ -214,14 +214,14 @@ def test_nulls_and_fields_without_effect_are_taken(live: Live) -> None:
     with live.http() as http:
         for body in (dict.fromkeys(fields.split()), neutral):
             assert http.post("/v1/chat/completions", json={"messages": HI, **body}).status_code == 200
-    assert live.frontend.seen[1].params.top_k == 0
+    assert live.async_engine.seen[1].params.top_k == 0
 
 
 def test_default_limit_is_the_room_that_is_left(live: Live) -> None:
     with live.http() as http:
         http.post("/v1/chat/completions", json={"messages": HI})
-    [seen] = live.frontend.seen
-    assert seen.params.max_tokens == live.frontend.max_model_len - len(seen.tokens)
+    [seen] = live.async_engine.seen
+    assert seen.params.max_tokens == live.async_engine.max_model_len - len(seen.tokens)
 
 
 def test_messages_in_every_form(live: Live) -> None:
@@ -238,7 +238,7 @@ def test_messages_in_every_form(live: Live) -> None:
     with live.http() as http:
         reply = http.post("/v1/chat/completions", json={"messages": messages, "chat_template_kwargs": {"deep": True}})
     assert reply.status_code == 200, reply.text
-    seen = live.frontend.tokenizer.rendered[-1]
+    seen = live.async_engine.tokenizer.rendered[-1]
     assert seen["messages"] == [
         {"role": "system", "content": "be brief", "name": "boss"},
         {"role": "user", "content": "ab"},
@@ -270,12 +270,12 @@ def test_continuing_the_last_message(live: Live) -> None:
     messages = [*HI, {"role": "assistant", "content": "so far"}]
     with live.http() as http:
         http.post("/v1/chat/completions", json={"messages": messages, "continue_final_message": True})
-    seen = live.frontend.tokenizer.rendered[-1]
+    seen = live.async_engine.tokenizer.rendered[-1]
     assert (seen["add_generation_prompt"], seen["continue_final_message"]) == (False, True)
 
 
 def test_no_chat_template(live: Live) -> None:
-    live.frontend.tokenizer.has_chat_template = False
+    live.async_engine.tokenizer.has_chat_template = False
     with live.openai() as client, pytest.raises(openai.BadRequestError, match="chat template"):
         client.chat.completions.create(model="tiny", messages=HI)
 

@@ -40,7 +40,7 @@ def example(schema: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
 def test_it_is_taken(live: Live, path: str, body: dict[str, Any]) -> None:
-    live.frontend.say = lambda request, index: (
+    live.async_engine.say = lambda request, index: (
         json.dumps(example(request.grammar.value() if request.grammar.kind == "json_schema" else {}))
         if request.grammar is not None and request.grammar.kind.startswith("json")
         else "An answer."
@@ -49,7 +49,7 @@ def test_it_is_taken(live: Live, path: str, body: dict[str, Any]) -> None:
         reply = http.post(path, json=body)
     assert reply.status_code == 200 and '"error":{' not in reply.text, reply.text
     if path != "/tokenize":
-        assert (live.frontend.seen[0].grammar is not None) == (forced(body) or bool(body.get("tools")))
+        assert (live.async_engine.seen[0].grammar is not None) == (forced(body) or bool(body.get("tools")))
     if body.get("stream"):
         events = reply.text.split("\n\n")
         assert events[-1] == "" and ("[DONE]" in events[-2] or "response.completed" in events[-2]), events[-2]

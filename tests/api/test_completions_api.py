@@ -19,7 +19,7 @@ def test_a_whole_answer(live: Live) -> None:
     assert (choice.index, choice.text, choice.finish_reason, choice.logprobs) == (0, "answer 0", "stop", None)
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (3, 8, 11)
-    [seen] = live.frontend.seen
+    [seen] = live.async_engine.seen
     assert list(seen.tokens) == [BOS, 97, 98] and seen.params.max_tokens == 16
 
 
@@ -44,7 +44,7 @@ def test_a_stream(live: Live) -> None:
     ],
 )
 def test_prompts_in_every_form(live: Live, prompt: Any, tokens: list[list[int]]) -> None:
-    live.frontend.say = lambda request, index: f"{chr(request.tokens[-1])}{index}"
+    live.async_engine.say = lambda request, index: f"{chr(request.tokens[-1])}{index}"
     with live.openai() as client:
         answer = client.completions.create(model="tiny", prompt=prompt, n=2)
         streamed = [""] * len(answer.choices)
@@ -53,7 +53,7 @@ def test_prompts_in_every_form(live: Live, prompt: Any, tokens: list[list[int]])
     expected = [f"{chr(ids[-1])}{index}" for ids in tokens for index in range(2)]
     assert [choice.index for choice in answer.choices] == list(range(2 * len(tokens)))
     assert [choice.text for choice in answer.choices] == expected == streamed
-    assert [list(request.tokens) for request in live.frontend.seen[: len(tokens)]] == tokens
+    assert [list(request.tokens) for request in live.async_engine.seen[: len(tokens)]] == tokens
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == sum(map(len, tokens))
     assert answer.usage.completion_tokens == 2 * 2 * len(tokens)
@@ -62,7 +62,7 @@ def test_prompts_in_every_form(live: Live, prompt: Any, tokens: list[list[int]])
 def test_without_special_tokens(live: Live) -> None:
     with live.http() as http:
         http.post("/v1/completions", json={"prompt": "ab", "add_special_tokens": False})
-    assert list(live.frontend.seen[0].tokens) == [97, 98]
+    assert list(live.async_engine.seen[0].tokens) == [97, 98]
 
 
 def test_logprobs(live: Live) -> None:
@@ -95,7 +95,7 @@ def test_scoring_as_lm_eval_does(live: Live) -> None:
     assert first["top_logprobs"][0] is None and first["top_logprobs"][1] == {"b": -0.25}
     assert first["text_offset"] == [0, 1, 2, 3]
     assert [choice["text"] for choice in answer["choices"]] == ["abca", "da"]
-    assert live.frontend.seen[0].params.prompt_logprobs == 1
+    assert live.async_engine.seen[0].params.prompt_logprobs == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -121,7 +121,7 @@ def test_max_tokens_zero_scores_the_prompt_alone(live: Live, stream: bool) -> No
     assert logprobs.text_offset == [0, 0, 0, 1]
     assert logprobs.token_logprobs == [None, -0.25, -0.25, -0.25]
     assert usage is not None and (usage.completion_tokens, usage.prompt_tokens) == (0, 4)
-    assert live.frontend.seen[0].params.max_tokens == 1
+    assert live.async_engine.seen[0].params.max_tokens == 1
 
 
 def test_max_tokens_zero_without_echo_gives_no_text(live: Live) -> None:
@@ -143,7 +143,7 @@ def test_prompt_logprobs_beside_other_logprobs(live: Live) -> None:
     body = {"prompt": [97, 98], "echo": True, "logprobs": 1, "prompt_logprobs": 3, "max_tokens": 1}
     with live.http() as http:
         choice = http.post("/v1/completions", json=body).json()["choices"][0]
-    assert live.frontend.seen[0].params.prompt_logprobs == 3
+    assert live.async_engine.seen[0].params.prompt_logprobs == 3
     assert choice["logprobs"]["top_logprobs"] == [None, {"b": -0.25}, {"a": -0.25}]
     assert len(choice["prompt_logprobs"]) == 2 and choice["prompt_logprobs"][0] is None
     assert list(choice["prompt_logprobs"][1]) == ["98", "97", "99"]
@@ -155,11 +155,11 @@ def test_all_prompts_are_checked_before_one_is_begun(live: Live) -> None:
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == "prompt[1]"
     assert reply.json()["error"]["code"] == "context_length_exceeded"
-    assert not live.frontend.seen
+    assert not live.async_engine.seen
 
 
 async def test_many_prompts_with_the_async_client(live: Live) -> None:
-    live.frontend.say = lambda request, index: bytes(list(request.tokens)).decode()
+    live.async_engine.say = lambda request, index: bytes(list(request.tokens)).decode()
     async with openai.AsyncOpenAI(
         base_url=f"{live.url}/v1", api_key="none", http_client=httpx.AsyncClient(trust_env=False)
     ) as client:

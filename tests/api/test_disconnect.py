@@ -17,9 +17,9 @@ from rootgraft.api.generate import sse
 @pytest.fixture
 def gate(live: Live) -> Iterator[asyncio.Event]:
     """Nothing comes out of the frontend before it is set."""
-    live.frontend.gate = asyncio.Event()
-    yield live.frontend.gate
-    live.loop.call_soon_threadsafe(live.frontend.gate.set)
+    live.async_engine.gate = asyncio.Event()
+    yield live.async_engine.gate
+    live.loop.call_soon_threadsafe(live.async_engine.gate.set)
 
 
 def ask(live: Live, path: str, body: dict[str, Any]) -> socket.socket:
@@ -45,67 +45,67 @@ def test_before_the_first_token(
     live: Live, gate: asyncio.Event, path: str, body: dict[str, Any], count: int, stream: bool
 ) -> None:
     with ask(live, path, {**body, "stream": stream}):
-        wait_until(lambda: len(live.frontend.seen) == count)
-        assert live.state.active == 1 and not live.frontend.aborted
-    wait_until(lambda: len(live.frontend.aborted) == count)
+        wait_until(lambda: len(live.async_engine.seen) == count)
+        assert live.state.active == 1 and not live.async_engine.aborted
+    wait_until(lambda: len(live.async_engine.aborted) == count)
     wait_until(lambda: live.state.active == 0)
 
 
 @pytest.mark.parametrize("num_chunks", [1, 3])
 def test_in_the_middle_of_a_stream(live: Live, num_chunks: int) -> None:
-    live.frontend.say = lambda request, index: "x" * 2000
+    live.async_engine.say = lambda request, index: "x" * 2000
     with ask(live, "/v1/completions", {"prompt": "x", "stream": True, "max_tokens": 2000}) as sock:
         data = b""
         while data.count(b"data: ") < num_chunks:
             data += sock.recv(4096)
-    wait_until(lambda: len(live.frontend.aborted) == 1 or live.state.active == 0)
+    wait_until(lambda: len(live.async_engine.aborted) == 1 or live.state.active == 0)
     wait_until(lambda: live.state.active == 0)
 
 
 def test_a_client_that_closes_its_half(live: Live, gate: asyncio.Event) -> None:
     with ask(live, "/v1/completions", {"prompt": "x"}) as sock:
-        wait_until(lambda: bool(live.frontend.seen))
+        wait_until(lambda: bool(live.async_engine.seen))
         sock.shutdown(socket.SHUT_WR)
-        wait_until(lambda: bool(live.frontend.aborted))
+        wait_until(lambda: bool(live.async_engine.aborted))
 
 
 def test_others_go_on(live: Live, gate: asyncio.Event) -> None:
     with ask(live, "/v1/completions", {"prompt": "a"}), ask(live, "/v1/completions", {"prompt": "b"}) as other:
-        wait_until(lambda: len(live.frontend.seen) == 2)
+        wait_until(lambda: len(live.async_engine.seen) == 2)
         with ask(live, "/v1/completions", {"prompt": "c"}):
-            wait_until(lambda: len(live.frontend.seen) == 3)
-        wait_until(lambda: len(live.frontend.aborted) == 1)
+            wait_until(lambda: len(live.async_engine.seen) == 3)
+        wait_until(lambda: len(live.async_engine.aborted) == 1)
         live.loop.call_soon_threadsafe(gate.set)
         reply = b""
         while b"answer 0" not in reply:
             reply += other.recv(4096)
-    assert [chr(request.tokens[-1]) for request in live.frontend.aborted] == ["c"]
+    assert [chr(request.tokens[-1]) for request in live.async_engine.aborted] == ["c"]
 
 
 def test_a_client_that_reads_nothing_counts_as_gone(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "_SEND_TIMEOUT", 0.05)
-    live.frontend.say = lambda request, index: "x" * 2000
+    live.async_engine.say = lambda request, index: "x" * 2000
     body = {"prompt": ["x"] * 64, "stream": True, "max_tokens": 2000, "logprobs": 20}
     with ask(live, "/v1/completions", body):
-        wait_until(lambda: bool(live.frontend.seen))
+        wait_until(lambda: bool(live.async_engine.seen))
         wait_until(lambda: live.state.active == 0)
-    assert live.frontend.aborted
+    assert live.async_engine.aborted
 
 
 def test_one_failing_prompt_ends_the_others(live: Live) -> None:
     """The request fails as a whole, and nothing of it goes on."""
-    say = live.frontend.say
+    say = live.async_engine.say
 
     def fail(request: Any, index: int) -> str:
         if request.tokens[-1] == ord("!"):
             raise ValueError("broken")
         return say(request, index)
 
-    live.frontend.say = fail
+    live.async_engine.say = fail
     with live.http() as http:
         body = {"prompt": ["a", "b", "!", "c"]}
         assert http.post("/v1/completions", json=body).status_code == 500
         stream = http.post("/v1/completions", json={**body, "stream": True}).text
         assert "internal_error" in stream and "[DONE]" not in stream
     assert live.state.active == 0
-    assert len(live.frontend.aborted) == len(live.frontend.seen)
+    assert len(live.async_engine.aborted) == len(live.async_engine.seen)

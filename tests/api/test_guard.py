@@ -142,13 +142,13 @@ def test_one_log_line_for_each_request(live: Live, caplog: pytest.LogCaptureFixt
 def test_errors_of_the_engine(live: Live, error: Exception, status: int, code: str, stream: bool) -> None:
     """Before the first token they have a status of their own, streamed or not; later they are an event."""
     body = {"prompt": "x", "stream": stream}
-    live.frontend.fail_after = (0, error)
+    live.async_engine.fail_after = (0, error)
     with live.http() as http:
         reply = http.post(COMPLETIONS, json=body)
         assert reply.status_code == status and "secret" not in reply.text
         assert reply.json()["error"].items() >= {"code": code, "type": "server_error", "param": None}.items()
         assert ("retry-after" in reply.headers) == (status == 503)
-        live.frontend.fail_after = (2, error)
+        live.async_engine.fail_after = (2, error)
         reply = http.post(COMPLETIONS, json=body)
     if not stream:
         assert reply.status_code == status
@@ -162,7 +162,7 @@ def test_errors_of_the_engine(live: Live, error: Exception, status: int, code: s
 
 
 def test_a_bug_in_a_route_is_a_500_without_details(live: Live) -> None:
-    live.frontend.resolve_max_tokens = None
+    live.async_engine.resolve_max_tokens = None
     with live.http() as http:
         reply = http.post(COMPLETIONS, json={"prompt": "x"})
     assert reply.status_code == 500 and reply.headers["x-request-id"]

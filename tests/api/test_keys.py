@@ -264,7 +264,7 @@ def test_tenants_reach_the_engine(guarded: Live, serve_with: Start) -> None:
                 http.post(CHAT, json={"messages": [{"role": "user", "content": "x"}]})
 
     def seen(live: Live) -> list[tuple[str, str, str]]:
-        return [(one.tenant, one.cache_tenant, one.salt) for one in live.frontend.seen]
+        return [(one.tenant, one.cache_tenant, one.salt) for one in live.async_engine.seen]
 
     own = [("inference", "inference"), ("narrow", "narrow"), ("inference", "inference")]
     assert seen(guarded) == [(*who, salt) for who in own for salt in ("narrow", "")]
@@ -279,7 +279,7 @@ def test_bands_by_key_and_by_field(guarded: Live) -> None:
     for key, asked, band in cases:
         with with_key(guarded, key) as http:
             reply = http.post(COMPLETIONS, json={"prompt": "x", "priority": asked})
-            assert reply.status_code == 200 and guarded.frontend.seen[-1].priority == band
+            assert reply.status_code == 200 and guarded.async_engine.seen[-1].priority == band
     for key, asked in (("inference", "realtime"), ("late", "interactive"), ("late", "realtime")):
         with with_key(guarded, key) as http:
             reply = http.post(COMPLETIONS, json={"prompt": "x", "priority": asked})
@@ -290,7 +290,7 @@ def test_anybody_may_ask_for_any_band(live: Live) -> None:
     with live.http() as http:
         for asked, band in (("realtime", 0), ("interactive", 1), ("batch", 2), (None, 1)):
             assert http.post(COMPLETIONS, json={"prompt": "x", "priority": asked}).status_code == 200
-            assert live.frontend.seen[-1].priority == band
+            assert live.async_engine.seen[-1].priority == band
 
 
 def run_alone(core: EngineCore, number: int, prompt: list[int], tenant: str, cache_tenant: str, salt: str) -> Any:

@@ -117,7 +117,7 @@ def test_spans_follow_the_conventions(live: Live, spans: InMemorySpanExporter) -
         chat = http.post(CHAT, json={"messages": HI, "temperature": 0.5, "seed": 7}, headers=parent)
         http.post(COMPLETIONS, json={"prompt": "a secret", "stream": True, "n": 2})
         http.post(CHAT, json={"messages": HI, "response_format": {"type": "json_object"}})
-        live.frontend.fail_after = (1, EngineDead("The engine is not running."))
+        live.async_engine.fail_after = (1, EngineDead("The engine is not running."))
         http.post(CHAT, json={"messages": HI}, headers={"traceparent": "nonsense"})
     wait_until(lambda: len(spans.get_finished_spans()) == 4)
     first, second, third, failed = spans.get_finished_spans()
@@ -229,11 +229,11 @@ def test_what_a_client_that_leaves_got_is_counted(tmp_path: Path, live: Live) ->
             if self.left < 0:
                 await asyncio.Event().wait()
 
-    live.frontend.gate = Gate()
+    live.async_engine.gate = Gate()
     live.state.ledger = UsageLedger(tmp_path / "usage.db")
     with live.http() as http, http.stream("POST", COMPLETIONS, json={"prompt": "abc", "stream": True}) as reply:
         next(reply.iter_lines())
-    wait_until(lambda: bool(live.frontend.aborted))
+    wait_until(lambda: bool(live.async_engine.aborted))
     asyncio.run_coroutine_threadsafe(live.state.ledger.close(), live.loop).result(10)
     live.state.ledger = None
     db = sqlite3.connect(tmp_path / "usage.db")

@@ -80,7 +80,7 @@ def test_events_are_those_of_the_client_to_the_field(live: Live) -> None:
     found += events_of(live, tools=TOOLS)
     say(live, "not JSON")
     found += events_of(live, text={"format": {"type": "json_object"}})
-    live.frontend.fail_after = (2, EngineDead("The engine is not running."))
+    live.async_engine.fail_after = (2, EngineDead("The engine is not running."))
     found += events_of(live)
     for name, data in found:
         event = EVENT.validate_python(data)

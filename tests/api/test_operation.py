@@ -40,7 +40,7 @@ def test_probes(live: Live) -> None:
 
 def test_while_the_model_is_loading() -> None:
     state = make_state()
-    state.frontend, state.client = None, None
+    state.async_engine, state.client = None, None
     for live in serve(state):
         assert statuses(live) == (503, 503, 503)
         with live.http() as http:
@@ -54,7 +54,7 @@ def test_a_server_that_is_ending_takes_nothing_new(live: Live) -> None:
     live.state.draining = True
     with live.openai() as client, pytest.raises(openai.InternalServerError, match="shutting down"):
         client.chat.completions.create(model="tiny", messages=HI)  # type: ignore[arg-type]
-    assert not live.frontend.seen
+    assert not live.async_engine.seen
 
 
 def test_a_dead_engine(live: Live) -> None:
@@ -74,7 +74,7 @@ def test_models(live: Live) -> None:
         with pytest.raises(openai.NotFoundError) as caught:
             client.models.retrieve("gpt-9")
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
-    assert listed[0].model_dump()["max_model_len"] == live.frontend.max_model_len
+    assert listed[0].model_dump()["max_model_len"] == live.async_engine.max_model_len
 
 
 def test_version(live: Live) -> None:
@@ -87,7 +87,7 @@ def test_tokenize_and_back(live: Live) -> None:
         answer = http.post("/tokenize", json={"model": "tiny", "prompt": "aé", "return_token_strs": True}).json()
         assert answer == {
             "count": 4,
-            "max_model_len": live.frontend.max_model_len,
+            "max_model_len": live.async_engine.max_model_len,
             "tokens": [BOS, 97, 195, 169],
             "token_strs": ["<s>", "a", "\ufffd", "\ufffd"],
         }
@@ -102,7 +102,7 @@ def test_tokenize_messages_as_chat_does(live: Live) -> None:
     with live.http() as http:
         tokens = http.post("/tokenize", json={"messages": HI}).json()["tokens"]
         http.post("/v1/chat/completions", json={"messages": HI})
-        assert tokens == list(live.frontend.seen[0].tokens)
+        assert tokens == list(live.async_engine.seen[0].tokens)
         open_ended = http.post("/tokenize", json={"messages": HI, "add_generation_prompt": False}).json()
     assert bytes(open_ended["tokens"]).decode() == "<user>hi\n"
 
@@ -144,7 +144,7 @@ def test_metrics_of_requests(live: Live) -> None:
     with live.http() as http:
         http.post("/v1/completions", json={"prompt": ["ab", "c"], "n": 2})
         http.post("/v1/completions", json={"prompt": "ab", "max_tokens": 2})
-        live.frontend.fail_after = (1, ValueError("broken"))
+        live.async_engine.fail_after = (1, ValueError("broken"))
         http.post("/v1/completions", json={"prompt": "ab", "n": 3})
     after = scrape(live)
 

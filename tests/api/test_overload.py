@@ -54,7 +54,7 @@ def test_a_key_beyond_its_limits(tmp_path: Path, serve_with: Start, stream: bool
     with bearer(live, "b") as http:
         # 5 tokens in the prompt, 8 in the answer: 12 are given back each time.
         left = [http.post(COMPLETIONS, json=body).headers["x-ratelimit-remaining-tokens"] for _ in range(6)]
-        assert len(live.frontend.seen) == 8
+        assert len(live.async_engine.seen) == 8
         reply = http.post(COMPLETIONS, json=body)
         check_refusal(reply, 429, "tokens", "rate_limit_exceeded")
         assert "x-ratelimit-limit-requests" not in reply.headers
@@ -70,31 +70,31 @@ def ask_in_thread(http: httpx.Client, replies: list[httpx.Response], body: dict[
 def test_a_queue_that_is_full(tmp_path: Path, serve_with: Start) -> None:
     """Places are held until first tokens, shared between tenants, and free again when the gate opens."""
     live = serve_with(key_file(tmp_path, entry("a"), entry("b"), entry("late", priority="batch")))
-    live.frontend.gate = asyncio.Event()
+    live.async_engine.gate = asyncio.Event()
     replies: list[httpx.Response] = []
     with bearer(live, "a") as a, bearer(live, "b") as b, bearer(live, "late") as late:
         threads = [ask_in_thread(a, replies, {"prompt": "x", "n": 2})]
-        wait_until(lambda: live.state.admission.backlog.sequences == 2)
+        wait_until(lambda: live.state.admission.queue_limits.sequences == 2)
         check_refusal(a.post(COMPLETIONS, json={"prompt": "x"}), 429, "requests", "rate_limit_exceeded")
         check_refusal(late.post(COMPLETIONS, json={"prompt": "x"}), 503, "server_error", "server_overloaded")
         threads.append(ask_in_thread(b, replies, {"prompt": "x"}))
-        wait_until(lambda: live.state.admission.backlog.sequences == 3)
+        wait_until(lambda: live.state.admission.queue_limits.sequences == 3)
         check_refusal(b.post(COMPLETIONS, json={"prompt": ["x", "y"]}), 503, "server_error", "server_overloaded")
-        live.loop.call_soon_threadsafe(live.frontend.gate.set)
+        live.loop.call_soon_threadsafe(live.async_engine.gate.set)
         for thread in threads:
             thread.join(20)
         assert [reply.status_code for reply in replies] == [200, 200]
-        assert live.state.admission.backlog.sequences == 0
+        assert live.state.admission.queue_limits.sequences == 0
         assert late.post(COMPLETIONS, json={"prompt": "x"}).status_code == 200
     assert (metric(live, "tenant_share"), metric(live, "queue_full")) == (1, 2)
 
 
 def test_a_client_that_leaves_gives_its_place_back(tmp_path: Path, serve_with: Start) -> None:
     live = serve_with(key_file(tmp_path, entry("a", tokens_per_minute=1000)))
-    live.frontend.gate = asyncio.Event()
+    live.async_engine.gate = asyncio.Event()
     with bearer(live, "a") as http, pytest.raises(httpx.ReadTimeout):
         http.post(COMPLETIONS, json={"prompt": "x"}, timeout=0.2)
-    wait_until(lambda: live.state.admission.backlog.sequences == 0)
+    wait_until(lambda: live.state.admission.queue_limits.sequences == 0)
     with bearer(live, "a") as http:
         wait_until(lambda: http.get("/version").headers["x-ratelimit-remaining-tokens"] == "1000")
 
@@ -112,7 +112,7 @@ def test_timeouts_of_header_and_option(live: Live, serve_with: Start) -> None:
     ):
         with server.http(headers={} if asked is None else {"x-request-timeout": asked}) as http:
             assert http.post(COMPLETIONS, json={"prompt": "x"}).status_code == 200
-        assert server.frontend.seen[-1].timeout == timeout
+        assert server.async_engine.seen[-1].timeout == timeout
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_timeouts_that_are_none(live: Live, value: str) -> None:
     with live.http(headers={"x-request-timeout": value}) as http:
         reply = http.post(COMPLETIONS, json={"prompt": "x"})
     assert reply.status_code == 400 and reply.json()["error"]["code"] == "invalid_header"
-    assert "86400" in reply.json()["error"]["message"] and not live.frontend.seen
+    assert "86400" in reply.json()["error"]["message"] and not live.async_engine.seen
 
 
 def test_the_document_says_what_the_code_does() -> None:

@@ -13,7 +13,7 @@ from api_live import make_state
 
 from rootgraft.api.http.app import create_app
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.serving.async_engine import Frontend
+from rootgraft.engine.serving.async_engine import AsyncEngine
 from rootgraft.engine.serving.engine_client import EngineClient
 
 CONFIG = EngineConfig(dtype="float32", device="cpu", num_gpu_blocks_override=60, threads=1, max_num_seqs=8)
@@ -92,7 +92,7 @@ async def test_loglikelihoods_equal_those_of_transformers(model_folder: Path) ->
     ready = await client.start()
     state = make_state()
     state.client = client
-    state.frontend = Frontend(client, Tokens(), ready)  # type: ignore[arg-type]
+    state.async_engine = AsyncEngine(client, Tokens(), ready)  # type: ignore[arg-type]
     transport = httpx.ASGITransport(create_app(state))
     body = {"model": "tiny", "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:

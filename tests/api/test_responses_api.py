@@ -24,8 +24,8 @@ class City(pydantic.BaseModel):
 def test_a_whole_response(live: Live) -> None:
     with live.openai() as client:
         answer = client.responses.create(**ASKED, metadata={"a": "b"}, user="me", max_output_tokens=50)
-    num_prompt = len(live.frontend.seen[0].tokens)
-    assert prompt(live) == "<user>hi\n<assistant>" and live.frontend.seen[0].params.max_tokens == 50
+    num_prompt = len(live.async_engine.seen[0].tokens)
+    assert prompt(live) == "<user>hi\n<assistant>" and live.async_engine.seen[0].params.max_tokens == 50
     assert answer.id.startswith("resp_") and answer.object == "response" and answer.model == "tiny"
     assert (answer.status, answer.error, answer.incomplete_details) == ("completed", None, None)
     [item] = answer.output
@@ -117,7 +117,7 @@ def test_a_parsed_response(live: Live) -> None:
         with client.responses.stream(**ASKED, text_format=City) as events:
             streamed = events.get_final_response()
     assert answer.output_parsed == streamed.output_parsed == City(city="Ulm")
-    assert json.loads(live.frontend.seen[0].grammar.content)["required"] == ["city"]
+    assert json.loads(live.async_engine.seen[0].grammar.content)["required"] == ["city"]
     assert answer.text is not None and answer.text.format.type == "json_schema"  # type: ignore[union-attr]
     assert answer.text.format.name == "City"  # type: ignore[union-attr]
 
@@ -126,7 +126,7 @@ def test_a_json_object(live: Live) -> None:
     say(live, "{}")
     with live.openai() as client:
         answer = client.responses.create(**ASKED, text={"format": {"type": "json_object"}})
-    assert answer.output_text == "{}" and live.frontend.seen[0].grammar.kind == "json_object"
+    assert answer.output_text == "{}" and live.async_engine.seen[0].grammar.kind == "json_object"
 
 
 def test_logprobs(live: Live) -> None:
@@ -166,20 +166,20 @@ def test_an_answer_that_breaks_its_promise_fails(live: Live) -> None:
 
 
 def test_a_dead_engine_ends_a_stream_in_an_error_and_a_failure(live: Live) -> None:
-    live.frontend.fail_after = (2, EngineDead("The engine is not running."))
+    live.async_engine.fail_after = (2, EngineDead("The engine is not running."))
     *_, (error, data), (end, response) = events_of(live)
     assert error == "error" and (data["code"], data["param"]) == ("engine_dead", None)
     assert end == "response.failed" and response["response"]["status"] == "failed"
     assert response["response"]["error"] == {"code": "server_error", "message": data["message"]}
-    live.frontend.fail_after = (0, GrammarRefused("items", "/items", "too deep"))
+    live.async_engine.fail_after = (0, GrammarRefused("items", "/items", "too deep"))
     with live.http() as http:
         asked = {**ASKED, "stream": True, "text": {"format": {"type": "json_object"}}}
         check_error(http.post(PATH, json=asked), 400, "text.format", "invalid_value")
 
 
 def test_a_client_that_leaves_gets_nothing_stored(live: Live) -> None:
-    live.frontend.gate = asyncio.Event()
+    live.async_engine.gate = asyncio.Event()
     with live.http() as http, pytest.raises(httpx.ReadTimeout):
         http.post(PATH, json=ASKED, timeout=0.2)
-    wait_until(lambda: len(live.frontend.aborted) == 1)
+    wait_until(lambda: len(live.async_engine.aborted) == 1)
     assert len(live.state.responses) == 0

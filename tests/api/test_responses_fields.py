@@ -107,7 +107,7 @@ def test_what_is_wrong_is_said(live: Live) -> None:
                 check_error(reply, 400, param, code)
             except AssertionError as error:
                 raise AssertionError(f"{fields}: {error}") from error
-    assert not live.frontend.seen
+    assert not live.async_engine.seen
 
 
 def test_what_changes_nothing_is_taken(live: Live) -> None:

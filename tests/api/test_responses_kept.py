@@ -124,11 +124,11 @@ def test_the_items_of_a_response_page_by_page(live: Live) -> None:
 
 
 def test_a_background_response_is_made_and_found(live: Live) -> None:
-    live.frontend.gate = gate = asyncio.Event()
+    live.async_engine.gate = gate = asyncio.Event()
     with live.openai() as client:
         begun = client.responses.create(**ASKED, background=True)
         assert (begun.status, begun.output, begun.background) == ("in_progress", [], True)
-        wait_until(lambda: bool(live.frontend.seen))
+        wait_until(lambda: bool(live.async_engine.seen))
         assert client.responses.retrieve(begun.id).status == "in_progress"
         with pytest.raises(openai.BadRequestError, match="not finished yet"):
             client.responses.create(**ASKED, previous_response_id=begun.id)
@@ -140,24 +140,24 @@ def test_a_background_response_is_made_and_found(live: Live) -> None:
 
 
 def test_a_background_response_is_cancelled_or_deleted(live: Live) -> None:
-    live.frontend.gate = asyncio.Event()
+    live.async_engine.gate = asyncio.Event()
     with live.openai() as client:
         first, second = (client.responses.create(**ASKED, background=True) for _ in range(2))
-        wait_until(lambda: len(live.frontend.seen) == 2)
+        wait_until(lambda: len(live.async_engine.seen) == 2)
         assert client.responses.cancel(first.id).status == "cancelled"
         assert client.responses.cancel(first.id).status == client.responses.retrieve(first.id).status == "cancelled"
         client.responses.delete(second.id)
-        wait_until(lambda: len(live.frontend.aborted) == 2)
+        wait_until(lambda: len(live.async_engine.aborted) == 2)
         with pytest.raises(openai.NotFoundError):
             client.responses.retrieve(second.id)
-        live.frontend.gate = None
+        live.async_engine.gate = None
         foreground = client.responses.create(**ASKED)
         with pytest.raises(openai.BadRequestError, match="'background'"):
             client.responses.cancel(foreground.id)
 
 
 def test_a_background_response_that_fails(live: Live) -> None:
-    live.frontend.fail_after = (1, EngineDead("The engine is not running."))
+    live.async_engine.fail_after = (1, EngineDead("The engine is not running."))
     with live.openai() as client:
         begun = client.responses.create(**ASKED, background=True)
         wait_until(lambda: client.responses.retrieve(begun.id).status == "failed")

@@ -57,7 +57,10 @@ def test_all_endpoints_in_the_batch_band(live: Live, tmp_path: Path, capsys: pyt
     assert found["r2"]["response"]["body"]["status"] == "completed"
     assert all(each["error"] is None and each["id"].startswith("batch_req_") for each in found.values())
     assert found["r0"]["response"]["request_id"]
-    assert sorted(request.priority for request in live.frontend.seen) == [Priority.INTERACTIVE, *[Priority.BATCH] * 2]
+    assert sorted(request.priority for request in live.async_engine.seen) == [
+        Priority.INTERACTIVE,
+        *[Priority.BATCH] * 2,
+    ]
     assert capsys.readouterr().out == "3 requests: 3 answered now, 0 before; 0 failed\n"
 
 
@@ -97,7 +100,7 @@ def test_it_goes_on_where_it_was_cut_off(cut: float, concurrency: int, live: Liv
     assert run(live, given, out, "--max-concurrency", str(concurrency)) == 0
     assert answers(out).keys() == {f"r{number}" for number in range(6)}
     assert out.read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])
-    assert len(live.frontend.seen) == 12 - kept.count(b"\n")
+    assert len(live.async_engine.seen) == 12 - kept.count(b"\n")
 
 
 def test_a_server_that_has_no_room_is_asked_again(live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +142,7 @@ def test_a_wrong_input_is_refused_before_anything_is_asked(
     given, out = write(tmp_path / "in", *lines), tmp_path / "out"
     assert run(live, given, out) == 1
     assert message in capsys.readouterr().err
-    assert not out.exists() and not live.frontend.seen
+    assert not out.exists() and not live.async_engine.seen
 
 
 def test_files_that_are_none(live: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

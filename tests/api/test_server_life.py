@@ -28,7 +28,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.client: Any = None
-        self.frontend = FakeFrontend()
+        self.async_engine = FakeFrontend()
         self.closed = False
         self.loaded = threading.Event()
         self.start_error: Exception | None = None
@@ -50,9 +50,9 @@ class Engine:
         self.closed = True
 
     def _on_death(self, error: EngineDead) -> None:
-        self.frontend.fail_after = (0, error)
-        if self.frontend.gate is not None:
-            self.frontend.gate.set()
+        self.async_engine.fail_after = (0, error)
+        if self.async_engine.gate is not None:
+            self.async_engine.gate.set()
 
 
 @pytest.fixture
@@ -61,8 +61,8 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     files = SimpleNamespace(path=Path("model.gguf"), name="org/small")
     monkeypatch.setattr(server, "resolve_model", lambda model, revision: files)
     monkeypatch.setattr(server, "EngineClient", fake.make_client)
-    monkeypatch.setattr(server.Tokenizer, "load", lambda *args, **options: fake.frontend.tokenizer)
-    monkeypatch.setattr(server, "Frontend", lambda client, tokenizer, ready: fake.frontend)
+    monkeypatch.setattr(server.Tokenizer, "load", lambda *args, **options: fake.async_engine.tokenizer)
+    monkeypatch.setattr(server, "Frontend", lambda client, tokenizer, ready: fake.async_engine)
     yield fake
     fake.loaded.set()
 

@@ -63,15 +63,17 @@ def text_for(spec: GrammarSpec) -> str:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_every_way_to_ask_reaches_the_engine(live: Live, path: str, stream: bool) -> None:
-    live.frontend.say = lambda request, index: text_for(request.grammar)
+    live.async_engine.say = lambda request, index: text_for(request.grammar)
     body: dict[str, Any] = {"stream": stream, "n": 2, "temperature": 1.5, "seed": 3, "min_p": 0.1}
     body |= {"messages": HI} if path == CHAT else {"prompt": ["x", "y"], "max_tokens": 64}
     with live.http() as http:
         for fields, spec in ASKED:
-            live.frontend.seen.clear()
+            live.async_engine.seen.clear()
             reply = http.post(path, json=body | fields)
             assert reply.status_code == 200, (fields, reply.text)
-            assert [request.grammar for request in live.frontend.seen] == [spec] * (1 if path == CHAT else 2), fields
+            assert [request.grammar for request in live.async_engine.seen] == [spec] * (1 if path == CHAT else 2), (
+                fields
+            )
             assert reply.text.count('"finish_reason":"stop"') == (2 if path == CHAT else 4), fields
 
 
@@ -80,7 +82,7 @@ def test_no_form_is_no_grammar(live: Live) -> None:
         for fields in ({"response_format": {"type": "text"}}, dict.fromkeys(key for form in FORMS for key in form)):
             assert http.post(CHAT, json={"messages": HI, **fields}).status_code == 200
             assert http.post(COMPLETIONS, json={"prompt": "x", **fields}).status_code == 200
-    assert [request.grammar for request in live.frontend.seen] == [None] * 4
+    assert [request.grammar for request in live.async_engine.seen] == [None] * 4
 
 
 def test_two_forms_at_once_are_named(live: Live) -> None:
@@ -106,7 +108,7 @@ def test_refusals_of_the_compiler_name_the_field(live: Live, stream: bool) -> No
                 ({"guided_json": SCHEMA}, "guided_json"),
                 ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
             ):
-                live.frontend.fail_after = (0, GrammarRefused("not", "/properties/a/not", "no"))
+                live.async_engine.fail_after = (0, GrammarRefused("not", "/properties/a/not", "no"))
                 reply = http.post(path, json={**body, **fields, "stream": stream})
                 assert reply.status_code == 400
                 error = reply.json()["error"]
@@ -121,17 +123,17 @@ BIG = 10**30 + 1
 def test_integers_beyond_64_bits_are_exact_in_schemas(live: Live) -> None:
     """Floats would make a bound of 10^30 + 1 one of 10^30."""
     schema = {"type": "integer", "minimum": BIG}
-    live.frontend.say = lambda request, index: str(BIG)
+    live.async_engine.say = lambda request, index: str(BIG)
     with live.http() as http:
         for fields in (schema_format(schema), {"structured_outputs": {"json": schema}}, {"guided_json": schema}):
             for path, body in ((CHAT, {"messages": HI}), (COMPLETIONS, {"prompt": "x", "max_tokens": 64})):
                 reply = http.post(path, json={**body, **fields})
                 assert reply.json()["choices"][0]["finish_reason"] == "stop"
-                assert live.frontend.seen[-1].grammar == GrammarSpec.json_schema(schema)
+                assert live.async_engine.seen[-1].grammar == GrammarSpec.json_schema(schema)
         tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": schema}}}}
         assert http.post(CHAT, json={"messages": HI, "tools": [tool]}).status_code == 200
-        assert str(BIG) in live.frontend.seen[-1].grammar.text
-        live.frontend.tokenizer.speaks = ""
+        assert str(BIG) in live.async_engine.seen[-1].grammar.text
+        live.async_engine.tokenizer.speaks = ""
         assert http.post(CHAT, json={"messages": HI, "tools": [tool], "tool_choice": "none"}).status_code == 200
         digits = '{"prompt": "x", "guided_json": {"minimum": ' + "1" * 5_000 + "}}"
         reply = http.post(COMPLETIONS, content=digits, headers={"content-type": "application/json"})
@@ -141,7 +143,7 @@ def test_integers_beyond_64_bits_are_exact_in_schemas(live: Live) -> None:
 
 
 def test_other_errors_of_the_engine_stay_what_they_are(live: Live) -> None:
-    live.frontend.fail_after = (0, RequestError("No such adapter.", param="model"))
+    live.async_engine.fail_after = (0, RequestError("No such adapter.", param="model"))
     with live.http() as http:
         error = http.post(CHAT, json={"messages": HI, **schema_format(SCHEMA)}).json()["error"]
     assert (error["param"], error["message"]) == ("model", "No such adapter.")
@@ -153,15 +155,15 @@ class Point(pydantic.BaseModel):
 
 
 def test_the_parse_method_of_the_client(live: Live) -> None:
-    live.frontend.say = lambda request, index: '{"x": 7, "name": "b"}'
+    live.async_engine.say = lambda request, index: '{"x": 7, "name": "b"}'
     with live.openai() as client:
         answer = client.chat.completions.parse(model="tiny", messages=HI, response_format=Point)
         assert answer.choices[0].message.parsed == Point(x=7, name="b")
         with client.chat.completions.stream(model="tiny", messages=HI, response_format=Point) as events:
             final = events.get_final_completion()
     assert final.choices[0].message.parsed == Point(x=7, name="b")
-    assert live.frontend.seen[0].grammar == live.frontend.seen[1].grammar
-    assert live.frontend.seen[0].grammar.kind is GrammarKind.JSON_SCHEMA
+    assert live.async_engine.seen[0].grammar == live.async_engine.seen[1].grammar
+    assert live.async_engine.seen[0].grammar.kind is GrammarKind.JSON_SCHEMA
 
 
 BROKEN = [
@@ -183,7 +185,7 @@ def test_an_answer_that_breaks_its_promise_ends_in_error(live: Live, stream: boo
     before = scrape(live)
     with live.http() as http:
         for schema, text in BROKEN:
-            live.frontend.say = lambda request, index, text=text: text
+            live.async_engine.say = lambda request, index, text=text: text
             for path, body in ((CHAT, {"messages": HI}), (COMPLETIONS, {"prompt": "x", "max_tokens": 50})):
                 reply = http.post(path, json={**body, **schema_format(schema), "stream": stream})
                 assert '"finish_reason":"error"' in reply.text and '"stop"' not in reply.text, (schema, text)
@@ -214,16 +216,16 @@ HELD = [
 
 
 def test_an_answer_that_holds_ends_in_stop(live: Live) -> None:
-    live.frontend.set_max_len(20_000)
+    live.async_engine.set_max_len(20_000)
     with live.http() as http:
         for schema, text in HELD:
-            live.frontend.say = lambda request, index, text=text: text
+            live.async_engine.say = lambda request, index, text=text: text
             reply = http.post(CHAT, json={"messages": HI, **schema_format(schema)}).json()
             assert reply["choices"][0]["finish_reason"] == "stop", (schema, text[:80])
 
 
 def test_what_was_cut_off_is_not_judged(live: Live) -> None:
-    live.frontend.say = lambda request, index: '{"a": '
+    live.async_engine.say = lambda request, index: '{"a": '
     asked = {"messages": HI, **schema_format(SCHEMA)}
     with live.http() as http:
         short = http.post(CHAT, json={**asked, "max_tokens": 3}).json()["choices"][0]
@@ -234,20 +236,20 @@ def test_what_was_cut_off_is_not_judged(live: Live) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_budget_below_the_minimum_is_told_the_minimum(live: Live, stream: bool) -> None:
-    live.frontend.say, live.frontend.shortest = (lambda request, index: '{"a": 1}'), 7
+    live.async_engine.say, live.async_engine.shortest = (lambda request, index: '{"a": 1}'), 7
     with live.http() as http:
         for path, body in ((CHAT, {"messages": HI}), (COMPLETIONS, {"prompt": "x"})):
             for budget, told in ((3, 1), (50, 0)):
                 fields = {**body, **schema_format(SCHEMA), "max_tokens": budget, "stream": stream}
                 text = http.post(path, json=fields).text
                 assert text.count('"min_completion_tokens":7') == text.count('"finish_reason":"length"') == told
-        live.frontend.shortest = None
+        live.async_engine.shortest = None
         text = http.post(path, json={**fields, "max_tokens": 3}).text
     assert '"finish_reason":"length"' in text and "min_completion_tokens" not in text
 
 
 def test_one_broken_answer_of_several(live: Live) -> None:
-    live.frontend.say = lambda request, index: '{"a": 1}' if index else '{"a": null}'
+    live.async_engine.say = lambda request, index: '{"a": 1}' if index else '{"a": null}'
     with live.openai() as client:
         choices = client.chat.completions.create(model="tiny", messages=HI, n=3, **schema_format(SCHEMA)).choices
     assert [choice.finish_reason for choice in choices] == ["error", "stop", "stop"]
@@ -265,7 +267,7 @@ def test_counters_of_the_compiler(live: Live) -> None:
 
 
 def test_the_client_sees_a_refusal_as_a_bad_request(live: Live) -> None:
-    live.frontend.fail_after = (0, RequestError("No.", param="response_format"))
+    live.async_engine.fail_after = (0, RequestError("No.", param="response_format"))
     with live.openai() as client, pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="tiny", messages=HI, **schema_format(SCHEMA))
     assert caught.value.param == "response_format"

@@ -35,11 +35,11 @@ def post(live: Live, **fields: Any) -> dict[str, Any]:
 
 
 def say(live: Live, text: str) -> None:
-    live.frontend.say = lambda request, index: text
+    live.async_engine.say = lambda request, index: text
 
 
 def prompt(live: Live) -> str:
-    return bytes(live.frontend.seen[-1].tokens.tolist()).decode()
+    return bytes(live.async_engine.seen[-1].tokens.tolist()).decode()
 
 
 CASES: list[tuple[Any, str, list[tuple[str, str]], str | None]] = [
@@ -104,16 +104,18 @@ def test_the_grammar_of_each_choice(live: Live) -> None:
     ):
         say(live, {"auto": "x", "required": FORCED}.get(str(choice), '{"city": "x"}'))
         post(live, tool_choice=choice)
-        assert live.frontend.seen[-1].grammar.kind is kind and live.frontend.seen[-1].skip_special_tokens is False
-    assert live.frontend.seen[-1].grammar.value() == CITY
+        assert (
+            live.async_engine.seen[-1].grammar.kind is kind and live.async_engine.seen[-1].skip_special_tokens is False
+        )
+    assert live.async_engine.seen[-1].grammar.value() == CITY
     post(live, tool_choice="none")
-    assert live.frontend.seen[-1].grammar is None and live.frontend.seen[-1].skip_special_tokens is True
+    assert live.async_engine.seen[-1].grammar is None and live.async_engine.seen[-1].skip_special_tokens is True
 
 
 def test_forced_calls_are_calls_of_the_tools_that_are_allowed(live: Live) -> None:
     say(live, FORCED)
     post(live, tool_choice="required")
-    schema = live.frontend.seen[-1].grammar.value()
+    schema = live.async_engine.seen[-1].grammar.value()
     good = [{"name": "weather", "arguments": {"city": "x"}}, {"name": "ping", "arguments": {}}]
     validator = jsonschema.Draft202012Validator(schema)
     assert validator.is_valid(good)
@@ -122,11 +124,11 @@ def test_forced_calls_are_calls_of_the_tools_that_are_allowed(live: Live) -> Non
     assert not any(validator.is_valid(value) for value in bad)
     say(live, '{"name": "ping", "arguments": {}}')
     post(live, tool_choice="required", parallel_tool_calls=False)
-    validator = jsonschema.Draft202012Validator(live.frontend.seen[-1].grammar.value())
+    validator = jsonschema.Draft202012Validator(live.async_engine.seen[-1].grammar.value())
     assert validator.is_valid(good[0]) and not validator.is_valid(good)
     say(live, '[{"name":"ping","arguments":{}}]')
     post(live, tool_choice=SHORT)
-    validator = jsonschema.Draft202012Validator(live.frontend.seen[-1].grammar.value())
+    validator = jsonschema.Draft202012Validator(live.async_engine.seen[-1].grammar.value())
     assert validator.is_valid(good[1:]) and not validator.is_valid(good)
 
 
@@ -138,7 +140,7 @@ def test_references_of_a_tool_stay_within_it(live: Live) -> None:
     tools = [tool("i", parameters=typed("integer")), tool("s", parameters=typed("string"))]
     answer = post(live, tools=tools, tool_choice="required")
     assert answer["choices"][0]["finish_reason"] == "tool_calls"
-    validator = jsonschema.Draft202012Validator(live.frontend.seen[-1].grammar.value())
+    validator = jsonschema.Draft202012Validator(live.async_engine.seen[-1].grammar.value())
     assert validator.is_valid([{"name": "i", "arguments": {"a": 1}}, {"name": "s", "arguments": {"a": "1"}}])
     assert not validator.is_valid([{"name": "i", "arguments": {"a": "1"}}])
 
@@ -146,9 +148,9 @@ def test_references_of_a_tool_stay_within_it(live: Live) -> None:
 def test_one_call_at_most(live: Live) -> None:
     say(live, ONE)
     post(live, parallel_tool_calls=False)
-    assert live.frontend.seen[-1].grammar.value()["format"]["stop_after_first"] is True
+    assert live.async_engine.seen[-1].grammar.value()["format"]["stop_after_first"] is True
     post(live)
-    assert live.frontend.seen[-1].grammar.value()["format"]["stop_after_first"] is False
+    assert live.async_engine.seen[-1].grammar.value()["format"]["stop_after_first"] is False
 
 
 def test_prompts_of_forced_calls_end_in_their_beginning(live: Live) -> None:
@@ -173,7 +175,7 @@ FAMILIES = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_format_follows_the_chat_template(live: Live, family: str) -> None:
-    live.frontend.tokenizer.speaks = family
+    live.async_engine.tokenizer.speaks = family
     say(live, FAMILIES[family])
     [choice] = post(live)["choices"]
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Ulm"}'}
@@ -185,7 +187,7 @@ def test_the_format_follows_the_chat_template(live: Live, family: str) -> None:
 def test_templates_get_tools_as_they_know_them(live: Live) -> None:
     say(live, "x")
     post(live)
-    assert live.frontend.tokenizer.rendered[-1]["tools"] == [
+    assert live.async_engine.tokenizer.rendered[-1]["tools"] == [
         {"type": "function", "function": {"name": "weather", "description": "Of a city.", "parameters": CITY}},
         {
             "type": "function",
@@ -195,7 +197,7 @@ def test_templates_get_tools_as_they_know_them(live: Live) -> None:
     post(live, tool_choice="none")
     assert "weather" in prompt(live)
     post(live, tools=[])
-    assert live.frontend.tokenizer.rendered[-1]["tools"] is None and live.frontend.seen[-1].grammar is None
+    assert live.async_engine.tokenizer.rendered[-1]["tools"] is None and live.async_engine.seen[-1].grammar is None
 
 
 HISTORY: Any = [
@@ -215,10 +217,10 @@ HISTORY: Any = [
 
 
 def test_a_template_without_tools_gets_them_as_text(live: Live) -> None:
-    live.frontend.tokenizer.speaks = ""
+    live.async_engine.tokenizer.speaks = ""
     say(live, "x")
     post(live, messages=HISTORY)
-    seen = live.frontend.tokenizer.rendered[-1]
+    seen = live.async_engine.tokenizer.rendered[-1]
     assert seen["tools"] is None
     system, user, calls, results, answer = seen["messages"]
     assert system["role"] == "system" and json.dumps(CITY, separators=(",", ":")) in system["content"]
@@ -231,21 +233,21 @@ def test_a_template_without_tools_gets_them_as_text(live: Live) -> None:
     }
     assert answer == {"role": "assistant", "content": "It rains."}
     post(live, messages=[{"role": "system", "content": "Be brief."}, *HISTORY])
-    system = live.frontend.tokenizer.rendered[-1]["messages"][0]
+    system = live.async_engine.tokenizer.rendered[-1]["messages"][0]
     assert system["content"].startswith("Be brief.\n\nYou can call functions.")
     post(live, messages=HISTORY, tools=[])
-    assert live.frontend.tokenizer.rendered[-1]["messages"][0] == {"role": "user", "content": "And now?"}
+    assert live.async_engine.tokenizer.rendered[-1]["messages"][0] == {"role": "user", "content": "And now?"}
 
 
 def test_tokenize_counts_tools_as_chat_does(live: Live) -> None:
     say(live, "x")
     for family in ("hermes", ""):
-        live.frontend.tokenizer.speaks = family
+        live.async_engine.tokenizer.speaks = family
         live.state._dialect = None
         post(live, messages=HISTORY)
         with live.http() as http:
             tokens = http.post("/tokenize", json={"messages": HISTORY, "tools": TOOLS}).json()["tokens"]
-        assert tokens == list(live.frontend.seen[-1].tokens)
+        assert tokens == list(live.async_engine.seen[-1].tokens)
 
 
 def test_calls_or_the_form_that_was_asked_for(live: Live) -> None:
@@ -253,7 +255,7 @@ def test_calls_or_the_form_that_was_asked_for(live: Live) -> None:
     for text, reason in ((ONE, "tool_calls"), ('{"a": 1}', "stop"), ('{"b": 1}', "error"), ("text", "error")):
         say(live, text)
         assert post(live, **asked)["choices"][0]["finish_reason"] == reason
-    assert [part["type"] for part in live.frontend.seen[-1].grammar.value()["format"]["elements"]] == [
+    assert [part["type"] for part in live.async_engine.seen[-1].grammar.value()["format"]["elements"]] == [
         "tags_with_separator",
         "json_schema",
     ]
@@ -265,7 +267,7 @@ def test_calls_or_the_form_that_was_asked_for(live: Live) -> None:
 
 
 def test_bare_json_calls_and_a_form_at_once_are_refused(live: Live) -> None:
-    live.frontend.tokenizer.speaks = "llama3_json"
+    live.async_engine.tokenizer.speaks = "llama3_json"
     with live.openai() as client, pytest.raises(openai.BadRequestError, match="bare JSON") as caught:
         client.chat.completions.create(model="tiny", messages=HI, tools=TOOLS, **schema_format({}))  # type: ignore
     assert caught.value.param == "response_format"
@@ -311,7 +313,7 @@ def test_refused_schemas_name_tool_keyword_and_pointer(live: Live, choice: Any) 
         "auto": "/format/tags/0/content/elements/1/content/json_schema",
         "required": "/items/anyOf/1/properties/arguments",
     }.get(str(choice), "")
-    live.frontend.fail_after = (0, GrammarRefused("not", f"{where}/properties/x/not", "no"))
+    live.async_engine.fail_after = (0, GrammarRefused("not", f"{where}/properties/x/not", "no"))
     with live.http() as http:
         reply = http.post(CHAT, json={"messages": HI, "tools": tools, "tool_choice": choice})
     assert reply.status_code == 400
@@ -364,5 +366,5 @@ def test_an_answer_with_calls_can_be_sent_back(live: Live) -> None:
         results: Any = [{"role": "tool", "tool_call_id": call.id, "content": "1"} for call in message.tool_calls or []]
         history: Any = [*HI, message, *results]
         client.chat.completions.create(model="tiny", messages=history, tools=TOOLS)  # type: ignore[arg-type]
-    calls = live.frontend.tokenizer.rendered[-1]["messages"][1]["tool_calls"]
+    calls = live.async_engine.tokenizer.rendered[-1]["messages"][1]["tool_calls"]
     assert [call["function"]["arguments"] for call in calls] == [{"city": "Ulm"}, {}]

@@ -8,11 +8,11 @@ import pytest
 
 from rootgraft.api.config import TOOL_CALL_PARSERS
 from rootgraft.api.protocol.tools import Function, NamedChoice, Tool
-from rootgraft.api.structured.output_format import Promise
-from rootgraft.api.structured.tool_output import tool_promise
+from rootgraft.api.structured.output_format import OutputFormat
+from rootgraft.api.structured.tool_output import tool_output_format
 from rootgraft.api.tools.tool_formats import FORMATS, ToolFormat
 from rootgraft.api.tools.tool_parser import read_calls
-from rootgraft.grammar.compile.compiler import Compiled, compile
+from rootgraft.grammar.compile.compiler import CompiledGrammar, compile
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
 
@@ -33,18 +33,18 @@ TOOLS = [
 ]
 ULM, PING = ("weather", '{"city": "Ulm"}'), ("ping", "{}")
 DOCUMENT = GrammarSpec.json_schema({"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}})
-ASKED = Promise(DOCUMENT, "response_format", "json_schema", DOCUMENT)
+ASKED = OutputFormat(DOCUMENT, "response_format", "json_schema", DOCUMENT)
 
 
 def compiled(
-    form: ToolFormat, choice: Any = "auto", asked: Promise | None = None, *, parallel: bool = True
-) -> Compiled:
-    promise = tool_promise(TOOLS, choice, form, asked, parallel=parallel)
-    assert promise is not None
-    return compile(promise.spec, VOCABULARY)
+    form: ToolFormat, choice: Any = "auto", asked: OutputFormat | None = None, *, parallel: bool = True
+) -> CompiledGrammar:
+    output_format = tool_output_format(TOOLS, choice, form, asked, parallel=parallel)
+    assert output_format is not None
+    return compile(output_format.spec, VOCABULARY)
 
 
-def lets_through(grammar: Compiled, text: str) -> bool:
+def lets_through(grammar: CompiledGrammar, text: str) -> bool:
     matcher = grammar.matcher()
     for number, piece in enumerate(text.split("[TOOL_CALLS]")):
         if number and not matcher.accept(TOOL_CALLS):
@@ -122,7 +122,7 @@ def test_the_option_knows_the_formats() -> None:
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 def test_what_the_grammar_lets_through_is_read(form: ToolFormat) -> None:
-    promise = tool_promise(TOOLS, "auto", form, None, parallel=True)
-    assert promise is not None and promise.tools is not None
-    _, calls = read_calls(promise.tools, written(form, ULM))
+    output_format = tool_output_format(TOOLS, "auto", form, None, parallel=True)
+    assert output_format is not None and output_format.tools is not None
+    _, calls = read_calls(output_format.tools, written(form, ULM))
     assert [(call.name, call.arguments) for call in calls] == [ULM]

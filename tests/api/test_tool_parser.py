@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rootgraft.api.protocol.tools import Function, NamedChoice, Tool
-from rootgraft.api.structured.tool_output import tool_promise
+from rootgraft.api.structured.tool_output import tool_output_format
 from rootgraft.api.tools.tool_formats import FORMATS
 from rootgraft.api.tools.tool_parser import Arguments, CallStart, Content, Event, ToolParser, read_calls
 from rootgraft.api.tools.tool_plan import ToolPlan
@@ -22,9 +22,9 @@ NAMED = NamedChoice.model_validate({"type": "function", "function": {"name": "f"
 
 
 def plan_for(form: str, choice: Any = "auto", *, parallel: bool = True) -> ToolPlan:
-    promise = tool_promise(TOOLS, choice, FORMATS[form], None, parallel=parallel)
-    assert promise is not None and promise.tools is not None
-    return promise.tools
+    output_format = tool_output_format(TOOLS, choice, FORMATS[form], None, parallel=parallel)
+    assert output_format is not None and output_format.tools is not None
+    return output_format.tools
 
 
 def joined(events: list[Event]) -> tuple[str, list[tuple[str, str]]]:

@@ -74,8 +74,8 @@ def test_nothing_comes_from_elsewhere_and_nothing_reads_html() -> None:
 
 
 def test_the_files_are_in_the_package() -> None:
-    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
-    assert '"api" = ["ui/*"]' in text
+    text = (Path(__file__).parents[2] / "setup.py").read_text()
+    assert '"rootgraft.api": ["ui/*"]' in text
     assert all(path.is_file() for path in page._FOLDER.iterdir())
 
 

@@ -200,7 +200,7 @@ def test_a_key_without_the_scope_has_the_playground(serve_with: Any, open_page: 
 def test_what_a_model_writes_is_text(live: Live, open_page: Open) -> None:
     live.client.snapshot = small_snapshot()
     said = '<img src="x" onerror="document.title=1"><script>document.title=1</script>'
-    live.frontend.say = lambda request, index: said
+    live.async_engine.say = lambda request, index: said
     page = open_page(live.url)
     expect(page.locator("#ask-model option")).to_have_count(3)
     page.fill("#ask-user", "<b id=bold>é</b>")
@@ -225,7 +225,7 @@ def test_mistakes_and_stops_in_the_playground(live: Live, open_page: Open) -> No
     page.click("#ask-go")
     expect(page.locator("#ask-usage")).to_contain_text("nobody")
     page.select_option("#ask-model", "tiny")
-    live.frontend.fail_after = (2, ValueError("broken"))
+    live.async_engine.fail_after = (2, ValueError("broken"))
     page.click("#ask-go")
     expect(page.locator("#ask-usage")).to_contain_text("The server made an error")
     expect(page.locator("#ask-go")).to_be_enabled()

@@ -141,7 +141,7 @@ class FakeWorker:
             assert cell not in writes, "two rows write one cell"
             writes[cell] = content
         scores = tuple(Logprob(token, 0.0, 1, ()) for token in row.prompt_targets)
-        line, self.line = self.line, self.line + row.num_lines
+        line, self.line = self.line, self.line + row.num_positions
         if row.row in self.failing_rows:
             return RowResult(failed=True)
         result = self._draw(row, contents, line)
@@ -152,8 +152,8 @@ class FakeWorker:
     def _draw(self, row: Row, contents: list[int], line: int) -> RowResult:
         """Tokens after the last known one and after each draft, as long as the drafts are those drawn."""
         drawn: list[int] = []
-        for ahead in range(row.num_lines):
-            token = next_token(contents[len(contents) - row.num_lines + ahead], self.vocab_size)
+        for ahead in range(row.num_positions):
+            token = next_token(contents[len(contents) - row.num_positions + ahead], self.vocab_size)
             allowed = self.allowed.get(line + ahead, range(self.vocab_size))
             if not allowed:
                 return RowResult(tuple(drawn), failed=True)

@@ -35,7 +35,7 @@ from rootgraft.engine.messages import (
     decode,
     encode,
 )
-from rootgraft.engine.serving.async_engine import Frontend
+from rootgraft.engine.serving.async_engine import AsyncEngine
 from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.engine.serving.request import TextRequest
 from rootgraft.engine.text.tokenizer import Tokenizer
@@ -45,7 +45,7 @@ from rootgraft.grammar.compile.compiler import compile as compile_grammar
 from rootgraft.grammar.match.mask_buffer import MaskBuffer
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
-from rootgraft.lora.adapter_pool import Adapters as AdapterPool
+from rootgraft.lora.adapter_pool import AdapterPool
 
 EOS, VOCAB = 256, 258
 TEXTS = TokenTexts(array("i", [1] * 256 + [5]), bytes(range(256)) + b"<eos>", (EOS,))
@@ -181,10 +181,10 @@ class Reader:
     left: bool = False
     task: asyncio.Task[None] | None = None
 
-    async def read(self, frontend: Frontend) -> None:
+    async def read(self, async_engine: AsyncEngine) -> None:
         items = 0
         try:
-            async with aclosing(frontend.stream(self.request)) as stream:
+            async with aclosing(async_engine.stream(self.request)) as stream:
                 async for deltas in stream:
                     for delta in deltas:
                         assert delta.index not in self.ends, "something comes after the end"
@@ -255,7 +255,7 @@ class World:
         self.core._scheduler._clock = lambda: self.now
         self.link = Link(self)
         self.inbox.clear()
-        self.frontend = Frontend(cast(EngineClient, self.link), cast(Tokenizer, self.tokenizer), self.core.ready)
+        self.async_engine = AsyncEngine(cast(EngineClient, self.link), cast(Tokenizer, self.tokenizer), self.core.ready)
 
     def die(self) -> None:
         """The engine process ends; what was not read is lost. A supervisor starts a new one."""
@@ -278,7 +278,7 @@ class World:
             array("i", prompt), SamplingParams(**{**params, **options}), adapter=adapter, grammar=grammar, **fields
         )
         reader = Reader(request, leaves_after)
-        reader.task = asyncio.ensure_future(reader.read(self.frontend))
+        reader.task = asyncio.ensure_future(reader.read(self.async_engine))
         self.readers.append(reader)
         return reader
 
@@ -364,7 +364,7 @@ class World:
             self.check_reader(reader)
         self.readers.clear()
         self.tokenizer.broken.clear()
-        assert not self.open_ids and self.frontend.num_running == 0
+        assert not self.open_ids and self.async_engine.num_running == 0
         stats = self.core.stats()
         assert stats["running"] == stats["waiting"] == stats["pages_private"] == 0
         assert not self.core._adapters._pins and self.pool.slots.num_pinned == 0  # type: ignore[union-attr]

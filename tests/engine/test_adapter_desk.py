@@ -32,7 +32,7 @@ from rootgraft.engine.messages import (
     UnloadAdapter,
 )
 from rootgraft.engine.types import FinishReason, SamplingParams
-from rootgraft.lora.adapter_pool import Adapters as AdapterPool
+from rootgraft.lora.adapter_pool import AdapterPool
 
 PATIENCE = 5
 LINKS = {number for number, name in enumerate(CASES) if "link" in name}  # these need a folder that they lead out of

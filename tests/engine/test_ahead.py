@@ -224,7 +224,7 @@ def _letter(position: int) -> int:
 
 def _periodic(row):
     drawn = []
-    for ahead in range(row.num_lines):
+    for ahead in range(row.num_positions):
         drawn.append(_letter(row.num_generated + ahead))
         if ahead < row.num_drafts and row.drafts[ahead] != drawn[-1]:
             break

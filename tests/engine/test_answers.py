@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from rootgraft.engine.engine_stats import EngineStats
 from rootgraft.engine.kv_cache.prefix_cache import PrefixCache
 from rootgraft.engine.sequence.sequence import Sequence
-from rootgraft.engine.speculation.output_lookup import AnswerIndex, Answers
-from rootgraft.engine.speculation.proposer import Drafter
+from rootgraft.engine.speculation.output_lookup import OutputIndex, OutputLookup
+from rootgraft.engine.speculation.proposer import Proposer
 from rootgraft.engine.speculative import SpeculativeConfig
-from rootgraft.engine.token_cost import Pace
+from rootgraft.engine.token_cost import TokenCost
 from rootgraft.engine.types import SamplingParams
 from rootgraft.radix.namespace import Namespace, Path
 
@@ -35,15 +35,15 @@ class Said:
 
     namespace: int
     tokens: array[int]
-    index: AnswerIndex
+    index: OutputIndex
     all_tokens: list[int]
     first: int
     num_prompt: int
 
     @classmethod
-    def begin(cls, answers: Answers, namespace: int, prompt: list[int]) -> Said:
+    def begin(cls, answers: OutputLookup, namespace: int, prompt: list[int]) -> Said:
         tokens = array("i", prompt)
-        index = AnswerIndex(answers, NAMESPACES[namespace], tokens, len(prompt))
+        index = OutputIndex(answers, NAMESPACES[namespace], tokens, len(prompt))
         return cls(namespace, tokens, index, list(prompt), max(0, len(prompt) - 8), len(prompt))
 
     def say(self, token: int) -> None:
@@ -70,7 +70,7 @@ MOVES = st.lists(
 
 @given(MOVES, st.sampled_from([1, 7, 40, 1 << 15]))
 def test_a_guess_is_what_another_answer_of_the_namespace_said(moves: list, most: int) -> None:
-    answers, said, ended = Answers(most), [], []
+    answers, said, ended = OutputLookup(most), [], []
     for move, number, tokens in moves:
         if move == "begin":
             said.append(Said.begin(answers, number, tokens))
@@ -102,7 +102,7 @@ def check(mine: Said, others: list[Said]) -> None:
 def test_a_like_answer_is_followed(seed: int) -> None:
     """One that differs in a token here and there is guessed but for some tokens after each."""
     rng = random.Random(seed)
-    answers = Answers()
+    answers = OutputLookup()
     text = [rng.randrange(1000) for _ in range(200)]
     first = Said.begin(answers, 0, [rng.randrange(1000) for _ in range(50)] + [1, 2, 3])
     for token in text:
@@ -118,7 +118,7 @@ def test_a_like_answer_is_followed(seed: int) -> None:
 
 
 def test_an_answer_in_another_namespace_is_not_known() -> None:
-    answers = Answers()
+    answers = OutputLookup()
     for number in range(len(NAMESPACES)):
         index = Said.begin(answers, number, [1, 2, 3])
         assert index.index.guess(4) == (0, array("i"))
@@ -131,7 +131,7 @@ def test_an_answer_in_another_namespace_is_not_known() -> None:
 
 
 def test_what_a_sequence_said_itself_is_not_another_answer() -> None:
-    alone = Said.begin(Answers(), 0, [1, 2, 3])
+    alone = Said.begin(OutputLookup(), 0, [1, 2, 3])
     for token in [1, 2, 3] * 5:
         alone.say(token)
         assert alone.index.guess(4)[0] == 0
@@ -139,7 +139,7 @@ def test_what_a_sequence_said_itself_is_not_another_answer() -> None:
 
 def test_little_is_kept() -> None:
     """Of prompts their ends, of answers the last ones; and groups that are kept no longer are forgotten."""
-    answers = Answers(most=100)
+    answers = OutputLookup(most=100)
     for number in range(50):
         each = Said.begin(answers, 0, [number] * 5000)
         for token in range(30):
@@ -154,7 +154,7 @@ def test_little_is_kept() -> None:
 
 @given(st.lists(st.integers(-3, 3), max_size=80), st.integers(1, 20))
 def test_the_latest_places_of_a_group_are_found(groups: list[int], most: int) -> None:
-    answers = Answers(most)
+    answers = OutputLookup(most)
     for place, group in enumerate(groups):
         answers.enter(group, Any, place)  # type: ignore[arg-type]
         for asked in range(-3, 4):
@@ -173,19 +173,19 @@ def sequence(number: int, prompt: list[int], namespace: Namespace = NAMESPACES[0
 def test_drafts_come_from_like_answers(
     monkeypatch: pytest.MonkeyPatch, method: str, sharing: bool, namespace: int, wanted: bool
 ) -> None:
-    monkeypatch.setattr(Pace, "threshold", lambda self, num_rows: 0.0)
+    monkeypatch.setattr(TokenCost, "threshold", lambda self, num_rows: 0.0)
     stats = EngineStats()
-    drafter = Drafter(SpeculativeConfig(method), PrefixCache(20, 4, sharing=sharing), stats)
+    proposer = Proposer(SpeculativeConfig(method), PrefixCache(20, 4, sharing=sharing), stats)
     answer = list(range(100, 130))
     first = sequence(1, [5, 6, 1, 2, 3])
     for token in answer:
-        drafter.propose(first, 0, 1)
+        proposer.propose(first, 0, 1)
         first.tokens.append(token)
-    drafter.forget(1)
+    proposer.forget(1)
     second = sequence(2, [7, 1, 2, 3], NAMESPACES[namespace])
-    drafts = list(drafter.propose(second, 16, 1))
+    drafts = list(proposer.propose(second, 16, 1))
     assert drafts == answer[: len(drafts)] and bool(drafts) == wanted
     second.tokens.extend(drafts)
     if drafts:
-        drafter.settle(second, len(drafts), len(drafts))
+        proposer.settle(second, len(drafts), len(drafts))
     assert ("answer" in stats.drafted) == wanted

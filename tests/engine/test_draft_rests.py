@@ -14,7 +14,7 @@ from rootgraft.engine.engine_stats import EngineStats
 from rootgraft.engine.kv_cache.prefix_cache import PrefixCache
 from rootgraft.engine.sequence.sequence import Sequence
 from rootgraft.engine.speculation.prompt_lookup import NgramIndex
-from rootgraft.engine.speculation.proposer import Drafter, Source
+from rootgraft.engine.speculation.proposer import DraftSource, Proposer
 from rootgraft.engine.speculative import SpeculativeConfig
 from rootgraft.engine.types import SamplingParams
 from rootgraft.radix.namespace import Namespace, Path
@@ -29,8 +29,8 @@ def sequence(number: int, prompt: list[int]) -> Sequence:
 
 
 @pytest.fixture
-def drafter() -> Drafter:
-    made = Drafter(SpeculativeConfig(), PrefixCache(20, 4), EngineStats())
+def proposer() -> Proposer:
+    made = Proposer(SpeculativeConfig(), PrefixCache(20, 4), EngineStats())
     for tokens in range(1, 40):
         made.observe(tokens, 0.01 + 0.001 * tokens)  # a draft of one row must be likelier than 1 in 11 to stand
     return made
@@ -50,87 +50,87 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return lengths
 
 
-def say(drafter: Drafter, each: Sequence, text: Iterator[int] | list[int]) -> int:
+def say(proposer: Proposer, each: Sequence, text: Iterator[int] | list[int]) -> int:
     """Let the sequence draw a text, a token a step and one for each draft that stands. Returns the steps it took."""
     text, steps = list(text), 0
     while text:
-        drafts = [] if drafter.rests(each) else list(drafter.propose(each, 16, 1))
+        drafts = [] if proposer.rests(each) else list(proposer.propose(each, 16, 1))
         pairs = enumerate(zip(drafts, text, strict=False))
-        stood = next((at for at, (draft, token) in pairs if draft != token), len(drafts))
-        drawn, text = text[: stood + 1], text[stood + 1 :]
+        accepted = next((at for at, (draft, token) in pairs if draft != token), len(drafts))
+        drawn, text = text[: accepted + 1], text[accepted + 1 :]
         each.tokens.extend(drawn)
         if drafts:
-            drafter.settle(each, len(drafts), len(drawn))
+            proposer.settle(each, len(drafts), len(drawn))
         steps += 1
     return steps
 
 
-def test_a_text_that_never_repeats_is_looked_through_ever_more_rarely(drafter: Drafter, looks: list[int]) -> None:
+def test_a_text_that_never_repeats_is_looked_through_ever_more_rarely(proposer: Proposer, looks: list[int]) -> None:
     draw = random.Random(1)
-    say(drafter, sequence(1, [1, 2, 3]), draw.sample(range(10, WORDS), 300))
+    say(proposer, sequence(1, [1, 2, 3]), draw.sample(range(10, WORDS), 300))
     gaps = [after - before for before, after in pairwise(looks)]
     assert gaps == sorted(gaps)
     assert gaps[:3] == [1, 1, 1] and set(gaps) == {1, 2, 4, 8}
     assert len(looks) < 60
 
 
-def test_a_copy_that_begins_late_is_followed_soon(drafter: Drafter, looks: list[int]) -> None:
+def test_a_copy_that_begins_late_is_followed_soon(proposer: Proposer, looks: list[int]) -> None:
     draw = random.Random(2)
     document = draw.sample(range(10, WORDS), 200)
     each = sequence(1, [*document, 1, 2, 3])
-    say(drafter, each, draw.sample(range(WORDS, 2 * WORDS), 200))
-    assert drafter.rests(each) or looks[-1] >= each.num_tokens - 8
-    steps = say(drafter, each, document)
+    say(proposer, each, draw.sample(range(WORDS, 2 * WORDS), 200))
+    assert proposer.rests(each) or looks[-1] >= each.num_tokens - 8
+    steps = say(proposer, each, document)
     assert steps < 11 + 200 / 10  # 8 tokens until the next look and three by which a copy is known; then 17 a step
 
 
-def test_what_a_guess_was_right_in_between_is_counted(drafter: Drafter) -> None:
+def test_what_a_guess_was_right_in_between_is_counted(proposer: Proposer) -> None:
     """A guess of 16 tokens whose first eight are drawn before the next look has been right eight times, not once."""
     document = list(range(100, 140))
     each = sequence(1, [*document, 1, 2, 3])
-    drafter._rates.short_match.hits = 0.0  # nobody believes a short match
-    say(drafter, each, random.Random(3).sample(range(WORDS), 200))
-    track = drafter._tracks[1]
+    proposer._rates.short_match.hits = 0.0  # nobody believes a short match
+    say(proposer, each, random.Random(3).sample(range(WORDS), 200))
+    track = proposer._tracks[1]
     track.rates.short_match.hits = 0.0
     each.tokens.extend(document[:3])
     track.due = each.num_tokens
-    assert not drafter.propose(each, 16, 1)
+    assert not proposer.propose(each, 16, 1)
     track.due = each.num_tokens + 8
     each.tokens.extend(document[3:11])
-    assert list(drafter.propose(each, 16, 1))[:5] == document[11:16]
+    assert list(proposer.propose(each, 16, 1))[:5] == document[11:16]
     assert track.rates.short_match.hits == pytest.approx(8)
 
 
-def test_the_grammar_is_asked_while_the_other_sources_rest(drafter: Drafter, looks: list[int]) -> None:
+def test_the_grammar_is_asked_while_the_other_sources_rest(proposer: Proposer, looks: list[int]) -> None:
     forced: list[int] = []
     each = sequence(1, [1, 2, 3])
     each.matcher = SimpleNamespace(draft=lambda limit: forced[:limit], admits=len)  # type: ignore[assignment]
     text = random.Random(4).sample(range(10, WORDS), 100)
     for token in text:
-        drafter.propose(each, 16, 1)
+        proposer.propose(each, 16, 1)
         each.tokens.append(token)
     assert len(looks) < 40
-    drafter._tracks[1].due = each.num_tokens + 5
+    proposer._tracks[1].due = each.num_tokens + 5
     forced = [7, 8, 9]
-    assert not drafter.rests(each)
-    assert list(drafter.propose(each, 16, 1)) == forced
-    assert drafter._tracks[1].used is Source.GRAMMAR
+    assert not proposer.rests(each)
+    assert list(proposer.propose(each, 16, 1)) == forced
+    assert proposer._tracks[1].used is DraftSource.GRAMMAR
     assert len(looks) < 40
 
 
-def test_a_new_sequence_begins_with_what_the_others_learnt(drafter: Drafter) -> None:
-    before = drafter._rates.begin().short_match.value
+def test_a_new_sequence_begins_with_what_the_others_learnt(proposer: Proposer) -> None:
+    before = proposer._rates.begin().short_match.value
     document = list(range(100, 140))
     for number in range(100, 140):  # matches that always go on the same way
-        say(drafter, sequence(number, [*document, 1, 2, 3]), document)
-    assert drafter._rates.short_match.value > 0.9
-    assert drafter._rates.begin().short_match.value == before
+        say(proposer, sequence(number, [*document, 1, 2, 3]), document)
+    assert proposer._rates.short_match.value > 0.9
+    assert proposer._rates.begin().short_match.value == before
     draw = random.Random(5)
     for number in range(200):  # short matches that never go on the same way
         each = sequence(number, [1, 2, 3])
         for _ in range(10):
-            say(drafter, each, [*draw.sample(range(10, WORDS), 2), 1, 2, 3])
-        drafter.forget(number)
-    after = drafter._rates.begin().short_match
+            say(proposer, each, [*draw.sample(range(10, WORDS), 2), 1, 2, 3])
+        proposer.forget(number)
+    after = proposer._rates.begin().short_match
     assert after.value < before / 2
     assert after.trials < 5  # a few hits of its own outweigh that

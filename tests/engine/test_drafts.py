@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import BASE, EngineCore
-from rootgraft.engine.core.structured_output import Grammars
+from rootgraft.engine.core.structured_output import StructuredOutputManager
 from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.messages import Abort, Done, Failed, TokenOut
 from rootgraft.engine.sequence.sequence import Sequence
-from rootgraft.engine.speculation.proposer import _SUREST, Drafter, Source, _Guess, _Rate
-from rootgraft.engine.token_cost import Pace
+from rootgraft.engine.speculation.proposer import _SUREST, DraftSource, Proposer, _Guess, _Rate
+from rootgraft.engine.token_cost import TokenCost
 from rootgraft.engine.types import SamplingParams
-from rootgraft.grammar.compile.compiler import Compiled, compile
+from rootgraft.grammar.compile.compiler import CompiledGrammar, compile
 from rootgraft.grammar.match.mask_buffer import MaskBuffer
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
@@ -48,13 +48,13 @@ VOCABULARY = Vocabulary((*(bytes([i]) for i in range(256)), b"<eos>"), frozenset
 
 
 @cache
-def compiled(number: int) -> Compiled:
+def compiled(number: int) -> CompiledGrammar:
     return compile(GRAMMARS[number], VOCABULARY)
 
 
-def mask_filler(max_lines: int) -> Grammars:
+def mask_filler(max_lines: int) -> StructuredOutputManager:
     """Grammars without the compile service, whose child processes take seconds to start."""
-    filler = object.__new__(Grammars)
+    filler = object.__new__(StructuredOutputManager)
     filler._mask_seconds = []
     filler._eos_ids = (EOS,)
     filler._thread = ThreadPoolExecutor(1)
@@ -150,7 +150,7 @@ def engine():
 @pytest.fixture
 def eager(monkeypatch):
     """Drafts are computed whatever they cost, so that what happens does not hang on this machine's speed."""
-    monkeypatch.setattr(Pace, "threshold", lambda self, num_rows: 0.0)
+    monkeypatch.setattr(TokenCost, "threshold", lambda self, num_rows: 0.0)
 
 
 def guessing(monkeypatch, guess) -> None:
@@ -158,9 +158,9 @@ def guessing(monkeypatch, guess) -> None:
 
     def guesses(self, sequence, track):
         tokens = guess(sequence)
-        return [_Guess(Source.NGRAM, _Rate(_SUREST * 2), tokens, sequence.num_tokens)] if tokens else []
+        return [_Guess(DraftSource.NGRAM, _Rate(_SUREST * 2), tokens, sequence.num_tokens)] if tokens else []
 
-    monkeypatch.setattr(Drafter, "_guesses", guesses)
+    monkeypatch.setattr(Proposer, "_guesses", guesses)
 
 
 PARAMS = st.builds(
@@ -217,7 +217,7 @@ def test_any_drafts_change_nothing_but_the_number_of_steps(asks, seed, page_size
         return {"right": right, "wrong": wrong, "mixed": [*right[:cut], *wrong], "none": []}[kind]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Pace, "threshold", lambda self, num_rows: 0.0)
+        patch.setattr(TokenCost, "threshold", lambda self, num_rows: 0.0)
         if kind != "sources":
             guessing(patch, guess)
         drafted = Engine.make("auto", **options, overlaps=overlaps)
@@ -256,7 +256,7 @@ def test_the_tree_knows_an_answer_that_was_given_before(engine, eager):
     assert results[0] == results[1]
     stats = twice.core.stats()
     assert stats["steps"] - before <= 10
-    assert stats["stood_tree"] >= 50
+    assert stats["drafts_accepted_tree"] >= 50
 
 
 def test_another_namespace_learns_nothing_from_the_tree(engine, eager):
@@ -277,7 +277,7 @@ def test_text_that_a_grammar_forces_takes_few_steps(engine, eager):
     for each in (plain, drafted):
         each.submit(0, Ask((1,), SamplingParams(max_tokens=60), grammar=0))
     assert plain.run() == drafted.run()
-    assert drafted.core.stats()["stood_grammar"] > 5
+    assert drafted.core.stats()["drafts_accepted_grammar"] > 5
     assert drafted.core.stats()["steps"] < plain.core.stats()["steps"] - 5
     # A mask with one token needs no model, with drafts or without; but whoever wants logprobs wants the model's.
     assert plain.core.stats()["forced_tokens"] == drafted.core.stats()["forced_tokens"] > 10
@@ -319,10 +319,10 @@ def test_an_abort_forgets_the_record_of_a_sequence(engine):
     each = engine()
     each.submit(0, Ask((1, 2), SamplingParams(max_tokens=30, ignore_eos=True)))
     each.step()
-    assert each.core._scheduler._drafts._drafter._tracks
+    assert each.core._scheduler._drafts._proposer._tracks
     each.core.handle([Abort((0,))])
     each.run()
-    assert not each.core._scheduler._drafts._drafter._tracks
+    assert not each.core._scheduler._drafts._proposer._tracks
 
 
 def test_without_drafts_no_row_has_any(engine):

@@ -65,7 +65,7 @@ def the_pool_is_nearly_full(world: World) -> None:
 
 @fault
 def a_request_as_long_as_the_pool(world: World) -> None:
-    world.ask(max_tokens=world.frontend.max_model_len - 33, ignore_eos=True)
+    world.ask(max_tokens=world.async_engine.max_model_len - 33, ignore_eos=True)
 
 
 @fault

@@ -20,7 +20,7 @@ from random_bank import random_bank
 
 from rootgraft.engine.batch import Batch, Row, RowStart
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.executor.cuda_graphs import StepGraphs, Variant, graphs_for, sizes_up_to
+from rootgraft.engine.executor.cuda_graphs import CudaGraphs, Variant, graphs_for, sizes_up_to
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.models.decoder import DecoderModel
 from rootgraft.engine.models.forward_inputs import InputBuilder
@@ -96,7 +96,7 @@ class World:
         self.model = model
         self.pools = [KvPool(model.config, PAGES, PAGE_SIZE, torch.float32, CPU) for _ in range(2)]
         self.builder = InputBuilder(ROWS, WIDTH * PAGE_SIZE, PAGE_SIZE, CPU, bank)
-        self.graphs = StepGraphs(
+        self.graphs = CudaGraphs(
             model, self.pools[0], self.builder, keep, max_rows=ROWS, max_tokens=2 * ROWS, max_rank=4
         )
         self.rng = np.random.default_rng(0)

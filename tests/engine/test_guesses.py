@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rootgraft.engine.speculation.prompt_lookup import NgramIndex
-from rootgraft.engine.token_cost import Pace
+from rootgraft.engine.token_cost import TokenCost
 
 
 def index_of(prompt: list[int], generated: list[int], *, each: bool) -> NgramIndex:
@@ -66,23 +66,23 @@ def test_a_period_is_gone_on_with():
 
 @given(st.floats(0.1, 50), st.floats(0.01, 2), st.integers(0, 10**6))
 def test_the_price_of_a_draft_is_learnt_from_steps_that_differ(base, slope, seed):
-    rng, pace = random.Random(seed), Pace()
+    rng, token_cost = random.Random(seed), TokenCost()
     for _ in range(300):
         tokens = rng.randint(1, 60)
-        pace.observe(tokens, base + slope * tokens)
+        token_cost.observe(tokens, base + slope * tokens)
     for rows in (1, 8, 32):
-        assert pace.threshold(rows) == pytest.approx(slope / (slope + base / rows), abs=0.16)
+        assert token_cost.threshold(rows) == pytest.approx(slope / (slope + base / rows), abs=0.16)
 
 
 def test_before_steps_differ_a_draft_has_a_price_and_one_slow_step_does_not_decide():
-    pace = Pace()
-    assert 0 < pace.threshold(1) < 0.2
+    token_cost = TokenCost()
+    assert 0 < token_cost.threshold(1) < 0.2
     for _ in range(50):
-        pace.observe(1, 0.01)
-    price = pace.threshold(1)
+        token_cost.observe(1, 0.01)
+    price = token_cost.threshold(1)
     assert 0.02 < price < 0.2
-    pace.observe(9, 5.0)
-    assert pace.threshold(1) < 0.6
+    token_cost.observe(9, 5.0)
+    assert token_cost.threshold(1) < 0.6
     for tokens in (1, 9) * 100:
-        pace.observe(tokens, 0.01)
-    assert pace.threshold(1) < 0.02
+        token_cost.observe(tokens, 0.01)
+    assert token_cost.threshold(1) < 0.02

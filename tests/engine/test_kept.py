@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from random_bank import random_bank
 
 from rootgraft.engine.batch import Batch, Row, RowStart
-from rootgraft.engine.executor.cpu_graphs import StepTapes
+from rootgraft.engine.executor.cpu_graphs import CpuGraphs
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.models.decoder import DecoderModel
 from rootgraft.engine.models.forward_inputs import HostInputs, InputBuilder
@@ -104,7 +104,7 @@ def test_replayed_steps_keep_the_same(tiny_llama: Path, dtype: torch.dtype, has_
     bank = random_bank(model, tiny_llama) if has_adapters else None
     growing = Growing(model, bank)
     pool = KvPool(model.config, ROWS * WIDTH, PAGE_SIZE, dtype, CPU)
-    replayed = StepTapes(model, growing.pool, growing.builder, ROWS)
+    replayed = CpuGraphs(model, growing.pool, growing.builder, ROWS)
     one: Part = (1, True, 0, 0)
     for parts in (
         [(6, False, 0, 0), (3, False, 0, 0), (5, False, 0, 0), (2, False, 0, 0)],

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Abort, Done, Failed, Submit
-from rootgraft.engine.scheduling import session_pins as retention
+from rootgraft.engine.scheduling import session_pins as session_pins
 from rootgraft.engine.types import SamplingParams, Usage
 
 PAGE = 4
@@ -27,7 +27,7 @@ class World:
         config = EngineConfig(block_size=PAGE, max_num_seqs=4, max_num_batched_tokens=64, **options)
         self.core = EngineCore(config, FakeWorker(num_pages, PAGE))
         self.now = 0.0
-        self.core._scheduler.retention._clock = lambda: self.now
+        self.core._scheduler.session_pins._clock = lambda: self.now
         self.number = 0
 
     def submit(self, prompt: Iterable[int], max_tokens: int = 1, **fields: Any) -> int:
@@ -84,15 +84,15 @@ def test_the_path_of_a_living_session_is_evicted_last(world: World) -> None:
 
 def test_a_session_holds_its_last_call_and_lives_for_a_while(world: World) -> None:
     world.ask(A, session="s")
-    world.now = retention.SESSION_SECONDS - 1
+    world.now = session_pins.SESSION_SECONDS - 1
     usage = world.ask([*A, *B], session="s")
     assert usage.cached == 16 and world.stats()["session_tokens"] == 32
-    world.now += retention.SESSION_SECONDS - 1
+    world.now += session_pins.SESSION_SECONDS - 1
     assert world.stats()["sessions"] == 1
     world.ask(A, session="s", tenant="other")
     world.now += 1
     assert world.stats()["sessions"] == 1 and world.stats()["session_tokens"] == 16
-    world.now += retention.SESSION_SECONDS
+    world.now += session_pins.SESSION_SECONDS
     assert world.stats()["sessions"] == 0 and world.stats()["session_tokens"] == 0
 
 
@@ -142,12 +142,12 @@ def test_a_longer_pin_takes_the_place_of_those_on_its_path(world: World) -> None
 
 
 def test_bounds_of_number(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "MAX_SESSIONS", 3)
-    monkeypatch.setattr(retention, "MAX_PINS", 2)
+    monkeypatch.setattr(session_pins, "MAX_SESSIONS", 3)
+    monkeypatch.setattr(session_pins, "MAX_PINS", 2)
     for number, tenant in enumerate("aabac"):
         world.ask([number] * 4, session=f"s{number}", tenant=tenant)
     assert world.stats()["sessions"] == 3
-    kept = list(world.core._scheduler.retention._sessions)
+    kept = list(world.core._scheduler.session_pins._sessions)
     assert kept == [("b", "s2"), ("a", "s3"), ("c", "s4")]
     assert [world.ask([8, n] * 4, pin_seconds=9.0).pinned for n in range(3)] == [8, 8, 0]
 
@@ -158,7 +158,7 @@ def test_sessions_hold_half_of_the_pool(world: World) -> None:
     assert world.stats()["session_tokens"] == 80 and world.stats()["sessions"] == 4
     world.ask([9] * 81, session="0", tenant="0")
     assert world.stats()["sessions"] == 4
-    assert ("0", "0") not in world.core._scheduler.retention._sessions
+    assert ("0", "0") not in world.core._scheduler.session_pins._sessions
 
 
 def test_usage_tells_what_a_running_sibling_shares(world: World) -> None:

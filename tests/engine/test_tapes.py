@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rootgraft.engine.batch import Batch, Row
-from rootgraft.engine.executor import cpu_graphs as tapes
-from rootgraft.engine.executor.cpu_graphs import StepTapes
+from rootgraft.engine.executor import cpu_graphs as cpu_graphs
+from rootgraft.engine.executor.cpu_graphs import CpuGraphs
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.models.forward_inputs import InputBuilder
 from rootgraft.engine.models.kv_pool import KvPool
@@ -45,7 +45,7 @@ def test_replayed_steps_are_bitwise_the_same(tiny_llama: Path, dtype: torch.dtyp
     model = load_model(tiny_llama, dtype=dtype, device=CPU, max_positions=64)
     pools = [KvPool(model.config, PAGES, PAGE_SIZE, dtype, CPU) for _ in range(2)]
     builder = InputBuilder(ROWS, PAGES // ROWS * PAGE_SIZE, PAGE_SIZE, CPU)
-    replayed = StepTapes(model, pools[0], builder, ROWS)
+    replayed = CpuGraphs(model, pools[0], builder, ROWS)
     rows = Rows(0)
     for counts in [(3, 5), (1,), (1, 1, 1, 1), (1,), (1, 3), (2, 0, 7), (1, 1, 1, 1), (9,), (1, 1, 2)]:
         inputs = builder.build(rows.batch(counts))
@@ -56,11 +56,11 @@ def test_replayed_steps_are_bitwise_the_same(tiny_llama: Path, dtype: torch.dtyp
 
 
 def test_a_step_of_more_tokens_than_there_is_room_for(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tapes, "_MOST_TOKENS", 4)
+    monkeypatch.setattr(cpu_graphs, "_MOST_TOKENS", 4)
     model = load_model(tiny_llama, dtype=torch.float32, device=CPU, max_positions=64)
     pools = [KvPool(model.config, PAGES, PAGE_SIZE, torch.float32, CPU) for _ in range(2)]
     builder = InputBuilder(ROWS, PAGES // ROWS * PAGE_SIZE, PAGE_SIZE, CPU)
-    replayed = StepTapes(model, pools[0], builder, ROWS)
+    replayed = CpuGraphs(model, pools[0], builder, ROWS)
     rows = Rows(1)
     for counts in [(5,), (4,), (2, 3), (1, 3), (1,)]:
         inputs = builder.build(rows.batch(counts))
@@ -72,7 +72,7 @@ def test_a_model_on_plain_torch_is_never_recorded(tiny_llama: Path) -> None:
     try:
         model = load_model(tiny_llama, dtype=torch.float32, device=CPU, max_positions=64)
         builder = InputBuilder(ROWS, PAGES // ROWS * PAGE_SIZE, PAGE_SIZE, CPU)
-        replayed = StepTapes(model, KvPool(model.config, PAGES, PAGE_SIZE, torch.float32, CPU), builder, ROWS)
+        replayed = CpuGraphs(model, KvPool(model.config, PAGES, PAGE_SIZE, torch.float32, CPU), builder, ROWS)
         rows = Rows(2)
         for _ in range(5):
             replayed.forward(builder.build(rows.batch((1,))))

@@ -16,7 +16,7 @@ from rootgraft.engine.batch import PageCopy
 from rootgraft.engine.kv_cache.prefix_cache import Lease, PrefixCache
 from rootgraft.radix.namespace import Namespace, Path
 from rootgraft.radix.node import Node
-from rootgraft.radix.soft_pins import Hold, HoldKind
+from rootgraft.radix.soft_pins import PinKind, SoftPin
 from rootgraft.radix.tenant_eviction import IDLE_SECONDS
 
 BASE = Namespace("r1")
@@ -68,7 +68,7 @@ class Running:
 class Held:
     """A path that is held: the content of the last cell of each page, as far as they are still in the tree."""
 
-    hold: Hold
+    hold: SoftPin
     path: Path
     ends: list[int]
 
@@ -173,7 +173,7 @@ class Simulation:
         """Release with all that is computed; preemption and abort are the same."""
         self._end(sequence)
 
-    def keep(self, path: Path, tokens: array[int], kind: HoldKind) -> None:
+    def keep(self, path: Path, tokens: array[int], kind: PinKind) -> None:
         """Hold what is there of a path."""
         hold = self.cache.keep(path, tokens, len(tokens), kind)
         cells, size = contents(path, tokens), self.cache.page_size
@@ -184,10 +184,10 @@ class Simulation:
         if hold:
             self.held.append(Held(hold, path, ends))
 
-    def let_go(self, held: Held) -> None:
+    def unpin(self, held: Held) -> None:
         """End a hold."""
         self.held.remove(held)
-        self.cache.let_go(held.hold)
+        self.cache.unpin(held.hold)
 
     def drop(self, namespace: Namespace) -> None:
         """Forget a namespace, and the holds that go through it."""
@@ -259,7 +259,7 @@ class Simulation:
             assert (held.hold.node is None) == (not held.ends)
         for node, _, end in self._pages():
             assert self._rank(end) == node.rank
-        for kind in HoldKind:
+        for kind in PinKind:
             of_kind = {end for held in self.held if held.hold.kind is kind for end in held.ends}
             assert self.cache.num_held(kind) == len(of_kind)
 

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 )
 
 from rootgraft.radix.namespace import Path
-from rootgraft.radix.soft_pins import HoldKind
+from rootgraft.radix.soft_pins import PinKind
 
 TOKENS = st.lists(st.integers(0, 1), max_size=9)
 PATHS = st.one_of(
@@ -82,15 +82,15 @@ class CacheMachine(RuleBasedStateMachine):
         self.simulation.drop(namespace)
 
     @precondition(lambda self: self.ended)
-    @rule(index=st.integers(0, 99), keep=st.integers(0, 20), kind=st.sampled_from(HoldKind))
-    def keep(self, index: int, keep: int, kind: HoldKind) -> None:
+    @rule(index=st.integers(0, 99), keep=st.integers(0, 20), kind=st.sampled_from(PinKind))
+    def keep(self, index: int, keep: int, kind: PinKind) -> None:
         path, earlier = self.ended[index % len(self.ended)]
         self.simulation.keep(path, earlier[:keep], kind)
 
     @precondition(lambda self: self.simulation.held)
     @rule(index=st.integers(0, 99))
-    def let_go(self, index: int) -> None:
-        self.simulation.let_go(self.simulation.held[index % len(self.simulation.held)])
+    def unpin(self, index: int) -> None:
+        self.simulation.unpin(self.simulation.held[index % len(self.simulation.held)])
 
     @rule()
     def wait(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 from cache_model import BASE, NAMESPACES, Simulation
 
 from rootgraft.radix.namespace import Namespace, Path
-from rootgraft.radix.soft_pins import HoldKind
+from rootgraft.radix.soft_pins import PinKind
 
 PAGE_SIZES = (1, 2, 4, 16)
 
@@ -77,9 +77,9 @@ class Driver:
     def _hold(self) -> None:
         """At most a few paths at a time."""
         if len(self.simulation.held) > 3 or (self.simulation.held and self.random.random() < 0.4):
-            self.simulation.let_go(self.random.choice(self.simulation.held))
+            self.simulation.unpin(self.random.choice(self.simulation.held))
         path, tokens = self.random.choice(self.history)
-        self.simulation.keep(path, tokens[: self.random.randint(0, len(tokens))], self.random.choice(list(HoldKind)))
+        self.simulation.keep(path, tokens[: self.random.randint(0, len(tokens))], self.random.choice(list(PinKind)))
 
     def _finish(self, sequence) -> None:
         self.history.append((sequence.path, sequence.tokens))

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.grammar.spelling import MISSING, spell
 from rootgraft.engine.text.tokenizer import Tokenizer
-from rootgraft.grammar.compile.compiler import Compiled, compile
+from rootgraft.grammar.compile.compiler import CompiledGrammar, compile
 from rootgraft.grammar.match.matcher import Matcher
 from rootgraft.grammar.schema.analysis import Analysis
 from rootgraft.grammar.schema.document import Document
@@ -53,21 +53,21 @@ def real_vocabulary(smollm2_gguf: Path) -> Vocabulary:
     return Vocabulary(tokens, frozenset(tokenizer.special_ids), tokenizer.eos_ids)
 
 
-class Grammars:
+class StructuredOutputManager:
     """Compiles, walks and draws, checking mask against accept all along."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self.row = np.zeros(vocabulary.num_words, dtype=np.int32)
 
-    def schema(self, schema: Any) -> Compiled:
+    def schema(self, schema: Any) -> CompiledGrammar:
         return compile(GrammarSpec.json_schema(schema), self.vocabulary)
 
     def allowed(self, matcher: Matcher, remaining: int | None = None) -> set[int]:
         matcher.fill_mask(self.row, remaining)
         return set(np.flatnonzero(np.unpackbits(self.row.view(np.uint8), bitorder="little")).tolist())
 
-    def admits(self, compiled: Compiled, text: str | bytes) -> bool:
+    def admits(self, compiled: CompiledGrammar, text: str | bytes) -> bool:
         data = text.encode() if isinstance(text, str) else text
         matcher = compiled.matcher()
         for token in self.vocabulary.tokenize(data):
@@ -77,7 +77,7 @@ class Grammars:
                 return False
         return matcher.can_end
 
-    def admits_value(self, schema: Any, compiled: Compiled, value: Any) -> bool:
+    def admits_value(self, schema: Any, compiled: CompiledGrammar, value: Any) -> bool:
         """Whether an instance can be produced, with its keys as given or in the order of the schema."""
         if self.admits(compiled, json.dumps(value, ensure_ascii=False)):
             return True
@@ -98,12 +98,12 @@ class Grammars:
 
 
 @pytest.fixture(scope="session")
-def grammars(vocabulary: Vocabulary) -> Grammars:
-    """`Grammars` over the small vocabulary."""
-    return Grammars(vocabulary)
+def grammars(vocabulary: Vocabulary) -> StructuredOutputManager:
+    """`StructuredOutputManager` over the small vocabulary."""
+    return StructuredOutputManager(vocabulary)
 
 
 @pytest.fixture(scope="session")
-def real_grammars(real_vocabulary: Vocabulary) -> Grammars:
-    """`Grammars` over the real vocabulary."""
-    return Grammars(real_vocabulary)
+def real_grammars(real_vocabulary: Vocabulary) -> StructuredOutputManager:
+    """`StructuredOutputManager` over the real vocabulary."""
+    return StructuredOutputManager(real_vocabulary)

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.grammar.hostile_inputs import inputs
 from rootgraft.api.protocol.completions import CompletionRequest
-from rootgraft.api.structured.output_format import asked_promise
+from rootgraft.api.structured.output_format import requested_format
 from rootgraft.engine.errors import GrammarRefused
 from rootgraft.grammar.compile.compiler import lower
 from rootgraft.grammar.errors import GrammarError
@@ -73,7 +73,7 @@ def test_the_answer_of_the_api_names_the_part_that_is_too_large():
     schema = {"type": "object", "properties": {"a": {"description": "x" * 140_000}}}
     body = {"model": "m", "prompt": "x", "guided_json": schema}
     with pytest.raises(GrammarRefused, match="too large: 1400") as caught:
-        asked_promise(CompletionRequest.model_validate(body))
+        requested_format(CompletionRequest.model_validate(body))
     assert (caught.value.keyword, caught.value.pointer) == ("description", "/properties/a/description")
 
 

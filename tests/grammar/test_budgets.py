@@ -11,9 +11,9 @@ import jsonschema
 import pytest
 from test_keywords import CASES
 
-from rootgraft.grammar.compile.compiler import Compiled, compile
+from rootgraft.grammar.compile.compiler import CompiledGrammar, compile
 from rootgraft.grammar.errors import GrammarError
-from rootgraft.grammar.match.budget_close import Closer
+from rootgraft.grammar.match.budget_close import BudgetClose
 from rootgraft.grammar.match.matcher import Matcher
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
@@ -61,7 +61,7 @@ def triggered(schemas: list[Any], opening: str, **options: Any) -> dict[str, Any
     }
 
 
-def compiled_tag(form: dict[str, Any], vocabulary: Vocabulary) -> Compiled | None:
+def compiled_tag(form: dict[str, Any], vocabulary: Vocabulary) -> CompiledGrammar | None:
     try:
         return compile(GrammarSpec.structural_tag({"format": form}), vocabulary)
     except GrammarError:
@@ -196,8 +196,8 @@ def test_the_shortest_answer_of_each_kind(vocabulary, spec, shortest):
 def test_a_way_to_the_end_that_is_known_is_not_searched_again(grammars, vocabulary, monkeypatch):
     """In a long value, and behind it, what was to come still is: that is tried before anything is searched."""
     searches = []
-    search = Closer.completion
-    monkeypatch.setattr(Closer, "completion", lambda *args: searches.append(args) or search(*args))
+    search = BudgetClose.completion
+    monkeypatch.setattr(BudgetClose, "completion", lambda *args: searches.append(args) or search(*args))
     fields = {name: {"type": "string", "maxLength": 40} for name in ("first", "second", "third")}
     schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
     matcher = grammars.schema(schema).matcher()

@@ -12,8 +12,8 @@ import pytest
 
 from rootgraft.grammar.compile import worker_pool as children
 from rootgraft.grammar.compile.compile_service import CompileService
-from rootgraft.grammar.compile.worker_handle import ChildDied, ChildStarved
-from rootgraft.grammar.compile.worker_pool import Children
+from rootgraft.grammar.compile.worker_handle import WorkerDied, WorkerStarved
+from rootgraft.grammar.compile.worker_pool import WorkerPool
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
 
@@ -21,7 +21,7 @@ WAIT = 60
 
 
 class Starts:
-    """Stands for `Child`: each start waits until the test says what comes of it."""
+    """Stands for `WorkerHandle`: each start waits until the test says what comes of it."""
 
     def __init__(self) -> None:
         self.asked: SimpleQueue[Future[Exception | None]] = SimpleQueue()
@@ -63,7 +63,7 @@ def takers() -> Iterator[ThreadPoolExecutor]:
 
 
 def test_who_waits_for_a_start_takes_whichever_is_free_first(starts, takers, vocabulary):
-    workers = Children(vocabulary, 2, yields=False)
+    workers = WorkerPool(vocabulary, 2, yields=False)
     starts.next()
     child = workers.take()
     second = takers.submit(workers.take)
@@ -82,7 +82,7 @@ def test_who_waits_for_a_start_takes_whichever_is_free_first(starts, takers, voc
 
 def test_a_worker_is_replaced_after_so_many_grammars(starts, takers, vocabulary, monkeypatch):
     monkeypatch.setattr(children, "MOST_JOBS", 3)
-    workers = Children(vocabulary, 1, yields=False)
+    workers = WorkerPool(vocabulary, 1, yields=False)
     starts.next()
     used = []
     for _ in range(3):
@@ -97,7 +97,7 @@ def test_a_worker_is_replaced_after_so_many_grammars(starts, takers, vocabulary,
 
 
 def test_one_that_failed_is_replaced_at_once(starts, vocabulary):
-    workers = Children(vocabulary, 1, yields=False)
+    workers = WorkerPool(vocabulary, 1, yields=False)
     starts.next()
     child = workers.take()
     workers.discard(child)
@@ -108,9 +108,9 @@ def test_one_that_failed_is_replaced_at_once(starts, vocabulary):
 
 
 def test_nobody_waits_for_the_first_one_that_yields(starts, vocabulary):
-    workers = Children(vocabulary, 1, yields=True)
+    workers = WorkerPool(vocabulary, 1, yields=True)
     unfinished = starts.asked.get(timeout=WAIT)
-    with pytest.raises(ChildStarved):
+    with pytest.raises(WorkerStarved):
         workers.take()
     unfinished.set_result(None)
     while not workers._idle:
@@ -120,7 +120,7 @@ def test_nobody_waits_for_the_first_one_that_yields(starts, vocabulary):
 
 
 def test_one_that_takes_the_place_of_another_is_waited_for_but_not_for_ever(starts, takers, vocabulary, monkeypatch):
-    workers = Children(vocabulary, 1, yields=True)
+    workers = WorkerPool(vocabulary, 1, yields=True)
     starts.next()
     while not workers._idle:
         time.sleep(0)
@@ -133,20 +133,20 @@ def test_one_that_takes_the_place_of_another_is_waited_for_but_not_for_ever(star
     assert another.result(WAIT) is child
     monkeypatch.setattr(children, "START_PATIENCE", 0.01)
     workers.discard(child)
-    with pytest.raises(ChildStarved):
+    with pytest.raises(WorkerStarved):
         workers.take()
     starts.next()
     workers.close()
 
 
-@pytest.mark.parametrize("failure", [ChildDied(), OSError(24, "too many open files"), MemoryError()])
+@pytest.mark.parametrize("failure", [WorkerDied(), OSError(24, "too many open files"), MemoryError()])
 def test_who_waits_hears_of_a_start_that_fails_and_the_next_one_tries_again(starts, takers, vocabulary, failure):
-    workers = Children(vocabulary, 1, yields=False)
+    workers = WorkerPool(vocabulary, 1, yields=False)
     taken = takers.submit(workers.take)
     while not workers._waiting:
         time.sleep(0)
     starts.next(failure)
-    with pytest.raises(ChildDied):
+    with pytest.raises(WorkerDied):
         taken.result(WAIT)
     taken = takers.submit(workers.take)
     starts.next()
@@ -155,20 +155,20 @@ def test_who_waits_hears_of_a_start_that_fails_and_the_next_one_tries_again(star
 
 
 def test_after_the_end_there_are_none(starts, takers, vocabulary):
-    workers = Children(vocabulary, 2, yields=False)
+    workers = WorkerPool(vocabulary, 2, yields=False)
     starts.next()
     busy = workers.take()
     waiting = takers.submit(workers.take)
     late = starts.asked.get(timeout=WAIT)
     closing = threading.Thread(target=workers.close)
     closing.start()
-    with pytest.raises(ChildDied):
+    with pytest.raises(WorkerDied):
         waiting.result(WAIT)
     late.set_result(None)
     closing.join(WAIT)
     workers.give_back(busy)
     assert not busy.is_alive and not workers._idle
-    with pytest.raises(ChildDied):
+    with pytest.raises(WorkerDied):
         workers.take()
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from rootgraft.grammar.compile.compile_service import CompileQueueFull, CompileService
 from rootgraft.grammar.compile.compile_worker import decode_vocabulary, encode_job, encode_vocabulary
-from rootgraft.grammar.compile.worker_handle import _STEADY, _YIELD, Child, ChildDied, ChildStarved
-from rootgraft.grammar.compile.worker_pool import Children
+from rootgraft.grammar.compile.worker_handle import _STEADY, _YIELD, WorkerDied, WorkerHandle, WorkerStarved
+from rootgraft.grammar.compile.worker_pool import WorkerPool
 from rootgraft.grammar.errors import GrammarError, GrammarTimeout
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
@@ -90,9 +90,9 @@ def test_a_compile_beyond_the_memory_limit_is_refused(vocabulary):
 
 
 def test_a_worker_that_was_killed_while_idle_is_replaced_and_no_grammar_is_to_blame(service, vocabulary):
-    child = Child(vocabulary)
+    child = WorkerHandle(vocabulary)
     os.kill(child._process.pid, signal.SIGKILL)
-    with pytest.raises(ChildDied):
+    with pytest.raises(WorkerDied):
         child.compile(b"", 5)
     child._process.wait()
     service._yielding._idle.append(child)
@@ -100,27 +100,27 @@ def test_a_worker_that_was_killed_while_idle_is_replaced_and_no_grammar_is_to_bl
 
 
 def test_a_worker_that_dies_at_work_is_replaced(service, monkeypatch):
-    def die(self: Child, job: bytes, seconds: float) -> bytes:
-        raise ChildDied
+    def die(self: WorkerHandle, job: bytes, seconds: float) -> bytes:
+        raise WorkerDied
 
     with monkeypatch.context() as patched:
-        patched.setattr(Child, "compile", die)
+        patched.setattr(WorkerHandle, "compile", die)
         with pytest.raises(GrammarTimeout, match="ends the compiler"):
             service.compile(GrammarSpec.json_schema({"const": "dies"})).result(WAIT)
     assert service.compile(GrammarSpec.json_schema({"const": "lives on"})).result(WAIT)
 
 
 def test_a_worker_yields_the_cores_unless_it_starves(vocabulary, monkeypatch):
-    compile_ = Child.compile
+    compile_ = WorkerHandle.compile
     tried: list[bool] = []
 
-    def starve(self: Child, job: bytes, seconds: float) -> bytes:
+    def starve(self: WorkerHandle, job: bytes, seconds: float) -> bytes:
         tried.append(self.yields)
         if self.yields:
-            raise ChildStarved
+            raise WorkerStarved
         return compile_(self, job, seconds)
 
-    monkeypatch.setattr(Child, "compile", starve)
+    monkeypatch.setattr(WorkerHandle, "compile", starve)
     monkeypatch.setattr("rootgraft.grammar.compile.worker_handle._YIELD", _STEADY)  # this machine may be busy
     service = CompileService(vocabulary, workers=1, seconds=20)
     try:
@@ -129,7 +129,7 @@ def test_a_worker_yields_the_cores_unless_it_starves(vocabulary, monkeypatch):
         for value in range(2):
             assert service.compile(GrammarSpec.json_schema({"const": value})).result(WAIT)
         assert tried == [True, False, False]
-        monkeypatch.setattr(Child, "compile", compile_)
+        monkeypatch.setattr(WorkerHandle, "compile", compile_)
         service._steady_until = 0.0
         while not service._yielding._idle:
             time.sleep(0)
@@ -147,25 +147,25 @@ def test_a_worker_that_yields_is_of_the_class_of_what_is_idle():
 def test_a_worker_that_gets_no_processor_time_starves(vocabulary, monkeypatch):
     monkeypatch.setattr("rootgraft.grammar.compile.worker_handle._YIELD", _STEADY)
     monkeypatch.setattr("rootgraft.grammar.compile.worker_handle.HUNGRY_SECONDS", 1_000.0)
-    child = Child(vocabulary, yields=True)
+    child = WorkerHandle(vocabulary, yields=True)
     monkeypatch.setattr("rootgraft.grammar.compile.worker_handle.HUNGRY_SECONDS", 0.05)
     os.kill(child._process.pid, signal.SIGSTOP)
     try:
-        with pytest.raises(ChildStarved):
+        with pytest.raises(WorkerStarved):
             child.compile(encode_job(GrammarSpec.json_object(), 5.0, 1 << 30), 5.0)
     finally:
         child.kill()
 
 
 def test_a_worker_that_starves_at_its_start_keeps_no_grammar_waiting(vocabulary, monkeypatch):
-    init, go_on = Child.__init__, threading.Event()
+    init, go_on = WorkerHandle.__init__, threading.Event()
 
-    def starve(self: Child, vocabulary: Vocabulary, *, yields: bool = False) -> None:
+    def starve(self: WorkerHandle, vocabulary: Vocabulary, *, yields: bool = False) -> None:
         if yields:
             go_on.wait(WAIT)
         init(self, vocabulary, yields=False)
 
-    monkeypatch.setattr(Child, "__init__", starve)
+    monkeypatch.setattr(WorkerHandle, "__init__", starve)
     service = CompileService(vocabulary, workers=1, seconds=20)
     try:
         assert service.compile(GrammarSpec.json_schema({"const": 1})).result(WAIT)
@@ -185,12 +185,12 @@ def test_a_grammar_along_which_the_library_failed_is_compiled_again(service):
 
 @pytest.mark.parametrize("error", [OSError(24, "too many open files"), MemoryError()])
 def test_what_goes_wrong_here_is_not_held_against_a_grammar_for_ever(service, monkeypatch, error):
-    def fail(self: Children) -> Child:
+    def fail(self: WorkerPool) -> WorkerHandle:
         raise error
 
     spec = GrammarSpec.json_schema({"const": type(error).__name__})
     with monkeypatch.context() as patched:
-        patched.setattr(Children, "take", fail)
+        patched.setattr(WorkerPool, "take", fail)
         with pytest.raises(GrammarTimeout, match="could not be compiled"):
             service.compile(spec).result(WAIT)
     assert service._entries[spec.key].expires < float("inf")

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_grammar_matcher import SCHEMAS
 
-from rootgraft.grammar.compile.compiler import Compiled, compile, load
-from rootgraft.grammar.emit.compiled_grammar import Artifact, Backend
-from rootgraft.grammar.match.mask_buffer import Fill, MaskBuffer
+from rootgraft.grammar.compile.compiler import CompiledGrammar, compile, load
+from rootgraft.grammar.emit.grammar_artifact import Backend, GrammarArtifact
+from rootgraft.grammar.match.mask_buffer import MaskBuffer, MaskFill
 from rootgraft.grammar.match.matcher import GrammarFailure
 from rootgraft.grammar.spec import GrammarSpec
 
@@ -25,7 +25,7 @@ BUDGET = 60
 
 
 @pytest.fixture(scope="module")
-def compiled(vocabulary) -> list[Compiled]:
+def compiled(vocabulary) -> list[CompiledGrammar]:
     return [compile(spec, vocabulary) for spec in SPECS]
 
 
@@ -38,10 +38,10 @@ def test_masks_along_drafts_are_those_of_a_replay(compiled, vocabulary, number, 
     matcher, plain = compiled[number].matcher(), compiled[number].matcher()
     while not plain.is_done and plain.num_tokens < budget:
         drafts = _drafts(rng, matcher, vocabulary, budget - plain.num_tokens - 1)
-        assert not buffer.fill([Fill(0, matcher, budget - plain.num_tokens, drafts)])
+        assert not buffer.fill([MaskFill(0, matcher, budget - plain.num_tokens, drafts)])
         start = plain.num_tokens
         for ahead in range(len(drafts) + 1):
-            plain_buffer.fill([Fill(0, plain, budget - plain.num_tokens)])
+            plain_buffer.fill([MaskFill(0, plain, budget - plain.num_tokens)])
             assert (buffer.words[ahead] == plain_buffer.words[0]).all()
             allowed = _tokens(plain_buffer.words[0])
             stands = ahead < len(drafts) and drafts[ahead] in allowed and rng.random() < 0.8
@@ -98,7 +98,7 @@ def test_what_is_admitted_stops_at_an_end_and_changes_nothing(compiled, vocabula
 
 
 # Repeats in repeats: after some hundred letters the lexer has more states than it may.
-FRAGILE = Artifact(Backend.LLGUIDANCE, "start: /(x{0,1000}){0,1000}(y{0,1000}){0,1000}z/")
+FRAGILE = GrammarArtifact(Backend.LLGUIDANCE, "start: /(x{0,1000}){0,1000}(y{0,1000}){0,1000}z/")
 XS = [ord("x")] * 390
 
 
@@ -106,14 +106,14 @@ def test_a_library_that_fails_along_a_draft_is_as_before_when_the_draft_is_taken
     """llguidance takes nothing back once it has failed; the matcher then starts again and reads its tokens anew."""
     matcher = load(FRAGILE, vocabulary).matcher()
     buffer = MaskBuffer(400, vocabulary)
-    [failed] = failures = buffer.fill([Fill(0, matcher, None, XS)])
+    [failed] = failures = buffer.fill([MaskFill(0, matcher, None, XS)])
     assert isinstance(failures[failed], GrammarFailure) and not buffer.words[failed:391].any()
     assert matcher.failure and matcher.num_tokens > 0
     matcher.rollback(matcher.num_tokens)
     assert matcher.failure is None and matcher.num_tokens == 0 and not matcher.can_end
     assert matcher.admits(XS) == 0, "no more drafts: each would have the state made again"
     assert not matcher.draft(9)
-    assert not buffer.fill([Fill(0, matcher)])
+    assert not buffer.fill([MaskFill(0, matcher)])
     assert set(_tokens(buffer.words[0])) == set(b"xyz")
 
 
@@ -123,11 +123,11 @@ def test_answers_beside_one_that_makes_the_library_fail_go_on(vocabulary):
     beside, failing = compiled.matcher(), compiled.matcher()
     buffer = MaskBuffer(400, vocabulary)
     assert beside.accept(ord("x")) and not compiled.is_spoilt
-    assert buffer.fill([Fill(0, failing, None, XS)])
+    assert buffer.fill([MaskFill(0, failing, None, XS)])
     assert compiled.is_spoilt
     copied = beside.copy()
     for matcher in (beside, copied):
-        assert not buffer.fill([Fill(0, matcher, None, b"xyy")])
+        assert not buffer.fill([MaskFill(0, matcher, None, b"xyy")])
         assert set(_tokens(buffer.words[3])) == set(b"yz")
         assert matcher.accept(ord("z")) and matcher.can_end
 
@@ -147,11 +147,11 @@ def test_the_way_to_an_end_is_its_own_draft(compiled, grammars):
     shortest = compiled[0].num_shortest
     assert shortest
     buffer = MaskBuffer(1, grammars.vocabulary)
-    buffer.fill([Fill(0, matcher, shortest)])
+    buffer.fill([MaskFill(0, matcher, shortest)])
     draft = matcher.draft(100)
     assert len(draft) == shortest
     for token in draft:
-        buffer.fill([Fill(0, matcher, shortest - matcher.num_tokens)])
+        buffer.fill([MaskFill(0, matcher, shortest - matcher.num_tokens)])
         assert buffer.forced(0) == token
         assert matcher.accept(token)
     assert matcher.can_end

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rootgraft.grammar.compile.compiler import compile, load
-from rootgraft.grammar.emit.compiled_grammar import Artifact, Backend
-from rootgraft.grammar.match.budget_close import Closer
-from rootgraft.grammar.match.closing_texts import Pieces
-from rootgraft.grammar.match.mask_buffer import Fill, MaskBuffer
+from rootgraft.grammar.emit.grammar_artifact import Backend, GrammarArtifact
+from rootgraft.grammar.match.budget_close import BudgetClose
+from rootgraft.grammar.match.closing_texts import ClosingTexts
+from rootgraft.grammar.match.mask_buffer import MaskBuffer, MaskFill
 from rootgraft.grammar.match.matcher import GrammarFailure, Matcher
 from rootgraft.grammar.spec import GrammarSpec
 
@@ -139,14 +139,14 @@ def test_masks_that_took_long_are_expected_to_again(grammars, vocabulary, monkey
 def test_an_end_that_was_looked_for_in_vain_is_not_looked_for_again_at_once(vocabulary, monkeypatch):
     searched: list[int] = []
 
-    def search(self: Closer, state: object, inside: int, most: int) -> None:
+    def search(self: BudgetClose, state: object, inside: int, most: int) -> None:
         searched.append(most)
 
-    monkeypatch.setattr(Closer, "_search_ways", search)
+    monkeypatch.setattr(BudgetClose, "_search_ways", search)
     row = np.zeros(vocabulary.num_words, dtype=np.int32)
     for is_hopeless, times in ((False, 2), (True, 1)):
         searched.clear()
-        artifact = Artifact(Backend.LLGUIDANCE, "start: /[^a]{500}a/", is_hopeless=is_hopeless)
+        artifact = GrammarArtifact(Backend.LLGUIDANCE, "start: /[^a]{500}a/", is_hopeless=is_hopeless)
         matcher = load(artifact, vocabulary).matcher()
         for left in range(16, 0, -1):
             matcher.fill_mask(row, left)
@@ -188,10 +188,10 @@ def test_a_special_token_is_never_text(grammars, vocabulary):
 def test_a_failed_state_is_a_failure_and_not_an_end(grammars, vocabulary):
     """`a{100000000}` passes a library's own compile and fails in the middle."""
     from rootgraft.grammar.compile.compiler import load
-    from rootgraft.grammar.emit.compiled_grammar import Artifact, Backend
+    from rootgraft.grammar.emit.grammar_artifact import Backend, GrammarArtifact
 
     matcher = load(
-        Artifact(Backend.LLGUIDANCE, "start: /(x{0,1000}){0,1000}(y{0,1000}){0,1000}z/"), vocabulary
+        GrammarArtifact(Backend.LLGUIDANCE, "start: /(x{0,1000}){0,1000}(y{0,1000}){0,1000}z/"), vocabulary
     ).matcher()
     row = np.zeros(vocabulary.num_words, dtype=np.int32)
     with pytest.raises(GrammarFailure):
@@ -222,7 +222,7 @@ def test_rows_of_a_batch(vocabulary):
     broken.fill_mask = _fail  # type: ignore[method-assign]
     for threads in (0, 2):
         buffer = MaskBuffer(4, vocabulary, threads)
-        failures = buffer.fill([Fill(0, number.matcher()), Fill(2, broken), Fill(3, number.matcher(), 10)])
+        failures = buffer.fill([MaskFill(0, number.matcher()), MaskFill(2, broken), MaskFill(3, number.matcher(), 10)])
         assert list(failures) == [2]
         assert buffer.forced(0) == buffer.forced(3) == ord("7")
         assert buffer.forced(1) is None
@@ -269,8 +269,8 @@ class _Failing:
 
 
 def test_a_library_that_fails_in_a_search_for_an_end_ends_nothing_else(vocabulary):
-    artifact = Artifact(Backend.LLGUIDANCE, "", values=("abc", "d"), is_json=True)
-    closer = Closer(Pieces(vocabulary, artifact))
+    artifact = GrammarArtifact(Backend.LLGUIDANCE, "", values=("abc", "d"), is_json=True)
+    closer = BudgetClose(ClosingTexts(vocabulary, artifact))
     assert closer.plan(_Failing(), 50) is None
     remade: list[_Failing] = []
 
@@ -288,6 +288,6 @@ def test_whatever_a_library_raises_is_the_end_of_its_row_alone(vocabulary):
 
     buffer = MaskBuffer(2, vocabulary)
     good = compile(GrammarSpec.regex("a+"), vocabulary).matcher()
-    failures = buffer.fill([Fill(0, Broken()), Fill(1, good)])
+    failures = buffer.fill([MaskFill(0, Broken()), MaskFill(1, good)])
     assert list(failures) == [0] and "check failed" in str(failures[0])
     assert not buffer.words[0].any() and buffer.words[1].any()

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.grammar.hostile_inputs import inputs
 from rootgraft.api.protocol.completions import CompletionRequest
-from rootgraft.api.structured.output_format import asked_promise
+from rootgraft.api.structured.output_format import requested_format
 from rootgraft.engine.errors import GrammarRefused
 from rootgraft.grammar.compile.compile_service import CompileService
 from rootgraft.grammar.errors import GrammarError
@@ -30,9 +30,9 @@ def service(vocabulary) -> Iterator[CompileService]:
 def outcome(service: CompileService, grammars, fields) -> str:
     """What becomes of an input: refused (statically or by the compiler), or followed."""
     try:
-        promise = asked_promise(CompletionRequest.model_validate({"model": "m", "prompt": "x", **fields}))
-        assert promise is not None
-        compiled = service.compile(promise.spec).result(300)
+        output_format = requested_format(CompletionRequest.model_validate({"model": "m", "prompt": "x", **fields}))
+        assert output_format is not None
+        compiled = service.compile(output_format.spec).result(300)
     except GrammarRefused as error:
         assert error.param and error.keyword and error.reason
         return "refused"

@@ -14,7 +14,7 @@ from rootgraft.kernels import lora_reference
 from rootgraft.kernels.lora_ops import Factors, Segments, SlotTable, Tiles, lora_embed, lora_shrink_expand
 from rootgraft.kernels.triton import lora_config
 from rootgraft.kernels.triton.lora_tiles import make_tiles
-from rootgraft.lora.segments import SegmentRoom, make_segments
+from rootgraft.lora.segments import StaticSegments, make_segments
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -155,7 +155,7 @@ def test_a_captured_step_serves_every_mix_of_adapters():
     """The same launches, as in a graph, over segments that are filled anew and adapters that come and go."""
     table = table_of((96,), 64, [(3,), None, (20,)], torch.float32)
     table.reserve(32)
-    room = SegmentRoom(6, CPU)
+    room = StaticSegments(6, CPU)
     for slots in ([0, 0, 2, -1, 2, 2], [-1] * 6, [2, 1, 0, 0, -1, 1], [0] * 6, [1, -1, 2]):
         room.fill(np.array(slots, np.int32))
         x, y = torch.randn(6, 64), torch.randn(6, 96)

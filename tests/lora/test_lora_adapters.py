@@ -27,7 +27,7 @@ from lora_folders import (
     write_folder,
 )
 
-from rootgraft.lora.adapter_pool import Adapters, LoadResult
+from rootgraft.lora.adapter_pool import AdapterPool, LoadResult
 from rootgraft.lora.base_projections import BaseLayout
 from rootgraft.lora.device_slots import WAIT
 from rootgraft.lora.errors import AdapterError
@@ -69,15 +69,15 @@ def reader() -> GatedReader:
 
 
 @pytest.fixture
-def adapters(reader: GatedReader) -> Iterator[Adapters]:
+def adapters(reader: GatedReader) -> Iterator[AdapterPool]:
     with pool(reader) as made:
         yield made
 
 
 @contextmanager
-def pool(reader: GatedReader, **options: int) -> Iterator[Adapters]:
+def pool(reader: GatedReader, **options: int) -> Iterator[AdapterPool]:
     fields = {"max_loras": 2, "max_adapters": 20, "max_cpu_bytes": 1 << 20, "patience": 5, **options}
-    made = Adapters(reader, **fields)  # type: ignore[arg-type]
+    made = AdapterPool(reader, **fields)  # type: ignore[arg-type]
     yield made
     reader.gate.set()
     made.close()
@@ -89,7 +89,7 @@ def folder(path: Path, seed: int = 0, rank: int = 2) -> str:
     return str(write_folder(path, good_config(r=rank), file_of(good_tensors(seed, rank))))
 
 
-def settle(adapters: Adapters) -> list[LoadResult]:
+def settle(adapters: AdapterPool) -> list[LoadResult]:
     """Poll until the background threads have nothing to do."""
     results = adapters.poll()
     while adapters._loads or adapters._fetches:
@@ -99,14 +99,14 @@ def settle(adapters: Adapters) -> list[LoadResult]:
     return results
 
 
-def loaded(adapters: Adapters, name: str, path: str) -> AdapterVersion:
+def loaded(adapters: AdapterPool, name: str, path: str) -> AdapterVersion:
     adapters.load(name, path)
     (result,) = settle(adapters)
     assert result.error is None and result.version is not None
     return result.version
 
 
-def held(adapters: Adapters, version: AdapterVersion) -> int:
+def held(adapters: AdapterPool, version: AdapterVersion) -> int:
     """A slot for it, whatever has to be loaded."""
     slot = adapters.slots.acquire(version.load_id)
     if slot == WAIT:
@@ -116,7 +116,7 @@ def held(adapters: Adapters, version: AdapterVersion) -> int:
     return slot
 
 
-def contribution(adapters: Adapters, slot: int) -> torch.Tensor:
+def contribution(adapters: AdapterPool, slot: int) -> torch.Tensor:
     """What a slot adds to the fused q and k of one token of ones."""
     y = torch.zeros(1, HIDDEN + 4)
     step = adapters.bank.step(np.array([slot], np.int32))

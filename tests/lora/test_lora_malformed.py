@@ -27,7 +27,7 @@ from lora_folders import (
 )
 from torch import Tensor
 
-from rootgraft.lora.adapter_pool import Adapters
+from rootgraft.lora.adapter_pool import AdapterPool
 from rootgraft.lora.base_projections import EMBEDDING
 from rootgraft.lora.errors import AdapterError
 
@@ -348,7 +348,7 @@ def test_all_of_them_touch_nobody(tmp_path):
     """The whole corpus, under the good adapter's name and others: the good one stays, with its slot and its bits."""
     root = tmp_path / "adapters"
     write_folder(root / "good")
-    adapters = Adapters(small_reader(root), max_loras=2, max_adapters=500, max_cpu_bytes=1 << 20, patience=4)
+    adapters = AdapterPool(small_reader(root), max_loras=2, max_adapters=500, max_cpu_bytes=1 << 20, patience=4)
     adapters.load("good", "good")
     wait(adapters)
     good = adapters.registry.get("good")
@@ -370,7 +370,7 @@ def test_all_of_them_touch_nobody(tmp_path):
     adapters.close()
 
 
-def wait(adapters: Adapters) -> list[Any]:
+def wait(adapters: AdapterPool) -> list[Any]:
     """Poll until nothing is being loaded."""
     results = adapters.poll()
     while adapters.num_loading:
@@ -383,7 +383,7 @@ def wait(adapters: Adapters) -> list[Any]:
     "name", ["", ".", "..", "../x", "/x", "x/", "a//b", "x y", "x\n", "é", "x" * 257, "-x", "a/.b"]
 )
 def test_names_that_are_refused(name, tmp_path):
-    adapters = Adapters(small_reader(), max_loras=1, max_adapters=1, max_cpu_bytes=0, patience=1)
+    adapters = AdapterPool(small_reader(), max_loras=1, max_adapters=1, max_cpu_bytes=0, patience=1)
     with pytest.raises(AdapterError) as refused:
         adapters.load(name, str(tmp_path))
     assert refused.value.option == "name"

@@ -13,7 +13,7 @@ from lora_folders import DOWN, HIDDEN, OUT, Q, file_of, good_tensors, small_layo
 from rootgraft.kernels.triton import launch
 from rootgraft.lora.lora_step import AdapterBank
 from rootgraft.lora.prepare_factors import PreparedAdapter
-from rootgraft.lora.segments import SegmentRoom
+from rootgraft.lora.segments import StaticSegments
 
 CPU = torch.device("cpu")
 SLOTS = [np.array(slots, np.int32) for slots in ([0, -1, 1, 1], [1, 1, 1, 1], [-1, -1, 0, -1])]
@@ -41,7 +41,7 @@ def inputs() -> list[tuple[str, torch.Tensor, torch.Tensor]]:
 
 
 def test_steps_on_the_device_and_replays_of_a_captured_one(adapters, interpreted):
-    bank, room = bank_of(adapters[:2]), SegmentRoom(4, CPU)
+    bank, room = bank_of(adapters[:2]), StaticSegments(4, CPU)
     captured = bank.recorded_step(bank.reserve(8), room.segments(4))
     for of_tokens in SLOTS:
         room.fill(of_tokens)

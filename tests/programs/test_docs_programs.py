@@ -29,7 +29,7 @@ def test_every_example_is_told_of() -> None:
 
 
 def test_the_first_program_runs(live: Live, capsys: pytest.CaptureFixture[str]) -> None:
-    live.frontend.say = lambda request, index: '{"score": 3, "reason": "why"}'
+    live.async_engine.say = lambda request, index: '{"score": 3, "reason": "why"}'
     code = TEXT.partition("```python\n")[2].partition("```")[0]
     exec(code.replace("http://127.0.0.1:8000", live.url), {"__name__": "program"})
     assert "Grade(score=3, reason='why')" in capsys.readouterr().out

@@ -40,8 +40,8 @@ def test_a_warmed_prompt_is_found(offline: Session) -> None:
 def test_branches_are_sessions_and_a_warmed_prompt_may_be_pinned(offline: Session) -> None:
     offline.system(LONG).warm(pin=60)
     offline.map(lambda branch, number: branch.user(f"{number}").gen("x", max_tokens=1), range(3))
-    retention = offline._backend._llm._core._scheduler.retention  # type: ignore[attr-defined]
-    stats = retention.stats()
+    session_pins = offline._backend._llm._core._scheduler.session_pins  # type: ignore[attr-defined]
+    stats = session_pins.stats()
     assert stats["sessions"] == 4 and stats["pins"] == 1  # that of root, and one for each branch
     assert stats["pages_of_sessions"] >= stats["pages_pinned"] > 0
 

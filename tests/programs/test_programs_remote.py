@@ -19,18 +19,18 @@ class City(BaseModel):
 
 
 def prompts(live: Live) -> list[str]:
-    return [bytes(token for token in request.tokens if token < 256).decode() for request in live.frontend.seen]
+    return [bytes(token for token in request.tokens if token < 256).decode() for request in live.async_engine.seen]
 
 
 def test_a_conversation_goes_on_from_what_was_generated(live: Live, remote: Session) -> None:
-    live.frontend.say = lambda request, index: "Paris"
+    live.async_engine.say = lambda request, index: "Paris"
     assert remote.system("Be brief.").user("Capital of France?").gen("city", max_tokens=9) == "Paris"
     remote.user("And of Italy?").assistant("It is").gen("other", stop=[";"], seed=3, temperature=0.5)
     assert prompts(live)[0] == "<system>Be brief.\n<user>Capital of France?\n<assistant>"
     assert remote.messages[-1] == {"role": "assistant", "content": "It isParis"}
     assert remote.values == {"city": "Paris", "other": "Paris"} and remote["city"] == "Paris"
-    assert live.frontend.tokenizer.rendered[-1]["continue_final_message"]
-    second = live.frontend.seen[1]
+    assert live.async_engine.tokenizer.rendered[-1]["continue_final_message"]
+    second = live.async_engine.seen[1]
     assert (second.stop, second.params.seed, second.params.temperature, second.params.max_tokens) == (
         (";",),
         3,
@@ -40,7 +40,7 @@ def test_a_conversation_goes_on_from_what_was_generated(live: Live, remote: Sess
 
 
 def test_forms_are_asked_for_and_come_back_as_values(live: Live, remote: Session) -> None:
-    live.frontend.say = lambda request, index: {
+    live.async_engine.say = lambda request, index: {
         "json_schema": '{"name": "Paris", "people": 2}', "regex": "12", "choice": "no"
     }[request.grammar.kind]  # fmt: skip
     remote.user("?")
@@ -53,7 +53,7 @@ def test_forms_are_asked_for_and_come_back_as_values(live: Live, remote: Session
 
 
 def test_a_stream_comes_in_pieces_and_may_be_left(live: Live, remote: Session) -> None:
-    live.frontend.say = lambda request, index: "one two"
+    live.async_engine.say = lambda request, index: "one two"
     remote.user("?")
     assert list(remote.stream("left", max_tokens=7))[:3] == ["o", "n", "e"]
     for _ in remote.stream("half"):
@@ -63,7 +63,7 @@ def test_a_stream_comes_in_pieces_and_may_be_left(live: Live, remote: Session) -
 
 
 def test_branches_run_beside_each_other_and_join(live: Live, remote: Session) -> None:
-    live.frontend.say = lambda request, index: f"about {request.params.seed}"
+    live.async_engine.say = lambda request, index: f"about {request.params.seed}"
     remote.user("Topic?").gen("topic", seed=0)
 
     def write(branch: Branch, seed: int) -> str:
@@ -85,7 +85,7 @@ def test_the_report_adds_up_all_branches(live: Live, remote: Session) -> None:
     remote.user("?")
     remote.map(lambda branch, item: branch.gen("x"), range(4))
     report = remote.report()
-    sizes = [len(request.tokens) for request in live.frontend.seen]
+    sizes = [len(request.tokens) for request in live.async_engine.seen]
     assert (report.calls, report.prompt, report.cached) == (4, sum(sizes), sum(size // 2 for size in sizes))
     assert report.completion == 4 * len("answer 0") and report.computed == report.prompt - report.cached
     assert str(report).startswith("4 calls: ")
@@ -97,7 +97,7 @@ def test_select_sums_what_the_server_scores(live: Live, remote: Session) -> None
     # The fake's template ends each message in a line break, and a token has one byte.
     assert remote.scores["x"] == {"long one": -0.25 * 9, "no": -0.25 * 3}
     assert remote.messages[-1]["content"] == "It is no"
-    request = live.frontend.seen[0]
+    request = live.async_engine.seen[0]
     assert request.params.logprob_start_len == len(request.tokens) - 9
     assert remote.select("y", ["ab", "abcd"], normalise=True) == "ab" and set(remote.scores["y"].values()) == {-0.25}
     assert remote.report().completion == 0
@@ -108,33 +108,33 @@ def test_select_sums_what_the_server_scores(live: Live, remote: Session) -> None
 
 def test_warm_computes_the_prompt_alone(live: Live, remote: Session) -> None:
     remote.user("?").warm()
-    assert prompts(live) == ["<user>?\n<assistant>"] and live.frontend.seen[0].params.max_tokens == 1
+    assert prompts(live) == ["<user>?\n<assistant>"] and live.async_engine.seen[0].params.max_tokens == 1
     remote.warm(pin=90)
-    assert [request.pin_seconds for request in live.frontend.seen] == [0, 90]
+    assert [request.pin_seconds for request in live.async_engine.seen] == [0, 90]
 
 
 def test_each_branch_is_a_session(live: Live, remote: Session) -> None:
     remote.user("?").gen("x")
     remote.map(lambda branch, _: branch.gen("x"), range(2))
     remote.select("y", ["a", "b"])
-    names = [request.session for request in live.frontend.seen]
+    names = [request.session for request in live.async_engine.seen]
     root = names[0].removesuffix("/root")
     assert {*names[1:3]} == {f"{root}/root/0", f"{root}/root/1"} and {*names[3:]} == {f"{root}/root"}
     with Session(live.url) as other:
         other.user("?").gen("x")
-    assert not live.frontend.seen[-1].session.startswith(root)
+    assert not live.async_engine.seen[-1].session.startswith(root)
     deep = remote
     for _ in range(90):
         deep = deep.fork(1)[0]
     deep.gen("x")
-    assert len(deep.path) > 128 and len(live.frontend.seen[-1].session) <= 128
+    assert len(deep.path) > 128 and len(live.async_engine.seen[-1].session) <= 128
 
 
 def test_an_adapter_is_a_model(live: Live, remote: Session) -> None:
     live.client.adapters = {"pirate": AdapterInfo("pirate", "", 8, 0, False, "device", 0, 0, 0)}
     remote.user("?").gen("x", adapter="pirate")
     remote.warm(adapter="pirate").select("y", ["a", "b"], adapter="pirate")
-    assert {request.adapter for request in live.frontend.seen} == {"pirate"}
+    assert {request.adapter for request in live.async_engine.seen} == {"pirate"}
 
 
 def test_errors_name_branch_and_step(live: Live, remote: Session) -> None:
@@ -147,14 +147,14 @@ def test_errors_name_branch_and_step(live: Live, remote: Session) -> None:
         remote.map(ask, [None, "nobody", "no one"])
     assert (told.value.branch, told.value.step) == ("root/1", "gen 'score'")
     assert "root/2" in told.value.__notes__[0]
-    live.frontend.fail_after = (2, CapacityError("Broken off."))
+    live.async_engine.fail_after = (2, CapacityError("Broken off."))
     with pytest.raises(ProgramError, match="Broken off"):
         remote.user("?").gen("x")
-    live.frontend.fail_after = None
-    live.frontend.shortest = 12
+    live.async_engine.fail_after = None
+    live.async_engine.shortest = 12
     with pytest.raises(ProgramError, match=r"max_tokens=3 is too little .* the shortest takes 12 tokens"):
         remote.gen("x", schema=City, max_tokens=3)
-    live.frontend.say = lambda request, index: "no JSON"
+    live.async_engine.say = lambda request, index: "no JSON"
     with pytest.raises(ProgramError, match="ended with 'error'"):
         remote.gen("x", schema=City)
 

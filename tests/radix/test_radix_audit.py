@@ -8,7 +8,7 @@ from rootgraft.radix.invariants import BrokenInvariant, check
 from rootgraft.radix.lru_heap import EvictionQueue
 from rootgraft.radix.namespace import Namespace, Origin, Path
 from rootgraft.radix.node import Node
-from rootgraft.radix.soft_pins import Hold, HoldKind
+from rootgraft.radix.soft_pins import PinKind, SoftPin
 from rootgraft.radix.tree import RadixTree
 
 BASE = Namespace("r1")
@@ -55,7 +55,7 @@ def second_switch(sample: Sample) -> None:
 
 
 def lose_queue(sample: Sample) -> None:
-    sample.tree.shares._shares[""].leaves = EvictionQueue()
+    sample.tree.tenant_eviction._shares[""].leaves = EvictionQueue()
 
 
 DAMAGE = {
@@ -74,12 +74,12 @@ DAMAGE = {
     "has leases through it": lambda s: setattr(s.run, "lock", 2),
     "num_locked is": lambda s: setattr(s.tree, "num_locked", 0),
     "evictable:": lose_queue,
-    "are said to have": lambda s: setattr(s.tree.shares._shares[""], "num_pages", 9),
+    "are said to have": lambda s: setattr(s.tree.tenant_eviction._shares[""], "num_pages", 9),
     "pages in the tree twice": lambda s: s.whole.pages.__setitem__(0, 10),
     "num_pages is": lambda s: setattr(s.tree, "num_pages", 6),
-    "SESSION holds through it": lambda s: s.run.holds.__setitem__(0, 1),
-    "num_pages of PIN": lambda s: s.tree.holds.num_pages.__setitem__(HoldKind.PIN, 1),
-    "says that it ends at": lambda s: s.tree.holds.ends.__setitem__(s.run, [Hold(s.whole, HoldKind.PIN)]),
+    "SESSION holds through it": lambda s: s.run.pins.__setitem__(0, 1),
+    "num_pages of PIN": lambda s: s.tree.pins.num_pages.__setitem__(PinKind.PIN, 1),
+    "says that it ends at": lambda s: s.tree.pins.ends.__setitem__(s.run, [SoftPin(s.whole, PinKind.PIN)]),
     "is kept as dropped": lambda s: s.tree.dropped.add(s.lease),
 }
 

@@ -12,7 +12,7 @@ from rootgraft.radix import tree_view as module
 from rootgraft.radix.namespace import Namespace, Path
 from rootgraft.radix.node import TOKEN_BYTES, Node
 from rootgraft.radix.tree import RadixTree, descendants
-from rootgraft.radix.tree_view import outline
+from rootgraft.radix.tree_view import tree_view
 
 PAGE = 4
 PATHS = [Path(Namespace("base", adapter)) for adapter in (None, "a", "b")]
@@ -54,13 +54,13 @@ def check_shape(shop: Shop, nodes: list[Node]) -> None:
 
 
 def test_an_empty_tree_has_no_nodes() -> None:
-    assert Shop().cache.outline(10) == []
+    assert Shop().cache.tree_view(10) == []
 
 
 def test_all_nodes_if_they_fit() -> None:
     shop = Shop()
     branching(random.Random(1), shop, 40)
-    nodes = shop.cache.outline(10_000)
+    nodes = shop.cache.tree_view(10_000)
     check_shape(shop, nodes)
     assert len(nodes) == len(list(descendants(shop.tree.root))) - 1
 
@@ -69,7 +69,7 @@ def test_all_nodes_if_they_fit() -> None:
 def test_those_used_last_if_they_do_not_fit(seed: int) -> None:
     shop = Shop()
     branching(random.Random(seed), shop, 60)
-    nodes = shop.cache.outline(20)
+    nodes = shop.cache.tree_view(20)
     check_shape(shop, nodes)
     assert len(nodes) == 20
     others = set(descendants(shop.tree.root)) - {shop.tree.root, *nodes}
@@ -81,7 +81,7 @@ def test_what_is_in_use_comes_first_however_old() -> None:
     tokens = [7] * 30
     lease = shop.begin(PATHS[1], tokens)
     branching(random.Random(2), shop, 60)
-    nodes = shop.cache.outline(5)
+    nodes = shop.cache.tree_view(5)
     check_shape(shop, nodes)
     assert lease.node in nodes and lease.node.lock == 1
     shop.end(lease, tokens)
@@ -93,7 +93,7 @@ def test_a_node_with_very_many_children_is_not_looked_through(monkeypatch: pytes
     shop = Shop()
     for number in range(300):
         shop.run(PATHS[0], [number] * PAGE * 2)
-    assert len(outline(shop.tree, [], 1000)) == 50
+    assert len(tree_view(shop.tree, [], 1000)) == 50
 
 
 def test_hits_are_counted_where_sequences_begin() -> None:
@@ -101,8 +101,8 @@ def test_hits_are_counted_where_sequences_begin() -> None:
     common, branches = list(range(8)), [[n] * 8 for n in (20, 21, 22)]
     for branch in branches:
         shop.run(PATHS[0], common + branch)
-    assert [node.hits for node in shop.cache.outline(1)] == [2]  # the first one computed it
+    assert [node.hits for node in shop.cache.tree_view(1)] == [2]  # the first one computed it
     shop.run(PATHS[0], common + branches[1] + [1])
-    by_tokens = {array("i", bytes(node.tokens)).tolist()[0]: node.hits for node in shop.cache.outline(10)}
+    by_tokens = {array("i", bytes(node.tokens)).tolist()[0]: node.hits for node in shop.cache.tree_view(10)}
     assert by_tokens[0] == 3 and by_tokens[21] == 1 and by_tokens[20] == 0
-    assert sum(len(node.tokens) for node in shop.cache.outline(10)) // TOKEN_BYTES == 8 + 3 * 8 + 1
+    assert sum(len(node.tokens) for node in shop.cache.tree_view(10)) // TOKEN_BYTES == 8 + 3 * 8 + 1

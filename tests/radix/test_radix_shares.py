@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rootgraft.radix.invariants import check
 from rootgraft.radix.namespace import Namespace, Path
 from rootgraft.radix.node import Node
-from rootgraft.radix.soft_pins import Hold, HoldKind
+from rootgraft.radix.soft_pins import PinKind, SoftPin
 from rootgraft.radix.tenant_eviction import IDLE_SECONDS
 from rootgraft.radix.tree import RadixTree
 
@@ -53,7 +53,7 @@ class World:
         self.tree.unlock(lease)
         self.check()
 
-    def hold(self, tenant: str, tokens: bytes, kind: HoldKind) -> Hold | None:
+    def hold(self, tenant: str, tokens: bytes, kind: PinKind) -> SoftPin | None:
         return self.tree.hold(self.tree.match(path_of(tenant), tokens), kind)
 
     def evict(self, num_pages: int = 1) -> str:
@@ -100,7 +100,7 @@ def test_adapters_of_a_tenant_share_what_is_its_own(world):
         world.put("a", 2, adapter)
     kept = world.put("b", 5)
     assert world.evict(1) == "a"
-    assert world.found("b", kept) == 5 and world.tree.shares.num_pages() == {"a": 5, "b": 5}
+    assert world.found("b", kept) == 5 and world.tree.tenant_eviction.num_pages() == {"a": 5, "b": 5}
 
 
 def test_who_is_idle_has_no_share(world):
@@ -132,7 +132,7 @@ def test_a_session_delays_its_tenants_pages_among_its_own_alone(world):
     held = world.put("a", 3)
     world.put("a", 3)
     kept = world.put("b", 2)
-    world.hold("a", held, HoldKind.SESSION)
+    world.hold("a", held, PinKind.SESSION)
     world.check()
     assert world.evict(3) == "aaa" and world.found("a", held) == 3
     assert world.evict() == "a" and world.found("a", held) == 2 and world.found("b", kept) == 2
@@ -142,11 +142,11 @@ def test_pins_of_all_tenants_go_last(world):
     pinned = world.put("a", 4)
     world.put("a", 1)
     world.put("b", 2)
-    hold = world.hold("a", pinned, HoldKind.PIN)
+    hold = world.hold("a", pinned, PinKind.PIN)
     assert world.evict(3) == "abb" and world.found("a", pinned) == 4
     assert world.evict(1) == "a"
     world.check()
-    world.tree.let_go(hold)
+    world.tree.unpin(hold)
     world.put("b", 2)
     assert world.evict(1) == "a"
     world.check()
@@ -168,10 +168,10 @@ def test_a_namespace_that_is_dropped_is_no_longer_counted(world):
     lease = world.lease(path_of("a", "x"), running)
     world.put("b", 4)
     world.tree.drop(Namespace("r1", "x", tenant="a"))
-    assert world.tree.shares.num_pages() == {"a": 2, "b": 4}
+    assert world.tree.tenant_eviction.num_pages() == {"a": 2, "b": 4}
     world.check()
     world.end(lease)
-    assert world.tree.shares.num_pages() == {"b": 4}
+    assert world.tree.tenant_eviction.num_pages() == {"b": 4}
     assert world.evict(9) == "bbbb"
     world.check()
 
@@ -182,10 +182,10 @@ def test_the_order_stays_as_small_as_the_tenants_are_many(world):
             world.put(tenant, 2)
         world.evict(5)
         world.evict(1)
-    assert len(world.tree.shares._order) < 100
+    assert len(world.tree.tenant_eviction._order) < 100
     world.evict(9999)
     world.check()
-    assert not world.tree.shares._shares and not world.tree.shares._active
+    assert not world.tree.tenant_eviction._shares and not world.tree.tenant_eviction._active
 
 
 @settings(max_examples=100)
@@ -207,6 +207,6 @@ def test_who_has_no_more_than_an_equal_share_loses_nothing(data):
             assert len(world.evict(missing)) == missing
         tokens = world.put(tenant, size, adapter)
         if data.draw(st.booleans()):
-            world.tree.hold(world.tree.match(path_of(tenant, adapter), tokens), HoldKind.SESSION)
+            world.tree.hold(world.tree.match(path_of(tenant, adapter), tokens), PinKind.SESSION)
         for name, prompt in kept.items():
             assert world.found(name, prompt) == sizes[name]

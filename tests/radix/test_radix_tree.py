@@ -7,7 +7,7 @@ import pytest
 from rootgraft.radix.invariants import check
 from rootgraft.radix.namespace import Namespace, Path
 from rootgraft.radix.node import Node, descendants
-from rootgraft.radix.soft_pins import HoldKind
+from rootgraft.radix.soft_pins import PinKind
 from rootgraft.radix.tree import RadixTree
 
 BASE = Namespace("r1")
@@ -138,7 +138,7 @@ def test_the_queue_stays_as_small_as_the_tree(tree):
     put(tree, [2, 2], [20])
     for _ in range(1000):
         tree.unlock(tree.lock(tree.match(Path(BASE), memory(1, 1))))
-    assert len(tree.shares._shares[""].leaves._heap) < 200 and len(tree.shares._order) < 200
+    assert len(tree.tenant_eviction._shares[""].leaves._heap) < 200 and len(tree.tenant_eviction._order) < 200
     assert [tree.evict(1), tree.evict(1)] == [[20], [10]]
 
 
@@ -179,34 +179,34 @@ def test_a_drop_forgets_the_namespaces_below_as_well(tree):
 def test_held_paths_go_last_and_pins_after_sessions(tree):
     for first, pages in ((1, [10, 11]), (2, [20, 21]), (3, [30, 31])):
         put(tree, [first, 0, first, 1], pages)
-    session = tree.hold(tree.match(Path(BASE), memory(1, 0)), HoldKind.SESSION)
-    pin = tree.hold(tree.match(Path(BASE), memory(2, 0, 2, 1)), HoldKind.PIN)
+    session = tree.hold(tree.match(Path(BASE), memory(1, 0)), PinKind.SESSION)
+    pin = tree.hold(tree.match(Path(BASE), memory(2, 0, 2, 1)), PinKind.PIN)
     check(tree, [])
     assert [node.pages for node in descendants(tree.root) if node.pinned] == [[20, 21]]
     assert [tree.evict(1)[0] for _ in range(5)] == [11, 31, 30, 10, 21]
     assert session.node is None and pin.node is not None
     assert tree.evict(9) == [20] and pin.node is None
-    tree.let_go(pin)
+    tree.unpin(pin)
     check(tree, [])
 
 
 def test_what_parted_for_a_hold_joins_again_after_it(tree):
     put(tree, [1, 1, 2, 2, 3, 3], [10, 11, 12])
-    hold = tree.hold(tree.match(Path(BASE), memory(1, 1, 2, 2)), HoldKind.PIN)
+    hold = tree.hold(tree.match(Path(BASE), memory(1, 1, 2, 2)), PinKind.PIN)
     assert shape(tree) == [[10, 11], [12]]
-    tree.let_go(hold)
+    tree.unpin(hold)
     assert shape(tree) == [[10, 11, 12]]
     check(tree, [])
-    assert tree.hold(tree.match(Path(BASE), memory(1)), HoldKind.PIN) is None
+    assert tree.hold(tree.match(Path(BASE), memory(1)), PinKind.PIN) is None
 
 
 def test_a_lone_lease_does_not_make_a_held_node_longer(tree):
     put(tree, [1, 1, 2, 2], [10, 11])
-    hold = tree.hold(tree.match(Path(BASE), memory(1, 1, 2, 2)), HoldKind.PIN)
+    hold = tree.hold(tree.match(Path(BASE), memory(1, 1, 2, 2)), PinKind.PIN)
     lease = tree.lock(tree.match(Path(BASE), memory(1, 1, 2, 2)))
     lease = tree.extend(lease, Path(BASE), 4, memory(3, 3), [12]).node
-    assert shape(tree) == [[10, 11], [12]] and tree.holds.num_pages[HoldKind.PIN] == 2
+    assert shape(tree) == [[10, 11], [12]] and tree.pins.num_pages[PinKind.PIN] == 2
     tree.unlock(lease)
     tree.drop(BASE)
-    assert hold.node is None and tree.holds.num_pages[HoldKind.PIN] == 0
+    assert hold.node is None and tree.pins.num_pages[PinKind.PIN] == 0
     check(tree, [])

@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rootgraft.engine.batch import Batch, Row, RowStart, not_yet
 from rootgraft.engine.executor.model_runner import ModelRunner
-from rootgraft.engine.executor.static_inputs import InputRoom
+from rootgraft.engine.executor.static_inputs import StaticInputs
 from rootgraft.engine.models.forward_inputs import HostInputs, InputBuilder
 from rootgraft.engine.sampling import top_k_top_p as choice
-from rootgraft.engine.sampling.draft_verify import lines_of
+from rootgraft.engine.sampling.draft_verify import sampling_positions
 from rootgraft.engine.sampling.sampler import Drawing, Sampler
 from rootgraft.engine.types import SamplingParams
 
@@ -72,7 +72,7 @@ def draw(requests: list[Request]) -> tuple[Sampler, Drawing]:
         masks = type(masks)(masks.lines.to(GPU, non_blocking=True), masks.words.to(GPU, non_blocking=True))
     logits = torch.empty(len(requests), VOCAB, device=GPU)
     rows = [step(row, 0) for row in range(len(requests))]
-    return sampler, sampler.draw(logits, rows, lines_of(rows, {}), masks)
+    return sampler, sampler.draw(logits, rows, sampling_positions(rows, {}), masks)
 
 
 @pytest.mark.parametrize("sorts", [False, True])
@@ -106,7 +106,7 @@ HIDDEN, ROWS = 8, 3
 def runner(*, captured: bool) -> ModelRunner:
     """A runner on the device, whose forward pass only takes its inputs to it, or to where a captured one reads them."""
     inputs = InputBuilder(ROWS, 64, 16, GPU)
-    room = InputRoom(8, ROWS, 4, GPU)
+    room = StaticInputs(8, ROWS, 4, GPU)
 
     def forward(step: HostInputs) -> torch.Tensor:
         placed = room.inputs(8, ROWS, 8, 64) if captured else inputs.place(step)

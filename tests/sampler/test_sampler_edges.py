@@ -11,7 +11,7 @@ from sampler_oracle import Request, packed, step
 
 from rootgraft.engine.batch import RowResult
 from rootgraft.engine.sampling import top_k_top_p as choice
-from rootgraft.engine.sampling.draft_verify import lines_of
+from rootgraft.engine.sampling.draft_verify import sampling_positions
 from rootgraft.engine.sampling.sampler import Allowed, Sampler
 from rootgraft.engine.types import SamplingParams
 from rootgraft.kernels.ops import largest
@@ -169,7 +169,7 @@ def test_the_largest_logit_is_enough_for_plain_greedy_rows(vocab: int):
     sampler = Sampler(4, vocab, CPU)
     sampler.start([Request(SamplingParams(temperature=0), (1, 2)).start(row) for row in range(4)])
     rows = [step(row, 0) for row in range(4)]
-    lines = lines_of(rows, {})
+    lines = sampling_positions(rows, {})
     assert sampler.takes_best(lines)
     by_largest = sampler.collect(sampler.draw(largest(logits), rows, lines))
     assert by_largest == sampler.sample(logits, rows)
@@ -191,6 +191,6 @@ def test_a_row_that_needs_more_than_the_largest_logit(params: SamplingParams):
     sampler = Sampler(2, 40, CPU)
     greedy = Request(SamplingParams(temperature=0), (1, 2))
     sampler.start([greedy.start(0), Request(params, (1, 2), stops=(3,)).start(1)])
-    assert not sampler.takes_best(lines_of([step(0, 0), step(1, 0)], {}))
-    assert sampler.takes_best(lines_of([step(0, 0)], {}))
-    assert sampler.takes_best(lines_of([step(0, 2), step(1, 2)], {})) == bool(params.min_tokens)
+    assert not sampler.takes_best(sampling_positions([step(0, 0), step(1, 0)], {}))
+    assert sampler.takes_best(sampling_positions([step(0, 0)], {}))
+    assert sampler.takes_best(sampling_positions([step(0, 2), step(1, 2)], {})) == bool(params.min_tokens)

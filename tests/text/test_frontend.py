@@ -12,7 +12,7 @@ import pytest
 
 from rootgraft.engine.errors import CapacityError, ContextTooLong, DeadlineExceeded, EngineDead, RequestError
 from rootgraft.engine.messages import Done, Failed, Message, Ready, Submit, TokenOut
-from rootgraft.engine.serving.async_engine import Frontend
+from rootgraft.engine.serving.async_engine import AsyncEngine
 from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.engine.serving.output_processor import TextDelta
 from rootgraft.engine.serving.request import TextRequest
@@ -53,8 +53,8 @@ def client() -> FakeClient:
 
 
 @pytest.fixture
-def frontend(client: FakeClient, tiny: Tokenizer) -> Frontend:
-    return Frontend(cast(EngineClient, client), tiny, Ready(100, 420, 10, 16, ()))
+def async_engine(client: FakeClient, tiny: Tokenizer) -> AsyncEngine:
+    return AsyncEngine(cast(EngineClient, client), tiny, Ready(100, 420, 10, 16, ()))
 
 
 REQUEST = TextRequest(array("i", [5, 6, 7]), SamplingParams(max_tokens=20))
@@ -68,20 +68,22 @@ def end(number: int, reason: FinishReason = FinishReason.LENGTH, completion: int
     return Done(number, reason, Usage(3, 0, completion))
 
 
-async def collect(frontend: Frontend, request: TextRequest) -> list[list[TextDelta]]:
-    return [deltas async for deltas in frontend.stream(request)]
+async def collect(async_engine: AsyncEngine, request: TextRequest) -> list[list[TextDelta]]:
+    return [deltas async for deltas in async_engine.stream(request)]
 
 
-async def started(frontend: Frontend, client: FakeClient, request: TextRequest) -> asyncio.Task[list[list[TextDelta]]]:
+async def started(
+    async_engine: AsyncEngine, client: FakeClient, request: TextRequest
+) -> asyncio.Task[list[list[TextDelta]]]:
     """A task that reads the stream, once its sequences are submitted."""
-    task = asyncio.create_task(collect(frontend, request))
+    task = asyncio.create_task(collect(async_engine, request))
     while not client.submitted and not task.done():
         await asyncio.sleep(0)
     return task
 
 
-async def test_one_list_for_each_frame(frontend: Frontend, client: FakeClient, tiny: Tokenizer) -> None:
-    task = await started(frontend, client, replace(REQUEST, n=2))
+async def test_one_list_for_each_frame(async_engine: AsyncEngine, client: FakeClient, tiny: Tokenizer) -> None:
+    task = await started(async_engine, client, replace(REQUEST, n=2))
     first, second = client.ids
     client.send(out(first, tiny, "Hel"), out(second, tiny, "a"))
     await asyncio.sleep(0)
@@ -96,11 +98,13 @@ async def test_one_list_for_each_frame(frontend: Frontend, client: FakeClient, t
     ]
     assert frames[2][0].finish is not None
     assert client.aborted == []
-    assert frontend.num_running == 0
+    assert async_engine.num_running == 0
 
 
-async def test_frames_collect_while_the_reader_is_away(frontend: Frontend, client: FakeClient, tiny: Tokenizer) -> None:
-    task = await started(frontend, client, REQUEST)
+async def test_frames_collect_while_the_reader_is_away(
+    async_engine: AsyncEngine, client: FakeClient, tiny: Tokenizer
+) -> None:
+    task = await started(async_engine, client, REQUEST)
     [number] = client.ids
     for letter in "abc":
         client.send(out(number, tiny, letter))
@@ -109,12 +113,12 @@ async def test_frames_collect_while_the_reader_is_away(frontend: Frontend, clien
     assert "".join(delta.text for delta in deltas) == "abc"
 
 
-async def test_n_sequences_go_out_in_one_call(frontend: Frontend, client: FakeClient) -> None:
+async def test_n_sequences_go_out_in_one_call(async_engine: AsyncEngine, client: FakeClient) -> None:
     seeded = replace(REQUEST, n=3, params=replace(REQUEST.params, seed=41))
-    task = await started(frontend, client, seeded)
+    task = await started(async_engine, client, seeded)
     assert len(client.submitted) == 1
     assert [submit.params.seed for submit in client.submitted[0]] == [41, 42, 43]
-    other = asyncio.create_task(collect(frontend, REQUEST))
+    other = asyncio.create_task(collect(async_engine, REQUEST))
     await asyncio.sleep(0)
     assert len({submit.id for submits in client.submitted for submit in submits}) == 4
     for submits in client.submitted:
@@ -122,15 +126,19 @@ async def test_n_sequences_go_out_in_one_call(frontend: Frontend, client: FakeCl
     assert len(await task) == len(await other) == 1
 
 
-async def test_nothing_is_sent_before_the_first_item_is_asked_for(frontend: Frontend, client: FakeClient) -> None:
-    stream = cast(Any, frontend.stream(REQUEST))
+async def test_nothing_is_sent_before_the_first_item_is_asked_for(
+    async_engine: AsyncEngine, client: FakeClient
+) -> None:
+    stream = cast(Any, async_engine.stream(REQUEST))
     await stream.aclose()
     assert client.submitted == client.aborted == []
 
 
 @pytest.mark.parametrize("how", ["before any frame", "between frames", "with frames unread"])
-async def test_cancelled_reader_aborts_once(frontend: Frontend, client: FakeClient, tiny: Tokenizer, how: str) -> None:
-    task = await started(frontend, client, replace(REQUEST, n=2))
+async def test_cancelled_reader_aborts_once(
+    async_engine: AsyncEngine, client: FakeClient, tiny: Tokenizer, how: str
+) -> None:
+    task = await started(async_engine, client, replace(REQUEST, n=2))
     first, second = client.ids
     if how != "before any frame":
         client.send(out(first, tiny, "a"), out(second, tiny, "b"))
@@ -140,17 +148,17 @@ async def test_cancelled_reader_aborts_once(frontend: Frontend, client: FakeClie
     with pytest.raises(asyncio.CancelledError):
         await task
     assert client.aborted == [[first, second]]
-    assert frontend.num_running == 0
+    assert async_engine.num_running == 0
     client.send(out(first, tiny, "late"), end(first, FinishReason.ABORT), end(second, FinishReason.ABORT))
     assert client.aborted == [[first, second]]
 
 
 @pytest.mark.parametrize("leave", ["aclose", "exception"])
 async def test_left_iterator_aborts_only_what_runs(
-    frontend: Frontend, client: FakeClient, tiny: Tokenizer, leave: str
+    async_engine: AsyncEngine, client: FakeClient, tiny: Tokenizer, leave: str
 ) -> None:
     async def read() -> None:
-        async with aclosing(cast(Any, frontend.stream(replace(REQUEST, n=2)))) as stream:
+        async with aclosing(cast(Any, async_engine.stream(replace(REQUEST, n=2)))) as stream:
             async for _ in stream:
                 if leave == "exception":
                     raise ValueError("reader")
@@ -169,9 +177,9 @@ async def test_left_iterator_aborts_only_what_runs(
 
 
 async def test_stop_string_aborts_once_and_ends_with_done(
-    frontend: Frontend, client: FakeClient, tiny: Tokenizer
+    async_engine: AsyncEngine, client: FakeClient, tiny: Tokenizer
 ) -> None:
-    task = await started(frontend, client, replace(REQUEST, stop=("!",), n=2))
+    task = await started(async_engine, client, replace(REQUEST, stop=("!",), n=2))
     first, second = client.ids
     client.send(out(first, tiny, "yes! more"), out(second, tiny, "b!"))
     assert client.aborted == [[first, second]]
@@ -186,9 +194,9 @@ async def test_stop_string_aborts_once_and_ends_with_done(
 
 
 async def test_leaving_after_a_stop_string_does_not_abort_again(
-    frontend: Frontend, client: FakeClient, tiny: Tokenizer
+    async_engine: AsyncEngine, client: FakeClient, tiny: Tokenizer
 ) -> None:
-    task = await started(frontend, client, replace(REQUEST, stop=("!",), n=2))
+    task = await started(async_engine, client, replace(REQUEST, stop=("!",), n=2))
     first, second = client.ids
     client.send(out(first, tiny, "yes!"))
     await asyncio.sleep(0)
@@ -198,18 +206,20 @@ async def test_leaving_after_a_stop_string_does_not_abort_again(
     assert client.aborted == [[first], [second]]
 
 
-async def test_refused_sequence_ends_the_request(frontend: Frontend, client: FakeClient, tiny: Tokenizer) -> None:
-    task = await started(frontend, client, replace(REQUEST, n=3))
+async def test_refused_sequence_ends_the_request(
+    async_engine: AsyncEngine, client: FakeClient, tiny: Tokenizer
+) -> None:
+    task = await started(async_engine, client, replace(REQUEST, n=3))
     first, second, third = client.ids
     client.send(out(first, tiny, "a"), Failed(second, "CapacityError", "The queue is full."), end(third))
     with pytest.raises(CapacityError, match="The queue is full"):
         await task
     assert client.aborted == [[first]]
-    assert frontend.num_running == 0
+    assert async_engine.num_running == 0
 
 
-async def test_refusal_keeps_field_and_code(frontend: Frontend, client: FakeClient) -> None:
-    task = await started(frontend, client, REQUEST)
+async def test_refusal_keeps_field_and_code(async_engine: AsyncEngine, client: FakeClient) -> None:
+    task = await started(async_engine, client, REQUEST)
     client.send(Failed(client.ids[0], "UnknownModel", "The model 'x' does not exist.", "model", "model_not_found"))
     with pytest.raises(RequestError) as caught:
         await task
@@ -218,12 +228,12 @@ async def test_refusal_keeps_field_and_code(frontend: Frontend, client: FakeClie
 
 
 async def test_text_that_came_before_an_error_is_delivered(
-    frontend: Frontend, client: FakeClient, tiny: Tokenizer
+    async_engine: AsyncEngine, client: FakeClient, tiny: Tokenizer
 ) -> None:
     seen = []
 
     async def read() -> None:
-        async for deltas in frontend.stream(REQUEST):
+        async for deltas in async_engine.stream(REQUEST):
             seen.extend(deltas)
 
     task = asyncio.create_task(read())
@@ -235,27 +245,27 @@ async def test_text_that_came_before_an_error_is_delivered(
     assert [delta.text for delta in seen] == ["abc"]
 
 
-async def test_death_ends_all_streams_and_aborts_none(frontend: Frontend, client: FakeClient) -> None:
-    tasks = [asyncio.create_task(collect(frontend, replace(REQUEST, n=n))) for n in (1, 2, 3)]
+async def test_death_ends_all_streams_and_aborts_none(async_engine: AsyncEngine, client: FakeClient) -> None:
+    tasks = [asyncio.create_task(collect(async_engine, replace(REQUEST, n=n))) for n in (1, 2, 3)]
     await asyncio.sleep(0)
-    assert frontend.num_running == 6
+    assert async_engine.num_running == 6
     client.dead = True
     client.on_death(EngineDead("gone"))
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(result) for result in results] == [EngineDead] * 3
     assert client.aborted == []
-    assert frontend.num_running == 0
+    assert async_engine.num_running == 0
     with pytest.raises(EngineDead):
-        await collect(frontend, REQUEST)
-    assert frontend.num_running == 0
+        await collect(async_engine, REQUEST)
+    assert async_engine.num_running == 0
 
 
 async def test_bug_in_one_stream_ends_no_other(
-    frontend: Frontend, client: FakeClient, tiny: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    async_engine: AsyncEngine, client: FakeClient, tiny: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = await started(frontend, client, REQUEST)
+    broken = await started(async_engine, client, REQUEST)
     [first] = client.ids
-    healthy = asyncio.create_task(collect(frontend, REQUEST))
+    healthy = asyncio.create_task(collect(async_engine, REQUEST))
     await asyncio.sleep(0)
     [second] = client.ids
     client.send(TokenOut(first, cast(Any, (["no token"],))), out(second, tiny, "fine"), end(second))
@@ -266,36 +276,40 @@ async def test_bug_in_one_stream_ends_no_other(
     assert client.aborted == [[first]]
 
 
-async def test_requests_are_checked(frontend: Frontend, client: FakeClient) -> None:
+async def test_requests_are_checked(async_engine: AsyncEngine, client: FakeClient) -> None:
     with pytest.raises(ContextTooLong):
-        frontend.check(replace(REQUEST, params=replace(REQUEST.params, max_tokens=98)))
+        async_engine.check(replace(REQUEST, params=replace(REQUEST.params, max_tokens=98)))
     with pytest.raises(RequestError, match="prompt must be a token id from 0 to 419"):
-        await collect(frontend, replace(REQUEST, tokens=array("i", [420])))
+        await collect(async_engine, replace(REQUEST, tokens=array("i", [420])))
     assert client.submitted == []
-    assert frontend.resolve_max_tokens(3, None) == 97
-    assert (frontend.max_model_len, frontend.vocab_size) == (100, 420)
+    assert async_engine.resolve_max_tokens(3, None) == 97
+    assert (async_engine.max_model_len, async_engine.vocab_size) == (100, 420)
 
 
-async def test_encode_short_and_long(frontend: Frontend, tiny: Tokenizer) -> None:
+async def test_encode_short_and_long(async_engine: AsyncEngine, tiny: Tokenizer) -> None:
     for text in ("the fox", "the fox " * 1000):
         for special in (False, True, False):
-            assert await frontend.encode(text, add_special_tokens=special, owner=Owner()) == tiny.encode(text, special)
+            assert await async_engine.encode(text, add_special_tokens=special, owner=Owner()) == tiny.encode(
+                text, special
+            )
     for special in (False, True):
         with pytest.raises(RequestError, match=r"surrogate, U\+D800, at position 3000"):
-            await frontend.encode("x" * 3000 + "\ud800", add_special_tokens=special, owner=Owner())
+            await async_engine.encode("x" * 3000 + "\ud800", add_special_tokens=special, owner=Owner())
 
 
-async def test_time_that_is_up_before_the_first_token_is_an_error(frontend: Frontend, client: FakeClient) -> None:
-    task = await started(frontend, client, replace(REQUEST, n=2, timeout=0.01))
+async def test_time_that_is_up_before_the_first_token_is_an_error(
+    async_engine: AsyncEngine, client: FakeClient
+) -> None:
+    task = await started(async_engine, client, replace(REQUEST, n=2, timeout=0.01))
     with pytest.raises(DeadlineExceeded, match=r"0\.01 seconds"):
         await task
-    assert client.aborted == [client.ids] and frontend.num_running == 0
+    assert client.aborted == [client.ids] and async_engine.num_running == 0
 
 
 async def test_time_that_is_up_later_ends_what_has_begun(
-    frontend: Frontend, client: FakeClient, tiny: Tokenizer
+    async_engine: AsyncEngine, client: FakeClient, tiny: Tokenizer
 ) -> None:
-    task = await started(frontend, client, replace(REQUEST, n=3, timeout=0.01))
+    task = await started(async_engine, client, replace(REQUEST, n=3, timeout=0.01))
     first, second, third = client.ids
     client.send(out(first, tiny, "Hel"), out(second, tiny, "a"), end(second))
     while not client.aborted:
@@ -308,11 +322,13 @@ async def test_time_that_is_up_later_ends_what_has_begun(
     assert finishes[0].usage == Usage(3, 0, 4) and client.aborted == [[first, third]]
 
 
-async def test_an_answer_in_time_leaves_no_timer(frontend: Frontend, client: FakeClient, tiny: Tokenizer) -> None:
-    task = await started(frontend, client, replace(REQUEST, timeout=60.0))
+async def test_an_answer_in_time_leaves_no_timer(
+    async_engine: AsyncEngine, client: FakeClient, tiny: Tokenizer
+) -> None:
+    task = await started(async_engine, client, replace(REQUEST, timeout=60.0))
     client.send(out(client.ids[0], tiny, "a"), end(client.ids[0]))
     await task
     assert client.aborted == []
     for timeout in (0.0, -1.0, float("nan"), float("inf"), True, 1e6):
         with pytest.raises(RequestError, match="timeout"):
-            frontend.check(replace(REQUEST, timeout=timeout))
+            async_engine.check(replace(REQUEST, timeout=timeout))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rootgraft.engine import errors
 from rootgraft.engine.messages import Done, Failed, TokenOut
-from rootgraft.engine.serving.output_processor import Generation, TextDelta, error_of
+from rootgraft.engine.serving.output_processor import OutputProcessor, TextDelta, error_of
 from rootgraft.engine.serving.request import TextRequest
 from rootgraft.engine.text.stop_strings import StopStrings
 from rootgraft.engine.text.tokenizer import Tokenizer
@@ -21,8 +21,8 @@ from rootgraft.engine.types import FinishReason, Logprob, SamplingParams, Usage
 REQUEST = TextRequest(array("i", [5, 6, 7]), SamplingParams(max_tokens=100))
 
 
-def make(tokenizer: Tokenizer, request: TextRequest) -> Generation:
-    return Generation(tokenizer, request, StopStrings(request.stop) if request.stop else None)
+def make(tokenizer: Tokenizer, request: TextRequest) -> OutputProcessor:
+    return OutputProcessor(tokenizer, request, StopStrings(request.stop) if request.stop else None)
 
 
 def run(tokenizer: Tokenizer, request: TextRequest, portions: list[list[int]], done: Done) -> list[TextDelta]:

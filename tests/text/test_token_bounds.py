@@ -14,7 +14,7 @@ from tiny_tokenizers import TEXTS, sentencepiece_definition, write_folder
 
 from rootgraft.engine.errors import ContextTooLong
 from rootgraft.engine.messages import Ready
-from rootgraft.engine.serving.async_engine import Frontend
+from rootgraft.engine.serving.async_engine import AsyncEngine
 from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.engine.text.token_bounds import read_bounds
 from rootgraft.engine.text.tokenizer import Tokenizer
@@ -41,12 +41,12 @@ def test_no_text_of_a_sentencepiece_model_has_fewer(tmp_path: Path) -> None:
 
 def test_what_is_far_too_long_is_refused_without_encoding(real: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     client: Any = SimpleNamespace()
-    frontend = Frontend(cast(EngineClient, client), real, Ready(8192, real.vocab_size, 10, 16, ()))
-    frontend.check_length("x" * 8000)
-    frontend.check_length("\ud800" * 9000)  # lone surrogates are told of where the text is encoded
+    async_engine = AsyncEngine(cast(EngineClient, client), real, Ready(8192, real.vocab_size, 10, 16, ()))
+    async_engine.check_length("x" * 8000)
+    async_engine.check_length("\ud800" * 9000)  # lone surrogates are told of where the text is encoded
     for text in ("x" * 1_000_000, "ab cd " * 100_000, "12 " * 400_000):
         with pytest.raises(ContextTooLong, match="at least") as caught:
-            frontend.check_length(text)
+            async_engine.check_length(text)
         assert caught.value.code == "context_length_exceeded"
 
 

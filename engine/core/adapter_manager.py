@@ -38,8 +38,7 @@ from ..snapshot import SlotView
 from ..types import AdapterInfo
 
 if TYPE_CHECKING:
-    from ...lora.adapter_pool import Adapters as AdapterPool
-    from ...lora.adapter_pool import LoadResult
+    from ...lora.adapter_pool import AdapterPool, LoadResult
     from ...lora.registry import AdapterVersion
 
 BASE = "base"
@@ -88,7 +87,7 @@ class _Load:
     call: int | None
 
 
-class AdapterDesk:
+class AdapterManager:
     """Stands between the core and the pool of adapters. The core's thread calls it.
 
     Args:

@@ -17,7 +17,7 @@ class Backend(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Artifact:
+class GrammarArtifact:
     """A compiled grammar as text, safe on a pipe.
 
     Attributes:
@@ -58,7 +58,7 @@ class Artifact:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def decode(cls, data: bytes) -> Artifact:
+    def decode(cls, data: bytes) -> GrammarArtifact:
         """From JSON."""
         fields = json.loads(data)
         fields["backend"] = Backend(fields["backend"])
