@@ -62,7 +62,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     monkeypatch.setattr(server, "resolve_model", lambda model, revision: files)
     monkeypatch.setattr(server, "EngineClient", fake.make_client)
     monkeypatch.setattr(server.Tokenizer, "load", lambda *args, **options: fake.async_engine.tokenizer)
-    monkeypatch.setattr(server, "Frontend", lambda client, tokenizer, ready: fake.async_engine)
+    monkeypatch.setattr(server, "AsyncEngine", lambda client, tokenizer, ready: fake.async_engine)
     yield fake
     fake.loaded.set()
 

@@ -52,7 +52,7 @@ class FakeChild:
 @pytest.fixture
 def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
     starts = Starts()
-    monkeypatch.setattr(children, "Child", starts)
+    monkeypatch.setattr(children, "WorkerHandle", starts)
     return starts
 
 
