@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rootgraft.kernels import ops, reference
-from rootgraft.kernels import quantised_weights as quantised
-from rootgraft.kernels.layouts import int8_kv_layout as kv_int8
+from rootgraft.kernels import ops, quantised_weights, reference
+from rootgraft.kernels.layouts import int8_kv_layout
 from rootgraft.kernels.machine_limits import least_time, products_rate, reading_rate
 
 BF16 = torch.bfloat16
@@ -56,13 +55,13 @@ def bench_linear() -> None:
 
 
 def random_blocks(
-    columns: int, width: int, block_type: quantised.BlockType, *, dynamic: bool = False
+    columns: int, width: int, block_type: quantised_weights.BlockType, *, dynamic: bool = False
 ) -> ops.QuantisedLinear:
     """Random integers, scales (and minima) of about 1."""
-    size, halves = quantised.BLOCK_BYTES[block_type], 2 if block_type == "Q4_1" else 1
+    size, halves = quantised_weights.BLOCK_BYTES[block_type], 2 if block_type == "Q4_1" else 1
     raw = torch.randint(256, (columns, width // 32, size), dtype=torch.uint8)
     raw[:, :, : 2 * halves] = torch.randn(columns, width // 32, halves).half().view(torch.uint8)
-    return quantised.pack_blocks(raw.view(columns, -1), block_type, dynamic=dynamic)
+    return quantised_weights.pack_blocks(raw.view(columns, -1), block_type, dynamic=dynamic)
 
 
 def bench_quantised() -> None:
@@ -99,8 +98,10 @@ FORMS: dict[str, Callable[[int, int], ops.QuantisedLinear]] = {
     "Q8_0": lambda columns, width: random_blocks(columns, width, "Q8_0"),
     "Q4_1 dynamic": lambda columns, width: random_blocks(columns, width, "Q4_1", dynamic=True),
     "Q8_0 dynamic": lambda columns, width: random_blocks(columns, width, "Q8_0", dynamic=True),
-    "int8_dynamic": lambda columns, width: quantised.pack_channels(torch.randn(columns, width), dynamic=True),
-    "int8_weight_only": lambda columns, width: quantised.pack_channels(torch.randn(columns, width), dynamic=False),
+    "int8_dynamic": lambda columns, width: quantised_weights.pack_channels(torch.randn(columns, width), dynamic=True),
+    "int8_weight_only": lambda columns, width: quantised_weights.pack_channels(
+        torch.randn(columns, width), dynamic=False
+    ),
 }
 
 
@@ -124,8 +125,8 @@ def gather_and_sdpa(q: Tensor, k: Tensor, v: Tensor, table: Tensor, context: int
 
 def in_int8(cache: Tensor) -> Tensor:
     """Room for as many cells of 8 bits, with numbers in it."""
-    shape = (*cache.shape[:-1], cache.shape[-1] + kv_int8.SCALE_BYTES)
-    numbers = torch.randint(0, 256, shape, dtype=kv_int8.DTYPE)
+    shape = (*cache.shape[:-1], cache.shape[-1] + int8_kv_layout.SCALE_BYTES)
+    numbers = torch.randint(0, 256, shape, dtype=int8_kv_layout.DTYPE)
     numbers.flatten(2)[..., PAGE * HEAD_DIM :].view(torch.float32).fill_(0.01)
     return numbers
 

@@ -30,7 +30,7 @@ from rootgraft.engine.models.forward_inputs import ForwardInputs
 from rootgraft.engine.models.kv_pool import KvPool
 from rootgraft.engine.text.tokenizer import Tokenizer
 from rootgraft.kernels import ops
-from rootgraft.kernels.layouts import int8_kv_layout as kv_int8
+from rootgraft.kernels.layouts import int8_kv_layout
 
 TEXT = Path(__file__).with_name("quality.txt")
 WINDOW, PAGE = 512, 16
@@ -94,7 +94,7 @@ def measure(path: Path, texts: list[list[int]], forms: list[str]) -> list[Qualit
     for form in forms:
         begin = time.monotonic()
         dtype, weights = FORMS[form]
-        kv_dtypes[form] = kv_int8.DTYPE if form.endswith(_KV_INT8) else dtype
+        kv_dtypes[form] = int8_kv_layout.DTYPE if form.endswith(_KV_INT8) else dtype
         models[form] = load_model(path, dtype=dtype, device=CPU, max_positions=WINDOW, weights=weights)
         seconds[form] = time.monotonic() - begin
     surprise = dict.fromkeys(forms, 0.0)

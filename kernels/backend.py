@@ -9,7 +9,7 @@ import importlib.util
 import torch
 from torch import Tensor
 
-from .cpu import thread_count as threads
+from .cpu import thread_count
 from .cpu.build import BuildError, default_cache, load_library
 from .cpu.native_ops import Kernels
 from .triton import launch
@@ -33,7 +33,7 @@ def native_status() -> str:
     kernels = load()
     if isinstance(kernels, BuildError):
         return f"CPU kernels: plain torch, because {kernels}"
-    return f"CPU kernels: native, {kernels.instruction_set}, {threads.count()} threads"
+    return f"CPU kernels: native, {kernels.instruction_set}, {thread_count.count()} threads"
 
 
 def triton_status() -> str:
@@ -51,7 +51,7 @@ def set_threads(count: int) -> None:
     Where the native kernels are, torch's own ops, few and small beside them, get one thread: torch's pool spins for a
     while after each of its ops, on the cores that the kernels' pool needs.
     """
-    threads.set_count(count)
+    thread_count.set_count(count)
     torch.set_num_threads(count if native_kernels() is None else 1)
 
 

@@ -153,14 +153,14 @@ def _on_device(y: Tensor, x: Tensor | None, table: SlotTable) -> bool:
 
 
 def _run_on_device(y: Tensor, x: Tensor | None, token_ids: Tensor | None, table: SlotTable, segments: Segments) -> None:
-    from .triton import lora_kernels as lora
+    from .triton import lora_kernels
 
     assert segments.tiles is not None
     common = (table.lines, table.total_rank, table.sizes, segments.tokens, segments.tiles)
     if x is not None:
-        lora.shrink_expand(y, x, *common)
+        lora_kernels.shrink_expand(y, x, *common)
     elif token_ids is not None:
-        lora.embed(y, token_ids, *common, table.width, table.dtype)
+        lora_kernels.embed(y, token_ids, *common, table.width, table.dtype)
 
 
 def _native(y: Tensor, x: Tensor | None, table: SlotTable) -> LoraKernels | None:

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from . import ops
-from . import quantised_weights as quantised
+from . import ops, quantised_weights
 
 _WIDTH, _COLUMNS, _COPIES = 576, 49152, 4  # 226 MB of bf16, more than last caches hold
 _ROWS, _INNER, _OUT = 2048, 128, 1024  # a product whose weight stays in the first two caches
@@ -44,5 +43,5 @@ def products_rate(dtype: torch.dtype, *, bytewise: bool = False, budget: float =
         budget: seconds.
     """
     weight, x = torch.randn(_OUT, _INNER).to(dtype), torch.randn(_ROWS, _INNER).to(dtype)
-    layer = quantised.pack_channels(weight, dynamic=True) if bytewise else ops.pack_linear(weight)
+    layer = quantised_weights.pack_channels(weight, dynamic=True) if bytewise else ops.pack_linear(weight)
     return _ROWS * _OUT * _INNER / least_time(lambda: ops.linear(x, layer), 1, budget=budget, most=200) * 1e6

@@ -10,7 +10,7 @@ from torch import Tensor
 from . import reference
 from .backend import native_for, on_triton
 from .cpu import arena
-from .layouts import int8_kv_layout as kv_int8
+from .layouts import int8_kv_layout
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -51,7 +51,7 @@ def copy_pages(k: Tensor, v: Tensor, source: Sequence[int], target: Sequence[int
         IndexError: a page or a count lies outside the cache.
     """
     _check_pages(k, source, target, count)
-    if kv_int8.is_int8(k):  # cells share bytes' neighbourhoods, and float32 is a type that kernels take
+    if int8_kv_layout.is_int8(k):  # cells share bytes' neighbourhoods, and float32 is a type that kernels take
         k, v, count = k.view(torch.float32), v.view(torch.float32), [k.shape[3]] * len(count)
     if on_triton(k.device):
         from .triton import pages

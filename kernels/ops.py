@@ -39,7 +39,7 @@ from .backend import (
 from .cpu.native_calls import Buffers
 from .cpu.recorded_pass import RecordedPass
 from .layouts.packed_weights import Format, Largest, Linear, PackedLinear, QuantisedLinear
-from .triton import shared_prefixes as sharing
+from .triton import shared_prefixes
 from .triton.shared_prefixes import Ints, SharedPrefixes, StaticSharedPrefixes
 
 __all__ = [
@@ -50,8 +50,8 @@ __all__ = [
     "Linear",
     "PackedLinear",
     "QuantisedLinear",
-    "SharedPrefixes",
     "RecordedPass",
+    "SharedPrefixes",
     "StaticSharedPrefixes",
     "add_rms_norm",
     "attention",
@@ -278,12 +278,12 @@ def find_shared_prefixes(
     """
     if not on_triton(device):
         return None
-    return sharing.find_shared_prefixes(page_table, query_len, context_len, page_size)
+    return shared_prefixes.find_shared_prefixes(page_table, query_len, context_len, page_size)
 
 
 def shares_prefixes(num_rows: int) -> bool:
     """Whether so many rows can have prefixes that ``find_shared_prefixes`` finds."""
-    return num_rows >= sharing.LEAST_SHARERS
+    return num_rows >= shared_prefixes.LEAST_SHARERS
 
 
 def gated_activation(gate_up: Tensor, kind: Activation) -> Tensor:
@@ -341,8 +341,8 @@ def capture_for(k_cache: Tensor) -> Capture | None:
     if not (k_cache.is_cuda and on_triton(k_cache.device)):
         return None
     from .triton import attention as gpu
-    from .triton import cuda_graph as captured
+    from .triton import cuda_graph
 
     q = k_cache.new_empty(0, 1, k_cache.shape[3])
     table = torch.empty(0, 1, dtype=torch.int32, device=k_cache.device)
-    return captured.Capture(k_cache.device) if gpu.takes(q, k_cache, k_cache, table) else None
+    return cuda_graph.Capture(k_cache.device) if gpu.takes(q, k_cache, k_cache, table) else None

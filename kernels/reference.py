@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .layouts import int8_kv_layout as kv_int8
+from .layouts import int8_kv_layout
 from .layouts.packed_weights import Largest
 
 _QUERY_BLOCK = 256  # query tokens scored at once: bounds the [Hq, block, context] fp32 scores
@@ -70,7 +70,7 @@ def rope_store_kv(
     offset: float,
 ) -> Tensor:
     """Norms and rotates q and k, writes k and v to their cells, returns q [T, Hq, D]."""
-    tokens, head_dim, page_size = qkv.shape[0], kv_int8.head_dim(k_cache), k_cache.shape[2]
+    tokens, head_dim, page_size = qkv.shape[0], int8_kv_layout.head_dim(k_cache), k_cache.shape[2]
     heads = qkv.view(tokens, num_heads + 2 * num_kv_heads, head_dim)
     q, k = heads[:, :num_heads].float(), heads[:, num_heads:-num_kv_heads].float()
     if q_norm is not None:
@@ -81,9 +81,9 @@ def rope_store_kv(
         rows = cos_sin[positions]
         q, k = rotate(q, rows), rotate(k, rows)
     page, cell = kv_loc // page_size, kv_loc % page_size
-    if kv_int8.is_int8(k_cache):
-        kv_int8.store_keys(k_cache, page, cell, k)
-        kv_int8.store_values(v_cache, page, cell, heads[:, -num_kv_heads:])
+    if int8_kv_layout.is_int8(k_cache):
+        int8_kv_layout.store_keys(k_cache, page, cell, k)
+        int8_kv_layout.store_values(v_cache, page, cell, heads[:, -num_kv_heads:])
     else:
         k_cache[page, :, cell] = k.to(k_cache.dtype)
         v_cache[page, :, cell] = heads[:, -num_kv_heads:].to(v_cache.dtype)
@@ -106,8 +106,8 @@ def attention(
     out = torch.empty_like(q)
     starts, contexts = query_start.tolist(), context_len.tolist()
     for row, context in enumerate(contexts):
-        k = _gather(k_cache, page_table[row], context, kv_int8.keys)
-        v = _gather(v_cache, page_table[row], context, kv_int8.values)
+        k = _gather(k_cache, page_table[row], context, int8_kv_layout.keys)
+        v = _gather(v_cache, page_table[row], context, int8_kv_layout.values)
         offset = context - (starts[row + 1] - starts[row]) - starts[row]  # position of a token less its index in q
         for begin in range(starts[row], starts[row + 1], _QUERY_BLOCK):
             end = min(begin + _QUERY_BLOCK, starts[row + 1])
@@ -119,7 +119,7 @@ def _gather(cache: Tensor, pages: Tensor, context: int, from_int8: Callable[[Ten
     """The first ``context`` tokens of a row as [Hkv, context, D] in fp32."""
     page_size = cache.shape[2]
     used = cache[pages[: -(-context // page_size)].long()]  # [pages, Hkv, page, D]
-    if kv_int8.is_int8(cache):
+    if int8_kv_layout.is_int8(cache):
         used = from_int8(used)
     return used.transpose(0, 1).flatten(1, 2)[:, :context].float()
 

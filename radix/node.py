@@ -40,12 +40,12 @@ class Node:
         "dropped",
         "heads",
         "hits",
-        "pins",
         "last_use",
         "lock",
         "origin",
         "pages",
         "parent",
+        "pins",
         "tokens",
     )
 

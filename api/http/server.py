@@ -20,7 +20,7 @@ from pathlib import Path
 import uvicorn
 import uvloop
 
-from ...engine import process_memory as garbage
+from ...engine import process_memory
 from ...engine.checkpoint.locate import resolve_model
 from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError, EngineDead
@@ -58,7 +58,7 @@ def serve(config: EngineConfig, options: ServerConfig) -> int:
         ModelError: the model cannot be loaded.
         EngineDead: the engine ended while it was loading.
     """
-    garbage.share_heap()
+    process_memory.share_heap()
     set_up_log(options.log_level, options.log_format)
     with contextlib.closing(_listen(options)) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve_on(sock, config, options))
@@ -158,7 +158,7 @@ class _Service:
         state.client = client
         tokenizer = await asyncio.to_thread(self._load_tokenizer, files.path)
         ready = await client.start()
-        garbage.freeze()
+        process_memory.freeze()
         state.async_engine = AsyncEngine(client, tokenizer, ready)
         if state.batches is not None and state.inner is not None:
             state.batches.resume(state.inner)

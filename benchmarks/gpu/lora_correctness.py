@@ -9,10 +9,9 @@ import torch
 
 from benchmarks.gpu.correctness import TOLERANCE, error_of
 from benchmarks.gpu.measure import Line, Machine
-from rootgraft.engine.sampling import top_k_top_p as choice
+from rootgraft.engine.sampling import top_k_top_p
 from rootgraft.engine.sampling.top_k_top_p import Draws
-from rootgraft.kernels import lora_reference
-from rootgraft.kernels import token_masks as masking
+from rootgraft.kernels import lora_reference, token_masks
 from rootgraft.kernels.lora_ops import Factors, SlotTable, lora_embed, lora_shrink_expand
 from rootgraft.kernels.ranked_draw import draw_ranked
 from rootgraft.lora.segments import make_segments
@@ -94,7 +93,7 @@ def _draw_differences(machine: Machine) -> int:
     draws = Draws(*columns)
     probs = torch.softmax((logits - logits.amax(1, keepdim=True)) / draws.temperature, 1)
     drawn = draw_ranked(logits, probs, *columns[1:])
-    expected, _ = choice._draw_sorted(logits, probs, draws, vocab)
+    expected, _ = top_k_top_p._draw_sorted(logits, probs, draws, vocab)
     return int((drawn != expected).sum())
 
 
@@ -102,6 +101,6 @@ def _mask_differences(machine: Machine) -> int:
     rows, vocab = (3, 500) if machine.tiny else (64, 128_256)
     logits = machine.randn(rows, vocab, dtype=torch.float32)
     words = torch.randint(-(1 << 31), 1 << 31, (rows, -(-vocab // 32)), dtype=torch.int32, device=machine.device)
-    expected = logits.masked_fill(masking._banned(words, vocab), -torch.inf)
-    masking.mask_logits(logits, torch.arange(rows, device=machine.device), words)
+    expected = logits.masked_fill(token_masks._banned(words, vocab), -torch.inf)
+    token_masks.mask_logits(logits, torch.arange(rows, device=machine.device), words)
     return int((logits != expected).any(1).sum())

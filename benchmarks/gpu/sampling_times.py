@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.gpu.measure import Ceilings, Line, Machine, seconds, synchronize
 from rootgraft.engine.batch import Row, RowStart
-from rootgraft.engine.sampling import top_k_top_p as choice
+from rootgraft.engine.sampling import top_k_top_p
 from rootgraft.engine.sampling.sampler import Allowed, Sampler
 from rootgraft.engine.sampling.top_k_top_p import Draws
 from rootgraft.engine.types import SamplingParams
@@ -63,7 +63,7 @@ def _by_kernel(logits: torch.Tensor, probs: torch.Tensor, draws: Draws) -> objec
 
 def _by_sorting(logits: torch.Tensor, probs: torch.Tensor, draws: Draws) -> object:
     """What ``rootgraft.engine.sampling.top_k_top_p`` would do without the kernel."""
-    return choice._draw_sorted(logits, probs, draws, logits.shape[1])
+    return top_k_top_p._draw_sorted(logits, probs, draws, logits.shape[1])
 
 
 def _columns(machine: Machine, rows: int) -> Draws:

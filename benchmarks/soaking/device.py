@@ -32,12 +32,11 @@ from lora_folders import file_of, good_config, good_tensors, small_reader, write
 from benchmarks.soaking import ROOT
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.http import server
-from rootgraft.api.structured import output_validators as validators
-from rootgraft.engine import process_memory as garbage
+from rootgraft.api.structured import output_validators
+from rootgraft.engine import process_memory
 from rootgraft.engine.batch import Batch, StepResult
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.core import engine_process as loop
-from rootgraft.engine.core import structured_output as grammars
+from rootgraft.engine.core import engine_process, structured_output
 from rootgraft.engine.core.engine_core import EngineCore, Launched
 from rootgraft.engine.ipc import Channel
 from rootgraft.engine.messages import Done, Failed, Message, Submit, TokenOut, TokenTexts
@@ -170,9 +169,9 @@ def engine(fd: str, folder: str, options: str) -> int:
     """The engine process. At its end it writes what it counted, and whether everything was given back."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    garbage.share_heap()
+    process_memory.share_heap()
     torch.set_num_threads(1)
-    compiling: Any = grammars
+    compiling: Any = structured_output
     compiling.CompileService = partial(CompileService, cache_bytes=GRAMMAR_BYTES)
     bounded: Any = vocabulary
     bounded.MAX_WORDS = WORDS
@@ -180,11 +179,11 @@ def engine(fd: str, folder: str, options: str) -> int:
         small_reader(Path(folder) / "adapters"), max_loras=SLOTS, max_adapters=256, max_cpu_bytes=8000, patience=8
     )
     worker = Device(PAGES, PAGE, vocab_size=VOCAB, max_model_len=MAX_LEN, eos=(EOS,), adapters=adapters)
-    core = CheckedCore(loop._config(options), worker)
+    core = CheckedCore(engine_process._config(options), worker)
     channel = Channel(socket.socket(fileno=int(fd)))
-    channel.send(loop.encode([core.ready]))
-    garbage.freeze()
-    loop.serve(core, channel)
+    channel.send(engine_process.encode([core.ready]))
+    process_memory.freeze()
+    engine_process.serve(core, channel)
     core.check()
     stats = core.stats()
     left = {
@@ -215,7 +214,7 @@ def api(folder: str, port: str) -> int:
     replaced.resolve_model = lambda model, revision: SimpleNamespace(path=Path(folder), name="soak")
     replaced.EngineClient = SoakClient
     replaced.Tokenizer = SimpleNamespace(load=lambda *_args, **_options: Characters())
-    bounded: Any = validators
+    bounded: Any = output_validators
     bounded.MOST_CACHED = VALIDATORS
     config = EngineConfig(
         max_num_seqs=32, max_num_batched_tokens=256, block_size=PAGE, enable_lora=True, max_loras=SLOTS,

@@ -20,7 +20,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from .. import process_memory as garbage
+from .. import process_memory
 from ..config import EngineConfig
 from ..errors import EngineError
 from ..ipc import Channel
@@ -71,7 +71,7 @@ def start(config: EngineConfig, model_path: Path, channel: Channel) -> EngineCor
         channel.drain(GOODBYE_SECONDS)
         return None
     channel.send(encode([core.ready]))
-    garbage.freeze()
+    process_memory.freeze()
     return core
 
 
@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_SECONDS)
-    garbage.share_heap()
+    process_memory.share_heap()
     fd, path, options = arguments
     channel = Channel(socket.socket(fileno=int(fd)))
     try:

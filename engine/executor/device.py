@@ -7,7 +7,7 @@ import os
 import psutil
 import torch
 
-from ...kernels.layouts import int8_kv_layout as kv_int8
+from ...kernels.layouts import int8_kv_layout
 from ..checkpoint.model_config import ModelConfig
 from ..config import EngineConfig
 from ..errors import ConfigError
@@ -43,16 +43,17 @@ def choose_kv_dtype(config: EngineConfig, model: ModelConfig, device: torch.devi
         return dtype
     if device.type != "cpu":
         raise ConfigError(f"--kv-cache-dtype int8 needs --device cpu; this is {device.type}. Leave it at auto.")
-    if config.block_size % kv_int8.CELLS:
+    if config.block_size % int8_kv_layout.CELLS:
         raise ConfigError(
-            f"--kv-cache-dtype int8 needs a --block-size of a multiple of {kv_int8.CELLS}, not {config.block_size}."
+            f"--kv-cache-dtype int8 needs a --block-size of a multiple of {int8_kv_layout.CELLS}, "
+            f"not {config.block_size}."
         )
-    if model.head_dim % kv_int8.CELLS:
+    if model.head_dim % int8_kv_layout.CELLS:
         raise ConfigError(
-            f"--kv-cache-dtype int8 needs heads of a multiple of {kv_int8.CELLS} dimensions; this model's have "
+            f"--kv-cache-dtype int8 needs heads of a multiple of {int8_kv_layout.CELLS} dimensions; this model's have "
             f"{model.head_dim}. Leave it at auto."
         )
-    return kv_int8.DTYPE
+    return int8_kv_layout.DTYPE
 
 
 def num_threads(config: EngineConfig) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import ops
-from ...kernels.layouts import int8_kv_layout as kv_int8
+from ...kernels.layouts import int8_kv_layout
 from ...lora.adapter_pool import AdapterPool
 from ...lora.base_projections import BaseLayout
 from ...lora.read_adapter import AdapterReader
@@ -137,7 +137,7 @@ def _number_formats(model: DecoderModel) -> str:
 
 def _kv_format(kv_dtype: torch.dtype) -> str:
     """What is to be said of the pool's type, if it is not the model's."""
-    return " of 8 bits" if kv_dtype is kv_int8.DTYPE else ""
+    return " of 8 bits" if kv_dtype is int8_kv_layout.DTYPE else ""
 
 
 def _slots(config: EngineConfig, slot_bytes: int) -> str:

@@ -7,7 +7,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from ...kernels import quantised_weights as quantised
+from ...kernels import quantised_weights
 from ...kernels.ops import Linear, QuantisedLinear, pack_linear
 from ..config import EngineConfig
 from ..errors import ConfigError, ModelError
@@ -33,7 +33,7 @@ _FORMS: dict[str, WeightForm] = {
 
 def choose_weight_form(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> WeightForm:
     """What the options ask for. Raises ConfigError for what cannot be had."""
-    has_kernels = device.type == "cpu" and dtype in (torch.bfloat16, torch.float32) and quantised.available()
+    has_kernels = device.type == "cpu" and dtype in (torch.bfloat16, torch.float32) and quantised_weights.available()
     if config.quantization is None:
         return "plain"
     if not has_kernels:
@@ -74,7 +74,7 @@ class WeightReader:
         if not self._form.startswith("int8"):
             return pack_linear(weight, bias)
         try:
-            return quantised.pack_channels(weight, bias, dynamic=self._form == "int8_dynamic")
+            return quantised_weights.pack_channels(weight, bias, dynamic=self._form == "int8_dynamic")
         except ValueError as error:
             raise ModelError(f"{names[0]} cannot be quantised: {error}.") from error
 
@@ -82,11 +82,11 @@ class WeightReader:
         """The same if they are to stay, and can stay, in the blocks that they are stored in. Raises ModelError."""
         parts = [self._source.blocks(name) for name in names] if self._form.startswith("stored") else [None]
         types = {part[0] for part in parts if part}
-        if None in parts or len(types) != 1 or not types <= quantised.BLOCK_BYTES.keys():
+        if None in parts or len(types) != 1 or not types <= quantised_weights.BLOCK_BYTES.keys():
             return None
         rows = torch.cat([part[1] for part in parts if part])
         try:
-            block_type = cast(quantised.BlockType, types.pop())
-            return quantised.pack_blocks(rows, block_type, bias, dynamic=self._form == "stored_dynamic")
+            block_type = cast(quantised_weights.BlockType, types.pop())
+            return quantised_weights.pack_blocks(rows, block_type, bias, dynamic=self._form == "stored_dynamic")
         except ValueError as error:
             raise ModelError(f"{names[0]} is malformed: {error}.") from error

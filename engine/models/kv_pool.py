@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ...kernels.layouts import int8_kv_layout as kv_int8
+from ...kernels.layouts import int8_kv_layout
 from ...kernels.memory import copy_pages, lazy_zeros, populate
 from ..batch import PageCopy
 from ..checkpoint.model_config import ModelConfig
@@ -21,7 +21,7 @@ def bytes_per_page(config: ModelConfig, page_size: int, dtype: torch.dtype) -> i
 
 def _width(config: ModelConfig, dtype: torch.dtype) -> int:
     """The last dimension of the pool's tensors."""
-    return config.head_dim + (kv_int8.SCALE_BYTES if dtype is kv_int8.DTYPE else 0)
+    return config.head_dim + (int8_kv_layout.SCALE_BYTES if dtype is int8_kv_layout.DTYPE else 0)
 
 
 class KvPool:

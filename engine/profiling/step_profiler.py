@@ -18,9 +18,9 @@ from unittest.mock import patch
 
 import torch
 
-from ...kernels import machine_limits as limits
+from ...kernels import machine_limits
 from ...kernels.cpu.native_calls import timed
-from ...kernels.layouts import int8_kv_layout as kv_int8
+from ...kernels.layouts import int8_kv_layout
 from ...kernels.layouts.packed_weights import Format, Linear, QuantisedLinear
 from ..config import EngineConfig
 from ..core.engine_core import EngineCore
@@ -249,9 +249,9 @@ class _Rates(NamedTuple):
 def _measure_rates(model: DecoderModel, kv_dtype: torch.dtype) -> _Rates:
     packed = [part.packed for part in model.projections]
     of_bytes = any(isinstance(part, QuantisedLinear) and part.format is not Format.WIDENED for part in packed)
-    kv_of_bytes = kv_dtype is kv_int8.DTYPE
-    products = {kind: limits.products_rate(model.dtype, bytewise=kind) for kind in {of_bytes, kv_of_bytes}}
-    return _Rates(limits.reading_rate(), products[of_bytes], products[kv_of_bytes])
+    kv_of_bytes = kv_dtype is int8_kv_layout.DTYPE
+    products = {kind: machine_limits.products_rate(model.dtype, bytewise=kind) for kind in {of_bytes, kv_of_bytes}}
+    return _Rates(machine_limits.reading_rate(), products[of_bytes], products[kv_of_bytes])
 
 
 def _bounds(model: DecoderModel, load: StepLoad, kv_dtype: torch.dtype, rates: _Rates) -> dict[str, float]:

@@ -4,8 +4,8 @@ Frames both ways are a 4-byte length and a body; a body's first byte says what i
 each grammar the answer is `STARTED`, once everything that it needs is imported, then `DONE` or `REFUSED`.
 
 The engine computes on every core, so that each slice of time given to a compile delays a step of all streams: see
-`child.WorkerHandle` for the class in which that does not happen. Where such a process would starve, it is the niceness that
-counts; that is a thread's own on Linux and, without privileges, can only be raised. So each grammar is compiled on a
+`worker_handle.WorkerHandle` for the class in which that does not happen. Where such a process would starve, it is the
+niceness that counts; that is a thread's own on Linux and, without privileges, can only be raised. So each grammar is compiled on a
 thread of its own, which is as quick as the process while it is new and steps back once it has had what a small grammar
 takes.
 """

@@ -12,7 +12,7 @@ from typing import Any
 
 import llguidance
 
-from ..emit import plain_grammars as plain
+from ..emit import plain_grammars
 from ..emit.grammar_artifact import Backend, GrammarArtifact
 from ..emit.lark_writer import to_lark
 from ..emit.structural_tags import structural_tag_grammar
@@ -136,7 +136,7 @@ def _translated(spec: GrammarSpec, vocabulary: Vocabulary) -> GrammarArtifact:
     elif spec.kind is GrammarKind.STRUCTURAL_TAG:
         artifact = structural_tag_grammar(spec.value(), vocabulary)
     else:
-        source, answers = plain.TRANSLATE[spec.kind](spec)
+        source, answers = plain_grammars.TRANSLATE[spec.kind](spec)
         artifact = GrammarArtifact(Backend.LLGUIDANCE, source, values=answers)
     return replace(artifact, num_bytes=20 * len(artifact.source) + (64 << 10))
 

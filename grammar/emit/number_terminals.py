@@ -7,7 +7,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from ..regex import number_ranges as numeric
+from ..regex import number_ranges
 from ..regex.charset import rust_literal
 from ..regex.decimal_multiples import is_binary, is_safe, listed
 from ..regex.multiple_of import step_terms
@@ -54,14 +54,14 @@ def number_terminal(writer: Writer, types: int, numbers: Numbers) -> list[str]:
 def _terminal(writer: Writer, terms: list[str], numbers: Numbers, failing: str = "") -> str:
     written = [f"/{term}/" for term in terms]
     if numbers.excluded:
-        written.append("~/" + "|".join(map(numeric.any_spelling, sorted(numbers.excluded))) + "/")
+        written.append("~/" + "|".join(map(number_ranges.any_spelling, sorted(numbers.excluded))) + "/")
     if failing:
         written.append(f"~/{failing}/")
     return writer.terminal(" & ".join(written))
 
 
 def _list(writer: Writer, values: list[Decimal]) -> str:
-    return writer.terminal("/" + "|".join(rust_literal(numeric.spelling(v)) for v in values) + "/")
+    return writer.terminal("/" + "|".join(rust_literal(number_ranges.spelling(v)) for v in values) + "/")
 
 
 def _some_multiples(writer: Writer, types: int, numbers: Numbers, multiple: Fraction) -> list[Decimal]:
@@ -92,16 +92,16 @@ def _terms(types: int, numbers: Numbers, steps: str | None) -> list[str]:
     if types == INTEGER:
         low = _integer_bound(numbers.low, numbers.low_open, step=1)
         high = _integer_bound(numbers.high, numbers.high_open, step=-1)
-        return numeric.integer_terms(low, high)
+        return number_ranges.integer_terms(low, high)
     if types == NUMBER and not bounded and not steps:
-        return [numeric.PLAIN_NUMBER, numeric.PRECISE] if numbers.excluded else [numeric.NUMBER]
-    terms = [numeric.PLAIN_NUMBER]
+        return [number_ranges.PLAIN_NUMBER, number_ranges.PRECISE] if numbers.excluded else [number_ranges.NUMBER]
+    terms = [number_ranges.PLAIN_NUMBER]
     if bounded:
         open_ends = {"low_open": numbers.low_open, "high_open": numbers.high_open}
-        terms = numeric.decimal_terms(numbers.low, numbers.high, **open_ends)
+        terms = number_ranges.decimal_terms(numbers.low, numbers.high, **open_ends)
     terms += [steps] if steps else []
-    terms += [numeric.NOT_INTEGER] if types == FRACTION else []
-    return [*terms, numeric.PRECISE] if steps or numbers.excluded or types == FRACTION else terms
+    terms += [number_ranges.NOT_INTEGER] if types == FRACTION else []
+    return [*terms, number_ranges.PRECISE] if steps or numbers.excluded or types == FRACTION else terms
 
 
 def _integer_bound(bound: Decimal | None, is_open: bool, *, step: int) -> Fraction | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..layouts.lora_arguments import MOST_MODULES, Segments
-from . import thread_count as threads
+from . import thread_count
 from .native_calls import Fields, bind
 
 _OP: Final = Struct("17q")
@@ -67,7 +67,7 @@ class LoraKernels:
                 num_slots,
                 dtype is torch.bfloat16,
                 y.dtype is torch.bfloat16,
-                threads.count(),
+                thread_count.count(),
             )
         )
         if failed == _NO_MEMORY:

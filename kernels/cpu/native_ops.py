@@ -14,10 +14,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..layouts import int8_kv_layout as kv_int8
+from ..layouts import int8_kv_layout
 from ..layouts.packed_weights import Largest, PackedLinear
-from . import recorded_pass as tape
-from . import thread_count as threads
+from . import recorded_pass, thread_count
 from .arena import WeightArena
 from .native_calls import Buffers, Fields, bind, empty
 from .recorded_pass import RecordedPass
@@ -84,16 +83,18 @@ class Kernels:
         Raises:
             ValueError: a page of 8 bits has no whole number of panels.
         """
-        if not cls.takes_heads(kv_int8.head_dim(k_cache)):
+        if not cls.takes_heads(int8_kv_layout.head_dim(k_cache)):
             return False
-        if not kv_int8.is_int8(k_cache):
+        if not int8_kv_layout.is_int8(k_cache):
             return cls.takes(x, k_cache, v_cache)
-        if k_cache.shape[2] % kv_int8.CELLS:
+        if k_cache.shape[2] % int8_kv_layout.CELLS:
             raise ValueError(
-                f"a page of KV in 8 bits must have a multiple of {kv_int8.CELLS} cells: {k_cache.shape[2]}"
+                f"a page of KV in 8 bits must have a multiple of {int8_kv_layout.CELLS} cells: {k_cache.shape[2]}"
             )
         caches = k_cache, v_cache
-        return cls.takes(x) and all(kv_int8.is_int8(each) and each.is_cpu and each.is_contiguous() for each in caches)
+        return cls.takes(x) and all(
+            int8_kv_layout.is_int8(each) and each.is_cpu and each.is_contiguous() for each in caches
+        )
 
     @staticmethod
     def takes_type(dtype: torch.dtype) -> bool:
@@ -113,7 +114,7 @@ class Kernels:
 
     def record(self, forward: Callable[[], Tensor], buffers: Buffers) -> tuple[Tensor, RecordedPass | None]:
         """See ``kernels.ops.record``."""
-        return tape.record(self._library, forward, buffers)
+        return recorded_pass.record(self._library, forward, buffers)
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
         """Lays a weight out in panels of 16 columns: [ceil(N / 16), words of K, 16 columns, values of a word]."""
@@ -122,7 +123,7 @@ class Kernels:
         weight = weight.detach().contiguous()
         panels = self.arena.empty((-(-columns // _PANEL), width // pair, _PANEL, pair), weight.dtype)
         self._pack_linear(
-            _PACK_LINEAR.pack(weight.data_ptr(), panels.data_ptr(), columns, width // pair, threads.count())
+            _PACK_LINEAR.pack(weight.data_ptr(), panels.data_ptr(), columns, width // pair, thread_count.count())
         )
         bias = None if bias is None else bias.detach().to(weight.dtype).contiguous()
         return PackedLinear(width, columns, panels, bias, self)
@@ -162,7 +163,7 @@ class Kernels:
                 weight.shape[1],
                 x.dtype is _BF16,
                 out.dtype is _BF16,
-                threads.count(),
+                thread_count.count(),
             )
         )
         if failed:
@@ -195,7 +196,7 @@ class Kernels:
                 x.dtype is _BF16,
                 weight.dtype is _BF16,
                 out_dtype is _BF16,
-                threads.count(),
+                thread_count.count(),
                 eps,
                 offset,
             )
@@ -220,7 +221,7 @@ class Kernels:
         """See ``kernels.ops.rope_store_kv``."""
         tokens = qkv.shape[0]
         num_pages, cache_heads, page_size, _ = k_cache.shape
-        head_dim = kv_int8.head_dim(k_cache)
+        head_dim = int8_kv_layout.head_dim(k_cache)
         fits = qkv.shape[1] == (num_heads + 2 * num_kv_heads) * head_dim and cache_heads == num_kv_heads
         if not fits or v_cache.shape != k_cache.shape:
             raise ValueError(
@@ -254,8 +255,8 @@ class Kernels:
                 page_size,
                 qkv.dtype is _BF16,
                 norm is not None and norm.dtype is _BF16,
-                threads.count(),
-                kv_int8.is_int8(k_cache),
+                thread_count.count(),
+                int8_kv_layout.is_int8(k_cache),
                 eps,
                 offset,
             )
@@ -280,7 +281,7 @@ class Kernels:
         tokens, heads, head_dim = q.shape
         num_pages, kv_heads, page_size, _ = k_cache.shape
         rows, width = page_table.shape
-        if k_cache.shape != v_cache.shape or kv_int8.head_dim(k_cache) != head_dim or heads % kv_heads:
+        if k_cache.shape != v_cache.shape or int8_kv_layout.head_dim(k_cache) != head_dim or heads % kv_heads:
             raise ValueError(f"q {list(q.shape)}, k {list(k_cache.shape)} and v {list(v_cache.shape)} do not fit")
         _check_index("page_table", page_table, torch.int32, (rows, width))
         _check_index("query_start", query_start, torch.int32, (rows + 1,))
@@ -305,8 +306,8 @@ class Kernels:
                 head_dim,
                 _NO_WINDOW if window is None else window,
                 q.dtype is _BF16,
-                threads.count(),
-                kv_int8.is_int8(k_cache),
+                thread_count.count(),
+                int8_kv_layout.is_int8(k_cache),
                 scale,
                 soft_cap or 0.0,
             )
@@ -329,7 +330,7 @@ class Kernels:
                 both // 2,
                 kind == "gelu_tanh",
                 gate_up.dtype is _BF16,
-                threads.count(),
+                thread_count.count(),
             )
         )
         return out
@@ -339,7 +340,7 @@ class Kernels:
         rows, columns = values.shape
         found = Largest(empty((rows,), dtype=_FP32), empty((rows,), dtype=torch.int64))
         addresses = (values.data_ptr(), found.value.data_ptr(), found.column.data_ptr())
-        self._largest(_LARGEST.pack(*addresses, rows, columns, threads.count()))
+        self._largest(_LARGEST.pack(*addresses, rows, columns, thread_count.count()))
         return found
 
     def mask_logits(self, logits: Tensor, lines: Tensor, words: Tensor) -> None:
@@ -348,7 +349,7 @@ class Kernels:
         _check_index("lines", lines, torch.int64, (len(lines),))
         _check_index("words", words, torch.int32, (len(lines), -(-columns // _WORD_BITS)))
         addresses = (logits.data_ptr(), lines.data_ptr(), words.data_ptr())
-        if self._mask_logits(_MASK_LOGITS.pack(*addresses, len(lines), rows, columns, threads.count())):
+        if self._mask_logits(_MASK_LOGITS.pack(*addresses, len(lines), rows, columns, thread_count.count())):
             raise IndexError(f"a line is outside of {rows} lines of logits")
 
     def copy_pages(
@@ -361,7 +362,7 @@ class Kernels:
         lists = [torch.tensor(each, dtype=torch.int64) for each in (source, target, count)]
         addresses = (k.data_ptr(), v.data_ptr(), *(each.data_ptr() for each in lists))
         shape = (len(source), layers, pages, heads, page_size)
-        self._copy_pages(_COPY_PAGES.pack(*addresses, *shape, head_dim * k.itemsize, threads.count()))
+        self._copy_pages(_COPY_PAGES.pack(*addresses, *shape, head_dim * k.itemsize, thread_count.count()))
 
 
 def _check_index(name: str, value: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..layouts.packed_weights import Format, Largest, QuantisedLinear
-from . import thread_count as threads
+from . import thread_count
 from .arena import WeightArena
 from .native_calls import Fields, bind, empty
 
@@ -66,7 +66,7 @@ class QuantisedKernels:
                 columns,
                 blocks,
                 form is Format.NIBBLES,
-                threads.count(),
+                thread_count.count(),
             )
         )
         if refused:
@@ -88,7 +88,7 @@ class QuantisedKernels:
                 columns,
                 width,
                 weight.dtype is _BF16,
-                threads.count(),
+                thread_count.count(),
             )
         )
         if failed:
@@ -111,7 +111,7 @@ class QuantisedKernels:
                 layer.out_features,
                 layer.in_features,
                 layer.format,
-                threads.count(),
+                thread_count.count(),
             )
         )
         if outside:
@@ -148,7 +148,7 @@ class QuantisedKernels:
             out.data_ptr(),
         )
         sizes = (rows, layer.out_features, width)
-        flags = (x.dtype is _BF16, out.dtype is _BF16, threads.count())
+        flags = (x.dtype is _BF16, out.dtype is _BF16, thread_count.count())
         if layer.format is Format.WIDENED:
             failed = self._widened_linear(_WIDENED.pack(*addresses, *sizes, *flags))
         else:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import native_calls as calls
+from . import native_calls
 
 _NO_MEMORY: Final = 2  # what a C function returns when an allocation fails
 _FIELD: Final = 8  # bytes of a field of a structure
@@ -37,7 +37,7 @@ class RecordedPass:
         buffers: what they write.
     """
 
-    def __init__(self, library: ctypes.CDLL, made: list[calls.Call], buffers: calls.Buffers) -> None:
+    def __init__(self, library: ctypes.CDLL, made: list[native_calls.Call], buffers: native_calls.Buffers) -> None:
         self._run: Any = library.run_tape
         self._run.argtypes, self._run.restype = [ctypes.c_void_p, ctypes.c_int64], ctypes.c_int64
         self._made = made
@@ -72,7 +72,7 @@ class RecordedPass:
             raise IndexError(f"{tokens} tokens; there is room for {self._buffers.most_tokens}")
         self._fields[self._tokens] = tokens
         self._fields[self._rows] = rows
-        tell = calls.listener()
+        tell = native_calls.listener()
         failed = self._run(self._calls, len(self._made)) if tell is None else self._replay_timed(tell)
         if failed < 0:
             return
@@ -84,14 +84,14 @@ class RecordedPass:
         """The same one by one. Returns what ``run_tape`` does."""
         for i, call in enumerate(self._made):
             at = ctypes.byref(self._calls, 2 * i * ctypes.sizeof(ctypes.c_void_p))
-            failed = calls.run_timed(call.name, lambda at=at: self._run(at, 1), tell)  # type: ignore[misc]
+            failed = native_calls.run_timed(call.name, lambda at=at: self._run(at, 1), tell)  # type: ignore[misc]
             if failed >= 0:
                 return 4 * i + failed
         return -1
 
 
 def record(
-    library: ctypes.CDLL, forward: Callable[[], Tensor], buffers: calls.Buffers
+    library: ctypes.CDLL, forward: Callable[[], Tensor], buffers: native_calls.Buffers
 ) -> tuple[Tensor, RecordedPass | None]:
     """Run a forward pass and keep its calls.
 
@@ -100,7 +100,7 @@ def record(
         call, or one that is not made for all tokens.
     """
     watch = _Watch()
-    with calls.recorded(buffers) as recording, watch:
+    with native_calls.recorded(buffers) as recording, watch:
         result = forward()
     kept = not watch.saw_ops and all(call.fields.tokens for call in recording.made)
     return result, RecordedPass(library, recording.made, buffers) if kept else None

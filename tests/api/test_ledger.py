@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from ledger_child import record
 
-from rootgraft.api.observe import usage_ledger as ledger_module
+from rootgraft.api.observe import usage_ledger
 from rootgraft.api.observe.usage_ledger import LedgerFile, UsageLedger, UsageRecord, until_written
 from rootgraft.engine.errors import ConfigError
 
@@ -133,7 +133,7 @@ async def test_a_full_disk_delays_and_loses_nothing(tmp_path: Path, monkeypatch:
         add(self, records)
 
     monkeypatch.setattr(LedgerFile, "add", failing)
-    monkeypatch.setattr(ledger_module, "_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(usage_ledger, "_RETRY_SECONDS", 0.001)
     book = UsageLedger(tmp_path / "usage.db")
     records = [record(0, number) for number in range(20)]
     await asyncio.gather(*(until_written(book.put(one)) for one in records))
@@ -146,8 +146,8 @@ async def test_a_disk_that_stays_full_holds_nobody_up(tmp_path: Path, monkeypatc
         raise sqlite3.OperationalError("database or disk is full")
 
     monkeypatch.setattr(LedgerFile, "add", failing)
-    monkeypatch.setattr(ledger_module, "WAIT_SECONDS", 0.01)
-    monkeypatch.setattr(ledger_module, "MAX_WAITING", 4)
+    monkeypatch.setattr(usage_ledger, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(usage_ledger, "MAX_WAITING", 4)
     book = UsageLedger(tmp_path / "usage.db")
     await asyncio.gather(*(until_written(book.put(record(0, number))) for number in range(40)))
     assert book.num_lost >= 30

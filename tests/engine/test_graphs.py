@@ -26,7 +26,7 @@ from rootgraft.engine.models.decoder import DecoderModel
 from rootgraft.engine.models.forward_inputs import InputBuilder
 from rootgraft.engine.models.kv_pool import KvPool
 from rootgraft.engine.types import SamplingParams
-from rootgraft.kernels.triton import shared_prefixes as sharing
+from rootgraft.kernels.triton import shared_prefixes
 from rootgraft.lora.lora_step import AdapterBank
 
 # Attention leaves the memory of tokens that pad a step as it was, and what follows computes with it.
@@ -78,11 +78,11 @@ def model_of(folder: Path) -> DecoderModel:
 @pytest.fixture
 def low_gate(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> None:
     """Two rows that share two pages read them together."""
-    monkeypatch.setattr(sharing, "LEAST_SHARERS", 2)
-    monkeypatch.setattr(sharing, "LEAST_TOKENS", 2 * PAGE_SIZE)
-    monkeypatch.setattr(sharing, "ITEM_KEYS", 2 * PAGE_SIZE)
-    monkeypatch.setattr(sharing, "MOST_ITEMS", 4)
-    monkeypatch.setattr(sharing, "MOST_RESULTS", 3)
+    monkeypatch.setattr(shared_prefixes, "LEAST_SHARERS", 2)
+    monkeypatch.setattr(shared_prefixes, "LEAST_TOKENS", 2 * PAGE_SIZE)
+    monkeypatch.setattr(shared_prefixes, "ITEM_KEYS", 2 * PAGE_SIZE)
+    monkeypatch.setattr(shared_prefixes, "MOST_ITEMS", 4)
+    monkeypatch.setattr(shared_prefixes, "MOST_RESULTS", 3)
 
 
 def bank_of(model: DecoderModel, folder: Path) -> AdapterBank:
@@ -205,7 +205,7 @@ def test_each_step_takes_its_least_variant(folder: Path) -> None:
 
 @pytest.mark.usefixtures("low_gate")
 def test_what_no_variant_holds_is_run_op_by_op(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharing, "MOST_RESULTS", 0)
+    monkeypatch.setattr(shared_prefixes, "MOST_RESULTS", 0)
     world = World(model_of(folder))
     for variant in world.graphs.variants:
         world.graphs._replays[variant] = pytest.fail

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rootgraft.engine.batch import Batch, Row
-from rootgraft.engine.models import kv_prefault as kv_prefault
+from rootgraft.engine.models import kv_prefault
 from rootgraft.engine.models.kv_prefault import KvPrefault
 
 PAGE_SIZE, PAGE_BYTES, AT_ONCE = 16, 1024, 4

@@ -12,7 +12,7 @@ from fake_worker import FakeWorker
 from test_adapter_desk import Engine, write
 
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.core import debug_snapshot as observer
+from rootgraft.engine.core import debug_snapshot
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import SnapshotTaken, Submit, TakeSnapshot, decode, encode
 from rootgraft.engine.snapshot import EngineSnapshot, NamespaceView, SlotView
@@ -105,8 +105,8 @@ def test_pins_are_marked() -> None:
 
 
 def test_a_large_tree_is_shown_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observer, "MOST_NODES", 30)
-    monkeypatch.setattr(observer, "MOST_SEQUENCES", 2)
+    monkeypatch.setattr(debug_snapshot, "MOST_NODES", 30)
+    monkeypatch.setattr(debug_snapshot, "MOST_SEQUENCES", 2)
     core, rng = plain_core(), random.Random(3)
     for number in range(60):
         submit(core, number, [rng.randrange(2) for _ in range(20)], 4)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Abort, Done, Failed, Submit
-from rootgraft.engine.scheduling import session_pins as session_pins
+from rootgraft.engine.scheduling import session_pins
 from rootgraft.engine.types import SamplingParams, Usage
 
 PAGE = 4

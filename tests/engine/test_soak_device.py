@@ -14,7 +14,7 @@ import pytest
 from benchmarks.soaking import device
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.messages import Done, Submit
-from rootgraft.engine.speculation import proposer as drafts
+from rootgraft.engine.speculation import proposer
 from rootgraft.engine.speculation.output_lookup import OutputLookup
 from rootgraft.engine.types import SamplingParams
 
@@ -34,7 +34,7 @@ def steps_of_sequences(core: device.CheckedCore, first_id: int, count: int) -> i
 
 def test_nothing_is_remembered_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "STEP_SECONDS", 0)
-    monkeypatch.setattr(drafts, "OutputLookup", lambda: OutputLookup(most=1000))  # soon full, as the pool is
+    monkeypatch.setattr(proposer, "OutputLookup", lambda: OutputLookup(most=1000))  # soon full, as the pool is
     worker = device.Device(device.PAGES, device.PAGE, vocab_size=device.VOCAB, max_model_len=device.MAX_LEN)
     core = device.CheckedCore(EngineConfig(max_num_seqs=4, block_size=device.PAGE), worker)
     steps_of_sequences(core, 1, 60)  # until both are

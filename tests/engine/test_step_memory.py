@@ -11,8 +11,7 @@ import torch
 from rootgraft.engine.batch import Batch, StepResult
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
-from rootgraft.engine.executor import device, worker
-from rootgraft.engine.executor import gpu_memory as memory
+from rootgraft.engine.executor import device, gpu_memory, worker
 from rootgraft.engine.executor.gpu_memory import StepMemory
 
 GIB = 2**30
@@ -82,14 +81,14 @@ def load(tiny_llama: Path) -> Any:
 
 def test_steps_are_measured(tiny_llama, books, monkeypatch):
     seen: list[Batch] = []
-    monkeypatch.setattr(memory.ModelRunner, "run", run_of(books, seen))
-    monkeypatch.setattr(memory, "graphs_for", lambda *_: FakeGraphs(books))
+    monkeypatch.setattr(gpu_memory.ModelRunner, "run", run_of(books, seen))
+    monkeypatch.setattr(gpu_memory, "graphs_for", lambda *_: FakeGraphs(books))
     books.reserve(77)  # what loading left in torch's cache counts for nothing
-    measured = memory.measure_steps(load(tiny_llama), EngineConfig(max_num_batched_tokens=64), None)
+    measured = gpu_memory.measure_steps(load(tiny_llama), EngineConfig(max_num_batched_tokens=64), None)
     assert measured == StepMemory(activations=1000, graphs=300 + 10 * 20)
     assert seen[0].num_tokens == 64, "the largest step"
-    monkeypatch.setattr(memory, "graphs_for", lambda *_: None)
-    assert memory.measure_steps(load(tiny_llama), EngineConfig(), None) == StepMemory(activations=1000)
+    monkeypatch.setattr(gpu_memory, "graphs_for", lambda *_: None)
+    assert gpu_memory.measure_steps(load(tiny_llama), EngineConfig(), None) == StepMemory(activations=1000)
     assert seen[-1].num_tokens == 100, "no longer than the model takes"
 
 

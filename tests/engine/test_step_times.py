@@ -12,9 +12,8 @@ from rootgraft.api.cli.main import main
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.profiling.step_report import Part, StepLoad, StepTimes, measure
-from rootgraft.kernels import machine_limits as limits
-from rootgraft.kernels import ops
-from rootgraft.kernels.cpu import native_calls as calls
+from rootgraft.kernels import machine_limits, ops
+from rootgraft.kernels.cpu import native_calls
 
 KERNELS = {"linear", "attention", "rope and KV", "norm", "activation"}
 FLAGS = ("--device", "cpu", "--num-gpu-blocks-override", "400", "--threads", "1")
@@ -23,8 +22,8 @@ FLAGS = ("--device", "cpu", "--num-gpu-blocks-override", "400", "--threads", "1"
 @pytest.fixture(autouse=True)
 def known_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that need not be measured."""
-    monkeypatch.setattr(limits, "reading_rate", lambda: 20e9)
-    monkeypatch.setattr(limits, "products_rate", lambda dtype, bytewise=False: 200e9)
+    monkeypatch.setattr(machine_limits, "reading_rate", lambda: 20e9)
+    monkeypatch.setattr(machine_limits, "products_rate", lambda dtype, bytewise=False: 200e9)
 
 
 def config(model: Path, **options: object) -> EngineConfig:
@@ -47,7 +46,7 @@ def test_the_parts_are_the_step(tiny_llama: Path, load: StepLoad) -> None:
     assert times.tokens >= load.rows + (load.prefill > 0)
     assert {name for name, part in times.parts.items() if part.limit} == {"linear", "attention", "head"}
     assert {name for name, part in times.parts.items() if part.is_forward} >= KERNELS | {"head"}
-    assert calls.listener() is None
+    assert native_calls.listener() is None
 
 
 @pytest.mark.parametrize(

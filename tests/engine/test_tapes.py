@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rootgraft.engine.batch import Batch, Row
-from rootgraft.engine.executor import cpu_graphs as cpu_graphs
+from rootgraft.engine.executor import cpu_graphs
 from rootgraft.engine.executor.cpu_graphs import CpuGraphs
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.models.forward_inputs import InputBuilder

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from rootgraft.grammar.compile import worker_pool as children
+from rootgraft.grammar.compile import worker_pool
 from rootgraft.grammar.compile.compile_service import CompileService
 from rootgraft.grammar.compile.worker_handle import WorkerDied, WorkerStarved
 from rootgraft.grammar.compile.worker_pool import WorkerPool
@@ -52,7 +52,7 @@ class FakeChild:
 @pytest.fixture
 def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
     starts = Starts()
-    monkeypatch.setattr(children, "WorkerHandle", starts)
+    monkeypatch.setattr(worker_pool, "WorkerHandle", starts)
     return starts
 
 
@@ -81,7 +81,7 @@ def test_who_waits_for_a_start_takes_whichever_is_free_first(starts, takers, voc
 
 
 def test_a_worker_is_replaced_after_so_many_grammars(starts, takers, vocabulary, monkeypatch):
-    monkeypatch.setattr(children, "MOST_JOBS", 3)
+    monkeypatch.setattr(worker_pool, "MOST_JOBS", 3)
     workers = WorkerPool(vocabulary, 1, yields=False)
     starts.next()
     used = []
@@ -131,7 +131,7 @@ def test_one_that_takes_the_place_of_another_is_waited_for_but_not_for_ever(star
     another = takers.submit(workers.take)  # waits for the grammar that is being compiled, however long that takes
     workers.give_back(child)
     assert another.result(WAIT) is child
-    monkeypatch.setattr(children, "START_PATIENCE", 0.01)
+    monkeypatch.setattr(worker_pool, "START_PATIENCE", 0.01)
     workers.discard(child)
     with pytest.raises(WorkerStarved):
         workers.take()
@@ -173,7 +173,7 @@ def test_after_the_end_there_are_none(starts, takers, vocabulary):
 
 
 def test_grammars_are_compiled_by_fresh_processes_in_the_end(vocabulary, monkeypatch):
-    monkeypatch.setattr(children, "MOST_JOBS", 1)
+    monkeypatch.setattr(worker_pool, "MOST_JOBS", 1)
     service = CompileService(vocabulary, workers=1, seconds=20)
     try:
         for value in range(2):

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from rootgraft.kernels import backend, ops
-from rootgraft.kernels.cpu import thread_count as threads
+from rootgraft.kernels.cpu import thread_count
 from rootgraft.kernels.cpu.build import BuildError
 from rootgraft.kernels.cpu.native_ops import Kernels
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    before = threads.count()
+    before = thread_count.count()
     ops.set_threads(1)
     with torch.inference_mode():
         yield

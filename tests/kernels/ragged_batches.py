@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rootgraft.kernels import ops, reference
-from rootgraft.kernels.layouts import int8_kv_layout as kv_int8
+from rootgraft.kernels.layouts import int8_kv_layout
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
@@ -61,12 +61,15 @@ class RaggedBatch:
     def in_int8(self) -> RaggedBatch:
         """The same with caches of 8 bits, whose unwritten cells have no number for a scale."""
         num_pages, kv_heads, page_size, head_dim = self.k_cache.shape
-        shape = (num_pages, kv_heads, page_size, head_dim + kv_int8.SCALE_BYTES)
-        k_cache, v_cache = torch.empty(shape, dtype=kv_int8.DTYPE), torch.empty(shape, dtype=kv_int8.DTYPE)
+        shape = (num_pages, kv_heads, page_size, head_dim + int8_kv_layout.SCALE_BYTES)
+        k_cache, v_cache = (
+            torch.empty(shape, dtype=int8_kv_layout.DTYPE),
+            torch.empty(shape, dtype=int8_kv_layout.DTYPE),
+        )
         page, cell = torch.meshgrid(torch.arange(num_pages), torch.arange(page_size), indexing="ij")
         for store, cache, cells in (
-            (kv_int8.store_keys, k_cache, self.k_cache),
-            (kv_int8.store_values, v_cache, self.v_cache),
+            (int8_kv_layout.store_keys, k_cache, self.k_cache),
+            (int8_kv_layout.store_values, v_cache, self.v_cache),
         ):
             store(cache, page.flatten(), cell.flatten(), cells.transpose(1, 2).flatten(0, 1))
         return replace(self, k_cache=k_cache, v_cache=v_cache)

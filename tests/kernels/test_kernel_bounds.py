@@ -11,7 +11,7 @@ import torch
 from ragged_batches import ragged_batch
 
 from rootgraft.kernels import ops
-from rootgraft.kernels.layouts import int8_kv_layout as kv_int8
+from rootgraft.kernels.layouts import int8_kv_layout
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -66,7 +66,7 @@ def test_attention_over_8_bits_refuses(name, index, value):
 
 
 def test_pages_of_8_bits_must_hold_whole_panels():
-    caches = torch.zeros(2, 5, 1, 8, 16 + 4, dtype=kv_int8.DTYPE)
+    caches = torch.zeros(2, 5, 1, 8, 16 + 4, dtype=int8_kv_layout.DTYPE)
     where = torch.tensor([0])
     with pytest.raises(ValueError, match="a multiple of 16 cells: 8"):
         ops.rope_store_kv(torch.ones(1, 48), where, None, where, *caches, 1, 1, None, None, 1e-6, 0.0)

@@ -8,9 +8,8 @@ import threading
 import pytest
 import torch
 
-from rootgraft.kernels import ops
-from rootgraft.kernels import quantised_weights as quantised
-from rootgraft.kernels.cpu import thread_count as threads
+from rootgraft.kernels import ops, quantised_weights
+from rootgraft.kernels.cpu import thread_count
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -22,10 +21,10 @@ def product(layer: ops.PackedLinear, x: torch.Tensor) -> torch.Tensor:
 
 def test_torch_gets_one_thread():
     ops.set_threads(2)
-    assert (threads.count(), torch.get_num_threads()) == (2, 1)
+    assert (thread_count.count(), torch.get_num_threads()) == (2, 1)
     ops.use_native(False)
     ops.set_threads(2)
-    assert (threads.count(), torch.get_num_threads()) == (2, 2)
+    assert (thread_count.count(), torch.get_num_threads()) == (2, 2)
     ops.use_native(True)
 
 
@@ -63,8 +62,10 @@ def test_many_rows_are_cut_among_threads(columns):
     weight, x = torch.randn(columns, 576).bfloat16(), torch.randn(1030, 576).bfloat16()
     layers = [
         ops.pack_linear(weight),
-        quantised.pack_channels(weight, dynamic=True),
-        quantised.pack_blocks(torch.zeros(columns, 576 // 32 * 34, dtype=torch.uint8) + 33, "Q8_0", dynamic=True),
+        quantised_weights.pack_channels(weight, dynamic=True),
+        quantised_weights.pack_blocks(
+            torch.zeros(columns, 576 // 32 * 34, dtype=torch.uint8) + 33, "Q8_0", dynamic=True
+        ),
     ]
     for layer in layers:
         expected = product(layer, x)

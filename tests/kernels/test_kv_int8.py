@@ -14,7 +14,7 @@ from ragged_batches import assert_close, assert_same_bits_as_alone, instruction_
 from rootgraft.kernels import memory, ops, reference
 from rootgraft.kernels.cpu import build
 from rootgraft.kernels.cpu.native_ops import Kernels
-from rootgraft.kernels.layouts import int8_kv_layout as kv_int8
+from rootgraft.kernels.layouts import int8_kv_layout
 
 SETTINGS = settings(max_examples=60, deadline=None)
 SEEDS = st.integers(0, 2**32 - 1)
@@ -25,8 +25,8 @@ TYPES = [torch.bfloat16, torch.float32]
 
 def empty_caches(num_pages: int, kv_heads: int, page_size: int, head_dim: int) -> torch.Tensor:
     """K and V of pages full of what was there before."""
-    shape = (2, num_pages, kv_heads, page_size, head_dim + kv_int8.SCALE_BYTES)
-    return torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(5), dtype=kv_int8.DTYPE)
+    shape = (2, num_pages, kv_heads, page_size, head_dim + int8_kv_layout.SCALE_BYTES)
+    return torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(5), dtype=int8_kv_layout.DTYPE)
 
 
 @SETTINGS
@@ -38,8 +38,8 @@ def test_cells_hold_what_was_written_to_half_a_step(tokens, kv_heads, head_dim, 
     half = x.abs().amax(-1, keepdim=True) / 127 * 0.501
     for cache, store, read in zip(
         empty_caches(4, kv_heads, page_size, head_dim),
-        (kv_int8.store_keys, kv_int8.store_values),
-        (kv_int8.keys, kv_int8.values),
+        (int8_kv_layout.store_keys, int8_kv_layout.store_values),
+        (int8_kv_layout.keys, int8_kv_layout.values),
         strict=True,
     ):
         before = read(cache)
@@ -53,10 +53,10 @@ def test_cells_hold_what_was_written_to_half_a_step(tokens, kv_heads, head_dim, 
 def test_nothing_is_kept_as_nothing():
     caches = empty_caches(1, 1, 16, 32)
     zeros, first = torch.zeros(1, 1, 32), torch.tensor([0])
-    kv_int8.store_keys(caches[0], first, first, zeros)
-    kv_int8.store_values(caches[1], first, first, zeros)
-    assert not kv_int8.keys(caches[0])[0, 0, 0].any()
-    assert not kv_int8.values(caches[1])[0, 0, 0].any()
+    int8_kv_layout.store_keys(caches[0], first, first, zeros)
+    int8_kv_layout.store_values(caches[1], first, first, zeros)
+    assert not int8_kv_layout.keys(caches[0])[0, 0, 0].any()
+    assert not int8_kv_layout.values(caches[1])[0, 0, 0].any()
 
 
 @SETTINGS
@@ -85,7 +85,7 @@ def test_rope_store_kv(tokens, kv_heads, group, head_dim, page_size, norms, dtyp
     q = ops.rope_store_kv(qkv, positions, table, page * page_size + cell, *caches, *rest)
     assert_close(q, reference.rope_store_kv(qkv, positions, table, page * page_size + cell, *expected, *rest))
     assert torch.equal(caches[1], expected[1])
-    keys, known = (kv_int8.keys(cache[0]).transpose(1, 2) for cache in (caches, expected))
+    keys, known = (int8_kv_layout.keys(cache[0]).transpose(1, 2) for cache in (caches, expected))
     step = known[page, cell].abs().amax(-1, keepdim=True) / 127
     assert ((keys[page, cell] - known[page, cell]).abs() <= 1.01 * step).all()  # rounded to either neighbour
     written = torch.zeros(4, page_size, dtype=torch.bool).index_put((page, cell), torch.tensor(True))
@@ -95,9 +95,9 @@ def test_rope_store_kv(tokens, kv_heads, group, head_dim, page_size, norms, dtyp
 def test_an_infinity_stays_in_its_cell():
     qkv = torch.randn(2, 3 * 64, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     qkv[0, 64:] = float("inf")
-    caches = torch.zeros(2, 1, 1, 16, 64 + kv_int8.SCALE_BYTES, dtype=kv_int8.DTYPE)
+    caches = torch.zeros(2, 1, 1, 16, 64 + int8_kv_layout.SCALE_BYTES, dtype=int8_kv_layout.DTYPE)
     ops.rope_store_kv(qkv, torch.arange(2), None, torch.arange(2), *caches, 1, 1, None, None, 0.0, 0.0)
-    for read, cache, first in ((kv_int8.keys, caches[0], 64), (kv_int8.values, caches[1], 128)):
+    for read, cache, first in ((int8_kv_layout.keys, caches[0], 64), (int8_kv_layout.values, caches[1], 128)):
         kept = read(cache)[0, 0]
         assert not kept[0].isfinite().any()
         torch.testing.assert_close(kept[1], qkv[1, first : first + 64].float(), atol=0.02, rtol=0.0)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rootgraft.kernels import machine_limits as limits
-from rootgraft.kernels import quantised_weights as quantised
+from rootgraft.kernels import machine_limits, quantised_weights
 
 
 def test_rates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "_COLUMNS", 512)
-    assert 1e6 < limits.reading_rate() < 1e14
-    for bytewise in (False, *([True] if quantised.available() else [])):
-        assert 1e6 < limits.products_rate(torch.bfloat16, bytewise=bytewise, budget=0.0) < 1e15
+    monkeypatch.setattr(machine_limits, "_COLUMNS", 512)
+    assert 1e6 < machine_limits.reading_rate() < 1e14
+    for bytewise in (False, *([True] if quantised_weights.available() else [])):
+        assert 1e6 < machine_limits.products_rate(torch.bfloat16, bytewise=bytewise, budget=0.0) < 1e15

@@ -16,8 +16,7 @@ from support import quantised_reference
 from torch import Tensor
 from torch.nn import functional
 
-from rootgraft.kernels import ops
-from rootgraft.kernels import quantised_weights as quantised
+from rootgraft.kernels import ops, quantised_weights
 from rootgraft.kernels.cpu import build
 from rootgraft.kernels.cpu.arena import WeightArena
 from rootgraft.kernels.cpu.native_quantised import QuantisedKernels
@@ -26,7 +25,7 @@ from rootgraft.kernels.layouts.packed_weights import Format, QuantisedLinear
 pytestmark = pytest.mark.usefixtures("kernels")
 
 TYPES = st.sampled_from([torch.bfloat16, torch.float32])
-BLOCKS: list[quantised.BlockType] = ["Q4_0", "Q4_1", "Q8_0"]
+BLOCKS: list[quantised_weights.BlockType] = ["Q4_0", "Q4_1", "Q8_0"]
 LARGEST = {True: quantised_reference.BYTE, False: quantised_reference.TWO_BYTES}  # integer of x, by ``dynamic``
 
 
@@ -34,7 +33,7 @@ def randn(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def blocks(block_type: quantised.BlockType, weight: Tensor) -> tuple[Tensor, Tensor]:
+def blocks(block_type: quantised_weights.BlockType, weight: Tensor) -> tuple[Tensor, Tensor]:
     """The raw rows of a weight, and what they stand for, by the gguf package."""
     kind = gguf.GGMLQuantizationType[block_type]
     raw = gguf.quants.quantize(weight.numpy(), kind)
@@ -81,9 +80,9 @@ def test_blocks(block_type, tokens, num_blocks, columns, bias, dynamic, dtype, s
     raw, weight = blocks(block_type, randn(seed, columns, 32 * num_blocks))
     offset = randn(seed + 1, columns, dtype=dtype) if bias else None
     x = randn(seed + 2, tokens, 32 * num_blocks, dtype=dtype)
-    layer = quantised.pack_blocks(raw, block_type, offset, dynamic=dynamic)
+    layer = quantised_weights.pack_blocks(raw, block_type, offset, dynamic=dynamic)
     assert (layer.in_features, layer.out_features) == (32 * num_blocks, columns)
-    assert torch.equal(quantised.rows(layer, torch.arange(columns)), weight)
+    assert torch.equal(quantised_weights.rows(layer, torch.arange(columns)), weight)
     out = ops.linear(x, layer, torch.float32)
     exact = quantised_reference.linear(x, weight, 32, LARGEST[dynamic])
     assert_near(out, exact + (0 if offset is None else offset.double()))
@@ -108,9 +107,9 @@ def test_channels(dynamic, tokens, width, columns, bias, outliers, weight_dtype,
     original = randn(seed, columns, width, dtype=weight_dtype)
     offset = randn(seed + 1, columns) if bias else None
     x = with_outliers(randn(seed + 2, tokens, width, dtype=dtype), outliers)
-    layer = quantised.pack_channels(original, offset, dynamic=dynamic)
+    layer = quantised_weights.pack_channels(original, offset, dynamic=dynamic)
     weight = quantised_reference.channels(original)
-    assert torch.equal(quantised.rows(layer, torch.arange(columns)), weight)
+    assert torch.equal(quantised_weights.rows(layer, torch.arange(columns)), weight)
     exact = quantised_reference.linear_rows(x, weight) if dynamic else x.double() @ weight.double().T
     out = ops.linear(x, layer, torch.float32)
     assert_same_largest(ops.largest_linear(x, layer), out)
@@ -125,8 +124,8 @@ def layers(width: int, columns: int) -> list[QuantisedLinear]:
         layer
         for dynamic in (True, False)
         for layer in (
-            *(quantised.pack_blocks(raw[name], name, bias, dynamic=dynamic) for name in BLOCKS),
-            quantised.pack_channels(weight.bfloat16(), dynamic=dynamic),
+            *(quantised_weights.pack_blocks(raw[name], name, bias, dynamic=dynamic) for name in BLOCKS),
+            quantised_weights.pack_channels(weight.bfloat16(), dynamic=dynamic),
         )
     ]
 
@@ -162,7 +161,7 @@ def test_what_is_not_finite_stays_so_and_in_its_row(spoiler):
 def test_very_small_and_large_activations(size):
     x = torch.full((3, 64), size)
     for layer in layers(64, 20):
-        expected = x.double() @ quantised.rows(layer, torch.arange(20)).double().T
+        expected = x.double() @ quantised_weights.rows(layer, torch.arange(20)).double().T
         if layer.bias is not None:
             expected += layer.bias.double()
         torch.testing.assert_close(ops.linear(x, layer).double(), expected, rtol=1e-4, atol=size * 1e-3 + 1e-25)
@@ -170,19 +169,19 @@ def test_very_small_and_large_activations(size):
 
 def test_refusals():
     with pytest.raises(ValueError, match="whole Q4_1 blocks of 20 bytes"):
-        quantised.pack_blocks(torch.zeros(4, 30, dtype=torch.uint8), "Q4_1", dynamic=True)
+        quantised_weights.pack_blocks(torch.zeros(4, 30, dtype=torch.uint8), "Q4_1", dynamic=True)
     raw = torch.zeros(4, 34, dtype=torch.uint8)
     raw[2, 1] = 0x7C  # infinity
     with pytest.raises(ValueError, match="infinite or not a number"):
-        quantised.pack_blocks(raw, "Q8_0", dynamic=False)
+        quantised_weights.pack_blocks(raw, "Q8_0", dynamic=False)
     with pytest.raises(ValueError, match="cannot be quantised by channels"):
-        quantised.pack_channels(torch.zeros(4, 7, dtype=torch.bfloat16), dynamic=True)
-    layer = quantised.pack_channels(randn(0, 20, 64), dynamic=True)
+        quantised_weights.pack_channels(torch.zeros(4, 7, dtype=torch.bfloat16), dynamic=True)
+    layer = quantised_weights.pack_channels(randn(0, 20, 64), dynamic=True)
     for wrong in (20, -1):
         with pytest.raises(IndexError, match=r"not in 0 \.\. 19"):
-            quantised.rows(layer, torch.tensor([0, wrong]))
+            quantised_weights.rows(layer, torch.tensor([0, wrong]))
     with pytest.raises(ValueError, match="ids must be int64"):
-        quantised.rows(layer, torch.tensor([0], dtype=torch.int32))
+        quantised_weights.rows(layer, torch.tensor([0], dtype=torch.int32))
     with pytest.raises(ValueError, match="the layer takes"):
         ops.linear(torch.zeros(2, 65), layer)
     with pytest.raises(ValueError, match="the layer takes"):
@@ -199,13 +198,13 @@ def test_lesser_instruction_sets(arch):
     weight, x = randn(0, 70, 192), with_outliers(randn(1, 9, 192, dtype=torch.bfloat16), 0.02)
     for name, dynamic in itertools.product(BLOCKS, (True, False)):
         raw, exact = blocks(name, weight)
-        layer = quantised.pack_blocks(raw, name, dynamic=dynamic)
+        layer = quantised_weights.pack_blocks(raw, name, dynamic=dynamic)
         other = dataclasses.replace(layer, kernels=kernels)
         assert torch.equal(kernels.rows(other, torch.arange(70)), exact)
         expected = quantised_reference.linear(x, exact, 32, LARGEST[dynamic])
         assert_near(kernels.linear(x, other, torch.float32), expected)
     for form in (Format.CHANNELS, Format.WIDENED):
-        other, layer = kernels.pack_channels(weight, form, None), quantised.pack_channels(weight, dynamic=True)
+        other, layer = kernels.pack_channels(weight, form, None), quantised_weights.pack_channels(weight, dynamic=True)
         assert torch.equal(other.weight, layer.weight) and torch.equal(other.scales, layer.scales)
         out = kernels.linear(x, other, torch.float32)
         exact = quantised_reference.channels(weight)
@@ -227,8 +226,12 @@ def test_amx_gives_the_bits_of_vectors(columns, tokens):
     raw = {name: blocks(name, weight)[0] for name in BLOCKS}
     for plain, dtype in itertools.product(
         (
-            quantised.pack_channels(weight, dynamic=True),
-            *(quantised.pack_blocks(raw[name], name, dynamic=dynamic) for name in BLOCKS for dynamic in (True, False)),
+            quantised_weights.pack_channels(weight, dynamic=True),
+            *(
+                quantised_weights.pack_blocks(raw[name], name, dynamic=dynamic)
+                for name in BLOCKS
+                for dynamic in (True, False)
+            ),
         ),
         (torch.bfloat16, torch.float32),
     ):
@@ -250,7 +253,7 @@ def test_two_bytes_of_x_hold_more_than_bfloat16():
     raw, weight = blocks("Q4_1", randn(0, 200, 576))
     x = randn(1, 50, 576)
     exact = x.double() @ weight.double().T
-    fine = ops.linear(x, quantised.pack_blocks(raw, "Q4_1", dynamic=False)).double() - exact
+    fine = ops.linear(x, quantised_weights.pack_blocks(raw, "Q4_1", dynamic=False)).double() - exact
     coarse = x.bfloat16().double() @ weight.double().T - exact
     assert fine.abs().mean() < coarse.abs().mean() / 10
 
@@ -260,7 +263,7 @@ def test_two_bytes_of_x_hold_more_than_bfloat16():
 def test_the_largest_of_a_wide_product(threads, dynamic):
     raw, _ = blocks("Q8_0", randn(0, 1003, 64))
     raw = raw[torch.arange(5003) % 1003]  # each column again and again: ties
-    layer = quantised.pack_blocks(raw, "Q8_0", dynamic=dynamic)
+    layer = quantised_weights.pack_blocks(raw, "Q8_0", dynamic=dynamic)
     x = randn(1, 70, 64)
     x[3, 5], x[69, 40], x[8] = torch.nan, torch.inf, 0.0
     ops.set_threads(threads)

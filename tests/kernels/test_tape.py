@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rootgraft.kernels import ops
-from rootgraft.kernels import quantised_weights as quantised
+from rootgraft.kernels import ops, quantised_weights
 from rootgraft.kernels.lora_ops import Factors, Segments, SlotTable, lora_shrink_expand, pack_expansion
 
 pytestmark = pytest.mark.skipif(ops.native_kernels() is None, reason="no C++ compiler")
@@ -35,7 +34,7 @@ class TinyMlp:
         return ops.add_rms_norm(x, residual, self.norm, 1e-5)
 
 
-PACKS = [ops.pack_linear, functools.partial(quantised.pack_channels, dynamic=True)]
+PACKS = [ops.pack_linear, functools.partial(quantised_weights.pack_channels, dynamic=True)]
 
 
 @pytest.mark.parametrize("pack", PACKS)

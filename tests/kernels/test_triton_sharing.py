@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ragged_batches import assert_close, ragged_batch
 
 from rootgraft.kernels import ops
-from rootgraft.kernels.triton import shared_prefixes as sharing
+from rootgraft.kernels.triton import shared_prefixes
 from rootgraft.kernels.triton.shared_prefixes import SharedPrefixes
 
 CPU = torch.device("cpu")
@@ -19,9 +19,9 @@ PAGE = 16
 
 @pytest.fixture
 def low_gate(monkeypatch):
-    monkeypatch.setattr(sharing, "LEAST_SHARERS", 2)
-    monkeypatch.setattr(sharing, "LEAST_TOKENS", PAGE)
-    monkeypatch.setattr(sharing, "ITEM_KEYS", 3 * PAGE)
+    monkeypatch.setattr(shared_prefixes, "LEAST_SHARERS", 2)
+    monkeypatch.setattr(shared_prefixes, "LEAST_TOKENS", PAGE)
+    monkeypatch.setattr(shared_prefixes, "ITEM_KEYS", 3 * PAGE)
 
 
 def find(lines: list[list[int]], contexts: list[int], queries: list[int] | None = None) -> SharedPrefixes | None:
@@ -29,7 +29,7 @@ def find(lines: list[list[int]], contexts: list[int], queries: list[int] | None 
     for line, pages in zip(table, lines, strict=True):
         line[: len(pages)] = pages
     lengths = np.array(queries or [1] * len(lines), np.int32)
-    return sharing.find_shared_prefixes(table, lengths, np.array(contexts, np.int32), PAGE)
+    return shared_prefixes.find_shared_prefixes(table, lengths, np.array(contexts, np.int32), PAGE)
 
 
 def readers(shared: SharedPrefixes) -> dict[tuple[int, int], set[int]]:
@@ -80,14 +80,14 @@ def test_the_gate_wants_many_rows_and_long_prefixes():
     assert find([pages] * 8, [1023] * 8) is None
     assert find([[*pages, 1]] * 7, [1025] * 7) is None
     assert find([[*pages, 1]] * 8, [1025] * 8) is not None
-    assert sharing.pays(8, 1024)
-    assert not sharing.pays(7, 4096)
-    assert not sharing.pays(64, 1023)
+    assert shared_prefixes.pays(8, 1024)
+    assert not shared_prefixes.pays(7, 4096)
+    assert not shared_prefixes.pays(64, 1023)
 
 
 def test_a_short_node_is_joined_to_its_children(monkeypatch):
-    monkeypatch.setattr(sharing, "LEAST_SHARERS", 2)
-    monkeypatch.setattr(sharing, "LEAST_TOKENS", 3 * PAGE)
+    monkeypatch.setattr(shared_prefixes, "LEAST_SHARERS", 2)
+    monkeypatch.setattr(shared_prefixes, "LEAST_TOKENS", 3 * PAGE)
     shared = find([[1, 2, 3, 4], [1, 2, 3, 5], [1, 6]], [60, 60, 30])
     assert readers(shared) == {(0, 48): {0, 1}}
 

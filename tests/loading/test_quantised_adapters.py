@@ -16,8 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rootgraft.engine.loading.base_layout import base_layout
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.loading.weight_forms import WeightForm
-from rootgraft.kernels import ops
-from rootgraft.kernels import quantised_weights as quantised
+from rootgraft.kernels import ops, quantised_weights
 from rootgraft.lora.base_projections import BaseLayout
 from rootgraft.lora.lora_step import AdapterBank
 from rootgraft.lora.read_adapter import AdapterReader
@@ -32,7 +31,7 @@ LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 MATRICES = [name for name, shape in SHAPES.items() if len(shape) == 2]
 TOKENS = 9
 
-pytestmark = pytest.mark.skipif(not quantised.available(), reason="no compiler")
+pytestmark = pytest.mark.skipif(not quantised_weights.available(), reason="no compiler")
 
 
 def transformers_copy(layout: BaseLayout) -> LlamaForCausalLM:

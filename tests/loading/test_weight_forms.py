@@ -15,15 +15,14 @@ from rootgraft.engine.errors import ConfigError, ModelError
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.loading.weight_forms import WeightForm, choose_weight_form
 from rootgraft.engine.models.decoder import DecoderModel
-from rootgraft.kernels import ops
-from rootgraft.kernels import quantised_weights as quantised
+from rootgraft.kernels import ops, quantised_weights
 from rootgraft.kernels.layouts.packed_weights import Format
 
 CPU = torch.device("cpu")
 KINDS = gguf.GGMLQuantizationType
 MATRICES = [name for name, shape in SHAPES.items() if len(shape) == 2]
 
-pytestmark = pytest.mark.skipif(not quantised.available(), reason="no compiler")
+pytestmark = pytest.mark.skipif(not quantised_weights.available(), reason="no compiler")
 
 
 def load(path: Path, weights: WeightForm, dtype: torch.dtype = torch.bfloat16) -> DecoderModel:
@@ -40,7 +39,7 @@ def assert_same_weights(quantised_model: DecoderModel, plain: DecoderModel, tole
     for part, other in zip(quantised_model.projections, plain.projections, strict=True):
         expected = ops.linear(torch.eye(other.packed.in_features), other.packed).T
         if isinstance(part.packed, ops.QuantisedLinear):
-            found = quantised.rows(part.packed, torch.arange(part.packed.out_features))
+            found = quantised_weights.rows(part.packed, torch.arange(part.packed.out_features))
             torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rootgraft.kernels import lora_reference, ops
-from rootgraft.kernels.cpu import thread_count as native_threads
+from rootgraft.kernels.cpu import thread_count
 from rootgraft.kernels.lora_ops import Factors, Segments, SlotTable, _load, lora_embed, lora_shrink_expand
 from rootgraft.lora.segments import make_segments
 
@@ -106,7 +106,7 @@ def test_bits_do_not_depend_on_threads(dtype):
     y = torch.randn(130, sum(sizes)).to(dtype)
     segments = segments_of([i % 3 - 1 for i in range(130)])
     results = []
-    before = native_threads.count()
+    before = thread_count.count()
     try:
         for threads in (1, 2, 3):
             ops.set_threads(threads)

@@ -15,7 +15,7 @@ from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.executor.device import choose_kv_dtype
 from rootgraft.engine.models import kv_pool
 from rootgraft.engine.models.kv_pool import KvPool, bytes_per_page
-from rootgraft.kernels.layouts import int8_kv_layout as kv_int8
+from rootgraft.kernels.layouts import int8_kv_layout
 
 CPU = torch.device("cpu")
 
@@ -46,15 +46,15 @@ def test_size_of_a_page(config: ModelConfig, dtype: torch.dtype) -> None:
 
 
 def test_a_page_of_8_bits_takes_its_bytes_and_its_scales(config: ModelConfig) -> None:
-    pool = KvPool(config, 5, 16, kv_int8.DTYPE, CPU)
+    pool = KvPool(config, 5, 16, int8_kv_layout.DTYPE, CPU)
     assert pool.k.shape == pool.v.shape == (3, 5, 2, 16, 6 + 4)
-    assert bytes_per_page(config, 16, kv_int8.DTYPE) * 5 == pool.k.nbytes + pool.v.nbytes
+    assert bytes_per_page(config, 16, int8_kv_layout.DTYPE) * 5 == pool.k.nbytes + pool.v.nbytes
 
 
 def test_8_bits_are_refused_by_name_where_they_are_not_computed(config: ModelConfig) -> None:
     int8, config = EngineConfig(kv_cache_dtype="int8"), replace(config, head_dim=16)
-    assert choose_kv_dtype(int8, config, CPU, torch.bfloat16) is kv_int8.DTYPE
-    assert choose_kv_dtype(replace(int8, block_size=32), config, CPU, torch.bfloat16) is kv_int8.DTYPE
+    assert choose_kv_dtype(int8, config, CPU, torch.bfloat16) is int8_kv_layout.DTYPE
+    assert choose_kv_dtype(replace(int8, block_size=32), config, CPU, torch.bfloat16) is int8_kv_layout.DTYPE
     assert choose_kv_dtype(EngineConfig(), config, CPU, torch.float32) is torch.float32
     with pytest.raises(ConfigError, match="--kv-cache-dtype int8 needs --device cpu; this is cuda"):
         choose_kv_dtype(int8, config, torch.device("cuda"), torch.bfloat16)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.quality import FORMS, measure, windows
-from rootgraft.kernels import quantised_weights as quantised
+from rootgraft.kernels import quantised_weights
 
 # form -> most that perplexity may grow, least agreement of first choices with float32
 BOUNDS = {
@@ -19,7 +19,7 @@ BOUNDS = {
 
 
 @pytest.mark.heavy
-@pytest.mark.skipif(not quantised.available(), reason="no compiler")
+@pytest.mark.skipif(not quantised_weights.available(), reason="no compiler")
 def test_perplexity_and_agreement(smollm2_gguf: Path) -> None:
     for line in measure(smollm2_gguf, windows(smollm2_gguf)[:4], list(FORMS)):
         if line.form in BOUNDS:

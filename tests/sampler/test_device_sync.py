@@ -18,7 +18,7 @@ from rootgraft.engine.batch import Batch, Row, RowStart, not_yet
 from rootgraft.engine.executor.model_runner import ModelRunner
 from rootgraft.engine.executor.static_inputs import StaticInputs
 from rootgraft.engine.models.forward_inputs import HostInputs, InputBuilder
-from rootgraft.engine.sampling import top_k_top_p as choice
+from rootgraft.engine.sampling import top_k_top_p
 from rootgraft.engine.sampling.draft_verify import sampling_positions
 from rootgraft.engine.sampling.sampler import Drawing, Sampler
 from rootgraft.engine.types import SamplingParams
@@ -87,8 +87,8 @@ def test_a_step_reads_once_and_waits_for_nothing_else(name, sorts, reads):
     ]
     kernel = mock.Mock(side_effect=lambda logits, *rest: torch.empty(len(logits), dtype=torch.int64, device=GPU))
     with (
-        mock.patch.object(choice, "has_kernel", return_value=not sorts),
-        mock.patch.object(choice, "draw_ranked", kernel),
+        mock.patch.object(top_k_top_p, "has_kernel", return_value=not sorts),
+        mock.patch.object(top_k_top_p, "draw_ranked", kernel),
         mock.patch("rootgraft.kernels.ops.on_triton", return_value=False),
         Watch() as watch,
     ):
@@ -133,8 +133,8 @@ def test_a_step_is_launched_on_tokens_that_nobody_has_read(captured, reads):
     prompts = [Row(i, 0, [1, 2], 0, (i,), True, 0, prompt_targets=[2] if i == 2 else ()) for i in range(ROWS)]
     ahead = [tuple(Row(i, n + 1, [not_yet(i)], 1, (), True, n) for i in range(ROWS)) for n in (1, 2)]
     with (
-        mock.patch.object(choice, "has_kernel", return_value=True),
-        mock.patch.object(choice, "draw_ranked", lambda x, *_: torch.empty(len(x), dtype=torch.int64, device=GPU)),
+        mock.patch.object(top_k_top_p, "has_kernel", return_value=True),
+        mock.patch.object(top_k_top_p, "draw_ranked", lambda x, *_: torch.empty(len(x), dtype=torch.int64, device=GPU)),
         mock.patch("rootgraft.kernels.ops.on_triton", return_value=False),
         Watch() as watch,
     ):

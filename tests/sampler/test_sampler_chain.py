@@ -19,7 +19,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from rootgraft.engine.sampling import top_k_top_p as choice
+from rootgraft.engine.sampling import top_k_top_p
 from rootgraft.engine.sampling.sampler import Sampler
 from rootgraft.engine.sampling.top_k_top_p import uniforms
 from rootgraft.engine.types import SamplingParams
@@ -65,7 +65,7 @@ def test_every_row_gets_what_the_oracle_allows(case: tuple[list[Request], np.nda
     sampler.start([request.start(row) for row, request in enumerate(batch)])
     rows = [step(row, len(request.generated)) for row, request in enumerate(batch)]
     masks = packed([r.allowed for r in batch], vocab)
-    with mock.patch.object(choice, "_WIDTHS", widths):
+    with mock.patch.object(top_k_top_p, "_WIDTHS", widths):
         results = sampler.sample(torch.from_numpy(logits.copy()), rows, masks)
     for request, line, result in zip(batch, logits, results, strict=True):
         _check(request, edited(line, request), result.tokens, result.failed)

@@ -10,7 +10,7 @@ import torch
 from sampler_oracle import Request, packed, step
 
 from rootgraft.engine.batch import RowResult
-from rootgraft.engine.sampling import top_k_top_p as choice
+from rootgraft.engine.sampling import top_k_top_p
 from rootgraft.engine.sampling.draft_verify import sampling_positions
 from rootgraft.engine.sampling.sampler import Allowed, Sampler
 from rootgraft.engine.types import SamplingParams
@@ -118,7 +118,7 @@ def test_the_first_looks_never_change_the_draw(top_k: int, top_p: float, min_p: 
     logits = torch.randn(24, 5000, generator=generator) * torch.logspace(-1.5, 1, 24)[:, None]
     requests = [Request(SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p), seed=seed) for seed in range(24)]
     quick = _draw(requests, logits)
-    with mock.patch.object(choice, "_WIDTHS", ()):
+    with mock.patch.object(top_k_top_p, "_WIDTHS", ()):
         assert _draw(requests, logits) == quick
 
 

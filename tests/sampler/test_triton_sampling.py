@@ -10,11 +10,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rootgraft.engine.sampling import top_k_top_p as choice
+from rootgraft.engine.sampling import top_k_top_p
 from rootgraft.engine.sampling.top_k_top_p import Draws
-from rootgraft.kernels import ops
-from rootgraft.kernels import ranked_draw as draw
-from rootgraft.kernels import token_masks as masking
+from rootgraft.kernels import ops, ranked_draw, token_masks
 from rootgraft.kernels.triton import sampling_draw
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -30,11 +28,11 @@ def columns(
 
 def drawn(logits: torch.Tensor, draws: Draws) -> tuple[list[int], list[int]]:
     """Tokens by the kernels and by the definition."""
-    logits = choice.pad(logits)
+    logits = top_k_top_p.pad(logits)
     best = logits.amax(1, keepdim=True)
-    by_kernel = choice.draw_kept(logits, best, draws).tolist()
-    with mock.patch.object(choice, "has_kernel", return_value=False):
-        return by_kernel, choice.draw_kept(logits, best, draws).tolist()
+    by_kernel = top_k_top_p.draw_kept(logits, best, draws).tolist()
+    with mock.patch.object(top_k_top_p, "has_kernel", return_value=False):
+        return by_kernel, top_k_top_p.draw_kept(logits, best, draws).tolist()
 
 
 params = st.tuples(
@@ -95,13 +93,13 @@ def test_mask(vocab):
     words = torch.from_numpy(rng.integers(-(1 << 31), 1 << 31, (2, -(-vocab // 32))).astype(np.int32)).clone()
     logits = torch.randn(4, vocab)
     actual, expected = logits.clone(), logits.clone()
-    masking.mask_logits(actual, torch.tensor([3, 1]), words)
+    token_masks.mask_logits(actual, torch.tensor([3, 1]), words)
     with mock.patch.object(ops, "on_triton", return_value=False):
-        masking.mask_logits(expected, torch.tensor([3, 1]), words)
+        token_masks.mask_logits(expected, torch.tensor([3, 1]), words)
     assert torch.equal(actual, expected)
     assert torch.isinf(actual[[1, 3]]).any() and torch.equal(actual[[0, 2]], logits[[0, 2]])
 
 
 def test_a_kernel_is_for_rows_that_it_knows():
-    assert draw.has_kernel(torch.zeros(2, 64))
-    assert not draw.has_kernel(torch.zeros(2, 128)[:, ::2])
+    assert ranked_draw.has_kernel(torch.zeros(2, 64))
+    assert not ranked_draw.has_kernel(torch.zeros(2, 128)[:, ::2])
