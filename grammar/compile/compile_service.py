@@ -187,7 +187,7 @@ class CompileService:
         return load(GrammarArtifact.decode(body[1:]), self._vocabulary)
 
     def _compiled_by(self, children: WorkerPool, spec: GrammarSpec) -> bytes:
-        """Return what a worker sends. Raises WorkerStarved if it gets no processor time, GrammarTimeout past a limit."""
+        """Return what a worker sends. Raises WorkerStarved: no processor time. Raises GrammarTimeout: past a limit."""
         child = children.take()
         try:
             body = child.compile(encode_job(spec, self._seconds, self._memory_bytes), self._seconds)

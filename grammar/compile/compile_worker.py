@@ -5,9 +5,9 @@ each grammar the answer is `STARTED`, once everything that it needs is imported,
 
 The engine computes on every core, so that each slice of time given to a compile delays a step of all streams: see
 `worker_handle.WorkerHandle` for the class in which that does not happen. Where such a process would starve, it is the
-niceness that counts; that is a thread's own on Linux and, without privileges, can only be raised. So each grammar is compiled on a
-thread of its own, which is as quick as the process while it is new and steps back once it has had what a small grammar
-takes.
+niceness that counts; that is a thread's own on Linux and, without privileges, can only be raised. So each grammar is
+compiled on a thread of its own, which is as quick as the process while it is new and steps back once it has had what a
+small grammar takes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What a JSON Schema permits, decided before any grammar is built.
 
 `Analysis.alternatives` turns a subschema, or its negation, into a union of `Alternative`s: references followed,
-``allOf`` multiplied out, ``oneOf``, ``not``, ``if`` and the dependencies turned into alternatives that exclude each other.
+``allOf`` multiplied out, ``oneOf``, ``not``, ``if`` and the dependencies turned into alternatives that exclude each
+other.
 Each rewriting keeps the set of permitted values or makes it smaller, never larger, so what the grammar lets through
 validates. Where it makes it smaller it says so in `Analysis.narrowings`; where nothing would be left it refuses.
 """
