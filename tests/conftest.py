@@ -44,7 +44,7 @@ def smollm2_gguf() -> Path:
 @pytest.fixture
 def interpreted() -> Iterator[None]:
     """The GPU's kernels take tensors on the CPU, interpreted, and what is undefined on a GPU is found."""
-    import triton_interpreter
+    from support.kernels import triton_interpreter
 
     from rootgraft.kernels.triton import launch
 

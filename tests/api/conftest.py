@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from api_live import Live, make_state, serve
+from support.api.api_live import Live, make_state, serve
 
 from rootgraft.api.config import ServerConfig
 

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from lora_models import LINEARS, base, make_adapter
-from tiny_tokenizers import train_byte_level, write_folder
+from support.models.lora_models import LINEARS, base, make_adapter
+from support.models.tiny_tokenizers import train_byte_level, write_folder
 
 from rootgraft import LLM, SamplingParams
 from rootgraft.api.config import ServerConfig

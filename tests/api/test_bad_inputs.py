@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import bad_fields
 import httpx
 import orjson
 import pytest
-from api_live import Live
-from bad_fields import GOOD
-from bad_inputs import CASES, CHAT, CHAT_NUMBERS, COMPLETION_NUMBERS, COMPLETIONS, HI, RAW
+from support.api import bad_fields
+from support.api.api_live import Live
+from support.api.bad_fields import GOOD
+from support.api.bad_inputs import CASES, CHAT, CHAT_NUMBERS, COMPLETION_NUMBERS, COMPLETIONS, HI, RAW
 
 
 def check_error(reply: httpx.Response, status: int, param: str | None, code: str | None) -> str:

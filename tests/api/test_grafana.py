@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from api_live import Live
+from support.api.api_live import Live
 from test_operation import scrape
 
 BOARD: dict[str, Any] = json.loads(

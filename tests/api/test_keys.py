@@ -11,8 +11,8 @@ from typing import Any
 
 import orjson
 import pytest
-from api_live import Live, make_state, serve
-from fake_worker import FakeWorker
+from support.api.api_live import Live, make_state, serve
+from support.engine.fake_worker import FakeWorker
 
 from rootgraft.api.access import keyring
 from rootgraft.api.access.api_keys import ANYBODY, Key, Scope, needed_scope, read_keys

@@ -11,9 +11,9 @@ from typing import Any
 
 import openai
 import pytest
-from api_fakes import BOS
-from api_live import Live, make_state, serve
 from prometheus_client.parser import text_string_to_metric_families
+from support.api.api_fakes import BOS
+from support.api.api_live import Live, make_state, serve
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.engine.messages import Heartbeat

@@ -14,8 +14,8 @@ from typing import Any
 
 import httpx
 import pytest
-from api_fakes import FakeClient, FakeFrontend
-from api_live import wait_until
+from support.api.api_fakes import FakeClient, FakeFrontend
+from support.api.api_live import wait_until
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.http import server

@@ -9,8 +9,8 @@ import jsonschema
 import openai
 import pydantic
 import pytest
-from api_live import Live
-from bad_structured import named, schema_format, tool
+from support.api.api_live import Live
+from support.api.bad_structured import named, schema_format, tool
 from test_operation import scrape, value
 
 from rootgraft.engine.errors import GrammarRefused

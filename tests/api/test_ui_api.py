@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 import pytest
-from api_live import Live, wait_until
+from support.api.api_live import Live, wait_until
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.observe import engine_watch, live_page

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_live import Live
 from playwright.sync_api import Browser, Page, expect, sync_playwright
+from support.api.api_live import Live
 from test_real_server import RealServer, start
 from test_ui_api import full_snapshot
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_openai import FakeServer
+from support.api.fake_openai import FakeServer
 
 from rootgraft.api.cli.main import main
 from rootgraft.api.cli.terminal import Answer

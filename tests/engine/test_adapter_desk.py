@@ -11,8 +11,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from fake_worker import FakeWorker, adapter_code, expected_tokens
-from lora_folders import file_of, good_config, good_tensors, small_reader, write_folder
+from support.engine.fake_worker import FakeWorker, adapter_code, expected_tokens
+from support.models.lora_folders import file_of, good_config, good_tensors, small_reader, write_folder
 from test_lora_malformed import CASES
 
 from rootgraft.engine.config import EngineConfig

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from lora_models import LINEARS, base, make_adapter
+from support.models.lora_models import LINEARS, base, make_adapter
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError, EngineDead, RequestError, UnknownModel

@@ -6,7 +6,7 @@ import random
 from array import array
 
 import pytest
-from fake_worker import FakeWorker, expected_tokens
+from support.engine.fake_worker import FakeWorker, expected_tokens
 
 from rootgraft.engine.engine_stats import EngineStats
 from rootgraft.engine.kv_cache.prefix_cache import PrefixCache

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lora_models import LINEARS, base, greedy_by_peft, make_adapter
+from support.models.lora_models import LINEARS, base, greedy_by_peft, make_adapter
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from lora_models import LINEARS, VOCAB, PeftOracle, base, greedy_by_peft, make_adapter
+from support.models.lora_models import LINEARS, VOCAB, PeftOracle, base, greedy_by_peft, make_adapter
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore

@@ -9,9 +9,9 @@ import random
 from array import array
 
 import pytest
-from fake_worker import FakeWorker, expected_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engine.fake_worker import FakeWorker, expected_tokens
 
 from rootgraft.engine.batch import RowResult
 from rootgraft.engine.config import EngineConfig

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lora_models import LINEARS, VOCAB, base, make_adapter
+from support.models.lora_models import LINEARS, VOCAB, base, make_adapter
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from array import array
 
-from fake_worker import FakeWorker, expected_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engine.fake_worker import FakeWorker, expected_tokens
 
 from rootgraft.engine.batch import RowResult, StepResult
 from rootgraft.engine.config import EngineConfig

@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from fake_worker import FakeWorker
+from support.engine.fake_worker import FakeWorker
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore

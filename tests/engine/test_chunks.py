@@ -5,9 +5,9 @@ from __future__ import annotations
 from array import array
 
 import pytest
-from fake_worker import FakeWorker
 from hypothesis import given
 from hypothesis import strategies as st
+from support.engine.fake_worker import FakeWorker
 
 from rootgraft.engine.chunk_size import LEAST, STREAM_WAIT, ChunkLimit
 from rootgraft.engine.config import EngineConfig

@@ -10,9 +10,9 @@ from functools import cache
 from unittest.mock import MagicMock
 
 import pytest
-from fake_worker import FakeWorker
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engine.fake_worker import FakeWorker
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import BASE, EngineCore

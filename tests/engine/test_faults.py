@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_world import FAULTY, NAMES, SPECS, World
+from support.engine.fault_world import FAULTY, NAMES, SPECS, World
 
 from rootgraft.engine.messages import Abort, Shutdown, encode
 from rootgraft.grammar.compile.compile_service import CompileQueueFull

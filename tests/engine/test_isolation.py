@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lora_models import LINEARS, VOCAB, base, make_adapter
+from support.models.lora_models import LINEARS, VOCAB, base, make_adapter
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore

@@ -8,7 +8,7 @@ from array import array
 from pathlib import Path
 
 import pytest
-from fake_worker import FakeWorker
+from support.engine.fake_worker import FakeWorker
 from test_adapter_desk import Engine, write
 
 from rootgraft.engine.config import EngineConfig

@@ -7,9 +7,9 @@ from array import array
 from collections import defaultdict
 
 import pytest
-from fake_worker import FakeWorker
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engine.fake_worker import FakeWorker
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore

@@ -7,7 +7,7 @@ import re
 from array import array
 
 import pytest
-from fake_worker import FakeWorker
+from support.engine.fake_worker import FakeWorker
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore

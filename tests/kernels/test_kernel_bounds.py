@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ragged_batches import ragged_batch
+from support.kernels.ragged_batches import ragged_batch
 
 from rootgraft.kernels import ops
 from rootgraft.kernels.layouts import int8_kv_layout

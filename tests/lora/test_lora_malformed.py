@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from lora_folders import (
+from support.models.lora_folders import (
     DOWN,
     HIDDEN,
     OUT,

@@ -16,9 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from fake_worker import FakeWorker, expected_tokens
-from lora_folders import file_of, good_config, good_tensors, small_reader, write_folder
-
 from rootgraft.engine.batch import Batch
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
@@ -46,6 +43,8 @@ from rootgraft.grammar.match.mask_buffer import MaskBuffer
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
 from rootgraft.lora.adapter_pool import AdapterPool
+from support.engine.fake_worker import FakeWorker, expected_tokens
+from support.models.lora_folders import file_of, good_config, good_tensors, small_reader, write_folder
 
 EOS, VOCAB = 256, 258
 TEXTS = TokenTexts(array("i", [1] * 256 + [5]), bytes(range(256)) + b"<eos>", (EOS,))
