@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from support.api.api_live import Live
-from test_operation import scrape
+from support.api.reply_checks import scrape
 
 BOARD: dict[str, Any] = json.loads(
     (Path(__file__).parents[2] / "deploy" / "grafana" / "rootgraft.json").read_text("utf-8")

@@ -16,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from schemathesis import GenerationMode
 from support.api import bad_fields, bad_inputs
 from support.api.api_live import wait_until
-from test_bad_inputs import complete
-from test_real_server import QUESTION, RealServer, start
+from support.api.real_server import QUESTION, RealServer, start
+from support.api.reply_checks import complete
 
 pytestmark = pytest.mark.heavy
 

@@ -15,7 +15,7 @@ from openai.types.chat import completion_create_params as chats
 from openai.types.responses import response_create_params as responses
 from support.api.api_live import Live
 from support.api.responses_asks import TOOLS, events_of, say
-from test_tool_calls_api import TWO
+from support.api.tool_asks import TWO
 
 from rootgraft.api.protocol.base import RequestModel
 from rootgraft.api.protocol.chat import ChatRequest

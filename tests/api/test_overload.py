@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from support.api.api_live import Live, wait_until
-from test_keys import entry, write
+from support.api.key_files import entry, write
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.errors import Rejection

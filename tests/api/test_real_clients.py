@@ -15,7 +15,7 @@ from typing import Any
 import openai
 import pydantic
 import pytest
-from test_real_server import RealServer, start
+from support.api.real_server import RealServer, start
 
 pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("default")]
 QUESTION = "Ann is 30 years old. Who is it about?"

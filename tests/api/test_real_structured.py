@@ -11,7 +11,7 @@ import jsonschema
 import openai
 import pydantic
 import pytest
-from test_real_server import RealServer, start
+from support.api.real_server import RealServer, start
 
 pytestmark = pytest.mark.heavy
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from support.api.api_live import Live
 from support.api.bad_structured import tool
+from support.api.reply_checks import check_error
 from support.api.responses_asks import ASKED, PATH, TOOLS, rendered, say
-from test_bad_inputs import check_error
-from test_tool_calls_api import TWO
+from support.api.tool_asks import TWO
 
 
 def test_items_become_messages(live: Live) -> None:

@@ -10,7 +10,7 @@ import pydantic
 import pytest
 from support.api.api_live import Live
 from support.api.bad_structured import FORMS, schema_format
-from test_operation import scrape, value
+from support.api.reply_checks import scrape, value
 
 from rootgraft.engine.errors import GrammarRefused, RequestError
 from rootgraft.grammar.spec import GrammarKind, GrammarSpec

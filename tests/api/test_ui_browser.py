@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from support.api.api_live import Live
-from test_real_server import RealServer, start
-from test_ui_api import full_snapshot
+from support.api.full_snapshot import full_snapshot
+from support.api.real_server import RealServer, start
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.engine.messages import Heartbeat

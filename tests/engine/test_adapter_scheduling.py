@@ -11,7 +11,7 @@ from support.engine.fake_worker import FakeWorker, expected_tokens
 from rootgraft.engine.engine_stats import EngineStats
 from rootgraft.engine.kv_cache.prefix_cache import PrefixCache
 from rootgraft.engine.messages import Done, Message, TokenOut
-from rootgraft.engine.scheduler import Scheduler
+from rootgraft.engine.scheduling.scheduler import Scheduler
 from rootgraft.engine.sequence.sequence import Sequence
 from rootgraft.engine.types import SamplingParams
 from rootgraft.lora.device_slots import SlotPool

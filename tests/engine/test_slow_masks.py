@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_drafts import ASKS, Ask, Engine
+from support.engine.draft_engine import ASKS, Ask, Engine
 
 from rootgraft.engine.messages import Abort, Done
 from rootgraft.engine.types import FinishReason, SamplingParams
