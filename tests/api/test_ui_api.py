@@ -115,7 +115,7 @@ def test_an_engine_that_is_gone(live: Live) -> None:
 
 
 def test_data_is_for_admins_and_files_for_all(serve_with: Start, tmp_path: Path) -> None:
-    from test_keys import entry, write
+    from support.api.key_files import entry, write
 
     write(tmp_path / "keys.json", entry("user"), entry("boss", scopes=["admin"]), entry("meter", scopes=["metrics"]))
     live = serve_with(ServerConfig(api_key_file=str(tmp_path / "keys.json")))

@@ -9,6 +9,7 @@ from collections import Counter
 
 import pytest
 from support.engine.adapter_engine import Engine, write
+from support.engine.core_hooks import tree_of
 from support.engine.fake_worker import FakeWorker, adapter_code
 from support.models.bad_adapters import CASES
 from support.models.lora_folders import write_folder
@@ -85,7 +86,7 @@ def test_new_bytes_under_an_old_name(made, tmp_path):
     engine.check_tokens(new)
     assert engine.codes[old] != engine.codes[new]
     assert engine.ends[new].usage.cached == 0
-    namespaces = engine.core._cache._tree.tops
+    namespaces = tree_of(engine.core).tops
     assert {namespace.adapter for namespace in namespaces} == {engine.pool.registry.get("a").digest}
 
 
@@ -104,7 +105,7 @@ def test_unloading_drains_and_drops_the_kv_of_every_salt(made, tmp_path):
     engine.run()
     engine.check_tokens(last)
     assert engine.ends[late].kind == "UnknownModel"
-    assert {namespace.adapter for namespace in engine.core._cache._tree.tops} == {None}
+    assert {namespace.adapter for namespace in tree_of(engine.core).tops} == {None}
     assert engine.pool.slots.num_resident == 0 and len(engine.pool.cache) == 0
 
 

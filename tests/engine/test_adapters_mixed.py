@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.engine.core_hooks import preempt, scheduler_of
 from support.models.lora_models import LINEARS, base, greedy_by_peft, make_adapter
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Done, Failed, LoadAdapter, Reply, Submit, TokenOut, TokenTexts
-from rootgraft.engine.scheduling.step_plan import StepPlan
 from rootgraft.engine.types import SamplingParams
 from rootgraft.grammar.spec import GrammarSpec
 
@@ -89,8 +89,8 @@ class Engine:
             self.core.check()
             steps += 1
             if preempt_every and steps % preempt_every == 0:
-                for sequence in [s for s in self.core._scheduler.running if s.adapter >= 0]:
-                    self.core._scheduler._preempt(sequence, StepPlan(0, 0.0))
+                for sequence in [s for s in scheduler_of(self.core).running if s.adapter >= 0]:
+                    preempt(self.core, sequence)
         return list(tokens.values())
 
     def load(self, name: str, path: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.engine.core_hooks import worker_of
 from support.models.lora_models import LINEARS, VOCAB, base, make_adapter
 
 from rootgraft.engine.config import EngineConfig
@@ -86,7 +87,7 @@ def cores(folder: Path, request: pytest.FixtureRequest) -> Iterator[dict[tuple[s
             folder / "llama", *mode, num_gpu_blocks_override=18, enable_lora=True, max_loras=1,
             enforce_eager=request.param,
         )  # fmt: skip
-        [end] = core._worker.eos_ids
+        [end] = worker_of(core).eos_ids
         texts = [b"<end>" if token == end else bytes([32 + token % 95]) for token in range(VOCAB)]
         core.handle([TokenTexts(array("i", map(len, texts)), b"".join(texts), (end,))])
         core.handle([LoadAdapter(1000 + i, name, str(folder / name)) for i, name in enumerate(("small", "large"))])

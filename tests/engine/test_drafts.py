@@ -8,6 +8,7 @@ from array import array
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engine.core_hooks import draft_tracks, scheduler_of, worker_of
 from support.engine.draft_engine import (
     ASKS,
     EOS,
@@ -137,7 +138,7 @@ def test_another_namespace_learns_nothing_from_the_tree(engine, eager):
     twice.submit(0, ask)
     twice.run()
     twice.tokens[1] = []
-    twice.core._scheduler.add(
+    scheduler_of(twice.core).add(
         Sequence(1, array("i", ask.prompt), ask.params, Path(Namespace(BASE, None, "salt")), frozenset(), 1, 0.0)
     )
     twice.run()
@@ -179,9 +180,9 @@ def test_drafts_take_only_what_the_others_leave_of_a_step(engine, eager, monkeyp
         each.submit(number, Ask((number, 1), SamplingParams(max_tokens=30, ignore_eos=True)))
     each.step()
     each.submit(3, Ask(tuple(range(100)), SamplingParams(max_tokens=3)))
-    while each.core._worker.batches[-1].rows[-1].num_generated == 0:
+    while worker_of(each.core).batches[-1].rows[-1].num_generated == 0:
         each.step()
-        batch = each.core._worker.batches[-1]
+        batch = worker_of(each.core).batches[-1]
         assert batch.num_tokens <= 12
         if not batch.rows[-1].draws:
             assert not any(row.num_drafts for row in batch.rows)
@@ -191,17 +192,17 @@ def test_an_abort_forgets_the_record_of_a_sequence(engine):
     each = engine()
     each.submit(0, Ask((1, 2), SamplingParams(max_tokens=30, ignore_eos=True)))
     each.step()
-    assert each.core._scheduler._drafts._proposer._tracks
+    assert draft_tracks(each.core)
     each.core.handle([Abort((0,))])
     each.run()
-    assert not each.core._scheduler._drafts._proposer._tracks
+    assert not draft_tracks(each.core)
 
 
 def test_without_drafts_no_row_has_any(engine):
     plain = engine("off")
     plain.submit(0, Ask((3,) * 40, SamplingParams(max_tokens=40, ignore_eos=True)))
     plain.run()
-    assert not any(row.num_drafts for batch in plain.core._worker.batches for row in batch.rows)
+    assert not any(row.num_drafts for batch in worker_of(plain.core).batches for row in batch.rows)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.engine.core_hooks import worker_of
 from support.models.lora_models import LINEARS, VOCAB, base, make_adapter
 
 from rootgraft.engine.config import EngineConfig
@@ -40,7 +41,7 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineCore]:
     )  # fmt: skip
     made = EngineCore.load(config, Path(root / "llama"))
     # All tokens but the end are one printable character, so that grammars of plain text can be followed.
-    [end] = made._worker.eos_ids
+    [end] = worker_of(made).eos_ids
     texts = [b"<end>" if token == end else bytes([32 + token % 95]) for token in range(VOCAB)]
     made.handle([TokenTexts(array("i", map(len, texts)), b"".join(texts), (end,))])
     yield made

@@ -20,6 +20,7 @@ from rootgraft.engine.messages import (
 )
 from rootgraft.engine.types import SamplingParams
 from rootgraft.lora.adapter_pool import AdapterPool
+from support.engine.core_hooks import adapter_pins, scheduler_of
 from support.engine.fake_worker import FakeWorker, adapter_code, expected_tokens
 from support.models.lora_folders import file_of, good_config, good_tensors, small_reader, write_folder
 
@@ -112,9 +113,9 @@ class Engine:
             else:
                 self.replies[message.id] = message
         self.core.check()
-        for sequence in self.core._scheduler.running:
+        for sequence in scheduler_of(self.core).running:
             assert (sequence.slot >= 0) == (sequence.adapter >= 0)
-        assert self.pool.slots.num_pinned <= len(self.core._scheduler.running)
+        assert self.pool.slots.num_pinned <= len(scheduler_of(self.core).running)
 
     def wait(self, condition, limit=20_000) -> None:
         while not condition():
@@ -125,7 +126,7 @@ class Engine:
     def run(self) -> None:
         self.wait(lambda: not self.core.has_work)
         assert self.ends.keys() == self.prompts.keys()
-        assert not self.core._adapters._pins and self.pool.slots.num_pinned == 0
+        assert not adapter_pins(self.core) and self.pool.slots.num_pinned == 0
         assert all(version.pins == 0 for version in self.pool.registry)
 
     def check_tokens(self, number: int) -> None:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from array import array
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
-from unittest.mock import MagicMock
 
 from hypothesis import strategies as st
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import BASE, EngineCore
-from rootgraft.engine.core.structured_output import StructuredOutputManager
 from rootgraft.engine.messages import Done, Failed, TokenOut
 from rootgraft.engine.sequence.sequence import Sequence
 from rootgraft.engine.types import SamplingParams
 from rootgraft.grammar.compile.compiler import CompiledGrammar, compile
-from rootgraft.grammar.match.mask_buffer import MaskBuffer
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
 from rootgraft.radix.namespace import Namespace, Path
+from support.engine.core_hooks import scheduler_of, set_structured_output, structured_output_in_process, worker_of
 from support.engine.fake_worker import FakeWorker
 
 VOCAB, EOS = 258, 256
@@ -42,17 +39,6 @@ VOCABULARY = Vocabulary((*(bytes([i]) for i in range(256)), b"<eos>"), frozenset
 @cache
 def compiled(number: int) -> CompiledGrammar:
     return compile(GRAMMARS[number], VOCABULARY)
-
-
-def mask_filler(max_lines: int) -> StructuredOutputManager:
-    """Grammars without the compile service, whose child processes take seconds to start."""
-    filler = object.__new__(StructuredOutputManager)
-    filler._mask_seconds = []
-    filler._eos_ids = (EOS,)
-    filler._thread = ThreadPoolExecutor(1)
-    filler._built = Future()
-    filler._built.set_result((MagicMock(), MaskBuffer(max_lines, VOCABULARY)))
-    return filler
 
 
 @dataclass(frozen=True)
@@ -79,7 +65,7 @@ class Engine:
             speculative_config=f'{{"method": "{method}"}}',
         )
         core = EngineCore(config, FakeWorker(num_pages, page_size, vocab_size=VOCAB, eos=(EOS,), **worker))
-        core._grammars = mask_filler(max_num_seqs + config.max_drafts)
+        set_structured_output(core, structured_output_in_process(max_num_seqs + config.max_drafts, VOCABULARY))
         return cls(core)
 
     def submit(self, number: int, ask: Ask) -> None:
@@ -87,7 +73,7 @@ class Engine:
         ends = frozenset((*(() if ask.params.ignore_eos else (EOS,)), *ask.params.stop_token_ids))
         path = Path(Namespace(BASE))
         self.tokens[number] = []
-        self.core._scheduler.add(
+        scheduler_of(self.core).add(
             Sequence(number, array("i", ask.prompt), ask.params, path, ends, number, 0.0, matcher=matcher)
         )
 
@@ -99,15 +85,15 @@ class Engine:
                 assert message.id not in self.ends
                 self.ends[message.id] = message
         self.core.check()
-        for sequence in self.core._scheduler.running:
+        for sequence in scheduler_of(self.core).running:
             assert sequence.matcher is None or sequence.matcher.num_tokens == sequence.num_generated
             assert sequence.num_computed < sequence.num_tokens
-            num_tokens = sequence.num_tokens + self.core._worker.overlaps  # one may be under way
+            num_tokens = sequence.num_tokens + worker_of(self.core).overlaps  # one may be under way
             assert len(sequence.lease.pages) <= -(-num_tokens // self.page_size)
 
     @property
     def page_size(self) -> int:
-        return self.core._worker.page_size
+        return worker_of(self.core).page_size
 
     def run(self) -> dict[int, tuple]:
         limit = 20_000
