@@ -41,6 +41,28 @@ def smollm2_gguf() -> Path:
     return resolve_model(None).path
 
 
+@pytest.fixture(scope="session")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which `support.models.lora_models.base` saves tiny bases, each once."""
+    return tmp_path_factory.mktemp("bases")
+
+
+@pytest.fixture(scope="session")
+def adapted_llama(bases: Path) -> Path:
+    """The folder of a tiny Llama (``llama/``) and of all adapters in `support.models.adapted_llama`."""
+    from support.models.adapted_llama import save_adapted_llama
+
+    return save_adapted_llama(bases)
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny Llama that runs on the native kernels."""
+    from support.models.tiny_llama import save_tiny_llama
+
+    return save_tiny_llama(tmp_path_factory.mktemp("tiny_llama"))
+
+
 @pytest.fixture
 def interpreted() -> Iterator[None]:
     """The GPU's kernels take tensors on the CPU, interpreted, and what is undefined on a GPU is found."""
