@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from support import benchmark_package
 
 # Before anything imports Triton, which looks here when it is imported.
 os.environ["TRITON_INTERPRET"] = "1"
@@ -20,6 +21,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 from rootgraft.engine.checkpoint.locate import resolve_model
 
+benchmark_package.register()
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
