@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 
 import openai
 import psutil
@@ -14,10 +13,8 @@ pytestmark = pytest.mark.heavy
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RealServer]:
-    running = start()
-    yield running
-    running.close()
+def server(real_server: RealServer) -> RealServer:
+    return real_server
 
 
 def test_streamed_and_whole_answers_are_the_same(server: RealServer) -> None:
@@ -70,16 +67,20 @@ def test_sigterm_ends_it_with_0() -> None:
         server.close()
 
 
-def test_the_end_of_the_engine_ends_it_with_70(server: RealServer) -> None:
-    [engine] = psutil.Process(server.process.pid).children()
-    stream = server.client.completions.create(
-        model="small", prompt="x", max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
-    )
-    next(stream)
-    engine.kill()
-    with pytest.raises(openai.APIError):
-        list(stream)
-    assert server.process.wait(60) == 70
+def test_the_end_of_the_engine_ends_it_with_70() -> None:
+    server = start()
+    try:
+        [engine] = psutil.Process(server.process.pid).children()
+        stream = server.client.completions.create(
+            model="small", prompt="x", max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(stream)
+        engine.kill()
+        with pytest.raises(openai.APIError):
+            list(stream)
+        assert server.process.wait(60) == 70
+    finally:
+        server.close()
 
 
 def test_an_engine_that_hangs_ends_it_with_70() -> None:
