@@ -26,8 +26,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from fake_worker import FakeWorker, adapter_code
-from lora_folders import file_of, good_config, good_tensors, small_reader, write_folder
+from support.engine.fake_worker import FakeWorker, adapter_code
+from support.models.lora_folders import file_of, good_config, good_tensors, small_reader, write_folder
 
 from benchmarks.soaking import ROOT
 from rootgraft.api.config import ServerConfig

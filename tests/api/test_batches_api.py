@@ -12,7 +12,7 @@ from typing import Any
 
 import openai
 import pytest
-from api_live import Live, make_state, serve, wait_until
+from support.api.api_live import Live, make_state, serve, wait_until
 
 from rootgraft.api.batches import batch_service as desk_module
 from rootgraft.api.batches.batch_lines import BatchOutput

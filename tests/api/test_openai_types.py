@@ -10,12 +10,12 @@ from typing import Any
 import openai.types.responses as sdk
 import pydantic
 import pytest
-from api_live import Live
 from openai.types import completion_create_params as completions
 from openai.types.chat import completion_create_params as chats
 from openai.types.responses import response_create_params as responses
-from responses_asks import TOOLS, events_of, say
-from test_tool_calls_api import TWO
+from support.api.api_live import Live
+from support.api.responses_asks import TOOLS, events_of, say
+from support.api.tool_asks import TWO
 
 from rootgraft.api.protocol.base import RequestModel
 from rootgraft.api.protocol.chat import ChatRequest

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import orjson
 import pytest
-from fake_openai import FakeServer
 from hypothesis import given
 from hypothesis import strategies as st
+from support.api.fake_openai import FakeServer
 
 from rootgraft.api.cli.bench_prompts import TokenScale, random_bodies
 from rootgraft.api.cli.bench_report import Timing, percentile, summarise

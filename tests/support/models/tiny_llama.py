@@ -1,16 +1,15 @@
+"""A tiny Llama whose sizes the native attention takes, in Hugging Face format."""
+
 from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 
-@pytest.fixture(scope="session")
-def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama in Hugging Face format: 3 layers, grouped queries, 97 tokens. Its logits are far from flat."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
+def save_tiny_llama(folder: Path) -> Path:
+    """Write a random Llama: 3 layers, grouped queries, 97 tokens. Its logits are far from flat."""
     torch.manual_seed(7)
     config = LlamaConfig(
         vocab_size=97,
@@ -24,6 +23,5 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
         eos_token_id=None,
         initializer_range=0.3,
     )
-    folder = tmp_path_factory.mktemp("tiny_llama")
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder

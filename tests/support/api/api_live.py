@@ -14,13 +14,13 @@ from typing import Any
 import httpx
 import openai
 import uvicorn
-from api_fakes import FakeClient, FakeFrontend
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.generate.server_state import ServerState
 from rootgraft.api.http.app import create_app
 from rootgraft.api.http.connection import uvicorn_options
 from rootgraft.api.observe.metrics import Metrics
+from support.api.api_fakes import FakeClient, FakeFrontend
 
 
 @dataclass

@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from api_live import make_state, serve
-
 from rootgraft.api.batches.batch_service import BatchService
 from rootgraft.api.config import ServerConfig
+from support.api.api_live import make_state, serve
 
 
 def main(folder: str, asked: str) -> None:

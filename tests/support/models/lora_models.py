@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 from transformers import (
     Gemma3ForCausalLM,
@@ -26,6 +25,10 @@ from transformers import (
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.models.decoder import DecoderModel
 from rootgraft.lora.base_projections import EMBEDDING, BaseLayout, ProjectionShape
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of importing it
+    from peft import LoraConfig, PeftModel, get_peft_model
 
 VOCAB = 101
 CPU = torch.device("cpu")

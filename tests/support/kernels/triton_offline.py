@@ -2,10 +2,10 @@
 
 Run as a program, by a process whose environment has no ``TRITON_INTERPRET``; writes JSON to standard output:
 
-    python tests/kernels/triton_offline.py                 every variant of every module, for every architecture
-    python tests/kernels/triton_offline.py --few           the first variant of each kernel, for sm_90
-    python tests/kernels/triton_offline.py --only lora     of the modules whose name begins so
-    python tests/kernels/triton_offline.py --write-golden  also enter the results in triton_golden.json
+    python tests/support/kernels/triton_offline.py                 every variant of every module, for every architecture
+    python tests/support/kernels/triton_offline.py --few           the first variant of each kernel, for sm_90
+    python tests/support/kernels/triton_offline.py --only lora     of the modules whose name begins so
+    python tests/support/kernels/triton_offline.py --write-golden  also enter the results in triton_golden.json
 
 Triton keeps what it compiled by source and options, so only what has changed takes time.
 """

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from api_live import Live
-from test_tool_calls_api import PING, WEATHER
+from support.api.api_live import Live
+from support.api.tool_asks import PING, WEATHER
 
 PATH = "/v1/responses"
 ASKED: Any = {"model": "tiny", "input": "hi"}

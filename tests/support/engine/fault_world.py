@@ -16,9 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from fake_worker import FakeWorker, expected_tokens
-from lora_folders import file_of, good_config, good_tensors, small_reader, write_folder
-
 from rootgraft.engine.batch import Batch
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
@@ -46,6 +43,9 @@ from rootgraft.grammar.match.mask_buffer import MaskBuffer
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
 from rootgraft.lora.adapter_pool import AdapterPool
+from support.engine.core_hooks import adapter_pins, free_rows, scheduler_of, set_clock
+from support.engine.fake_worker import FakeWorker, expected_tokens
+from support.models.lora_folders import file_of, good_config, good_tensors, small_reader, write_folder
 
 EOS, VOCAB = 256, 258
 TEXTS = TokenTexts(array("i", [1] * 256 + [5]), bytes(range(256)) + b"<eos>", (EOS,))
@@ -252,7 +252,7 @@ class World:
             lora_dir=str(self.root),
         )
         self.core = EngineCore(config, self.worker)
-        self.core._scheduler._clock = lambda: self.now
+        set_clock(self.core, lambda: self.now)
         self.link = Link(self)
         self.inbox.clear()
         self.async_engine = AsyncEngine(cast(EngineClient, self.link), cast(Tokenizer, self.tokenizer), self.core.ready)
@@ -332,15 +332,15 @@ class World:
 
     def check(self) -> None:
         """Pages, tree, leases, slots and pins; rows; and that what was accepted is somewhere."""
-        core, scheduler = self.core, self.core._scheduler
+        core, scheduler = self.core, scheduler_of(self.core)
         core.check()
         stats = core.stats()
         self.has_preempted |= stats["preemptions"] > 0
         finished = sum(count for name, count in stats.items() if name.startswith("finished_"))
         assert stats["accepted"] == finished + scheduler.num_running + scheduler.num_waiting
-        assert len(scheduler._free_rows) + scheduler.num_running == self.max_num_seqs
-        assert len(set(scheduler._free_rows)) == len(scheduler._free_rows)
-        pins = core._adapters._pins  # type: ignore[union-attr]
+        assert len(free_rows(core)) + scheduler.num_running == self.max_num_seqs
+        assert len(set(free_rows(core))) == len(free_rows(core))
+        pins = adapter_pins(core)
         assert set(pins) <= self.open_ids
         assert sum(version.pins for version in self.pool.registry) <= len(pins)
         assert self.pool.slots.num_pinned <= scheduler.num_running
@@ -367,7 +367,7 @@ class World:
         assert not self.open_ids and self.async_engine.num_running == 0
         stats = self.core.stats()
         assert stats["running"] == stats["waiting"] == stats["pages_private"] == 0
-        assert not self.core._adapters._pins and self.pool.slots.num_pinned == 0  # type: ignore[union-attr]
+        assert not adapter_pins(self.core) and self.pool.slots.num_pinned == 0
 
     def check_reader(self, reader: Reader) -> None:
         """An end for each sequence, or one error, or the client left; and tokens as if it had been alone."""

@@ -8,8 +8,9 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from tiny_models import tiny_model
 from torch import Tensor
+
+from support.models.tiny_models import tiny_model
 
 _ARCHITECTURES = {
     "llama": "llama",
