@@ -11,10 +11,9 @@ from typing import Any, Self, TypeVar, overload
 
 from pydantic import ValidationError
 
-from .branch_calls import Answer, Backend, Draw, Form, Message, Prompt
+from .branch_calls import Answer, Backend, Draw, Form, Message, Prompt, form_of, value_of
 from .errors import CallFailed, ProgramError
 from .token_report import Ledger
-from .values import form_of, value_of
 
 T = TypeVar("T")
 R = TypeVar("R")

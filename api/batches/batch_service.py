@@ -19,10 +19,9 @@ from ..access.caller import Caller
 from ..errors import HTTPError, reply_to
 from ..storage.batch_store import BatchRecord, BatchRecords
 from ..storage.file_store import FileStore, StoredFile, new_file_id
-from .batch_lines import BatchOutput, WrongLine, read_requests
+from .batch_files import BatchOutput, WrongLine, answers, read_requests, unanswered, used
 from .batch_work import answer_all
 from .internal_client import InternalClient
-from .output_files import answers, unanswered, used
 
 MAX_UNFINISHED = 100  # batches of one owner
 MAX_RECORDS = 10_000  # of one owner

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from .batch_lines import BatchOutput, BatchRequest, BatchResponse
+from .batch_files import BatchOutput, BatchRequest, BatchResponse
 
 Post = Callable[[str, Mapping[str, Any]], Awaitable[tuple[int, Mapping[str, str], bytes]]]
 """Takes the path and the body of a request; gives status, headers in lower case or of any case, and body."""

@@ -7,10 +7,12 @@ command failed, 2 the command line is wrong, 130 interrupted.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from ...engine.config import EngineConfig
@@ -48,12 +50,9 @@ class Command:
 
 
 def _serve(engine: EngineConfig, server: ServerConfig) -> int:
-    from ...engine.checkpoint.locate import resolve_model
     from ..http.server import serve
-    from .download_progress import show_download
 
-    with show_download() as progress:
-        resolve_model(engine.model, revision=engine.revision, progress=progress)
+    _fetch(engine.model, engine.revision)
     return serve(engine, server)
 
 
@@ -88,13 +87,39 @@ def _bench_step(engine: EngineConfig, options: StepOptions) -> int:
 
 
 def _pull(options: PullOptions) -> int:
-    from ...engine.checkpoint.locate import resolve_model
-    from .download_progress import show_download
-
-    with show_download() as progress:
-        files = resolve_model(options.model, revision=options.revision, progress=progress)
-    print(files.path)
+    print(_fetch(options.model, options.revision))
     return 0
+
+
+def _fetch(model: str | None, revision: str | None) -> Path:
+    """Download a model if it is not cached: a progress bar in a terminal, a line per file in a log."""
+    from tqdm import tqdm
+
+    from ...engine.checkpoint.locate import resolve_model
+
+    bars: dict[str, tqdm] = {}
+    in_terminal = sys.stderr.isatty()
+
+    def progress(file: str, done: int, total: int) -> None:
+        if file not in bars:
+            if not in_terminal:
+                print(f"{file} ({total / 1e6:.0f} MB)", file=sys.stderr, flush=True)
+            bars[file] = tqdm(
+                desc=file,
+                total=total,
+                unit="B",
+                unit_scale=True,
+                disable=not in_terminal,
+                ncols=shutil.get_terminal_size().columns,
+                bar_format="{desc}  {percentage:3.0f}% {bar:30} {n_fmt}/{total_fmt}B  {rate_fmt}",
+            )
+        bars[file].update(done - bars[file].n)
+
+    try:
+        return resolve_model(model, revision=revision, progress=progress).path
+    finally:
+        for bar in bars.values():
+            bar.close()
 
 
 def _key(options: KeyOptions) -> int:

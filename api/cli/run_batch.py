@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError, EngineDead
-from ..batches.batch_lines import BatchOutput, read_requests
+from ..batches.batch_files import BatchOutput, read_requests
 from ..batches.batch_work import answer_all
 from ..config import ServerConfig
 from .options import RemoteOptions, RunBatchOptions

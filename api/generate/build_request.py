@@ -22,9 +22,8 @@ from ..protocol.completions import CompletionRequest
 from ..protocol.sampling import SamplingFields
 from ..protocol.tools import Tool
 from ..structured.output_format import OutputFormat, requested_format
+from ..structured.tool_formats import Dialect, for_dialect
 from ..structured.tool_output import tool_output_format
-from ..tools.tool_formats import Dialect
-from ..tools.tool_messages import for_dialect
 from .completion_answers import EchoedPrompt
 from .logprob_formats import Unscored
 

@@ -10,8 +10,7 @@ import orjson
 
 from ..observe.token_usage import UsageCount, finish_reason, min_completion_tokens, usage_body
 from ..protocol.chat import ChatRequest
-from ..tools.tool_parser import Arguments, CallStart, Content, Event, ToolParser, read_calls
-from ..tools.tool_plan import ToolPlan
+from ..structured.tool_parser import Arguments, CallStart, Content, Event, ToolParser, ToolPlan, read_calls
 from .collect import Answer
 from .envelope import Envelope
 from .logprob_formats import chat_logprobs, prompt_logprobs

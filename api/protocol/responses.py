@@ -9,10 +9,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, Tag, model_validato
 
 from ...engine.types import MAX_LOGPROBS
 from .base import Refusal, RequestModel, StrictModel, rejected
-from .caching import CacheControl, CacheKey
 from .chat import TemplateKwargs
 from .response_items import Input
-from .sampling import ModelName, PriorityName, Salt, Stop
+from .sampling import CacheControl, CacheKey, ModelName, PriorityName, Salt, Stop
 from .structured import Schema
 from .tools import BY_CHOICE_FORM, MAX_TOOLS
 

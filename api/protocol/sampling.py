@@ -8,12 +8,13 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from ...engine.types import MAX_LOGPROBS, Priority, SamplingParams
+from ...engine.types import MAX_LOGPROBS, MAX_PIN_SECONDS, MAX_SESSION_NAME, Priority, SamplingParams
 from .base import Refusal, RequestModel, StrictModel, rejected, string_or_list
-from .caching import CacheControl, CacheKey, seconds_of
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 _PRINTABLE = re.compile(r"[\x20-\x7e]{1,128}")
+_TTL = re.compile(r"([1-9][0-9]{0,4})([smh])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 PriorityName = Literal["realtime", "interactive", "batch"]
 MAX_MODEL_NAME = 256
@@ -59,6 +60,30 @@ Stop = Annotated[
         string_or_list, custom_error_type="rejected", custom_error_message="must be a string or a list of strings"
     ),
 ]
+
+
+CacheKey = Annotated[str, Field(max_length=MAX_SESSION_NAME)]
+
+
+def seconds_of(ttl: str) -> int:
+    """The seconds of a time such as ``90s``, ``5m`` or ``1h``. ValueError if it is none."""
+    match = _TTL.fullmatch(ttl)
+    if match is None:
+        raise ValueError(f"no time: {ttl!r}")
+    return int(match[1]) * _SECONDS[match[2]]
+
+
+def _check_ttl(ttl: str) -> str:
+    if not _TTL.fullmatch(ttl) or seconds_of(ttl) > MAX_PIN_SECONDS:
+        raise rejected("must be a time such as '90s', '5m' or '1h', of at most 24 hours")
+    return ttl
+
+
+class CacheControl(StrictModel):
+    """Pin the whole prompt, for ``ttl`` after the answer's end."""
+
+    type: Literal["ephemeral"]
+    ttl: Annotated[str, AfterValidator(_check_ttl)] = "5m"
 
 
 class StreamOptions(StrictModel):

@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..generate.logprob_formats import chat_logprobs
-from ..tools.tool_parser import Arguments, CallStart, Content, ToolParser
-from ..tools.tool_plan import ToolPlan
+from ..structured.tool_parser import Arguments, CallStart, Content, ToolParser, ToolPlan
 from .conversation import new_id
 
 if TYPE_CHECKING:

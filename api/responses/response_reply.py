@@ -13,7 +13,7 @@ from ...engine.types import FinishReason
 from ..errors import ErrorReply, reply_to
 from ..generate.streams import Deltas
 from ..protocol.responses import ResponseRequest
-from ..tools.tool_plan import ToolPlan
+from ..structured.tool_parser import ToolPlan
 from .conversation import new_id
 from .output_items import Event, OutputItems
 

@@ -19,9 +19,9 @@ from ...grammar.schema.document import pointer_join
 from ...grammar.schema.static_limits import check_limits
 from ...grammar.spec import GrammarKind, GrammarSpec
 from ..protocol.tools import AllowedChoice, NamedChoice, Tool, narrowed
-from ..tools.tool_formats import ToolFormat
-from ..tools.tool_plan import Reading, ToolPlan
 from .output_format import OutputFormat, refusing
+from .tool_formats import ToolFormat
+from .tool_parser import Reading, ToolPlan
 
 MAX_FORCED_CALLS = 16
 # What a function without parameters takes: exactly {}.

@@ -15,7 +15,7 @@ import pytest
 from api_live import Live, make_state, serve, wait_until
 
 from rootgraft.api.batches import batch_service as desk_module
-from rootgraft.api.batches.batch_lines import BatchOutput
+from rootgraft.api.batches.batch_files import BatchOutput
 from rootgraft.api.batches.batch_service import BatchService
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.routes import files as files_module
