@@ -11,9 +11,18 @@ from typing import Any, Self, TypeVar, overload
 
 from pydantic import ValidationError
 
-from .branch_calls import Answer, Backend, Draw, Form, Message, Prompt, form_of, value_of
+from .branch_calls import (
+    AnswerFormat,
+    CallParams,
+    Completion,
+    Message,
+    ModelBackend,
+    Prompt,
+    answer_format,
+    parse_value,
+)
 from .errors import CallFailed, ProgramError
-from .token_report import Ledger
+from .token_report import TokenTotals
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -36,13 +45,13 @@ class Branch:
         scores: log-likelihood of each choice of a ``select``, by name.
     """
 
-    def __init__(self, path: str, backend: Backend, ledger: Ledger, defaults: Mapping[str, Any]) -> None:
+    def __init__(self, path: str, backend: ModelBackend, totals: TokenTotals, defaults: Mapping[str, Any]) -> None:
         self.path = path
         self.messages: list[Message] = []
         self.values: dict[str, Any] = {}
         self.scores: dict[str, dict[str, float]] = {}
         self._backend = backend
-        self._ledger = ledger
+        self._totals = totals
         self._defaults = defaults
         self._numbers = itertools.count()
 
@@ -112,9 +121,9 @@ class Branch:
             seed: the same seed gives the same text.
         """
         step = f"gen {name!r}"
-        with self._blaming(step):
-            form = form_of(schema, regex, choices)
-            draw = Draw(
+        with self._naming_branch(step):
+            form = answer_format(schema, regex, choices)
+            draw = CallParams(
                 form,
                 self._defaults["max_tokens"] if max_tokens is None else max_tokens,
                 self._defaults["temperature"] if temperature is None else temperature,
@@ -122,9 +131,9 @@ class Branch:
                 seed,
             )
             answer = yield from _closed(self._backend.stream(self._prompt(adapter), draw))
-            self._ledger.add(answer.report)
+            self._totals.add(answer.report)
             self._check(answer, form, draw.max_tokens)
-            self.values[name] = value_of(answer.text, schema)
+            self.values[name] = parse_value(answer.text, schema)
         self.assistant(answer.text)
 
     def select(self, name: str, choices: Sequence[str], *, adapter: str | None = None, normalise: bool = False) -> str:
@@ -139,11 +148,11 @@ class Branch:
         Raises:
             ProgramError: the call failed, or there is no choice.
         """
-        with self._blaming(f"select {name!r}"):
+        with self._naming_branch(f"select {name!r}"):
             if not choices or not all(choices):
                 raise ValueError("choices must be at least one text, none of them empty")
             tokens, report = self._backend.score(self._prompt(adapter), choices)
-        self._ledger.add(report)
+        self._totals.add(report)
         sums = [math.fsum(each) / (len(each) if normalise else 1) for each in tokens]
         self.scores[name] = dict(zip(choices, sums, strict=True))
         best = choices[sums.index(max(sums))]
@@ -157,8 +166,8 @@ class Branch:
         Args:
             pin: seconds for which it is to stay there, however much else is computed meanwhile.
         """
-        with self._blaming("warm"):
-            self._ledger.add(self._backend.warm(self._prompt(adapter), pin))
+        with self._naming_branch("warm"):
+            self._totals.add(self._backend.warm(self._prompt(adapter), pin))
         return self
 
     def fork(self, count: int) -> Fork:
@@ -171,7 +180,7 @@ class Branch:
         return self.fork(len(listed)).map(function, listed)
 
     def _child(self) -> Branch:
-        child = Branch(f"{self.path}/{next(self._numbers)}", self._backend, self._ledger, self._defaults)
+        child = Branch(f"{self.path}/{next(self._numbers)}", self._backend, self._totals, self._defaults)
         child.messages, child.values, child.scores = self.messages[:], dict(self.values), dict(self.scores)
         return child
 
@@ -183,18 +192,18 @@ class Branch:
         return Prompt(tuple(self.messages), adapter, self.path)
 
     @contextmanager
-    def _blaming(self, step: str) -> Iterator[None]:
+    def _naming_branch(self, step: str) -> Iterator[None]:
         """What goes wrong names this branch."""
         try:
             yield
         except (CallFailed, ValidationError, ValueError) as error:
             raise ProgramError(self.path, step, str(error)) from error
 
-    def _check(self, answer: Answer, form: Form | None, max_tokens: int) -> None:
+    def _check(self, answer: Completion, form: AnswerFormat | None, max_tokens: int) -> None:
         """Only free text may be cut off."""
-        if answer.reason not in ("stop", "length"):
-            raise CallFailed(f"the answer ended with {answer.reason!r}: {answer.text!r}")
-        if form is not None and answer.reason == "length":
+        if answer.finish_reason not in ("stop", "length"):
+            raise CallFailed(f"the answer ended with {answer.finish_reason!r}: {answer.text!r}")
+        if form is not None and answer.finish_reason == "length":
             least = f"; the shortest takes {answer.shortest} tokens" if answer.shortest else ""
             raise CallFailed(f"max_tokens={max_tokens} is too little for an answer of this form{least}")
 
@@ -251,7 +260,7 @@ class Fork(Sequence[Branch]):
         return found
 
 
-def _closed(stream: Generator[str, None, Answer]) -> Generator[str, None, Answer]:
+def _closed(stream: Generator[str, None, Completion]) -> Generator[str, None, Completion]:
     """The stream, given up as soon as its reader leaves."""
     with closing(stream):
         return (yield from stream)

@@ -18,7 +18,7 @@ Message = dict[str, str]
 _LONGEST_PATH = 128
 
 
-class FormKind(StrEnum):
+class FormatKind(StrEnum):
     """How the form of an answer is given."""
 
     SCHEMA = "schema"
@@ -27,10 +27,10 @@ class FormKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class AnswerFormat:
     """What an answer must follow: a JSON Schema, a regular expression, or one of several strings."""
 
-    kind: FormKind
+    kind: FormatKind
     value: Any
 
 
@@ -60,7 +60,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class CallParams:
     """How an answer is drawn.
 
     Attributes:
@@ -71,7 +71,7 @@ class Draw:
         seed: the same seed gives the same answer; None for a new one each time.
     """
 
-    form: Form | None
+    form: AnswerFormat | None
     max_tokens: int
     temperature: float
     stop: tuple[str, ...]
@@ -79,24 +79,24 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Completion:
     """A whole answer.
 
     Attributes:
-        reason: OpenAI's ``finish_reason``.
+        finish_reason: OpenAI's ``finish_reason``.
         shortest: tokens that the shortest answer of its form takes, if it was cut off and that is known.
     """
 
     text: str
-    reason: str
+    finish_reason: str
     report: Report
     shortest: int | None = None
 
 
-class Backend(Protocol):
+class ModelBackend(Protocol):
     """Where the model runs. All methods may be called from several threads at once and raise ``CallFailed``."""
 
-    def stream(self, prompt: Prompt, draw: Draw) -> Generator[str, None, Answer]:
+    def stream(self, prompt: Prompt, draw: CallParams) -> Generator[str, None, Completion]:
         """The pieces of an answer as they come; the generator returns the whole. Closing it gives the answer up."""
 
     def score(self, prompt: Prompt, choices: Sequence[str]) -> tuple[list[list[float]], Report]:
@@ -139,18 +139,18 @@ def first_difference(base: Sequence[int], wholes: Sequence[Sequence[int]]) -> in
     return start
 
 
-def form_of(schema: Any, regex: str | None, choices: Sequence[str] | None) -> Form | None:
+def answer_format(schema: Any, regex: str | None, choices: Sequence[str] | None) -> AnswerFormat | None:
     """The one form that was given, None for free text. Raises ValueError for two.
 
     Args:
         schema: a JSON Schema as a mapping, or any type that pydantic knows: a model, a dataclass, ``list[int]``.
     """
     given = {
-        FormKind.SCHEMA: None if schema is None else _json_schema(schema),
-        FormKind.REGEX: regex,
-        FormKind.CHOICES: None if choices is None else list(choices),
+        FormatKind.SCHEMA: None if schema is None else _json_schema(schema),
+        FormatKind.REGEX: regex,
+        FormatKind.CHOICES: None if choices is None else list(choices),
     }
-    forms = [Form(kind, value) for kind, value in given.items() if value is not None]
+    forms = [AnswerFormat(kind, value) for kind, value in given.items() if value is not None]
     if len(forms) > 1:
         raise ValueError(f"{forms[0].kind} and {forms[1].kind} contradict each other: give one")
     return forms[0] if forms else None
@@ -160,7 +160,7 @@ def _json_schema(schema: Any) -> Any:
     return dict(schema) if isinstance(schema, Mapping) else TypeAdapter(schema).json_schema()
 
 
-def value_of(text: str, schema: Any) -> Any:
+def parse_value(text: str, schema: Any) -> Any:
     """The answer as an instance of the type, as parsed JSON for a schema, else as it is. Raises ValueError."""
     if schema is None:
         return text

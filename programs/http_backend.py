@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from .branch_calls import Answer, Draw, Form, FormKind, Prompt, first_difference, session_name
+from .branch_calls import AnswerFormat, CallParams, Completion, FormatKind, Prompt, first_difference, session_name
 from .errors import CallFailed
 from .token_report import Report
 
@@ -26,8 +26,8 @@ _LONGEST_PAUSE = 30.0  # seconds
 _BUSY = (429, 503)
 
 
-class Remote:
-    """See ``programs.branch_calls.Backend``.
+class HttpBackend:
+    """See ``programs.branch_calls.ModelBackend``.
 
     Args:
         url: address of the server, with or without ``/v1``.
@@ -51,7 +51,7 @@ class Remote:
     def _default_model(self) -> str:
         return self._model or str(self._json("GET", "/v1/models", None)["data"][0]["id"])
 
-    def stream(self, prompt: Prompt, draw: Draw) -> Generator[str, None, Answer]:
+    def stream(self, prompt: Prompt, draw: CallParams) -> Generator[str, None, Completion]:
         """One streamed chat completion."""
         body = self._conversation(prompt) | self._key(prompt) | _drawing(draw)
         texts: list[str] = []
@@ -69,7 +69,7 @@ class Remote:
         if not end:
             raise CallFailed("the server ended the answer before its end")
         least = end.get("min_completion_tokens")
-        return Answer("".join(texts), str(end["finish_reason"]), _report(usage), least)
+        return Completion("".join(texts), str(end["finish_reason"]), _report(usage), least)
 
     def score(self, prompt: Prompt, choices: Sequence[str]) -> tuple[list[list[float]], Report]:
         """Echoed prompts with logprobs from the first token on that is not the same for all."""
@@ -142,7 +142,7 @@ class Remote:
                 connection.close()
 
 
-def _drawing(draw: Draw) -> dict[str, Any]:
+def _drawing(draw: CallParams) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "max_tokens": draw.max_tokens,
         "temperature": draw.temperature,
@@ -156,14 +156,14 @@ def _drawing(draw: Draw) -> dict[str, Any]:
     return fields | (_form(draw.form) if draw.form else {})
 
 
-def _form(form: Form) -> dict[str, Any]:
+def _form(form: AnswerFormat) -> dict[str, Any]:
     match form.kind:
-        case FormKind.SCHEMA:
+        case FormatKind.SCHEMA:
             json_schema = {"name": "answer", "schema": form.value}
             return {"response_format": {"type": "json_schema", "json_schema": json_schema}}
-        case FormKind.REGEX:
+        case FormatKind.REGEX:
             return {"structured_outputs": {"regex": form.value}}
-        case FormKind.CHOICES:
+        case FormatKind.CHOICES:
             return {"structured_outputs": {"choice": form.value}}
 
 

@@ -16,7 +16,7 @@ from ..engine.serving.output_processor import TextDelta
 from ..engine.types import SamplingParams, Usage
 from ..grammar.errors import GrammarError
 from ..grammar.spec import GrammarSpec
-from .branch_calls import Answer, Draw, Form, FormKind, Prompt, first_difference, session_name
+from .branch_calls import AnswerFormat, CallParams, Completion, FormatKind, Prompt, first_difference, session_name
 from .errors import CallFailed
 from .token_report import Report
 
@@ -64,8 +64,8 @@ class _Call:
                 return output
 
 
-class Offline:
-    """See ``programs.branch_calls.Backend``. Requests of all branches share the steps of one engine."""
+class OfflineBackend:
+    """See ``programs.branch_calls.ModelBackend``. Requests of all branches share the steps of one engine."""
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
@@ -76,7 +76,7 @@ class Offline:
         self._thread = threading.Thread(target=self._drive, name="llm", daemon=True)
         self._thread.start()
 
-    def stream(self, prompt: Prompt, draw: Draw) -> Generator[str, None, Answer]:
+    def stream(self, prompt: Prompt, draw: CallParams) -> Generator[str, None, Completion]:
         """One sequence of the engine."""
         params = SamplingParams(max_tokens=draw.max_tokens, temperature=draw.temperature, seed=draw.seed)
         grammar = _grammar(draw.form) if draw.form else None
@@ -90,7 +90,7 @@ class Offline:
             if not ended:
                 self._jobs.put(lambda: self._give_up(call))
         [answer], [usage] = output.outputs, output.usage
-        return Answer(answer.text, answer.finish_reason, _report(usage), usage.shortest)
+        return Completion(answer.text, answer.finish_reason, _report(usage), usage.shortest)
 
     def score(self, prompt: Prompt, choices: Sequence[str]) -> tuple[list[list[float]], Report]:
         """A sequence for each choice, all of them at once."""
@@ -193,14 +193,14 @@ class Offline:
             call.news.put(error)
 
 
-def _grammar(form: Form) -> GrammarSpec:
+def _grammar(form: AnswerFormat) -> GrammarSpec:
     try:
         match form.kind:
-            case FormKind.SCHEMA:
+            case FormatKind.SCHEMA:
                 return GrammarSpec.json_schema(form.value)
-            case FormKind.REGEX:
+            case FormatKind.REGEX:
                 return GrammarSpec.regex(form.value)
-            case FormKind.CHOICES:
+            case FormatKind.CHOICES:
                 return GrammarSpec.choice(form.value)
     except GrammarError as error:
         raise CallFailed(str(error)) from error

@@ -6,9 +6,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from .branch import Branch
-from .branch_calls import Backend
-from .http_backend import Remote
-from .token_report import Ledger, Report
+from .branch_calls import ModelBackend
+from .http_backend import HttpBackend
+from .token_report import Report, TokenTotals
 
 if TYPE_CHECKING:
     from ..engine.offline.llm import LLM
@@ -39,7 +39,7 @@ class Session(Branch):
         temperature: float = 0.0,
     ) -> None:
         backend = _backend(target, model, api_key)
-        super().__init__("root", backend, Ledger(), {"max_tokens": max_tokens, "temperature": temperature})
+        super().__init__("root", backend, TokenTotals(), {"max_tokens": max_tokens, "temperature": temperature})
 
     def begin(self) -> Branch:
         """A new conversation, with nothing in it, on the same model and the same account."""
@@ -49,7 +49,7 @@ class Session(Branch):
 
     def report(self) -> Report:
         """Tokens of all calls so far, of all branches."""
-        return self._ledger.total()
+        return self._totals.total()
 
     def close(self) -> None:
         """Let go of the model. A server does not notice, the offline ``LLM`` may be used by others again."""
@@ -64,11 +64,11 @@ class Session(Branch):
         self.close()
 
 
-def _backend(target: str | LLM, model: str | None, api_key: str | None) -> Backend:
+def _backend(target: str | LLM, model: str | None, api_key: str | None) -> ModelBackend:
     if isinstance(target, str):
-        return Remote(target, model, api_key)
+        return HttpBackend(target, model, api_key)
     if model is not None or api_key is not None:
         raise ValueError("model and api_key are for servers: an LLM has its model already")
-    from .offline_backend import Offline
+    from .offline_backend import OfflineBackend
 
-    return Offline(target)
+    return OfflineBackend(target)

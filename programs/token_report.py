@@ -49,7 +49,7 @@ class Report:
         )
 
 
-class Ledger:
+class TokenTotals:
     """Adds up the calls of all branches, on whatever threads they run."""
 
     def __init__(self) -> None:

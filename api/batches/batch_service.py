@@ -27,7 +27,7 @@ MAX_UNFINISHED = 100  # batches of one owner
 MAX_RECORDS = 10_000  # of one owner
 MAX_AT_ONCE = 4  # batches that are answered at the same time
 WORKERS = 16  # requests of a batch at the same time
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 _RETRY_SECONDS = 30.0  # after the folder could not be written
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class BatchService:
         self._caller_of = caller_of
         self._client: InternalClient | None = None
         self._jobs: dict[str, asyncio.Task[None]] = {}
-        self._turns = asyncio.Semaphore(MAX_AT_ONCE)
+        self._slots = asyncio.Semaphore(MAX_AT_ONCE)
 
     def resume(self, client: InternalClient) -> None:
         """Go on with all that has not ended, asking ``client``; called once the server is ready."""
@@ -186,13 +186,13 @@ class BatchService:
             return await self._client.post(url, body, caller)
 
         left = (request for request in read_requests(path) if request.custom_id not in output.done)
-        async with self._turns:
+        async with self._slots:
             work = asyncio.ensure_future(
                 answer_all(post, left, output, concurrency=WORKERS, fields={}, done=lambda: self._count(record, output))
             )
             try:
                 while not work.done() and not self.records.is_over(record):
-                    await asyncio.wait([work], timeout=_LOOK_SECONDS)
+                    await asyncio.wait([work], timeout=_POLL_SECONDS)
                 if work.done():
                     work.result()
                 else:

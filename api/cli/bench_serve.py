@@ -24,7 +24,7 @@ from ...engine.errors import ConfigError
 from .bench_prompts import TokenScale, body_for, dataset_bodies, extra_fields, random_bodies, words
 from .bench_report import Timing, summarise, table
 from .options import BenchOptions, RemoteOptions
-from .remote_server import Remote, RemoteError
+from .remote_server import RemoteError, RemoteServer
 
 _PATHS = {"chat": "chat/completions", "completions": "completions"}
 _PROBE_WORDS = (16, 144)
@@ -43,7 +43,7 @@ def bench_serve(remote: RemoteOptions, options: BenchOptions) -> int:
 
 async def _run(remote: RemoteOptions, options: BenchOptions) -> tuple[str, list[Timing]]:
     extra = extra_fields(options.extra_body)
-    async with Remote.connect(remote) as server:
+    async with RemoteServer.connect(remote) as server:
         if options.dataset is None:
             bodies = random_bodies(options, await _measure_scale(server, options, extra))
         else:
@@ -53,7 +53,7 @@ async def _run(remote: RemoteOptions, options: BenchOptions) -> tuple[str, list[
         )
 
 
-async def _measure_scale(server: Remote, options: BenchOptions, extra: dict[str, Any]) -> TokenScale:
+async def _measure_scale(server: RemoteServer, options: BenchOptions, extra: dict[str, Any]) -> TokenScale:
     """Ask twice for one token, which warms the server up and tells how long our words are in its tokens."""
     measured = []
     for count in _PROBE_WORDS:
@@ -65,7 +65,9 @@ async def _measure_scale(server: Remote, options: BenchOptions, extra: dict[str,
     return TokenScale.through(measured[0], measured[1])
 
 
-async def run_load(server: Remote, path: str, bodies: Sequence[dict[str, Any]], options: BenchOptions) -> list[Timing]:
+async def run_load(
+    server: RemoteServer, path: str, bodies: Sequence[dict[str, Any]], options: BenchOptions
+) -> list[Timing]:
     """Send all requests as ``options`` says and return their timings in the order of ``bodies``."""
     limit = asyncio.Semaphore(options.max_concurrency) if options.max_concurrency else contextlib.nullcontext()
     arrivals = _arrivals(len(bodies), options.request_rate, options.seed)
@@ -93,14 +95,14 @@ def _arrivals(count: int, rate: float, seed: int) -> list[float]:
 
 
 async def timed(
-    server: Remote, path: str, body: dict[str, Any], on_text: Callable[[str], None] | None = None
+    server: RemoteServer, path: str, body: dict[str, Any], on_text: Callable[[str], None] | None = None
 ) -> Timing:
     """Send one request and take its times. Failures are told in the timing, never raised.
 
     Args:
         server: where to.
         path: the endpoint below the server's base address.
-        body: the request without what ``Remote.stream`` fills in.
+        body: the request without what ``RemoteServer.stream`` fills in.
         on_text: given each piece of the answer, for who needs it.
     """
     timing = Timing(started=time.perf_counter())

@@ -23,11 +23,11 @@ from .options import (
     BenchOptions,
     ChatOptions,
     CompleteOptions,
-    DrawOptions,
     KeyOptions,
     PullOptions,
     RemoteOptions,
     RunBatchOptions,
+    SamplingOptions,
     StepOptions,
 )
 
@@ -135,10 +135,10 @@ COMMANDS = {
     "serve": Command(
         "Serve a model with OpenAI's interface.", (EngineConfig, ServerConfig), _serve, positional="model"
     ),
-    "chat": Command("Talk with a model that is being served.", (RemoteOptions, DrawOptions, ChatOptions), _chat),
+    "chat": Command("Talk with a model that is being served.", (RemoteOptions, SamplingOptions, ChatOptions), _chat),
     "complete": Command(
         "Let a model that is being served continue a text.",
-        (RemoteOptions, DrawOptions, CompleteOptions),
+        (RemoteOptions, SamplingOptions, CompleteOptions),
         _complete,
         positional="prompt",
     ),

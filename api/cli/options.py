@@ -31,7 +31,7 @@ class RemoteOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class DrawOptions:
+class SamplingOptions:
     """How the tokens of an answer are chosen; what is None is left to the server."""
 
     temperature: float | None = option(None, "0 is greedy. Default: the server's.", low=0, high=2, group="answer")

@@ -29,7 +29,7 @@ class RemoteError(EngineError):
         self.kind = kind
 
 
-class Remote:
+class RemoteServer:
     """A server and the model that is asked there. Made by ``connect``."""
 
     def __init__(self, session: aiohttp.ClientSession, url: URL, model: str) -> None:

@@ -20,7 +20,7 @@ from ..batches.batch_files import BatchOutput, read_requests
 from ..batches.batch_work import answer_all
 from ..config import ServerConfig
 from .options import RemoteOptions, RunBatchOptions
-from .remote_server import Remote, RemoteError
+from .remote_server import RemoteError, RemoteServer
 
 _LOOK_EVERY = 0.1  # seconds, while an own engine starts
 
@@ -65,16 +65,16 @@ async def _run(engine: EngineConfig, options: RunBatchOptions, output: BatchOutp
 
 
 @contextlib.asynccontextmanager
-async def _connected(options: RemoteOptions, *, wait: bool) -> AsyncIterator[Remote]:
+async def _connected(options: RemoteOptions, *, wait: bool) -> AsyncIterator[RemoteServer]:
     """A session with a server; an own one is waited for until it has loaded its model."""
     while wait:
         try:
-            async with Remote.connect(options):
+            async with RemoteServer.connect(options):
                 break
         except RemoteError:
             _check_children()
             await asyncio.sleep(_LOOK_EVERY)
-    async with Remote.connect(options) as server:
+    async with RemoteServer.connect(options) as server:
         yield server
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...engine.errors import ConfigError
-from .options import ChatOptions, CompleteOptions, DrawOptions, RemoteOptions
-from .remote_server import Remote, RemoteError
+from .options import ChatOptions, CompleteOptions, RemoteOptions, SamplingOptions
+from .remote_server import RemoteError, RemoteServer
 
 # A model's text must not be able to steer the terminal: of the control characters only tab and newline pass.
 _CONTROLS = dict.fromkeys(code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n")
@@ -67,7 +67,7 @@ def _text(choice: dict[str, Any]) -> str:
     return str((choice.get("delta") or {}).get("content") or choice.get("text") or "")
 
 
-def chat(remote: RemoteOptions, draw: DrawOptions, options: ChatOptions) -> int:
+def chat(remote: RemoteOptions, sampling: SamplingOptions, options: ChatOptions) -> int:
     """Talk until the end of the input. Ctrl-C stops an answer, Ctrl-D leaves. Returns the exit code."""
     with asyncio.Runner() as runner, _connected(runner, remote) as server:
         messages: list[dict[str, str]] = []
@@ -75,7 +75,7 @@ def chat(remote: RemoteOptions, draw: DrawOptions, options: ChatOptions) -> int:
             messages.append({"role": "system", "content": options.system})
         if _in_terminal():
             _dim(f"{server.model}. Ctrl-C stops an answer, Ctrl-D leaves.")
-        fields = _fields(draw, options.max_tokens)
+        fields = _fields(sampling, options.max_tokens)
         for line in _lines():
             messages.append({"role": "user", "content": line})
             answer = TerminalAnswer()
@@ -91,27 +91,32 @@ def chat(remote: RemoteOptions, draw: DrawOptions, options: ChatOptions) -> int:
     return 0
 
 
-def complete(remote: RemoteOptions, draw: DrawOptions, options: CompleteOptions) -> int:
+def complete(remote: RemoteOptions, sampling: SamplingOptions, options: CompleteOptions) -> int:
     """Continue one text. Returns the exit code."""
     if options.prompt is None and sys.stdin.isatty():
         raise ConfigError("give the text to continue as an argument or on standard input.")
     prompt = sys.stdin.read() if options.prompt is None else options.prompt
     with asyncio.Runner() as runner, _connected(runner, remote) as server:
-        body = {"prompt": prompt, **_fields(draw, options.max_tokens)}
+        body = {"prompt": prompt, **_fields(sampling, options.max_tokens)}
         answered = _ask(runner, server, "completions", body, TerminalAnswer())
     return 0 if answered else 1
 
 
-def _fields(draw: DrawOptions, max_tokens: int | None) -> dict[str, Any]:
+def _fields(sampling: SamplingOptions, max_tokens: int | None) -> dict[str, Any]:
     """The fields of the request that were given."""
-    chosen = {"temperature": draw.temperature, "top_p": draw.top_p, "seed": draw.seed, "max_tokens": max_tokens}
+    chosen = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "seed": sampling.seed,
+        "max_tokens": max_tokens,
+    }
     return {name: value for name, value in chosen.items() if value is not None}
 
 
 @contextlib.contextmanager
-def _connected(runner: asyncio.Runner, options: RemoteOptions) -> Iterator[Remote]:
+def _connected(runner: asyncio.Runner, options: RemoteOptions) -> Iterator[RemoteServer]:
     """A session that lives as long as the block, for several uses of the runner."""
-    connection = Remote.connect(options)
+    connection = RemoteServer.connect(options)
     server = runner.run(connection.__aenter__())
     try:
         yield server
@@ -138,7 +143,7 @@ def _lines() -> Iterator[str]:
             yield line
 
 
-def _ask(runner: asyncio.Runner, server: Remote, path: str, body: dict[str, Any], answer: TerminalAnswer) -> bool:
+def _ask(runner: asyncio.Runner, server: RemoteServer, path: str, body: dict[str, Any], answer: TerminalAnswer) -> bool:
     """Print the answer as it comes into ``answer``. False, and the reason on standard error, if the server failed."""
     try:
         runner.run(_print(server, path, body, answer))
@@ -152,7 +157,7 @@ def _ask(runner: asyncio.Runner, server: Remote, path: str, body: dict[str, Any]
     return True
 
 
-async def _print(server: Remote, path: str, body: dict[str, Any], answer: TerminalAnswer) -> None:
+async def _print(server: RemoteServer, path: str, body: dict[str, Any], answer: TerminalAnswer) -> None:
     async for event in server.stream(path, body):
         if text := answer.add(event):
             print(text.translate(_CONTROLS) if sys.stdout.isatty() else text, end="", flush=True)

@@ -69,7 +69,7 @@ async def chat_events(
 ) -> AsyncGenerator[bytes, None]:
     """The answer in events: role, content and calls, finish reason of each choice, usage if asked for, DONE."""
     chunks = _Chunks(request, head, num_prompt, plan)
-    usage = UsageCount(drop_completion=request.is_silent)
+    usage = UsageCount(drop_completion=request.is_prefill_only)
     async with aclosing(deltas) as stream:
         async for _, several in stream:
             events = []

@@ -55,7 +55,7 @@ class ChatRequest(StructuredFields):
             raise rejected("may only be given where 'logprobs' is true", "top_logprobs")
         if self.max_completion_tokens is not None and self.max_tokens not in (None, self.max_completion_tokens):
             raise rejected("contradicts 'max_completion_tokens'", "max_tokens")
-        if self.is_silent and self.min_tokens > 0:
+        if self.is_prefill_only and self.min_tokens > 0:
             raise rejected("contradicts 'max_tokens'", "min_tokens")
         check_tools(self.tools, self.tool_choice)
         if self.tools and self.include_stop_str_in_output:
@@ -64,14 +64,14 @@ class ChatRequest(StructuredFields):
         return self
 
     @property
-    def asked_tokens(self) -> int | None:
+    def max_new_tokens(self) -> int | None:
         """The limit on new tokens, by either name."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
-    def is_silent(self) -> bool:
+    def is_prefill_only(self) -> bool:
         """Whether the prompt is to be computed and nothing generated: the limit on new tokens is 0."""
-        return self.asked_tokens == 0
+        return self.max_new_tokens == 0
 
     @property
     def num_logprobs(self) -> int | None:

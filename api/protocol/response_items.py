@@ -30,7 +30,7 @@ def _check_part(value: Any) -> Any:
     return value
 
 
-class TextPart(StrictModel):
+class ResponseTextPart(StrictModel):
     """A piece of text of either side. What came with it in an answer of ours may be sent back, and is left alone."""
 
     type: Literal["input_text", "output_text", "text"]
@@ -41,14 +41,15 @@ class TextPart(StrictModel):
 
 
 Texts = Annotated[
-    Annotated[str, Tag("<string>")] | Annotated[list[Annotated[TextPart, BeforeValidator(_check_part)]], Tag("<list>")],
+    Annotated[str, Tag("<string>")]
+    | Annotated[list[Annotated[ResponseTextPart, BeforeValidator(_check_part)]], Tag("<list>")],
     Discriminator(
         string_or_list, custom_error_type="rejected", custom_error_message="must be a string or a list of text parts"
     ),
 ]
 
 
-def text_of(content: str | list[TextPart]) -> str:
+def text_of(content: str | list[ResponseTextPart]) -> str:
     """The content as one string."""
     return content if isinstance(content, str) else "".join(part.text for part in content)
 

@@ -162,7 +162,7 @@ class SamplingFields(RequestModel):
         return 0.0 if self.cache_control is None else float(seconds_of(self.cache_control.ttl))
 
     @property
-    def band(self) -> Priority | None:
+    def priority_class(self) -> Priority | None:
         """The band that ``priority`` asks for."""
         return None if self.priority is None else priority_of(self.priority)
 

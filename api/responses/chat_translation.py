@@ -30,7 +30,7 @@ _SAME = (
 )
 
 
-def as_chat(body: ResponseRequest, messages: list[ChatMessage]) -> ChatRequest:
+def chat_request_of(body: ResponseRequest, messages: list[ChatMessage]) -> ChatRequest:
     """The chat that a response stands for. Raises RequestValidationError for tools that are malformed."""
     asked = body.num_logprobs
     fields: dict[str, Any] = {
@@ -87,18 +87,18 @@ def _renamed(text: str) -> str:
     return text
 
 
-def renamed_format(output_format: OutputFormat | None) -> OutputFormat | None:
+def with_response_fields(output_format: OutputFormat | None) -> OutputFormat | None:
     """The promise, blaming the fields of a response."""
     if output_format is None:
         return None
     plan = output_format.tools
     if plan is not None:
-        plan = replace(plan, places=tuple((pointer, _renamed(field)) for pointer, field in plan.places))
+        plan = replace(plan, schema_fields=tuple((pointer, _renamed(field)) for pointer, field in plan.schema_fields))
     return replace(output_format, field=_renamed(output_format.field), tools=plan)
 
 
 @contextmanager
-def blaming_responses() -> Iterator[None]:
+def naming_response_fields() -> Iterator[None]:
     """Errors about a chat's fields name those of the response."""
     try:
         yield

@@ -78,7 +78,7 @@ def _add_call(messages: list[ChatMessage], item: CallItem) -> None:
         messages.append(ChatMessage(role="assistant", tool_calls=[call]))
 
 
-def conversation_of(body: ResponseRequest, store: ResponseStore, owner: str) -> Conversation:
+def load_conversation(body: ResponseRequest, store: ResponseStore, owner: str) -> Conversation:
     """The conversation that a request is about.
 
     Raises:

@@ -38,7 +38,7 @@ class OutputFormat:
     tools: ToolPlan | None = None
 
     @contextmanager
-    def blaming(self) -> Iterator[None]:
+    def locating_errors(self) -> Iterator[None]:
         """Errors of the engine about the grammar name the field that asked for it."""
         try:
             yield
@@ -60,14 +60,14 @@ def requested_format(body: StructuredFields) -> OutputFormat | None:
     name = field = body.form_fields[0]
     if body.structured_outputs is not None:
         field = f"{name}.{body.structured_outputs.given[0]}"
-    with refusing(field):
+    with naming_field(field):
         spec = _spec(body, name)
         check_limits(spec)
     return OutputFormat(spec, field, spec.kind.value, spec)
 
 
 @contextmanager
-def refusing(field: str) -> Iterator[None]:
+def naming_field(field: str) -> Iterator[None]:
     """A ``GrammarError`` becomes a ``GrammarRefused`` that names the field."""
     try:
         yield

@@ -19,7 +19,7 @@ from ...grammar.schema.document import pointer_join
 from ...grammar.schema.static_limits import check_limits
 from ...grammar.spec import GrammarKind, GrammarSpec
 from ..protocol.tools import AllowedChoice, NamedChoice, Tool, narrowed
-from .output_format import OutputFormat, refusing
+from .output_format import OutputFormat, naming_field
 from .tool_formats import ToolFormat
 from .tool_parser import Reading, ToolPlan
 
@@ -64,7 +64,7 @@ def tool_output_format(
 
 def _arguments(tool: Tool, name: str) -> GrammarSpec:
     schema = tool.function.parameters
-    with refusing(name):
+    with naming_field(name):
         spec = GrammarSpec.json_schema(_NOTHING if schema is None else {"type": "object"} | schema)
         check_limits(spec)
     return spec
@@ -89,9 +89,9 @@ def _required(
     if parallel:
         schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": MAX_FORCED_CALLS}
         prefill = form.opening.removesuffix("[") if form.separator else ""
-    places = _places(schema, {id(part): fields[name] for name, part in embedded.items()})
-    plan = ToolPlan(form, Reading.JSON, arguments, prefill, places=places)
-    with refusing("tools"):
+    schema_fields = _places(schema, {id(part): fields[name] for name, part in embedded.items()})
+    plan = ToolPlan(form, Reading.JSON, arguments, prefill, schema_fields=schema_fields)
+    with naming_field("tools"):
         spec = GrammarSpec.json_schema(schema)
         check_limits(spec)
     return OutputFormat(spec, "tools", "tools", None, plan)
@@ -135,11 +135,11 @@ def _triggered(
     else:
         once = not parallel or form.separator is not None
         shape = {"type": "triggered_tags", "triggers": [form.trigger], "tags": [calls], "stop_after_first": once}
-    places = _places({"format": shape}, owners)
-    with refusing("tools"):
+    schema_fields = _places({"format": shape}, owners)
+    with naming_field("tools"):
         spec = GrammarSpec.structural_tag({"format": shape})
         check_limits(spec)
-    plan = ToolPlan(form, Reading.TRIGGERED, arguments, places=places)
+    plan = ToolPlan(form, Reading.TRIGGERED, arguments, schema_fields=schema_fields)
     return OutputFormat(spec, "tools", "tools", None if asked is None else asked.spec, plan)
 
 

@@ -41,7 +41,7 @@ class ToolPlan:
         arguments: the grammar of each function's arguments, by its name.
         prefill: what goes before the answer, at the end of the prompt.
         named: the function of ``Reading.ARGUMENTS``.
-        places: JSON Pointers into the grammar, each with the field of the request whose schema stands there.
+        schema_fields: JSON Pointers into the grammar, each with the field of the request whose schema stands there.
     """
 
     format: ToolFormat
@@ -49,11 +49,11 @@ class ToolPlan:
     arguments: Mapping[str, GrammarSpec]
     prefill: str = ""
     named: str = ""
-    places: tuple[tuple[str, str], ...] = ()
+    schema_fields: tuple[tuple[str, str], ...] = ()
 
     def locate(self, pointer: str) -> tuple[str, str]:
         """The field in whose schema a place of the grammar stands, and the pointer from that schema's root."""
-        for place, name in self.places:
+        for place, name in self.schema_fields:
             if pointer == place or pointer.startswith(f"{place}/"):
                 return name, pointer[len(place) :]
         return "tools", pointer
@@ -91,7 +91,7 @@ Event = Content | CallStart | Arguments
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ParsedCall:
     """A whole call: its arguments are JSON text, unless the answer was cut off within them."""
 
     id: str
@@ -99,7 +99,7 @@ class Call:
     arguments: str
 
 
-def read_calls(plan: ToolPlan, text: str) -> tuple[str, list[Call]]:
+def read_calls(plan: ToolPlan, text: str) -> tuple[str, list[ParsedCall]]:
     """The content and the calls of a whole answer."""
     parser = ToolParser(plan)
     said: list[str] = []
@@ -112,7 +112,7 @@ def read_calls(plan: ToolPlan, text: str) -> tuple[str, list[Call]]:
                 begun.append((event, []))
             case Arguments():
                 begun[event.index][1].append(event.text)
-    return "".join(said), [Call(start.id, start.name, "".join(parts)) for start, parts in begun]
+    return "".join(said), [ParsedCall(start.id, start.name, "".join(parts)) for start, parts in begun]
 
 
 class ToolParser:

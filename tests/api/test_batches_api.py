@@ -192,7 +192,7 @@ def test_a_batch_that_is_cancelled_keeps_what_is_answered(
 
 
 def test_a_batch_whose_time_is_up(live: Live, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk_module, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(desk_module, "_POLL_SECONDS", 0.01)
     hold(live)
     batch = begin(client, *map(line, range(3)))
     wait_until(lambda: client.batches.retrieve(batch.id).status == "in_progress")
@@ -334,13 +334,13 @@ def begin_with(client: openai.OpenAI, file_id: str) -> Any:
 
 def test_a_key_that_is_taken_back_asks_nothing_more(tmp_path: Path) -> None:
     with start(tmp_path / "b", api_key=("one", "two")) as live, live.openai(api_key="one") as client:
-        live.state.batches._turns = asyncio.Semaphore(0)
+        live.state.batches._slots = asyncio.Semaphore(0)
         batch = begin(client, line(1))
         wait_until(lambda: client.batches.retrieve(batch.id).status == "in_progress")
         keys, owner = live.state.keys, live.state.keys.find(b"one")
         batch_service, record = live.state.batches, live.state.batches.records.get(owner.tenant, batch.id)
         keys._keys = keys._given[1:]
-        live.loop.call_soon_threadsafe(batch_service._turns.release)
+        live.loop.call_soon_threadsafe(batch_service._slots.release)
         wait_until(lambda: record.has_ended)
         keys._keys = keys._given
         done = client.batches.retrieve(batch.id)
