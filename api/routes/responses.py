@@ -42,10 +42,7 @@ async def create_response(body: ResponseRequest, request: Request, state: State,
         prepared, output_format = await chat_request(state.serving(), state.dialect(), chat, adapter, caller)
     output_format = with_response_fields(output_format)
     caller.facts.update(model=name, prompt_tokens=len(prepared.tokens), n=1, stream=body.stream)
-    reply = ResponseReply(
-        body, name, None if output_format is None else output_format.tools, stored=body.store and state.responses.is_on
-    )
-
+    reply = ResponseReply(body, name, output_format, stored=body.store and state.responses.is_on)
     caller.facts["response_id"] = reply.id
 
     def keep(ended: ResponseReply) -> None:

@@ -1,7 +1,8 @@
-"""The safety net under structured answers: each one that ends is parsed and validated once more, by another library.
+"""Output check: validate each finished structured answer with ``jsonschema``, independently of the grammar.
 
-The grammar is the promise; this only watches it. What it cannot judge in reasonable time (patterns of very long
-strings, documents nested beyond the parser's depth) passes. The only importer of ``jsonschema``.
+A defect of the grammar engine then ends in ``error``, never in ``stop``. Very long strings (patterns, formats) and
+documents nested beyond the parser's depth are not validated, which bounds the time. Only this module imports
+``jsonschema``.
 """
 
 from __future__ import annotations
@@ -32,22 +33,21 @@ from .tool_parser import Reading, read_calls
 if TYPE_CHECKING:
     from ...engine.serving.output_processor import TextDelta
 
-MOST_CACHED = 256
-"""Validators that are remembered, at most."""
-_LONG_TEXT = 1_024
-_LONGEST_JUDGED = 4_096  # characters of a string whose pattern or format is looked at
-_DIGITS = 4_000  # Python converts no more at once
+MOST_CACHED = 256  # validators
+_LONG_TEXT = 1_024  # characters; longer texts are validated on another thread
+_LONGEST_CHECKED = 4_096  # characters of a string whose pattern or format is checked
+_DIGITS = 4_000  # below the limit of int(text)
 
 logger = logging.getLogger(__name__)
 
 
 class OutputCheck:
-    """The answers of one request, put together and judged at their ends.
+    """Collects the answers of one request and validates each when it finishes.
 
-    An answer that was cut off at its budget, or by a stop string or token of the request's, is not judged.
+    Answers cut off by ``max_tokens``, or by the request's stop strings or tokens, are not validated.
 
     Attributes:
-        num_broken: answers that did not hold the promise.
+        num_broken: answers that do not match the output format.
     """
 
     def __init__(self, output_format: OutputFormat, validators: OutputValidators) -> None:
@@ -56,46 +56,46 @@ class OutputCheck:
         self._validators = validators
         self._texts: dict[tuple[int, int], list[str]] = {}
 
-    async def judge(self, prompt: int, deltas: Sequence[TextDelta]) -> list[TextDelta]:
-        """The deltas that came for the prompt of this number, with ends that are right."""
-        return [await self._judged(prompt, delta) for delta in deltas]
+    async def check(self, prompt: int, deltas: Sequence[TextDelta]) -> list[TextDelta]:
+        """Return the deltas of prompt number ``prompt``; the finish reason of an invalid answer becomes ``error``."""
+        return [await self._checked(prompt, delta) for delta in deltas]
 
-    async def _judged(self, prompt: int, delta: TextDelta) -> TextDelta:
+    async def _checked(self, prompt: int, delta: TextDelta) -> TextDelta:
         texts = self._texts.setdefault((prompt, delta.index), [])
         texts.append(delta.text)
         finish = delta.finish
         if finish is None or finish.reason is not FinishReason.STOP or finish.stop_reason is not None:
             return delta
-        if await self._holds("".join(texts)):
+        if await self._is_valid("".join(texts)):
             return delta
         self.num_broken += 1
         return replace(delta, finish=replace(finish, reason=FinishReason.ERROR))
 
-    async def _holds(self, text: str) -> bool:
+    async def _is_valid(self, text: str) -> bool:
         form, plan = self._output_format.form, self._output_format.tools
         if plan is not None:
             text, calls = read_calls(plan, text)
             for call in calls:
                 spec = plan.arguments.get(call.name)
-                if spec is None or not await self._validators.hold(spec, call.arguments):
+                if spec is None or not await self._validators.is_valid(spec, call.arguments):
                     return False
             if calls or plan.reading is not Reading.TRIGGERED:
                 return bool(calls)
-        return form is None or not form.kind.is_json or await self._validators.hold(form, text)
+        return form is None or not form.kind.is_json or await self._validators.is_valid(form, text)
 
 
 class OutputValidators:
-    """Validators by grammar; the ones used least recently are forgotten. Belongs to one event loop."""
+    """LRU cache of validators by grammar. Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, Validator] = OrderedDict()
+        self._cache: OrderedDict[str, Validator] = OrderedDict()
 
-    async def hold(self, spec: GrammarSpec, text: str) -> bool:
-        """Whether a finished text is the JSON that ``spec`` asks for. Long texts are judged on another thread."""
-        validator = self._known.pop(spec.key, None) or _validator(spec)
-        self._known[spec.key] = validator
-        if len(self._known) > MOST_CACHED:
-            self._known.popitem(last=False)
+    async def is_valid(self, spec: GrammarSpec, text: str) -> bool:
+        """Whether a finished text is JSON that matches ``spec``. Long texts are validated on another thread."""
+        validator = self._cache.pop(spec.key, None) or _validator(spec)
+        self._cache[spec.key] = validator
+        if len(self._cache) > MOST_CACHED:
+            self._cache.popitem(last=False)
         if len(text) < _LONG_TEXT:
             return _is_valid(validator, text)
         return await asyncio.to_thread(_is_valid, validator, text)
@@ -103,14 +103,14 @@ class OutputValidators:
 
 def _validator(spec: GrammarSpec) -> Validator:
     schema = {"type": "object"} if spec.kind is GrammarKind.JSON_OBJECT else spec.value()
-    return _ours(validator_for(schema, default=Draft202012Validator))(schema, registry=Registry())
+    return _with_our_keywords(validator_for(schema, default=Draft202012Validator))(schema, registry=Registry())
 
 
 @cache
-def _ours(base: type[Validator]) -> type[Validator]:
-    """A draft's validator with our keywords: a class, of which there is one for each draft."""
-    made: type[Validator] = extend(base, _OURS)
-    return made
+def _with_our_keywords(base: type[Validator]) -> type[Validator]:
+    """Extend the validator class of a JSON Schema draft with ``_KEYWORDS``; one class per draft."""
+    extended: type[Validator] = extend(base, _KEYWORDS)
+    return extended
 
 
 def _is_valid(validator: Validator, text: str) -> bool:
@@ -143,7 +143,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _format_checker() -> FormatChecker:
-    """Checks the formats that grammars assert, whatever the draft, and no others: those are annotations."""
+    """Format checker for the formats that grammars enforce, in every draft; all others are annotations."""
     checker = FormatChecker(())
     checker.checkers = {
         name: check for name, check in Draft202012Validator.FORMAT_CHECKER.checkers.items() if name in FORMATS
@@ -155,13 +155,13 @@ _FORMATS = _format_checker()
 
 
 def _pattern(_validator: Validator, source: str, instance: Any, _schema: Any) -> Iterator[ValidationError]:
-    """In ECMA's dialect, and in bounded time: Python's ``re`` has neither."""
-    if isinstance(instance, str) and len(instance) <= _LONGEST_JUDGED and not pattern_matches(source, instance):
+    """Match in ECMA's dialect and in bounded time; Python's ``re`` does neither."""
+    if isinstance(instance, str) and len(instance) <= _LONGEST_CHECKED and not pattern_matches(source, instance):
         yield ValidationError("does not match")
 
 
 def _format(_validator: Validator, name: str, instance: Any, _schema: Any) -> Iterator[ValidationError]:
-    if isinstance(instance, str) and len(instance) <= _LONGEST_JUDGED and not _FORMATS.conforms(instance, name):
+    if isinstance(instance, str) and len(instance) <= _LONGEST_CHECKED and not _FORMATS.conforms(instance, name):
         yield ValidationError("is not in the format")
 
 
@@ -186,14 +186,14 @@ def _additional_properties(
 
 
 def _multiple_of(_validator: Validator, step: Any, instance: Any, _schema: Any) -> Iterator[ValidationError]:
-    """In exact arithmetic on the decimals as they are written: 0.3 is a multiple of 0.1."""
+    """Exact arithmetic on the decimals as written: 0.3 is a multiple of 0.1."""
     if isinstance(instance, bool) or not isinstance(instance, int | float) or isinf(instance):
         return
     if Fraction(repr(instance)) % Fraction(repr(step)):
         yield ValidationError("is not a multiple")
 
 
-_OURS = {
+_KEYWORDS = {
     "pattern": _pattern,
     "format": _format,
     "patternProperties": _pattern_properties,

@@ -1,6 +1,7 @@
-"""How families of models write tool calls, as data, and which of the forms a model's chat template speaks.
+"""Tool call formats of model families (hermes, mistral, llama3_json), detection from the chat template, fallback.
 
-A call is a JSON object with the function's name and its arguments; families differ in what stands around it.
+A call is a JSON object with the function's name and its arguments; families differ in the text around it. Where the
+chat template does not support tools, ``for_dialect`` writes definitions, calls and results as plain text.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """One way to write calls.
+    """Tool call format of a model family.
 
     Attributes:
-        name: its value of ``--tool-call-parser``.
-        trigger: what opens calls in free text.
-        opening: from the trigger to the first call.
+        name: value of ``--tool-call-parser``.
+        trigger: text that opens calls inside free text.
+        opening: the trigger and all text up to the first call.
         arguments_key: the key beside ``name``.
-        separator: between calls of one opening; None where each call has an opening of its own.
+        separator: between calls after one opening; None if each call has its own opening.
         closing: after the last call of an opening.
-        only_at_start: a call is the whole answer or none of it: text may hold the trigger further on, and there is
-            never more than one call.
-        short_ids: the chat template takes call ids of nine letters and digits only.
+        only_at_start: a call is the whole answer; the trigger later in a text opens none, and there is at most one
+            call.
+        short_ids: the chat template accepts only call ids of nine letters and digits.
     """
 
     name: str
@@ -45,7 +46,6 @@ class ToolFormat:
     short_ids: bool = False
 
     def head(self, function: str) -> str:
-        """A call up to its arguments, which end with ``}``."""
         return f'{{"name": "{function}", "{self.arguments_key}": '
 
 
@@ -64,12 +64,12 @@ FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How tools are spoken of with one model.
+    """Tool support of one model.
 
     Attributes:
-        format: how it writes calls.
-        by_template: whether its chat template renders tools, calls and results; if not, ``messages`` writes them into
-            the conversation's texts.
+        format: its tool call format.
+        by_template: whether the chat template renders tools, calls and results; if not, ``for_dialect`` writes them
+            into the messages as text.
     """
 
     format: ToolFormat
@@ -85,37 +85,37 @@ _PROBE_TOOL = {
         "parameters": {"type": "object", "properties": {"probe": {"type": "integer", "description": "A number."}}},
     },
 }
-_QUESTION: dict[str, Any] = {"role": "user", "content": "Probe."}
-_CALL: dict[str, Any] = {
+_PROBE_MESSAGE: dict[str, Any] = {"role": "user", "content": "Probe."}
+_PROBE_CALL: dict[str, Any] = {
     "role": "assistant",
     "content": "",
     "tool_calls": [
         {"id": "probe0000", "type": "function", "function": {"name": _PROBE_NAME, "arguments": {"probe": 1}}}
     ],
 }
-# The call of the probe as each family's templates render it, looked for in this order.
-_MARKS = {
+# The probe call as each family's templates render it, tried in this order.
+_CALL_PATTERNS = {
     "mistral": re.compile(r"\[TOOL_CALLS\](?!\s*probe_tool)"),  # not the later form, name[ARGS]{...}
     "hermes": re.compile(r"<tool_call>\s*\{[^<]*probe_tool"),
     "llama3_json": re.compile(r'\{"name": ?"probe_tool", ?"parameters": ?\{'),
 }
 
 
-def dialect_of(tokenizer: Tokenizer, asked: str) -> Dialect:
-    """The dialect that a chat template speaks, found out by rendering a call.
+def dialect_of(tokenizer: Tokenizer, parser: str) -> Dialect:
+    """Detect the tool call format of a chat template by rendering a probe call.
 
-    A template that drops tools, or writes calls in a form that is not in the table, gets the generic dialect: the
-    model is told in plain text what to write.
+    A template that drops tools, or renders calls in no format of ``FORMATS``, gets the generic dialect: the system
+    message describes the tools and the call format in plain text.
 
     Args:
-        asked: a format's name to use whatever the template writes, or ``auto``.
+        parser: name of a format to use whatever the template renders, or ``auto`` (``--tool-call-parser``).
     """
-    if asked == "generic" or _PROBE_NAME not in _render(tokenizer, [_QUESTION]):
-        return Dialect(FORMATS["generic" if asked == "auto" else asked], by_template=False)
-    if asked != "auto":
-        return Dialect(FORMATS[asked], by_template=True)
-    called = _render(tokenizer, [_QUESTION, _CALL])
-    found = next((name for name, mark in _MARKS.items() if mark.search(called)), "generic")
+    if parser == "generic" or _PROBE_NAME not in _render(tokenizer, [_PROBE_MESSAGE]):
+        return Dialect(FORMATS["generic" if parser == "auto" else parser], by_template=False)
+    if parser != "auto":
+        return Dialect(FORMATS[parser], by_template=True)
+    rendered = _render(tokenizer, [_PROBE_MESSAGE, _PROBE_CALL])
+    found = next((name for name, pattern in _CALL_PATTERNS.items() if pattern.search(rendered)), "generic")
     return Dialect(FORMATS[found], by_template=found != "generic")
 
 
@@ -135,10 +135,10 @@ _INTRODUCTION = (
 def for_dialect(
     messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], dialect: Dialect
 ) -> list[dict[str, Any]]:
-    """The messages as the dialect's chat template takes them.
+    """Return the messages for the dialect's chat template.
 
-    Definitions go to the end of the system message, which is made if there is none; calls into the text of the
-    assistant's message; results into messages of the user.
+    Without template support, definitions are appended to the system message (added if missing), calls to the
+    assistant's text, and results become user messages.
     """
     if dialect.by_template:
         return list(messages)
@@ -147,7 +147,7 @@ def for_dialect(
     for message in messages:
         is_result = message["role"] == "tool"
         if is_result and after_result:
-            # Results that follow each other share a message: many templates want the roles to alternate.
+            # Consecutive results share a message: many templates require alternating roles.
             plain[-1]["content"] += "\n" + _result(message)
         elif is_result:
             plain.append({"role": "user", "content": _result(message)})
@@ -165,15 +165,15 @@ def _with_calls(message: dict[str, Any], form: ToolFormat) -> dict[str, Any]:
     calls = message.get("tool_calls")
     if not calls:
         return message
-    written = [_written(call["function"], form) for call in calls]
-    text = "\n".join(form.opening + call + form.closing for call in written)
+    call_texts = [_call_text(call["function"], form) for call in calls]
+    text = "\n".join(form.opening + call + form.closing for call in call_texts)
     if form.separator is not None:
-        text = form.opening + form.separator.join(written) + form.closing
+        text = form.opening + form.separator.join(call_texts) + form.closing
     lead = f"{message['content']}\n" if message["content"] else ""
     return {key: value for key, value in message.items() if key != "tool_calls"} | {"content": lead + text}
 
 
-def _written(function: dict[str, Any], form: ToolFormat) -> str:
+def _call_text(function: dict[str, Any], form: ToolFormat) -> str:
     arguments = function["arguments"]
     text = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
     return f"{form.head(function['name'])}{text}}}"

@@ -24,7 +24,7 @@ class Call:
 
     began: float
     prompt: Prompt
-    answer: Answer
+    answer: Completion
 
 
 class Recorder:
