@@ -1,4 +1,4 @@
-"""The root of a program: where the model is, what is taken by default, and the account of all calls."""
+"""Session: the root branch of a program, with its model, default parameters and token report."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Session(Branch):
     """A conversation with a model, from which branches are forked.
 
     Args:
-        target: address of a server (``http://127.0.0.1:8000/v1``), or the offline ``LLM``, which then must not be used
-            by anybody else until the session is closed.
-        model: the server's name of the model. Default: the first that it lists.
-        api_key: key that the server asks for.
-        max_tokens: of an answer, where a call says nothing else.
-        temperature: the same; 0 is greedy.
+        target: address of a server (``http://127.0.0.1:8000/v1``), or the offline ``LLM``, which the session uses
+            exclusively until it is closed.
+        model: name of the model on the server. Default: the first that it lists.
+        api_key: API key of the server.
+        max_tokens: default limit for an answer.
+        temperature: default temperature; 0 is greedy.
 
     >>> session = Session("http://127.0.0.1:8000/v1")
     >>> session.system("Be brief.").user("The capital of France?").gen("city", max_tokens=10)
@@ -42,17 +42,16 @@ class Session(Branch):
         super().__init__("root", backend, TokenTotals(), {"max_tokens": max_tokens, "temperature": temperature})
 
     def begin(self) -> Branch:
-        """A new conversation, with nothing in it, on the same model and the same account."""
+        """Return an empty conversation on the same model, counted in the same report."""
         branch = self._child()
         branch.messages, branch.values, branch.scores = [], {}, {}
         return branch
 
     def report(self) -> Report:
-        """Tokens of all calls so far, of all branches."""
         return self._totals.total()
 
     def close(self) -> None:
-        """Let go of the model. A server does not notice, the offline ``LLM`` may be used by others again."""
+        """Release the model: the offline ``LLM`` may be used outside the session again."""
         self._backend.close()
 
     def __enter__(self) -> Self:

@@ -183,12 +183,13 @@ class BatchService:
                 return reply.status, {}, reply.body()
             return await self._client.post(url, body, caller)
 
+        def count() -> None:
+            self._count(record, output)
+
         remaining = (request for request in read_requests(path) if request.custom_id not in output.done)
         async with self._slots:
             work = asyncio.ensure_future(
-                answer_all(
-                    post, remaining, output, concurrency=WORKERS, fields={}, done=lambda: self._count(record, output)
-                )
+                answer_all(post, remaining, output, concurrency=WORKERS, fields={}, done=count)
             )
             try:
                 while not work.done() and not self.records.is_over(record):

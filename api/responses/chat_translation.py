@@ -1,4 +1,4 @@
-"""Translation of a response request to a chat request, and of chat field names in errors back to response fields."""
+"""Translation of response requests to chat requests, and of chat field names in errors back to response fields."""
 
 from __future__ import annotations
 

@@ -101,9 +101,7 @@ class ResponseReply:
                 return events
             case reason:
                 events = self._output.finish("incomplete")
-                self.fail(
-                    _INVALID_OUTPUT if reason is FinishReason.ERROR else ErrorReply(500, "The answer was broken off.")
-                )
+                self.fail(_INVALID_OUTPUT if reason is FinishReason.ERROR else _ABORTED)
                 return events
         return self._output.finish(self.status)
 

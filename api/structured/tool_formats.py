@@ -1,4 +1,4 @@
-"""Tool call formats of model families (hermes, mistral, llama3_json), detection from the chat template, fallback.
+"""Tool call formats of model families (hermes, mistral, llama3_json) and detection from the chat template.
 
 A call is a JSON object with the function's name and its arguments; families differ in the text around it. Where the
 chat template does not support tools, ``for_dialect`` writes definitions, calls and results as plain text.

@@ -35,9 +35,9 @@ class Recorder:
         self._lock = threading.Lock()
         self.calls: list[Call] = []
 
-    def stream(self, prompt: Prompt, draw: CallParams) -> Generator[str, None, Completion]:
+    def stream(self, prompt: Prompt, params: CallParams) -> Generator[str, None, Completion]:
         began = time.perf_counter()
-        answer = yield from self._backend.stream(prompt, draw)
+        answer = yield from self._backend.stream(prompt, params)
         with self._lock:
             self.calls.append(Call(began, prompt, answer))
         return answer
