@@ -1,4 +1,4 @@
-"""The requests of ``rootgraft bench serve``: random prompts of a set length in tokens, or those of a file."""
+"""Requests of ``rootgraft bench serve``: random prompts of a given length in tokens, or a data set file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import orjson
 from ...engine.errors import ConfigError
 from .options import BenchOptions
 
-# Short and frequent, so that nearly every tokenizer has each of them, with the space before it, as one token.
+# Short frequent words: in nearly every tokenizer each is one token, together with the space before it.
 _TEXT = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
     "part place case week company system program question work government number night point home water room mother "
@@ -28,37 +28,36 @@ _WORDS = _TEXT.split()
 
 @dataclass(frozen=True, slots=True)
 class TokenScale:
-    """How many tokens the server makes of a number of our words: ``fixed + per_word * words``."""
+    """Tokens of a prompt by the server's tokenizer: ``fixed + per_word * words``."""
 
     fixed: float
     per_word: float
 
     @classmethod
-    def through(cls, few: tuple[int, int], many: tuple[int, int]) -> TokenScale:
-        """The line through two measurements, each (words, tokens). One token a word where the server did not count."""
+    def fit(cls, few: tuple[int, int], many: tuple[int, int]) -> TokenScale:
+        """Line through two measurements (words, tokens); one token per word if the server reports no usage."""
         if few[1] <= 0 or many[1] <= few[1]:
             return cls(0.0, 1.0)
         per_word = (many[1] - few[1]) / (many[0] - few[0])
         return cls(few[1] - per_word * few[0], per_word)
 
     def words(self, tokens: int, *, fixed: bool) -> int:
-        """Words for about so many tokens, less what the request costs anyway if ``fixed``. At least one."""
+        """Number of words for about ``tokens`` tokens, less the fixed part if ``fixed``; at least one."""
         return max(1, round((tokens - (self.fixed if fixed else 0)) / self.per_word))
 
 
 def words(rng: Random, count: int) -> str:
-    """A text of ``count`` random words."""
     return " ".join(rng.choices(_WORDS, k=count))
 
 
 def body_for(text: str, max_tokens: int, options: BenchOptions) -> dict[str, Any]:
-    """The request for one prompt, for the endpoint asked for."""
+    """Request body for one prompt, for ``options.endpoint``."""
     prompt = {"messages": [{"role": "user", "content": text}]} if options.endpoint == "chat" else {"prompt": text}
     return _with_fields(prompt, max_tokens, options)
 
 
 def random_bodies(options: BenchOptions, scale: TokenScale) -> list[dict[str, Any]]:
-    """``num_prompts`` requests that share a prefix, if asked for, and nothing else. The same seed, the same prompts."""
+    """``num_prompts`` request bodies with a shared prefix of ``shared_prefix_len`` tokens. Deterministic per seed."""
     rng = Random(options.seed)
     prefix = ""
     if options.shared_prefix_len:
@@ -68,7 +67,7 @@ def random_bodies(options: BenchOptions, scale: TokenScale) -> list[dict[str, An
 
 
 def dataset_bodies(options: BenchOptions, path: Path) -> list[dict[str, Any]]:
-    """The first ``num_prompts`` requests of a file of JSON lines. Raises ``ConfigError`` for a line that is none."""
+    """Read the first ``num_prompts`` requests of a file of JSON lines. Raises ``ConfigError`` for an invalid line."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -91,17 +90,17 @@ def _row_body(number: int, line: str, options: BenchOptions) -> dict[str, Any]:
         return body_for(row["prompt"], length, options)
     if isinstance(row.get("messages"), list) and options.endpoint == "chat":
         return _with_fields({"messages": row["messages"]}, length, options)
-    wanted = "prompt (a text) or messages (a list)" if options.endpoint == "chat" else "prompt (a text)"
-    raise ConfigError(f"--dataset: line {number} has no {wanted}.")
+    expected = "prompt (a text) or messages (a list)" if options.endpoint == "chat" else "prompt (a text)"
+    raise ConfigError(f"--dataset: line {number} has no {expected}.")
 
 
 def _with_fields(prompt: Mapping[str, Any], max_tokens: int, options: BenchOptions) -> dict[str, Any]:
-    ignore = {"ignore_eos": True} if options.ignore_eos else {}
-    return {**prompt, "max_tokens": max_tokens, "temperature": 0, **ignore}
+    ignore_eos = {"ignore_eos": True} if options.ignore_eos else {}
+    return {**prompt, "max_tokens": max_tokens, "temperature": 0, **ignore_eos}
 
 
 def extra_fields(text: str | None) -> dict[str, Any]:
-    """What ``--extra-body`` holds. Raises ``ConfigError`` if it is no JSON object."""
+    """Parse ``--extra-body``. Raises ``ConfigError`` if it is not a JSON object."""
     try:
         extra = json.loads(text or "{}")
     except ValueError as error:

@@ -1,7 +1,7 @@
-"""``rootgraft bench serve``: requests at a set rate and concurrency against any OpenAI-compatible server.
+"""``rootgraft bench serve``: load an OpenAI-compatible server at a given request rate and concurrency.
 
-The client keeps little between two arrivals of text (two clock readings and one JSON object), because it often shares
-its cores with the server that it measures.
+The client does little work per arrival of text (two clock readings, one JSON object), because it often shares its
+cores with the measured server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .bench_report import Timing, summarise, table
 from .options import BenchOptions, RemoteOptions
 from .remote_server import RemoteError, RemoteServer
 
-_PATHS = {"chat": "chat/completions", "completions": "completions"}
+_ENDPOINTS = {"chat": "chat/completions", "completions": "completions"}
 _PROBE_WORDS = (16, 144)
 
 
@@ -49,44 +49,44 @@ async def _run(remote: RemoteOptions, options: BenchOptions) -> tuple[str, list[
         else:
             bodies = dataset_bodies(options, Path(options.dataset))
         return server.model, await run_load(
-            server, _PATHS[options.endpoint], [body | extra for body in bodies], options
+            server, _ENDPOINTS[options.endpoint], [body | extra for body in bodies], options
         )
 
 
 async def _measure_scale(server: RemoteServer, options: BenchOptions, extra: dict[str, Any]) -> TokenScale:
-    """Ask twice for one token, which warms the server up and tells how long our words are in its tokens."""
+    """Send two requests of one token, which warm the server up and measure the tokens per word."""
     measured = []
     for count in _PROBE_WORDS:
         body = body_for(words(Random(count), count), 1, options) | extra
-        timing = await timed(server, _PATHS[options.endpoint], body)
+        timing = await timed(server, _ENDPOINTS[options.endpoint], body)
         if timing.error is not None:
             raise RemoteError(timing.error, timing.message or timing.error)
         measured.append((count, timing.prompt))
-    return TokenScale.through(measured[0], measured[1])
+    return TokenScale.fit(measured[0], measured[1])
 
 
 async def run_load(
     server: RemoteServer, path: str, bodies: Sequence[dict[str, Any]], options: BenchOptions
 ) -> list[Timing]:
-    """Send all requests as ``options`` says and return their timings in the order of ``bodies``."""
+    """Send all requests at the rate and concurrency of ``options``; return timings in the order of ``bodies``."""
     limit = asyncio.Semaphore(options.max_concurrency) if options.max_concurrency else contextlib.nullcontext()
     arrivals = _arrivals(len(bodies), options.request_rate, options.seed)
     start = asyncio.get_running_loop().time()
-    # To stderr, and nothing at all where nobody watches: the table alone is the output.
+    # The progress bar goes to stderr, and only in a terminal: stdout holds only the table.
     with tqdm(total=len(bodies), unit="req", disable=not sys.stderr.isatty(), leave=False) as bar:
 
-        async def one(body: dict[str, Any], arrival: float) -> Timing:
+        async def send(body: dict[str, Any], arrival: float) -> Timing:
             await asyncio.sleep(start + arrival - asyncio.get_running_loop().time())
             async with limit:
                 timing = await timed(server, path, body)
             bar.update()
             return timing
 
-        return await asyncio.gather(*map(one, bodies, arrivals))
+        return await asyncio.gather(*map(send, bodies, arrivals))
 
 
 def _arrivals(count: int, rate: float, seed: int) -> list[float]:
-    """Seconds after the start at which each request comes: a Poisson process, or all at once for rate inf."""
+    """Arrival times in seconds after the start: a Poisson process, or all 0 for rate inf."""
     rng, now, times = Random(seed), 0.0, []
     for _ in range(count):
         times.append(now)
@@ -97,13 +97,12 @@ def _arrivals(count: int, rate: float, seed: int) -> list[float]:
 async def timed(
     server: RemoteServer, path: str, body: dict[str, Any], on_text: Callable[[str], None] | None = None
 ) -> Timing:
-    """Send one request and take its times. Failures are told in the timing, never raised.
+    """Send one request and measure it. Failures are recorded in the timing, not raised.
 
     Args:
-        server: where to.
-        path: the endpoint below the server's base address.
-        body: the request without what ``RemoteServer.stream`` fills in.
-        on_text: given each piece of the answer, for who needs it.
+        path: endpoint below the server's base address.
+        body: request body without the fields that ``RemoteServer.stream`` adds.
+        on_text: called with each piece of the answer.
     """
     timing = Timing(started=time.perf_counter())
     arrivals, last = 0, 0.0
@@ -140,9 +139,9 @@ def _write(
     figures: dict[str, Any],
     timings: Sequence[Timing],
 ) -> None:
-    """The file of ``--output-json``: figures, options without the key, and every request."""
-    asked = {"url": remote.url, "model": model, **asdict(options)}
-    document = {"options": asked, "figures": figures, "timings": [asdict(timing) for timing in timings]}
+    """Write the file of ``--output-json``: options without the key, figures, and every timing."""
+    shown = {"url": remote.url, "model": model, **asdict(options)}
+    document = {"options": shown, "figures": figures, "timings": [asdict(timing) for timing in timings]}
     try:
         path.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
     except OSError as error:
@@ -150,6 +149,6 @@ def _write(
 
 
 def _explain_errors(timings: Sequence[Timing]) -> None:
-    """One message for each kind of error, on standard error."""
+    """Print one message for each kind of error to standard error."""
     for kind, message in {timing.error: timing.message for timing in timings if timing.error}.items():
         print(f"{kind}: {message}", file=sys.stderr)

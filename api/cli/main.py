@@ -1,6 +1,6 @@
-"""The command line ``rootgraft``: serve, chat, complete, run-batch, bench serve, bench step, pull, key.
+"""Command line ``rootgraft``: serve, chat, complete, run-batch, bench serve, bench step, pull, key.
 
-A command's code is loaded when it runs, so that help and mistakes are answered at once. Exit codes: 0 done, 1 the
+A command's code is imported when it runs, so that help and usage errors are printed at once. Exit codes: 0 done, 1 the
 command failed, 2 the command line is wrong, 130 interrupted.
 """
 
@@ -34,13 +34,13 @@ from .options import (
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One thing that ``rootgraft`` does.
+    """A command of ``rootgraft``.
 
     Attributes:
         about: a sentence for the help.
-        classes: the dataclasses of its options.
-        run: does it, given one instance of each class; returns the exit code.
-        positional: the option that may be given without its flag, or nothing.
+        classes: dataclasses of its options.
+        run: takes one instance of each class and returns the exit code.
+        positional: an option that may be given without its flag, or an empty string.
     """
 
     about: str
@@ -157,13 +157,13 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. Errors that a user can mend are one line on standard error."""
+    """Run one command and return its exit code. Errors of usage and of the engine are one line on standard error."""
     try:
         code = _main(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # Whoever read our output has left: what is still buffered goes nowhere, without a word.
+    except BrokenPipeError:  # The reader of our output has closed it: discard the buffered rest silently.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code
@@ -183,21 +183,21 @@ def _main(words: list[str]) -> int:
 def _run(name: str, argv: Sequence[str]) -> int:
     command = COMMANDS.get(name)
     if command is None:
-        return _complain("rootgraft", f"unknown command {name!r}.{closest(name, list(COMMANDS))}", 2)
+        return _print_error("rootgraft", f"unknown command {name!r}.{closest(name, list(COMMANDS))}", 2)
     prog = f"rootgraft {name}"
     try:
         options = parse(prog, command.about, command.classes, command.positional, argv)
     except ConfigError as error:
-        return _complain(prog, f"{error} See '{prog} --help'.", 2)
+        return _print_error(prog, f"{error} See '{prog} --help'.", 2)
     except SystemExit:  # argparse has printed the help.
         return 0
     try:
         return command.run(*options)
     except EngineError as error:
-        return _complain(prog, str(error), 1)
+        return _print_error(prog, str(error), 1)
 
 
-def _complain(prog: str, message: str, code: int) -> int:
+def _print_error(prog: str, message: str, code: int) -> int:
     print(f"{prog}: {message}", file=sys.stderr)
     return code
 

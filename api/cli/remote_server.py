@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server as its client sees it: a session, one streamed answer, errors in one line."""
+"""Async HTTP client of an OpenAI-compatible server: post, streamed answers, errors in one line."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _LONGEST_LINE = 1 << 24
 
 
 class RemoteError(EngineError):
-    """A server that cannot be reached, refuses, or breaks off.
+    """A server is not reachable, refuses a request or breaks off an answer.
 
     Args:
-        kind: few words that group equal errors: "HTTP 503", "not reachable", "broken off".
-        message: one line for its user.
+        kind: label for counting: "HTTP 503", "not reachable", "broken off".
+        message: one line for the user.
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -30,7 +30,7 @@ class RemoteError(EngineError):
 
 
 class RemoteServer:
-    """A server and the model that is asked there. Made by ``connect``."""
+    """Client session with a server and one of its models. Made by ``connect``."""
 
     def __init__(self, session: aiohttp.ClientSession, url: URL, model: str) -> None:
         self._session = session
@@ -40,7 +40,7 @@ class RemoteServer:
     @classmethod
     @asynccontextmanager
     async def connect(cls, options: RemoteOptions) -> AsyncIterator[Self]:
-        """Open a session, and ask for the model's name if none was given. Raises ``RemoteError``, ``ConfigError``."""
+        """Open a session; without a model name, use the first listed. Raises ``RemoteError``, ``ConfigError``."""
         url = _base_url(options.url)
         headers = {} if options.api_key is None else {"Authorization": f"Bearer {options.api_key}"}
         async with aiohttp.ClientSession(
@@ -49,58 +49,57 @@ class RemoteServer:
             connector=aiohttp.TCPConnector(limit=0),
             read_bufsize=1 << 18,
         ) as session:
-            remote = cls(session, url, options.model or "")
-            if not remote.model:
-                remote.model = await remote._first_model()
-            yield remote
+            server = cls(session, url, options.model or "")
+            if not server.model:
+                server.model = await server._first_model()
+            yield server
 
     async def _first_model(self) -> str:
         try:
             async with self._session.get(self._url / "models") as response:
-                await _refuse_failure(response)
-                listed = orjson.loads(await response.read())
-            return str(listed["data"][0]["id"])
+                await _raise_for_status(response)
+                models = orjson.loads(await response.read())
+            return str(models["data"][0]["id"])
         except aiohttp.ClientError as error:
             raise _unreachable(self._url, error) from error
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise RemoteError("no model", f"{self._url} lists no model: name one with --model.") from error
 
     async def post(self, path: str, body: Mapping[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
-        """Status, headers and body of one answer, whatever the status. Raises RemoteError where none comes."""
-        headers = {"Content-Type": "application/json"}
-        try:
-            async with self._session.post(self._url / path, data=orjson.dumps(body), headers=headers) as response:
-                return response.status, response.headers, await response.read()
-        except aiohttp.ClientConnectorError as error:
-            raise _unreachable(self._url, error) from error
-        except aiohttp.ClientError as error:
-            raise RemoteError("broken off", f"The connection to {self._url} broke off: {_words(error)}.") from error
+        """Send a request and return (status, headers, body) for any status. Raises RemoteError without an answer."""
+        async with self._posted(path, body) as response:
+            return response.status, response.headers, await response.read()
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """The events of one streamed answer, the last of which may hold only ``usage``.
+        """Yield the events of one streamed answer; the last may hold only ``usage``.
 
         Args:
             path: below the base address: ``"chat/completions"``.
-            body: the request; ``model``, ``stream`` and ``stream_options`` are filled in.
+            body: request body; ``model``, ``stream`` and ``stream_options`` are added.
 
         Raises:
-            RemoteError: no connection, a refusal, an error inside the stream, or a stream that breaks off.
+            RemoteError: no connection, a refusal, an error event, or a stream that breaks off.
         """
-        asked = {"model": self.model, **body, "stream": True, "stream_options": {"include_usage": True}}
+        full_body = {"model": self.model, **body, "stream": True, "stream_options": {"include_usage": True}}
+        async with self._posted(path, full_body) as response:
+            await _raise_for_status(response)
+            async for event in _events(response.content):
+                yield event
+
+    @asynccontextmanager
+    async def _posted(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[aiohttp.ClientResponse]:
         headers = {"Content-Type": "application/json"}
         try:
-            async with self._session.post(self._url / path, data=orjson.dumps(asked), headers=headers) as response:
-                await _refuse_failure(response)
-                async for event in _events(response.content):
-                    yield event
+            async with self._session.post(self._url / path, data=orjson.dumps(body), headers=headers) as response:
+                yield response
         except aiohttp.ClientConnectorError as error:
             raise _unreachable(self._url, error) from error
         except aiohttp.ClientError as error:
-            raise RemoteError("broken off", f"The connection to {self._url} broke off: {_words(error)}.") from error
+            raise RemoteError("broken off", f"The connection to {self._url} broke off: {_cause(error)}.") from error
 
 
 def _base_url(text: str) -> URL:
-    """The address with its ``/v1``, which may be left out. Raises ``ConfigError`` for anything but http."""
+    """Parse the address; a missing path becomes ``/v1``. Raises ``ConfigError`` for anything but HTTP."""
     try:
         url = URL(text if "://" in text else f"http://{text}")
     except ValueError as error:
@@ -113,11 +112,11 @@ def _base_url(text: str) -> URL:
 
 def _unreachable(url: URL, error: Exception) -> RemoteError:
     advice = " Start one with: rootgraft serve" if url.host in ("127.0.0.1", "localhost", "::1") else ""
-    return RemoteError("not reachable", f"No server answers at {url} ({_words(error)}).{advice}")
+    return RemoteError("not reachable", f"No server answers at {url} ({_cause(error)}).{advice}")
 
 
-def _words(error: Exception) -> str:
-    """What went wrong, without the address that the message has already."""
+def _cause(error: Exception) -> str:
+    """Cause of the error without the address, which the message has already."""
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return "the host is not known"
     if isinstance(error, aiohttp.ClientConnectorError):
@@ -125,8 +124,8 @@ def _words(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-async def _refuse_failure(response: aiohttp.ClientResponse) -> None:
-    """Raise for anything but 200, with the message in OpenAI's error body if there is one."""
+async def _raise_for_status(response: aiohttp.ClientResponse) -> None:
+    """Raise RemoteError for a status other than 200, with the message of the error body."""
     if response.status == 200:
         return
     raw = await response.read()
@@ -134,21 +133,21 @@ async def _refuse_failure(response: aiohttp.ClientResponse) -> None:
 
 
 def _message(raw: bytes) -> str:
-    """The text inside an error body of any shape, on one line."""
+    """Return the message of an error body in any format, on one line."""
     text = raw.decode(errors="replace")
     try:
         body = orjson.loads(raw)
-        inner = body.get("error", body)
-        text = inner if isinstance(inner, str) else str(inner.get("message") or text)
+        error = body.get("error", body)
+        text = error if isinstance(error, str) else str(error.get("message") or text)
     except (ValueError, AttributeError):
         pass
     return " ".join(text.split())[:500] or "(no message)"
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[dict[str, Any]]:
-    """JSON objects out of server-sent events, each in one ``data:`` line, until ``[DONE]``.
+    """Parse server-sent events, each one ``data:`` line, into JSON objects until ``[DONE]``.
 
-    The body is read to its end after that, which leaves the connection fit for another request.
+    The body is then read to its end, so that the connection can be reused.
     """
     rest, done = b"", False
     async for chunk in content.iter_any():

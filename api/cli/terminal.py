@@ -1,4 +1,4 @@
-"""``rootgraft chat`` and ``rootgraft complete``: a served model in the terminal."""
+"""``rootgraft chat`` and ``rootgraft complete``: terminal clients of a server."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from ...engine.errors import ConfigError
 from .options import ChatOptions, CompleteOptions, RemoteOptions, SamplingOptions
 from .remote_server import RemoteError, RemoteServer
 
-# A model's text must not be able to steer the terminal: of the control characters only tab and newline pass.
+# Generated text must not control the terminal: tab and newline are the only control characters printed.
 _CONTROLS = dict.fromkeys(code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n")
 
 
 @dataclass(slots=True)
 class TerminalAnswer:
-    """An answer as it grows; what has come stays readable when the stream is stopped.
+    """A streamed answer, kept if the stream is interrupted. Times are of ``time.perf_counter``.
 
     Attributes:
-        started: when it was asked for, by ``time.perf_counter``; so are ``first`` and ``last``.
-        first: when the first text came, or None.
-        usage: the server's count of tokens, empty until the stream's end.
+        started: time of the request.
+        first: arrival of the first text, or None.
+        last: arrival of the last text.
+        usage: the server's usage, empty until the end of the stream.
     """
 
     started: float = field(default_factory=time.perf_counter)
@@ -36,11 +37,10 @@ class TerminalAnswer:
 
     @property
     def text(self) -> str:
-        """All that has come so far."""
         return "".join(self.parts)
 
     def add(self, event: dict[str, Any]) -> str:
-        """Take in one event of either endpoint and return its text."""
+        """Add one event of either endpoint and return its text."""
         self.usage = event.get("usage") or self.usage
         text = "".join(_text(choice) for choice in event.get("choices") or ())
         if text:
@@ -50,17 +50,17 @@ class TerminalAnswer:
         return text
 
     def summary(self) -> str:
-        """Tokens, speed and cache hits in one line; nothing if the server did not count."""
+        """Tokens, speed and cache hits in one line; empty if the server reports no usage."""
         tokens = self.usage.get("completion_tokens") or 0
         if not tokens or self.first is None:
             return ""
-        facts = [f"{tokens} tokens", f"first after {self.first - self.started:.2f} s"]
+        parts = [f"{tokens} tokens", f"first after {self.first - self.started:.2f} s"]
         if self.last > self.first and tokens > 1:
-            facts.append(f"{(tokens - 1) / (self.last - self.first):.1f} tokens/s")
+            parts.append(f"{(tokens - 1) / (self.last - self.first):.1f} tokens/s")
         cached = (self.usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         if cached is not None:
-            facts.append(f"{cached} of {self.usage.get('prompt_tokens')} prompt tokens cached")
-        return ", ".join(facts)
+            parts.append(f"{cached} of {self.usage.get('prompt_tokens')} prompt tokens cached")
+        return ", ".join(parts)
 
 
 def _text(choice: dict[str, Any]) -> str:
@@ -68,7 +68,7 @@ def _text(choice: dict[str, Any]) -> str:
 
 
 def chat(remote: RemoteOptions, sampling: SamplingOptions, options: ChatOptions) -> int:
-    """Talk until the end of the input. Ctrl-C stops an answer, Ctrl-D leaves. Returns the exit code."""
+    """Chat until the end of the input. Ctrl-C stops an answer, Ctrl-D leaves. Returns the exit code."""
     with asyncio.Runner() as runner, _connected(runner, remote) as server:
         messages: list[dict[str, str]] = []
         if options.system is not None:
@@ -80,11 +80,11 @@ def chat(remote: RemoteOptions, sampling: SamplingOptions, options: ChatOptions)
             messages.append({"role": "user", "content": line})
             answer = TerminalAnswer()
             try:
-                answered = _ask(runner, server, "chat/completions", {"messages": messages, **fields}, answer)
+                succeeded = _stream_answer(runner, server, "chat/completions", {"messages": messages, **fields}, answer)
             except KeyboardInterrupt:
-                answered = True
+                succeeded = True
                 _dim("\n(stopped)" if answer.parts else "(stopped)")
-            if answered:
+            if succeeded:
                 messages.append({"role": "assistant", "content": answer.text})
             else:
                 messages.pop()
@@ -98,24 +98,24 @@ def complete(remote: RemoteOptions, sampling: SamplingOptions, options: Complete
     prompt = sys.stdin.read() if options.prompt is None else options.prompt
     with asyncio.Runner() as runner, _connected(runner, remote) as server:
         body = {"prompt": prompt, **_fields(sampling, options.max_tokens)}
-        answered = _ask(runner, server, "completions", body, TerminalAnswer())
-    return 0 if answered else 1
+        succeeded = _stream_answer(runner, server, "completions", body, TerminalAnswer())
+    return 0 if succeeded else 1
 
 
 def _fields(sampling: SamplingOptions, max_tokens: int | None) -> dict[str, Any]:
-    """The fields of the request that were given."""
-    chosen = {
+    """Return the request fields of the given options."""
+    fields = {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "seed": sampling.seed,
         "max_tokens": max_tokens,
     }
-    return {name: value for name, value in chosen.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 @contextlib.contextmanager
 def _connected(runner: asyncio.Runner, options: RemoteOptions) -> Iterator[RemoteServer]:
-    """A session that lives as long as the block, for several uses of the runner."""
+    """Connect for the block, for several calls of the runner."""
     connection = RemoteServer.connect(options)
     server = runner.run(connection.__aenter__())
     try:
@@ -125,7 +125,7 @@ def _connected(runner: asyncio.Runner, options: RemoteOptions) -> Iterator[Remot
 
 
 def _lines() -> Iterator[str]:
-    """What the user types, until the end; a line that is empty or interrupted is asked for again."""
+    """Yield the lines of the input until its end; empty and interrupted lines are skipped."""
     if _in_terminal():
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  (arrow keys and history for input())
@@ -143,8 +143,10 @@ def _lines() -> Iterator[str]:
             yield line
 
 
-def _ask(runner: asyncio.Runner, server: RemoteServer, path: str, body: dict[str, Any], answer: TerminalAnswer) -> bool:
-    """Print the answer as it comes into ``answer``. False, and the reason on standard error, if the server failed."""
+def _stream_answer(
+    runner: asyncio.Runner, server: RemoteServer, path: str, body: dict[str, Any], answer: TerminalAnswer
+) -> bool:
+    """Stream the answer to the terminal. If the server fails, print the error and return False."""
     try:
         runner.run(_print(server, path, body, answer))
     except RemoteError as error:

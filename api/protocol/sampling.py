@@ -1,4 +1,4 @@
-"""The fields that chat and completions share: how tokens are drawn, when they stop, how the answer travels."""
+"""Request fields shared by chat and completions: sampling, stopping, caching, priority, streaming."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ IGNORED = frozenset(
 
 
 def priority_of(name: PriorityName) -> Priority:
-    """The band of this name."""
     return Priority[name.upper()]
 
 
@@ -66,7 +65,7 @@ CacheKey = Annotated[str, Field(max_length=MAX_SESSION_NAME)]
 
 
 def seconds_of(ttl: str) -> int:
-    """The seconds of a time such as ``90s``, ``5m`` or ``1h``. ValueError if it is none."""
+    """Parse a duration such as ``90s``, ``5m`` or ``1h`` into seconds. Raises ValueError."""
     match = _TTL.fullmatch(ttl)
     if match is None:
         raise ValueError(f"no time: {ttl!r}")
@@ -80,18 +79,18 @@ def _check_ttl(ttl: str) -> str:
 
 
 class CacheControl(StrictModel):
-    """Pin the whole prompt, for ``ttl`` after the answer's end."""
+    """Pin the whole prompt in the prefix cache (Anthropic's ``cache_control``), until ``ttl`` after the answer."""
 
     type: Literal["ephemeral"]
     ttl: Annotated[str, AfterValidator(_check_ttl)] = "5m"
 
 
 class StreamOptions(StrictModel):
-    """What a stream carries besides the answer.
+    """Options of a stream.
 
     Attributes:
-        include_obfuscation: taken and left alone: nothing is padded here.
-        continuous_usage_stats: the counts so far in every chunk (vLLM's).
+        include_obfuscation: ignored, streams are not padded.
+        continuous_usage_stats: usage so far in every chunk (vLLM's).
     """
 
     include_usage: bool = False
@@ -100,7 +99,7 @@ class StreamOptions(StrictModel):
 
 
 class SamplingFields(RequestModel):
-    """Fields of chat and completions alike. Their bounds are checked by ``Frontend.check``."""
+    """Fields shared by chat and completions. Their bounds are checked by ``AsyncEngine.check``."""
 
     ignored: ClassVar[frozenset[str]] = IGNORED
     refused: ClassVar[Mapping[str, Refusal]] = {
@@ -143,33 +142,28 @@ class SamplingFields(RequestModel):
 
     @property
     def include_usage(self) -> bool:
-        """Whether the stream ends in a chunk with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether each chunk carries the counts so far."""
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """``stop`` as a tuple, whichever form it came in."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
     def pin_seconds(self) -> float:
-        """How long ``cache_control`` pins the prompt, 0 where it is not given."""
         return 0.0 if self.cache_control is None else float(seconds_of(self.cache_control.ttl))
 
     @property
     def priority_class(self) -> Priority | None:
-        """The band that ``priority`` asks for."""
         return None if self.priority is None else priority_of(self.priority)
 
     def sampling(
         self, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None, logprob_start_len: int = 0
     ) -> SamplingParams:
-        """The parameters for the engine; the arguments are what chat and completions spell differently."""
+        """Sampling parameters for the engine; the arguments are named differently in chat and completions."""
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=self.temperature,

@@ -59,9 +59,9 @@ def requested_format(body: StructuredFields) -> OutputFormat | None:
     Raises:
         GrammarRefused: the format is malformed or beyond the limits; the error names the field.
     """
-    if not body.form_fields:
+    if not body.format_fields:
         return None
-    name = field = body.form_fields[0]
+    name = field = body.format_fields[0]
     if body.structured_outputs is not None:
         field = f"{name}.{body.structured_outputs.given[0]}"
     with naming_field(field):

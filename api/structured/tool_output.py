@@ -18,7 +18,7 @@ from ...engine.errors import RequestError
 from ...grammar.schema.document import pointer_join
 from ...grammar.schema.static_limits import check_limits
 from ...grammar.spec import GrammarKind, GrammarSpec
-from ..protocol.tools import AllowedChoice, NamedChoice, Tool, narrowed
+from ..protocol.tools import AllowedChoice, NamedChoice, Tool, resolve_choice
 from .output_format import OutputFormat, naming_field
 from .tool_formats import ToolFormat
 from .tool_parser import Reading, ToolPlan
@@ -47,7 +47,7 @@ def tool_output_format(
     Raises:
         RequestError: a tool's schema is malformed or beyond the limits, or the formats contradict each other.
     """
-    mode, callable_tools = narrowed(tools, choice)
+    mode, callable_tools = resolve_choice(tools, choice)
     parallel = parallel and not form.only_at_start
     fields = {tool.function.name: f"tools[{tools.index(tool)}].function.parameters" for tool in callable_tools}
     arguments = {tool.function.name: _arguments(tool, fields[tool.function.name]) for tool in callable_tools}
