@@ -18,7 +18,7 @@ def ask(branch: Branch, adapter: str) -> str:
 
 
 def main(url: str, *adapters: str) -> None:
-    """Print each adapter's answer and what sharing saved."""
+    """Print each adapter's answer and the token report."""
     with Session(url) as session:
         session.system(CONTEXT).warm()
         before = session.report()

@@ -220,9 +220,9 @@ def test_a_full_disk_loses_no_answer(live: Live, client: openai.OpenAI, monkeypa
 
 def test_a_batch_that_is_cancelled_before_it_is_read(live: Live, client: openai.OpenAI) -> None:
     batch_service = live.state.batches
-    batch_service._begin = lambda record: None
+    batch_service._start = lambda record: None
     batch = begin(client, "nonsense")
-    del batch_service._begin
+    del batch_service._start
     client.batches.cancel(batch.id)
     done = ended(client, batch)
     assert done.status == "cancelled" and done.output_file_id is None and done.error_file_id is None

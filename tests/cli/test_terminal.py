@@ -13,7 +13,7 @@ import pytest
 from fake_openai import FakeServer
 
 from rootgraft.api.cli.main import main
-from rootgraft.api.cli.terminal import Answer
+from rootgraft.api.cli.terminal import TerminalAnswer
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,7 +83,7 @@ def test_an_address_that_is_none(url: str, capsys) -> None:
 
 
 def test_the_summary_counts_tokens_and_hits() -> None:
-    answer = Answer(started=1.0)
+    answer = TerminalAnswer(started=1.0)
     for text in ("a", "b", "c"):
         answer.add({"choices": [{"delta": {"content": text}}]})
     usage = {"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}}
