@@ -4,47 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from .remote_server import Timing
+
 PERCENTILES = (50, 90, 99)
-
-
-@dataclass(slots=True)
-class Timing:
-    """Timing of one request, in seconds; ``started`` and ``ended`` are on the scale of ``time.perf_counter``.
-
-    Attributes:
-        ended: end of the stream, or time of the failure.
-        ttft: time to the first token, None without a token.
-        gaps: times between consecutive arrivals of text (an arrival may hold several tokens).
-        prompt: prompt tokens by the server's usage, ``cached`` of them from its cache (None: not reported).
-        completion: output tokens by the server's usage, else the number of arrivals.
-        finish: the server's finish reason.
-        error: the kind of failure, or None.
-        message: the failure in one line.
-    """
-
-    started: float = 0.0
-    ended: float = 0.0
-    ttft: float | None = None
-    gaps: list[float] = field(default_factory=list)
-    prompt: int = 0
-    cached: int | None = None
-    completion: int = 0
-    finish: str | None = None
-    error: str | None = None
-    message: str | None = None
-
-    @property
-    def latency(self) -> float:
-        return self.ended - self.started
-
-    @property
-    def tpot(self) -> float | None:
-        """Time per output token after the first; None for fewer than two."""
-        return sum(self.gaps) / (self.completion - 1) if self.completion > 1 and self.gaps else None
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

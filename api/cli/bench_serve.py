@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
@@ -22,9 +21,9 @@ from tqdm import tqdm
 
 from ...engine.errors import ConfigError
 from .bench_prompts import TokenScale, body_for, dataset_bodies, extra_fields, random_bodies, words
-from .bench_report import Timing, summarise, table
+from .bench_report import summarise, table
 from .options import BenchOptions, RemoteOptions
-from .remote_server import RemoteError, RemoteServer
+from .remote_server import RemoteError, RemoteServer, Timing, timed
 
 _ENDPOINTS = {"chat": "chat/completions", "completions": "completions"}
 _PROBE_WORDS = (16, 144)
@@ -92,43 +91,6 @@ def _arrivals(count: int, rate: float, seed: int) -> list[float]:
         times.append(now)
         now += rng.expovariate(rate) if rate != float("inf") else 0.0
     return times
-
-
-async def timed(
-    server: RemoteServer, path: str, body: dict[str, Any], on_text: Callable[[str], None] | None = None
-) -> Timing:
-    """Send one request and measure it. Failures are recorded in the timing, not raised.
-
-    Args:
-        path: endpoint below the server's base address.
-        body: request body without the fields that ``RemoteServer.stream`` adds.
-        on_text: called with each piece of the answer.
-    """
-    timing = Timing(started=time.perf_counter())
-    arrivals, last = 0, 0.0
-    try:
-        async for event in server.stream(path, body):
-            for choice in event.get("choices") or ():
-                timing.finish = choice.get("finish_reason") or timing.finish
-                if text := choice.get("text") or (choice.get("delta") or {}).get("content"):
-                    now = time.perf_counter()
-                    arrivals += 1
-                    if timing.ttft is None:
-                        timing.ttft = now - timing.started
-                    else:
-                        timing.gaps.append(now - last)
-                    last = now
-                    if on_text:
-                        on_text(text)
-            if usage := event.get("usage"):
-                timing.prompt = usage.get("prompt_tokens") or 0
-                timing.completion = usage.get("completion_tokens") or 0
-                timing.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-    except RemoteError as error:
-        timing.error, timing.message = error.kind, str(error)
-    timing.ended = time.perf_counter()
-    timing.completion = timing.completion or arrivals
-    return timing
 
 
 def _write(

@@ -1,9 +1,11 @@
-"""Async HTTP client of an OpenAI-compatible server: post, streamed answers, errors in one line."""
+"""Async HTTP client of an OpenAI-compatible server: post, streamed and timed answers, errors in one line."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import aiohttp
@@ -27,6 +29,42 @@ class RemoteError(EngineError):
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
         self.kind = kind
+
+
+@dataclass(slots=True)
+class Timing:
+    """Timing of one request, in seconds; ``started`` and ``ended`` are on the scale of ``time.perf_counter``.
+
+    Attributes:
+        ended: end of the stream, or time of the failure.
+        ttft: time to the first token, None without a token.
+        gaps: times between consecutive arrivals of text (an arrival may hold several tokens).
+        prompt: prompt tokens by the server's usage, ``cached`` of them from its cache (None: not reported).
+        completion: output tokens by the server's usage, else the number of arrivals.
+        finish: the server's finish reason.
+        error: the kind of failure, or None.
+        message: the failure in one line.
+    """
+
+    started: float = 0.0
+    ended: float = 0.0
+    ttft: float | None = None
+    gaps: list[float] = field(default_factory=list)
+    prompt: int = 0
+    cached: int | None = None
+    completion: int = 0
+    finish: str | None = None
+    error: str | None = None
+    message: str | None = None
+
+    @property
+    def latency(self) -> float:
+        return self.ended - self.started
+
+    @property
+    def tpot(self) -> float | None:
+        """Time per output token after the first; None for fewer than two."""
+        return sum(self.gaps) / (self.completion - 1) if self.completion > 1 and self.gaps else None
 
 
 class RemoteServer:
@@ -96,6 +134,43 @@ class RemoteServer:
             raise _unreachable(self._url, error) from error
         except aiohttp.ClientError as error:
             raise RemoteError("broken off", f"The connection to {self._url} broke off: {_cause(error)}.") from error
+
+
+async def timed(
+    server: RemoteServer, path: str, body: dict[str, Any], on_text: Callable[[str], None] | None = None
+) -> Timing:
+    """Send one request and measure it. Failures are recorded in the timing, not raised.
+
+    Args:
+        path: endpoint below the server's base address.
+        body: request body without the fields that ``RemoteServer.stream`` adds.
+        on_text: called with each piece of the answer.
+    """
+    timing = Timing(started=time.perf_counter())
+    arrivals, last = 0, 0.0
+    try:
+        async for event in server.stream(path, body):
+            for choice in event.get("choices") or ():
+                timing.finish = choice.get("finish_reason") or timing.finish
+                if text := choice.get("text") or (choice.get("delta") or {}).get("content"):
+                    now = time.perf_counter()
+                    arrivals += 1
+                    if timing.ttft is None:
+                        timing.ttft = now - timing.started
+                    else:
+                        timing.gaps.append(now - last)
+                    last = now
+                    if on_text:
+                        on_text(text)
+            if usage := event.get("usage"):
+                timing.prompt = usage.get("prompt_tokens") or 0
+                timing.completion = usage.get("completion_tokens") or 0
+                timing.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    except RemoteError as error:
+        timing.error, timing.message = error.kind, str(error)
+    timing.ended = time.perf_counter()
+    timing.completion = timing.completion or arrivals
+    return timing
 
 
 def _base_url(text: str) -> URL:

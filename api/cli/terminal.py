@@ -5,66 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from ...engine.errors import ConfigError
 from .options import ChatOptions, CompleteOptions, RemoteOptions, SamplingOptions
-from .remote_server import RemoteError, RemoteServer
+from .remote_server import RemoteServer, Timing, timed
 
 # Generated text must not control the terminal: tab and newline are the only control characters printed.
 _CONTROLS = dict.fromkeys(code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n")
-
-
-@dataclass(slots=True)
-class TerminalAnswer:
-    """A streamed answer, kept if the stream is interrupted. Times are of ``time.perf_counter``.
-
-    Attributes:
-        started: time of the request.
-        first: arrival of the first text, or None.
-        last: arrival of the last text.
-        usage: the server's usage, empty until the end of the stream.
-    """
-
-    started: float = field(default_factory=time.perf_counter)
-    parts: list[str] = field(default_factory=list)
-    first: float | None = None
-    last: float = 0.0
-    usage: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def text(self) -> str:
-        return "".join(self.parts)
-
-    def add(self, event: dict[str, Any]) -> str:
-        """Add one event of either endpoint and return its text."""
-        self.usage = event.get("usage") or self.usage
-        text = "".join(_text(choice) for choice in event.get("choices") or ())
-        if text:
-            self.last = time.perf_counter()
-            self.first = self.first or self.last
-            self.parts.append(text)
-        return text
-
-    def summary(self) -> str:
-        """Tokens, speed and cache hits in one line; empty if the server reports no usage."""
-        tokens = self.usage.get("completion_tokens") or 0
-        if not tokens or self.first is None:
-            return ""
-        parts = [f"{tokens} tokens", f"first after {self.first - self.started:.2f} s"]
-        if self.last > self.first and tokens > 1:
-            parts.append(f"{(tokens - 1) / (self.last - self.first):.1f} tokens/s")
-        cached = (self.usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-        if cached is not None:
-            parts.append(f"{cached} of {self.usage.get('prompt_tokens')} prompt tokens cached")
-        return ", ".join(parts)
-
-
-def _text(choice: dict[str, Any]) -> str:
-    return str((choice.get("delta") or {}).get("content") or choice.get("text") or "")
 
 
 def chat(remote: RemoteOptions, sampling: SamplingOptions, options: ChatOptions) -> int:
@@ -78,14 +27,14 @@ def chat(remote: RemoteOptions, sampling: SamplingOptions, options: ChatOptions)
         fields = _fields(sampling, options.max_tokens)
         for line in _lines():
             messages.append({"role": "user", "content": line})
-            answer = TerminalAnswer()
+            pieces: list[str] = []
             try:
-                succeeded = _stream_answer(runner, server, "chat/completions", {"messages": messages, **fields}, answer)
+                succeeded = _stream_answer(runner, server, "chat/completions", {"messages": messages, **fields}, pieces)
             except KeyboardInterrupt:
                 succeeded = True
-                _dim("\n(stopped)" if answer.parts else "(stopped)")
+                _dim("\n(stopped)" if pieces else "(stopped)")
             if succeeded:
-                messages.append({"role": "assistant", "content": answer.text})
+                messages.append({"role": "assistant", "content": "".join(pieces)})
             else:
                 messages.pop()
     return 0
@@ -98,7 +47,7 @@ def complete(remote: RemoteOptions, sampling: SamplingOptions, options: Complete
     prompt = sys.stdin.read() if options.prompt is None else options.prompt
     with asyncio.Runner() as runner, _connected(runner, remote) as server:
         body = {"prompt": prompt, **_fields(sampling, options.max_tokens)}
-        succeeded = _stream_answer(runner, server, "completions", body, TerminalAnswer())
+        succeeded = _stream_answer(runner, server, "completions", body, [])
     return 0 if succeeded else 1
 
 
@@ -144,25 +93,35 @@ def _lines() -> Iterator[str]:
 
 
 def _stream_answer(
-    runner: asyncio.Runner, server: RemoteServer, path: str, body: dict[str, Any], answer: TerminalAnswer
+    runner: asyncio.Runner, server: RemoteServer, path: str, body: dict[str, Any], pieces: list[str]
 ) -> bool:
-    """Stream the answer to the terminal. If the server fails, print the error and return False."""
-    try:
-        runner.run(_print(server, path, body, answer))
-    except RemoteError as error:
-        print(f"{chr(10) if answer.parts else ''}rootgraft: {error}", file=sys.stderr)
+    """Print the answer and append it to ``pieces`` as it arrives. If the server fails, print the error: False."""
+
+    def on_text(text: str) -> None:
+        pieces.append(text)
+        print(text.translate(_CONTROLS) if sys.stdout.isatty() else text, end="", flush=True)
+
+    timing = runner.run(timed(server, path, body, on_text))
+    if timing.error is not None:
+        print(f"{chr(10) if pieces else ''}rootgraft: {timing.message}", file=sys.stderr)
         return False
-    if not answer.text.endswith("\n"):
+    if not pieces or not pieces[-1].endswith("\n"):
         print()
-    if _in_terminal() and (summary := answer.summary()):
-        _dim(summary)
+    if _in_terminal() and (line := summary(timing)):
+        _dim(line)
     return True
 
 
-async def _print(server: RemoteServer, path: str, body: dict[str, Any], answer: TerminalAnswer) -> None:
-    async for event in server.stream(path, body):
-        if text := answer.add(event):
-            print(text.translate(_CONTROLS) if sys.stdout.isatty() else text, end="", flush=True)
+def summary(timing: Timing) -> str:
+    """Tokens, speed and cache hits in one line; empty if the server reports no usage."""
+    if not timing.prompt or timing.ttft is None:
+        return ""
+    parts = [f"{timing.completion} tokens", f"first after {timing.ttft:.2f} s"]
+    if timing.tpot:
+        parts.append(f"{1 / timing.tpot:.1f} tokens/s")
+    if timing.cached is not None:
+        parts.append(f"{timing.cached} of {timing.prompt} prompt tokens cached")
+    return ", ".join(parts)
 
 
 def _in_terminal() -> bool:

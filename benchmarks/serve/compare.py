@@ -34,10 +34,9 @@ import uvloop  # noqa: E402
 from benchmarks.serve.server import Server, machine, memory_mib  # noqa: E402
 from benchmarks.serve.structured import is_valid  # noqa: E402
 from benchmarks.serve.workloads import NAMES, WITH_ADAPTERS, Conversation, Workload, workload  # noqa: E402
-from rootgraft.api.cli.bench_report import Timing, summarise  # noqa: E402
-from rootgraft.api.cli.bench_serve import timed  # noqa: E402
+from rootgraft.api.cli.bench_report import summarise  # noqa: E402
 from rootgraft.api.cli.options import RemoteOptions  # noqa: E402
-from rootgraft.api.cli.remote_server import RemoteError, RemoteServer  # noqa: E402
+from rootgraft.api.cli.remote_server import RemoteError, RemoteServer, Timing, timed  # noqa: E402
 
 Figures = dict[str, Any]
 PATH = "chat/completions"
