@@ -99,9 +99,7 @@ class ChatMessage(StrictModel):
 
     @property
     def text(self) -> str | None:
-        if isinstance(self.content, list):
-            return "".join(part.text for part in self.content)
-        return self.content
+        return "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content
 
     def for_template(self) -> dict[str, Any]:
         """The message for the chat template; ``developer`` is OpenAI's newer name of ``system``."""
