@@ -52,7 +52,9 @@ def test_pages_keep_their_length(name: str) -> None:
 
 
 def test_the_glossary_names_a_module_for_each_word() -> None:
-    rows = re.findall(r"^\| (?!word|-)([^|]+)\|([^|]+)\|([^|]+)\|$", (ROOT / "docs/glossary.md").read_text("utf-8"), re.M)
+    rows = re.findall(
+        r"^\| (?!word|-)([^|]+)\|([^|]+)\|([^|]+)\|$", (ROOT / "docs/glossary.md").read_text("utf-8"), re.M
+    )
     assert 30 <= len(rows) <= 50
     assert all(re.search(r"`[^`]+`", module) for _, _, module in rows)
     words = [word.strip().lower() for word, _, _ in rows]

@@ -20,7 +20,7 @@ from support.api.tool_asks import TWO
 from rootgraft.api.protocol.base import RequestModel
 from rootgraft.api.protocol.chat import ChatRequest
 from rootgraft.api.protocol.completions import CompletionRequest
-from rootgraft.api.protocol.response_items import CallItem, MessageItem, OutputItem, TextPart
+from rootgraft.api.protocol.response_items import CallItem, MessageItem, OutputItem, ResponseTextPart
 from rootgraft.api.protocol.responses import FunctionTool, ResponseRequest, TextConfig, TextFormat
 from rootgraft.engine.errors import EngineDead
 
@@ -58,8 +58,8 @@ def known(model: type[pydantic.BaseModel]) -> set[str]:
         (sdk.response_input_item_param.FunctionCallOutput, OutputItem),
         (sdk.EasyInputMessageParam, MessageItem),
         (sdk.ResponseOutputMessageParam, MessageItem),
-        (sdk.ResponseOutputTextParam, TextPart),
-        (sdk.ResponseInputTextParam, TextPart),
+        (sdk.ResponseOutputTextParam, ResponseTextPart),
+        (sdk.ResponseInputTextParam, ResponseTextPart),
     ],
 )
 def test_every_field_of_the_client_is_known_or_known_to_be_unknown(kind: Any, model: type[pydantic.BaseModel]) -> None:

@@ -1,7 +1,7 @@
-"""Batch files in OpenAI's format: JSON lines of requests in, JSON lines of answers out, in the order they are ready.
+"""Batch files in OpenAI's format: read request lines, append answer lines, make output and error files.
 
 A line of the input is ``{"custom_id", "method": "POST", "url", "body"}``. A line of the output is ``{"id", "custom_id",
-"response": {"status_code", "request_id", "body"}, "error": null}``, refused requests included.
+"response": {"status_code", "request_id", "body"}, "error": null}``, also for refused requests.
 """
 
 from __future__ import annotations
@@ -24,13 +24,7 @@ _FIELDS = {"custom_id", "method", "url", "body"}
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """One line of the input.
-
-    Attributes:
-        custom_id: its name, which no other line has.
-        url: one of ``ENDPOINTS``.
-        body: of the request.
-    """
+    """One line of the input: a unique ``custom_id``, ``url`` out of ``ENDPOINTS``, and the request's body."""
 
     custom_id: str
     url: str
@@ -39,7 +33,7 @@ class BatchRequest:
 
 @dataclass(frozen=True, slots=True)
 class BatchResponse:
-    """The answer to a request: its status, the id by which the server's log knows it, and the JSON body."""
+    """Answer to a request: HTTP status, request id of the server's log, JSON body."""
 
     status: int
     request_id: str
@@ -47,14 +41,7 @@ class BatchResponse:
 
 
 class WrongLine(ConfigError):
-    """A line of the input that is no request.
-
-    Args:
-        name: of the file.
-        line: number of the line, from 1 on.
-        reason: what is wrong with it.
-        code: OpenAI's word for that.
-    """
+    """A line of the input (number ``line``, from 1) is not a valid request. ``code`` is OpenAI's error code."""
 
     def __init__(self, name: str, line: int, reason: str, code: str = "invalid_request") -> None:
         super().__init__(f"{name}, line {line}: {reason}")
@@ -64,14 +51,13 @@ class WrongLine(ConfigError):
 
 
 def read_requests(path: Path, endpoint: str | None = None) -> Iterator[BatchRequest]:
-    """The requests of a file, one after the other; empty lines are passed over.
+    """Yield the requests of a file; empty lines are skipped.
 
     Args:
-        path: of the file.
-        endpoint: the only ``url`` that may be asked; None for any of ``ENDPOINTS``.
+        endpoint: the only ``url`` allowed; None for any of ``ENDPOINTS``.
 
     Raises:
-        WrongLine: a line is no request.
+        WrongLine: a line is not a valid request.
         ConfigError: the file cannot be read.
     """
     urls = ENDPOINTS if endpoint is None else (endpoint,)
@@ -94,7 +80,7 @@ def read_requests(path: Path, endpoint: str | None = None) -> Iterator[BatchRequ
 
 
 def _request(line: bytes, urls: Sequence[str]) -> BatchRequest:
-    """A line as a request. ValueError with what is wrong."""
+    """Parse one line. ValueError with the reason."""
     try:
         fields = orjson.loads(line)
     except ValueError:
@@ -114,13 +100,13 @@ def _request(line: bytes, urls: Sequence[str]) -> BatchRequest:
 
 
 class BatchOutput:
-    """The file of answers, which is also the account of what is done: each line is appended whole, or not at all.
+    """Append-only file of answers, from which an interrupted batch resumes.
 
-    A line that a crash cut off is taken away when the file is opened again, so that its request is asked once more.
+    Opening the file truncates a last line cut off by a crash, so that its request is answered again.
 
     Attributes:
         done: ``custom_id`` of each answer in the file.
-        failed: answers in the file that are no successes.
+        failed: number of answers with a status other than 200.
     """
 
     def __init__(self, path: Path) -> None:
@@ -133,7 +119,7 @@ class BatchOutput:
             raise ConfigError(f"{path} cannot be written: {error.strerror}.") from error
 
     def _read(self, path: Path) -> int:
-        """Take in the answers that are there. Returns the bytes of the whole lines among them."""
+        """Count the answers in the file. Returns the size of its complete lines in bytes."""
         size = 0
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -148,7 +134,7 @@ class BatchOutput:
         return size
 
     def add(self, request: BatchRequest, response: BatchResponse) -> None:
-        """Append an answer. It outlives this process as soon as this returns. Raises ConfigError if it cannot."""
+        """Append an answer with one write to the file. Raises ConfigError if the file cannot be written."""
         answer = {"status_code": response.status, "request_id": response.request_id, "body": response.body}
         fields = {"id": f"batch_req_{uuid4().hex}", "custom_id": request.custom_id, "response": answer, "error": None}
         rest = memoryview(orjson.dumps(fields) + b"\n")
@@ -170,3 +156,40 @@ class BatchOutput:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         os.close(self._file)
+
+
+_ERRORS = {
+    "cancelled": ("batch_cancelled", "This batch was cancelled before the request was answered."),
+    "expired": ("batch_expired", "This batch's time was up before the request was answered."),
+}
+
+
+def answer_lines(answers: Path, *, failed: bool) -> Iterator[bytes]:
+    """Yield the lines with status 200, or with ``failed`` all others."""
+    with answers.open("rb") as file:
+        for line in file:
+            if (orjson.loads(line)["response"]["status_code"] != 200) == failed:
+                yield line
+
+
+def unanswered_lines(source: Path, answers: Path, outcome: str) -> Iterator[bytes]:
+    """Yield an error line for each request of ``source`` without an answer; ``outcome`` is cancelled or expired."""
+    with answers.open("rb") as file:
+        done = {orjson.loads(line)["custom_id"] for line in file}
+    code, message = _ERRORS[outcome]
+    for request in read_requests(source):
+        if request.custom_id not in done:
+            fields = {"id": f"batch_req_{uuid4().hex}", "custom_id": request.custom_id, "response": None}
+            yield orjson.dumps({**fields, "error": {"code": code, "message": message}}) + b"\n"
+
+
+def sum_usage(answers: Path) -> dict[str, int]:
+    """Sum the tokens of all successful answers: input, cached (part of input), output."""
+    counts = {"input": 0, "cached": 0, "output": 0}
+    for line in answer_lines(answers, failed=False):
+        usage: dict[str, Any] = orjson.loads(line)["response"]["body"].get("usage") or {}
+        details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+        counts["input"] += usage.get("prompt_tokens", usage.get("input_tokens", 0))
+        counts["cached"] += details.get("cached_tokens", 0)
+        counts["output"] += usage.get("completion_tokens", usage.get("output_tokens", 0))
+    return counts

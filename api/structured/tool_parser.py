@@ -1,6 +1,6 @@
-"""Tool calls out of an answer's text as it comes, in time linear in its length.
+"""Streaming tool call parser: content and calls from an answer's text, in time linear in its length.
 
-The text follows the plan's grammar, but may be cut off anywhere. A call is told of once its name is there.
+The text follows the plan's grammar but may be cut off anywhere. A call is reported as soon as its name is complete.
 
     TEXT --trigger--> HEAD --name, key--> ARGUMENTS --last brace--> TAIL --closing--> TEXT
                        ^------------------- separator -----------------'
@@ -10,30 +10,65 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum, auto
 
-from .tool_plan import Reading, ToolPlan
+from ...grammar.spec import GrammarSpec
+from .tool_formats import ToolFormat
 
 _HEAD = re.compile(r'[^{]*\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\S)')
 _LONGEST_HEAD = 1_024
 _OUTSIDE, _INSIDE = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
 
 
+class Reading(Enum):
+    """How to parse an answer."""
+
+    ARGUMENTS = auto()
+    """The answer is the arguments of one call."""
+    JSON = auto()
+    """The answer is a call or an array of calls."""
+    TRIGGERED = auto()
+    """Calls inside free text, in the model's format."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolPlan:
+    """How to parse tool calls out of an answer, made together with the answer's grammar.
+
+    Attributes:
+        arguments: grammar of each function's arguments, by function name.
+        prefill: start of the answer, appended to the prompt.
+        named: the function of ``Reading.ARGUMENTS``.
+        schema_fields: (JSON Pointer into the grammar, request field whose schema is embedded at that pointer).
+    """
+
+    format: ToolFormat
+    reading: Reading
+    arguments: Mapping[str, GrammarSpec]
+    prefill: str = ""
+    named: str = ""
+    schema_fields: tuple[tuple[str, str], ...] = ()
+
+    def locate(self, pointer: str) -> tuple[str, str]:
+        """Map a pointer into the grammar to (request field, pointer from the root of that field's schema)."""
+        for root, field in self.schema_fields:
+            if pointer == root or pointer.startswith(f"{root}/"):
+                return field, pointer[len(root) :]
+        return "tools", pointer
+
+
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Text beside calls."""
+    """Text outside calls."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """A call begins.
-
-    Attributes:
-        index: its place among the answer's calls.
-    """
+    """Start of call number ``index`` of the answer."""
 
     index: int
     id: str
@@ -42,7 +77,7 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """More of the JSON text of a call's arguments."""
+    """A piece of the JSON text of a call's arguments."""
 
     index: int
     text: str
@@ -52,32 +87,32 @@ Event = Content | CallStart | Arguments
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A whole call: its arguments are JSON text, unless the answer was cut off within them."""
+class ParsedCall:
+    """A complete call. ``arguments`` is JSON text, incomplete if the answer was cut off within it."""
 
     id: str
     name: str
     arguments: str
 
 
-def read_calls(plan: ToolPlan, text: str) -> tuple[str, list[Call]]:
-    """The content and the calls of a whole answer."""
+def read_calls(plan: ToolPlan, text: str) -> tuple[str, list[ParsedCall]]:
+    """Parse a whole answer into its content and its calls."""
     parser = ToolParser(plan)
-    said: list[str] = []
-    begun: list[tuple[CallStart, list[str]]] = []
+    content: list[str] = []
+    started: list[tuple[CallStart, list[str]]] = []
     for event in (*parser.push(text), *parser.finish()):
         match event:
             case Content():
-                said.append(event.text)
+                content.append(event.text)
             case CallStart():
-                begun.append((event, []))
+                started.append((event, []))
             case Arguments():
-                begun[event.index][1].append(event.text)
-    return "".join(said), [Call(start.id, start.name, "".join(parts)) for start, parts in begun]
+                started[event.index][1].append(event.text)
+    return "".join(content), [ParsedCall(start.id, start.name, "".join(parts)) for start, parts in started]
 
 
 class ToolParser:
-    """Reads one answer. White space beside calls is not content; texts before and after a call are lines apart."""
+    """Parses one answer. White space around calls is dropped; text before and after a call is joined by a newline."""
 
     def __init__(self, plan: ToolPlan) -> None:
         self._plan = plan
@@ -85,7 +120,7 @@ class ToolParser:
         self._events: list[Event] = []
         self._num_calls = 0
         self._after_call = False
-        self._has_spoken = False
+        self._has_content = False
         self._depth = 0
         self._in_string = False
         self._escaped = False
@@ -96,30 +131,30 @@ class ToolParser:
             self._state = self._begin_named
 
     def push(self, text: str) -> list[Event]:
-        """What some more text brings."""
+        """Parse more text and return the new events."""
         self._buffer += text
         while self._buffer and self._state():
             pass
-        return self._taken()
+        return self._pop_events()
 
     def finish(self) -> list[Event]:
-        """What was held back until the end."""
+        """Return the events for text held back until the end of the answer."""
         if self._state in (self._text, self._rest):
-            self._say(self._buffer.strip() if self._after_call else self._buffer)
+            self._add_content(self._buffer.strip() if self._after_call else self._buffer)
         self._buffer = ""
-        return self._taken()
+        return self._pop_events()
 
-    def _taken(self) -> list[Event]:
+    def _pop_events(self) -> list[Event]:
         events, self._events = self._events, []
         return events
 
-    def _say(self, text: str) -> None:
+    def _add_content(self, text: str) -> None:
         if text:
-            resumed = self._after_call and self._has_spoken
+            resumed = self._after_call and self._has_content
             self._events.append(Content("\n" + text if resumed else text))
-            self._after_call, self._has_spoken = False, True
+            self._after_call, self._has_content = False, True
 
-    # Each state takes what it can from the buffer, and returns whether to go on with what is left.
+    # Each state consumes what it can of the buffer and returns whether the next state can continue.
 
     def _text(self) -> bool:
         trigger = self._plan.format.trigger
@@ -133,22 +168,22 @@ class ToolParser:
             self._buffer = self._buffer.lstrip()
         before, found, _ = self._buffer.partition(trigger)
         if found:
-            self._say(before.rstrip())
+            self._add_content(before.rstrip())
             self._buffer = self._buffer[len(before) :]
             self._state = self._head
             return True
-        self._say_most(trigger)
+        self._add_certain_content(trigger)
         return False
 
-    def _say_most(self, trigger: str) -> None:
-        """Say the text but for what may belong to a trigger, and the white space before that."""
+    def _add_certain_content(self, trigger: str) -> None:
+        """Emit the text except a possible prefix of a trigger and the white space before it."""
         kept = next((size for size in range(len(trigger) - 1, 0, -1) if self._buffer.endswith(trigger[:size])), 0)
         certain = self._buffer[: len(self._buffer) - kept].rstrip()
-        self._say(certain)
+        self._add_content(certain)
         self._buffer = self._buffer[len(certain) :]
 
     def _rest(self) -> bool:
-        self._say(self._buffer)
+        self._add_content(self._buffer)
         self._buffer = ""
         return False
 
@@ -168,24 +203,24 @@ class ToolParser:
         return True
 
     def _begin(self, name: str) -> None:
-        short = uuid.uuid4().hex
-        identity = short[:9] if self._plan.format.short_ids else f"call_{short[:24]}"
-        self._events.append(CallStart(self._num_calls, identity, name))
+        digits = uuid.uuid4().hex
+        call_id = digits[:9] if self._plan.format.short_ids else f"call_{digits[:24]}"
+        self._events.append(CallStart(self._num_calls, call_id, name))
         self._num_calls += 1
         self._state = self._arguments
 
     def _arguments(self) -> bool:
         end = self._end_of_arguments()
-        taken = self._buffer if end is None else self._buffer[:end]
-        self._events.append(Arguments(self._num_calls - 1, taken))
-        self._buffer = self._buffer[len(taken) :]
+        text = self._buffer if end is None else self._buffer[:end]
+        self._events.append(Arguments(self._num_calls - 1, text))
+        self._buffer = self._buffer[len(text) :]
         if end is not None:
             self._after_call = True
             self._state = self._tail
         return end is not None
 
     def _end_of_arguments(self) -> int | None:
-        """Where the value in the buffer ends; None if it goes on beyond."""
+        """Return the index after the arguments' last brace, None if it is not in the buffer yet."""
         at = int(self._escaped)
         self._escaped = False
         while (match := (_INSIDE if self._in_string else _OUTSIDE).search(self._buffer, at)) is not None:
@@ -211,7 +246,7 @@ class ToolParser:
         return at >= 0
 
     def _tail_in_text(self) -> bool:
-        """After the arguments: the brace of the call, and what the format writes after it."""
+        """Consume the closing brace of the call and the format's closing or separator."""
         form = self._plan.format
         closing = "}" + form.closing
         separator = None if form.separator is None else "}" + form.separator
