@@ -115,7 +115,6 @@ class BatchService:
         self._start(record)
 
     def reader_of(self, file: StoredFile) -> BatchRecord | None:
-        """An unfinished batch that reads the file, if any."""
         return next((record for record in self.records.running if record.input_file_id == file.id), None)
 
     def _start(self, record: BatchRecord) -> None:

@@ -121,7 +121,6 @@ def _write(
 
 
 def _explain_errors(timings: Sequence[Timing]) -> None:
-    """Print one message for each kind of error to standard error."""
     for kind, message in {timing.error: timing.message for timing in timings if timing.error}.items():
         print(f"{kind}: {message}", file=sys.stderr)
 

@@ -10,8 +10,8 @@ const firstSeen = new Map();
 
 /**
  * Boxes {x, y, width, height} for nodes, and for the tokens that running sequences have beyond the tree.
- * `scale` is the number of tokens that the whole width stands for, `step` that between two ticks, `left` the number
- * of lines that found no room: those that were used longest ago.
+ * `scale`: tokens over the whole width, `step`: tokens between two ticks, `left`: number of rows that do not fit,
+ * the least recently used.
  */
 export function layout(engine, width, height) {
   const root = treeOf(engine);

@@ -17,17 +17,17 @@ let started = null;
 let loaded = null;
 let failures = 0;
 let timer = null;
-let asked = 0;
+let pollNumber = 0;
 
 /** Poll, show, and schedule the next poll; an answer superseded by a newer poll is dropped. */
 async function poll() {
   clearTimeout(timer);
-  const own = ++asked;
+  const own = ++pollNumber;
   const [state, error] = await get(`ui/state?since=${newest()}`, AbortSignal.timeout(PATIENCE)).then(
     (found) => [found, null],
     (reason) => [null, reason],
   );
-  if (own !== asked) return;
+  if (own !== pollNumber) return;
   failures = error ? failures + 1 : 0;
   const locked = error?.status === 401; // Until a key is entered.
   if (!locked && !document.hidden) timer = setTimeout(poll, Math.min(SLOWEST, PERIOD * (failures + 1)));
