@@ -37,6 +37,18 @@ def one_torch_thread() -> None:
         torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def steady_compile_workers() -> Iterator[None]:
+    """Low priority for compile workers in place of idle priority, which gets no time while tests keep all cores busy.
+
+    An engine waits at its end for workers that are starting.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if workers := sys.modules.get("rootgraft.grammar.compile.worker_handle"):
+            patch.setattr(workers, "_YIELD", workers._STEADY)
+        yield
+
+
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
     """The default model's GGUF file, downloaded into the user's cache at first use."""

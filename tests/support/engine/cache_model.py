@@ -93,7 +93,7 @@ class Simulation:
         self.used: dict[int, int] = {}
         self.clock = 0
         self.now = 0.0
-        self.cache._tree.shares._clock = lambda: self.now
+        self.cache._tree.tenant_eviction._clock = lambda: self.now
         self.active: set[str] = set()
 
     def start(self, path: Path, tokens: array[int], limit: int) -> Running:
