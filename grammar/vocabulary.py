@@ -81,7 +81,7 @@ class Vocabulary:
                 raise ValueError(f"the vocabulary has no token for the byte {text[at]}")
         return tokens
 
-    def merged(self, text: bytes) -> list[int]:
+    def tokenize_bpe(self, text: bytes) -> list[int]:
         """Tokens for a text as a byte-pair tokenizer is likeliest to cut it.
 
         Tokens are numbered in the order of the merges that made them, in all vocabularies that we know. So of all
@@ -91,9 +91,9 @@ class Vocabulary:
         Raises:
             ValueError: as `tokenize`.
         """
-        return [token for word in _WORDS.findall(text) for token in self._merged_word(word)]
+        return [token for word in _WORDS.findall(text) for token in self._bpe_word(word)]
 
-    def _merged_word(self, word: bytes) -> tuple[int, ...]:
+    def _bpe_word(self, word: bytes) -> tuple[int, ...]:
         known = self._words.get(word)
         if known is None:
             if len(self._words) >= MAX_WORDS:
@@ -125,9 +125,9 @@ class Vocabulary:
             found.setdefault(text[:2], {1}).add(len(text))
         return {start: tuple(sorted(lengths, reverse=True)) for start, lengths in found.items()}
 
-    def tokenize_forced(self, data: bytes, *, merged: bool = False) -> list[int]:
-        """As `tokenize` or `merged`, for bytes in which ``\\xff[5]`` stands for token 5."""
-        cut = self.merged if merged else self.tokenize
+    def tokenize_forced(self, data: bytes, *, bpe: bool = False) -> list[int]:
+        """As `tokenize` or `tokenize_bpe`, for bytes in which ``\\xff[5]`` stands for token 5."""
+        cut = self.tokenize_bpe if bpe else self.tokenize
         parts = _MARKED.split(data)
         tokens = cut(parts[0])
         for number, text in zip(parts[1::2], parts[2::2], strict=True):

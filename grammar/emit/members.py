@@ -10,25 +10,20 @@ Where the number of properties or of matching items counts, rules carry the coun
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..schema.constraints import (
     ALWAYS,
     ARRAY,
-    FALSE,
-    NULL,
     NUMBER,
     OBJECT,
     STRING,
-    TRUE,
+    WORDS,
     Arrays,
     Conj,
     Contains,
     Objects,
 )
-
-if TYPE_CHECKING:
-    from .lark_writer import Writer
+from .lark_rules import LarkRules, literal_number, literal_string
 
 MAX_STATES = 2_000
 MAX_UNIQUE_VALUES = 60
@@ -43,34 +38,34 @@ class Field:
     required: bool
 
 
-def object_fields(writer: Writer, objects: Objects, fields: list[Field], extra: list[str], name: str) -> str:
+def object_fields(rules: LarkRules, objects: Objects, fields: list[Field], extra: list[str], name: str) -> str:
     """The alternative of a grammar rule that writes an object.
 
     Args:
-        writer: the grammar that is being written.
+        rules: the grammar that is being written.
         objects: the constraints; least and most count here.
         fields: the listed properties that may be present, in order.
         extra: items for all other keys, by class.
         name: a prefix for rules of its own.
     """
     needed = sum(field.required for field in fields)
-    open_end = writer.named(f"{name}_x", " | ".join(extra)) if extra else ""
+    open_end = rules.define(f"{name}_x", " | ".join(extra)) if extra else ""
     counts_most = objects.most is not None and (bool(extra) or objects.most < len(fields))
     if objects.least <= needed and not counts_most:
-        return f'"{{" {_in_order(writer, fields, open_end, name)} "}}"'
+        return f'"{{" {_in_order(rules, fields, open_end, name)} "}}"'
     if objects.most == 0:
         return '"{" "}"'
-    return f'"{{" {_counted(writer, objects, fields, open_end, name)} "}}"'
+    return f'"{{" {_counted(rules, objects, fields, open_end, name)} "}}"'
 
 
-def _in_order(writer: Writer, fields: list[Field], extra: str, name: str) -> str:
+def _in_order(rules: LarkRules, fields: list[Field], extra: str, name: str) -> str:
     """Properties in order; what is optional may be left out."""
     tails = [f'("," {extra})*' if extra else ""]
     for index in range(len(fields) - 1, 0, -1):
         field = fields[index]
         step = f'"," {field.rule}' if field.required else f'("," {field.rule})?'
         tails.insert(
-            0, writer.named(f"{name}_{index}", f"{step} {tails[0]}") if len(fields) > 2 else f"{step} {tails[0]}"
+            0, rules.define(f"{name}_{index}", f"{step} {tails[0]}") if len(fields) > 2 else f"{step} {tails[0]}"
         )
     options = []
     for field, tail in zip(fields, tails, strict=False):
@@ -82,24 +77,24 @@ def _in_order(writer: Writer, fields: list[Field], extra: str, name: str) -> str
     return f"({' | '.join(options)})?" if options else ""
 
 
-def _counted(writer: Writer, objects: Objects, fields: list[Field], extra: str, name: str) -> str:
+def _counted(rules: LarkRules, objects: Objects, fields: list[Field], extra: str, name: str) -> str:
     """Properties in order with a count: one rule for each (next property, properties so far)."""
     cap = objects.most if objects.most is not None else objects.least
     if (len(fields) + 1) * (cap + 1) > MAX_STATES:
-        raise writer.refusal(("minProperties", "maxProperties"), f"more than {MAX_STATES} states to count")
+        raise rules.unsupported(("minProperties", "maxProperties"), f"more than {MAX_STATES} states to count")
     bodies: dict[tuple[int, int], str | None] = {}
     for index in range(len(fields), -1, -1):
         for count in range(min(cap, index) + 1):
             key = f"{name}_c{index}_{count}"
             if index == len(fields):
-                body = _counted_extra(writer, objects, extra, count)
+                body = _counted_extra(rules, objects, extra, count)
             else:
                 body = _counted_step(bodies, objects, fields[index], (index, count), name)
             bodies[index, count] = body
             if body is not None:
-                writer.named(key, body or '""')
+                rules.define(key, body or '""')
     if bodies[0, 0] is None:
-        raise writer.refusal(
+        raise rules.unsupported(
             ("minProperties", "maxProperties"), "no object has as many distinct keys as can be counted"
         )
     return f"{name}_c0_0"
@@ -121,7 +116,7 @@ def _counted_step(
     return " | ".join(options) or None
 
 
-def _counted_extra(writer: Writer, objects: Objects, extra: str, count: int) -> str | None:
+def _counted_extra(rules: LarkRules, objects: Objects, extra: str, count: int) -> str | None:
     """What may follow the listed properties. Two undeclared keys may be equal, so only one counts towards a minimum."""
     least = max(0, objects.least - count)
     most = None if objects.most is None else objects.most - count
@@ -136,40 +131,40 @@ def _counted_extra(writer: Writer, objects: Objects, extra: str, count: int) -> 
     return rest if least else f"({rest})?"
 
 
-def array_fields(writer: Writer, arrays: Arrays, name: str) -> str:
+def array_fields(rules: LarkRules, arrays: Arrays, name: str) -> str:
     """The alternative of a grammar rule that writes an array."""
     if arrays.unique and (arrays.most is None or arrays.most > 1):
-        return _unique(writer, arrays, name)
+        return _unique(rules, arrays, name)
     if arrays.contains:
-        return _containing(writer, arrays, name)
+        return _containing(rules, arrays, name)
     prefix = [arrays.item(index) for index in range(arrays.num_prefix)]
     most = arrays.most
     for index, conj in enumerate(prefix):
-        if not writer.completion.possible(conj):
-            writer.refuse_lost(conj)
+        if not rules.satisfiability.is_satisfiable(conj):
+            rules.check_not_narrowed(conj)
             prefix, most = prefix[:index], index
             break
     rest = arrays.item(arrays.num_prefix)
-    if (most is None and not writer.completion.possible(rest)) or (
-        most is not None and most > len(prefix) and not writer.completion.possible(rest)
+    if (most is None and not rules.satisfiability.is_satisfiable(rest)) or (
+        most is not None and most > len(prefix) and not rules.satisfiability.is_satisfiable(rest)
     ):
-        writer.refuse_lost(rest)
+        rules.check_not_narrowed(rest)
         most = len(prefix)
     prefix = prefix[:most]
-    return f'"[" {_positions(writer, prefix, rest, arrays.least, most, name)} "]"'
+    return f'"[" {_positions(rules, prefix, rest, arrays.least, most, name)} "]"'
 
 
-def _positions(writer: Writer, prefix: list[Conj], rest: Conj, least: int, most: int | None, name: str) -> str:
+def _positions(rules: LarkRules, prefix: list[Conj], rest: Conj, least: int, most: int | None, name: str) -> str:
     """Items by position, then the rest alike."""
     low = max(0, least - len(prefix))
     high = None if most is None else most - len(prefix)
     if not prefix:
-        return _alike(writer.rule(rest), low, high) if high != 0 else ""
-    tail = "" if high == 0 else _times(f'("," {writer.rule(rest)})', low, high)
+        return _alike(rules.rule(rest), low, high) if high != 0 else ""
+    tail = "" if high == 0 else _times(f'("," {rules.rule(rest)})', low, high)
     for index in range(len(prefix) - 1, 0, -1):
-        step = f'"," {writer.rule(prefix[index])} {tail}'
-        tail = writer.named(f"{name}_{index}", step if index < least else f'{step} | ""')
-    whole = f"{writer.rule(prefix[0])} {tail}"
+        step = f'"," {rules.rule(prefix[index])} {tail}'
+        tail = rules.define(f"{name}_{index}", step if index < least else f'{step} | ""')
+    whole = f"{rules.rule(prefix[0])} {tail}"
     return whole if least else f"({whole})?"
 
 
@@ -178,28 +173,30 @@ def _alike(item: str, least: int, most: int | None) -> str:
     return f"{item} {more}" if least else f"({item} {more})?"
 
 
-def _containing(writer: Writer, arrays: Arrays, name: str) -> str:
+def _containing(rules: LarkRules, arrays: Arrays, name: str) -> str:
     """Arrays that hold a number of matching items: one rule for each (position, matches so far)."""
     if len(arrays.contains) > 1:
-        raise writer.refusal(("contains", "items"), "more than one condition on some item of an array")
+        raise rules.unsupported(("contains", "items"), "more than one condition on some item of an array")
     entry = arrays.contains[0]
     stop = _stop(arrays)
     cap = entry.most if entry.most is not None else entry.least
     if (stop + 1) * (cap + 1) > MAX_STATES:
-        raise writer.refusal(("contains", "minContains", "maxContains"), f"more than {MAX_STATES} states to count")
+        raise rules.unsupported(("contains", "minContains", "maxContains"), f"more than {MAX_STATES} states to count")
     alive = False
     for index in range(stop, -1, -1):
         for count in range(cap, -1, -1):
-            body = _containing_step(writer, arrays, entry, (index, count), name)
+            body = _containing_step(rules, arrays, entry, (index, count), name)
             if body is not None:
-                writer.named(f"{name}_k{index}_{count}", body)
+                rules.define(f"{name}_k{index}_{count}", body)
                 alive = alive or (index, count) == (0, 0)
     if not alive:
-        raise writer.refusal(("contains", "minContains", "items"), "no array satisfies it")
+        raise rules.unsupported(("contains", "minContains", "items"), "no array satisfies it")
     return f'"[" {name}_k0_0 "]"'
 
 
-def _containing_step(writer: Writer, arrays: Arrays, entry: Contains, state: tuple[int, int], name: str) -> str | None:
+def _containing_step(
+    rules: LarkRules, arrays: Arrays, entry: Contains, state: tuple[int, int], name: str
+) -> str | None:
     index, count = state
     stop = _stop(arrays)
     options = ['""'] if index >= arrays.least and count >= entry.least else []
@@ -209,9 +206,9 @@ def _containing_step(writer: Writer, arrays: Arrays, entry: Contains, state: tup
         # Most matches first, so that the state itself comes last: a state with nothing but itself has no end.
         for conj, new in _kinds(arrays.item(index), entry, count):
             target = f"{name}_k{after}_{new}"
-            alive = bool(options) if (after, new) == state else target in writer.rules
-            if alive and writer.completion.possible(conj):
-                options.append(f"{comma}{writer.rule(conj)} {target}")
+            alive = bool(options) if (after, new) == state else target in rules.bodies
+            if alive and rules.satisfiability.is_satisfiable(conj):
+                options.append(f"{comma}{rules.rule(conj)} {target}")
     return " | ".join(options) or None
 
 
@@ -230,15 +227,17 @@ def _kinds(item: Conj, entry: Contains, count: int) -> list[tuple[Conj, int]]:
     return [*hits, (item | entry.negated, count)]
 
 
-def _unique(writer: Writer, arrays: Arrays, name: str) -> str:
+def _unique(rules: LarkRules, arrays: Arrays, name: str) -> str:
     """Arrays without repetition over a finite set of scalars: the set of values used is the rule's parameter."""
     if arrays.contains or arrays.num_prefix:
-        raise writer.refusal(("uniqueItems",), "cannot be combined with prefixItems or contains")
-    values = _finite(writer, arrays.item(0))
+        raise rules.unsupported(("uniqueItems",), "cannot be combined with prefixItems or contains")
+    values = _finite(rules, arrays.item(0))
     if values is None or len(values) > MAX_UNIQUE_VALUES:
-        raise writer.refusal(("uniqueItems",), f"the items are not from an enumeration of at most {MAX_UNIQUE_VALUES}")
+        raise rules.unsupported(
+            ("uniqueItems",), f"the items are not from an enumeration of at most {MAX_UNIQUE_VALUES}"
+        )
     if arrays.least > len(values):
-        raise writer.refusal(("uniqueItems",), f"there are {len(values)} values for {arrays.least} items")
+        raise rules.unsupported(("uniqueItems",), f"there are {len(values)} values for {arrays.least} items")
     most = min(arrays.most if arrays.most is not None else len(values), len(values))
     lines = [f'"" %if bit_count_ge(_, {arrays.least})'] if arrays.least else ['""']
     first = []
@@ -246,30 +245,30 @@ def _unique(writer: Writer, arrays: Arrays, name: str) -> str:
         guard = f"and(bit_clear({bit}), bit_count_lt(_, {most}))"
         lines.append(f'"," {value} {name}_u::set_bit({bit}) %if {guard}')
         first.append(f"{value} {name}_u::{hex(1 << bit)}")
-    writer.rules[f"{name}_u::_"] = "\n | ".join(lines)
+    rules.bodies[f"{name}_u::_"] = "\n | ".join(lines)
     inside = _group(first)
     return f'"[" {inside if arrays.least else f"({inside})?"} "]"' if first else '"[" "]"'
 
 
-def _finite(writer: Writer, conj: Conj) -> list[str] | None:
+def _finite(rules: LarkRules, conj: Conj) -> list[str] | None:
     """The terminals of all values of a conjunction, one for each value, if they are enumerated scalars."""
     if conj == ALWAYS:
         return None
     found: dict[str, None] = {}
-    for alternative in writer.analysis.conjunction(conj):
+    for alternative in rules.analysis.conjunction(conj):
         if alternative.types & (ARRAY | OBJECT):
             return None
         if (alternative.types & STRING and alternative.strings.values is None) or (
             alternative.types & NUMBER and alternative.numbers.values is None
         ):
             return None
-        for bit in (NULL, TRUE, FALSE):
+        for bit, word in WORDS:
             if alternative.types & bit:
-                found |= dict.fromkeys(writer.scalars(alternative.of(bit)))
+                found[rules.terminal(f"/{word}/")] = None
         if alternative.types & STRING:
-            found |= dict.fromkeys(writer.literal_string(value) for value in alternative.strings.values or ())
+            found |= dict.fromkeys(literal_string(value) for value in alternative.strings.values or ())
         if alternative.types & NUMBER:
-            found |= dict.fromkeys(writer.literal_number(value) for value in alternative.numbers.values or ())
+            found |= dict.fromkeys(literal_number(value) for value in alternative.numbers.values or ())
     return list(found)
 
 

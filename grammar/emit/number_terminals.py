@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 from decimal import Decimal
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..regex import number_ranges
 from ..regex.charset import rust_literal
 from ..regex.decimal_multiples import is_binary, is_safe, listed
 from ..regex.multiple_of import step_terms
 from ..schema.constraints import FRACTION, INTEGER, NUMBER, Numbers
-from .json_whitespace import WHITESPACE
-
-if TYPE_CHECKING:
-    from .lark_writer import Writer
+from .lark_rules import WHITESPACE, LarkRules
 
 # So many multiples are listed where no regular expression holds all of them.
 MAX_LISTED = 1_000
@@ -26,49 +23,49 @@ MAX_MULTIPLE_DIGITS = 15
 MAX_REMAINDERS = 5_000
 
 
-def number_terminal(writer: Writer, types: int, numbers: Numbers) -> list[str]:
-    """The alternatives of a grammar rule that write a number (one, or none if no number is left).
+def number_terminal(rules: LarkRules, types: int, numbers: Numbers) -> str:
+    """Write the alternative of a grammar rule for numbers of some types (`INTEGER`, `FRACTION` or both).
 
     Raises:
         GrammarError: for values left out of the multiples of a number, which no terminal expresses.
     """
     if numbers.values is not None:
         values = [v for v in sorted(numbers.values) if types & (INTEGER if v == int(v) else FRACTION)]
-        return [_list(writer, values)]
+        return _list(rules, values)
     multiple = numbers.multiple
     if multiple is None or (types == INTEGER and multiple.numerator == 1 and _are_safe(numbers)):
-        return [_terminal(writer, _terms(types, numbers, None), numbers)]
+        return _terminal(rules, _terms(types, numbers, None), numbers)
     if types == INTEGER and _are_safe(numbers):
-        return [_multiples(writer, types, numbers, Fraction(multiple.numerator))]
+        return _multiples(rules, types, numbers, Fraction(multiple.numerator))
     if all(map(is_binary, numbers.divisors)):
         steps = _binary_steps(multiple)
-        return [_terminal(writer, _terms(types, numbers, steps), numbers)] if steps else [
-            _multiples(writer, types, numbers, multiple)
-        ]  # fmt: skip
+        if not steps:
+            return _multiples(rules, types, numbers, multiple)
+        return _terminal(rules, _terms(types, numbers, steps), numbers)
     terms = step_terms(multiple.denominator, numbers.divisors) if _has_steps(numbers) else None
     if terms is None:
-        return [_list(writer, _some_multiples(writer, types, numbers, multiple))]
-    return [_terminal(writer, _terms(types, numbers, terms[0]), numbers, terms[1])]
+        return _list(rules, _some_multiples(rules, types, numbers, multiple))
+    return _terminal(rules, _terms(types, numbers, terms[0]), numbers, terms[1])
 
 
-def _terminal(writer: Writer, terms: list[str], numbers: Numbers, failing: str = "") -> str:
+def _terminal(rules: LarkRules, terms: list[str], numbers: Numbers, failing: str = "") -> str:
     written = [f"/{term}/" for term in terms]
     if numbers.excluded:
         written.append("~/" + "|".join(map(number_ranges.any_spelling, sorted(numbers.excluded))) + "/")
     if failing:
         written.append(f"~/{failing}/")
-    return writer.terminal(" & ".join(written))
+    return rules.terminal(" & ".join(written))
 
 
-def _list(writer: Writer, values: list[Decimal]) -> str:
-    return writer.terminal("/" + "|".join(rust_literal(number_ranges.spelling(v)) for v in values) + "/")
+def _list(rules: LarkRules, values: list[Decimal]) -> str:
+    return rules.terminal("/" + "|".join(rust_literal(number_ranges.spelling(v)) for v in values) + "/")
 
 
-def _some_multiples(writer: Writer, types: int, numbers: Numbers, multiple: Fraction) -> list[Decimal]:
+def _some_multiples(rules: LarkRules, types: int, numbers: Numbers, multiple: Fraction) -> list[Decimal]:
     found = listed(multiple, numbers.low, numbers.high, MAX_LISTED)
     values = [v for v in found if types & (INTEGER if v == int(v) else FRACTION) and numbers.admits(v)]
     if not values:
-        raise writer.refusal(("multipleOf",), "no multiple of it is one by the doubles that validators divide")
+        raise rules.unsupported(("multipleOf",), "no multiple of it is one by the doubles that validators divide")
     return sorted(values)
 
 
@@ -118,13 +115,13 @@ def _without_factors(step: int) -> int:
     return step
 
 
-def _multiples(writer: Writer, types: int, numbers: Numbers, multiple: Fraction) -> str:
+def _multiples(rules: LarkRules, types: int, numbers: Numbers, multiple: Fraction) -> str:
     """Multiples of a number, which the compiler has a construct of its own for."""
     if numbers.excluded or types == FRACTION:
-        raise writer.refusal(("multipleOf",), "cannot be combined with values or integers that are left out")
+        raise rules.unsupported(("multipleOf",), "cannot be combined with values or integers that are left out")
     if (remainders := _without_factors(multiple.numerator)) > MAX_REMAINDERS:
         reason = f"all in all a step of {multiple}, which without its factors 2 and 5 is {remainders}"
-        raise writer.refusal(("multipleOf",), f"too hard to follow: {reason}; at most {MAX_REMAINDERS}")
+        raise rules.unsupported(("multipleOf",), f"too hard to follow: {reason}; at most {MAX_REMAINDERS}")
     schema: dict[str, Any] = {"type": "integer" if types == INTEGER else "number"}
     low, high = numbers.low, numbers.high
     most = 10**MAX_MULTIPLE_DIGITS - 1

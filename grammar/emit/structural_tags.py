@@ -15,10 +15,11 @@ from ..errors import GrammarError
 from ..regex.charset import rust_literal
 from ..regex.ecma_regex import parse, to_rust
 from ..regex.regex_parser import RegexError
-from ..schema.analysis import Analysis, Narrowing
+from ..schema.analysis import Analysis
 from ..schema.document import Document, pointer_join
-from ..schema.error_location import anchored
-from ..schema.shortest_instance import MAX_PIECE_BYTES
+from ..schema.error_location import relocated
+from ..schema.shortest_instance import MAX_TEXT_BYTES
+from ..schema.subschemas import Narrowing
 from ..vocabulary import Vocabulary
 from .grammar_artifact import Backend, GrammarArtifact
 from .lark_writer import to_lark
@@ -52,7 +53,7 @@ def structural_tag_grammar(tag: dict[str, Any], vocabulary: Vocabulary) -> Gramm
         source,
         properties=tuple(sorted(short.properties, key=len)),
         values=tuple(sorted(short.values, key=len)),
-        detour=max((text for text in short.wholes if len(text) <= MAX_PIECE_BYTES), key=len, default=""),
+        detour=max((text for text in short.wholes if len(text) <= MAX_TEXT_BYTES), key=len, default=""),
         is_json=True,
         texts=tuple(sorted(short.texts, key=short.texts.__getitem__)),
         ends=tuple(sorted(short.ends, key=len)),
@@ -133,12 +134,12 @@ class _TagWriter:
             analysis = Analysis(Document({} if schema is True else {"not": {}} if schema is False else schema))
             grammar = to_lark(analysis)
         except GrammarError as found:
-            error = anchored(found, schema)
+            error = relocated(found, schema)
             raise GrammarError(error.keyword, where + error.pointer, error.reason) from None
         self.narrowings += [Narrowing(n.keyword, where + n.pointer, n.reason) for n in analysis.narrowings]
         self.short.properties |= dict.fromkeys(grammar.properties)
-        self.short.values |= dict.fromkeys((*grammar.values, *filter(None, [grammar.whole])))
-        self.short.wholes.append(grammar.whole)
+        self.short.values |= dict.fromkeys((*grammar.values, *filter(None, [grammar.shortest])))
+        self.short.wholes.append(grammar.shortest)
         name = f"g{len(self.grammars)}"
         self.grammars.append({"name": name, "lark_grammar": grammar.text})
         return f"@{name}"

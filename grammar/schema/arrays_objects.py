@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import GrammarError
 from ..regex.pattern_cache import read_pattern
@@ -26,10 +26,7 @@ from .constraints import (
 )
 from .document import pointer_join
 from .scalars import MAX_LENGTH
-
-if TYPE_CHECKING:
-    from .analysis import Analysis
-
+from .subschemas import Subschemas
 
 _OF_ITEMS = ("items", "prefixItems", "additionalItems", "contains")
 _OF_PROPERTIES = ("properties", "patternProperties", "additionalProperties", "propertyNames")
@@ -49,7 +46,7 @@ def has(*names: str) -> Alternative:
 # -- arrays
 
 
-def array_clause(analysis: Analysis, number: int) -> Arrays:
+def array_clause(analysis: Subschemas, number: int) -> Arrays:
     """What ``prefixItems``, ``items``, ``additionalItems`` and ``contains`` of a node say."""
     schema = analysis.document.nodes[number].schema
     if schema.keys().isdisjoint(_OF_ITEMS):
@@ -63,7 +60,7 @@ def array_clause(analysis: Analysis, number: int) -> Arrays:
     return Arrays(clauses, contains=contains)
 
 
-def array_denials(analysis: Analysis, number: int) -> Iterator[Alternative]:
+def array_denials(analysis: Subschemas, number: int) -> Iterator[Alternative]:
     """Worlds whose union is the failure of these keywords, as far as it can be written."""
     prefix, rest = _item_schemas(analysis, number, negated=True)
     for index, item in enumerate(prefix):
@@ -74,7 +71,7 @@ def array_denials(analysis: Analysis, number: int) -> Iterator[Alternative]:
         yield Alternative(ARRAY, arrays=Arrays(least=len(prefix) + 1))
     elif rest is not None and rest != NEVER:
         if prefix:
-            analysis.leave_out(number, "items", "a failure after the first items cannot be written as a grammar")
+            analysis.narrow(number, "items", "a failure after the first items cannot be written as a grammar")
         else:
             held = _item_schemas(analysis, number)[1] or ALWAYS
             yield Alternative(ARRAY, arrays=Arrays(contains=(Contains(rest, 1, None, held),)))
@@ -89,7 +86,7 @@ def array_denials(analysis: Analysis, number: int) -> Iterator[Alternative]:
             )
 
 
-def _item_schemas(analysis: Analysis, number: int, *, negated: bool = False) -> tuple[tuple[Conj, ...], Conj | None]:
+def _item_schemas(analysis: Subschemas, number: int, *, negated: bool = False) -> tuple[tuple[Conj, ...], Conj | None]:
     schema = analysis.document.nodes[number].schema
     items = schema.get("items")
     if isinstance(items, list):
@@ -102,7 +99,7 @@ def _item_schemas(analysis: Analysis, number: int, *, negated: bool = False) -> 
     return prefix, analysis.literal(number, schema[rest_keyword], rest_keyword, negated=negated)
 
 
-def _contains(analysis: Analysis, number: int) -> tuple[Contains, ...]:
+def _contains(analysis: Subschemas, number: int) -> tuple[Contains, ...]:
     schema = analysis.document.nodes[number].schema
     if "contains" not in schema:
         return ()
@@ -120,7 +117,7 @@ def _contains(analysis: Analysis, number: int) -> tuple[Contains, ...]:
 # -- objects
 
 
-def object_clause(analysis: Analysis, number: int) -> Objects:
+def object_clause(analysis: Subschemas, number: int) -> Objects:
     """What ``properties``, ``patternProperties``, ``additionalProperties`` and ``propertyNames`` of a node say."""
     schema = analysis.document.nodes[number].schema
     if schema.keys().isdisjoint(_OF_PROPERTIES):
@@ -140,7 +137,7 @@ def object_clause(analysis: Analysis, number: int) -> Objects:
     return Objects(clauses, names=analysis.literal(number, names, "propertyNames"))
 
 
-def object_denials(analysis: Analysis, number: int) -> Iterator[Alternative]:
+def object_denials(analysis: Subschemas, number: int) -> Iterator[Alternative]:
     """Worlds whose union is the failure of these keywords and of ``required``, as far as it can be written."""
     schema = analysis.document.nodes[number].schema
     for name in schema.get("required", ()):
@@ -152,10 +149,10 @@ def object_denials(analysis: Analysis, number: int) -> Iterator[Alternative]:
             yield Alternative(OBJECT, objects=Objects((clause,), required=(name,)))
     for keyword in ("patternProperties", "additionalProperties", "propertyNames"):
         if _constrains(schema.get(keyword, True)):
-            analysis.leave_out(number, keyword, "a failure over keys that are not listed cannot be written")
+            analysis.narrow(number, keyword, "a failure over keys that are not listed cannot be written")
 
 
-def unevaluated(analysis: Analysis, number: int, alternative: Alternative) -> Alternative:
+def unevaluated(analysis: Subschemas, number: int, alternative: Alternative) -> Alternative:
     """What ``unevaluatedProperties`` and ``unevaluatedItems`` add to a world of the same node."""
     schema = analysis.document.nodes[number].schema
     objects, arrays = Objects(), Arrays()
@@ -186,7 +183,7 @@ def _constrains(value: Any) -> bool:
     return value is not True and value != {}
 
 
-def _key_pattern(analysis: Analysis, number: int, pattern: str) -> str:
+def _key_pattern(analysis: Subschemas, number: int, pattern: str) -> str:
     try:
         read_pattern(pattern)
         read_pattern(pattern, wide=True)

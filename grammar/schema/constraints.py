@@ -20,6 +20,7 @@ from ..regex.string_formats import FORMATS
 
 NULL, TRUE, FALSE, INTEGER, FRACTION, STRING, ARRAY, OBJECT = (1 << bit for bit in range(8))
 BOOLEAN = TRUE | FALSE
+WORDS = ((NULL, "null"), (TRUE, "true"), (FALSE, "false"))
 NUMBER = INTEGER | FRACTION
 ALL_TYPES = (1 << 8) - 1
 TYPE_BITS = {

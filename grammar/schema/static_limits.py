@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from ..errors import GrammarError
 from ..spec import GrammarKind, GrammarSpec
 from .document import pointer_join
-from .error_location import crowded_part, deep_part, large_part
+from .error_location import count_error, depth_error, size_error
 
 _STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _AS_BRACES = bytes.maketrans(b"[]", b"{}")
@@ -60,7 +60,7 @@ def check_limits(spec: GrammarSpec, limits: Limits = DEFAULT_LIMITS) -> None:
         _depth(spec, limits)
     most = limits.schema_bytes if json_kind or spec.kind is GrammarKind.CHOICE else limits.grammar_bytes
     if len(spec.content) > most:
-        raise large_part(spec, f"makes the whole too large: {len(spec.content)} bytes; the limit is {most}")
+        raise size_error(spec, f"makes the whole too large: {len(spec.content)} bytes; the limit is {most}")
     if spec.kind is GrammarKind.CHOICE:
         _check_values(spec.value(), "choice", None, limits)
     if json_kind:
@@ -76,7 +76,7 @@ def _depth(spec: GrammarSpec, limits: Limits) -> None:
         rest = rest.replace(b"{}", b"")  # what is innermost
     deepest = _deepest(brackets) if rest else 0
     if deepest > limits.depth:
-        raise deep_part(spec, limits.depth, f"is nested {deepest} deep; the limit is {limits.depth}")
+        raise depth_error(spec, limits.depth, f"is nested {deepest} deep; the limit is {limits.depth}")
 
 
 def _deepest(brackets: bytes) -> int:
@@ -111,7 +111,7 @@ class _Walk:
                 self.objects += 1
                 if self.objects > self.limits.subschemas:
                     reason = f"makes the whole too large: more than {self.limits.subschemas} objects"
-                    raise crowded_part(self.spec, reason)
+                    raise count_error(self.spec, reason)
                 if not at.keys().isdisjoint(_COUNTED):
                     self.check(at, place)
                 steps: Any = at.items()

@@ -13,10 +13,10 @@ NAMES = ("engine", "radix", "lora", "grammar", "kernels", "api", "programs")
 MODULES = ("http.py", "json.py", "queue.py", "select.py", "numpy.py", "torch.py", "rootgraft.py")
 SCRIPT = """
 import asyncio
-from rootgraft.engine.client import EngineClient
+from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import EngineError
-from rootgraft.grammar.compile.worker_handle import Child
+from rootgraft.grammar.compile.worker_handle import WorkerHandle
 from rootgraft.grammar.vocabulary import Vocabulary
 from pathlib import Path
 
@@ -29,7 +29,7 @@ async def main():
 
 asyncio.run(main())
 for yields in (False, True):
-    child = Child(Vocabulary((b"a", b"b", b"<end>"), frozenset((2,)), (2,)), yields=yields)
+    child = WorkerHandle(Vocabulary((b"a", b"b", b"<end>"), frozenset((2,)), (2,)), yields=yields)
     print(child.is_alive)
     child.kill()
 """

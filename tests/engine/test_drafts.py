@@ -23,7 +23,8 @@ from rootgraft.engine.sequence.sequence import Sequence
 from rootgraft.engine.speculation.proposer import _SUREST, DraftSource, Proposer, _Guess, _Rate
 from rootgraft.engine.token_cost import TokenCost
 from rootgraft.engine.types import SamplingParams
-from rootgraft.grammar.compile.compiler import CompiledGrammar, compile
+from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
+from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.match.mask_buffer import MaskBuffer
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary

@@ -11,7 +11,8 @@ import jsonschema
 import pytest
 from test_keywords import CASES
 
-from rootgraft.grammar.compile.compiler import CompiledGrammar, compile
+from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
+from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.errors import GrammarError
 from rootgraft.grammar.match.budget_close import BudgetClose
 from rootgraft.grammar.match.matcher import Matcher
