@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..regex.charset import JSON_CHAR, json_string, rust_literal
-from ..regex.pattern_cache import read_pattern
+from ..regex.ecma_regex import read_pattern
 from ..regex.string_formats import FORMATS
 from ..schema.constraints import (
     ALWAYS,

@@ -1,10 +1,10 @@
-"""Arrays and objects as sequences: which item may come next, and how many there are.
+"""Rules for the members of arrays and objects: which item may come next, and how many there are.
 
 An object writes its listed properties in the order of the schema, then the others:
 
     "{" a ("," b)? "," c ("," extra)* "}"
 
-Where the number of properties or of matching items counts, rules carry the count in their names.
+Where the number of properties or of matching items is limited, rule names include the count so far.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_UNIQUE_VALUES = 60
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A listed property: its name, its item in the grammar (None if it must be absent), whether it must be there."""
+    """A listed property: its name, its item in the grammar (None if it must be absent), whether it is required."""
 
     name: str
     rule: str | None
@@ -39,14 +39,14 @@ class Field:
 
 
 def object_fields(rules: LarkRules, objects: Objects, fields: list[Field], extra: list[str], name: str) -> str:
-    """The alternative of a grammar rule that writes an object.
+    """Write the alternative of a grammar rule for an object.
 
     Args:
         rules: the grammar that is being written.
-        objects: the constraints; least and most count here.
+        objects: the constraints, of which only `least` and `most` are used.
         fields: the listed properties that may be present, in order.
         extra: items for all other keys, by class.
-        name: a prefix for rules of its own.
+        name: prefix for the names of auxiliary rules.
     """
     needed = sum(field.required for field in fields)
     open_end = rules.define(f"{name}_x", " | ".join(extra)) if extra else ""
@@ -59,7 +59,7 @@ def object_fields(rules: LarkRules, objects: Objects, fields: list[Field], extra
 
 
 def _in_order(rules: LarkRules, fields: list[Field], extra: str, name: str) -> str:
-    """Properties in order; what is optional may be left out."""
+    """Write properties in order, optional ones as optional."""
     tails = [f'("," {extra})*' if extra else ""]
     for index in range(len(fields) - 1, 0, -1):
         field = fields[index]
@@ -78,7 +78,7 @@ def _in_order(rules: LarkRules, fields: list[Field], extra: str, name: str) -> s
 
 
 def _counted(rules: LarkRules, objects: Objects, fields: list[Field], extra: str, name: str) -> str:
-    """Properties in order with a count: one rule for each (next property, properties so far)."""
+    """Write properties in order with a count: one rule for each (next property, properties so far)."""
     cap = objects.most if objects.most is not None else objects.least
     if (len(fields) + 1) * (cap + 1) > MAX_STATES:
         raise rules.unsupported(("minProperties", "maxProperties"), f"more than {MAX_STATES} states to count")
@@ -117,7 +117,7 @@ def _counted_step(
 
 
 def _counted_extra(rules: LarkRules, objects: Objects, extra: str, count: int) -> str | None:
-    """What may follow the listed properties. Two undeclared keys may be equal, so only one counts towards a minimum."""
+    """Write the unlisted properties; as two of their keys may be equal, only one counts towards a minimum."""
     least = max(0, objects.least - count)
     most = None if objects.most is None else objects.most - count
     if least > 1 or (least and (not extra or most == 0)):
@@ -132,7 +132,7 @@ def _counted_extra(rules: LarkRules, objects: Objects, extra: str, count: int) -
 
 
 def array_fields(rules: LarkRules, arrays: Arrays, name: str) -> str:
-    """The alternative of a grammar rule that writes an array."""
+    """Write the alternative of a grammar rule for an array."""
     if arrays.unique and (arrays.most is None or arrays.most > 1):
         return _unique(rules, arrays, name)
     if arrays.contains:
@@ -155,7 +155,7 @@ def array_fields(rules: LarkRules, arrays: Arrays, name: str) -> str:
 
 
 def _positions(rules: LarkRules, prefix: list[Conj], rest: Conj, least: int, most: int | None, name: str) -> str:
-    """Items by position, then the rest alike."""
+    """Write items by position, then items that share their constraints."""
     low = max(0, least - len(prefix))
     high = None if most is None else most - len(prefix)
     if not prefix:
@@ -174,22 +174,22 @@ def _alike(item: str, least: int, most: int | None) -> str:
 
 
 def _containing(rules: LarkRules, arrays: Arrays, name: str) -> str:
-    """Arrays that hold a number of matching items: one rule for each (position, matches so far)."""
+    """Write arrays with a number of matching items: one rule for each (position, matches so far)."""
     if len(arrays.contains) > 1:
         raise rules.unsupported(("contains", "items"), "more than one condition on some item of an array")
     entry = arrays.contains[0]
-    stop = _stop(arrays)
+    last = _last_state(arrays)
     cap = entry.most if entry.most is not None else entry.least
-    if (stop + 1) * (cap + 1) > MAX_STATES:
+    if (last + 1) * (cap + 1) > MAX_STATES:
         raise rules.unsupported(("contains", "minContains", "maxContains"), f"more than {MAX_STATES} states to count")
-    alive = False
-    for index in range(stop, -1, -1):
+    is_satisfiable = False
+    for index in range(last, -1, -1):
         for count in range(cap, -1, -1):
             body = _containing_step(rules, arrays, entry, (index, count), name)
             if body is not None:
                 rules.define(f"{name}_k{index}_{count}", body)
-                alive = alive or (index, count) == (0, 0)
-    if not alive:
+                is_satisfiable = is_satisfiable or (index, count) == (0, 0)
+    if not is_satisfiable:
         raise rules.unsupported(("contains", "minContains", "items"), "no array satisfies it")
     return f'"[" {name}_k0_0 "]"'
 
@@ -198,27 +198,27 @@ def _containing_step(
     rules: LarkRules, arrays: Arrays, entry: Contains, state: tuple[int, int], name: str
 ) -> str | None:
     index, count = state
-    stop = _stop(arrays)
+    last = _last_state(arrays)
     options = ['""'] if index >= arrays.least and count >= entry.least else []
     if arrays.most is None or index < arrays.most:
         comma = '"," ' if index else ""
-        after = min(index + 1, stop)
-        # Most matches first, so that the state itself comes last: a state with nothing but itself has no end.
-        for conj, new in _kinds(arrays.item(index), entry, count):
+        after = min(index + 1, last)
+        # Most matches first, so that a loop to the same state comes last: with nothing but the loop it has no end.
+        for conj, new in _next_items(arrays.item(index), entry, count):
             target = f"{name}_k{after}_{new}"
-            alive = bool(options) if (after, new) == state else target in rules.bodies
-            if alive and rules.satisfiability.is_satisfiable(conj):
+            can_end = bool(options) if (after, new) == state else target in rules.bodies
+            if can_end and rules.satisfiability.is_satisfiable(conj):
                 options.append(f"{comma}{rules.rule(conj)} {target}")
     return " | ".join(options) or None
 
 
-def _stop(arrays: Arrays) -> int:
-    """The position from which all states are alike; 0 is the state without items."""
+def _last_state(arrays: Arrays) -> int:
+    """Return the position from which all states are the same; position 0 has no items yet."""
     return max(1, arrays.num_prefix, arrays.least, arrays.most or 0)
 
 
-def _kinds(item: Conj, entry: Contains, count: int) -> list[tuple[Conj, int]]:
-    """The kinds of items that may come next, with the number of matches after each."""
+def _next_items(item: Conj, entry: Contains, count: int) -> list[tuple[Conj, int]]:
+    """Return the conjunctions of the items that may come next, with the number of matches after each."""
     if entry.most is None:
         if count == entry.least:
             return [(item, count)]
@@ -228,10 +228,10 @@ def _kinds(item: Conj, entry: Contains, count: int) -> list[tuple[Conj, int]]:
 
 
 def _unique(rules: LarkRules, arrays: Arrays, name: str) -> str:
-    """Arrays without repetition over a finite set of scalars: the set of values used is the rule's parameter."""
+    """Write arrays of distinct scalars from a finite set: the set of values used is the rule's parameter."""
     if arrays.contains or arrays.num_prefix:
         raise rules.unsupported(("uniqueItems",), "cannot be combined with prefixItems or contains")
-    values = _finite(rules, arrays.item(0))
+    values = _enumerated(rules, arrays.item(0))
     if values is None or len(values) > MAX_UNIQUE_VALUES:
         raise rules.unsupported(
             ("uniqueItems",), f"the items are not from an enumeration of at most {MAX_UNIQUE_VALUES}"
@@ -250,8 +250,8 @@ def _unique(rules: LarkRules, arrays: Arrays, name: str) -> str:
     return f'"[" {inside if arrays.least else f"({inside})?"} "]"' if first else '"[" "]"'
 
 
-def _finite(rules: LarkRules, conj: Conj) -> list[str] | None:
-    """The terminals of all values of a conjunction, one for each value, if they are enumerated scalars."""
+def _enumerated(rules: LarkRules, conj: Conj) -> list[str] | None:
+    """Return one terminal for each value of a conjunction, or None if they are not enumerated scalars."""
     if conj == ALWAYS:
         return None
     found: dict[str, None] = {}
@@ -273,7 +273,7 @@ def _finite(rules: LarkRules, conj: Conj) -> list[str] | None:
 
 
 def _times(item: str, least: int, most: int | None) -> str:
-    """An expression repeated; nothing if it may not occur."""
+    """Write a repeated expression; nothing if it may not occur."""
     if most is None:
         return f"{item}*" if least == 0 else f"{item}{{{least},}}"
     return f"{item}{{{least},{most}}}" if most else ""

@@ -1,12 +1,11 @@
-"""The keywords that constrain what is inside of arrays and objects: what holds, what denies it."""
+"""Array and object keywords (``items``, ``contains``, ``properties``, ``unevaluated...``): when they hold or fail."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from ..errors import GrammarError
-from ..regex.pattern_cache import read_pattern
+from ..regex.ecma_regex import read_pattern
 from ..regex.regex_parser import RegexError
 from .constraints import (
     ALWAYS,
@@ -33,13 +32,12 @@ _OF_PROPERTIES = ("properties", "patternProperties", "additionalProperties", "pr
 
 
 def forbids(name: str) -> Alternative:
-    """Everything but objects that have a property of this name."""
+    """Return the alternative of everything but objects with a property of this name."""
     clause = ObjectClause(((name, NEVER),), evaluates=False)
     return Alternative(objects=Objects((clause,)))
 
 
 def has(*names: str) -> Alternative:
-    """Objects that have these properties."""
     return Alternative(OBJECT, objects=Objects(required=names))
 
 
@@ -47,7 +45,7 @@ def has(*names: str) -> Alternative:
 
 
 def array_clause(analysis: Subschemas, number: int) -> Arrays:
-    """What ``prefixItems``, ``items``, ``additionalItems`` and ``contains`` of a node say."""
+    """Return the constraints of ``prefixItems``, ``items``, ``additionalItems`` and ``contains`` of a node."""
     schema = analysis.document.nodes[number].schema
     if schema.keys().isdisjoint(_OF_ITEMS):
         return NO_ARRAYS
@@ -61,7 +59,7 @@ def array_clause(analysis: Subschemas, number: int) -> Arrays:
 
 
 def array_denials(analysis: Subschemas, number: int) -> Iterator[Alternative]:
-    """Worlds whose union is the failure of these keywords, as far as it can be written."""
+    """Yield alternatives in which one of these keywords fails, as far as they can be written as a grammar."""
     prefix, rest = _item_schemas(analysis, number, negated=True)
     for index, item in enumerate(prefix):
         if item != NEVER:
@@ -118,7 +116,7 @@ def _contains(analysis: Subschemas, number: int) -> tuple[Contains, ...]:
 
 
 def object_clause(analysis: Subschemas, number: int) -> Objects:
-    """What ``properties``, ``patternProperties``, ``additionalProperties`` and ``propertyNames`` of a node say."""
+    """Return the constraints of ``properties``, ``patternProperties``, ``additionalProperties``, ``propertyNames``."""
     schema = analysis.document.nodes[number].schema
     if schema.keys().isdisjoint(_OF_PROPERTIES):
         return NO_OBJECTS
@@ -138,7 +136,7 @@ def object_clause(analysis: Subschemas, number: int) -> Objects:
 
 
 def object_denials(analysis: Subschemas, number: int) -> Iterator[Alternative]:
-    """Worlds whose union is the failure of these keywords and of ``required``, as far as it can be written."""
+    """Yield alternatives in which one of these keywords or ``required`` fails, as far as they can be written."""
     schema = analysis.document.nodes[number].schema
     for name in schema.get("required", ()):
         yield forbids(name).of(OBJECT)
@@ -148,12 +146,13 @@ def object_denials(analysis: Subschemas, number: int) -> Iterator[Alternative]:
             clause = ObjectClause(((name, failed),), evaluates=False)
             yield Alternative(OBJECT, objects=Objects((clause,), required=(name,)))
     for keyword in ("patternProperties", "additionalProperties", "propertyNames"):
-        if _constrains(schema.get(keyword, True)):
+        value = schema.get(keyword, True)
+        if value is not True and value != {}:
             analysis.narrow(number, keyword, "a failure over keys that are not listed cannot be written")
 
 
 def unevaluated(analysis: Subschemas, number: int, alternative: Alternative) -> Alternative:
-    """What ``unevaluatedProperties`` and ``unevaluatedItems`` add to a world of the same node."""
+    """Return what ``unevaluatedProperties`` and ``unevaluatedItems`` add to an alternative of the same node."""
     schema = analysis.document.nodes[number].schema
     objects, arrays = Objects(), Arrays()
     if "unevaluatedProperties" in schema:
@@ -162,25 +161,21 @@ def unevaluated(analysis: Subschemas, number: int, alternative: Alternative) -> 
             names = dict.fromkeys(name for clause in clauses for name, _ in clause.properties)
             patterns = dict.fromkeys(pattern for clause in clauses for pattern, _ in clause.patterns)
             rest = analysis.literal(number, schema["unevaluatedProperties"], "unevaluatedProperties")
-            objects = Objects((ObjectClause(_all_true(names), _all_true(patterns), rest),))
+            objects = Objects((ObjectClause(_unconstrained(names), _unconstrained(patterns), rest),))
     if "unevaluatedItems" in schema:
         if alternative.arrays.contains:
             where = pointer_join(analysis.document.nodes[number].pointer, "unevaluatedItems")
             raise GrammarError("unevaluatedItems", where, "cannot be combined with contains")
-        seen = [clause for clause in alternative.arrays.clauses if clause.evaluates]
-        if not any(clause.rest is not None for clause in seen):
-            length = max((len(clause.prefix) for clause in seen), default=0)
+        evaluated = [clause for clause in alternative.arrays.clauses if clause.evaluates]
+        if not any(clause.rest is not None for clause in evaluated):
+            length = max((len(clause.prefix) for clause in evaluated), default=0)
             rest = analysis.literal(number, schema["unevaluatedItems"], "unevaluatedItems")
             arrays = Arrays((ArrayClause((ALWAYS,) * length, rest),))
     return Alternative(arrays=arrays, objects=objects) if objects.clauses or arrays.clauses else ANYTHING
 
 
-def _all_true(names: dict[str, None]) -> tuple[tuple[str, Conj], ...]:
+def _unconstrained(names: dict[str, None]) -> tuple[tuple[str, Conj], ...]:
     return tuple((name, ALWAYS) for name in names)
-
-
-def _constrains(value: Any) -> bool:
-    return value is not True and value != {}
 
 
 def _key_pattern(analysis: Subschemas, number: int, pattern: str) -> str:

@@ -1,4 +1,4 @@
-"""A parsed schema document: its subschemas as nodes, and where a reference leads."""
+"""Schema document: its subschemas as numbered nodes, and the resolution of references, anchors and ``$id``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 from ..errors import GrammarError
 
-# Where subschemas stand: as the value of a keyword (or in a list there), or under names of their own.
+# Keywords whose value is a subschema (or a list of them), and keywords whose value is an object of subschemas.
 _IN_VALUE = frozenset(
     ("additionalItems", "additionalProperties", "allOf", "anyOf", "contains", "contentSchema", "else", "if", "items",
      "not", "oneOf", "prefixItems", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties")
@@ -17,8 +17,8 @@ _IN_VALUE = frozenset(
 _IN_VALUES = frozenset(("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"))
 _CONTAINERS = (dict, list)
 _NEGATING = ("oneOf", "not", "if")
-# Drafts with keywords that mean nothing in the others, or mean something else.
-_UNREAD = ("draft-00", "draft-01", "draft-02", "draft-03", "draft/next")
+# Drafts whose keywords differ too much from those of the others.
+_UNSUPPORTED = ("draft-00", "draft-01", "draft-02", "draft-03", "draft/next")
 _DRAFTS = {
     "draft-04": 4, "draft-06": 6, "draft-07": 7, "2019-09": 2019, "2020-12": 2020,
 }  # fmt: skip
@@ -29,10 +29,10 @@ class SchemaNode:
     """One subschema.
 
     Attributes:
-        schema: its object (booleans are never nodes).
+        schema: the object itself (booleans are never nodes).
         pointer: JSON Pointer from the root of the document.
         base: the URI that its references are relative to.
-        resource: the object that ``#`` means here.
+        resource: the object that ``#`` refers to.
     """
 
     schema: dict[str, Any]
@@ -42,7 +42,7 @@ class SchemaNode:
 
 
 def pointer_join(pointer: str, *tokens: str | int) -> str:
-    """A JSON Pointer, extended."""
+    """Return a JSON Pointer extended by escaped tokens."""
     for token in tokens:
         text = str(token)
         if "~" in text or "/" in text:
@@ -52,13 +52,13 @@ def pointer_join(pointer: str, *tokens: str | int) -> str:
 
 
 class Document:
-    """All nodes of one schema, by number; every subschema object has one number however it is reached.
+    """The nodes of one schema; a subschema object has the same number however it is reached.
 
     Attributes:
-        nodes: the nodes met so far.
+        nodes: the nodes visited so far, by number.
         root: the number of the whole schema.
         draft: 4, 6, 7, 2019 or 2020, as ``$schema`` says.
-        tracks_evaluation: whether it matters which properties and items are evaluated.
+        tracks_evaluation: whether the schema uses ``unevaluatedProperties`` or ``unevaluatedItems``.
     """
 
     def __init__(self, root: dict[str, Any]) -> None:
@@ -76,16 +76,15 @@ class Document:
         self.root = self._add(root, "", "", root)
 
     def may_negate(self, node: SchemaNode) -> bool:
-        """Whether it may matter that a node fails: it stands in ``oneOf``, ``not`` or ``if``, or may be referred to."""
+        """Return whether a node's negation may matter: it is in ``oneOf``, ``not`` or ``if``, or may be referred to."""
         return self._negates and (self._refers or not set(_NEGATING).isdisjoint(node.pointer.split("/")))
 
     def child(self, parent: int, schema: dict[str, Any], *tokens: str | int) -> int:
-        """The node of a subschema that stands below another.
+        """Return the node of a subschema.
 
         Args:
-            parent: number of the node that holds it.
-            schema: the subschema itself.
-            tokens: the steps from the parent to it.
+            parent: number of the node that contains it.
+            tokens: the JSON Pointer tokens from there.
         """
         known = self._ids.get(id(schema))
         if known is not None:
@@ -94,13 +93,13 @@ class Document:
         return self._add(schema, pointer_join(node.pointer, *tokens), node.base, node.resource)
 
     def synthetic(self, schema: dict[str, Any], like: int) -> int:
-        """A node for a schema of our own making, blamed on an existing node."""
+        """Return a node for a synthetic schema, located at an existing node."""
         self._keep.append(schema)
         node = self.nodes[like]
         return self._add(schema, node.pointer, node.base, node.resource)
 
     def resolve(self, number: int, reference: str, keyword: str = "$ref") -> int | bool:
-        """The node that a reference means, or a boolean schema.
+        """Return the node that a reference leads to, or a boolean schema.
 
         Raises:
             GrammarError: if it leads nowhere, or out of the document.
@@ -121,10 +120,10 @@ class Document:
         fragment = unquote(fragment)
         if fragment and not fragment.startswith("/"):
             return self._at_anchor(resource, fragment, keyword, where, reference)
-        return self._walk(resource, pointer, base, fragment, keyword, where)
+        return self._at_pointer(resource, pointer, base, fragment, keyword, where)
 
     def dynamic_anchors(self, name: str) -> int:
-        """How many places declare a dynamic anchor of a name."""
+        """Return how many subschemas declare a dynamic anchor of a name."""
         if self._resources is None:
             self._scan(self.nodes[self.root].schema)
         return self._dynamic.get(name, 0)
@@ -143,7 +142,7 @@ class Document:
         return value if plain and value else ""
 
     def _scan(self, root: dict[str, Any]) -> None:
-        """Find every identifier and anchor."""
+        """Register every identifier and anchor."""
         resources: dict[str, tuple[dict[str, Any], str]] = {}
         for schema, pointer, base, resource in _walk_schemas(root, self._own_id):
             if resource is schema:
@@ -172,7 +171,7 @@ class Document:
         known = self._ids.get(id(schema))
         return known if known is not None else self._add(schema, pointer, base, resource)
 
-    def _walk(
+    def _at_pointer(
         self, resource: dict[str, Any], pointer: str, base: str, fragment: str, keyword: str, where: str
     ) -> int | bool:
         at: Any = resource
@@ -197,7 +196,7 @@ class Document:
 
 
 def _keys(root: dict[str, Any]) -> set[str]:
-    """The keys of all objects in a schema."""
+    """Return the keys of all objects in a schema."""
     found: set[str] = set()
     stack: list[Any] = [root]
     while stack:
@@ -212,7 +211,7 @@ def _keys(root: dict[str, Any]) -> set[str]:
 def _draft(root: dict[str, Any]) -> int:
     named = root.get("$schema")
     if isinstance(named, str):
-        if any(part in named for part in _UNREAD):
+        if any(part in named for part in _UNSUPPORTED):
             raise GrammarError("$schema", "/$schema", f"{named[:100]!r} is not read; drafts 4 to 2020-12 are")
         for part, number in _DRAFTS.items():
             if part in named:
@@ -221,7 +220,7 @@ def _draft(root: dict[str, Any]) -> int:
 
 
 def _walk_schemas(root: dict[str, Any], own_id: Any) -> Iterator[tuple[dict[str, Any], str, str, dict[str, Any]]]:
-    """Every subschema, with its pointer, base and resource; what unknown keywords hold are none."""
+    """Yield every subschema with its pointer, base and resource; values of unknown keywords are no subschemas."""
     start = urldefrag(urljoin("", own_id(root)))[0]
     stack: list[tuple[dict[str, Any], str, str, dict[str, Any]]] = [(root, "", start, root)]
     while stack:
@@ -235,7 +234,7 @@ def _walk_schemas(root: dict[str, Any], own_id: Any) -> Iterator[tuple[dict[str,
 
 
 def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], dict[str, Any]]]:
-    """The subschemas that stand in a schema, with the steps to them."""
+    """Yield the direct subschemas of a schema, each with the tokens that lead to it."""
     for keyword, value in schema.items():
         if keyword in _IN_VALUE and isinstance(value, dict):
             yield (keyword,), value

@@ -5,8 +5,8 @@ from __future__ import annotations
 from decimal import Decimal
 
 from ..regex.charset import json_string
+from ..regex.ecma_regex import read_pattern
 from ..regex.number_ranges import spelling
-from ..regex.pattern_cache import read_pattern
 from ..regex.string_formats import FORMATS
 from .constraints import (
     ALWAYS,
