@@ -139,13 +139,11 @@ class Vocabulary:
 
     @cached_property
     def _names(self) -> re.Pattern[str] | None:
-        """Matches names of special tokens, longer ones first."""
-        names = sorted(self._specials, key=len, reverse=True)
+        names = sorted(self._specials, key=len, reverse=True)  # of two that match the longer one
         return re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
 
     @cached_property
     def llguidance(self) -> llguidance.LLTokenizer:
-        """The vocabulary for llguidance."""
         return llguidance.LLTokenizer(_Wrapper(self), n_vocab=self.size, eos_token=list(self.eos), slices=_SLICES)
 
     @cached_property

@@ -8,20 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from rootgraft.grammar.schema.analysis import Analysis
-from rootgraft.grammar.schema.constraints import (
-    ALWAYS,
-    ARRAY,
-    FALSE,
-    FRACTION,
-    INTEGER,
-    NULL,
-    NUMBER,
-    OBJECT,
-    STRING,
-    TRUE,
-    Alternative,
-    Conj,
-)
+from rootgraft.grammar.schema.constraints import ALWAYS, Alternative, Conj
+from rootgraft.grammar.schema.json_types import ARRAY, FALSE, FRACTION, INTEGER, NULL, NUMBER, OBJECT, STRING, TRUE
 from rootgraft.grammar.schema.scalars import decimal
 
 MISSING = object()

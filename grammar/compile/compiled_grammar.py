@@ -33,11 +33,6 @@ class CompiledGrammar:
         self._state, self.error = _initial_state(artifact, vocabulary)
         self._closing_texts = ClosingTexts(vocabulary, artifact)
 
-    @property
-    def num_shortest(self) -> int | None:
-        """Tokens of the shortest answer, its end token excluded: the least budget that completes; None if unknown."""
-        return self._closing_texts.num_shortest
-
     def matcher(self) -> Matcher:
         """Return a matcher at the beginning of an answer."""
         open_ended = self.artifact.open_ended

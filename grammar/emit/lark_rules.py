@@ -9,7 +9,6 @@ from ..errors import GrammarError
 from ..regex.charset import json_string
 from ..regex.number_ranges import spelling
 from ..schema.constraints import ALWAYS, NEVER, Conj
-from ..schema.document import pointer_join
 from ..schema.satisfiability import Satisfiability
 from ..schema.subschemas import Subschemas
 
@@ -22,12 +21,10 @@ _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def literal_string(value: str) -> str:
-    """Return a JSON string as a literal of the grammar."""
     return _encode(json_string(value))
 
 
 def literal_number(value: Decimal) -> str:
-    """Return a JSON number as a literal of the grammar."""
     return f'"{spelling(value)}"'
 
 
@@ -84,7 +81,7 @@ class LarkRules:
         node = self.analysis.document.nodes[max(conj) // 2]
         likely = ("not", "enum", "oneOf", "allOf", "$ref", "required", *node.schema, "schema")
         keyword = next(key for key in likely if key in node.schema or key == "schema")
-        return GrammarError(keyword, pointer_join(node.pointer, keyword), "no finite value satisfies the schema")
+        return node.error(keyword, "no finite value satisfies the schema")
 
     def unsupported(self, keywords: tuple[str, ...], reason: str) -> GrammarError:
         """Return an error located at the first of some keywords, near the current conjunction if it has one."""
@@ -93,7 +90,7 @@ class LarkRules:
         for node in (*near, *nodes):
             for keyword in keywords:
                 if keyword in node.schema:
-                    return GrammarError(keyword, pointer_join(node.pointer, keyword), reason)
+                    return node.error(keyword, reason)
         return GrammarError(keywords[0], "", reason)
 
     def check_not_narrowed(self, conj: Conj) -> None:

@@ -13,20 +13,8 @@ from dataclasses import dataclass
 from ..regex.charset import JSON_CHAR, json_string, rust_literal
 from ..regex.ecma_regex import read_pattern
 from ..regex.string_formats import FORMATS
-from ..schema.constraints import (
-    ALWAYS,
-    ARRAY,
-    NO_STRINGS,
-    NUMBER,
-    OBJECT,
-    STRING,
-    WORDS,
-    Alternative,
-    Conj,
-    ObjectClause,
-    Objects,
-    Strings,
-)
+from ..schema.constraints import ALWAYS, NO_STRINGS, Alternative, Conj, ObjectClause, Objects, Strings
+from ..schema.json_types import ARRAY, NUMBER, OBJECT, STRING, WORDS
 from ..schema.shortest_instance import MAX_ANSWER, ShortestInstance
 from ..schema.subschemas import Subschemas
 from .lark_rules import LarkRules, literal_string

@@ -11,18 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..schema.constraints import (
-    ALWAYS,
-    ARRAY,
-    NUMBER,
-    OBJECT,
-    STRING,
-    WORDS,
-    Arrays,
-    Conj,
-    Contains,
-    Objects,
-)
+from ..schema.constraints import ALWAYS, Arrays, Conj, Contains, Objects
+from ..schema.json_types import ARRAY, NUMBER, OBJECT, STRING, WORDS
 from .lark_rules import LarkRules, literal_number, literal_string
 
 MAX_STATES = 2_000
@@ -64,9 +54,8 @@ def _in_order(rules: LarkRules, fields: list[Field], extra: str, name: str) -> s
     for index in range(len(fields) - 1, 0, -1):
         field = fields[index]
         step = f'"," {field.rule}' if field.required else f'("," {field.rule})?'
-        tails.insert(
-            0, rules.define(f"{name}_{index}", f"{step} {tails[0]}") if len(fields) > 2 else f"{step} {tails[0]}"
-        )
+        tail = f"{step} {tails[0]}"
+        tails.insert(0, rules.define(f"{name}_{index}", tail) if len(fields) > 2 else tail)
     options = []
     for field, tail in zip(fields, tails, strict=False):
         options.append(f"{field.rule} {tail}")
@@ -94,9 +83,8 @@ def _counted(rules: LarkRules, objects: Objects, fields: list[Field], extra: str
             if body is not None:
                 rules.define(key, body or '""')
     if bodies[0, 0] is None:
-        raise rules.unsupported(
-            ("minProperties", "maxProperties"), "no object has as many distinct keys as can be counted"
-        )
+        reason = "no object has as many distinct keys as can be counted"
+        raise rules.unsupported(("minProperties", "maxProperties"), reason)
     return f"{name}_c0_0"
 
 
@@ -145,9 +133,7 @@ def array_fields(rules: LarkRules, arrays: Arrays, name: str) -> str:
             prefix, most = prefix[:index], index
             break
     rest = arrays.item(arrays.num_prefix)
-    if (most is None and not rules.satisfiability.is_satisfiable(rest)) or (
-        most is not None and most > len(prefix) and not rules.satisfiability.is_satisfiable(rest)
-    ):
+    if (most is None or most > len(prefix)) and not rules.satisfiability.is_satisfiable(rest):
         rules.check_not_narrowed(rest)
         most = len(prefix)
     prefix = prefix[:most]

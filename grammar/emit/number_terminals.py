@@ -10,7 +10,8 @@ from typing import Any
 from ..regex import number_ranges
 from ..regex.charset import rust_literal
 from ..regex.multiple_of import is_binary, is_safe, multiple_terms, nearest_multiples
-from ..schema.constraints import FRACTION, INTEGER, NUMBER, Numbers
+from ..schema.constraints import Numbers
+from ..schema.json_types import FRACTION, INTEGER, NUMBER
 from .lark_rules import WHITESPACE, LarkRules
 
 # Multiples to list where no regular expression holds all of them.

@@ -61,16 +61,13 @@ class BudgetClose:
 
     def __init__(self, texts: ClosingTexts, *, free: bool = False) -> None:
         self._texts = texts
+        self.num_shortest = texts.num_shortest
         self._positions = [_Position(FREE if free else OUTSIDE)]
 
     @property
     def is_free(self) -> bool:
         """Whether this is free text outside of its structured parts."""
         return self._positions[-1].lexical == FREE
-
-    @property
-    def num_shortest(self) -> int | None:
-        return self._texts.num_shortest
 
     def copy(self) -> BudgetClose:
         """Return an independent copy."""
@@ -80,7 +77,6 @@ class BudgetClose:
 
     @property
     def planned(self) -> list[int]:
-        """The tokens of the plan that are still to come."""
         plan = self._positions[-1].plan
         return plan[1][len(self._positions) - 1 - plan[0] :] if plan else []
 
@@ -99,7 +95,6 @@ class BudgetClose:
         self._positions.append(_Position(lexical, plan, last.known, last.retry_at))
 
     def rollback(self, count: int) -> None:
-        """Drop the last tokens."""
         if count:
             del self._positions[-count:]
 

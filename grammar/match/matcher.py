@@ -79,12 +79,10 @@ class Matcher:
 
     @property
     def is_done(self) -> bool:
-        """Whether an end token was accepted."""
         return self._ended
 
     @property
     def can_end(self) -> bool:
-        """Whether the text so far is a complete answer."""
         return self._ended or self._state.can_end()
 
     @property

@@ -108,7 +108,6 @@ def parse(pattern: str, *, wide: bool = False, whole: bool = False) -> Pattern:
 
 @lru_cache(maxsize=4096)
 def read_pattern(source: str, wide: bool = False) -> Pattern:
-    """`parse`, cached."""
     return parse(source, wide=wide)
 
 
@@ -139,7 +138,6 @@ def _translate(node: RegexNode, spell: Callable[[CharSet], str]) -> str:
 
 
 def fullmatch(node: RegexNode, text: str) -> bool:
-    """Return whether an anchored expression matches the whole text."""
     return len(text) in _ends(node, text, {0})
 
 

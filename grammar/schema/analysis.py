@@ -16,7 +16,7 @@ from . import scalars
 from .arrays_objects import array_clause, array_denials, object_clause, object_denials, unevaluated
 from .combinators import FAILS, HOLDS
 from .constraints import Alternative, without_evaluation
-from .document import SchemaNode, pointer_join
+from .document import SchemaNode
 from .keywords import DRAFTED, KEYWORDS, Treatment, draft_error, shape_error
 from .subschemas import MAX_ALTERNATIVES, Subschemas
 
@@ -72,4 +72,4 @@ class Analysis(Subschemas):
                 document = self.document
                 wrong = draft_error(keyword, node.schema, document.draft, negates=document.may_negate(node))
             if wrong:
-                raise GrammarError(keyword, pointer_join(node.pointer, keyword), wrong)
+                raise node.error(keyword, wrong)

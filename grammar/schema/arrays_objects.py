@@ -10,11 +10,9 @@ from ..regex.regex_parser import RegexError
 from .constraints import (
     ALWAYS,
     ANYTHING,
-    ARRAY,
     NEVER,
     NO_ARRAYS,
     NO_OBJECTS,
-    OBJECT,
     Alternative,
     ArrayClause,
     Arrays,
@@ -24,6 +22,7 @@ from .constraints import (
     Objects,
 )
 from .document import pointer_join
+from .json_types import ARRAY, OBJECT
 from .scalars import MAX_LENGTH
 from .subschemas import Subschemas
 
@@ -46,15 +45,14 @@ def has(*names: str) -> Alternative:
 
 def array_clause(analysis: Subschemas, number: int) -> Arrays:
     """Return the constraints of ``prefixItems``, ``items``, ``additionalItems`` and ``contains`` of a node."""
-    schema = analysis.document.nodes[number].schema
-    if schema.keys().isdisjoint(_OF_ITEMS):
+    node = analysis.document.nodes[number]
+    if node.schema.keys().isdisjoint(_OF_ITEMS):
         return NO_ARRAYS
     prefix, rest = _item_schemas(analysis, number)
     clauses = (ArrayClause(prefix, rest),) if prefix or rest is not None else ()
     contains = _contains(analysis, number)
-    if contains and "unevaluatedItems" in schema:
-        where = pointer_join(analysis.document.nodes[number].pointer, "unevaluatedItems")
-        raise GrammarError("unevaluatedItems", where, "cannot be combined with contains")
+    if contains and "unevaluatedItems" in node.schema:
+        raise node.error("unevaluatedItems", "cannot be combined with contains")
     return Arrays(clauses, contains=contains)
 
 
@@ -98,13 +96,13 @@ def _item_schemas(analysis: Subschemas, number: int, *, negated: bool = False) -
 
 
 def _contains(analysis: Subschemas, number: int) -> tuple[Contains, ...]:
-    schema = analysis.document.nodes[number].schema
+    node = analysis.document.nodes[number]
+    schema = node.schema
     if "contains" not in schema:
         return ()
     least, most = int(schema.get("minContains", 1)), schema.get("maxContains")
     if least > MAX_LENGTH:
-        where = pointer_join(analysis.document.nodes[number].pointer, "minContains")
-        raise GrammarError("minContains", where, f"{least} is more than an answer can hold")
+        raise node.error("minContains", f"{least} is more than an answer can hold")
     if least == 0 and most is None:
         return ()
     item = analysis.literal(number, schema["contains"], "contains")
@@ -164,8 +162,7 @@ def unevaluated(analysis: Subschemas, number: int, alternative: Alternative) -> 
             objects = Objects((ObjectClause(_unconstrained(names), _unconstrained(patterns), rest),))
     if "unevaluatedItems" in schema:
         if alternative.arrays.contains:
-            where = pointer_join(analysis.document.nodes[number].pointer, "unevaluatedItems")
-            raise GrammarError("unevaluatedItems", where, "cannot be combined with contains")
+            raise analysis.document.nodes[number].error("unevaluatedItems", "cannot be combined with contains")
         evaluated = [clause for clause in alternative.arrays.clauses if clause.evaluates]
         if not any(clause.rest is not None for clause in evaluated):
             length = max((len(clause.prefix) for clause in evaluated), default=0)

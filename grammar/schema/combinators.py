@@ -12,8 +12,9 @@ from typing import Any, TypeAlias
 from ..errors import GrammarError
 from . import scalars
 from .arrays_objects import forbids, has
-from .constraints import OBJECT, Alternative, without_evaluation
+from .constraints import Alternative, without_evaluation
 from .document import pointer_join
+from .json_types import OBJECT
 from .subschemas import Alternatives, Subschemas
 
 # A branch of oneOf that takes more alternatives than this to exclude the other branches loses the last ones.
@@ -61,10 +62,6 @@ def _literal_node(analysis: Subschemas, number: int, value: Any) -> int:
     return analysis.document.synthetic(schema, number)
 
 
-def _all_of(analysis: Subschemas, number: int, keyword: str) -> list[Alternatives]:
-    return _branches(analysis, number, keyword)
-
-
 def _not_all_of(analysis: Subschemas, number: int, keyword: str) -> Alternatives:
     return [alternative for branch in _branches(analysis, number, keyword, negated=True) for alternative in branch]
 
@@ -106,10 +103,8 @@ def _exclusive(analysis: Subschemas, number: int, branches: list[Alternatives], 
         if len(found) > MAX_BRANCH_ALTERNATIVES:
             analysis.narrow(number, "oneOf", f"branch {index} needs more than {MAX_BRANCH_ALTERNATIVES} alternatives")
         elif not found and analysis.narrowings_of(analysis.literal(number, schema, "oneOf", other, negated=True)):
-            raise GrammarError(
-                *_location(analysis, number, "oneOf"),
-                f"branches {index} and {other} overlap, and what is in the first alone cannot be written as a grammar",
-            )
+            reason = "overlap, and what is in the first alone cannot be written as a grammar"
+            raise GrammarError(*_location(analysis, number, "oneOf"), f"branches {index} and {other} {reason}")
         kept = list(dict.fromkeys(found))[:MAX_BRANCH_ALTERNATIVES]
     return kept
 
@@ -219,7 +214,7 @@ _DEPENDENCIES = ("dependentRequired", "dependentSchemas", "dependencies")
 
 HOLDS: dict[str, _Holds] = {
     **dict.fromkeys(("enum", "const"), _enum),
-    "allOf": _all_of,
+    "allOf": _branches,
     "anyOf": _any_of,
     "oneOf": _one_of,
     "not": _not,

@@ -7,6 +7,7 @@ stay conjunctions, so that recursive schemas are finite.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
@@ -17,16 +18,7 @@ from typing import TypeAlias, TypeVar
 from ..regex.ecma_regex import pattern_matches
 from ..regex.multiple_of import divides
 from ..regex.string_formats import FORMATS
-
-NULL, TRUE, FALSE, INTEGER, FRACTION, STRING, ARRAY, OBJECT = (1 << bit for bit in range(8))
-BOOLEAN = TRUE | FALSE
-WORDS = ((NULL, "null"), (TRUE, "true"), (FALSE, "false"))
-NUMBER = INTEGER | FRACTION
-ALL_TYPES = (1 << 8) - 1
-TYPE_BITS = {
-    "null": NULL, "boolean": BOOLEAN, "integer": INTEGER, "number": NUMBER, "string": STRING, "array": ARRAY,
-    "object": OBJECT,
-}  # fmt: skip
+from .json_types import ALL_TYPES, ARRAY, FRACTION, INTEGER, NUMBER, OBJECT, STRING
 
 _T = TypeVar("_T")
 _C = TypeVar("_C", "Numbers", "Strings", "Arrays", "Objects")
@@ -52,7 +44,7 @@ class Numbers:
     def __and__(self, other: Numbers) -> Numbers:
         low, low_open = _tighter(self.low, self.low_open, other.low, other.low_open, above=True)
         high, high_open = _tighter(self.high, self.high_open, other.high, other.high_open, above=False)
-        values = _meet(self.values, other.values)
+        values = _merged(self.values, other.values, frozenset.intersection)
         multiple = self.multiple or other.multiple
         if self.multiple and other.multiple:
             multiple = _common_multiple(self.multiple, other.multiple)
@@ -95,7 +87,7 @@ class Strings:
     def __and__(self, other: Strings) -> Strings:
         merged = Strings(
             max(self.least, other.least),
-            _least(self.most, other.most),
+            _merged(self.most, other.most, min),
             self.patterns | other.patterns,
             self.not_patterns | other.not_patterns,
             self.formats | other.formats,
@@ -163,7 +155,7 @@ class Arrays:
         return Arrays(
             _joined(self.clauses, other.clauses),
             max(self.least, other.least),
-            _least(self.most, other.most),
+            _merged(self.most, other.most, min),
             _joined(self.contains, other.contains),
             self.unique or other.unique,
         )
@@ -240,7 +232,7 @@ class Objects:
             _joined(self.clauses, other.clauses),
             _joined(self.required, other.required),
             max(self.least, other.least),
-            _least(self.most, other.most),
+            _merged(self.most, other.most, min),
             self.names | other.names,
         )
 
@@ -323,16 +315,12 @@ def _both(a: _C, b: _C, nothing: _C) -> _C:
     return b if a is nothing else a if b is nothing else a & b
 
 
-def _least(a: int | None, b: int | None) -> int | None:
-    return b if a is None else a if b is None else min(a, b)
+def _merged(a: _T | None, b: _T | None, merge: Callable[[_T, _T], _T]) -> _T | None:
+    return b if a is None else a if b is None else merge(a, b)
 
 
 def _joined(a: tuple[_T, ...], b: tuple[_T, ...]) -> tuple[_T, ...]:
     return a if not b else b if not a else tuple(dict.fromkeys((*a, *b)))
-
-
-def _meet(a: frozenset[Decimal] | None, b: frozenset[Decimal] | None) -> frozenset[Decimal] | None:
-    return b if a is None else a if b is None else a & b
 
 
 def _tighter(

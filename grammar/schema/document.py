@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin
 
 from ..errors import GrammarError
@@ -40,6 +42,17 @@ class SchemaNode:
     base: str
     resource: dict[str, Any]
 
+    def error(self, keyword: str, reason: str) -> GrammarError:
+        return GrammarError(keyword, pointer_join(self.pointer, keyword), reason)
+
+
+class _Identifiers(NamedTuple):
+    """Resources by URI (schema, pointer), anchors by resource and name (schema, pointer, base), dynamic anchors."""
+
+    resources: dict[str, tuple[dict[str, Any], str]]
+    anchors: dict[tuple[int, str], tuple[dict[str, Any], str, str]]
+    dynamic: Counter[str]
+
 
 def pointer_join(pointer: str, *tokens: str | int) -> str:
     """Return a JSON Pointer extended by escaped tokens."""
@@ -65,9 +78,6 @@ class Document:
         self.nodes: list[SchemaNode] = []
         self.draft = _draft(root)
         self._ids: dict[int, int] = {}
-        self._resources: dict[str, tuple[dict[str, Any], str]] | None = None
-        self._anchors: dict[tuple[int, str], tuple[dict[str, Any], str, str]] = {}
-        self._dynamic: dict[str, int] = {}
         self._keep: list[dict[str, Any]] = []
         keys = _keys(root)
         self.tracks_evaluation = not keys.isdisjoint(("unevaluatedProperties", "unevaluatedItems"))
@@ -106,17 +116,16 @@ class Document:
         """
         node = self.nodes[number]
         where = pointer_join(node.pointer, keyword)
-        if self._resources is None:
-            self._scan(self.nodes[self.root].schema)
-        assert self._resources is not None
+        resources = self._identifiers.resources
         uri, fragment = urldefrag(reference)
         if not uri:
-            resource, pointer, base = node.resource, self._pointer_of(node.resource), node.base
+            resource, base = node.resource, node.base
+            pointer = next((pointer for schema, pointer in resources.values() if schema is resource), "")
         else:
             base = urldefrag(urljoin(node.base, uri))[0]
-            if base not in self._resources:
+            if base not in resources:
                 raise GrammarError(keyword, where, f"{reference[:200]!r} is outside of the schema and is never fetched")
-            resource, pointer = self._resources[base]
+            resource, pointer = resources[base]
         fragment = unquote(fragment)
         if fragment and not fragment.startswith("/"):
             return self._at_anchor(resource, fragment, keyword, where, reference)
@@ -124,9 +133,7 @@ class Document:
 
     def dynamic_anchors(self, name: str) -> int:
         """Return how many subschemas declare a dynamic anchor of a name."""
-        if self._resources is None:
-            self._scan(self.nodes[self.root].schema)
-        return self._dynamic.get(name, 0)
+        return self._identifiers.dynamic[name]
 
     def _add(self, schema: dict[str, Any], pointer: str, base: str, resource: dict[str, Any]) -> int:
         own = self._own_id(schema)
@@ -141,30 +148,26 @@ class Document:
         plain = isinstance(value, str) and not value.startswith("#") and not (self.draft <= 7 and "$ref" in schema)
         return value if plain and value else ""
 
-    def _scan(self, root: dict[str, Any]) -> None:
-        """Register every identifier and anchor."""
-        resources: dict[str, tuple[dict[str, Any], str]] = {}
+    @cached_property
+    def _identifiers(self) -> _Identifiers:
+        root, found = self.nodes[self.root].schema, _Identifiers({}, {}, Counter())
         for schema, pointer, base, resource in _walk_schemas(root, self._own_id):
             if resource is schema:
-                resources.setdefault(base, (schema, pointer))
+                found.resources.setdefault(base, (schema, pointer))
             names = [schema.get("$anchor"), schema.get("$dynamicAnchor")]
             legacy = schema.get("id" if self.draft <= 4 else "$id")
             if isinstance(legacy, str) and legacy.startswith("#"):
                 names.append(legacy[1:])
             for name in names:
                 if isinstance(name, str):
-                    self._anchors.setdefault((id(resource), name), (schema, pointer, base))
+                    found.anchors.setdefault((id(resource), name), (schema, pointer, base))
             if isinstance(names[1], str):
-                self._dynamic[names[1]] = self._dynamic.get(names[1], 0) + 1
-        resources.setdefault("", (root, ""))
-        self._resources = resources
-
-    def _pointer_of(self, resource: dict[str, Any]) -> str:
-        assert self._resources is not None
-        return next((pointer for schema, pointer in self._resources.values() if schema is resource), "")
+                found.dynamic[names[1]] += 1
+        found.resources.setdefault("", (root, ""))
+        return found
 
     def _at_anchor(self, resource: dict[str, Any], name: str, keyword: str, where: str, reference: str) -> int:
-        found = self._anchors.get((id(resource), name))
+        found = self._identifiers.anchors.get((id(resource), name))
         if found is None:
             raise GrammarError(keyword, where, f"{reference[:200]!r} leads nowhere: there is no anchor {name[:100]!r}")
         schema, pointer, base = found

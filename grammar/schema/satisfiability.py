@@ -5,21 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import inf
 
-from .constraints import (
-    ALWAYS,
-    ARRAY,
-    FALSE,
-    NULL,
-    NUMBER,
-    OBJECT,
-    STRING,
-    TRUE,
-    Alternative,
-    Arrays,
-    Conj,
-    Objects,
-    Strings,
-)
+from .constraints import ALWAYS, Alternative, Arrays, Conj, Objects, Strings
+from .json_types import ARRAY, BOOLEAN, NULL, NUMBER, OBJECT, STRING
 from .subschemas import Subschemas
 
 
@@ -101,7 +88,7 @@ class Satisfiability:
 
     def _alternative_size(self, alternative: Alternative) -> float:
         sizes = [inf]
-        if alternative.types & (NULL | TRUE | FALSE):
+        if alternative.types & (NULL | BOOLEAN):
             sizes.append(4)
         if alternative.types & NUMBER:
             sizes.append(1)

@@ -7,31 +7,12 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from ..errors import GrammarError
 from ..regex.ecma_regex import read_pattern
 from ..regex.regex_parser import RegexError
 from ..regex.string_formats import FORMATS
-from .constraints import (
-    ALL_TYPES,
-    ARRAY,
-    FALSE,
-    NO_ARRAYS,
-    NO_NUMBERS,
-    NO_OBJECTS,
-    NO_STRINGS,
-    NULL,
-    NUMBER,
-    OBJECT,
-    STRING,
-    TRUE,
-    TYPE_BITS,
-    Alternative,
-    Arrays,
-    Numbers,
-    Objects,
-    Strings,
-)
-from .document import SchemaNode, pointer_join
+from .constraints import NO_ARRAYS, NO_NUMBERS, NO_OBJECTS, NO_STRINGS, Alternative, Arrays, Numbers, Objects, Strings
+from .document import SchemaNode
+from .json_types import ALL_TYPES, ARRAY, BOOLEAN, FALSE, NULL, NUMBER, OBJECT, STRING, TRUE, TYPE_BITS
 
 # Longer than an answer can be: a larger maximum changes nothing, a larger minimum cannot be met.
 MAX_LENGTH = 8192
@@ -125,7 +106,7 @@ def without_scalars(values: list[Any]) -> Alternative:
     """Return the alternative of everything but the given values; arrays and objects among them are not excluded."""
     alternative = scalar_values(values)
     return Alternative(
-        ALL_TYPES & ~(alternative.types & (NULL | TRUE | FALSE)),
+        ALL_TYPES & ~(alternative.types & (NULL | BOOLEAN)),
         numbers=Numbers(excluded=alternative.numbers.values or frozenset()),
         strings=Strings(excluded=frozenset(alternative.strings.values or ())),
     )
@@ -141,11 +122,8 @@ def _numbers(node: SchemaNode) -> Numbers:
     if "multipleOf" in schema:
         multiple = Fraction(decimal(schema["multipleOf"]))
         if multiple.numerator > MAX_MULTIPLE or multiple.denominator > 10**9:
-            raise GrammarError(
-                "multipleOf",
-                pointer_join(node.pointer, "multipleOf"),
-                f"{schema['multipleOf']} is too fine or too large; at most {MAX_MULTIPLE} and nine decimal places",
-            )
+            limit = f"at most {MAX_MULTIPLE} and nine decimal places"
+            raise node.error("multipleOf", f"{schema['multipleOf']} is too fine or too large; {limit}")
     divisors = frozenset() if multiple is None else frozenset((multiple,))
     return Numbers(low, high, low_open, high_open, multiple, divisors=divisors)
 
@@ -192,8 +170,7 @@ def _objects(schema: dict[str, Any], node: SchemaNode) -> Objects:
 def _minimum(node: SchemaNode, keyword: str) -> int:
     count = int(node.schema.get(keyword, 0))
     if count > MAX_LENGTH:
-        where = pointer_join(node.pointer, keyword)
-        raise GrammarError(keyword, where, f"{count} is more than an answer can hold; the limit is {MAX_LENGTH}")
+        raise node.error(keyword, f"{count} is more than an answer can hold; the limit is {MAX_LENGTH}")
     return count
 
 
@@ -205,5 +182,4 @@ def _check_pattern(pattern: str, node: SchemaNode, *, wide: bool) -> None:
     try:
         read_pattern(pattern, wide).check_repeats()
     except RegexError as error:
-        where = pointer_join(node.pointer, "pattern")
-        raise GrammarError("pattern", where, f"cannot be used: {error}") from None
+        raise node.error("pattern", f"cannot be used: {error}") from None

@@ -8,21 +8,8 @@ from ..regex.charset import json_string
 from ..regex.ecma_regex import read_pattern
 from ..regex.number_ranges import spelling
 from ..regex.string_formats import FORMATS
-from .constraints import (
-    ALWAYS,
-    ARRAY,
-    INTEGER,
-    NUMBER,
-    OBJECT,
-    STRING,
-    WORDS,
-    Alternative,
-    Arrays,
-    Conj,
-    Numbers,
-    Objects,
-    Strings,
-)
+from .constraints import ALWAYS, Alternative, Arrays, Conj, Numbers, Objects, Strings
+from .json_types import ARRAY, INTEGER, NUMBER, OBJECT, STRING, WORDS
 from .satisfiability import Satisfiability
 from .subschemas import Subschemas
 
@@ -126,7 +113,6 @@ class ShortestInstance:
 
 
 def _pattern_texts(strings: Strings) -> list[str]:
-    """Return example strings for the alternatives of the patterns."""
     found = [text for source in strings.patterns for text in read_pattern(source).examples]
     return [json_string(text) for text in found if strings.admits(text)]
 

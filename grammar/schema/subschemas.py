@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ..errors import GrammarError
-from .constraints import ALWAYS, ANYTHING, ARRAY, NEVER, NO_ARRAYS, OBJECT, STRING, Alternative, Conj, Strings
+from .constraints import ALWAYS, ANYTHING, NEVER, NO_ARRAYS, Alternative, Conj, Strings
 from .document import Document, pointer_join
+from .json_types import ARRAY, OBJECT, STRING
 from .keywords import KEYWORDS
 
 MAX_ALTERNATIVES = 256
@@ -81,9 +82,8 @@ class Subschemas(ABC):
                 reason = f"makes more than {MAX_LITERALS} parts when written out"
                 raise GrammarError(*self._likely_keyword(conj), reason)
             parts = [self.alternatives(literal) for literal in sorted(conj)]
-            known = self._by_conj[conj] = tuple(
-                self._nonempty(parts[0]) if len(parts) == 1 else self.product(parts, conj)
-            )
+            found = self._nonempty(parts[0]) if len(parts) == 1 else self.product(parts, conj)
+            known = self._by_conj[conj] = tuple(found)
         return known
 
     def is_empty(self, conj: Conj) -> bool:
@@ -118,7 +118,6 @@ class Subschemas(ABC):
             self._frame = frame
 
     def narrowings_of(self, conj: Conj) -> tuple[Narrowing, ...]:
-        """Return what was left out of a conjunction's alternatives."""
         return tuple(each for literal in conj for each in self._narrowed.get(literal, ()))
 
     # -- alternatives
@@ -134,8 +133,7 @@ class Subschemas(ABC):
         if literal in self._open:
             if literal not in self._open[self._frame :]:
                 raise _Recursion
-            where = pointer_join(self.document.nodes[literal // 2].pointer, "$ref")
-            raise GrammarError("$ref", where, "refers to itself without any step between")
+            raise self.document.nodes[literal // 2].error("$ref", "refers to itself without any step between")
         self._open.append(literal)
         try:
             found = self._fails(literal // 2) if literal % 2 else self._holds(literal // 2)

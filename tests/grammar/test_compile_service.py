@@ -230,9 +230,3 @@ def test_a_vocabulary_survives_the_pipe(vocabulary):
         vocabulary.eos,
         vocabulary.size,
     )
-    assert (copy.tokens, copy.special, copy.eos, copy.size) == (
-        vocabulary.tokens,
-        vocabulary.special,
-        vocabulary.eos,
-        vocabulary.size,
-    )

@@ -34,7 +34,7 @@ def compiled(vocabulary) -> list[CompiledGrammar]:
 def test_masks_along_drafts_are_those_of_a_replay(compiled, vocabulary, number, seed, spare):
     """Right drafts, absurd ones and refused ones, filled along, kept in part: every mask is the one without drafts."""
     rng = random.Random(seed)
-    budget = (compiled[number].num_shortest or 10) + 1 + spare
+    budget = (compiled[number].matcher().num_shortest or 10) + 1 + spare
     buffer, plain_buffer = MaskBuffer(8, vocabulary), MaskBuffer(1, vocabulary)
     matcher, plain = compiled[number].matcher(), compiled[number].matcher()
     while not plain.is_done and plain.num_tokens < budget:
@@ -145,7 +145,7 @@ def test_ids_that_are_no_tokens_are_refused_and_break_nothing(compiled, vocabula
 def test_the_way_to_an_end_is_its_own_draft(compiled, grammars):
     """Once the budget forces the end, every token of the way is known, and each mask on it allows one token."""
     matcher = compiled[0].matcher()
-    shortest = compiled[0].num_shortest
+    shortest = matcher.num_shortest
     assert shortest
     buffer = MaskBuffer(1, grammars.vocabulary)
     buffer.fill([MaskFill(0, matcher, shortest)])
