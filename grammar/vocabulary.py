@@ -1,4 +1,4 @@
-"""Vocabulary: a tokenizer's tokens as bytes, tokenization of closing texts and drafts, and the libraries' forms."""
+"""Vocabulary: a tokenizer's tokens as bytes, tokenization of closing texts, and the libraries' forms."""
 
 from __future__ import annotations
 

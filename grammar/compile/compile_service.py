@@ -1,4 +1,4 @@
-"""Compile service: compiles grammars in worker processes that can be killed and caches them within a byte budget.
+"""Compile service: compiles grammars in killable worker processes and caches them within a byte budget.
 
 No grammar library bounds its own work, and a thread cannot be stopped, so a compile runs in a worker process with
 limits on time and memory; a worker that exceeds either is killed and replaced. Workers yield the cores to the engine,

@@ -1,4 +1,4 @@
-"""Compile worker process: compiles one grammar at a time under limits on time and memory, until its input is closed.
+"""Compile worker process: compiles one grammar at a time under limits on time and memory.
 
 Frames both ways are a 4-byte length and a body; a body's first byte is its kind. The vocabulary comes first. For each
 grammar the answer is `STARTED`, once everything that it needs is imported, then `DONE` or `REFUSED`.

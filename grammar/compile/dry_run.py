@@ -1,4 +1,4 @@
-"""Dry run of a compiled grammar: random answers that find failures, dead ends and slow masks before it is served.
+"""Dry run of a compiled grammar: random answers find failures, dead ends and slow masks before it is served.
 
 Masks take long where the backend's lexer keeps many states apart: repeats with large counts, complements and
 intersections of long expressions, many alternatives. A schema's grammar without any of these gets one short walk.

@@ -1,4 +1,4 @@
-"""Rules and terminals of a Lark grammar while it is written for one schema, and the errors that locate its keywords."""
+"""Rules and terminals of a schema's Lark grammar while it is written, and errors located at its keywords."""
 
 from __future__ import annotations
 

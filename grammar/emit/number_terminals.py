@@ -1,4 +1,4 @@
-"""Number terminals: the numbers of an alternative as a terminal of the grammar (ranges, multiples, enumerations)."""
+"""Number terminals: ranges, multiples and enumerations of numbers as terminals of the grammar."""
 
 from __future__ import annotations
 

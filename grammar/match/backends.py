@@ -1,4 +1,4 @@
-"""Grammar backends: the state of llguidance's parser or XGrammar's automaton along one answer, behind one protocol.
+"""Grammar backends: llguidance's parser and XGrammar's automaton along one answer, behind one protocol.
 
 A failure of a backend is kept apart from an end: a failed state allows nothing and says why.
 """

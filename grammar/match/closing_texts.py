@@ -1,4 +1,4 @@
-"""Closing texts: the short texts of a grammar as tokens, from which a completion within a budget is put together."""
+"""Closing texts: short texts of a grammar as tokens, the parts of a completion within the budget."""
 
 from __future__ import annotations
 

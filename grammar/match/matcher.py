@@ -1,4 +1,4 @@
-"""Grammar matcher: follows one answer token by token and fills its masks, drafts and early ends within the budget."""
+"""Grammar matcher: follows one answer token by token; masks, drafts, and an early end within the budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ECMA-262 regular expressions (JSON Schema's ``pattern``): parsed, anchored, matched, translated to Rust regex.
+"""ECMA-262 patterns (JSON Schema's ``pattern``): parsed, anchored, matched, translated to Rust regex.
 
 A pattern is *searched*: it holds if any part of the string matches. `parse` returns expressions over the whole string,
 with anchors resolved, which the grammar can intersect and complement:

@@ -1,4 +1,4 @@
-r"""JSON Schema's ``format``: a pattern over the whole string for each asserted format; all others are annotations.
+r"""JSON Schema's ``format``: a pattern over the whole string for each asserted format; others are annotations.
 
 A pattern matches only what both the standard and python-jsonschema's checkers admit, so a finished answer passes
 either. `NARROWER` lists the patterns that match less.

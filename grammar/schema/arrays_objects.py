@@ -1,4 +1,4 @@
-"""Array and object keywords (``items``, ``contains``, ``properties``, ``unevaluated...``): when they hold or fail."""
+"""Array and object keywords (``items``, ``contains``, ``properties``): when they hold or fail."""
 
 from __future__ import annotations
 

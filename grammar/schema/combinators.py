@@ -1,4 +1,4 @@
-"""Keywords that combine schemas over one value (``allOf``, ``anyOf``, ``oneOf``, ``not``, ``if``, ``$ref``, ``enum``).
+"""Combining keywords (``allOf``, ``anyOf``, ``oneOf``, ``not``, ``if``, ``$ref``): when they hold or fail.
 
 `HOLDS` gives for each keyword the unions of alternatives that must all hold, `FAILS` one union for its failure.
 """

@@ -1,4 +1,4 @@
-"""JSON Schema keywords: whether each is enforced, an annotation or refused, its drafts, and the shape of its value.
+"""JSON Schema keywords: enforced, annotation or refused, with their drafts and the shapes of their values.
 
 Every keyword of the specification is enforced, or constrains nothing by the specification, or is refused. The table in
 the documentation is generated from `KEYWORDS`.

@@ -1,4 +1,4 @@
-"""Satisfiability of each part of a schema: a lower bound on the bytes of its shortest finite value, if it has one."""
+"""Satisfiability of each part of a schema, with a lower bound on the bytes of its shortest finite value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shortest instances of the parts of a schema, as far as a cheap search finds them, for closing within a budget."""
+"""Shortest instances of the parts of a schema, from a cheap search, for closing within the budget."""
 
 from __future__ import annotations
 
