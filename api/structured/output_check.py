@@ -24,7 +24,7 @@ from jsonschema.validators import extend, validator_for
 from referencing import Registry
 
 from ...engine.types import FinishReason
-from ...grammar.regex.pattern_cache import pattern_matches
+from ...grammar.regex.ecma_regex import pattern_matches
 from ...grammar.regex.string_formats import FORMATS
 from ...grammar.spec import GrammarKind, GrammarSpec
 from .output_format import OutputFormat

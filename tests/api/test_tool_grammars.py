@@ -12,7 +12,8 @@ from rootgraft.api.structured.output_format import OutputFormat
 from rootgraft.api.structured.tool_formats import FORMATS, ToolFormat
 from rootgraft.api.structured.tool_output import tool_output_format
 from rootgraft.api.structured.tool_parser import read_calls
-from rootgraft.grammar.compile.compiler import CompiledGrammar, compile
+from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
+from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
 

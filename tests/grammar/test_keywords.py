@@ -74,7 +74,7 @@ def test_a_narrowing_is_reported(grammars):
         ]
     }
     compiled = grammars.schema(open_overlap)
-    assert {(n.keyword, n.pointer) for n in compiled.narrowings} >= {
+    assert {(n.keyword, n.pointer) for n in compiled.artifact.narrowings} >= {
         ("additionalProperties", "/oneOf/0/additionalProperties")
     }
 
