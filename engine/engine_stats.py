@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 
 _MAX_OBSERVATIONS = 4096
 
@@ -78,8 +78,7 @@ class EngineStats:
 
     def counters(self) -> dict[str, float]:
         """All counters, flat: ``finished`` becomes ``finished_stop`` and so on."""
-        values = asdict(self)
-        values.pop("observations")
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "observations"}
         split = {name: values.pop(name) for name in ("finished", "drafted", "drafts_accepted", "seconds")}
         return {**values, **{f"{name}_{key}": count for name, counts in split.items() for key, count in counts.items()}}
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import triton_interpreter
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from random_bank import random_bank
+from support.engine.random_bank import random_bank
+from support.kernels import triton_interpreter
 
 from rootgraft.engine.batch import Batch, Row, RowStart
 from rootgraft.engine.config import EngineConfig

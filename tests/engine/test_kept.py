@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_bank import random_bank
+from support.engine.random_bank import random_bank
 
 from rootgraft.engine.batch import Batch, Row, RowStart
 from rootgraft.engine.executor.cpu_graphs import CpuGraphs

@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from test_keywords import CASES
+from support.grammar.schema_cases import CASES
 
 from rootgraft.grammar.compile.compiler import CompiledGrammar, compile
 from rootgraft.grammar.errors import GrammarError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_grammar_matcher import SCHEMAS
+from support.grammar.schema_cases import SCHEMAS
 
 from rootgraft.grammar.compile.compiler import CompiledGrammar, compile, load
 from rootgraft.grammar.emit.grammar_artifact import Backend, GrammarArtifact

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.grammar.schema_cases import SCHEMAS
 
 from rootgraft.grammar.compile.compiler import compile, load
 from rootgraft.grammar.emit.grammar_artifact import Backend, GrammarArtifact
@@ -18,23 +19,6 @@ from rootgraft.grammar.match.closing_texts import ClosingTexts
 from rootgraft.grammar.match.mask_buffer import MaskBuffer, MaskFill
 from rootgraft.grammar.match.matcher import GrammarFailure, Matcher
 from rootgraft.grammar.spec import GrammarSpec
-
-SCHEMAS = [
-    {
-        "type": "object",
-        "properties": {"name": {"type": "string"}, "n": {"type": "integer", "minimum": 3}},
-        "required": ["name"],
-    },
-    {"type": "array", "items": {"anyOf": [{"type": "null"}, {"enum": ["ab", "aaa"]}, {"$ref": "#"}]}},
-    {"type": "string", "pattern": "^a+b{2,3}(c|dd)*$"},
-    {
-        "type": "object",
-        "properties": {"d": {"format": "date"}, "k": {"const": "long constant text"}},
-        "required": ["k", "d"],
-    },
-    {"oneOf": [{"type": "object", "required": ["a"]}, {"type": "object", "required": ["b"]}]},
-    {"type": "number"},
-]
 
 
 def state_of(grammars, matcher: Matcher) -> tuple[set[int], bool, bool]:

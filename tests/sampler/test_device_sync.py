@@ -11,7 +11,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from sampler_oracle import Request, packed, step
+from support.engine.sampler_oracle import Request, packed, step
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rootgraft.engine.batch import Batch, Row, RowStart, placeholder_token

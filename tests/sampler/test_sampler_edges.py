@@ -7,7 +7,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from sampler_oracle import Request, packed, step
+from support.engine.sampler_oracle import Request, packed, step
 
 from rootgraft.engine.batch import RowResult
 from rootgraft.engine.sampling import top_k_top_p
