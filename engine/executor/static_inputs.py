@@ -1,4 +1,4 @@
-"""``StaticInputs``: input buffers at fixed addresses, for forward passes that are captured or recorded and replayed."""
+"""``StaticInputs``: input buffers at fixed addresses for forward passes that are captured or recorded."""
 
 from __future__ import annotations
 

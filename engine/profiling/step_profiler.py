@@ -1,4 +1,4 @@
-"""Step profiler: runs an engine under a fixed load and divides the time of a step into parts and kernel families.
+"""Step profiler: run an engine under a fixed load and divide a step's time into parts and kernel families.
 
 The parts are those of ``StepTimer``, read from the engine's counters; the forward pass is divided further by the native
 calls made in it.

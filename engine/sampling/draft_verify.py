@@ -1,4 +1,4 @@
-"""Draft verification: the sampling positions of a step, and the longest run of drafts that equal the drawn tokens.
+"""Draft verification: the sampling positions of a step, and the drafts that equal the tokens drawn there.
 
 At every sampling position a token is drawn as if the drafts before it were generated tokens: from the logits, mask,
 penalties and random number of that position. Where the drawn tokens equal the drafts, one-by-one decoding would have
