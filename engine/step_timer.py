@@ -1,4 +1,4 @@
-"""Where the time of a step goes, taken as it passes: one look at the clock where a part ends."""
+"""``StepTimer``: seconds of the parts of one step, with one clock reading at the end of each part."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ from time import perf_counter
 
 
 class StepTimer:
-    """The parts of one step, one after the other; what is not named in between is in none.
-
-    Attributes:
-        seconds: by part, in the order in which they first ended.
-    """
+    """Times consecutive parts of one step; ``seconds`` are by part, in the order in which they first ended."""
 
     __slots__ = ("_at", "_began", "seconds")
 
@@ -19,15 +15,14 @@ class StepTimer:
         self._began = self._at = perf_counter()
 
     def end(self, part: str) -> None:
-        """The time since the last call belongs to ``part``."""
+        """Count the time since the last call as ``part``'s."""
         now = perf_counter()
         self.seconds[part] = self.seconds.get(part, 0.0) + now - self._at
         self._at = now
 
     def skip(self) -> None:
-        """The time since the last call belongs to no part."""
+        """Count the time since the last call for no part."""
         self._at = perf_counter()
 
     def whole(self) -> float:
-        """Seconds since the beginning."""
         return perf_counter() - self._began

@@ -104,7 +104,9 @@ class Engine:
         for sequence in self.scheduler.running:
             self.admitted.setdefault(sequence.id, self.step_number)
         if batch.rows:
-            self.take(self.scheduler.commit(batch, self.worker.launch(batch)(None)()))
+            step = self.worker.launch(batch)
+            step.draw(None)
+            self.take(self.scheduler.commit(batch, step.result()))
         self.slots.check()
         self.cache.check()
 

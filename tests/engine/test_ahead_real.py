@@ -20,9 +20,9 @@ from support.models.lora_models import VOCAB
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
+from rootgraft.engine.executor.input_builder import DrawnTokens, fill_in
 from rootgraft.engine.executor.worker import Worker
 from rootgraft.engine.messages import Abort, Done, LoadAdapter, Message, Submit, TokenOut, TokenTexts
-from rootgraft.engine.models.forward_inputs import DrawnTokens, fill_in
 from rootgraft.engine.types import Logprob, SamplingParams
 from rootgraft.grammar.spec import GrammarSpec
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from rootgraft.engine.batch import Batch, Draw, Masks, Read, Row, RowResult, StepResult, not_yet
+from rootgraft.engine.batch import Batch, Masks, Row, RowResult, StepHandle, StepResult, placeholder_token
 from rootgraft.engine.types import Logprob
 
 _MASK = (1 << 61) - 1
@@ -49,6 +48,27 @@ def expected_tokens(
     return tokens
 
 
+@dataclass
+class FakeStep:
+    """A launched step. Where the worker overlaps, masks are waited for when it is drawn, else when it is read."""
+
+    worker: FakeWorker
+    batch: Batch
+    number: int
+    masks: Callable[[], Masks] | None = None
+
+    def draw(self, masks: Callable[[], Masks] | None) -> None:
+        self.worker.log.append(("draw", self.number))
+        self.masks = masks
+        if masks and self.worker.overlaps:
+            filled = replace(given := masks(), words=given.words.copy())
+            self.masks = lambda: filled
+
+    def result(self) -> StepResult:
+        self.worker.log.append(("read", self.number))
+        return self.worker.compute(self.batch, self.masks)
+
+
 class FakeWorker:
     """Runs batches on integers, with the same rules as a device: rows read what earlier steps wrote."""
 
@@ -80,7 +100,7 @@ class FakeWorker:
         self.batches: list[Batch] = []
         self.failing_rows: set[int] = set()
 
-    def launch(self, batch: Batch) -> Draw:
+    def launch(self, batch: Batch) -> StepHandle:
         """Compute a step as late as can be: when its result is read, or that of a later one.
 
         So whatever the engine changes that a step under way still needs, changes its tokens.
@@ -88,17 +108,10 @@ class FakeWorker:
         number, self.num_launched = self.num_launched, self.num_launched + 1
         self.log.append(("launch", number))
         self.pending.append((batch, dict(self.adapters._pinned) if self.adapters else {}))
-        return partial(self._draw_step, number, batch)
+        return FakeStep(self, batch, number)
 
-    def _draw_step(self, number: int, batch: Batch, masks: Callable[[], Masks] | None) -> Read:
-        self.log.append(("draw", number))
-        if not self.overlaps:
-            return partial(self._read, number, batch, masks)
-        filled = replace(given := masks(), words=given.words.copy()) if masks else None
-        return partial(self._read, number, batch, (lambda: filled) if filled else None)
-
-    def _read(self, number: int, batch: Batch, masks: Callable[[], Masks] | None) -> StepResult:
-        self.log.append(("read", number))
+    def compute(self, batch: Batch, masks: Callable[[], Masks] | None) -> StepResult:
+        """Compute all steps up to this one."""
         while self.pending[0][0] is not batch:
             forgotten, self.slots = self.pending.popleft()
             self.run(forgotten)
@@ -110,7 +123,7 @@ class FakeWorker:
         self.batches.append(batch)
         self.forced: set[int] = set()
         self.allowed = self._allowed(masks()) if masks else {}
-        self.line = 0
+        self.position = 0
         for start in batch.starts:
             self.tables[start.row] = []
             self.adapted[start.row] = start.slot, start.adapted_from
@@ -133,7 +146,7 @@ class FakeWorker:
         contents = []
         for i, token in enumerate(row.tokens):
             if token < 0:
-                assert token == not_yet(row.row), "waits for the token of another row"
+                assert token == placeholder_token(row.row), "waits for the token of another row"
                 token = self.drawn[row.row]
             content = chain(content, token ^ self._weights(row.row, row.start + i))
             contents.append(content)
@@ -141,26 +154,26 @@ class FakeWorker:
             assert cell not in writes, "two rows write one cell"
             writes[cell] = content
         scores = tuple(Logprob(token, 0.0, 1, ()) for token in row.prompt_targets)
-        line, self.line = self.line, self.line + row.num_positions
+        first, self.position = self.position, self.position + row.num_positions
         if row.row in self.failing_rows:
             return RowResult(failed=True)
-        result = self._draw(row, contents, line)
+        result = self._draw(row, contents, first)
         if result.tokens:
             self.drawn[row.row] = result.tokens[-1]
         return replace(result, prompt_logprobs=scores)
 
-    def _draw(self, row: Row, contents: list[int], line: int) -> RowResult:
+    def _draw(self, row: Row, contents: list[int], first: int) -> RowResult:
         """Tokens after the last known one and after each draft, as long as the drafts are those drawn."""
         drawn: list[int] = []
         for ahead in range(row.num_positions):
             token = next_token(contents[len(contents) - row.num_positions + ahead], self.vocab_size)
-            allowed = self.allowed.get(line + ahead, range(self.vocab_size))
+            allowed = self.allowed.get(first + ahead, range(self.vocab_size))
             if not allowed:
                 return RowResult(tuple(drawn), failed=True)
             drawn.append(min(allowed, key=lambda t: (t - token) % self.vocab_size))
             if ahead < row.num_drafts and drawn[-1] != row.drafts[ahead]:
                 break
-        return RowResult(tuple(drawn), num_forced=sum(line + i in self.forced for i in range(len(drawn))))
+        return RowResult(tuple(drawn), num_forced=sum(first + i in self.forced for i in range(len(drawn))))
 
     def _weights(self, row: int, position: int) -> int:
         """What reads a token: 0 for the base model, else a number that follows from what is in the row's slot."""
@@ -169,9 +182,9 @@ class FakeWorker:
 
     def _allowed(self, masks: Masks) -> dict[int, list[int]]:
         bits = np.unpackbits(masks.words.view(np.uint8), axis=1, count=self.vocab_size, bitorder="little")
-        allowed = {row: np.flatnonzero(line).tolist() for row, line in zip(masks.lines, bits, strict=True)}
-        self.forced = {line for line, token in zip(masks.lines, masks.forced, strict=True) if token >= 0}
-        assert all(len(allowed[line]) == 1 for line in self.forced)
+        allowed = {position: np.flatnonzero(row).tolist() for position, row in zip(masks.positions, bits, strict=True)}
+        self.forced = {position for position, token in zip(masks.positions, masks.forced, strict=True) if token >= 0}
+        assert all(len(allowed[position]) == 1 for position in self.forced)
         return allowed
 
     def _cell(self, table: list[int], position: int) -> int:

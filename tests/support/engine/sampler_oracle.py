@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from rootgraft.engine.batch import Row, RowStart
-from rootgraft.engine.sampling.sampler import Allowed
+from rootgraft.engine.sampling.sampler import DeviceMasks
 from rootgraft.engine.types import SamplingParams
 
 EPS = 1e-5  # what float32 probabilities may be off
@@ -33,7 +33,7 @@ def step(row: int, num_generated: int) -> Row:
     return Row(row, 0, (), 0, (), draws=True, num_generated=num_generated)
 
 
-def packed(allowed: list[tuple[bool, ...] | None], vocab: int, device: str = "cpu") -> Allowed | None:
+def packed(allowed: list[tuple[bool, ...] | None], vocab: int, device: str = "cpu") -> DeviceMasks | None:
     """The masks of the rows of booleans that are not None; None if all are."""
     lines = [line for line, row in enumerate(allowed) if row is not None]
     if not lines:
@@ -41,7 +41,7 @@ def packed(allowed: list[tuple[bool, ...] | None], vocab: int, device: str = "cp
     bits = np.zeros((len(lines), -(-vocab // 32) * 32), np.uint8)
     bits[:, :vocab] = [row for row in allowed if row is not None]
     words = torch.from_numpy(np.packbits(bits, axis=1, bitorder="little").view(np.int32))
-    return Allowed(torch.tensor(lines, device=device), words.to(device))
+    return DeviceMasks(torch.tensor(lines, device=device), words.to(device))
 
 
 def edited(logits: np.ndarray, request: Request) -> np.ndarray:
