@@ -106,7 +106,10 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(fake_server: FakeServer) -> N
     fake_server.endless = True
     fake_server.pieces = ("tick\x1b[2J ",)
     terminal, its = pty.openpty()
-    launch = "import os, sys; os.login_tty(0); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    launch = (
+        "import os, signal, sys; os.login_tty(0); signal.signal(signal.SIGINT, signal.SIG_DFL);"  # xdist ignores it
+        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
     command = [sys.executable, "-c", launch, "-m", "rootgraft.api.cli.main", "chat", "--url", fake_server.url]
     process = subprocess.Popen(command, cwd=ROOT, stdin=its, stdout=its, stderr=its)
     os.close(its)
