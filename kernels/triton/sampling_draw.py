@@ -248,7 +248,7 @@ def _nth_with_key(logit_ids, values, number, key, n):
 
 
 def draw_ranked(logits: Tensor, probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, u: Tensor) -> Tensor:
-    """``kernels.ranked_draw.draw_ranked``: the tokens, [n] int64."""
+    """``kernels.sampling_ops.draw_ranked``: the tokens, [n] int64."""
     tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     for launch in _launches(logits, probs, top_k, top_p, min_p, u, tokens):
         launch.run()

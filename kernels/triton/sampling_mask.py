@@ -27,7 +27,7 @@ def _mask(logits, lines, words, width, num_words, BLOCK: tl.constexpr):
 
 
 def mask_logits(logits: Tensor, lines: Tensor, words: Tensor) -> None:
-    """``kernels.token_masks.mask_logits``: logits [S, V] fp32 are changed in place."""
+    """``kernels.sampling_ops.mask_logits``: logits [S, V] fp32 are changed in place."""
     _launch(logits, lines, words).run()
 
 
