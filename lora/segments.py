@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from ..kernels import ops
 from ..kernels.layouts.staging import refill, to_device
 from ..kernels.lora_ops import Segments, Tiles
-from ..kernels.triton.lora_config import SHORT, tile_size
-from ..kernels.triton.lora_tiles import make_tiles
+from ..kernels.triton.lora_config import SHORT, make_tiles, tile_size
 
 Ints = NDArray[np.int32]
 

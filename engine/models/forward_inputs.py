@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...kernels.layouts.staging import to_device
-from ...kernels.ops import SharedPrefixes, find_shared_prefixes
+from ...kernels.ops import PagedBatch, SharedPrefixes, find_shared_prefixes
 from ...lora.lora_step import AdapterBank, LoraStep
 from ...lora.segments import BASE, token_slots
 from ..batch import Batch, Row
@@ -134,8 +134,8 @@ class HostInputs:
         return tokens if self.kept is None else np.searchsorted(self.kept.tokens, tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardInputs:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardInputs(PagedBatch):
     """Tensors of one forward, on the model's device: those of ``HostInputs``, and the adapters' part.
 
     Attributes:
@@ -147,12 +147,6 @@ class ForwardInputs:
     token_ids: Tensor
     positions: Tensor
     kv_loc: Tensor
-    page_table: Tensor
-    query_start: Tensor
-    context_len: Tensor
-    max_query: int
-    max_context: int
-    shared: SharedPrefixes | None = None
     lora: LoraStep | None = None
     kept: Tensor | None = None
     of_kept: ForwardInputs | None = None

@@ -18,8 +18,7 @@ from unittest.mock import patch
 
 import torch
 
-from ...kernels import machine_limits
-from ...kernels.cpu.native_calls import timed
+from ...kernels import machine_limits, ops
 from ...kernels.layouts import int8_kv_layout
 from ...kernels.layouts.packed_weights import Format, Linear, QuantisedLinear
 from ..config import EngineConfig
@@ -204,7 +203,7 @@ def _watched() -> Iterator[_Clock]:
     with ExitStack() as stack:
         for cls, name, part in _METHODS:
             stack.enter_context(patch.object(cls, name, clock.around(part, getattr(cls, name))))
-        stack.enter_context(timed(clock.hear))
+        stack.enter_context(ops.timed_calls(clock.hear))
         yield clock
 
 

@@ -1,8 +1,7 @@
-"""The native kernels of quantised weights as functions on tensors."""
+"""Native kernels of quantised weights as functions on torch tensors."""
 
 from __future__ import annotations
 
-import ctypes
 from struct import Struct
 from typing import Final
 
@@ -10,9 +9,7 @@ import torch
 from torch import Tensor
 
 from ..layouts.packed_weights import Format, Largest, QuantisedLinear
-from . import thread_count
-from .arena import WeightArena
-from .native_calls import Fields, bind, empty
+from .native_library import Fields, NativeLibrary
 
 BLOCK: Final = 32  # values with one scale, in the formats with blocks
 MOST_WIDTH: Final = 1 << 17  # a sum of so many products fits 32 bits
@@ -21,7 +18,7 @@ _PANEL: Final = 16  # output columns side by side
 _WORD: Final = 4  # bytes
 _BF16: Final = torch.bfloat16
 _TYPES: Final = (_BF16, torch.float32)
-_NO_MEMORY: Final = 2  # what a C function returns when an allocation fails
+_NO_MEMORY: Final = 2  # return code of a C function whose allocation failed
 
 _PACK_BLOCKS: Final = Struct("7q")
 _PACK_CHANNELS: Final = Struct("7q")
@@ -31,19 +28,15 @@ _WIDENED: Final = Struct("11q")
 
 
 class QuantisedKernels:
-    """Quantised ops of a compiled library, each with the meaning of its namesake in ``kernels.quantised_weights``.
+    """Quantised ops of a compiled library, with the meaning of their namesakes in ``kernels.quantised_weights``."""
 
-    Args:
-        arena: where packed weights are put.
-    """
-
-    def __init__(self, library: ctypes.CDLL, arena: WeightArena) -> None:
-        self._arena = arena
-        self._pack_blocks = bind(library, "pack_blocks", _PACK_BLOCKS)
-        self._pack_channels = bind(library, "pack_channels", _PACK_CHANNELS)
-        self._rows = bind(library, "quantised_rows", _ROWS)
-        self._quantised_linear = bind(library, "quantised_linear", _QUANTISED, Fields((6,), following=14))
-        self._widened_linear = bind(library, "widened_linear", _WIDENED, Fields((5,)))
+    def __init__(self, library: NativeLibrary) -> None:
+        self._library = library
+        self._pack_blocks = library.bind("pack_blocks", _PACK_BLOCKS)
+        self._pack_channels = library.bind("pack_channels", _PACK_CHANNELS)
+        self._rows = library.bind("quantised_rows", _ROWS)
+        self._quantised_linear = library.bind("quantised_linear", _QUANTISED, Fields((6,), following=14))
+        self._widened_linear = library.bind("widened_linear", _WIDENED, Fields((5,)))
 
     @staticmethod
     def takes_weight(weight: Tensor) -> bool:
@@ -56,8 +49,8 @@ class QuantisedKernels:
         """Blocks [N, K / 32, 20 or 34] uint8. Raises ValueError for a scale that is not finite."""
         columns, blocks, _ = rows.shape
         panels, halves, words = -(-columns // _PANEL), *((2, 4) if form is Format.NIBBLES else (1, 8))
-        weight = self._arena.empty((panels, blocks, words, _PANEL), torch.int32)
-        scales = self._arena.empty((panels, blocks, halves, _PANEL), torch.float16)
+        weight = self._library.arena.empty((panels, blocks, words, _PANEL), torch.int32)
+        scales = self._library.arena.empty((panels, blocks, halves, _PANEL), torch.float16)
         refused = self._pack_blocks(
             _PACK_BLOCKS.pack(
                 rows.data_ptr(),
@@ -66,7 +59,7 @@ class QuantisedKernels:
                 columns,
                 blocks,
                 form is Format.NIBBLES,
-                thread_count.count(),
+                self._library.num_threads,
             )
         )
         if refused:
@@ -78,8 +71,8 @@ class QuantisedKernels:
         columns, width = weight.shape
         weight = weight.detach().contiguous()
         panels = -(-columns // _PANEL)
-        packed = self._arena.empty((panels, -(-width // _WORD), _PANEL), torch.int32)
-        scales = self._arena.empty((panels, _PANEL), torch.float32)
+        packed = self._library.arena.empty((panels, -(-width // _WORD), _PANEL), torch.int32)
+        scales = self._library.arena.empty((panels, _PANEL), torch.float32)
         failed = self._pack_channels(
             _PACK_CHANNELS.pack(
                 weight.data_ptr(),
@@ -88,7 +81,7 @@ class QuantisedKernels:
                 columns,
                 width,
                 weight.dtype is _BF16,
-                thread_count.count(),
+                self._library.num_threads,
             )
         )
         if failed:
@@ -111,7 +104,7 @@ class QuantisedKernels:
                 layer.out_features,
                 layer.in_features,
                 layer.format,
-                thread_count.count(),
+                self._library.num_threads,
             )
         )
         if outside:
@@ -120,13 +113,16 @@ class QuantisedKernels:
 
     def linear(self, x: Tensor, layer: QuantisedLinear, out_dtype: torch.dtype) -> Tensor:
         """x [T, K] -> [T, N]; see ``kernels.ops.linear``."""
-        out = empty((x.shape[0], layer.out_features), dtype=out_dtype)
+        out = self._library.empty((x.shape[0], layer.out_features), dtype=out_dtype)
         self._multiply(x, layer, out, 0)
         return out
 
     def largest_linear(self, x: Tensor, layer: QuantisedLinear) -> Largest:
         """See ``kernels.ops.largest_linear``; not for a weight that is widened."""
-        found = Largest(empty((x.shape[0],), dtype=torch.float32), empty((x.shape[0],), dtype=torch.int64))
+        found = Largest(
+            self._library.empty((x.shape[0],), dtype=torch.float32),
+            self._library.empty((x.shape[0],), dtype=torch.int64),
+        )
         self._multiply(x, layer, found.value, found.column.data_ptr())
         return found
 
@@ -148,7 +144,7 @@ class QuantisedKernels:
             out.data_ptr(),
         )
         sizes = (rows, layer.out_features, width)
-        flags = (x.dtype is _BF16, out.dtype is _BF16, thread_count.count())
+        flags = (x.dtype is _BF16, out.dtype is _BF16, self._library.num_threads)
         if layer.format is Format.WIDENED:
             failed = self._widened_linear(_WIDENED.pack(*addresses, *sizes, *flags))
         else:
