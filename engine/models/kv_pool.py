@@ -28,7 +28,7 @@ class KvPool:
     """K and V of every page, written by the kernels of a forward pass and by ``copy``.
 
     Args:
-        dtype: the model's, or ``kv_int8.DTYPE``.
+        dtype: the model's, or ``int8_kv_layout.DTYPE``.
 
     Attributes:
         k: [num_layers, num_pages, num_kv_heads, page_size, head_dim], or 8-bit (``int8_kv_layout``).

@@ -70,7 +70,7 @@ class Kernels:
 
     @staticmethod
     def takes(first: Tensor, *others: Tensor) -> bool:
-        """Whether these are contiguous CPU tensors of one type that has kernels."""
+        """Return whether the tensors are contiguous, on the CPU, and of one type that has kernels."""
         dtype = first.dtype
         if (dtype is not _BF16 and dtype is not _FP32) or not (first.is_cpu and first.is_contiguous()):
             return False
@@ -81,7 +81,7 @@ class Kernels:
 
     @classmethod
     def takes_kv(cls, x: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
-        """Whether queries, or what they are made from, go with these caches: of their type, or of 8 bits.
+        """Return whether queries, or the fused projection, fit these caches, of the same type or of 8 bits.
 
         Raises:
             ValueError: a page of 8 bits has no whole number of panels.
@@ -101,22 +101,21 @@ class Kernels:
 
     @staticmethod
     def takes_type(dtype: torch.dtype) -> bool:
-        """Whether kernels can write this type."""
         return dtype in _TYPES
 
     @staticmethod
     def takes_heads(head_dim: int) -> bool:
-        """Whether attention runs natively for heads of this many dimensions."""
+        """Return whether attention has a kernel for this head dimension."""
         return head_dim % _PANEL == 0 and head_dim <= _MOST_HEAD_DIM
 
     @staticmethod
     def takes_weight(weight: Tensor) -> bool:
-        """Whether a weight [N, K] can be laid out in panels: bf16 needs an even K, to pair neighbours."""
+        """Return whether a weight [N, K] can be packed in panels: bf16 needs an even K, to pair neighbours."""
         even = weight.dtype is not _BF16 or weight.shape[1] % 2 == 0
         return weight.is_cpu and weight.dtype in _TYPES and even and weight.numel() > 0
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        """Lays a weight out in panels of 16 columns: [ceil(N / 16), words of K, 16 columns, values of a word]."""
+        """Pack a weight in panels of 16 columns: [ceil(N / 16), words of K, 16 columns, values of a word]."""
         columns, width = weight.shape
         pair = 2 if weight.dtype is _BF16 else 1
         weight = weight.detach().contiguous()
@@ -142,7 +141,7 @@ class Kernels:
         return found
 
     def _multiply(self, x: Tensor, layer: PackedLinear, out: Tensor, columns: int) -> None:
-        """Write the product, or, with an address for columns, the largest of its rows."""
+        """Write the product, or with an address for ``columns`` the maximum and argmax of its rows."""
         rows, width = x.shape
         weight, bias = layer.weight, layer.bias
         if width != layer.in_features or x.dtype is not weight.dtype or not x.is_cpu:
@@ -179,7 +178,7 @@ class Kernels:
         offset: float,
         out_dtype: torch.dtype,
     ) -> Tensor:
-        """The norm of x, or, with a residual (fp32), of the sum that is left in it."""
+        """Norm x, or with a residual (fp32) add x to it in place and norm the sum."""
         rows, width = x.shape
         if weight.shape != (width,) or (
             residual is not None and (residual.shape != x.shape or residual.dtype is not _FP32)
@@ -367,7 +366,7 @@ def _check_norms(q_norm: Tensor | None, k_norm: Tensor | None, head_dim: int) ->
 
 
 def _check_cos_sin(cos_sin: Tensor, head_dim: int) -> int:
-    """The rotary dimension."""
+    """Check the rotary table and return the rotary dimension."""
     rotary_dim = cos_sin.shape[1]
     if rotary_dim % 2 or rotary_dim > head_dim:
         raise ValueError(f"cos_sin has {rotary_dim} columns; an even number of at most {head_dim} is needed")

@@ -21,17 +21,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ..layouts.lora_arguments import BLOCK, MOST_MODULES, ROW_FIELDS, Segments, SlotTable, Tiles
+from . import lora_config
 from .launch import TYPES, Launch, cdiv, meta, num_sms
-from .lora_config import (
-    TILES,
-    ExpandConfig,
-    ShrinkConfig,
-    expand_config,
-    expand_configs,
-    numbers_of_splits,
-    shrink_config,
-    shrink_configs,
-)
+from .lora_config import ExpandConfig, ShrinkConfig
 
 _BLOCK = tl.constexpr(BLOCK)
 _FIELDS = tl.constexpr(ROW_FIELDS)
@@ -62,9 +54,9 @@ def _shrink(
     total = _total_rank(row)
     if (first >= end) | (rank_block * RANKS >= total):
         return
-    place = first + tl.arange(0, TILE)
-    taken = place < end
-    token = tl.load(tokens + place, taken, other=0).to(tl.int64)
+    position = first + tl.arange(0, TILE)
+    is_token = position < end
+    token = tl.load(tokens + position, is_token, other=0).to(tl.int64)
     rank = rank_block * RANKS + tl.arange(0, RANKS)
     is_rank = rank < total
     a = tl.multiple_of(tl.load(row).to(tl.pointer_type(x.dtype.element_ty)), 16)
@@ -73,12 +65,14 @@ def _shrink(
     for start in range(begin, tl.minimum(begin + split_width, width), INPUTS):
         column = start + tl.arange(0, INPUTS)
         inside = column < width
-        rows = tl.load(x + token[:, None] * width + column[None, :], taken[:, None] & inside[None, :], other=0.0)
+        rows = tl.load(x + token[:, None] * width + column[None, :], is_token[:, None] & inside[None, :], other=0.0)
         factor = tl.load(a + rank[None, :] * width + column[:, None], is_rank[None, :] & inside[:, None], other=0.0)
         sums = tl.dot(rows, factor, sums, input_precision="ieee")
     scale = tl.load(tl.load(row + 1).to(tl.pointer_type(tl.float32)) + rank, is_rank, other=0.0)
     part = shrunk + split.to(tl.int64) * part_size
-    tl.store(part + place[:, None] * ranks + rank[None, :], sums * scale[None, :], taken[:, None] & is_rank[None, :])
+    tl.store(
+        part + position[:, None] * ranks + rank[None, :], sums * scale[None, :], is_token[:, None] & is_rank[None, :]
+    )
 
 
 @triton.jit(do_not_specialize=["vocabulary", "ranks"])
@@ -95,9 +89,9 @@ def _gather(
     total = _total_rank(row)
     if first >= end:
         return
-    place = first + tl.arange(0, TILE)
-    taken = place < end
-    id_ = tl.load(token_ids + tl.load(tokens + place, taken, other=0), taken, other=-1)
+    position = first + tl.arange(0, TILE)
+    is_token = position < end
+    id_ = tl.load(token_ids + tl.load(tokens + position, is_token, other=0), is_token, other=-1)
     is_id = (id_ >= 0) & (id_ < vocabulary)
     a = tl.load(row).to(tl.pointer_type(A))
     scales = tl.load(row + 1).to(tl.pointer_type(tl.float32))
@@ -106,7 +100,7 @@ def _gather(
         is_rank = rank < total
         factor = tl.load(a + id_[:, None] * total + rank[None, :], is_id[:, None] & is_rank[None, :], other=0.0)
         value = factor.to(tl.float32) * tl.load(scales + rank, is_rank, other=0.0)[None, :]
-        tl.store(shrunk + place[:, None] * ranks + rank[None, :], value, taken[:, None] & is_rank[None, :])
+        tl.store(shrunk + position[:, None] * ranks + rank[None, :], value, is_token[:, None] & is_rank[None, :])
 
 
 @triton.jit
@@ -135,10 +129,10 @@ def _of_module(is1, is2, value0, value1, value2):
 
 @triton.jit
 def _expanded(
-    b, cells, step, shrunk, place, taken, inside, ranks, first_rank, rank, part_size, TILE: tl.constexpr,
+    b, cells, step, shrunk, position, is_token, inside, ranks, first_rank, rank, part_size, TILE: tl.constexpr,
     COLUMNS: tl.constexpr, RANKS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """``B s`` [TILE, COLUMNS]: ``sum over r < rank of s[place, first_rank + r] * B[., r]``, s the sum of all parts.
+    """``B s`` [TILE, COLUMNS]: ``sum over r < rank of s[position, first_rank + r] * B[., r]``, s the sum of all parts.
 
     ``B[., r]`` of a column is at ``b + cells + r * step``.
     """
@@ -146,10 +140,10 @@ def _expanded(
     for start in range(0, rank, RANKS):
         r = start + tl.arange(0, RANKS)
         is_rank = r < rank
-        at = shrunk + place[:, None] * ranks + (first_rank + r)[None, :]
-        factor = tl.load(at, taken[:, None] & is_rank[None, :], other=0.0)
+        at = shrunk + position[:, None] * ranks + (first_rank + r)[None, :]
+        factor = tl.load(at, is_token[:, None] & is_rank[None, :], other=0.0)
         for part in tl.static_range(1, PARTS):
-            factor += tl.load(at + part * part_size, taken[:, None] & is_rank[None, :], other=0.0)
+            factor += tl.load(at + part * part_size, is_token[:, None] & is_rank[None, :], other=0.0)
         matrix = tl.load(b + cells[None, :] + r[:, None] * step[None, :], is_rank[:, None] & inside[None, :], other=0.0)
         sums = _times(factor, matrix, sums)
     return sums
@@ -193,8 +187,8 @@ def _expand(
     if WHOLE:
         columns_before = tl.multiple_of(columns_before, _BLOCK)
         cells_before = tl.multiple_of(cells_before, _BLOCK)
-    place = first + tl.arange(0, TILE)
-    taken = place < end
+    position = first + tl.arange(0, TILE)
+    is_token = position < end
     column = block * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < size
     packed = column // _BLOCK * _BLOCK
@@ -202,12 +196,26 @@ def _expand(
     cells = cells_before + packed * rank + column % _BLOCK
     b = tl.multiple_of(tl.load(row + 2).to(tl.pointer_type(B)), 16)
     sums = _expanded(
-        b, cells, step, shrunk, place, taken, inside, ranks, ranks_before, rank, part_size, TILE, COLUMNS, RANKS, PARTS
+        b,
+        cells,
+        step,
+        shrunk,
+        position,
+        is_token,
+        inside,
+        ranks,
+        ranks_before,
+        rank,
+        part_size,
+        TILE,
+        COLUMNS,
+        RANKS,
+        PARTS,
     )
-    token = tl.load(tokens + place, taken, other=0).to(tl.int64)
+    token = tl.load(tokens + position, is_token, other=0).to(tl.int64)
     at_column = columns_before + column
     target = y + token[:, None] * (size0 + size1 + size2) + at_column[None, :]
-    written = taken[:, None] & inside[None, :]
+    written = is_token[:, None] & inside[None, :]
     value = tl.load(target, written, other=0.0).to(tl.float32) + sums
     gain, add = tl.load(row + 3), tl.load(row + 4)
     gains = tl.load(gain.to(tl.pointer_type(tl.float32)) + at_column, inside & (gain != 0), other=1.0)
@@ -228,90 +236,65 @@ def _launches(
     sms, count, ranks = num_sms(y.device), tiles.lines.shape[0], table.total_rank
     splits = 1
     if x is not None:
-        config = shrink_config(tiles.size, count, ranks, table.width, x.element_size(), sms)
+        config = lora_config.shrink_config(tiles.size, count, ranks, table.width, x.element_size(), sms)
         splits = config.splits
     shrunk = y.new_empty((splits, tokens.shape[0], ranks), dtype=torch.float32)
     if x is not None:
-        first = _shrink_launch(x, table.rows, tokens, tiles, shrunk, config)
+        first = _shrink_launch(x, table, tokens, tiles, shrunk, config)
     else:
         assert token_ids is not None
-        first = _gather_launch(token_ids, table.rows, tokens, tiles, shrunk, table.width, table.dtype)
-    expand = expand_config(tiles.size, count, sum(table.sizes), sms)
-    return first, _expand_launch(y, table.rows, tokens, tiles, shrunk, table.sizes, table.dtype, expand)
+        first = _gather_launch(token_ids, table, tokens, tiles, shrunk)
+    expand = lora_config.expand_config(tiles.size, count, sum(table.sizes), sms)
+    return first, _expand_launch(y, table, tokens, tiles, shrunk, expand)
 
 
 def _shrink_launch(
-    x: Tensor, table: Tensor, tokens: Tensor, tiles: Tiles, shrunk: Tensor, config: ShrinkConfig
+    x: Tensor, table: SlotTable, tokens: Tensor, tiles: Tiles, shrunk: Tensor, config: ShrinkConfig
 ) -> Launch:
     splits, num_tokens, ranks = shrunk.shape
     rank_blocks = cdiv(ranks, config.ranks)
-    width = x.shape[1]
-    numbers = (width, config.split_width(width), ranks, num_tokens * ranks, rank_blocks)
+    grid = (rank_blocks * splits, tiles.lines.shape[0], 1)
+    numbers = (table.width, config.split_width(table.width), ranks, num_tokens * ranks, rank_blocks)
+    args = (x, table.rows, tokens, tiles.lines, shrunk, *numbers)
     constants = {"TILE": tiles.size, "RANKS": config.ranks, "INPUTS": config.inputs}
-    return Launch(
-        _shrink,
-        (rank_blocks * splits, tiles.lines.shape[0], 1),
-        (x, table, tokens, tiles.lines, shrunk, *numbers),
-        constants,
-        config.num_warps,
-        config.num_stages,
-    )
+    return Launch(_shrink, grid, args, constants, config.num_warps, config.num_stages)
 
 
-def _gather_launch(
-    ids: Tensor, table: Tensor, tokens: Tensor, tiles: Tiles, shrunk: Tensor, vocabulary: int, dtype: torch.dtype
-) -> Launch:
-    constants = {"TILE": tiles.size, "RANKS": _GATHERED, "A": _TYPES[dtype]}
-    args = (ids, table, tokens, tiles.lines, shrunk, vocabulary, shrunk.shape[2])
+def _gather_launch(ids: Tensor, table: SlotTable, tokens: Tensor, tiles: Tiles, shrunk: Tensor) -> Launch:
+    constants = {"TILE": tiles.size, "RANKS": _GATHERED, "A": _TYPES[table.dtype]}
+    args = (ids, table.rows, tokens, tiles.lines, shrunk, table.width, shrunk.shape[2])
     return Launch(_gather, (tiles.lines.shape[0], 1, 1), args, constants)
 
 
 def _expand_launch(
-    y: Tensor,
-    table: Tensor,
-    tokens: Tensor,
-    tiles: Tiles,
-    shrunk: Tensor,
-    sizes: tuple[int, ...],
-    dtype: torch.dtype,
-    config: ExpandConfig,
+    y: Tensor, table: SlotTable, tokens: Tensor, tiles: Tiles, shrunk: Tensor, config: ExpandConfig
 ) -> Launch:
     parts, num_tokens, ranks = shrunk.shape
-    blocks = sum(cdiv(size, config.columns) for size in sizes)
-    constants = {
-        "TILE": tiles.size,
-        "COLUMNS": config.columns,
-        "RANKS": config.ranks,
-        "PARTS": parts,
-        "WHOLE": all(size % BLOCK == 0 for size in sizes),
-        "B": _TYPES[dtype],
-    }
-    return Launch(
-        _expand,
-        (blocks, tiles.lines.shape[0], 1),
-        (y, table, tokens, tiles.lines, shrunk, ranks, num_tokens * ranks, *sizes, *(0,) * (MOST_MODULES - len(sizes))),
-        constants,
-        config.num_warps,
-        config.num_stages,
-    )
+    sizes = (*table.sizes, *(0,) * (MOST_MODULES - len(table.sizes)))
+    grid = (sum(cdiv(size, config.columns) for size in sizes), tiles.lines.shape[0], 1)
+    args = (y, table.rows, tokens, tiles.lines, shrunk, ranks, num_tokens * ranks, *sizes)
+    constants = {"TILE": tiles.size, "COLUMNS": config.columns, "RANKS": config.ranks, "PARTS": parts}
+    constants |= {"WHOLE": all(size % BLOCK == 0 for size in sizes), "B": _TYPES[table.dtype]}
+    return Launch(_expand, grid, args, constants, config.num_warps, config.num_stages)
 
 
 def variants() -> Iterator[tuple[str, Launch]]:
     """Yield every compilation of the op in a model whose widths are multiples of 64."""
-    table, tokens = meta(1, ROW_FIELDS, dtype=torch.int64), meta(1, dtype=torch.int32)
+    tokens, ids = meta(1, dtype=torch.int32), meta(1, dtype=torch.int64)
     for kind, dtype in TYPES.items():
-        x = meta(1, 4096, dtype=dtype)
-        for size in TILES:
+        table = SlotTable((6144,), 4096, 1, dtype, torch.device("meta"))
+        x = meta(1, table.width, dtype=dtype)
+        for size in lora_config.TILES:
             tiles = Tiles(meta(1, 3, dtype=torch.int32), size)
-            ids = meta(1, dtype=torch.int64)
             shrunk = meta(1, 1, 48, dtype=torch.float32)
-            yield f"lora_gather/{kind}-tile{size}", _gather_launch(ids, table, tokens, tiles, shrunk, 64, dtype)
-            for shrink in shrink_configs(size, dtype.itemsize):
+            yield f"lora_gather/{kind}-tile{size}", _gather_launch(ids, table, tokens, tiles, shrunk)
+            for shrink in lora_config.shrink_configs(size, dtype.itemsize):
                 name = f"lora_shrink/{kind}-tile{size}-ranks{shrink.ranks}"
                 yield name, _shrink_launch(x, table, tokens, tiles, shrunk, shrink)
-            for expand, parts in itertools.product(expand_configs(size), numbers_of_splits(size)):
+            shapes = itertools.product(lora_config.expand_configs(size), lora_config.numbers_of_splits(size))
+            for expand, parts in shapes:
                 several = meta(parts, 1, 48, dtype=torch.float32)
                 for y_kind in dict.fromkeys((kind, "fp32")):
                     y = meta(1, 6144, dtype=TYPES[y_kind])
                     name = f"lora_expand/{kind}-{y_kind}-tile{size}-columns{expand.columns}-parts{parts}"
-                    yield name, _expand_launch(y, table, tokens, tiles, several, (6144,), dtype, expand)
+                    yield name, _expand_launch(y, table, tokens, tiles, several, expand)

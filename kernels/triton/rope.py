@@ -31,8 +31,8 @@ def _rope_store_kv(
 ):  # fmt: skip
     """Program (t, b): heads ``b * BLOCK_H ...`` of token t, of the heads of q, then k, then v.
 
-    Dimension d is paired with d + half, or d - half from half on; those from 2 * half on have no partner. A token whose
-    cell is negative pads a captured batch: its K and V go nowhere.
+    Dimension d is paired with d + half, or d - half from half on; those from 2 * half on are not rotated. A token with
+    a negative cell pads a captured batch: its K and V are not stored.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
