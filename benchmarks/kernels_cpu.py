@@ -138,11 +138,16 @@ def attention_times(rows: int, query: int, context: int, shared: int) -> tuple[f
     start = (torch.arange(rows + 1) * query).to(torch.int32)
     lengths = torch.full((rows,), context, dtype=torch.int32)
     mask = None if query == 1 else torch.ones(query, context, dtype=torch.bool).tril(context - query)
-    batch = (start, lengths, query, context)
+    scores = ops.AttentionParams(0.125)
+
+    def ours(caches: list[tuple[Tensor, Tensor, Tensor]]) -> float:
+        batches = [(k, v, ops.PagedBatch(table, start, lengths, query, context)) for k, v, table in caches]
+        return least_time(lambda: [ops.attention(q, *batch, scores) for batch in batches], len(batches))
+
     of_bytes = [(in_int8(k), in_int8(v), table) for k, v, table in caches]
     return (
-        least_time(lambda: [ops.attention(q, *cache, *batch, scale=0.125) for cache in caches], len(caches)),
-        least_time(lambda: [ops.attention(q, *cache, *batch, scale=0.125) for cache in of_bytes], len(caches)),
+        ours(caches),
+        ours(of_bytes),
         least_time(lambda: [gather_and_sdpa(q, *cache, context, mask) for cache in caches], len(caches)),
     )
 
@@ -169,7 +174,7 @@ def small_ops(rows: int) -> dict[str, tuple[Callable[[], Tensor], Callable[[], T
     qkv, table = torch.randn(rows, (HEADS + 2 * KV_HEADS) * HEAD_DIM).to(BF16), torch.randn(2048, HEAD_DIM)
     where = torch.arange(rows)
     caches = torch.zeros(2, rows, KV_HEADS, PAGE, HEAD_DIM, dtype=BF16)
-    rope = (qkv, where, table, where, *caches, HEADS, KV_HEADS, None, None, EPS, 0.0)
+    rope = (qkv, where, where, *caches, ops.RopeParams(HEADS, KV_HEADS, table))
     return {
         "rms_norm": (lambda: ops.rms_norm(x, weight, EPS), lambda: functional.rms_norm(x, (HIDDEN,), weight, EPS)),
         "add_rms_norm": (
@@ -205,7 +210,7 @@ class Layer:
         self.norm = torch.ones(HIDDEN, dtype=BF16)
         self.position = torch.full((rows,), context - 1)
         self.cells = table[:, -1].long() * PAGE + (context - 1) % PAGE
-        self.batch = (
+        self.batch = ops.PagedBatch(
             table,
             torch.arange(rows + 1, dtype=torch.int32),
             torch.full((rows,), context, dtype=torch.int32),
@@ -216,8 +221,9 @@ class Layer:
     def forward(self, x: Tensor, residual: Tensor, table: Tensor) -> Tensor:
         """One decode step of the layer."""
         qkv = ops.linear(ops.add_rms_norm(x, residual, self.norm, EPS), self.layers["qkv"])
-        rotary = (qkv, self.position, table, self.cells, self.k, self.v, HEADS, KV_HEADS, None, None, EPS, 0.0)
-        mixed = ops.attention(ops.rope_store_kv(*rotary), self.k, self.v, *self.batch, scale=0.125)
+        rope = ops.RopeParams(HEADS, KV_HEADS, table)
+        q = ops.rope_store_kv(qkv, self.position, self.cells, self.k, self.v, rope)
+        mixed = ops.attention(q, self.k, self.v, self.batch, ops.AttentionParams(0.125))
         x = ops.linear(mixed, self.layers["o"])
         gate_up = ops.linear(ops.add_rms_norm(x, residual, self.norm, EPS), self.layers["gate_up"])
         return ops.linear(ops.gated_activation(gate_up, "silu"), self.layers["down"])

@@ -1,1 +1,1 @@
-"""Ops on tensors: one public function per op in ``ops``, an fp32 oracle in ``reference``."""
+"""Tensor ops: one public function per op in ``ops``, an fp32 oracle in ``reference``, kernels for CPU and GPU."""

@@ -1,44 +1,73 @@
-"""Which kernels serve: the native ones of the CPU, Triton's, or plain torch; asked by every op, told at the start."""
+"""Choice of the kernels that compute an op: native CPU kernels, Triton kernels, or plain torch."""
 
 from __future__ import annotations
 
 import functools
 import importlib.metadata
 import importlib.util
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from .cpu import thread_count
 from .cpu.build import BuildError, default_cache, load_library
+from .cpu.native_library import Listener, NativeLibrary
 from .cpu.native_ops import Kernels
 from .triton import launch
 
-_native_enabled = True
+
+class KernelLibrary:
+    """The kernels of this process, the only state of this package.
+
+    Attributes:
+        enabled: whether native and Triton kernels may run; plain torch computes otherwise.
+    """
+
+    def __init__(self) -> None:
+        self.enabled = True
+
+    @functools.cached_property
+    def native(self) -> Kernels | BuildError:
+        """The CPU kernels, compiled and loaded on first use, or the reason why they are not available."""
+        try:
+            return Kernels(NativeLibrary(load_library(default_cache())))
+        except BuildError as error:
+            return error
+
+
+LIBRARY: Final = KernelLibrary()
 
 
 def use_native(enabled: bool) -> None:
-    """Allows or forbids the kernels of CPU and GPU from now on (allowed at first); plain torch serves without.
+    """Enable or disable the kernels of CPU and GPU.
 
-    Weights packed by ``pack_linear`` stay as they were packed, and run accordingly.
+    Weights already packed by ``pack_linear`` keep their layout and the kernels that read it.
     """
-    global _native_enabled
-    _native_enabled = enabled
+    LIBRARY.enabled = enabled
+
+
+def native_kernels() -> Kernels | None:
+    """Return the CPU kernels, or None where they are disabled or could not be built."""
+    if not LIBRARY.enabled:
+        return None
+    kernels = LIBRARY.native
+    return None if isinstance(kernels, BuildError) else kernels
 
 
 def native_status() -> str:
-    """One line on the CPU kernels: what they were built for, or why plain torch serves. Builds them if need be."""
-    if not _native_enabled:
+    """Return one line on the CPU kernels: their instruction set, or why plain torch computes. Builds them if needed."""
+    if not LIBRARY.enabled:
         return "CPU kernels: plain torch, native kernels are turned off"
-    kernels = load()
+    kernels = LIBRARY.native
     if isinstance(kernels, BuildError):
         return f"CPU kernels: plain torch, because {kernels}"
-    return f"CPU kernels: native, {kernels.instruction_set}, {thread_count.count()} threads"
+    return f"CPU kernels: native, {kernels.library.instruction_set}, {kernels.library.num_threads} threads"
 
 
 def triton_status() -> str:
-    """One line on the GPU kernels: which compiler makes them, or why plain torch serves."""
-    if not _native_enabled:
+    """Return one line on the GPU kernels: Triton's version, or why plain torch computes."""
+    if not LIBRARY.enabled:
         return "GPU kernels: plain torch, kernels are turned off"
     if not _has_triton():
         return "GPU kernels: plain torch, because Triton is not installed"
@@ -46,40 +75,31 @@ def triton_status() -> str:
 
 
 def set_threads(count: int) -> None:
-    """Sets the number of threads of the CPU ops.
+    """Set the number of threads of the CPU ops.
 
-    Where the native kernels are, torch's own ops, few and small beside them, get one thread: torch's pool spins for a
-    while after each of its ops, on the cores that the kernels' pool needs.
+    With native kernels, torch's own few and small ops get one thread: torch's pool spins for a while after each op, on
+    the cores that the kernels' pool needs.
     """
-    thread_count.set_count(count)
-    torch.set_num_threads(count if native_kernels() is None else 1)
+    kernels = native_kernels()
+    if kernels is not None:
+        kernels.library.num_threads = count
+    torch.set_num_threads(count if kernels is None else 1)
 
 
-@functools.cache
-def load() -> Kernels | BuildError:
-    """The native kernels of this machine, built where they are not yet, or why there are none."""
-    try:
-        return Kernels(load_library(default_cache()))
-    except BuildError as error:
-        return error
-
-
-def native_kernels() -> Kernels | None:
-    """The native kernels, where they are allowed and could be built."""
-    if not _native_enabled:
-        return None
-    kernels = load()
-    return None if isinstance(kernels, BuildError) else kernels
+def timed_calls(listener: Listener) -> AbstractContextManager[None]:
+    """Report the name and seconds of every native call made inside the context to ``listener``."""
+    kernels = native_kernels()
+    return nullcontext() if kernels is None else kernels.library.timed(listener)
 
 
 def native_for(first: Tensor, *others: Tensor) -> Kernels | None:
-    """The native kernels, where they take these tensors."""
+    """Return the CPU kernels if they take these tensors."""
     kernels = native_kernels() if first.is_cpu else None
     return kernels if kernels is not None and kernels.takes(first, *others) else None
 
 
 def native_for_kv(x: Tensor, k_cache: Tensor, v_cache: Tensor) -> Kernels | None:
-    """The native kernels, where they take queries, or what they are made from, with these caches."""
+    """Return the CPU kernels if they take the queries, or the fused projection, ``x`` with these caches."""
     kernels = native_kernels() if x.is_cpu else None
     return kernels if kernels is not None and kernels.takes_kv(x, k_cache, v_cache) else None
 
@@ -90,5 +110,5 @@ def _has_triton() -> bool:
 
 
 def on_triton(device: torch.device) -> bool:
-    """Whether the GPU kernels are for this device, allowed, and can be compiled."""
-    return launch.serves(device) and _native_enabled and _has_triton()
+    """Return whether Triton kernels compute on this device: installed, enabled, and a CUDA device."""
+    return launch.serves(device) and LIBRARY.enabled and _has_triton()

@@ -1,4 +1,4 @@
-"""The low-rank op in plain torch, computed in fp32: the oracle, and the path of a device without a kernel."""
+"""The LoRA op in plain torch, computed in fp32: the tests' oracle, and the path of devices without a kernel."""
 
 from __future__ import annotations
 
@@ -8,30 +8,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .layouts.lora_arguments import Factors, Segments, unpack_expansion
+from .layouts.lora_arguments import Factors, Segments, SlotTable, unpack_expansion
 
 
 def lora_shrink_expand(
-    y: Tensor,
-    x: Tensor | None,
-    token_ids: Tensor | None,
-    factors: Sequence[Factors | None],
-    sizes: Sequence[int],
-    segments: Segments,
+    y: Tensor, x: Tensor | None, token_ids: Tensor | None, table: SlotTable, segments: Segments
 ) -> None:
     """``y[t] = gain * (y[t] + B (scale * A x[t])) + add`` for the tokens of each segment, by its slot's factors.
 
     Args:
         y: [T, sum of sizes], changed in place.
         x: [T, K]; None for an embedding.
-        token_ids: [T] int64 for an embedding, whose A x is the column of A of the token; else None.
-        factors: of each slot, None where the slot's adapter leaves this projection alone.
-        sizes: columns of each module.
-        segments: which tokens belong to which slot.
+        token_ids: [T] int64 for an embedding, whose A x is the token's column of A; else None.
+        table: the factors of each slot.
+        segments: the tokens of each slot.
     """
     starts = segments.starts.tolist()
     for index, slot in enumerate(segments.slots.tolist()):
-        adapter = factors[slot]
+        adapter = table.factors[slot]
         if adapter is None:
             continue
         tokens = segments.tokens[starts[index] : starts[index + 1]].long()
@@ -40,11 +34,11 @@ def lora_shrink_expand(
             shrunk = x[tokens].float() @ adapter.a.float().T
         else:
             shrunk = adapter.a[token_ids[tokens]].float()
-        y[tokens] = _expand(y[tokens], shrunk * adapter.scale, adapter, sizes)
+        y[tokens] = _expand(y[tokens], shrunk * adapter.scale, adapter, table.sizes)
 
 
 def _expand(y: Tensor, shrunk: Tensor, adapter: Factors, sizes: Sequence[int]) -> Tensor:
-    """The new value of y [n, N] for scaled A x [n, R], module by module; those without rank stay."""
+    """New values of y [n, N] from the scaled A x [n, R], module by module; modules of rank 0 keep theirs."""
     out = list(y.split(tuple(sizes), dim=1))
     ends = list(itertools.accumulate(sizes))
     ranks = shrunk.split(adapter.ranks, dim=1)

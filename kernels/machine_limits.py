@@ -1,4 +1,4 @@
-"""What this machine can do at most, measured: bytes read from memory and products made, both by our own kernels."""
+"""Measured limits of this machine with our kernels: memory bandwidth and multiply rate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ROWS, _INNER, _OUT = 2048, 128, 1024  # a product whose weight stays in the fir
 
 
 def least_time(run: Callable[[], object], calls: int, budget: float = 0.6, most: int = 9) -> float:
-    """Microseconds of one of the calls that ``run`` makes, the least of up to ``most`` runs within ``budget`` s."""
+    """Return the microseconds per call of ``run``, the minimum of up to ``most`` runs within ``budget`` seconds."""
     run()
     best, start = float("inf"), time.perf_counter()
     for _ in range(most):
@@ -28,14 +28,14 @@ def least_time(run: Callable[[], object], calls: int, budget: float = 0.6, most:
 
 
 def reading_rate() -> float:
-    """Bytes of weights in a second, from memory: products of one row with 226 MB of bf16."""
+    """Measure weight bytes read from memory per second: products of one row with 226 MB of bf16."""
     layers = [ops.pack_linear(torch.ones(_COLUMNS, _WIDTH, dtype=torch.bfloat16)) for _ in range(_COPIES)]
     x = torch.ones(1, _WIDTH, dtype=torch.bfloat16)
     return layers[0].weight.nbytes / least_time(lambda: [ops.linear(x, layer) for layer in layers], _COPIES) * 1e6
 
 
 def products_rate(dtype: torch.dtype, *, bytewise: bool = False, budget: float = 0.3) -> float:
-    """Products in a second where no memory slows them, at this number of threads.
+    """Measure multiplications per second from cached operands, at the current number of threads.
 
     Args:
         dtype: of x, and of the weight unless ``bytewise``.

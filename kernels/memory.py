@@ -1,4 +1,4 @@
-"""Memory on the CPU that is taken as it is written, and copies of KV pages on any device."""
+"""KV memory: lazily committed zeros on the CPU, and copies of KV pages on any device."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from .layouts import int8_kv_layout
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros on the CPU, aligned to a memory page, that take memory only as they are written.
+    """Allocate zeros on the CPU that commit memory on first write, aligned to a memory page.
 
-    They come in huge pages where the operating system has them. Freed with the last tensor that views them.
+    The memory is in huge pages where the operating system has them, and is freed with its last view.
 
     Raises:
-        OSError: there is no such amount of address space.
+        OSError: not enough address space.
     """
     return arena.lazy_zeros(shape, dtype)
 
 
 def populate(tensor: Tensor) -> None:
-    """Take the memory of ``lazy_zeros``, or of a contiguous part of them, before it is written. Its values stay.
+    """Commit the memory of ``lazy_zeros``, or of a contiguous part, ahead of the first write; values stay.
 
-    Another thread may compute meanwhile, with this memory too.
+    Another thread may use the same memory meanwhile.
 
     Raises:
-        OSError: the operating system cannot do that.
+        OSError: not supported by the operating system.
     """
     arena.populate(tensor)
 
 
 def copy_pages(k: Tensor, v: Tensor, source: Sequence[int], target: Sequence[int], count: Sequence[int]) -> None:
-    """Copies, in list order, the first ``count[i]`` cells of page ``source[i]`` to page ``target[i]`` in all layers.
+    """Copy, in list order, the first ``count[i]`` cells of page ``source[i]`` to page ``target[i]`` in all layers.
 
-    Where KV is of 8 bits, whole pages are copied.
+    For 8-bit KV whole pages are copied.
 
     Args:
         k: [L, num_pages, Hkv, page_size, D], the K caches of all layers, or as ``kernels.layouts.int8_kv_layout`` says.
@@ -51,7 +51,7 @@ def copy_pages(k: Tensor, v: Tensor, source: Sequence[int], target: Sequence[int
         IndexError: a page or a count lies outside the cache.
     """
     _check_pages(k, source, target, count)
-    if int8_kv_layout.is_int8(k):  # cells share bytes' neighbourhoods, and float32 is a type that kernels take
+    if int8_kv_layout.is_int8(k):  # cells are interleaved, and kernels take float32
         k, v, count = k.view(torch.float32), v.view(torch.float32), [k.shape[3]] * len(count)
     if on_triton(k.device):
         from .triton import pages

@@ -1,32 +1,30 @@
-"""Linear layers with weights of 4 and 8 bits on the CPU, made here and run by ``kernels.ops.linear``.
+"""Quantised linear layers on the CPU: packing weights of 4 and 8 bits for ``kernels.ops.linear``.
 
-A weight w [N, K] is integers q with a scale d, and for four bits a minimum m, for each block of 32 along K or for
-each row. Rows of x are quantised on the way in, each block of 32, or, where weights have rows, as a whole, to integers
-a with a scale s, and
+A weight w [N, K] is stored as integers q with a scale d, and for four bits a minimum m, for each block of 32 along K or
+for each row. Rows of x are quantised on the fly, each block of 32, or, for weights with row scales, as a whole, to
+integers a with a scale s, and
 
     y[n] = sum over blocks of  d s (sum of q a)  +  m s (sum of a)
 
-where the inner sums are exact. ``dynamic=True`` means, with blocks, integers within L = 127 and s = largest magnitude /
-L: llama.cpp's arithmetic. With rows it means "w8a8", where what is usual in a row of x is within 127, and its outliers
-are kept in two bytes (``cpu/channel_rows.h``; that outliers are few and must be kept is what LLM.int8() found, Dettmers
-et al. 2022). Such rounding changes a few in a hundred most likely tokens. ``dynamic=False`` means the product with the
-weight that the integers stand for: with blocks L = 127 * 128, finer than bfloat16, at the price of two products of
-bytes for one; with rows x stays as it is, ``y[n] = d (sum of q x)``. A row's result does not depend, bit for bit, on
-the other rows or on the number of threads.
+where the inner sums are exact. ``dynamic=True`` means for blocks integers within L = 127 and s = largest magnitude / L:
+llama.cpp's arithmetic. For row scales it means "w8a8": the usual values of a row of x are within 127, and its outliers
+are kept in two bytes (``cpu/src/int8/int8_rows.h``; LLM.int8(), Dettmers et al. 2022, found that outliers are few and
+must be kept). Such rounding changes a few in a hundred most likely tokens. ``dynamic=False`` means the product with the
+dequantised weight: with blocks L = 127 * 128, finer than bfloat16, at the price of two byte products instead of one;
+with row scales x is not quantised, ``y[n] = d (sum of q x)``. A row's result is bit-identical whatever the other rows
+and the number of threads are.
 
-There is no torch path: where the native kernels are not, weights are dequantised when they are loaded.
+There is no torch path: without native kernels, weights are dequantised when they are loaded.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from . import ops
-from .cpu.build import default_cache, load_library
 from .cpu.native_quantised import QuantisedKernels
 from .layouts.packed_weights import Format, QuantisedLinear
 
@@ -41,30 +39,29 @@ _HALF = 2  # bytes
 
 
 def available() -> bool:
-    """Whether the native kernels are allowed and could be built."""
+    """Return whether the native kernels are enabled and could be built."""
     return ops.native_kernels() is not None
 
 
-@functools.cache
 def _kernels() -> QuantisedKernels:
     native = ops.native_kernels()
     if native is None:
         raise RuntimeError("quantised weights need the native kernels")
-    return QuantisedKernels(load_library(default_cache()), native.arena)
+    return native.quantised
 
 
 def pack_blocks(raw: Tensor, block_type: BlockType, bias: Tensor | None = None, *, dynamic: bool) -> QuantisedLinear:
-    """A weight as GGUF files store it; its integers and scales stay what they are.
+    """Pack a weight stored in GGUF blocks; integers and scales keep their values.
 
     Args:
         raw: [N, K / 32 * bytes of a block] uint8, on the CPU.
         block_type: of all its blocks.
         bias: [N] or None.
-        dynamic: quantise rows of x to 8 bits, not to 15.
+        dynamic: quantise rows of x to 8 bits instead of 15.
 
     Raises:
         ValueError: the shape is not that of whole blocks, or a scale is not finite.
-        RuntimeError: there are no native kernels.
+        RuntimeError: no native kernels.
     """
     size = BLOCK_BYTES[block_type]
     if raw.dim() != 2 or raw.shape[1] % size or not raw.numel() or raw.dtype is not torch.uint8:
@@ -84,14 +81,14 @@ def _with_minimum(blocks: Tensor) -> Tensor:
 
 
 def pack_channels(weight: Tensor, bias: Tensor | None = None, *, dynamic: bool) -> QuantisedLinear:
-    """A weight [N, K] in bfloat16 or float32, rounded to 8 bits with a scale for each row.
+    """Quantise a weight [N, K] in bfloat16 or float32 to 8 bits with a scale for each row.
 
     Args:
         dynamic: quantise rows of x too.
 
     Raises:
         ValueError: the weight is of another type, has an odd K in bfloat16, or one beyond 2^17.
-        RuntimeError: there are no native kernels.
+        RuntimeError: no native kernels.
     """
     if weight.dim() != 2 or not QuantisedKernels.takes_weight(weight):
         raise ValueError(f"{weight.dtype} {list(weight.shape)} on {weight.device} cannot be quantised by channels")
@@ -99,7 +96,7 @@ def pack_channels(weight: Tensor, bias: Tensor | None = None, *, dynamic: bool) 
 
 
 def rows(layer: QuantisedLinear, ids: Tensor) -> Tensor:
-    """Rows of the weight as numbers, as an embedding needs them: [T] int64 -> [T, K] fp32.
+    """Dequantise rows of the weight for an embedding: [T] int64 -> [T, K] fp32.
 
     Raises:
         IndexError: an id is not in 0 .. N - 1.

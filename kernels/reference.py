@@ -1,7 +1,7 @@
-"""Every op in plain torch, computed in fp32: the oracle of the tests, and the path of any device without a kernel.
+"""Every op in plain torch, computed in fp32: the tests' oracle, and the path of devices without a kernel.
 
-The functions take and return what their namesakes in ``kernels.ops`` do; only ``linear`` differs, for it takes the
-plain weight. Inputs of any floating type are widened to fp32, and results are rounded once, at the end.
+The functions have the signatures of their namesakes in ``kernels.ops``, but for ``linear``, which takes the plain
+weight. Inputs of any floating type are widened to fp32, and results are rounded once, at the end.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .layouts import int8_kv_layout
+from .layouts.attention_arguments import AttentionParams, PagedBatch, RopeParams
 from .layouts.packed_weights import Largest
 
 _QUERY_BLOCK = 256  # query tokens scored at once: bounds the [Hq, block, context] fp32 scores
@@ -42,7 +43,7 @@ def rms_norm(
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-    """Adds x to the fp32 residual in place and returns the norm of the sum, in the type of x."""
+    """Add x to the fp32 residual in place and return the norm of the sum, in the type of x."""
     residual.add_(x)
     return rms_norm(residual, weight, eps, offset, x.dtype)
 
@@ -56,29 +57,19 @@ def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
 
 
 def rope_store_kv(
-    qkv: Tensor,
-    positions: Tensor,
-    cos_sin: Tensor | None,
-    kv_loc: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    num_heads: int,
-    num_kv_heads: int,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
-    offset: float,
+    qkv: Tensor, positions: Tensor, kv_loc: Tensor, k_cache: Tensor, v_cache: Tensor, params: RopeParams
 ) -> Tensor:
-    """Norms and rotates q and k, writes k and v to their cells, returns q [T, Hq, D]."""
+    """Norm and rotate q and k, write k and v to their cells, return q [T, Hq, D]."""
+    num_heads, num_kv_heads = params.num_heads, params.num_kv_heads
     tokens, head_dim, page_size = qkv.shape[0], int8_kv_layout.head_dim(k_cache), k_cache.shape[2]
     heads = qkv.view(tokens, num_heads + 2 * num_kv_heads, head_dim)
     q, k = heads[:, :num_heads].float(), heads[:, num_heads:-num_kv_heads].float()
-    if q_norm is not None:
-        q = rms_norm(q, q_norm, eps, offset)
-    if k_norm is not None:
-        k = rms_norm(k, k_norm, eps, offset)
-    if cos_sin is not None:
-        rows = cos_sin[positions]
+    if params.q_norm is not None:
+        q = rms_norm(q, params.q_norm, params.eps, params.offset)
+    if params.k_norm is not None:
+        k = rms_norm(k, params.k_norm, params.eps, params.offset)
+    if params.cos_sin is not None:
+        rows = params.cos_sin[positions]
         q, k = rotate(q, rows), rotate(k, rows)
     page, cell = kv_loc // page_size, kv_loc % page_size
     if int8_kv_layout.is_int8(k_cache):
@@ -90,28 +81,17 @@ def rope_store_kv(
     return q.to(qkv.dtype)
 
 
-def attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    page_table: Tensor,
-    query_start: Tensor,
-    context_len: Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    soft_cap: float | None = None,
-) -> Tensor:
+def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBatch, params: AttentionParams) -> Tensor:
     """Causal attention of a ragged batch over paged K and V: q [T, Hq, D] -> [T, Hq * D]."""
     out = torch.empty_like(q)
-    starts, contexts = query_start.tolist(), context_len.tolist()
+    starts, contexts = batch.query_start.tolist(), batch.context_len.tolist()
     for row, context in enumerate(contexts):
-        k = _gather(k_cache, page_table[row], context, int8_kv_layout.keys)
-        v = _gather(v_cache, page_table[row], context, int8_kv_layout.values)
+        k = _gather(k_cache, batch.page_table[row], context, int8_kv_layout.keys)
+        v = _gather(v_cache, batch.page_table[row], context, int8_kv_layout.values)
         offset = context - (starts[row + 1] - starts[row]) - starts[row]  # position of a token less its index in q
         for begin in range(starts[row], starts[row + 1], _QUERY_BLOCK):
             end = min(begin + _QUERY_BLOCK, starts[row + 1])
-            out[begin:end] = _attend(q[begin:end], k, v, begin + offset, scale, window, soft_cap).to(q.dtype)
+            out[begin:end] = _attend(q[begin:end], k, v, begin + offset, params).to(q.dtype)
     return out.view(q.shape[0], -1)
 
 
@@ -124,20 +104,18 @@ def _gather(cache: Tensor, pages: Tensor, context: int, from_int8: Callable[[Ten
     return used.transpose(0, 1).flatten(1, 2)[:, :context].float()
 
 
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, first: int, scale: float, window: int | None, soft_cap: float | None
-) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, first: int, params: AttentionParams) -> Tensor:
     """Attention of tokens at positions first, first + 1, ...: q [n, Hq, D], k and v [Hkv, C, D] -> [n, Hq, D]."""
     tokens, heads, head_dim = q.shape
     grouped = q.float().view(tokens, k.shape[0], heads // k.shape[0], head_dim).permute(1, 2, 0, 3)
-    scores = grouped @ k[:, None].transpose(-1, -2) * scale  # [Hkv, G, n, C]
-    if soft_cap is not None:
-        scores = soft_cap * torch.tanh(scores / soft_cap)
+    scores = grouped @ k[:, None].transpose(-1, -2) * params.scale  # [Hkv, G, n, C]
+    if params.soft_cap is not None:
+        scores = params.soft_cap * torch.tanh(scores / params.soft_cap)
     position = torch.arange(first, first + tokens, device=q.device)[:, None]
     key = torch.arange(k.shape[1], device=q.device)
     hidden = key > position
-    if window is not None:
-        hidden |= key <= position - window
+    if params.window is not None:
+        hidden |= key <= position - params.window
     weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
     return (weights @ v[:, None]).permute(2, 0, 1, 3).reshape(tokens, heads, head_dim)
 
@@ -150,9 +128,9 @@ def gated_activation(gate_up: Tensor, kind: str) -> Tensor:
 
 
 def largest(values: Tensor) -> Largest:
-    """The largest of each row and its column.
+    """Maximum and argmax of each row.
 
-    The maxima of blocks are vectorised, argmax over a whole row is not: this is five times as fast on a CPU.
+    torch vectorises maxima of blocks but not the argmax of a row: two stages are five times as fast on a CPU.
     """
     missing = -values.shape[1] % _MAXIMA_BLOCK
     blocks = functional.pad(values, (0, missing), value=-torch.inf) if missing else values
@@ -163,7 +141,7 @@ def largest(values: Tensor) -> Largest:
 
 
 def copy_pages(k: Tensor, v: Tensor, source: Sequence[int], target: Sequence[int], count: Sequence[int]) -> None:
-    """Copies the first count[i] cells of page source[i] to page target[i] in all layers, in list order."""
+    """Copy the first count[i] cells of page source[i] to page target[i] in all layers, in list order."""
     for origin, destination, cells in zip(source, target, count, strict=True):
         for cache in (k, v):
             cache[:, destination, :, :cells] = cache[:, origin, :, :cells]

@@ -1,1 +1,1 @@
-"""Many LoRA adapters over one base model: PEFT folders read exactly, versions, slots, and their part in a step."""
+"""Multi-LoRA over one base model: PEFT adapters, versions, host cache, device slots, and the LoRA part of a step."""

@@ -1,10 +1,10 @@
-"""All adapters of an engine behind one face: names and versions, loading, host memory, device slots.
+"""Facade of all adapters of an engine: names and versions, background loading, host cache, device slots.
 
     disk ---- background ----> host cache ---- install ----> slot
 
-The engine's thread calls every method; none of them reads a file. That is the work of two threads, one for new
-adapters and one for those that a slot waits for, so that these do not stand behind a thousand new ones. What they have
-done is taken over in ``poll``, once a step.
+The engine's thread calls every method, and none of them reads a file. Two background threads do: one for new adapters,
+one for evicted adapters that a slot waits for, so that a slot does not wait behind a thousand new loads. ``poll`` takes
+over their results once a step.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .read_adapter import AdapterReader
 from .registry import AdapterRegistry, AdapterVersion
 from .safe_paths import check_name
 
-_MOST_UNTAKEN = 4  # loaded adapters that wait for ``poll``; the next is not begun before, or memory would grow
+_MOST_UNPOLLED = 4  # loaded adapters that wait for ``poll``; later loads are held back to bound memory
 
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """How a ``load`` ended: the new version, or the error."""
+    """Result of a ``load``: the new version, or the error."""
 
     name: str
     version: AdapterVersion | None
@@ -37,7 +37,7 @@ class LoadResult:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A version whose files could not be read again: its sequences must be ended with this error."""
+    """A version whose files could not be read again; its sequences must end with this error."""
 
     version: AdapterVersion
     error: AdapterError
@@ -45,7 +45,7 @@ class Broken:
 
 @dataclass(slots=True)
 class _Load:
-    """A load under way; ``wanted`` until its name is unloaded."""
+    """A load in progress; ``wanted`` until its name is unloaded."""
 
     name: str
     path: str
@@ -60,15 +60,15 @@ class AdapterPool:
     Args:
         reader: of adapters for this base model.
         max_loras: device slots.
-        max_adapters: names at a time, and loads under way.
+        max_adapters: limit of names, and of loads in progress.
         max_cpu_bytes: of adapters in host memory.
         patience: steps after which a waiting adapter gets a slot closed for it.
 
     Attributes:
-        registry: names and versions; read it, pin and unpin through it.
+        registry: names and versions; callers read, pin and unpin.
         slots: for the scheduler: ``acquire``, ``release`` and ``prefetch`` take load ids and slots.
-        bank: for the runner: what is in the slots.
-        cache: host memory.
+        bank: for the model runner: the factors in the slots.
+        cache: adapters in host memory.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class AdapterPool:
         self._reader = reader
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-loads")
         self._fetcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-fetches")
-        self._room = Semaphore(_MOST_UNTAKEN)
+        self._room = Semaphore(_MOST_UNPOLLED)
         self._loads: deque[_Load] = deque()  # one thread ends them in this order
         self._fetches: dict[int, Future[PreparedAdapter]] = {}
         self._broken: list[Broken] = []
@@ -89,17 +89,16 @@ class AdapterPool:
 
     @property
     def num_loading(self) -> int:
-        """Loads under way."""
         return len(self._loads)
 
     def load(self, name: str, path: str, *, trusted: bool = False) -> None:
-        """Begin to load the adapter in a folder under a name, new or in use; ``poll`` tells how it ended.
+        """Start loading the adapter in a folder under a new or used name; ``poll`` returns the result.
 
-        Until then the name stands for what it stood for before, and so it does after an error. A trusted path may lead
-        outside the folder of adapters.
+        Until then, and after an error, the name keeps its version. A trusted path may lead outside the folder of
+        adapters.
 
         Raises:
-            AdapterError: the name is none that an adapter can have, or there is no room.
+            AdapterError: the name is invalid, or a limit is reached.
         """
         check_name(name)
         self.registry.check_room(name)
@@ -108,10 +107,10 @@ class AdapterPool:
         self._loads.append(_Load(name, path, trusted, self._loader.submit(self._read, path, trusted)))
 
     def unload(self, name: str) -> None:
-        """Let a name stand for nothing. Sequences that use its version go on; loads of it that run are for nothing.
+        """Remove a name. Sequences that use its version go on; loads of it in progress are discarded.
 
         Raises:
-            AdapterError: there is no such name, loaded or being loaded.
+            AdapterError: no such name is loaded or being loaded.
         """
         running = [load for load in self._loads if load.name == name and load.wanted]
         for load in running:
@@ -120,7 +119,7 @@ class AdapterPool:
             self.registry.remove(name)
 
     def poll(self) -> list[LoadResult]:
-        """Take over what the background threads have done. Call it once, at the beginning of each step."""
+        """Take over the results of the background threads. Call once at the beginning of each step."""
         self.slots.tick()
         for load_id in [load_id for load_id, future in self._fetches.items() if future.done()]:
             self._finish_fetch(load_id, self._fetches.pop(load_id))
@@ -130,12 +129,12 @@ class AdapterPool:
         return results
 
     def take_broken(self) -> list[Broken]:
-        """Versions that broke since the last call. Their names stand for nothing any more."""
+        """Return the versions that broke since the last call; their names are removed."""
         broken, self._broken = self._broken, []
         return broken
 
     def take_ended(self) -> list[str]:
-        """Digests whose last version ended since the last call: KV computed with them can go."""
+        """Return digests whose last version ended since the last call: their KV can be dropped."""
         ended = self.registry.take_ended()
         for version in ended:
             self.slots.drop(version.load_id)
@@ -145,13 +144,12 @@ class AdapterPool:
         return list(dead)
 
     def close(self) -> None:
-        """End the background threads after what they are doing."""
+        """Stop the background threads after their current jobs."""
         self._room.release(len(self._loads) + 1)
         for thread in (self._loader, self._fetcher):
             thread.shutdown(wait=True, cancel_futures=True)
 
     def _read(self, path: str, trusted: bool) -> PreparedAdapter:
-        """On the loader's thread."""
         self._room.acquire()
         return self._reader.read(path, trusted=trusted)
 
@@ -168,7 +166,7 @@ class AdapterPool:
         return LoadResult(load.name, version, None)
 
     def _fetch(self, load_id: int) -> None:
-        """Bring a version to the host cache for the slot that waits for it."""
+        """Bring a version to the host cache for a waiting slot."""
         version = self._version(load_id)
         if self.cache.get(version.digest) is not None:
             self.slots.loaded(load_id)
@@ -214,7 +212,7 @@ class AdapterPool:
 
 
 def _outcome(future: Future[PreparedAdapter]) -> PreparedAdapter:
-    """What a background thread made. Whatever went wrong there is the adapter's error, and touches nobody else."""
+    """Return the result of a background thread. Any exception becomes this adapter's error."""
     try:
         return future.result()
     except AdapterError:

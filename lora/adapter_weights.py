@@ -1,4 +1,4 @@
-"""The tensors of an adapter, sorted by the modules they adapt, checked against its config and the base model."""
+"""Tensors of a PEFT adapter sorted by module, and checked against its config and the base model."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 @dataclass(frozen=True, slots=True)
 class ModuleWeights:
-    """The low-rank pair of one module with N outputs and K inputs: ``scale * B (A x)``, and what goes with it.
+    """Low-rank pair of one module with N outputs and K inputs: ``scale * B (A x)``, with bias and DoRA magnitude.
 
-    For the embedding K is the number of tokens and x the one-hot vector of one.
+    For the embedding K is the size of the vocabulary and x a one-hot vector.
 
     Attributes:
         a: [r, K].
@@ -43,18 +43,17 @@ class ModuleWeights:
 
     @property
     def rank(self) -> int:
-        """r."""
         return self.a.shape[0]
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
-    """A whole adapter, as it was published.
+    """A whole adapter as published.
 
     Attributes:
         modules: by the base model's name of the module, in the order of names.
         invocation_tokens: of an activated LoRA; empty for an ordinary one.
-        digest: SHA-256 over all that its results depend on, in hex: its identity.
+        digest: SHA-256 in hex over everything that affects its results: its identity.
     """
 
     modules: Mapping[str, ModuleWeights]
@@ -63,18 +62,17 @@ class AdapterWeights:
 
     @property
     def rank(self) -> int:
-        """The largest rank of a module."""
         return max(module.rank for module in self.modules.values())
 
 
 def sort_tensors(
     tensors: Mapping[str, Tensor], config: AdapterConfig, layout: BaseLayout, most_rank: int
 ) -> AdapterWeights:
-    """The adapter in these tensors, whose names and shapes say what it adapts.
+    """Sort an adapter's tensors by module, found from their names and shapes.
 
     Args:
-        tensors: as ``read_tensors`` gives them.
-        most_rank: the largest rank of a module that is taken.
+        tensors: from ``read_tensors``.
+        most_rank: limit of a module's rank.
 
     Raises:
         AdapterError: a tensor is unknown or has another shape than the config and the base model give it, a part of a
@@ -94,7 +92,7 @@ def sort_tensors(
 
 
 def _split(name: str, layout: BaseLayout) -> tuple[str, str]:
-    """The module and the part of it that a tensor is."""
+    """Split a tensor's name into its module and the part of it."""
     found = _NAME.fullmatch(name)
     if found is None:
         raise AdapterError(f"The tensor {name} is none that a PEFT LoRA has; it might change the result.", name)
@@ -111,7 +109,7 @@ def _add(parts: dict[str, Tensor], part: str, tensor: Tensor, name: str) -> None
 
 
 def _check_base(module: str, tensor: Tensor, layout: BaseLayout) -> None:
-    """PEFT saves the base's embedding along with an adapter of it: it must be the one we have."""
+    """Check a base weight that PEFT saved with an adapter of the embedding against the base model's."""
     base = layout.read_weight(module)
     if tensor.shape != base.shape or not torch.equal(tensor.to(layout.dtype), base.to(layout.dtype).cpu()):
         raise AdapterError(
@@ -153,7 +151,7 @@ def _module(
 
 
 def _check_targeted(name: str, config: AdapterConfig) -> None:
-    """PEFT would pass over tensors of modules that its config leaves out: then which of the two is meant?"""
+    """Refuse tensors of modules that the config leaves out: PEFT would ignore them, but the intent is unclear."""
     if config.targets is not None and not _ends_with(name, config.targets):
         raise AdapterError(f"The adapter has tensors for {name}, which target_modules does not name.", "target_modules")
     if _ends_with(name, config.excluded):
@@ -182,7 +180,7 @@ def _check_shape(name: str, what: str, tensor: Tensor, shape: tuple[int, ...]) -
 
 
 def _digest(modules: Mapping[str, ModuleWeights], invocation_tokens: tuple[int, ...]) -> str:
-    """SHA-256 over names, factors, shapes, types and values; each head with its length, so that two cannot be one."""
+    """SHA-256 over names, factors, shapes, types and values; headers carry their lengths against ambiguity."""
     digest = hashlib.sha256(repr(("rootgraft adapter", invocation_tokens)).encode())
     for name, module in modules.items():
         for tensor in (module.a, module.b, module.bias, module.magnitude):

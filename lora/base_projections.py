@@ -1,4 +1,4 @@
-"""What an adapter must fit: the projections of the base model, as the engine describes them."""
+"""The base model's projections and shapes that adapters must fit."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class ProjectionShape:
     """One fused matrix product of the base model.
 
     Attributes:
-        modules: the published names of the modules that it serves, side by side in its output.
+        modules: published names of its modules, adjacent in its output.
         sizes: output columns of each.
-        width: inputs; for the embedding the number of its tokens.
+        width: inputs; for the embedding the size of the vocabulary.
     """
 
     modules: tuple[str, ...]
@@ -28,19 +28,19 @@ class ProjectionShape:
 
     @property
     def name(self) -> str:
-        """By which ``LoraStep`` knows it: its first module."""
+        """Key of the projection in ``LoraStep``: its first module."""
         return self.modules[0]
 
 
 @dataclass(frozen=True, slots=True)
 class BaseLayout:
-    """The base model, as far as adapters are concerned.
+    """The base model as adapters see it.
 
     Attributes:
-        projections: all that can be adapted; the embedding is one with the single module ``EMBEDDING``.
+        projections: the adaptable ones; the embedding has the single module ``EMBEDDING``.
         dtype: of the factors on the device: the model's own.
-        device: where the factors go.
-        read_weight: the weight of a module as it is computed with, [out, in] (for the embedding [V, H]), any floating
+        device: of the factors.
+        read_weight: the weight of a module in use, [out, in] (for the embedding [V, H]), any floating
             type. Called from background threads, for DoRA and to compare a weight that came with an adapter.
         read_bias: the bias [out] of a module, or None if it has none. Called from background threads, for DoRA.
     """

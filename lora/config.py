@@ -1,8 +1,8 @@
-"""``adapter_config.json`` as PEFT 0.21 writes it: what it says of the computation, and what it asks that we do not do.
+"""Parser of PEFT's ``adapter_config.json`` (0.21), refusing options that are not computed exactly.
 
-Every field of PEFT's ``LoraConfig`` is in one of the tables below. Fields that do not touch the forward pass of a
-trained adapter are ignored; those that we compute are read; any other must have the value that means "not used", and
-so must keys that this PEFT does not have.
+Every field of PEFT's ``LoraConfig`` is in one of the tables below. Fields without effect on the forward pass of a
+trained adapter are ignored; supported ones are read; any other field, unknown keys included, must have a value that
+means "not used".
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from typing import Any
 
 from .errors import AdapterError
 from .rank_patterns import NamePattern
+from .safetensors_file import unique_keys
 
 MOST_BYTES = 1 << 20
 _MOST_ALPHA = 1e6
 _MOST_PATTERNS = 4096
-_MOST_EXPRESSIONS = 64  # of them that are more than a name: slow to match
+_MOST_EXPRESSIONS = 64  # patterns that are more than a name: slow to match
 _MOST_INVOCATION_TOKENS = 1024
 
-# No effect once training is over, or checked against the tensors instead.
+# No effect after training, or checked against the tensors instead.
 _IGNORED = frozenset(
     {
         "auto_mapping",
         "base_model_name_or_path",
         "corda_config",
         "eva_config",
-        "fan_in_fan_out",  # of the base's own matrices; PEFT itself sets it aside for linear layers
+        "fan_in_fan_out",  # of the base's matrices; PEFT ignores it for linear layers
         "inference_mode",
         "layers_pattern",
         "loftq_config",
@@ -66,7 +67,7 @@ _READ = frozenset(
     }
 )
 
-# Why each of these is refused when it is used.
+# Refused options and the reason.
 _REFUSED = {
     "arrow_config": "routing between adapters is not computed",
     "ensure_weight_tying": "adapters tied between embedding and head are not computed; train them apart",
@@ -81,13 +82,13 @@ _REFUSED = {
     "use_qalora": "QALoRA's pooled inputs are not computed",
 }
 
-# Initialisations whose weights are an ordinary LoRA on the unchanged base once they are trained.
+# Initialisations that give an ordinary LoRA on the unchanged base after training.
 _PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """What ``adapter_config.json`` says of the computation.
+    """The computation that an ``adapter_config.json`` describes.
 
     Attributes:
         rank: of modules that ``ranks`` does not name.
@@ -116,20 +117,19 @@ class AdapterConfig:
     layers: frozenset[int] | None = None
 
     def rank_of(self, module: str) -> int:
-        """The rank that the config gives a module."""
         return next((rank for pattern, rank in self.ranks if pattern.matches(module)), self.rank)
 
     def scale_of(self, module: str, rank: int) -> float:
-        """The factor of ``B A x`` for a module of this rank."""
+        """Return the factor of ``B A x`` for a module of this rank."""
         alpha = next((alpha for pattern, alpha in self.alphas if pattern.matches(module)), self.alpha)
         return alpha / math.sqrt(rank) if self.rslora else alpha / rank
 
 
 def read_config(text: bytes) -> AdapterConfig:
-    """The config in the bytes of an ``adapter_config.json``.
+    """Parse the bytes of an ``adapter_config.json``.
 
     Raises:
-        AdapterError: it is malformed, or asks for what is not computed exactly; ``option`` names the key.
+        AdapterError: malformed, or an option is not computed exactly; ``option`` names the key.
     """
     fields = _parse(text)
     _refuse_unsupported(fields)
@@ -142,7 +142,7 @@ def read_config(text: bytes) -> AdapterConfig:
         dora=_flag(fields, "use_dora"),
         lora_bias=_flag(fields, "lora_bias"),
         invocation_tokens=_invocation_tokens(fields),
-        targets=_targets(fields),
+        targets=_names(fields.get("target_modules"), "target_modules"),
         excluded=_names(fields.get("exclude_modules"), "exclude_modules") or frozenset(),
         layers=_layers(fields),
     )
@@ -154,20 +154,13 @@ def _parse(text: bytes) -> dict[str, Any]:
     if len(text) > MOST_BYTES:
         raise AdapterError(f"adapter_config.json has {len(text):,} bytes; at most {MOST_BYTES:,} are read.")
     try:
-        fields = json.loads(text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+        fields = json.loads(text.decode("utf-8"), object_pairs_hook=unique_keys, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise AdapterError(f"adapter_config.json is malformed: {reason}.") from None
     if not isinstance(fields, dict):
         raise AdapterError(f"adapter_config.json must be a JSON object, not {_shown(fields)}.")
     return fields
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key is there twice")
-    return found
 
 
 def _no_constant(name: str) -> float:
@@ -208,7 +201,7 @@ def _check_init(value: Any) -> None:
 
 
 def _refuse_combinations(config: AdapterConfig) -> None:
-    """Combinations that PEFT has no computation for."""
+    """Refuse combinations that PEFT does not compute."""
     if config.dora and config.lora_bias:
         raise AdapterError("lora_bias and use_dora are both true; PEFT has no such combination.", "lora_bias")
     if config.dora and config.invocation_tokens:
@@ -219,7 +212,6 @@ def _refuse_combinations(config: AdapterConfig) -> None:
 
 
 def _is_used(value: Any) -> bool:
-    """Whether the value of an option says anything but "not used"."""
     return not (value is None or value is False or (isinstance(value, (list, dict, str)) and not value))
 
 
@@ -279,16 +271,12 @@ def _invocation_tokens(fields: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _names(value: Any, key: str) -> frozenset[str] | None:
-    """Suffixes of module names; None for a regular expression, or where nothing is said."""
+    """Parse suffixes of module names; None for a regular expression or no value."""
     if value is None or isinstance(value, str):
         return None
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise AdapterError(f"{key} must be a list of module names or a string, not {_shown(value)}.", key)
     return frozenset(value)
-
-
-def _targets(fields: Mapping[str, Any]) -> frozenset[str] | None:
-    return _names(fields.get("target_modules"), "target_modules")
 
 
 def _layers(fields: Mapping[str, Any]) -> frozenset[int] | None:

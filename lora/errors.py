@@ -1,4 +1,4 @@
-"""The one error of this package."""
+"""``AdapterError``, the error of this package."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ _MOST_CHARACTERS = 600
 
 
 class AdapterError(Exception):
-    """An adapter that is not computed exactly, is malformed, does not fit the base model, or cannot be had now.
+    """An adapter is malformed, unsupported, does not fit the base model, or is not available now.
 
-    The text names what is wrong and what would be right, and holds no path: a user may read it.
+    The text is for users: it names the fault and the remedy, and holds no path.
 
     Args:
         message: the text.
@@ -21,6 +21,6 @@ class AdapterError(Exception):
 
 
 def _safe(text: str) -> str:
-    """Names from a stranger's file may be long, or be no text that can be encoded."""
+    """Shorten and escape: names from an untrusted file may be long or not encodable."""
     short = text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
     return short.encode("utf-8", "backslashreplace").decode()

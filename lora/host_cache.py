@@ -1,4 +1,4 @@
-"""Adapters in host memory, ready for a slot: bounded in bytes, the longest unused goes first, the pinned stay."""
+"""LRU cache of prepared adapters in host memory, bounded in bytes; pinned adapters stay."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from .prepare_factors import PreparedAdapter
 
 
 class HostCache:
-    """Adapters by digest, so that two names for the same content take memory once.
+    """Prepared adapters by digest, so that two names for the same content take memory once.
 
-    The limit may be passed by what is pinned, which is bounded by the number of slots, and by one adapter more.
+    Pinned adapters, at most one per slot, and one more may exceed the limit.
 
     Attributes:
         max_bytes: the limit.
-        num_bytes: of the adapters that are in it.
+        num_bytes: of the cached adapters.
         hits: lookups that found their adapter.
-        misses: those that did not.
-        num_evicted: adapters that had to go.
+        misses: lookups that did not.
+        num_evicted: adapters evicted so far.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -26,11 +26,11 @@ class HostCache:
         self.hits = 0
         self.misses = 0
         self.num_evicted = 0
-        self._adapters: OrderedDict[str, PreparedAdapter] = OrderedDict()  # the longest unused first
+        self._adapters: OrderedDict[str, PreparedAdapter] = OrderedDict()  # least recently used first
         self._pins: Counter[str] = Counter()
 
     def get(self, digest: str) -> PreparedAdapter | None:
-        """An adapter, which is then the last to go; None if it is not here."""
+        """Return an adapter and mark it most recently used; None if it is not cached."""
         adapter = self._adapters.get(digest)
         if adapter is None:
             self.misses += 1
@@ -40,7 +40,7 @@ class HostCache:
         return adapter
 
     def put(self, adapter: PreparedAdapter) -> None:
-        """Keep an adapter, and let others go until all fit. One that is here already stays as it is."""
+        """Cache an adapter and evict others until all fit. One with the same digest stays."""
         if adapter.digest not in self._adapters:
             self._adapters[adapter.digest] = adapter
             self.num_bytes += adapter.num_bytes
@@ -48,13 +48,13 @@ class HostCache:
         self._shrink(keep=adapter.digest)
 
     def pin(self, digest: str) -> None:
-        """Keep an adapter, which must be here, until ``unpin`` was called as often. KeyError if it is not."""
+        """Protect a cached adapter until ``unpin`` was called as often; raises KeyError if it is not cached."""
         if digest not in self._adapters:
             raise KeyError(digest)
         self._pins[digest] += 1
 
     def unpin(self, digest: str) -> None:
-        """Undo one ``pin``. KeyError if there is none."""
+        """Undo one ``pin``; raises KeyError if there is none."""
         if not self._pins[digest]:
             raise KeyError(digest)
         self._pins[digest] -= 1
@@ -63,7 +63,7 @@ class HostCache:
             self._shrink(keep=None)
 
     def drop(self, digest: str) -> None:
-        """Forget an adapter that is no longer registered, unless it is pinned."""
+        """Drop an adapter that is no longer registered, unless it is pinned."""
         if digest in self._adapters and not self._pins[digest]:
             self.num_bytes -= self._adapters.pop(digest).num_bytes
 

@@ -1,4 +1,4 @@
-"""The adapters' part in a forward pass: slots on the device, and their use in one step."""
+"""LoRA part of a forward pass: factors in device slots, and their use in one step."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .segments import BASE, make_segments
 
 
 class LoraStep:
-    """The adapters of one step. Made by ``AdapterBank.step`` for the tokens of a forward, and for the rows of a head.
+    """LoRA ops of one step, for the tokens of a forward pass or the rows of the head; from ``AdapterBank``.
 
     Args:
-        tables: of the projections that an adapter of this step changes, by name.
-        segments: its tokens by slot.
+        tables: of the projections that this step's adapters change, by name.
+        segments: the step's tokens by slot.
     """
 
     __slots__ = ("_segments", "_tables")
@@ -34,18 +34,18 @@ class LoraStep:
     def embed(self, token_ids: Tensor, y: Tensor) -> None:
         """Add the adapters' part to ``y`` [T, H], the embedding of ``token_ids`` [T] before it is scaled.
 
-        It may be in fp32 whatever the model's type, and so may what a projection gave.
+        ``y`` may be fp32 whatever the model's type.
         """
         if (table := self._tables.get(EMBEDDING)) is not None:
             lora_embed(y, token_ids, table, self._segments)
 
 
 class AdapterBank:
-    """The device's slots: for each the factors of its adapter in all projections, each at its own rank.
+    """Factors of the adapters in all device slots, by projection, each at its own rank.
 
     Args:
         layout: the base model.
-        num_slots: adapters that can work in one step.
+        num_slots: most adapters of a step.
     """
 
     def __init__(self, layout: BaseLayout, num_slots: int) -> None:
@@ -57,27 +57,27 @@ class AdapterBank:
         self._used: list[frozenset[str]] = [frozenset()] * num_slots
 
     def install(self, slot: int, adapter: PreparedAdapter) -> None:
-        """Give a slot to an adapter. No step that is running may use the slot."""
+        """Write an adapter into a slot, which no step in flight may use."""
         for name in self._used[slot] - adapter.factors.keys():
             self._tables[name].put(slot, None)
-        there = adapter.block.to(self._device, non_blocking=True)
+        block = adapter.block.to(self._device, non_blocking=True)
 
         def moved(tensor: Tensor) -> Tensor:
             begin = tensor.data_ptr() - adapter.block.data_ptr()
-            return there[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            return block[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
         for name, factors in adapter.factors.items():
             self._tables[name].put(slot, factors.map(moved))
         self._used[slot] = frozenset(adapter.factors)
 
     def clear(self, slot: int) -> None:
-        """Empty a slot, so that its adapter's memory can go."""
+        """Empty a slot and release its adapter's memory."""
         for name in self._used[slot]:
             self._tables[name].put(slot, None)
         self._used[slot] = frozenset()
 
     def step(self, of_tokens: NDArray[np.int32]) -> LoraStep | None:
-        """The adapters' part in a step, or None if there is none: then no code of adapters runs in it.
+        """Return the LoRA part of a step, or None if no token has an adapter.
 
         Args:
             of_tokens: [T] int32, the slot of each token, as from ``token_slots``.
@@ -85,7 +85,7 @@ class AdapterBank:
         return self._step(of_tokens, self.projections(of_tokens))
 
     def head_step(self, of_rows: NDArray[np.int32]) -> LoraStep | None:
-        """The same for the head alone, which sees some of the tokens: None where no adapter changes it.
+        """Return the LoRA part of the head, which sees some of the tokens; None where no adapter changes the head.
 
         Args:
             of_rows: [S] int32, the slot of each row of hidden states.
@@ -93,16 +93,16 @@ class AdapterBank:
         return self._step(of_rows, self._used_by(of_rows) & {HEAD})
 
     def recorded_step(self, names: frozenset[str], segments: Segments) -> LoraStep:
-        """The adapters' part in a forward that is recorded: what ``step`` gives, for whatever the segments will be.
+        """Return the LoRA part of a recorded forward pass, for any later contents of the segments.
 
         Args:
-            names: the projections that adapters change; those that no adapter of a step changes cost their launches.
-            segments: of a ``StaticSegments``, which is filled before each replay.
+            names: the projections to include; those that no adapter of a step changes still cost a launch.
+            segments: from ``StaticSegments``, filled before each replay.
         """
         return LoraStep({name: self._tables[name] for name in names}, segments)
 
     def reserve(self, rank: int) -> frozenset[str]:
-        """Make launches wide enough for adapters of this rank. Returns all projections but the head."""
+        """Make launches wide enough for adapters of this rank; returns all projections but the head."""
         names = frozenset(self._tables) - {HEAD}
         for name in names:
             table = self._tables[name]
@@ -110,11 +110,10 @@ class AdapterBank:
         return names
 
     def projections(self, of_tokens: NDArray[np.int32]) -> frozenset[str]:
-        """The names of the projections, but for the head, that the adapters of these tokens change."""
+        """Return the projections, except the head, that the adapters of these tokens change."""
         return self._used_by(of_tokens) - {HEAD}
 
     def _used_by(self, of_tokens: NDArray[np.int32]) -> frozenset[str]:
-        """The projections that the adapters of these tokens change."""
         counts = np.bincount(of_tokens - BASE)[1:]
         return frozenset().union(*(self._used[slot] for slot in np.flatnonzero(counts).tolist()))
 

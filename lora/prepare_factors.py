@@ -1,4 +1,4 @@
-"""From an adapter as it was published to the factors that the kernels take, one set for each fused projection."""
+"""Conversion of a published adapter to the kernels' factors, one set per fused projection."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class PreparedAdapter:
     """An adapter ready for a slot.
 
     Attributes:
-        factors: by the name of the projection; projections that it leaves alone are not in it.
+        factors: by the name of the projection, for the projections that the adapter changes.
         digest: its identity.
         invocation_tokens: of an activated LoRA; empty for an ordinary one.
         rank: the largest rank of a module.
         num_bytes: memory of its factors.
-        block: bytes in which all of its factors lie.
+        block: the memory of all its factors.
     """
 
     factors: Mapping[str, Factors]
@@ -41,7 +41,7 @@ class PreparedAdapter:
 
 @torch.inference_mode()
 def prepare(weights: AdapterWeights, layout: BaseLayout) -> PreparedAdapter:
-    """Lay an adapter out for the base model's projections, in its type, in host memory.
+    """Convert an adapter to factors of the base model's projections and type, in host memory.
 
     Raises:
         AdapterError: values leave the range of the model's type, or a DoRA norm is zero.
@@ -63,10 +63,10 @@ def prepare(weights: AdapterWeights, layout: BaseLayout) -> PreparedAdapter:
 
 
 def _together(factors: Mapping[str, Factors], *, pinned: bool) -> tuple[Tensor, dict[str, Factors]]:
-    """Copies in one block of memory, in the order of a forward pass: a step streams through it, once for each adapter.
+    """Copy all factors to one block of memory, in the order of a forward pass.
 
-    The block may be backed by huge pages, which a decode step on a CPU, that reads every byte once, feels. For a GPU it
-    is ``pinned``: one copy brings the adapter there, while the engine's thread goes on.
+    On a CPU the block may be in huge pages, which speeds up a decode step that reads every byte once. For a GPU it is
+    ``pinned``: one asynchronous copy transfers the adapter.
     """
     size = sum(-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for part in factors.values() for tensor in part.tensors())
     block = torch.empty(size, dtype=torch.uint8, pin_memory=True) if pinned else lazy_zeros((size,), torch.uint8)
@@ -74,9 +74,9 @@ def _together(factors: Mapping[str, Factors], *, pinned: bool) -> tuple[Tensor, 
 
     def move(tensor: Tensor) -> Tensor:
         nonlocal used
-        place = block[used : used + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        target = block[used : used + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         used += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-        return place.copy_(tensor)
+        return target.copy_(tensor)
 
     return block, {name: part.map(move) for name, part in factors.items()}
 
@@ -104,9 +104,9 @@ def _factors(shape: ProjectionShape, modules: Mapping[str, ModuleWeights], layou
 def _epilogue(
     shape: ProjectionShape, modules: list[ModuleWeights | None], layout: BaseLayout
 ) -> tuple[Tensor | None, Tensor | None]:
-    """gain and add of a projection, [N] fp32, None where they would do nothing.
+    """Return gain and addend of a projection, [N] fp32, None for ones and zeros.
 
-    DoRA computes ``g * (W x + s B A x) + bias`` where we have ``y = W x + bias``: that is ``g * (y + s B A x) + (1 - g)
+    DoRA computes ``g * (W x + s B A x) + bias``. With ``y = W x + bias`` that is ``g * (y + s B A x) + (1 - g)
     * bias``. A bias b of B adds ``s * b``.
     """
     gains: list[Tensor] = []
@@ -143,7 +143,7 @@ def _norm(name: str, module: ModuleWeights, layout: BaseLayout) -> Tensor:
 
 
 def _blocks(weight: Tensor) -> list[slice]:
-    """Slices of a matrix's rows: in fp32 a whole head would take gigabytes."""
+    """Slices of a matrix's rows, since a whole head in fp32 would take gigabytes."""
     return [slice(first, first + _ROWS) for first in range(0, weight.shape[0], _ROWS)]
 
 

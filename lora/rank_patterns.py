@@ -1,8 +1,8 @@
-"""Regular expressions of ``rank_pattern`` and ``alpha_pattern``, matched in polynomial time.
+"""Polynomial-time matcher for the regular expressions of ``rank_pattern`` and ``alpha_pattern``.
 
-A pattern comes from a stranger, and Python's matcher may take for ever on one of 20 characters. Here a pattern is a
-function from the set of positions where a match may begin to the set of positions where it may end, so no position is
-tried twice. What has no such form (look-around, back references) is refused.
+Patterns are untrusted, and Python's backtracking matcher may take exponential time on one of 20 characters. Here a
+pattern is a function from the set of start positions of a match to the set of its end positions, so no position is
+tried twice. Look-around and back references, which have no such form, are refused.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class NamePattern:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has letters and dots only, and so is matched at once."""
+        """Whether the pattern is a plain name, which is fast to match."""
         return self._plain is not None
 
     def matches(self, name: str) -> bool:
-        """Whether PEFT would give the module of this name the pattern's value."""
+        """Return whether PEFT applies the pattern's value to the module of this name."""
         if self._plain is not None:
             start = len(name) - self._size
             return (start == 0 or name[start - 1 : start] == ".") and bool(self._plain.fullmatch(name, start))
@@ -139,7 +139,7 @@ class _Parser:
         return self._letters(re.escape(letter))
 
     def _class(self) -> str:
-        """The source of a class, up to its bracket."""
+        """Parse a character class up to its bracket; returns its source."""
         end = self._pattern.find("]", self._at + (2 if self._pattern[self._at : self._at + 1] == "^" else 1))
         if end < 0:
             raise self._error("has an unmatched '['")
@@ -150,7 +150,7 @@ class _Parser:
         return source
 
     def _letters(self, source: str) -> _Matcher:
-        """One letter of those that ``source`` (an atom without repetition) matches."""
+        """Match one character by ``source``, an atom without repetition."""
         try:
             accepts = re.compile(source).fullmatch
         except re.error as error:

@@ -1,4 +1,4 @@
-"""From a folder to an adapter ready for a slot: the whole way, in the background."""
+"""Reading an adapter from a folder to factors in host memory, on a background thread."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class AdapterReader:
 
     Attributes:
         layout: the base model.
-        max_rank: the largest rank of a module that is taken.
-        max_file_bytes: the largest file of weights that is read.
-        root: the folder that paths are relative to, and that no adapter's files may lie outside of, but for those of a
-            trusted path; None for the working directory and no limit.
+        max_rank: limit of a module's rank.
+        max_file_bytes: limit of the weights file.
+        root: the folder of relative paths, which must contain all files except those of trusted paths; None for the
+            working directory and no limit.
     """
 
     layout: BaseLayout
@@ -32,14 +32,14 @@ class AdapterReader:
     root: Path | None = None
 
     def read(self, path: str, *, trusted: bool = False) -> PreparedAdapter:
-        """The adapter in a folder.
+        """Read the adapter in a folder.
 
         Args:
             path: of the folder.
-            trusted: whether it may lead outside ``root``: the operator's word, not a request's.
+            trusted: whether it may lead outside ``root``: set by the operator, never by a request.
 
         Raises:
-            AdapterError: it is malformed, asks for what is not computed, or does not fit the base model.
+            AdapterError: malformed, unsupported, or it does not fit the base model.
         """
         given, limit = (str((self.root or Path()) / path), None) if trusted else (path, self.root)
         config_file, weights_file = find_files(find_folder(given, limit), limit)
@@ -51,10 +51,10 @@ class AdapterReader:
             raise AdapterError("There is not enough memory to load the adapter.") from None
 
     def read_again(self, path: str, digest: str, *, trusted: bool = False) -> PreparedAdapter:
-        """The same for one whose content is known.
+        """Read an adapter again and check that its content is unchanged.
 
         Raises:
-            AdapterError: as for ``read``, or the content is no longer that.
+            AdapterError: as for ``read``, or the content has another digest.
         """
         adapter = self.read(path, trusted=trusted)
         if adapter.digest != digest:

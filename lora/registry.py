@@ -1,9 +1,9 @@
-"""Which adapters there are: names, their versions, and who uses them.
+"""Registry of adapter names, their versions, and the sequences that pin them.
 
     load ---> current ---- replaced or unloaded ----> retired ---- last pin gone ----> ended
                  |  new sequences pin it                 |  running ones go on with it
 
-A name stands for its current version; a sequence pins the version that it found when it was submitted, and keeps it.
+A name refers to its current version; a sequence pins the version that was current when it was submitted.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ class AdapterVersion:
     """One load of an adapter. Written by ``AdapterRegistry`` only.
 
     Attributes:
-        load_id: of this load; never used again, whatever comes under the name.
-        digest: identity of the content: equal for equal results, so KV may be shared by it.
-        path: where it was loaded from.
+        load_id: of this load; never reused.
+        digest: identity of the content; versions with equal digests share KV.
+        path: its folder.
         trusted: whether the path may lead outside the folder of adapters.
         invocation_tokens: of an activated LoRA; empty for an ordinary one.
         rank: the largest rank of a module.
         num_bytes: memory of its factors.
-        pins: sequences that use it or will.
-        retired: no longer what the name stands for.
+        pins: running and waiting sequences that use it.
+        retired: no longer the current version of its name.
     """
 
     name: str
@@ -45,10 +45,10 @@ class AdapterVersion:
 
 
 class AdapterRegistry:
-    """The only writer of names and versions. Every operation but iteration takes the same time for any number of them.
+    """The only writer of names and versions. Every operation except iteration takes constant time.
 
     Args:
-        max_adapters: names at a time.
+        max_adapters: limit of names.
     """
 
     def __init__(self, max_adapters: int) -> None:
@@ -63,19 +63,11 @@ class AdapterRegistry:
         """Make an adapter the current version of a name; the version before it is retired.
 
         Raises:
-            AdapterError: there are ``max_adapters`` other names.
+            AdapterError: the limit of names is reached.
         """
         self.check_room(name)
-        version = AdapterVersion(
-            name,
-            self._next_id,
-            adapter.digest,
-            path,
-            trusted,
-            adapter.invocation_tokens,
-            adapter.rank,
-            adapter.num_bytes,
-        )
+        facts = (adapter.invocation_tokens, adapter.rank, adapter.num_bytes)
+        version = AdapterVersion(name, self._next_id, adapter.digest, path, trusted, *facts)
         self._next_id += 1
         self._alive[version.load_id] = version
         self._digests[version.digest] += 1
@@ -85,20 +77,18 @@ class AdapterRegistry:
         return version
 
     def check_room(self, name: str) -> None:
-        """Raise ``AdapterError`` if there is no room for this name."""
+        """Raise ``AdapterError`` if the limit of names leaves no room for this one."""
         if name not in self._current and len(self._current) >= self.max_adapters:
             raise AdapterError(f"{self.max_adapters} adapters are loaded, which is the limit (--max-adapters).", "name")
 
     def get(self, name: str) -> AdapterVersion | None:
-        """The current version of a name."""
         return self._current.get(name)
 
     def version(self, load_id: int) -> AdapterVersion | None:
-        """A version that has not ended."""
         return self._alive.get(load_id)
 
     def remove(self, name: str) -> AdapterVersion:
-        """Retire the current version of a name, which then stands for nothing.
+        """Remove a name and retire its current version.
 
         Raises:
             AdapterError: there is no such name.
@@ -110,29 +100,29 @@ class AdapterRegistry:
         return version
 
     def pin(self, version: AdapterVersion) -> None:
-        """One more sequence uses a version, which must not be retired (ValueError)."""
+        """Add a pin to a version; raises ValueError if it is retired."""
         if version.retired:
             raise ValueError(f"version {version.load_id} of {version.name} is retired")
         version.pins += 1
 
     def unpin(self, version: AdapterVersion) -> None:
-        """One sequence less uses a version. ValueError if none does."""
+        """Remove a pin from a version; raises ValueError if it has none."""
         if not version.pins:
             raise ValueError(f"version {version.load_id} of {version.name} has no pins")
         version.pins -= 1
         self._end_if_unused(version)
 
     def take_ended(self) -> list[AdapterVersion]:
-        """Versions that ended since the last call: their slots and memory can go."""
+        """Return the versions that ended since the last call: their slots and memory can be freed."""
         ended, self._ended = self._ended, []
         return ended
 
     def is_alive(self, digest: str) -> bool:
-        """Whether a version with this content has not ended: if none, KV computed with it can go."""
+        """Return whether a version with this content is alive; if not, its KV can be dropped."""
         return self._digests[digest] > 0
 
     def __iter__(self) -> Iterator[AdapterVersion]:
-        """The current versions, in order of their names' first load."""
+        """Iterate over the current versions in the order of their names' first load."""
         return iter(tuple(self._current.values()))
 
     def __len__(self) -> int:
@@ -140,7 +130,7 @@ class AdapterRegistry:
 
     @property
     def draining(self) -> tuple[AdapterVersion, ...]:
-        """Versions that no name stands for any more and that sequences still use, the oldest first."""
+        """Retired versions that sequences still use, oldest first."""
         return tuple(version for version in self._alive.values() if version.retired)
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""Where an adapter's files may lie, and what an adapter may be called. Both come from strangers."""
+"""Checks of untrusted adapter names and paths."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def check_name(name: str) -> None:
 
 
 def find_folder(path: str, root: Path | None) -> Path:
-    """The folder of an adapter.
+    """Resolve the folder of an adapter.
 
     Args:
-        path: as it was given; relative to ``root`` where there is one.
+        path: as given; relative to ``root`` where there is one.
         root: the folder that no path may leave, by ``..``, by being absolute or by a link; None for no limit.
 
     Raises:
-        AdapterError: there is no such folder, or it lies outside.
+        AdapterError: the folder does not exist, or lies outside.
     """
     if "\0" in path or len(path) > 4096:
         raise AdapterError("The adapter's path is not a path.", "path")
@@ -52,7 +52,7 @@ def find_folder(path: str, root: Path | None) -> Path:
 
 
 def find_files(folder: Path, root: Path | None) -> tuple[Path, Path]:
-    """The config and the weights in a folder.
+    """Return the config and weights files in a folder.
 
     Raises:
         AdapterError: one of them is missing, or is a link that leads outside ``root``.

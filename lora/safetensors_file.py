@@ -1,9 +1,9 @@
-"""``adapter_model.safetensors`` read with strict limits (format: https://github.com/huggingface/safetensors).
+"""Strict reader of untrusted ``adapter_model.safetensors`` files (format: https://github.com/huggingface/safetensors).
 
     | 8 bytes: length n | n bytes: JSON header | tensors, one after another without gaps |
 
-The file comes from a stranger: every number is checked before it is used, and nothing is mapped into memory, so that a
-file that is cut short while it is read is an error and not the end of the process.
+Every number is checked before use. The file is read rather than mapped into memory, so that a file truncated meanwhile
+raises an error instead of killing the process.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class _Entry:
 
 
 def read_tensors(path: Path, most_bytes: int) -> dict[str, Tensor]:
-    """Every tensor of a file, by name, in its own type, all finite.
+    """Read all tensors of a file by name, in their own types, all finite.
 
     Args:
-        most_bytes: the largest file that is read.
+        most_bytes: limit of the file.
 
     Raises:
-        AdapterError: the file is missing, too large, or is not what the format says it must be.
+        AdapterError: the file is missing, too large, or malformed.
     """
     try:
         with path.open("rb") as file:
@@ -59,7 +59,7 @@ def read_tensors(path: Path, most_bytes: int) -> dict[str, Tensor]:
 
 
 def parse_tensors(data: bytearray, name: str) -> dict[str, Tensor]:
-    """The tensors in the bytes of a file called ``name``; they share its memory.
+    """Parse the bytes of a file called ``name``; the tensors share its memory.
 
     Raises:
         AdapterError: as for ``read_tensors``.
@@ -73,7 +73,7 @@ def parse_tensors(data: bytearray, name: str) -> dict[str, Tensor]:
 
 
 def _header(data: bytearray, name: str) -> tuple[dict[str, Any], int]:
-    """The header, and where the tensors begin."""
+    """Parse the header; returns it and the offset of the tensors."""
     if len(data) < 8:
         raise AdapterError(f"{name} has {len(data)} bytes; a safetensors file has at least 8.")
     length = int.from_bytes(data[:8], "little")
@@ -82,7 +82,7 @@ def _header(data: bytearray, name: str) -> tuple[dict[str, Any], int]:
     if length > len(data) - 8:
         raise AdapterError(f"{name} claims a header of {length:,} bytes, but has only {len(data) - 8:,} behind it.")
     try:
-        header = json.loads(data[8 : 8 + length].decode("utf-8"), object_pairs_hook=_unique)
+        header = json.loads(data[8 : 8 + length].decode("utf-8"), object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise AdapterError(f"{name} has a malformed header: {reason}.") from None
@@ -93,7 +93,8 @@ def _header(data: bytearray, name: str) -> tuple[dict[str, Any], int]:
     return header, 8 + length
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a dict of the keys and values of a JSON object; raises ValueError for a repeated key."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a key is there twice")
@@ -129,14 +130,14 @@ def _entry(name: str, value: Any) -> _Entry:
 
 
 def _naturals(value: Any) -> tuple[int, ...] | None:
-    """A list of whole numbers >= 0, or None."""
+    """Return the value as a tuple if it is a list of integers >= 0, else None."""
     if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
         return None
     return tuple(value)
 
 
 def _check_layout(entries: list[_Entry], size: int, name: str) -> None:
-    """Tensors follow each other and fill the file: no overlap, no gap, nothing left."""
+    """Check that the tensors fill the file without overlap or gap."""
     at = 0
     for entry in sorted(entries, key=lambda entry: entry.begin):
         if entry.begin != at:

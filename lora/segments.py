@@ -1,4 +1,4 @@
-"""The tokens of a step, sorted by the adapter that reads them.
+"""Segments: the tokens of a step sorted by their adapter's slot.
 
 rows of the batch   | row 0: 5 tokens, slot 2 | row 1: 3 tokens, base | row 2: 4 tokens, slot 0 from its 2nd on |
 slot of each token    2  2  2  2  2             .  .  .                 .  0  0  0
@@ -14,17 +14,16 @@ from numpy.typing import NDArray
 from ..kernels import ops
 from ..kernels.layouts.staging import refill, to_device
 from ..kernels.lora_ops import Segments, Tiles
-from ..kernels.triton.lora_config import SHORT, tile_size
-from ..kernels.triton.lora_tiles import make_tiles
+from ..kernels.triton.lora_config import SHORT, make_tiles, tile_size
 
 Ints = NDArray[np.int32]
 
 BASE = -1
-"""The slot of tokens that the base model reads alone."""
+"""Slot of tokens without an adapter."""
 
 
 def token_slots(slots: Ints, first: Ints, lengths: Ints, starts: Ints) -> Ints:
-    """The slot of each token of a step, [T] int32.
+    """Return the slot of each token of a step, [T] int32.
 
     Args:
         slots: [R] int32, the slot of each row's adapter, ``BASE`` for none.
@@ -42,11 +41,11 @@ def token_slots(slots: Ints, first: Ints, lengths: Ints, starts: Ints) -> Ints:
 
 
 def make_segments(of_tokens: Ints, device: torch.device) -> Segments | None:
-    """Sort the tokens of a step by slot; None if the base model reads all of them alone.
+    """Sort the tokens of a step by slot; None if no token has an adapter.
 
     Args:
         of_tokens: [T] int32, as from ``token_slots``.
-        device: of the result. Where its kernels take tiles, these are made too.
+        device: of the result. Tiles are added for devices with tiled kernels.
     """
     tokens, slots, starts = _sorted(of_tokens)
     if not len(tokens):
@@ -57,18 +56,18 @@ def make_segments(of_tokens: Ints, device: torch.device) -> Segments | None:
     size = tile_size(len(tokens), len(slots))
     parts = [tokens, slots, starts, make_tiles(slots, starts, size).reshape(-1)]
     on_device = to_device(np.concatenate(parts), device)
-    tokens_there, slots_there, starts_there, lines = on_device.split([len(part) for part in parts])
-    return Segments(tokens_there, slots_there, starts_there, Tiles(lines.view(-1, 3), size))
+    all_tokens, all_slots, all_starts, lines = on_device.split([len(part) for part in parts])
+    return Segments(all_tokens, all_slots, all_starts, Tiles(lines.view(-1, 3), size))
 
 
 class StaticSegments:
-    """Segments that stay where they are, for forwards that are recorded and replayed.
+    """Static segment buffers for recorded or captured forward passes.
 
-    They are as many as the tokens could have, one each; those that a step has not are empty.
+    There is one segment per token at most; unused segments are empty.
 
     Args:
         num_tokens: the most of a forward.
-        device: of the segments. Where its kernels take tiles, these are kept in place of slots and starts.
+        device: of the segments. For devices with tiled kernels, tiles take the place of slots and starts.
     """
 
     def __init__(self, num_tokens: int, device: torch.device) -> None:
@@ -78,7 +77,7 @@ class StaticSegments:
         self._room = torch.zeros(size, dtype=torch.int32, device=device)
 
     def segments(self, num_tokens: int) -> Segments:
-        """What a recorded forward of so many tokens reads."""
+        """Return the buffers for a recorded forward pass of so many tokens."""
         most = self._num_tokens
         tokens, rest = self._room[:num_tokens], self._room[most:]
         if self._tiled:
@@ -86,7 +85,7 @@ class StaticSegments:
         return Segments(tokens, rest[:num_tokens], rest[most : most + num_tokens + 1])
 
     def fill(self, of_tokens: Ints) -> None:
-        """Make the next replay one of these tokens, int32, as from ``token_slots``; waits for nothing."""
+        """Fill the buffers for the next replay from ``token_slots``, [T] int32, without waiting."""
         most = self._num_tokens
         tokens, slots, starts = _sorted(of_tokens)
         room = np.zeros(len(self._room), np.int32)

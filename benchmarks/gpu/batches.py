@@ -32,19 +32,15 @@ class Batch:
     shared: ops.SharedPrefixes | None
 
     def attend(self, scale: float, *, sharing: bool = True, **options: object) -> Tensor:
-        return ops.attention(
-            self.q,
-            self.k_cache,
-            self.v_cache,
+        batch = ops.PagedBatch(
             self.page_table,
             self.query_start,
             self.context_len,
             max(query for query, _ in self.rows),
             max(context for _, context in self.rows),
-            scale=scale,
-            shared=self.shared if sharing else None,
-            **options,
+            self.shared if sharing else None,
         )
+        return ops.attention(self.q, self.k_cache, self.v_cache, batch, ops.AttentionParams(scale, **options))
 
     def dense(self, cache: Tensor, row: int) -> Tensor:
         """K or V of a row: [Hkv, context, D]."""

@@ -137,7 +137,7 @@ def _rope_line(machine: Machine, ceilings: Ceilings, tokens: int) -> Line:
     positions = machine.ints(list(range(tokens)), torch.int64)
     cells = positions * 16
     calls = [
-        lambda qkv=qkv: ops.rope_store_kv(qkv, positions, table, cells, *caches, heads, kv_heads, None, None, 1e-5, 0.0)
+        lambda qkv=qkv: ops.rope_store_kv(qkv, positions, cells, *caches, ops.RopeParams(heads, kv_heads, table))
         for qkv in inputs
     ]
     floor = (2 * tokens * total * inputs[0].element_size() + tokens * dim * 4) / ceilings.copy

@@ -11,9 +11,9 @@ from benchmarks.gpu.correctness import TOLERANCE, error_of
 from benchmarks.gpu.measure import Line, Machine
 from rootgraft.engine.sampling import top_k_top_p
 from rootgraft.engine.sampling.top_k_top_p import Draws
-from rootgraft.kernels import lora_reference, token_masks
+from rootgraft.kernels import lora_reference, sampling_ops
 from rootgraft.kernels.lora_ops import Factors, SlotTable, lora_embed, lora_shrink_expand
-from rootgraft.kernels.ranked_draw import draw_ranked
+from rootgraft.kernels.sampling_ops import draw_ranked
 from rootgraft.lora.segments import make_segments
 
 
@@ -59,7 +59,7 @@ def _product_error(machine: Machine, dtype: torch.dtype, counts: tuple[int, ...]
     x, y = machine.randn(len(slots), width, dtype=dtype), machine.randn(len(slots), sum(sizes), dtype=dtype)
     expected = y.clone().float()
     lora_shrink_expand(y, x, table, segments)
-    lora_reference.lora_shrink_expand(expected, x, None, table.factors, sizes, segments)
+    lora_reference.lora_shrink_expand(expected, x, None, table, segments)
     return error_of(y, expected.double())
 
 
@@ -73,7 +73,7 @@ def _embed_error(machine: Machine, dtype: torch.dtype) -> float:
     y = machine.randn(len(slots), hidden, dtype=dtype)
     expected = y.clone().float()
     lora_embed(y, ids, table, segments)
-    lora_reference.lora_shrink_expand(expected, None, ids, table.factors, (hidden,), segments)
+    lora_reference.lora_shrink_expand(expected, None, ids, table, segments)
     return error_of(y, expected.double())
 
 
@@ -101,6 +101,6 @@ def _mask_differences(machine: Machine) -> int:
     rows, vocab = (3, 500) if machine.tiny else (64, 128_256)
     logits = machine.randn(rows, vocab, dtype=torch.float32)
     words = torch.randint(-(1 << 31), 1 << 31, (rows, -(-vocab // 32)), dtype=torch.int32, device=machine.device)
-    expected = logits.masked_fill(token_masks._banned(words, vocab), -torch.inf)
-    token_masks.mask_logits(logits, torch.arange(rows, device=machine.device), words)
+    expected = logits.masked_fill(sampling_ops._banned(words, vocab), -torch.inf)
+    sampling_ops.mask_logits(logits, torch.arange(rows, device=machine.device), words)
     return int((logits != expected).any(1).sum())

@@ -15,8 +15,7 @@ from rootgraft.engine.sampling import top_k_top_p
 from rootgraft.engine.sampling.sampler import DeviceMasks, Sampler
 from rootgraft.engine.sampling.top_k_top_p import Draws
 from rootgraft.engine.types import SamplingParams
-from rootgraft.kernels.ranked_draw import draw_ranked
-from rootgraft.kernels.token_masks import mask_logits
+from rootgraft.kernels.sampling_ops import draw_ranked, mask_logits
 
 VOCAB, TINY_VOCAB = 128_256, 512
 REQUESTS = {

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...kernels.ops import QuantisedLinear
+from ...kernels.ops import AttentionParams, QuantisedLinear, RopeParams
 from ..checkpoint.gguf import GgufFile
 from ..checkpoint.model_config import ModelConfig, Rope
 from ..checkpoint.read_config import read_model_config
@@ -128,16 +128,16 @@ class _Assembly:
         return Attention(
             qkv=self.projection(prefix, qkv_modules(config), config.qkv_bias),
             output=self.projection(prefix, {"o_proj": config.hidden_size}, config.output_bias),
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            cos_sin=self.table(layer.rope) if layer.rope else None,
-            q_norm=self.weights.tensor(f"{prefix}.q_norm.weight") if config.qk_norm else None,
-            k_norm=self.weights.tensor(f"{prefix}.k_norm.weight") if config.qk_norm else None,
-            norm_eps=config.norm_eps,
-            norm_offset=config.norm_offset,
-            scale=config.attention_scale,
-            window=layer.window,
-            soft_cap=config.attention_soft_cap,
+            rope=RopeParams(
+                num_heads=config.num_heads,
+                num_kv_heads=config.num_kv_heads,
+                cos_sin=self.table(layer.rope) if layer.rope else None,
+                q_norm=self.weights.tensor(f"{prefix}.q_norm.weight") if config.qk_norm else None,
+                k_norm=self.weights.tensor(f"{prefix}.k_norm.weight") if config.qk_norm else None,
+                eps=config.norm_eps,
+                offset=config.norm_offset,
+            ),
+            params=AttentionParams(config.attention_scale, layer.window, config.attention_soft_cap),
         )
 
     def embedding_and_head(self) -> tuple[Tensor | QuantisedLinear, Projection]:

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from ...kernels.ops import (
+    AttentionParams,
     Largest,
     Linear,
+    RopeParams,
     add_rms_norm,
     attention,
     gated_activation,
@@ -70,58 +72,23 @@ class Attention:
     """Self-attention of one layer, from normed hidden states to the output projection: ``store``, then the call.
 
     Attributes:
-        cos_sin: [positions, rot_dim] fp32, or None for a layer without positions.
-        q_norm: [D], or None.
-        k_norm: [D], or None.
+        rope: heads, rotary table and head norms.
+        params: scale, window and cap of the scores.
     """
 
     qkv: Projection
     output: Projection
-    num_heads: int
-    num_kv_heads: int
-    cos_sin: Tensor | None
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    norm_eps: float
-    norm_offset: float
-    scale: float
-    window: int | None
-    soft_cap: float | None
+    rope: RopeParams
+    params: AttentionParams
 
     def store(self, x: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """Write K and V of T tokens to this layer's cache [pages, Hkv, page, D]: [T, H] -> their queries [T, Hq, D]."""
-        return rope_store_kv(
-            self.qkv(x, inputs.lora),
-            inputs.positions,
-            self.cos_sin,
-            inputs.kv_loc,
-            k_cache,
-            v_cache,
-            self.num_heads,
-            self.num_kv_heads,
-            self.q_norm,
-            self.k_norm,
-            self.norm_eps,
-            self.norm_offset,
-        )
+        qkv = self.qkv(x, inputs.lora)
+        return rope_store_kv(qkv, inputs.positions, inputs.kv_loc, k_cache, v_cache, self.rope)
 
     def __call__(self, q: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """Causal attention of queries to the cache, and the output projection: [S, Hq, D] -> [S, H]."""
-        mixed = attention(
-            q,
-            k_cache,
-            v_cache,
-            inputs.page_table,
-            inputs.query_start,
-            inputs.context_len,
-            inputs.max_query,
-            inputs.max_context,
-            scale=self.scale,
-            window=self.window,
-            soft_cap=self.soft_cap,
-            shared=inputs.shared,
-        )
-        return self.output(mixed, inputs.lora)
+        return self.output(attention(q, k_cache, v_cache, inputs, self.params), inputs.lora)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from ...kernels import machine_limits
-from ...kernels.cpu.native_calls import timed
+from ...kernels import machine_limits, ops
 from ...kernels.layouts import int8_kv_layout
 from ...kernels.layouts.packed_weights import Format, Linear, QuantisedLinear
 from ..config import EngineConfig
@@ -60,7 +59,7 @@ class _KernelTimes:
         self.part: dict[str, float] = defaultdict(float)
 
     def add(self, name: str, seconds: float) -> None:
-        """Add a native call, told by ``native_calls.timed``."""
+        """Add a native call, told by ``ops.timed_calls``."""
         self.part[_FAMILIES.get(name, _OTHER)] += seconds
 
 
@@ -136,7 +135,7 @@ class _Bench:
 
     def measure(self, count: int, *, kernels: bool) -> list[_Step]:
         """Run steps and return the faster half of their times; those of ``kernels`` slow a step down."""
-        with timed(self._kernels.add) if kernels else nullcontext():
+        with ops.timed_calls(self._kernels.add) if kernels else nullcontext():
             steps = [self._measure() for _ in range(count)]
         return sorted(steps, key=lambda step: step.seconds)[: (count + 1) // 2]
 

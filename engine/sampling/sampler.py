@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...kernels.layouts.staging import HostCopy, to_device
 from ...kernels.ops import Largest, largest
-from ...kernels.token_masks import mask_logits
+from ...kernels.sampling_ops import mask_logits
 from ..batch import Row, RowResult, RowStart
 from .draft_verify import Drawn, SamplingPositions, accept_drafts, sampling_positions
 from .logprobs import logprob_columns, to_logprob

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...kernels.ranked_draw import draw_ranked, has_kernel
+from ...kernels.sampling_ops import draw_ranked, has_kernel
 
 BLOCK = 64
 _ONE = float(1 << 40)  # the weight of probability 1

@@ -1,8 +1,8 @@
-"""Large blocks of memory that the kernel may back with huge pages: for packed weights and for the KV pool.
+"""Memory in huge pages for packed weights and the KV pool.
 
-A decode step reads every weight once and touches thousands of places in the KV pool, and with small pages a part of
-its time goes to address translation (measured on Zen 4: 269 MB of weights in 7.9 ms instead of 8.7). Most weights are
-smaller than a huge page, hence the blocks that they share.
+A decode step reads every weight once and touches thousands of places in the KV pool; with small pages a part of its
+time goes to address translation (Zen 4: 269 MB of weights in 7.9 ms instead of 8.7). Most weights are smaller than a
+huge page, so they share large blocks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE of madvise(2), since Linux 5.
 
 
 class WeightArena:
-    """Hands out tensors from the current block; a block is freed with the last of its tensors."""
+    """Allocator of tensors in shared blocks; a block is freed with the last of its tensors."""
 
     def __init__(self) -> None:
         self._block: mmap.mmap | None = None
@@ -42,7 +42,7 @@ class WeightArena:
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """See ``kernels.ops.lazy_zeros``."""
+    """``kernels.memory.lazy_zeros``."""
     count = math.prod(shape)
     if not count:
         return torch.zeros(shape, dtype=dtype)
@@ -50,7 +50,7 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def populate(tensor: Tensor) -> None:
-    """See ``kernels.ops.populate``."""
+    """``kernels.memory.populate``."""
     if sys.platform != "linux":
         raise OSError("only Linux hands out memory before it is written")
     first = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
@@ -61,7 +61,7 @@ def populate(tensor: Tensor) -> None:
 
 
 def _map_block(size: int) -> mmap.mmap:
-    """Anonymous memory of zeros; it takes room as it is first written, in huge pages where the kernel has them."""
+    """Map anonymous zeros, committed on first write, in huge pages where the operating system has them."""
     block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if (advice := getattr(mmap, "MADV_HUGEPAGE", None)) is not None:
         with contextlib.suppress(OSError):  # a kernel without huge pages

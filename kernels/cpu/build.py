@@ -1,4 +1,4 @@
-"""Compiles the C++ sources in ``src/`` into a shared library, once for each machine, compiler and their version."""
+"""Compilation of the C++ sources in ``src/`` to a shared library, cached by sources, compiler and CPU."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _TIMEOUT = 600  # seconds for the compiler
 
 
 class BuildError(Exception):
-    """The native kernels cannot be had here; the message says why."""
+    """The native kernels cannot be built or loaded; the message gives the reason."""
 
 
 def find_compiler() -> str:
-    """The path of the system's C++ compiler.
+    """Return the path of the system's C++ compiler.
 
     Raises:
         BuildError: there is none.
@@ -33,14 +33,14 @@ def find_compiler() -> str:
 
 
 def default_cache() -> Path:
-    """The folder of compiled libraries, by the XDG convention."""
+    """Return the cache folder of compiled libraries, by the XDG convention."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rootgraft" / "kernels"
 
 
 def load_library(cache: Path, arch: str = "native", compiler: str | None = None) -> ctypes.CDLL:
-    """The compiled library: from the cache folder, or built and put there, with one line on stderr.
+    """Load the library from the cache folder, or compile it into there with one line on stderr.
 
-    Any number of processes may do this at once: each builds in a folder of its own and renames the result into place.
+    Processes may do this concurrently: each builds in its own folder and renames the result into place.
 
     Args:
         cache: folder of compiled libraries, made where missing.
@@ -63,12 +63,12 @@ def load_library(cache: Path, arch: str = "native", compiler: str | None = None)
 
 
 def _make_private(cache: Path) -> None:
-    """Makes the folder, for this user alone: what lies in it is executed."""
+    """Create the folder for this user alone, since its libraries are executed."""
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def _fingerprint(compiler: str, flags: tuple[str, ...]) -> str:
-    """A hash of the sources, the flags, and all the compiler says of itself and of the CPU in its predefined macros."""
+    """Hash the sources, the flags, and the compiler's predefined macros, which identify compiler and CPU."""
     digest = hashlib.sha256(_run([compiler, *flags, "-dM", "-E", "-x", "c++", os.devnull]))
     digest.update(" ".join((compiler, *flags)).encode())
     for path in sorted((*SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.h"))):
@@ -89,7 +89,7 @@ def _build(compiler: str, flags: tuple[str, ...], target: Path) -> None:
 
 
 def _run_all(commands: list[list[str]]) -> None:
-    """Runs all commands at once.
+    """Run all commands in parallel.
 
     Raises:
         BuildError: with the first error's output.

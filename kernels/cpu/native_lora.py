@@ -1,55 +1,45 @@
-"""The native low-rank op as a function on tensors."""
+"""The native LoRA op on tensors."""
 
 from __future__ import annotations
 
-import ctypes
 from struct import Struct
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from ..layouts.lora_arguments import MOST_MODULES, Segments
-from . import thread_count
-from .native_calls import Fields, bind
+from ..layouts.lora_arguments import MOST_MODULES, Segments, SlotTable
+from .native_library import Fields, NativeLibrary
 
 _OP: Final = Struct("17q")
-NATIVE_TYPES: Final = (torch.bfloat16, torch.float32)
-_NO_MEMORY: Final = 2
+_TYPES: Final = (torch.bfloat16, torch.float32)
+_NO_MEMORY: Final = 2  # return code of a C function whose allocation failed
 
 
 class LoraKernels:
-    """The op of a compiled library. Tensors must be such that ``takes`` is true; indices are checked."""
+    """The LoRA op of a compiled library, for arguments that ``takes`` accepts; indices are checked."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._shrink_expand = bind(library, "lora_shrink_expand", _OP, Fields((10, 12)))
+    def __init__(self, library: NativeLibrary) -> None:
+        self._library = library
+        self._shrink_expand = library.bind("lora_shrink_expand", _OP, Fields((10, 12)))
 
     @staticmethod
-    def takes(*tensors: Tensor) -> bool:
-        """Whether these are contiguous CPU tensors of types that have a kernel."""
-        return all(tensor.dtype in NATIVE_TYPES and tensor.is_cpu and tensor.is_contiguous() for tensor in tensors)
+    def takes(table: SlotTable, *tensors: Tensor) -> bool:
+        """Return whether factors and tensors are contiguous, on the CPU, and of types with a kernel."""
+        return table.dtype in _TYPES and all(
+            tensor.dtype in _TYPES and tensor.is_cpu and tensor.is_contiguous() for tensor in tensors
+        )
 
     def shrink_expand(
-        self,
-        y: Tensor,
-        x: Tensor | None,
-        token_ids: Tensor | None,
-        table: int,
-        num_slots: int,
-        sizes: tuple[int, ...],
-        width: int,
-        dtype: torch.dtype,
-        segments: Segments,
+        self, y: Tensor, x: Tensor | None, token_ids: Tensor | None, table: SlotTable, segments: Segments
     ) -> None:
-        """See ``kernels.lora_reference.lora_shrink_expand``; ``table`` is the address of a ``table_row`` for each slot.
-
-        Args:
-            width: K, or the number of tokens of an embedding.
-            dtype: of x and of the factors.
+        """``kernels.lora_reference.lora_shrink_expand``.
 
         Raises:
             IndexError: a token or a slot is out of range; nothing is written.
+            MemoryError: the intermediate could not be allocated.
         """
+        num_slots = len(table.factors)
         failed = self._shrink_expand(
             _OP.pack(
                 0 if x is None else x.data_ptr(),
@@ -58,16 +48,16 @@ class LoraKernels:
                 segments.tokens.data_ptr(),
                 segments.slots.data_ptr(),
                 segments.starts.data_ptr(),
-                table,
-                *sizes,
-                *(0,) * (MOST_MODULES - len(sizes)),
+                table.rows.data_ptr(),
+                *table.sizes,
+                *(0,) * (MOST_MODULES - len(table.sizes)),
                 y.shape[0],
-                width,
+                table.width,
                 segments.slots.shape[0],
                 num_slots,
-                dtype is torch.bfloat16,
+                table.dtype is torch.bfloat16,
                 y.dtype is torch.bfloat16,
-                thread_count.count(),
+                self._library.num_threads,
             )
         )
         if failed == _NO_MEMORY:

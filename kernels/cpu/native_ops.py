@@ -1,13 +1,12 @@
-"""The native kernels as functions on tensors: from torch's tensors to the C functions of the compiled library.
+"""Native CPU kernels as functions on torch tensors.
 
-A C function takes one pointer, to a structure of 8-byte fields packed by ``struct``: a call costs a third of a
-microsecond, where ctypes alone needs two for twenty arguments. The order of the fields is that of the C++ structure.
+A C function takes one pointer to a structure of 8-byte fields packed by ``struct``. Such a call costs a third of a
+microsecond; ctypes alone needs two for twenty arguments. The fields are in the order of the C++ structure.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from struct import Struct
 from typing import Final
 
@@ -15,11 +14,11 @@ import torch
 from torch import Tensor
 
 from ..layouts import int8_kv_layout
+from ..layouts.attention_arguments import AttentionParams, PagedBatch, RopeParams
 from ..layouts.packed_weights import Largest, PackedLinear
-from . import recorded_pass, thread_count
-from .arena import WeightArena
-from .native_calls import Buffers, Fields, bind, empty
-from .recorded_pass import RecordedPass
+from .native_library import Fields, NativeLibrary
+from .native_lora import LoraKernels
+from .native_quantised import QuantisedKernels
 
 _PANEL: Final = 16  # output columns of a weight panel
 _MOST_HEAD_DIM: Final = 256
@@ -40,34 +39,38 @@ _COPY_PAGES: Final = Struct("12q")
 
 _WORD_BITS: Final = 32
 _NO_WINDOW: Final = 1 << 40  # keys: more than any context has
-_NO_MEMORY: Final = 2  # what a C function returns when an allocation fails
+_NO_MEMORY: Final = 2  # return code of a C function whose allocation failed
 
 
 class Kernels:
-    """The ops of a compiled library. Each method has the meaning of its namesake in ``kernels.ops``.
+    """The ops of a compiled library, with the meaning of their namesakes in ``kernels.ops``.
 
-    Tensors must be such that ``takes`` (and ``takes_heads``, ``takes_weight``) is true of them; lengths, types of
-    index tensors and indices are checked, so that no call reads or writes outside its tensors.
+    Callers check tensors by ``takes``, ``takes_heads`` and ``takes_weight``. Lengths, types of index tensors and
+    indices are checked inside, so that no call reads or writes outside its tensors.
+
+    Attributes:
+        library: the compiled library, with thread count and arena.
+        lora: its LoRA op.
+        quantised: its ops on quantised weights.
     """
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self.arena = WeightArena()
-        self._library = library
-        library.instruction_set.restype = ctypes.c_char_p
-        self.instruction_set: str = library.instruction_set().decode()
-        self._pack_linear = bind(library, "pack_linear", _PACK_LINEAR)
-        self._linear = bind(library, "linear", _LINEAR, Fields((5,)))
-        self._rms_norm = bind(library, "rms_norm", _RMS_NORM, Fields((4,)))
-        self._rope_store_kv = bind(library, "rope_store_kv", _ROPE_STORE_KV, Fields((9,)))
-        self._attention = bind(library, "attention", _ATTENTION, Fields((7,), (8,)))
-        self._gated_activation = bind(library, "gated_activation", _GATED_ACTIVATION, Fields((2,)))
-        self._largest = bind(library, "largest", _LARGEST)
-        self._mask_logits = bind(library, "mask_logits", _MASK_LOGITS)
-        self._copy_pages = bind(library, "copy_pages", _COPY_PAGES)
+    def __init__(self, library: NativeLibrary) -> None:
+        self.library = library
+        self._pack_linear = library.bind("pack_linear", _PACK_LINEAR)
+        self._linear = library.bind("linear", _LINEAR, Fields((5,)))
+        self._rms_norm = library.bind("rms_norm", _RMS_NORM, Fields((4,)))
+        self._rope_store_kv = library.bind("rope_store_kv", _ROPE_STORE_KV, Fields((9,)))
+        self._attention = library.bind("attention", _ATTENTION, Fields((7,), (8,)))
+        self._gated_activation = library.bind("gated_activation", _GATED_ACTIVATION, Fields((2,)))
+        self._largest = library.bind("largest", _LARGEST)
+        self._mask_logits = library.bind("mask_logits", _MASK_LOGITS)
+        self._copy_pages = library.bind("copy_pages", _COPY_PAGES)
+        self.lora = LoraKernels(library)
+        self.quantised = QuantisedKernels(library)
 
     @staticmethod
     def takes(first: Tensor, *others: Tensor) -> bool:
-        """Whether these are contiguous CPU tensors of one type that has kernels."""
+        """Return whether the tensors are contiguous, on the CPU, and of one type that has kernels."""
         dtype = first.dtype
         if (dtype is not _BF16 and dtype is not _FP32) or not (first.is_cpu and first.is_contiguous()):
             return False
@@ -78,7 +81,7 @@ class Kernels:
 
     @classmethod
     def takes_kv(cls, x: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
-        """Whether queries, or what they are made from, go with these caches: of their type, or of 8 bits.
+        """Return whether queries, or the fused projection, fit these caches, of the same type or of 8 bits.
 
         Raises:
             ValueError: a page of 8 bits has no whole number of panels.
@@ -98,50 +101,47 @@ class Kernels:
 
     @staticmethod
     def takes_type(dtype: torch.dtype) -> bool:
-        """Whether kernels can write this type."""
         return dtype in _TYPES
 
     @staticmethod
     def takes_heads(head_dim: int) -> bool:
-        """Whether attention runs natively for heads of this many dimensions."""
+        """Return whether attention has a kernel for this head dimension."""
         return head_dim % _PANEL == 0 and head_dim <= _MOST_HEAD_DIM
 
     @staticmethod
     def takes_weight(weight: Tensor) -> bool:
-        """Whether a weight [N, K] can be laid out in panels: bf16 needs an even K, to pair neighbours."""
+        """Return whether a weight [N, K] can be packed in panels: bf16 needs an even K, to pair neighbours."""
         even = weight.dtype is not _BF16 or weight.shape[1] % 2 == 0
         return weight.is_cpu and weight.dtype in _TYPES and even and weight.numel() > 0
 
-    def record(self, forward: Callable[[], Tensor], buffers: Buffers) -> tuple[Tensor, RecordedPass | None]:
-        """See ``kernels.ops.record``."""
-        return recorded_pass.record(self._library, forward, buffers)
-
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        """Lays a weight out in panels of 16 columns: [ceil(N / 16), words of K, 16 columns, values of a word]."""
+        """Pack a weight in panels of 16 columns: [ceil(N / 16), words of K, 16 columns, values of a word]."""
         columns, width = weight.shape
         pair = 2 if weight.dtype is _BF16 else 1
         weight = weight.detach().contiguous()
-        panels = self.arena.empty((-(-columns // _PANEL), width // pair, _PANEL, pair), weight.dtype)
+        panels = self.library.arena.empty((-(-columns // _PANEL), width // pair, _PANEL, pair), weight.dtype)
         self._pack_linear(
-            _PACK_LINEAR.pack(weight.data_ptr(), panels.data_ptr(), columns, width // pair, thread_count.count())
+            _PACK_LINEAR.pack(weight.data_ptr(), panels.data_ptr(), columns, width // pair, self.library.num_threads)
         )
         bias = None if bias is None else bias.detach().to(weight.dtype).contiguous()
         return PackedLinear(width, columns, panels, bias, self)
 
     def linear(self, x: Tensor, layer: PackedLinear, out_dtype: torch.dtype) -> Tensor:
         """x [T, K] -> [T, N]; see ``kernels.ops.linear``."""
-        out = empty((x.shape[0], layer.out_features), dtype=out_dtype)
+        out = self.library.empty((x.shape[0], layer.out_features), dtype=out_dtype)
         self._multiply(x, layer, out, 0)
         return out
 
     def largest_linear(self, x: Tensor, layer: PackedLinear) -> Largest:
         """See ``kernels.ops.largest_linear``."""
-        found = Largest(empty((x.shape[0],), dtype=_FP32), empty((x.shape[0],), dtype=torch.int64))
+        found = Largest(
+            self.library.empty((x.shape[0],), dtype=_FP32), self.library.empty((x.shape[0],), dtype=torch.int64)
+        )
         self._multiply(x, layer, found.value, found.column.data_ptr())
         return found
 
     def _multiply(self, x: Tensor, layer: PackedLinear, out: Tensor, columns: int) -> None:
-        """Write the product, or, with an address for columns, the largest of its rows."""
+        """Write the product, or with an address for ``columns`` the maximum and argmax of its rows."""
         rows, width = x.shape
         weight, bias = layer.weight, layer.bias
         if width != layer.in_features or x.dtype is not weight.dtype or not x.is_cpu:
@@ -163,7 +163,7 @@ class Kernels:
                 weight.shape[1],
                 x.dtype is _BF16,
                 out.dtype is _BF16,
-                thread_count.count(),
+                self.library.num_threads,
             )
         )
         if failed:
@@ -178,13 +178,13 @@ class Kernels:
         offset: float,
         out_dtype: torch.dtype,
     ) -> Tensor:
-        """The norm of x, or, with a residual (fp32), of the sum that is left in it."""
+        """Norm x, or with a residual (fp32) add x to it in place and norm the sum."""
         rows, width = x.shape
         if weight.shape != (width,) or (
             residual is not None and (residual.shape != x.shape or residual.dtype is not _FP32)
         ):
             raise ValueError(f"x is [{rows}, {width}], weight {list(weight.shape)}; a residual must be float32 like x")
-        out = empty((rows, width), dtype=out_dtype)
+        out = self.library.empty((rows, width), dtype=out_dtype)
         self._rms_norm(
             _RMS_NORM.pack(
                 x.data_ptr(),
@@ -196,7 +196,7 @@ class Kernels:
                 x.dtype is _BF16,
                 weight.dtype is _BF16,
                 out_dtype is _BF16,
-                thread_count.count(),
+                self.library.num_threads,
                 eps,
                 offset,
             )
@@ -204,21 +204,11 @@ class Kernels:
         return out
 
     def rope_store_kv(
-        self,
-        qkv: Tensor,
-        positions: Tensor,
-        cos_sin: Tensor | None,
-        kv_loc: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        num_heads: int,
-        num_kv_heads: int,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        eps: float,
-        offset: float,
+        self, qkv: Tensor, positions: Tensor, kv_loc: Tensor, k_cache: Tensor, v_cache: Tensor, params: RopeParams
     ) -> Tensor:
         """See ``kernels.ops.rope_store_kv``."""
+        cos_sin, q_norm, k_norm = params.cos_sin, params.q_norm, params.k_norm
+        num_heads, num_kv_heads = params.num_heads, params.num_kv_heads
         tokens = qkv.shape[0]
         num_pages, cache_heads, page_size, _ = k_cache.shape
         head_dim = int8_kv_layout.head_dim(k_cache)
@@ -233,7 +223,7 @@ class Kernels:
         _check_norms(q_norm, k_norm, head_dim)
         rotary_dim = 0 if cos_sin is None else _check_cos_sin(cos_sin, head_dim)
         norm = k_norm if q_norm is None else q_norm
-        q = empty((tokens, num_heads, head_dim), dtype=qkv.dtype)
+        q = self.library.empty((tokens, num_heads, head_dim), dtype=qkv.dtype)
         failed = self._rope_store_kv(
             _ROPE_STORE_KV.pack(
                 qkv.data_ptr(),
@@ -255,10 +245,10 @@ class Kernels:
                 page_size,
                 qkv.dtype is _BF16,
                 norm is not None and norm.dtype is _BF16,
-                thread_count.count(),
+                self.library.num_threads,
                 int8_kv_layout.is_int8(k_cache),
-                eps,
-                offset,
+                params.eps,
+                params.offset,
             )
         )
         if failed:
@@ -266,18 +256,10 @@ class Kernels:
         return q
 
     def attention(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        page_table: Tensor,
-        query_start: Tensor,
-        context_len: Tensor,
-        scale: float,
-        window: int | None,
-        soft_cap: float | None,
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBatch, params: AttentionParams
     ) -> Tensor:
         """See ``kernels.ops.attention``."""
+        page_table, query_start, context_len = batch.page_table, batch.query_start, batch.context_len
         tokens, heads, head_dim = q.shape
         num_pages, kv_heads, page_size, _ = k_cache.shape
         rows, width = page_table.shape
@@ -286,7 +268,7 @@ class Kernels:
         _check_index("page_table", page_table, torch.int32, (rows, width))
         _check_index("query_start", query_start, torch.int32, (rows + 1,))
         _check_index("context_len", context_len, torch.int32, (rows,))
-        out = empty((tokens, heads * head_dim), dtype=q.dtype)
+        out = self.library.empty((tokens, heads * head_dim), dtype=q.dtype)
         failed = self._attention(
             _ATTENTION.pack(
                 q.data_ptr(),
@@ -304,12 +286,12 @@ class Kernels:
                 kv_heads,
                 page_size,
                 head_dim,
-                _NO_WINDOW if window is None else window,
+                _NO_WINDOW if params.window is None else params.window,
                 q.dtype is _BF16,
-                thread_count.count(),
+                self.library.num_threads,
                 int8_kv_layout.is_int8(k_cache),
-                scale,
-                soft_cap or 0.0,
+                params.scale,
+                params.soft_cap or 0.0,
             )
         )
         if failed == _NO_MEMORY:
@@ -321,7 +303,7 @@ class Kernels:
     def gated_activation(self, gate_up: Tensor, kind: str) -> Tensor:
         """See ``kernels.ops.gated_activation``."""
         rows, both = gate_up.shape
-        out = empty((rows, both // 2), dtype=gate_up.dtype)
+        out = self.library.empty((rows, both // 2), dtype=gate_up.dtype)
         self._gated_activation(
             _GATED_ACTIVATION.pack(
                 gate_up.data_ptr(),
@@ -330,7 +312,7 @@ class Kernels:
                 both // 2,
                 kind == "gelu_tanh",
                 gate_up.dtype is _BF16,
-                thread_count.count(),
+                self.library.num_threads,
             )
         )
         return out
@@ -338,18 +320,18 @@ class Kernels:
     def largest(self, values: Tensor) -> Largest:
         """See ``kernels.ops.largest``."""
         rows, columns = values.shape
-        found = Largest(empty((rows,), dtype=_FP32), empty((rows,), dtype=torch.int64))
+        found = Largest(self.library.empty((rows,), dtype=_FP32), self.library.empty((rows,), dtype=torch.int64))
         addresses = (values.data_ptr(), found.value.data_ptr(), found.column.data_ptr())
-        self._largest(_LARGEST.pack(*addresses, rows, columns, thread_count.count()))
+        self._largest(_LARGEST.pack(*addresses, rows, columns, self.library.num_threads))
         return found
 
     def mask_logits(self, logits: Tensor, lines: Tensor, words: Tensor) -> None:
-        """See ``kernels.token_masks.mask_logits``; logits are fp32."""
+        """See ``kernels.sampling_ops.mask_logits``; logits are fp32."""
         rows, columns = logits.shape
         _check_index("lines", lines, torch.int64, (len(lines),))
         _check_index("words", words, torch.int32, (len(lines), -(-columns // _WORD_BITS)))
         addresses = (logits.data_ptr(), lines.data_ptr(), words.data_ptr())
-        if self._mask_logits(_MASK_LOGITS.pack(*addresses, len(lines), rows, columns, thread_count.count())):
+        if self._mask_logits(_MASK_LOGITS.pack(*addresses, len(lines), rows, columns, self.library.num_threads)):
             raise IndexError(f"a line is outside of {rows} lines of logits")
 
     def copy_pages(
@@ -362,7 +344,7 @@ class Kernels:
         lists = [torch.tensor(each, dtype=torch.int64) for each in (source, target, count)]
         addresses = (k.data_ptr(), v.data_ptr(), *(each.data_ptr() for each in lists))
         shape = (len(source), layers, pages, heads, page_size)
-        self._copy_pages(_COPY_PAGES.pack(*addresses, *shape, head_dim * k.itemsize, thread_count.count()))
+        self._copy_pages(_COPY_PAGES.pack(*addresses, *shape, head_dim * k.itemsize, self.library.num_threads))
 
 
 def _check_index(name: str, value: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
@@ -384,7 +366,7 @@ def _check_norms(q_norm: Tensor | None, k_norm: Tensor | None, head_dim: int) ->
 
 
 def _check_cos_sin(cos_sin: Tensor, head_dim: int) -> int:
-    """The rotary dimension."""
+    """Check the rotary table and return the rotary dimension."""
     rotary_dim = cos_sin.shape[1]
     if rotary_dim % 2 or rotary_dim > head_dim:
         raise ValueError(f"cos_sin has {rotary_dim} columns; an even number of at most {head_dim} is needed")

@@ -1,8 +1,7 @@
-"""The native kernels of quantised weights as functions on tensors."""
+"""Native kernels of quantised weights as functions on torch tensors."""
 
 from __future__ import annotations
 
-import ctypes
 from struct import Struct
 from typing import Final
 
@@ -10,9 +9,7 @@ import torch
 from torch import Tensor
 
 from ..layouts.packed_weights import Format, Largest, QuantisedLinear
-from . import thread_count
-from .arena import WeightArena
-from .native_calls import Fields, bind, empty
+from .native_library import Fields, NativeLibrary
 
 BLOCK: Final = 32  # values with one scale, in the formats with blocks
 MOST_WIDTH: Final = 1 << 17  # a sum of so many products fits 32 bits
@@ -21,7 +18,7 @@ _PANEL: Final = 16  # output columns side by side
 _WORD: Final = 4  # bytes
 _BF16: Final = torch.bfloat16
 _TYPES: Final = (_BF16, torch.float32)
-_NO_MEMORY: Final = 2  # what a C function returns when an allocation fails
+_NO_MEMORY: Final = 2  # return code of a C function whose allocation failed
 
 _PACK_BLOCKS: Final = Struct("7q")
 _PACK_CHANNELS: Final = Struct("7q")
@@ -31,107 +28,77 @@ _WIDENED: Final = Struct("11q")
 
 
 class QuantisedKernels:
-    """Quantised ops of a compiled library, each with the meaning of its namesake in ``kernels.quantised_weights``.
+    """Quantised ops of a compiled library, with the meaning of their namesakes in ``kernels.quantised_weights``."""
 
-    Args:
-        arena: where packed weights are put.
-    """
-
-    def __init__(self, library: ctypes.CDLL, arena: WeightArena) -> None:
-        self._arena = arena
-        self._pack_blocks = bind(library, "pack_blocks", _PACK_BLOCKS)
-        self._pack_channels = bind(library, "pack_channels", _PACK_CHANNELS)
-        self._rows = bind(library, "quantised_rows", _ROWS)
-        self._quantised_linear = bind(library, "quantised_linear", _QUANTISED, Fields((6,), following=14))
-        self._widened_linear = bind(library, "widened_linear", _WIDENED, Fields((5,)))
+    def __init__(self, library: NativeLibrary) -> None:
+        self._library = library
+        self._pack_blocks = library.bind("pack_blocks", _PACK_BLOCKS)
+        self._pack_channels = library.bind("pack_channels", _PACK_CHANNELS)
+        self._rows = library.bind("quantised_rows", _ROWS)
+        self._quantised_linear = library.bind("quantised_linear", _QUANTISED, Fields((6,), following=14))
+        self._widened_linear = library.bind("widened_linear", _WIDENED, Fields((5,)))
 
     @staticmethod
     def takes_weight(weight: Tensor) -> bool:
-        """Whether a weight [N, K] can be quantised by channels: bf16 needs an even K, to pair neighbours."""
+        """Return whether a weight [N, K] can be quantised by channels: bf16 needs an even K, to pair neighbours."""
         even = weight.dtype is not _BF16 or weight.shape[1] % 2 == 0
         fits = 0 < weight.shape[1] <= MOST_WIDTH and weight.shape[0] > 0
         return weight.is_cpu and weight.dtype in _TYPES and even and fits
 
     def pack_blocks(self, rows: Tensor, form: Format, bias: Tensor | None, planes: int) -> QuantisedLinear:
-        """Blocks [N, K / 32, 20 or 34] uint8. Raises ValueError for a scale that is not finite."""
+        """Pack blocks [N, K / 32, 20 or 34] uint8; raises ValueError for a scale that is not finite."""
         columns, blocks, _ = rows.shape
         panels, halves, words = -(-columns // _PANEL), *((2, 4) if form is Format.NIBBLES else (1, 8))
-        weight = self._arena.empty((panels, blocks, words, _PANEL), torch.int32)
-        scales = self._arena.empty((panels, blocks, halves, _PANEL), torch.float16)
-        refused = self._pack_blocks(
-            _PACK_BLOCKS.pack(
-                rows.data_ptr(),
-                weight.data_ptr(),
-                scales.data_ptr(),
-                columns,
-                blocks,
-                form is Format.NIBBLES,
-                thread_count.count(),
-            )
-        )
-        if refused:
+        weight = self._library.arena.empty((panels, blocks, words, _PANEL), torch.int32)
+        scales = self._library.arena.empty((panels, blocks, halves, _PANEL), torch.float16)
+        addresses = (rows.data_ptr(), weight.data_ptr(), scales.data_ptr())
+        settings = (form is Format.NIBBLES, self._library.num_threads)
+        if self._pack_blocks(_PACK_BLOCKS.pack(*addresses, columns, blocks, *settings)):
             raise ValueError("a block has a scale or a minimum that is infinite or not a number")
         return QuantisedLinear(blocks * BLOCK, columns, form, planes, weight, scales, _wide(bias), self)
 
     def pack_channels(self, weight: Tensor, form: Format, bias: Tensor | None) -> QuantisedLinear:
-        """A weight [N, K] of which ``takes_weight`` is true."""
+        """Quantise and pack a weight [N, K] that ``takes_weight`` accepts."""
         columns, width = weight.shape
         weight = weight.detach().contiguous()
         panels = -(-columns // _PANEL)
-        packed = self._arena.empty((panels, -(-width // _WORD), _PANEL), torch.int32)
-        scales = self._arena.empty((panels, _PANEL), torch.float32)
-        failed = self._pack_channels(
-            _PACK_CHANNELS.pack(
-                weight.data_ptr(),
-                packed.data_ptr(),
-                scales.data_ptr(),
-                columns,
-                width,
-                weight.dtype is _BF16,
-                thread_count.count(),
-            )
-        )
-        if failed:
+        packed = self._library.arena.empty((panels, -(-width // _WORD), _PANEL), torch.int32)
+        scales = self._library.arena.empty((panels, _PANEL), torch.float32)
+        addresses = (weight.data_ptr(), packed.data_ptr(), scales.data_ptr())
+        settings = (weight.dtype is _BF16, self._library.num_threads)
+        if self._pack_channels(_PACK_CHANNELS.pack(*addresses, columns, width, *settings)):
             raise MemoryError("quantising a weight could not allocate a row")
         return QuantisedLinear(width, columns, form, 1, packed, scales, _wide(bias), self)
 
     def rows(self, layer: QuantisedLinear, ids: Tensor) -> Tensor:
-        """Rows of the weight, [T] int64 -> [T, K] fp32."""
+        """Dequantise rows of the weight, [T] int64 -> [T, K] fp32."""
         if ids.dtype is not torch.int64 or ids.dim() != 1 or not ids.is_cpu:
             raise ValueError(f"ids must be int64 [T] on the CPU, not {ids.dtype} {list(ids.shape)} on {ids.device}")
         ids = ids.contiguous()
         out = torch.empty((ids.shape[0], layer.in_features), dtype=torch.float32)
-        outside = self._rows(
-            _ROWS.pack(
-                ids.data_ptr(),
-                layer.weight.data_ptr(),
-                layer.scales.data_ptr(),
-                out.data_ptr(),
-                ids.shape[0],
-                layer.out_features,
-                layer.in_features,
-                layer.format,
-                thread_count.count(),
-            )
-        )
-        if outside:
+        addresses = (ids.data_ptr(), layer.weight.data_ptr(), layer.scales.data_ptr(), out.data_ptr())
+        sizes = (ids.shape[0], layer.out_features, layer.in_features)
+        if self._rows(_ROWS.pack(*addresses, *sizes, layer.format, self._library.num_threads)):
             raise IndexError(f"an id is not in 0 .. {layer.out_features - 1}")
         return out
 
     def linear(self, x: Tensor, layer: QuantisedLinear, out_dtype: torch.dtype) -> Tensor:
         """x [T, K] -> [T, N]; see ``kernels.ops.linear``."""
-        out = empty((x.shape[0], layer.out_features), dtype=out_dtype)
+        out = self._library.empty((x.shape[0], layer.out_features), dtype=out_dtype)
         self._multiply(x, layer, out, 0)
         return out
 
     def largest_linear(self, x: Tensor, layer: QuantisedLinear) -> Largest:
-        """See ``kernels.ops.largest_linear``; not for a weight that is widened."""
-        found = Largest(empty((x.shape[0],), dtype=torch.float32), empty((x.shape[0],), dtype=torch.int64))
+        """See ``kernels.ops.largest_linear``; not for the format WIDENED."""
+        found = Largest(
+            self._library.empty((x.shape[0],), dtype=torch.float32),
+            self._library.empty((x.shape[0],), dtype=torch.int64),
+        )
         self._multiply(x, layer, found.value, found.column.data_ptr())
         return found
 
     def _multiply(self, x: Tensor, layer: QuantisedLinear, out: Tensor, columns: int) -> None:
-        """Write the product, or, with an address for columns, the largest of its rows."""
+        """Write the product, or with an address for ``columns`` the maximum and argmax of its rows."""
         rows, width = x.shape
         if width != layer.in_features or x.dtype not in _TYPES or not x.is_cpu or out.dtype not in _TYPES:
             raise ValueError(
@@ -148,7 +115,7 @@ class QuantisedKernels:
             out.data_ptr(),
         )
         sizes = (rows, layer.out_features, width)
-        flags = (x.dtype is _BF16, out.dtype is _BF16, thread_count.count())
+        flags = (x.dtype is _BF16, out.dtype is _BF16, self._library.num_threads)
         if layer.format is Format.WIDENED:
             failed = self._widened_linear(_WIDENED.pack(*addresses, *sizes, *flags))
         else:

@@ -1,11 +1,11 @@
-"""Forward passes recorded once and run again by one call: the CPU's form of a captured graph.
+"""CPU graphs: a forward pass recorded as a list of native calls, replayed by one call of the library.
 
-A forward pass is some three hundred native calls on tensors, and for a small batch making the tensors and the calls
-takes Python longer than many of the calls themselves. As long as buffers stay the same, so do the calls' arguments, but
-for the numbers of tokens and rows: they are kept, and a step writes these numbers and runs them all by one call.
+A forward pass is some three hundred native calls. For a small batch, making their tensors and arguments takes Python
+longer than many of the calls themselves. While buffers stay in place, the arguments differ between steps only in the
+numbers of tokens and rows: a replay writes these two numbers into the recorded structures and runs all calls.
 
-Only native calls can be kept. While a pass is recorded torch's ops are watched, and any one of them, be it a view,
-makes the pass one that cannot be kept. The ops' results come from buffers with room for the most tokens of a step.
+Only native calls can be recorded. A dispatch mode watches for torch ops during the recording, and any torch op, even a
+view, makes the pass unrecordable. Results live in buffers with room for the largest step.
 """
 
 from __future__ import annotations
@@ -21,35 +21,34 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import native_calls
+from .native_library import Buffers, Listener, NativeLibrary, Recording, run_timed
 
-_NO_MEMORY: Final = 2  # what a C function returns when an allocation fails
-_FIELD: Final = 8  # bytes of a field of a structure
+_NO_MEMORY: Final = 2  # return code of a C function whose allocation failed
+_FIELD: Final = 8  # bytes of a structure's field
 _MAKE_BUFFERS: Final = (torch.ops.aten.empty.memory_format, torch.ops.aten.resize_.default)
 
 
 class RecordedPass:
-    """The native calls of a forward pass, and the memory that they work in.
+    """The native calls of a forward pass with their argument structures.
 
     Args:
-        library: where they come from.
-        made: the calls, in order.
-        buffers: what they write.
+        library: provides the called functions.
+        recording: the calls in order, and the buffers of their results.
     """
 
-    def __init__(self, library: ctypes.CDLL, made: list[native_calls.Call], buffers: native_calls.Buffers) -> None:
-        self._run: Any = library.run_tape
+    def __init__(self, library: NativeLibrary, recording: Recording) -> None:
+        self._run: Any = library.handle.run_tape
         self._run.argtypes, self._run.restype = [ctypes.c_void_p, ctypes.c_int64], ctypes.c_int64
-        self._made = made
-        self._buffers = buffers
-        sizes = [len(call.arguments) // _FIELD for call in made]
-        starts = [0, *accumulate(sizes)]
-        self._fields = np.frombuffer(b"".join(call.arguments for call in made), np.int64).copy()
-        self._tokens = _places(starts, [call.fields.tokens for call in made])
-        self._rows = _places(starts, [call.fields.rows for call in made])
-        self._calls = (ctypes.c_void_p * (2 * len(made)))()
+        self._library = library
+        self._recording = recording
+        calls = recording.calls
+        starts = [0, *accumulate(len(call.arguments) // _FIELD for call in calls)]
+        self._fields = np.frombuffer(b"".join(call.arguments for call in calls), np.int64).copy()
+        self._tokens = _indices(starts, [call.fields.tokens for call in calls])
+        self._rows = _indices(starts, [call.fields.rows for call in calls])
+        self._calls = (ctypes.c_void_p * (2 * len(calls)))()
         following: dict[int, int] = {}  # by function, the structure of its next call
-        for i, call in reversed(list(enumerate(made))):
+        for i, call in reversed(list(enumerate(calls))):
             structure = self._fields.ctypes.data + starts[i] * _FIELD
             self._calls[2 * i] = call.address
             self._calls[2 * i + 1] = structure
@@ -58,61 +57,62 @@ class RecordedPass:
                 following[call.address] = structure
 
     def replay(self, tokens: int, rows: int) -> None:
-        """Make the calls again, on what the inputs' buffers hold now.
+        """Run the calls again on the current contents of the input buffers.
 
         Args:
-            tokens: how many tokens they compute, as many as there is room for in the inputs and results at most.
-            rows: of how many rows.
+            tokens: of this step, within the capacity of the input and result buffers.
+            rows: of this step.
 
         Raises:
-            IndexError: an index in the inputs is out of range.
-            MemoryError: a call could not allocate what it needs.
+            IndexError: too many tokens, or an index in the inputs is out of range.
+            MemoryError: a call could not allocate its intermediates.
         """
-        if not 0 <= tokens <= self._buffers.most_tokens:
-            raise IndexError(f"{tokens} tokens; there is room for {self._buffers.most_tokens}")
+        most_tokens = self._recording.buffers.most_tokens
+        if not 0 <= tokens <= most_tokens:
+            raise IndexError(f"{tokens} tokens; there is room for {most_tokens}")
         self._fields[self._tokens] = tokens
         self._fields[self._rows] = rows
-        tell = native_calls.listener()
-        failed = self._run(self._calls, len(self._made)) if tell is None else self._replay_timed(tell)
+        listener = self._library.listener
+        failed = self._run(self._calls, len(self._calls) // 2) if listener is None else self._replay_timed(listener)
         if failed < 0:
             return
         if failed % 4 == _NO_MEMORY:
             raise MemoryError("a recorded op could not allocate its intermediates")
         raise IndexError(f"an index of recorded op {failed // 4} is out of range")
 
-    def _replay_timed(self, tell: Callable[[str, float], None]) -> int:
-        """The same one by one. Returns what ``run_tape`` does."""
-        for i, call in enumerate(self._made):
+    def _replay_timed(self, listener: Listener) -> int:
+        """Run and time the calls one by one; returns the code of ``run_tape``: 4 * call + error, or -1."""
+        for i, call in enumerate(self._recording.calls):
             at = ctypes.byref(self._calls, 2 * i * ctypes.sizeof(ctypes.c_void_p))
-            failed = native_calls.run_timed(call.name, lambda at=at: self._run(at, 1), tell)  # type: ignore[misc]
+            failed = run_timed(call.name, lambda at=at: self._run(at, 1), listener)  # type: ignore[misc]
             if failed >= 0:
                 return 4 * i + failed
         return -1
 
 
 def record(
-    library: ctypes.CDLL, forward: Callable[[], Tensor], buffers: native_calls.Buffers
+    library: NativeLibrary, forward: Callable[[], Tensor], buffers: Buffers
 ) -> tuple[Tensor, RecordedPass | None]:
-    """Run a forward pass and keep its calls.
+    """Run a forward pass and record its native calls.
 
     Returns:
-        Its result, whose memory a ``replay`` writes anew; and the tape, or None if something in the pass is no native
-        call, or one that is not made for all tokens.
+        Its result, whose memory each ``replay`` overwrites; and the recorded pass, or None if the pass contains a torch
+        op or a native call without a number of tokens.
     """
-    watch = _Watch()
-    with native_calls.recorded(buffers) as recording, watch:
+    watch = _TorchOpWatch()
+    with library.recorded(buffers) as recording, watch:
         result = forward()
-    kept = not watch.saw_ops and all(call.fields.tokens for call in recording.made)
-    return result, RecordedPass(library, recording.made, buffers) if kept else None
+    recordable = not watch.saw_ops and all(call.fields.tokens for call in recording.calls)
+    return result, RecordedPass(library, recording) if recordable else None
 
 
-def _places(starts: list[int], fields: list[tuple[int, ...]]) -> NDArray[np.int64]:
-    """Where fields of the calls' structures lie, all structures side by side."""
+def _indices(starts: list[int], fields: list[tuple[int, ...]]) -> NDArray[np.int64]:
+    """Indices of some fields of the calls' structures, all structures concatenated."""
     return np.array([start + field for start, each in zip(starts, fields, strict=False) for field in each], np.int64)
 
 
-class _Watch(TorchDispatchMode):
-    """Notices torch ops."""
+class _TorchOpWatch(TorchDispatchMode):
+    """Dispatch mode that notices torch ops other than the allocation of result buffers."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -120,12 +120,11 @@ class _Watch(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: torch's way of keeping its compiler out of this takes the import of that compiler, a second."""
+        """Return False: skipping would import torch's compiler, which takes a second."""
         return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Let an op pass, and remember that there was one, unless it only makes a buffer of the recording."""
         self.saw_ops |= func not in _MAKE_BUFFERS
         return func(*args, **(kwargs or {}))

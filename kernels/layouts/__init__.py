@@ -1,1 +1,1 @@
-"""Memory layouts and arguments that ops and kernels share: packed weights, 8-bit KV, adapters, staging."""
+"""Memory layouts and argument records shared by ops and kernels."""

@@ -1,13 +1,14 @@
-"""KV caches of 8 bits: their layout, and reading and writing them in plain torch.
+"""Layout of 8-bit KV caches, and reading and writing them in plain torch.
 
 A key or value of a token and head is D bytes and one scale in fp32, its largest magnitude / 127; integers are rounded
-to the nearest, ties to even. The cache of a layer is [num_pages, Hkv, page_size, D + 4] bytes, but only as a size: a KV
-head of a page holds page_size * D bytes first, then its page_size scales. They lie as integer products read them:
+to the nearest, ties to even. The cache of a layer has shape [num_pages, Hkv, page_size, D + 4] bytes, but the shape
+only gives the size: a KV head of a page holds page_size * D bytes first, then page_size scales. The bytes are in the
+order in which integer products read them:
 
     keys    [page_size / 16, D / 4, 16 keys, 4] bytes of value + 128
     values  [page_size / 4, D, 4 keys] signed bytes
 
-(`kernels/cpu/kv_int8.h` for the native kernels.)
+The native kernels' side is ``kernels/cpu/src/attention/int8_kv.h``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-DTYPE: Final = torch.uint8  # of a cache whose KV is of 8 bits
+DTYPE: Final = torch.uint8  # of an 8-bit cache
 SCALE_BYTES: Final = 4
 CELLS: Final = 16  # page sizes are multiples of it
 _WORD: Final = 4
@@ -27,17 +28,16 @@ _LEAST: Final = 1e-30  # of a largest magnitude; below it all bytes are 0
 
 
 def is_int8(cache: Tensor) -> bool:
-    """Whether a cache holds KV of 8 bits."""
     return cache.dtype is DTYPE
 
 
 def head_dim(cache: Tensor) -> int:
-    """D of a cache of any type."""
+    """Return D of a cache of any type."""
     return cache.shape[-1] - SCALE_BYTES if is_int8(cache) else cache.shape[-1]
 
 
 def keys(pages: Tensor) -> Tensor:
-    """The keys of some pages: [n, Hkv, page_size, D + 4] bytes -> [n, Hkv, page_size, D] fp32."""
+    """Dequantise the keys of some pages: [n, Hkv, page_size, D + 4] bytes -> [n, Hkv, page_size, D] fp32."""
     count, heads, page_size, _ = pages.shape
     data, scales = _parts(pages)
     panels = data.view(count, heads, page_size // CELLS, -1, CELLS, _WORD)
@@ -46,7 +46,7 @@ def keys(pages: Tensor) -> Tensor:
 
 
 def values(pages: Tensor) -> Tensor:
-    """The same for values."""
+    """Dequantise the values of some pages, shapes as for ``keys``."""
     count, heads, page_size, _ = pages.shape
     data, scales = _parts(pages)
     words = data.view(torch.int8).view(count, heads, page_size // _WORD, -1, _WORD)
@@ -54,7 +54,7 @@ def values(pages: Tensor) -> Tensor:
 
 
 def store_keys(cache: Tensor, page: Tensor, cell: Tensor, k: Tensor) -> None:
-    """Write the keys of tokens to their cells: page and cell [T], k [T, Hkv, D] of any floating type."""
+    """Quantise keys of tokens into their cells: page and cell [T], k [T, Hkv, D] of any floating type."""
     numbers, scales = _rounded(k)
     data, known = _parts(cache)
     panels = data.view(*data.shape[:2], -1, k.shape[2] // _WORD, CELLS, _WORD)
@@ -63,7 +63,7 @@ def store_keys(cache: Tensor, page: Tensor, cell: Tensor, k: Tensor) -> None:
 
 
 def store_values(cache: Tensor, page: Tensor, cell: Tensor, v: Tensor) -> None:
-    """The same for values."""
+    """Quantise values of tokens into their cells, shapes as for ``store_keys``."""
     numbers, scales = _rounded(v)
     data, known = _parts(cache)
     words = data.view(torch.int8).view(*data.shape[:2], -1, v.shape[2], _WORD)
@@ -79,7 +79,7 @@ def _parts(pages: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rounded(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Integers within 127, as floats, and their scales."""
+    """Round to integers within 127, as floats; returns them and their scales."""
     most = x.float().abs().amax(-1)
     inverse = torch.where(most > _LEAST, torch.full_like(most, _MOST) / most, 0.0)  # number / tensor rounds twice
     return (x.float() * inverse[..., None]).round(), most / _MOST

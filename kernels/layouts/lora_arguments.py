@@ -1,33 +1,36 @@
-"""What the low-rank op takes: an adapter's factors in one projection, and the tokens of a step sorted by adapter."""
+"""Arguments of the LoRA op: factors of an adapter, the slots' table of a projection, tokens of a step by slot."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from .staging import refill
+
 MOST_MODULES = 3
-"""Modules that one projection may serve: q, k and v."""
+"""Modules of a fused projection: q, k and v."""
 
 BLOCK = 64
-"""Rows of B that lie together."""
+"""Rows of B that are packed together."""
 
 ROW_FIELDS = 5 + MOST_MODULES
-"""int64 fields of a line of the table of slots: addresses of a, scale, b, gain, add, and the ranks."""
+"""int64 fields of a row of the slots' table: addresses of a, scale, b, gain, add, and the ranks."""
 
 
 def pack_expansion(b: Tensor) -> Tensor:
-    """B [n, r] in blocks of 64 rows, each transposed to [r, 64], the last as wide as what is left: flat, n * r values.
+    """Pack B [n, r] in blocks of 64 rows, each transposed to [r, 64], the last one narrower: flat, n * r values.
 
-    So a kernel that makes 64 outputs at a time reads it from beginning to end.
+    A kernel that computes 64 outputs at a time reads its block sequentially.
     """
     return torch.cat([rows.T.reshape(-1) for rows in b.split(BLOCK)])
 
 
 def unpack_expansion(packed: Tensor, size: int, rank: int) -> Tensor:
-    """B [size, rank] from what ``pack_expansion`` made of it."""
+    """Invert ``pack_expansion``: returns B [size, rank]."""
     if not rank:
         return packed.new_empty(size, 0)
     blocks = packed.split(BLOCK * rank)
@@ -36,16 +39,16 @@ def unpack_expansion(packed: Tensor, size: int, rank: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """One adapter's part in one projection of K inputs and N outputs, whose modules stand side by side in N.
+    """One adapter's low-rank factors in one projection of K inputs and N outputs.
 
-    A module of n columns has its own rank r, which may be 0: the adapter leaves it alone, its
-    gain and add too. R is the sum of the ranks.
+    The modules of a fused projection are adjacent in N. A module of n columns has its own rank r; rank 0 means that the
+    adapter does not change it, its gain and add included. R is the sum of the ranks.
 
     Attributes:
-        a: [R, K], the modules' A on top of each other; for an embedding of V tokens its transpose [V, R].
+        a: [R, K], the modules' A stacked; for an embedding of V tokens its transpose [V, R].
         scale: [R] fp32, the factor of each rank.
         ranks: of each module.
-        b: of each module its B [n, r] as ``pack_expansion`` lays it out, one after another, flat.
+        b: each module's B [n, r] packed by ``pack_expansion``, concatenated, flat.
         gain: [N] fp32, or None for ones.
         add: [N] fp32, or None for zeros.
     """
@@ -58,23 +61,22 @@ class Factors:
     add: Tensor | None = None
 
     def tensors(self) -> list[Tensor]:
-        """All of them, in the order in which they are used."""
+        """All tensors in the order of their use."""
         return [tensor for tensor in (self.a, self.scale, self.b, self.gain, self.add) if tensor is not None]
 
     def map(self, move: Callable[[Tensor], Tensor]) -> Factors:
-        """The same with ``move`` of each tensor, called in the order of ``tensors``."""
+        """Return factors with ``move`` applied to each tensor, in the order of ``tensors``."""
         a, scale, b = move(self.a), move(self.scale), move(self.b)
         gain, add = (None if vector is None else move(vector) for vector in (self.gain, self.add))
         return Factors(a, scale, self.ranks, b, gain, add)
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all its tensors."""
         return sum(tensor.nbytes for tensor in self.tensors())
 
 
-def table_row(factors: Factors | None) -> tuple[int, ...]:
-    """The line of the table of slots for these factors; None means that the slot leaves the projection alone."""
+def _table_row(factors: Factors | None) -> tuple[int, ...]:
+    """A slot's row of the table; zeros where the slot does not change the projection."""
     if factors is None:
         return (0,) * ROW_FIELDS
     tensors = (factors.a, factors.scale, factors.b, factors.gain, factors.add)
@@ -82,14 +84,86 @@ def table_row(factors: Factors | None) -> tuple[int, ...]:
     return (*addresses, *factors.ranks, *(0,) * (MOST_MODULES - len(factors.ranks)))
 
 
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    """The segments of a step in pieces of like size, for kernels whose programs take a tile of tokens each.
+class SlotTable:
+    """The factors of all slots for one projection.
+
+    Args:
+        sizes: columns of each module, at most three modules.
+        width: K, the inputs; for an embedding the number of tokens of the vocabulary.
+        num_slots: slots, all empty at first.
+        dtype: of the factors and of x.
+        device: of the factors.
 
     Attributes:
-        lines: [N, 3] int32: the slot of each tile, and from where to where in ``Segments.tokens`` its tokens are.
-            Tiles without tokens are allowed.
-        size: tokens of a tile, at most.
+        rows: [num_slots, ROW_FIELDS] int64 on the device, addresses and ranks of each slot; never moved.
+    """
+
+    def __init__(
+        self,
+        sizes: tuple[int, ...],
+        width: int,
+        num_slots: int,
+        dtype: torch.dtype,
+        device: torch.device = torch.device("cpu"),  # noqa: B008 (immutable)
+    ) -> None:
+        if not 1 <= len(sizes) <= MOST_MODULES:
+            raise ValueError(f"a projection has 1 to {MOST_MODULES} modules, not {len(sizes)}")
+        self.sizes = sizes
+        self.width = width
+        self.dtype = dtype
+        self.factors: list[Factors | None] = [None] * num_slots
+        self.rows = torch.zeros(num_slots, ROW_FIELDS, dtype=torch.int64, device=device)
+        self._reserved = 0
+
+    @property
+    def total_rank(self) -> int:
+        """The largest total rank of a slot, all modules together, or the reserved one if that is larger."""
+        return max(self._reserved, *(sum(each.ranks) if each else 0 for each in self.factors))
+
+    def reserve(self, total_rank: int) -> None:
+        """Make every later launch wide enough for this total rank of all modules.
+
+        For launches captured in a CUDA graph and replayed with other adapters in the slots.
+        """
+        self._reserved = max(self._reserved, total_rank)
+
+    def put(self, slot: int, factors: Factors | None) -> None:
+        """Set the factors of a slot, or empty it with None. The tensors must not move or change until the next ``put``.
+
+        Raises:
+            ValueError: shapes or types do not fit this projection.
+        """
+        if factors is not None:
+            self._check(factors)
+        self.factors[slot] = factors
+        refill(self.rows[slot], np.array(_table_row(factors)))
+
+    def _check(self, factors: Factors) -> None:
+        total = sum(factors.ranks)
+        cells = sum(rank * size for rank, size in zip(factors.ranks, self.sizes, strict=True))
+        vectors = (factors.gain, factors.add)
+        if (
+            any(matrix.dtype is not self.dtype or not matrix.is_contiguous() for matrix in (factors.a, factors.b))
+            or any(vector is not None and vector.dtype is not torch.float32 for vector in (factors.scale, *vectors))
+            or tuple(factors.a.shape) not in ((total, self.width), (self.width, total))
+            or factors.scale.shape != (total,)
+            or factors.b.shape != (cells,)
+            or any(vector is not None and vector.shape != (sum(self.sizes),) for vector in vectors)
+        ):
+            raise ValueError(
+                f"{factors.a.dtype} factors of ranks {factors.ranks}, a {list(factors.a.shape)}, b "
+                f"{list(factors.b.shape)}, scale {list(factors.scale.shape)} do not fit a {self.dtype} projection "
+                f"from {self.width} to {self.sizes}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """The segments of a step cut into tiles of bounded size, for kernels whose programs take one tile each.
+
+    Attributes:
+        lines: [N, 3] int32: slot, first and end position in ``Segments.tokens``. Empty tiles are allowed.
+        size: most tokens of a tile.
     """
 
     lines: Tensor
@@ -98,13 +172,13 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """The adapted tokens of a step, sorted by slot; tokens of the base model are not among them.
+    """The adapted tokens of a step sorted by slot; tokens of the base model are left out.
 
     Attributes:
         tokens: [S] int32, rows of x and y; segment g owns ``tokens[starts[g]:starts[g + 1]]``.
         slots: [G] int32, the slot of each segment.
         starts: [G + 1] int32.
-        tiles: the same in tiles, for devices with such kernels; else None.
+        tiles: the same segments in tiles, for devices with tiled kernels; else None.
     """
 
     tokens: Tensor

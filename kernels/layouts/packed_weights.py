@@ -1,47 +1,62 @@
-"""The weight of a linear layer, laid out for its device, as it is or quantised."""
+"""Weights of linear layers in the layout of their device, plain or quantised."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from ..cpu.native_ops import Kernels
-    from ..cpu.native_quantised import QuantisedKernels
+
+class PanelKernels(Protocol):
+    """Native kernels that read the panels of a ``PackedLinear``: ``kernels.cpu.native_ops.Kernels``."""
+
+    def linear(self, x: Tensor, layer: PackedLinear, out_dtype: torch.dtype) -> Tensor: ...
+
+    def largest_linear(self, x: Tensor, layer: PackedLinear) -> Largest: ...
+
+
+class QuantisedPanelKernels(Protocol):
+    """Native kernels that read a ``QuantisedLinear``: ``kernels.cpu.native_quantised.QuantisedKernels``."""
+
+    def linear(self, x: Tensor, layer: QuantisedLinear, out_dtype: torch.dtype) -> Tensor: ...
+
+    def largest_linear(self, x: Tensor, layer: QuantisedLinear) -> Largest: ...
+
+    def rows(self, layer: QuantisedLinear, ids: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """What ``pack_linear`` makes and ``linear`` takes; the layout of ``weight`` is nobody else's business.
+    """A weight packed by ``pack_linear`` for ``linear``. Only ``kernels`` knows the layout of ``weight``.
 
     Attributes:
         in_features: K.
         out_features: N.
-        weight: the plain [N, K], or the panels of ``kernels.cpu``.
+        weight: the plain [N, K], or panels of 16 columns.
         bias: [N] or None, of the weight's type.
-        kernels: the native kernels that laid ``weight`` out and can read it, or None: it is plain.
+        kernels: the native kernels that packed ``weight`` and read it, or None for a plain weight.
     """
 
     in_features: int
     out_features: int
     weight: Tensor
     bias: Tensor | None
-    kernels: Kernels | None
+    kernels: PanelKernels | None
 
 
 class Format(IntEnum):
-    """How a quantised weight is stored, and what is computed with it.
+    """Storage format of a quantised weight, and the arithmetic of its product.
 
     NIBBLES: blocks of 32 along K, ``d * q + m`` with q of 4 bits, d and m in half precision (GGUF's Q4_1 and Q4_0).
     BYTES: blocks of 32 along K, ``d * q`` with q of 8 bits, d in half precision (GGUF's Q8_0).
     CHANNELS: rows, ``d * q`` with q of 8 bits, d in fp32.
-    WIDENED: the same, but x is not quantised: q is widened to its type.
+    WIDENED: as CHANNELS, but x is not quantised: q is widened to the type of x (weight-only).
 
-    In the first two, x is quantised to 8 or 15 bits in blocks of 32, in the third to 8 with its outliers apart; see
-    ``kernels.quantised_weights``.
+    For NIBBLES and BYTES, x is quantised to 8 or 15 bits in blocks of 32; for CHANNELS to 8 bits with outliers kept
+    apart. See ``kernels.quantised_weights``.
     """
 
     NIBBLES = 0
@@ -51,20 +66,20 @@ class Format(IntEnum):
 
     @property
     def description(self) -> str:
-        """What a person needs to know of it."""
+        """The format in a few words for a log line."""
         return ("4-bit blocks", "8-bit blocks", "8 bits (x too)", "8 bits")[self]
 
 
 @dataclass(frozen=True, slots=True)
 class QuantisedLinear:
-    """What ``pack_blocks`` and ``pack_channels`` make and ``linear`` takes; layouts are nobody else's business.
+    """A weight packed by ``pack_blocks`` or ``pack_channels`` for ``linear``.
 
     Attributes:
         in_features: K.
         out_features: N.
         weight: panels of integers.
-        planes: bytes of a value of x, where x is quantised: 1 for 8 bits, 2 for 15.
-        scales: what the integers are multiplied with.
+        planes: bytes of a quantised value of x: 1 for 8 bits, 2 for 15.
+        scales: factors of the integers.
         bias: [N] fp32 or None.
         kernels: the native kernels that read it.
     """
@@ -76,18 +91,18 @@ class QuantisedLinear:
     weight: Tensor
     scales: Tensor
     bias: Tensor | None
-    kernels: QuantisedKernels
+    kernels: QuantisedPanelKernels
 
 
 Linear = PackedLinear | QuantisedLinear
 
 
 class Largest(NamedTuple):
-    """The largest of each of S rows of numbers.
+    """Maximum and argmax of each of S rows.
 
     Attributes:
-        value: [S] fp32, NaN where there is one.
-        column: [S] int64, the first of equal ones; it means nothing where the value is NaN.
+        value: [S] fp32, NaN if the row contains one.
+        column: [S] int64, the first of equal maxima; undefined where the value is NaN.
     """
 
     value: Tensor

@@ -1,8 +1,8 @@
-"""Copies between the host and a device for which nobody waits.
+"""Asynchronous copies between host and device through pinned memory.
 
-A GPU reads memory that the operating system may move only by way of the driver, which can make the host wait. So
-values are first put where they cannot be moved; torch keeps that memory until the device has read it. Every copy has
-memory of its own, so any number of steps may be under way.
+A copy from pageable memory goes through the driver, which can make the host wait. So values are first copied to pinned
+memory, which torch keeps until the device has read it. Each copy has its own pinned memory, so any number of steps may
+be in flight.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from torch import Tensor
 
 
 def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
-    """The values on the device. On a CPU they may be the array's own memory."""
+    """Copy an array to the device. On a CPU the tensor may share the array's memory."""
     return _staged(values, device).to(device, non_blocking=True)
 
 
 def refill(target: Tensor, values: NDArray[Any]) -> None:
-    """Write values of its shape and type to ``target``, which stays where it is."""
+    """Overwrite ``target`` in place with values of its shape and type."""
     target.copy_(_staged(values, target.device), non_blocking=True)
 
 
 class HostCopy:
-    """A copy of a tensor to the host, under way.
+    """Asynchronous copy of a tensor to the host.
 
     Args:
-        tensor: any, on any device; not to be changed by what the host does.
+        tensor: on any device; the host must not change it meanwhile.
     """
 
     __slots__ = ("_done", "_values")
@@ -43,14 +43,14 @@ class HostCopy:
             self._done.record(torch.cuda.current_stream(tensor.device))
 
     def wait(self) -> Tensor:
-        """The values, once they are there. What the device was given after them is not waited for."""
+        """Wait for the copy, not for later work of the device, and return the values."""
         if self._done is not None:
             self._done.synchronize()
         return self._values
 
 
 def _staged(values: NDArray[Any], device: torch.device) -> Tensor:
-    """The values as a tensor of the host that this device may read while the host goes on."""
+    """Return the values in a host tensor that the device can read asynchronously."""
     if device.type != "cuda":
         return torch.from_numpy(np.ascontiguousarray(values))
     tensor = torch.empty(values.shape, dtype=torch.from_numpy(values[:0]).dtype, pin_memory=True)

@@ -1,4 +1,4 @@
-"""The gated activation of an MLP."""
+"""Triton kernel of an MLP's gated activation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _gated_activation(gate_up, out, width, KIND: tl.constexpr, BLOCK: tl.constex
 
 
 def takes(gate_up: Tensor) -> bool:
-    """Whether the kernel computes this: rows that begin at aligned addresses."""
+    """Return whether the kernel supports this: rows must begin at aligned addresses."""
     return is_known(gate_up) and gate_up.shape[1] % 32 == 0
 
 
@@ -59,7 +59,7 @@ def _launch(gate_up: Tensor, out: Tensor, kind: str) -> Launch:
 
 
 def variants() -> Iterator[tuple[str, Launch]]:
-    """Every compilation that ``gated_activation`` can ask for."""
+    """Yield every compilation of ``gated_activation``."""
     for name, dtype in NARROW_TYPES.items():
         for kind in KINDS:
             yield f"gated_activation/{name}-{kind}", _launch(_meta(512, dtype), _meta(256, dtype), kind)

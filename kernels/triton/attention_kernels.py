@@ -1,13 +1,14 @@
-"""The kernels of attention over paged K and V. ``kernels.triton.attention`` says what they are for and launches them.
+"""Triton kernels of attention over paged K and V, launched by ``kernels.triton.attention``.
 
 A tile is up to BLOCK_M query vectors that read one KV head: all heads of its group for one token, then for the next.
 One loop serves all kernels: it walks the keys of a tile block by block, scores in base 2, and rescales when it meets a
 larger score.
 
-What they have in common: q and out [T, kv_heads * group, dim]; k_cache and v_cache [num_pages, kv_heads, page_size,
+Common arguments: q and out [T, kv_heads * group, dim]; k_cache and v_cache [num_pages, kv_heads, page_size,
 dim] with page_size ``1 << page_bits``; page_table [R, table_width]; query_start [R + 1]; context_len [R]. A score is
 ``factor * q.k``, or ``bound * tanh(factor * q.k)`` where CAPPED, both for base 2. A token sees the last
-``window`` keys. ``is_shared`` says whether the tensor of shared prefixes is one; else any tensor stands in its place.
+``window`` keys. Without ``is_shared`` the tensors of
+shared prefixes are placeholders.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ def extend(
 ):  # fmt: skip
     """Program (t, h): a tile of a row that has more than one token, for KV head h.
 
-    The last tiles of a row see most keys, so they start first: what ends late had better be short.
+    The last tiles of a row see most keys and start first, so that the programs that end last are short.
     """
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -247,7 +248,7 @@ def merge(
         slot = begin + tl.arange(0, _MERGED_AT_ONCE)
         index = (row * slots + slot) * heads + head
         weight = tl.load(partial_weight + index, slot < count, other=_NOTHING)
-        some = weight != _NOTHING  # also of a NaN, which must not get lost
+        some = weight != _NOTHING  # also true for NaN, which must propagate
         part = tl.load(
             partial_values + index[:, None] * dim + d[None, :], some[:, None] & (d < dim)[None, :], other=0.0
         )

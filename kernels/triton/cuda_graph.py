@@ -1,4 +1,4 @@
-"""Forward passes captured in CUDA graphs: replayed, the host launches one thing where it launched hundreds."""
+"""Capture of forward passes in CUDA graphs: a replay is one launch instead of hundreds."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 
 
 class Capture:
-    """Captures passes on one device. What they need for results in between is one memory for all of them.
+    """Captures passes on one device. All passes share one memory pool for intermediates.
 
-    So only one of them may run at a time, and what a pass leaves must be in tensors that were made outside of it.
+    So only one of them may run at a time, and its results must go to tensors allocated outside of the pass.
 
     Args:
         device: a CUDA device.
@@ -22,16 +22,16 @@ class Capture:
         self._stream = torch.cuda.Stream(device)
 
     def __call__(self, forward: Callable[[], None]) -> Callable[[], None]:
-        """Run a pass once, capture it, and return what runs it again on the current stream.
+        """Run a pass once, capture it, and return its replay on the current stream.
 
-        It is run before, since a capture must not compile or load kernels, nor make a library's workspace. It may read
-        nothing back, and must not depend on what its inputs hold.
+        The run comes first because a capture must not compile or load kernels, nor allocate a library's workspace. The
+        pass must not read back from the device, nor depend on the contents of its inputs.
         """
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             forward()
         graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device meanwhile: only what this one does must be fit to be captured.
+        # Other threads may use the device meanwhile: only calls of this thread must be capturable.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             forward()
         torch.cuda.current_stream(self._device).wait_stream(self._stream)

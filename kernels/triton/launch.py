@@ -1,4 +1,4 @@
-"""A kernel with its arguments: run it, or compile it for a device that is not there."""
+"""Launch of a Triton kernel: run it, or compile it for a device that is not present."""
 
 from __future__ import annotations
 
@@ -14,36 +14,34 @@ NARROW_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 TYPES = {**NARROW_TYPES, "fp32": torch.float32}
 ALIGNMENT = 16  # bytes; Triton compiles another kernel where an address, or a number, is no multiple of 16
 _NARROW = frozenset(NARROW_TYPES.values())
-_INTERPRETED_SMS = 4  # of the device that the interpreter plays: few, so that small tests meet both kinds of split
+_INTERPRETED_SMS = 4  # of the interpreted device: few, so that small tests cover both kinds of split
 
 _device_types = {"cuda"}
 
 
 def use_for(device_type: str, enabled: bool = True) -> None:
-    """Says whether tensors of a device type go to the kernels: at first only those of "cuda" do.
+    """Enable or disable the kernels for a device type; only "cuda" is enabled at first.
 
-    "cpu" is of use where Triton interprets the kernels, in tests and in a benchmark's rehearsal.
+    "cpu" is for Triton's interpreter, in tests and in dry runs of benchmarks.
     """
     (_device_types.add if enabled else _device_types.discard)(device_type)
 
 
 def serves(device: torch.device) -> bool:
-    """Whether tensors on this device go to the kernels."""
     return device.type in _device_types
 
 
 def is_placed(*tensors: Tensor) -> bool:
-    """Whether kernels reach these tensors: on a device that they are used for, contiguous and aligned."""
+    """Return whether kernels can address these tensors: on an enabled device, contiguous and aligned."""
     return all(
         serves(tensor.device) and tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0 for tensor in tensors
     )
 
 
 def is_known(*tensors: Tensor) -> bool:
-    """Whether kernels compute with these tensors: placed so, and of 16-bit numbers.
+    """Return whether kernels compute with these tensors: ``is_placed``, and of a 16-bit type.
 
-    The interpreter also takes fp32, for tests. A model in fp32 on a GPU runs in plain torch, with whose results one
-    may then compare.
+    The interpreter also takes fp32, for tests. A model in fp32 on a GPU runs in plain torch, as a reference.
     """
     return is_placed(*tensors) and all(
         tensor.dtype in _NARROW or (tensor.dtype is torch.float32 and not tensor.is_cuda) for tensor in tensors
@@ -51,7 +49,7 @@ def is_known(*tensors: Tensor) -> bool:
 
 
 def num_sms(device: torch.device) -> int:
-    """Multiprocessors of the device, for the choice of grids."""
+    """Return the multiprocessors of the device, for the choice of grids."""
     return _num_sms(device.index or 0) if device.type == "cuda" else _INTERPRETED_SMS
 
 
@@ -61,17 +59,16 @@ def _num_sms(index: int) -> int:
 
 
 def cdiv(a: int, b: int) -> int:
-    """``a / b`` rounded up."""
     return -(-a // b)
 
 
 def power_of_two(n: int, low: int = 1) -> int:
-    """The least power of two that is at least n and low, itself a power of two."""
+    """Return the least power of two that is at least n and ``low``, a power of two."""
     return max(low, 1 << (n - 1).bit_length())
 
 
 def meta(*shape: int, dtype: torch.dtype) -> Tensor:
-    """A tensor without memory, as an argument of a ``Launch`` that is only compiled."""
+    """Return a tensor without memory, for a ``Launch`` that is only compiled."""
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
@@ -80,8 +77,8 @@ class Launch:
     """One launch of a kernel.
 
     Attributes:
-        kernel: what ``triton.jit`` made.
-        grid: programs along x, y and z; no launch happens where one of them is 0.
+        kernel: a ``triton.jit`` function.
+        grid: programs along x, y and z; a grid with a 0 is not launched.
         args: tensors and numbers, in the kernel's order.
         constants: the kernel's ``tl.constexpr`` arguments by name.
         num_warps: warps of a program.
@@ -101,7 +98,7 @@ class Launch:
             self.kernel[self.grid](*self.args, **self._options())
 
     def compile(self) -> Any:
-        """What Triton compiles for this launch, for the target of its active driver."""
+        """Compile this launch for the target of Triton's active driver."""
         return self.kernel.warmup(*self.args, grid=self.grid, **self._options())
 
     def _options(self) -> dict[str, Any]:

@@ -1,9 +1,11 @@
-"""Which shapes of work the low-rank kernels take, by what a step holds. Plain functions of plain numbers.
+"""Tiles and launch shapes of the Triton LoRA kernels, computed on the host.
 
-Two forms. Where segments are short, as when each sequence decodes one token, a tile holds 16 tokens, the least that
-tensor cores multiply: what counts then is to read every factor once, with enough programs for all multiprocessors, so
-the sums over the inputs are split. Where they are long, as in prefill, a tile holds 64 tokens, and a factor is read
-once for all of them.
+Two sizes of tiles. Where segments are short, as in decode, a tile holds 16 tokens, the fewest tensor cores multiply:
+reading each factor once dominates, and the sums over the inputs are split to get enough programs for all
+multiprocessors. Where segments are long, as in prefill, a tile holds 64 tokens, and a factor is read once for all.
+
+segments            slot 0: tokens 9 10 11 | slot 2: tokens 0 1 2 3 4       tokens = 9 10 11 0 1 2 3 4
+tiles of 4 tokens   (0, 0, 3)              | (2, 3, 7) (2, 7, 8)            (slot, first, end) in ``tokens``
 """
 
 from __future__ import annotations
@@ -11,29 +13,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .launch import cdiv, power_of_two
+
+Ints = NDArray[np.int32]
 
 SHORT = 16
 LONG = 64
 TILES = (SHORT, LONG)
 
 MOST_SPLITS = {SHORT: 8, LONG: 4}
-"""By the tile: each expansion of a tile reads all parts, which is much where the tile is long."""
+"""By tile size: each expansion of a tile reads all parts, which is expensive for a long tile."""
 _NUM_WARPS = 4  # of a shrink
 _NUM_STAGES = 3
-_WAVES = 2  # programs that each multiprocessor should get
+_WAVES = 2  # programs wanted per multiprocessor
 
 
 @dataclass(frozen=True, slots=True)
 class ShrinkConfig:
-    """How ``A x`` is computed.
+    """Launch shape of ``A x``.
 
     Attributes:
-        ranks: rows of A that a program takes.
-        inputs: columns of A in one turn of its loop.
-        splits: parts of the inputs, each summed by programs of its own; a power of two.
+        ranks: rows of A of a program.
+        inputs: columns of A in one iteration of its loop.
+        splits: parts of the inputs, each summed by its own programs; a power of two.
         num_warps: of a program.
-        num_stages: turns of the loop whose loads are under way together.
+        num_stages: iterations whose loads are in flight together.
     """
 
     ranks: int
@@ -43,19 +50,19 @@ class ShrinkConfig:
     num_stages: int
 
     def split_width(self, width: int) -> int:
-        """Inputs in a part, whole turns of the loop."""
+        """Inputs of a part, a multiple of ``inputs``."""
         return cdiv(cdiv(width, self.inputs), self.splits) * self.inputs
 
 
 @dataclass(frozen=True, slots=True)
 class ExpandConfig:
-    """How ``y + B (A x)`` is computed.
+    """Launch shape of ``y + B (A x)``.
 
     Attributes:
-        columns: of y that a program takes, all of one module.
-        ranks: columns of B in one turn of its loop.
+        columns: columns of y of a program, all of one module.
+        ranks: columns of B in one iteration of its loop.
         num_warps: of a program.
-        num_stages: turns of the loop whose loads are under way together.
+        num_stages: iterations whose loads are in flight together.
     """
 
     columns: int
@@ -64,18 +71,34 @@ class ExpandConfig:
     num_stages: int
 
 
+def make_tiles(slots: Ints, starts: Ints, size: int) -> Ints:
+    """Cut segments into tiles of at most ``size`` tokens: [N, 3] int32 of (slot, first, end).
+
+    Args:
+        slots: [G] int32, the slot of each segment.
+        starts: [G + 1] int32, segment g owns positions ``starts[g]:starts[g + 1]``, none of them empty.
+        size: tokens of a tile.
+    """
+    counts = -(-np.diff(starts) // size)
+    segment = np.repeat(np.arange(len(slots)), counts)
+    before = np.cumsum(counts) - counts
+    first = starts[segment] + (np.arange(len(segment)) - before[segment]) * size
+    end = np.minimum(first + size, starts[segment + 1])
+    return np.stack([slots[segment], first, end], axis=1).astype(np.int32)
+
+
 def tile_size(num_tokens: int, num_segments: int) -> int:
-    """Tokens of a tile: ``LONG`` where segments fill such tiles on average, else ``SHORT``."""
+    """Return the tokens of a tile: ``LONG`` where segments fill such tiles on average, else ``SHORT``."""
     return LONG if num_tokens >= LONG * num_segments else SHORT
 
 
 def shrink_config(tile: int, num_tiles: int, ranks: int, width: int, item_size: int, num_sms: int) -> ShrinkConfig:
-    """The form of a shrink.
+    """Choose the launch shape of a shrink.
 
     Args:
         tile: tokens of a tile.
         num_tiles: tiles of the step.
-        ranks: the most that an adapter has in the projection, of all its modules together.
+        ranks: the largest total rank of an adapter in the projection, over its modules.
         width: K, the inputs.
         item_size: bytes of a value of x and A.
         num_sms: multiprocessors.
@@ -83,15 +106,15 @@ def shrink_config(tile: int, num_tiles: int, ranks: int, width: int, item_size: 
     block = min(power_of_two(ranks, 16), _most_ranks(tile))
     inputs = _inputs(tile, item_size)
     programs = num_tiles * cdiv(ranks, block)
-    turns = cdiv(width, inputs)
+    iterations = cdiv(width, inputs)
     splits = 1
-    while splits < MOST_SPLITS[tile] and programs * splits < _WAVES * num_sms and 4 * splits <= turns:
+    while splits < MOST_SPLITS[tile] and programs * splits < _WAVES * num_sms and 4 * splits <= iterations:
         splits *= 2
     return ShrinkConfig(block, inputs, splits, _NUM_WARPS, _NUM_STAGES)
 
 
 def expand_config(tile: int, num_tiles: int, columns: int, num_sms: int) -> ExpandConfig:
-    """The form of an expansion.
+    """Choose the launch shape of an expansion.
 
     Args:
         tile: tokens of a tile.
@@ -106,7 +129,7 @@ def expand_config(tile: int, num_tiles: int, columns: int, num_sms: int) -> Expa
 
 
 def shrink_configs(tile: int, item_size: int) -> Iterator[ShrinkConfig]:
-    """Every form that ``shrink_config`` can give for a size of tiles, but for its splits."""
+    """Yield every result of ``shrink_config`` for a tile size, with one split."""
     ranks = 16
     while ranks <= _most_ranks(tile):
         yield ShrinkConfig(ranks, _inputs(tile, item_size), 1, _NUM_WARPS, _NUM_STAGES)
@@ -114,12 +137,11 @@ def shrink_configs(tile: int, item_size: int) -> Iterator[ShrinkConfig]:
 
 
 def numbers_of_splits(tile: int) -> list[int]:
-    """Every number of splits that ``shrink_config`` can give for a size of tiles."""
     return [1 << n for n in range(MOST_SPLITS[tile].bit_length())]
 
 
 def expand_configs(tile: int) -> Iterator[ExpandConfig]:
-    """Every form that ``expand_config`` can give for a size of tiles."""
+    """Yield every result of ``expand_config`` for a tile size."""
     for columns in (64, 128) if tile == SHORT else (128,):
         yield _expand_config(tile, columns)
 

@@ -1,4 +1,4 @@
-"""RMS norms, alone or with a sum into the residual stream in front."""
+"""Triton kernel of the RMS norm, alone or fused with the addition to the residual stream."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .launch import NARROW_TYPES, Launch, is_known, is_placed, meta
 
-# Columns that a program holds, and its warps. A row is one program's.
+# Columns of a program -> warps. A program computes one row.
 _CONFIGS = {1024: 4, 4096: 8, 8192: 16, 16384: 16}
 
 
@@ -31,7 +31,7 @@ def _rms_norm(x, residual, weight, out, width, eps, offset, ADD: tl.constexpr, B
 
 
 def takes(x: Tensor, weight: Tensor, out_dtype: torch.dtype) -> bool:
-    """Whether the kernel computes a norm of x, which may be fp32, in the weight's type."""
+    """Return whether the kernel supports a norm of x, which may be fp32, in the weight's type."""
     return (
         is_placed(x)
         and is_known(weight)
@@ -42,7 +42,7 @@ def takes(x: Tensor, weight: Tensor, out_dtype: torch.dtype) -> bool:
 
 
 def takes_sum(x: Tensor, residual: Tensor, weight: Tensor) -> bool:
-    """Whether the kernel computes a norm of x and an fp32 residual, in the type of x and weight."""
+    """Return whether the kernel supports the norm of x plus an fp32 residual, in the type of x and weight."""
     return is_known(x, weight) and x.dtype is weight.dtype and is_placed(residual) and _has_block(x)
 
 
@@ -73,7 +73,7 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, eps
 
 
 def variants() -> Iterator[tuple[str, Launch]]:
-    """Every compilation that the ops can ask for: by type and width, of the residual, of a result, after a sum."""
+    """Yield every compilation of the ops: by type and width; of the residual, of a result, after a sum."""
     for name, dtype in NARROW_TYPES.items():
         for block in _CONFIGS:
             x, wide, weight = (meta(2, block, dtype=kind) for kind in (dtype, torch.float32, dtype))

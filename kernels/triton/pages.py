@@ -1,4 +1,4 @@
-"""Copies of pages, in all layers at once."""
+"""Triton kernel that copies a KV page in all layers at once."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def _copy_page(k, v, source, target, cells, num_pages, kv_heads, page, dim, BLOC
 
 
 def takes(k: Tensor, v: Tensor) -> bool:
-    """Whether the kernel copies pages of these caches [L, num_pages, Hkv, page_size, D]."""
+    """Return whether the kernel supports these caches [L, num_pages, Hkv, page_size, D]."""
     return is_known(k, v) and k.shape[4] % 16 == 0
 
 
 def copy_pages(k: Tensor, v: Tensor, source: Sequence[int], target: Sequence[int], count: Sequence[int]) -> None:
-    """``memory.copy_pages``. One launch a copy, so that they happen in order and carry nothing to the device."""
+    """``kernels.memory.copy_pages``, one launch per copy: copies stay in order and need no transfer to the device."""
     for origin, destination, cells in zip(source, target, count, strict=True):
         _launch(k, v, origin, destination, cells).run()
 
@@ -46,7 +46,7 @@ def _launch(k: Tensor, v: Tensor, source: int, target: int, cells: int) -> Launc
 
 
 def variants() -> Iterator[tuple[str, Launch]]:
-    """Every compilation that ``copy_pages`` can ask for."""
+    """Yield every compilation of ``copy_pages``."""
     for name, dtype in NARROW_TYPES.items():
         cache = meta(2, 8, 2, 16, 64, dtype=dtype)
         yield f"copy_page/{name}", _launch(cache, cache, 0, 1, 16)

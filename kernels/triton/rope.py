@@ -1,4 +1,4 @@
-"""From the fused projection to rotated queries, with keys and values written to their cells, in one pass."""
+"""Triton kernel that norms and rotates q and k and stores K and V in their cells, in one pass."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..layouts.attention_arguments import RopeParams
 from .launch import NARROW_TYPES, Launch, cdiv, is_known, meta, power_of_two
 
 _HEADS = {64: 8, 128: 4, 256: 2}  # heads of a program, by the dimensions of one, rounded up
@@ -30,8 +31,8 @@ def _rope_store_kv(
 ):  # fmt: skip
     """Program (t, b): heads ``b * BLOCK_H ...`` of token t, of the heads of q, then k, then v.
 
-    Dimension d is paired with d + half, or d - half from half on; those from 2 * half on have no partner. A token whose
-    cell is negative pads a captured batch: its K and V go nowhere.
+    Dimension d is paired with d + half, or d - half from half on; those from 2 * half on are not rotated. A token with
+    a negative cell pads a captured batch: its K and V are not stored.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -67,10 +68,10 @@ def _rope_store_kv(
     tl.store(v_cache + value, result, kept & is_value[:, None])
 
 
-def takes(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, q_norm: Tensor | None, k_norm: Tensor | None) -> bool:
-    """Whether the kernel computes this: heads of 16, 32 ... 256 dimensions, a norm for both of q and k or for none."""
+def takes(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, params: RopeParams) -> bool:
+    """Return whether the kernel supports this: heads of 16, 32 ... 256 dimensions, norms of both q and k or of none."""
     page_size, dim = k_cache.shape[2:]
-    norms = [norm for norm in (q_norm, k_norm) if norm is not None]
+    norms = [norm for norm in (params.q_norm, params.k_norm) if norm is not None]
     return (
         is_known(qkv, k_cache, v_cache, *norms)
         and len({tensor.dtype for tensor in (qkv, k_cache, *norms)}) == 1
@@ -82,53 +83,32 @@ def takes(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, q_norm: Tensor | None, 
 
 
 def rope_store_kv(
-    qkv: Tensor,
-    positions: Tensor,
-    cos_sin: Tensor | None,
-    kv_loc: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    num_heads: int,
-    num_kv_heads: int,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
-    offset: float,
+    qkv: Tensor, positions: Tensor, kv_loc: Tensor, k_cache: Tensor, v_cache: Tensor, params: RopeParams
 ) -> Tensor:
-    """``kernels.ops.rope_store_kv``: [T, (Hq + 2 * Hkv) * D] -> q [T, Hq, D]; a negative cell is no cell."""
-    q = qkv.new_empty(qkv.shape[0], num_heads, k_cache.shape[3])
-    _launch(qkv, positions, cos_sin, kv_loc, k_cache, v_cache, q, num_kv_heads, q_norm, k_norm, eps, offset).run()
+    """``kernels.ops.rope_store_kv``: [T, (Hq + 2 * Hkv) * D] -> q [T, Hq, D]; a negative cell is not written."""
+    q = qkv.new_empty(qkv.shape[0], params.num_heads, k_cache.shape[3])
+    _launch(qkv, positions, kv_loc, k_cache, v_cache, q, params).run()
     return q
 
 
 def _launch(
-    qkv: Tensor,
-    positions: Tensor,
-    cos_sin: Tensor | None,
-    kv_loc: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    q: Tensor,
-    num_kv_heads: int,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
-    offset: float,
+    qkv: Tensor, positions: Tensor, kv_loc: Tensor, k_cache: Tensor, v_cache: Tensor, q: Tensor, params: RopeParams
 ) -> Launch:
     tokens, heads, dim = q.shape
+    kv_heads, cos_sin = params.num_kv_heads, params.cos_sin
     block_d = power_of_two(dim, min(_HEADS))
     block_h = _HEADS[block_d]
     table = q.new_empty(0, dtype=torch.float32) if cos_sin is None else cos_sin
-    norms = (qkv if norm is None else norm for norm in (q_norm, k_norm))
+    norms = (qkv if norm is None else norm for norm in (params.q_norm, params.k_norm))
     half = 0 if cos_sin is None else cos_sin.shape[1] // 2
-    numbers = (heads, num_kv_heads, k_cache.shape[2].bit_length() - 1, dim, half, eps, offset)
+    numbers = (heads, kv_heads, k_cache.shape[2].bit_length() - 1, dim, half, params.eps, params.offset)
     args = (qkv, positions, table, kv_loc, *norms, q, k_cache, v_cache, *numbers)
-    constants = {"NORMS": q_norm is not None, "BLOCK_H": block_h, "BLOCK_D": block_d}
-    return Launch(_rope_store_kv, (tokens, cdiv(heads + 2 * num_kv_heads, block_h), 1), args, constants)
+    constants = {"NORMS": params.q_norm is not None, "BLOCK_H": block_h, "BLOCK_D": block_d}
+    return Launch(_rope_store_kv, (tokens, cdiv(heads + 2 * kv_heads, block_h), 1), args, constants)
 
 
 def variants() -> Iterator[tuple[str, Launch]]:
-    """Every compilation that ``rope_store_kv`` can ask for: by type, head size, norms, and alignment of partners."""
+    """Yield every compilation of ``rope_store_kv``: by type, head size, norms, and alignment of the rotated half."""
     for name, dtype in NARROW_TYPES.items():
         for dim in _HEADS:
             for half, aligned in ((dim // 2, ""), (dim // 2 - 8, "-unaligned")):
@@ -141,4 +121,4 @@ def _example(dtype: torch.dtype, dim: int, half: int, is_normed: bool) -> Launch
     qkv, q, cache = (meta(*shape, dtype=dtype) for shape in ((2, 12 * dim), (2, 8, dim), (4, 2, 16, dim)))
     tokens, table = meta(2, dtype=torch.int64), meta(64, 2 * half, dtype=torch.float32)
     norm = meta(dim, dtype=dtype) if is_normed else None
-    return _launch(qkv, tokens, table, tokens, cache, cache, q, 2, norm, norm, 1e-5, 0.0)
+    return _launch(qkv, tokens, tokens, cache, cache, q, RopeParams(8, 2, table, norm, norm, 1e-5, 0.0))

@@ -1,16 +1,16 @@
-"""A draw among the tokens that top_k, top_p and min_p keep, without sorting the vocabulary.
+"""Triton top-k, top-p and min-p draw without sorting the vocabulary.
 
-In the order (logit, largest first; then id) each filter keeps a beginning of the row, and the draw falls where the sum
-of weights from the front exceeds a target. Weights are integers, so sums do not depend on their order, and a place in
-the order is found by counting: three kernels.
+In the order (logit, largest first; then id) each filter keeps a prefix of the row, and the drawn token is the first
+whose prefix sum of weights exceeds a target. Weights are integers, so sums do not depend on their order, and a position
+is found by counting, in three kernels.
 
     levels   for 16 thresholds, probability >= 2^-2 ... 2^-40: how many tokens of each chunk, and their weight
-    pick     each row takes the highest threshold above which all that matters lies, and lists its candidates by id:
+    pick     each row takes the highest threshold that keeps all tokens that matter, and lists its candidates by id:
              at most 2^m of them for a threshold of 2^-m, ten or a thousand of a hundred thousand
     draw     one program a row searches the candidates for the k-th logit, for the one where top_p is reached, for the
              one that is drawn, each digit by digit
 
-``engine.sampling.top_k_top_p`` defines the draw; this gives the same token, bit for bit, for the same probabilities.
+``engine.sampling.top_k_top_p`` defines the draw; for the same probabilities this gives the same token.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _thresholds():
 
 @triton.jit
 def _ceil_times(mass, share):
-    """The least integer that is not below the fp64 product."""
+    """The fp64 product rounded up to an integer."""
     product = mass.to(tl.float64) * share
     whole = product.to(tl.int64)
     return tl.where(whole.to(tl.float64) < product, whole + 1, whole)
@@ -63,7 +63,7 @@ def _levels(probs, counts, sums, width, chunks, CHUNK: tl.constexpr):
     for start in range(0, CHUNK, _BLOCK):
         column = chunk * CHUNK + start + tl.arange(0, _BLOCK)
         p = tl.load(probs + row * width + column, column < width, other=0.0)
-        p = tl.where(p >= 0.0, p, 0.0)  # a broken row's are NaN, and belong nowhere
+        p = tl.where(p >= 0.0, p, 0.0)  # NaN belongs to no level
         belongs = p[None, :] >= threshold[:, None]
         count += tl.sum(belongs.to(tl.int64), 1)
         total += tl.sum(tl.where(belongs, _weight(p)[None, :], 0), 1)
@@ -88,21 +88,9 @@ def _chosen_level(counts, sums, top_k, top_p, row, chunks, CHUNKS: tl.constexpr)
 
 @triton.jit(do_not_specialize=["chunks"])
 def _pick(
-    logits,
-    probs,
-    top_k,
-    top_p,
-    counts,
-    sums,
-    ids,
-    values,
-    shares,
-    found,
-    width,
-    chunks,
-    CHUNK: tl.constexpr,
+    logits, probs, top_k, top_p, counts, sums, ids, values, shares, found, width, chunks, CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
-):
+):  # fmt: skip
     """Program (r, c): the candidates of chunk c of row r, by id, behind those of the chunks before it.
 
     Their ids, logits and probabilities go to [n, width], their number to found [n].
@@ -119,20 +107,20 @@ def _pick(
         column = chunk * CHUNK + start + tl.arange(0, _BLOCK)
         p = tl.load(probs + row * width + column, column < width, other=0.0)
         belongs = p >= threshold
-        place = row * width + at + tl.cumsum(belongs.to(tl.int32), 0) - 1
-        tl.store(ids + place, column, belongs)
-        tl.store(shares + place, p, belongs)
-        tl.store(values + place, tl.load(logits + row * width + column, belongs, other=0.0), belongs)
+        position = row * width + at + tl.cumsum(belongs.to(tl.int32), 0) - 1
+        tl.store(ids + position, column, belongs)
+        tl.store(shares + position, p, belongs)
+        tl.store(values + position, tl.load(logits + row * width + column, belongs, other=0.0), belongs)
         at += tl.sum(belongs.to(tl.int64), 0)
 
 
 @triton.jit
-def _keys(values, place, taken):
-    """Integers in the order of the logits; both zeros are one. Lanes that are not taken come before all."""
-    value = tl.load(values + place, taken, other=0.0)
+def _keys(values, position, inside):
+    """Integers in the order of the logits; -0 equals 0. Lanes outside the candidates get the smallest key."""
+    value = tl.load(values + position, inside, other=0.0)
     bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)
     key = bits ^ ((bits >> 31) & _LAST)
-    return tl.where(taken, key, -_LAST - 1).to(tl.int64)
+    return tl.where(inside, key, -_LAST - 1).to(tl.int64)
 
 
 @triton.jit
@@ -150,10 +138,10 @@ def _search(values, shares, number, lowest, highest, wanted, WEIGHTS: tl.constex
         threshold = key + (digit.to(tl.int64) << shift)
         reached = tl.zeros((_RADIX,), tl.int64)
         for start in range(0, number, _BLOCK):
-            place = start + tl.arange(0, _BLOCK)
-            taken = place < number
-            amount = _weight(tl.load(shares + place, taken, other=0.0)) if WEIGHTS else taken.to(tl.int64)
-            above = _keys(values, place, taken)[None, :] >= threshold[:, None]
+            position = start + tl.arange(0, _BLOCK)
+            inside = position < number
+            amount = _weight(tl.load(shares + position, inside, other=0.0)) if WEIGHTS else inside.to(tl.int64)
+            above = _keys(values, position, inside)[None, :] >= threshold[:, None]
             reached += tl.sum(tl.where(above, amount[None, :], 0), 1)
         digits = tl.sum(((reached >= wanted) & (digit > 0)).to(tl.int64), 0)
         key += digits << shift
@@ -168,12 +156,12 @@ def _around(values, shares, number, key):
     one = tl.zeros((), tl.int64)
     equal = tl.zeros((), tl.int64)
     for start in range(0, number, _BLOCK):
-        place = start + tl.arange(0, _BLOCK)
-        taken = place < number
-        weight = _weight(tl.load(shares + place, taken, other=0.0))
-        found = _keys(values, place, taken)
-        has = taken & (found == key)
-        above += tl.sum(tl.where(taken & (found > key), weight, 0), 0)
+        position = start + tl.arange(0, _BLOCK)
+        inside = position < number
+        weight = _weight(tl.load(shares + position, inside, other=0.0))
+        found = _keys(values, position, inside)
+        has = inside & (found == key)
+        above += tl.sum(tl.where(inside & (found > key), weight, 0), 0)
         one = tl.maximum(one, tl.max(tl.where(has, weight, 0), 0))
         equal += tl.sum(has.to(tl.int64), 0)
     return above, one, equal
@@ -194,12 +182,12 @@ def _draw(logit_ids, values, shares, found, top_k, top_p, min_p, u, tokens, widt
     highest = -lowest - 1
     likeliest = tl.zeros((), tl.float32)
     for start in range(0, number, _BLOCK):
-        place = start + tl.arange(0, _BLOCK)
-        taken = place < number
-        key = _keys(values, place, taken)
-        lowest = tl.minimum(lowest, tl.min(tl.where(taken, key, _LAST), 0))
+        position = start + tl.arange(0, _BLOCK)
+        inside = position < number
+        key = _keys(values, position, inside)
+        lowest = tl.minimum(lowest, tl.min(tl.where(inside, key, _LAST), 0))
         highest = tl.maximum(highest, tl.max(key, 0))
-        likeliest = tl.maximum(likeliest, tl.max(tl.load(shares + place, taken, other=0.0), 0))
+        likeliest = tl.maximum(likeliest, tl.max(tl.load(shares + position, inside, other=0.0), 0))
     kept = _kept_by_min_p(shares, number, tl.load(min_p + row) * likeliest)
     k = tl.load(top_k + row)
     mass = tl.full((), _ONE, tl.int64)
@@ -226,8 +214,8 @@ def _kept_by_min_p(shares, number, least):
     """Weight of the candidates whose probability is ``least`` or more."""
     kept = tl.zeros((), tl.int64)
     for start in range(0, number, _BLOCK):
-        place = start + tl.arange(0, _BLOCK)
-        p = tl.load(shares + place, place < number, other=0.0)
+        position = start + tl.arange(0, _BLOCK)
+        p = tl.load(shares + position, position < number, other=0.0)
         kept += tl.sum(tl.where(p >= least, _weight(p), 0), 0)
     return kept
 
@@ -238,17 +226,17 @@ def _nth_with_key(logit_ids, values, number, key, n):
     seen = tl.zeros((), tl.int64)
     token = tl.zeros((), tl.int64)
     for start in range(0, number, _BLOCK):
-        place = start + tl.arange(0, _BLOCK)
-        taken = place < number
-        has = (taken & (_keys(values, place, taken) == key)).to(tl.int64)
+        position = start + tl.arange(0, _BLOCK)
+        inside = position < number
+        has = (inside & (_keys(values, position, inside) == key)).to(tl.int64)
         is_nth = (has > 0) & (seen + tl.cumsum(has, 0) == n + 1)
-        token += tl.sum(tl.where(is_nth, tl.load(logit_ids + place, taken, other=0), 0).to(tl.int64), 0)
+        token += tl.sum(tl.where(is_nth, tl.load(logit_ids + position, inside, other=0), 0).to(tl.int64), 0)
         seen += tl.sum(has, 0)
     return token
 
 
 def draw_ranked(logits: Tensor, probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, u: Tensor) -> Tensor:
-    """``kernels.ranked_draw.draw_ranked``: the tokens, [n] int64."""
+    """``kernels.sampling_ops.draw_ranked``: the tokens, [n] int64."""
     tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     for launch in _launches(logits, probs, top_k, top_p, min_p, u, tokens):
         launch.run()

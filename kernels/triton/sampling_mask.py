@@ -1,4 +1,4 @@
-"""Packed token masks, applied to logits: bits are read, and only what is banned is written."""
+"""Triton kernel that applies packed token masks to logits, writing only forbidden tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _mask(logits, lines, words, width, num_words, BLOCK: tl.constexpr):
 
 
 def mask_logits(logits: Tensor, lines: Tensor, words: Tensor) -> None:
-    """``kernels.token_masks.mask_logits``: logits [S, V] fp32 are changed in place."""
+    """``kernels.sampling_ops.mask_logits``: logits [S, V] fp32 are changed in place."""
     _launch(logits, lines, words).run()
 
 
@@ -38,7 +38,7 @@ def _launch(logits: Tensor, lines: Tensor, words: Tensor) -> Launch:
 
 
 def variants() -> Iterator[tuple[str, Launch]]:
-    """The compilations for vocabularies that are a multiple of 16, and that are not."""
+    """Yield the compilations for vocabularies that are a multiple of 16, and others."""
     for name, width in (("aligned", 128_256), ("odd", 50_257)):
         words = meta(8, cdiv(width, 32), dtype=torch.int32)
         lines = meta(8, dtype=torch.int64)

@@ -14,7 +14,6 @@ from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.profiling.step_profiler import measure_steps
 from rootgraft.engine.profiling.step_report import Part, StepLoad, StepTimes
 from rootgraft.kernels import machine_limits, ops
-from rootgraft.kernels.cpu import native_calls
 
 KERNELS = {"linear", "attention", "rope and KV", "norm", "activation"}
 FLAGS = ("--device", "cpu", "--num-gpu-blocks-override", "400", "--threads", "1")
@@ -47,7 +46,7 @@ def test_the_parts_are_the_step(tiny_llama: Path, load: StepLoad) -> None:
     assert times.tokens >= load.rows + (load.prefill > 0)
     assert {name for name, part in times.parts.items() if part.limit} == {"linear", "attention", "head"}
     assert {name for name, part in times.parts.items() if part.is_forward} >= KERNELS | {"head"}
-    assert native_calls.listener() is None
+    assert ops.native_kernels().library.listener is None
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from rootgraft.kernels import backend, ops
-from rootgraft.kernels.cpu import thread_count
 from rootgraft.kernels.cpu.build import BuildError
 from rootgraft.kernels.cpu.native_ops import Kernels
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    before = thread_count.count()
+    native = ops.native_kernels()
+    before = torch.get_num_threads() if native is None else native.library.num_threads
     ops.set_threads(1)
     with torch.inference_mode():
         yield
@@ -24,7 +24,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def kernels() -> Kernels:
-    loaded = backend.load()
+    loaded = backend.LIBRARY.native
     if isinstance(loaded, BuildError):
         pytest.skip(str(loaded))
     return loaded

@@ -67,5 +67,5 @@ def test_only_what_reads_nothing_back_is_captured(log: list[str], monkeypatch: p
     assert isinstance(ops.capture_for(cache), cuda_graph.Capture)
     assert ops.capture_for(cache.float()) is None, "fp32 runs in plain torch"
     assert ops.capture_for(torch.zeros(4, 1, 16, 24, dtype=torch.bfloat16)) is None, "heads of 24 too"
-    monkeypatch.setattr(backend, "_native_enabled", False)
+    monkeypatch.setattr(backend.LIBRARY, "enabled", False)
     assert ops.capture_for(cache) is None

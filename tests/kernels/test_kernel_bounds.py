@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,37 +40,32 @@ def spoil(batch, name: str, index, value: int):
 def test_attention_refuses(name, index, value):
     batch = spoil(ragged_batch([(2, 30), (1, 20)]), name, index, value)
     with pytest.raises(IndexError, match="lead outside"):
-        ops.attention(*batch.args, scale=0.1)
+        ops.attention(*batch.args, ops.AttentionParams(scale=0.1))
 
 
 def test_attention_refuses_tensors_that_do_not_fit():
     batch = ragged_batch([(2, 30), (1, 20)])
-    arguments = list(batch.args)
-    arguments[3] = arguments[3].long()
+    params = ops.AttentionParams(scale=0.1)
     with pytest.raises(ValueError, match=r"page_table must be a contiguous torch.int32 CPU tensor of shape \[2, 2\]"):
-        ops.attention(*arguments, scale=0.1)
-    arguments = list(batch.args)
-    arguments[5] = arguments[5][:1]
+        ops.attention(*replace(batch, page_table=batch.page_table.long()).args, params)
     with pytest.raises(ValueError, match="context_len"):
-        ops.attention(*arguments, scale=0.1)
-    arguments = list(batch.args)
-    arguments[0] = arguments[0][:, :8].contiguous()
+        ops.attention(*replace(batch, context_len=batch.context_len[:1]).args, params)
     with pytest.raises(ValueError, match="do not fit"):
-        ops.attention(*arguments, scale=0.1)
+        ops.attention(*replace(batch, q=batch.q[:, :8].contiguous()).args, params)
 
 
 @pytest.mark.parametrize(("name", "index", "value"), [("page_table", (0, 1), 1000), ("context_len", 0, 33)])
 def test_attention_over_8_bits_refuses(name, index, value):
     batch = spoil(ragged_batch([(2, 30), (1, 20)]).in_int8(), name, index, value)
     with pytest.raises(IndexError, match="lead outside"):
-        ops.attention(*batch.args, scale=0.1)
+        ops.attention(*batch.args, ops.AttentionParams(scale=0.1))
 
 
 def test_pages_of_8_bits_must_hold_whole_panels():
     caches = torch.zeros(2, 5, 1, 8, 16 + 4, dtype=int8_kv_layout.DTYPE)
     where = torch.tensor([0])
     with pytest.raises(ValueError, match="a multiple of 16 cells: 8"):
-        ops.rope_store_kv(torch.ones(1, 48), where, None, where, *caches, 1, 1, None, None, 1e-6, 0.0)
+        ops.rope_store_kv(torch.ones(1, 48), where, where, *caches, ops.RopeParams(1, 1))
 
 
 @pytest.mark.parametrize(
@@ -81,10 +77,9 @@ def test_rope_store_kv_refuses(positions, loc):
         ops.rope_store_kv(
             torch.ones(2, 48),
             torch.tensor(positions),
-            torch.ones(10, 16),
             torch.tensor(loc),
             *caches,
-            *(1, 1, None, None, 1e-6, 0.0),
+            ops.RopeParams(1, 1, torch.ones(10, 16)),
         )
     assert not caches.any()
 
@@ -97,7 +92,7 @@ def test_rope_store_kv_refuses_tensors_that_do_not_fit(changes):
     where = torch.tensor([0])
     with pytest.raises(ValueError, match=r"cos_sin has|a head norm must be"):
         ops.rope_store_kv(
-            torch.ones(1, 48), where, table, where, *torch.zeros(2, 5, 1, 16, 16), *(1, 1, norm, None, 1e-6, 0.0)
+            torch.ones(1, 48), where, where, *torch.zeros(2, 5, 1, 16, 16), ops.RopeParams(1, 1, table, norm)
         )
 
 
@@ -114,7 +109,6 @@ GUARDED = '''
 import ctypes, mmap, sys
 import torch
 from rootgraft.kernels import ops
-from rootgraft.kernels.layouts import int8_kv_layout
 
 AT_END = sys.argv[1] == "end"
 libc = ctypes.CDLL(None)
@@ -165,11 +159,12 @@ for dtype in (torch.bfloat16, torch.float32):
         queries = [min(length, 40) for length in lengths]
         start = guard(torch.tensor([0, queries[0], sum(queries)], dtype=torch.int32))
         q = guard(torch.randn(sum(queries), 6, head_dim).to(dtype))
-        ops.attention(q, k, v, guard(table), start, guard(torch.tensor(lengths, dtype=torch.int32)), 40, 500, scale=1.0)
+        batch = ops.PagedBatch(guard(table), start, guard(torch.tensor(lengths, dtype=torch.int32)), 40, 500)
+        ops.attention(q, k, v, batch, ops.AttentionParams(1.0))
         qkv, norm = guard(torch.randn(3, 10 * head_dim).to(dtype)), guard(torch.randn(head_dim).to(dtype))
         where = guard(torch.tensor([0, 1, sum(pages) * page - 1]))
         positions, cos_sin = guard(torch.tensor([0, 2, 4])), guard(torch.randn(5, head_dim // 2))
-        ops.rope_store_kv(qkv, positions, cos_sin, where, k, v, 6, 2, norm, norm, 1e-6, 0.0)
+        ops.rope_store_kv(qkv, positions, where, k, v, ops.RopeParams(6, 2, cos_sin, norm, norm, 1e-6))
 print("whole")
 '''
 

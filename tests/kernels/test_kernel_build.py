@@ -13,6 +13,7 @@ from support.kernels.ragged_batches import assert_close, instruction_sets, ragge
 
 from rootgraft.kernels import ops, reference
 from rootgraft.kernels.cpu import build
+from rootgraft.kernels.cpu.native_library import NativeLibrary
 from rootgraft.kernels.cpu.native_ops import Kernels
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +70,7 @@ def test_a_library_of_other_arguments_is_refused(small_library):
         'extern "C" long pack_linear_size() { return 8; }\n'
     )
     with pytest.raises(build.BuildError, match="pack_linear expects 8 bytes of arguments, not 40"):
-        Kernels(build.load_library(small_library / "cache"))
+        Kernels(NativeLibrary(build.load_library(small_library / "cache")))
 
 
 def test_two_processes_at_once(small_library):
@@ -109,14 +110,14 @@ def test_the_cache_follows_xdg(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_lesser_instruction_sets(arch, dtype):
     """What other machines would compile, run on this one."""
-    kernels = Kernels(build.load_library(build.default_cache(), arch))
-    assert kernels.instruction_set != ""
+    kernels = Kernels(NativeLibrary(build.load_library(build.default_cache(), arch)))
+    assert kernels.library.instruction_set != ""
     for options in ({}, {"window": 20}, {"soft_cap": 5.0}):
         batch = ragged_batch([(1, 300), (40, 90), (7, 7)], dtype=dtype)
-        arguments = batch.args[:6]
-        out = kernels.attention(*arguments, 0.125, options.get("window"), options.get("soft_cap"))
+        params = ops.AttentionParams(0.125, **options)
+        out = kernels.attention(*batch.args, params)
         assert_close(out, batch.expected(scale=0.125, **options))
-        alone = kernels.attention(*batch.pick(1, 8, 9).args[:6], 0.125, options.get("window"), options.get("soft_cap"))
+        alone = kernels.attention(*batch.pick(1, 8, 9).args, params)
         assert torch.equal(alone[0], out[9])
     x, weight = torch.randn(9, 70).to(dtype), torch.randn(50, 70).to(dtype)
     layer = kernels.pack_linear(weight, None)
@@ -128,10 +129,11 @@ def test_lesser_instruction_sets(arch, dtype):
         assert_close(kernels.gated_activation(x * 8, kind), reference.gated_activation(x * 8, kind))
     qkv, caches, table = torch.randn(4, 5 * 64).to(dtype), torch.zeros(2, 2, 1, 4, 64).to(dtype), torch.randn(9, 48)
     where, expected = torch.tensor([0, 3, 5, 7]), caches.clone()
-    q = kernels.rope_store_kv(qkv, where, table, where, *caches, 3, 1, None, None, 1e-5, 0.0)
-    assert_close(q, reference.rope_store_kv(qkv, where, table, where, *expected, 3, 1, None, None, 1e-5, 0.0))
+    params = ops.RopeParams(3, 1, table)
+    q = kernels.rope_store_kv(qkv, where, where, *caches, params)
+    assert_close(q, reference.rope_store_kv(qkv, where, where, *expected, params))
     assert_close(caches, expected)
 
 
 def test_the_status_names_the_instruction_set(kernels):
-    assert ops.native_status() == f"CPU kernels: native, {kernels.instruction_set}, 1 threads"
+    assert ops.native_status() == f"CPU kernels: native, {kernels.library.instruction_set}, 1 threads"

@@ -19,7 +19,7 @@ OPTIONS = [{}, {"window": 37}, {"soft_cap": 20.0}]
 
 
 def attend(batch: RaggedBatch, **options) -> torch.Tensor:
-    return ops.attention(*batch.args, scale=0.125, **options)
+    return ops.attention(*batch.args, ops.AttentionParams(scale=0.125, **options))
 
 
 def same(actual: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -115,8 +115,8 @@ def test_rope_store_kv(dtype):
     where = torch.arange(100)
 
     def run(part: slice, caches: torch.Tensor) -> torch.Tensor:
-        arguments = (table, where[part], *caches, 6, 2, norm, norm, 1e-6, 0.0)
-        return ops.rope_store_kv(qkv[part], where[part], *arguments)
+        params = ops.RopeParams(6, 2, table, norm, norm, 1e-6)
+        return ops.rope_store_kv(qkv[part], where[part], where[part], *caches, params)
 
     whole_caches, caches = torch.zeros(2, 2, 7, 2, 16, 64, dtype=dtype)
     whole = on_two_threads(lambda: run(slice(None), whole_caches))

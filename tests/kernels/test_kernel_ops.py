@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.kernels.ragged_batches import assert_close, ragged_batch, row_shapes
 
 from rootgraft.kernels import memory, ops, reference
-from rootgraft.kernels.token_masks import mask_logits
+from rootgraft.kernels.sampling_ops import mask_logits
 
 TYPES = st.sampled_from([torch.bfloat16, torch.float32, torch.float16])
 SETTINGS = settings(max_examples=60, deadline=None)
@@ -45,24 +45,24 @@ def test_attention(rows, kv_heads, group, head_dim, page_size, window, soft_cap,
         seed=seed,
     )
     options = {"scale": head_dim**-0.5, "window": window, "soft_cap": soft_cap}
-    assert_close(ops.attention(*batch.args, **options), batch.expected(**options))
+    assert_close(ops.attention(*batch.args, ops.AttentionParams(**options)), batch.expected(**options))
 
 
 def test_attention_with_a_negative_scale():
     batch = ragged_batch([(3, 90)])
-    assert_close(ops.attention(*batch.args, scale=-0.1), batch.expected(scale=-0.1))
+    assert_close(ops.attention(*batch.args, ops.AttentionParams(scale=-0.1)), batch.expected(scale=-0.1))
 
 
 def test_attention_with_large_scores():
     """Scores of hundreds: the softmax is one key's, and nothing overflows."""
     batch = ragged_batch([(3, 300)], dtype=torch.float32)
-    assert_close(ops.attention(*batch.args, scale=30.0), batch.expected(scale=30.0))
+    assert_close(ops.attention(*batch.args, ops.AttentionParams(scale=30.0)), batch.expected(scale=30.0))
 
 
 def test_attention_shows_a_nan():
     batch = ragged_batch([(2, 20)])
     batch.k_cache[batch.page_table[0, 0], 0, 3] = float("nan")
-    out = ops.attention(*batch.args, scale=0.1).view(2, 3, 3, 64)
+    out = ops.attention(*batch.args, ops.AttentionParams(scale=0.1)).view(2, 3, 3, 64)
     assert out[:, 0].isnan().all()
     assert not out[:, 1:].isnan().any()
 
@@ -211,9 +211,9 @@ def test_rope_store_kv(tokens, kv_heads, group, head_dim, rotary, page_size, nor
     loc = torch.randperm(20 * page_size, generator=generator)[:tokens]
     table = None if rotary is None else randn(seed + 2, 50, int(head_dim * rotary) // 2 * 2)
     q_norm, k_norm = (randn(seed + 3, head_dim, dtype=norm_dtype) if norm else None for norm in norms)
-    shared = (heads, kv_heads, q_norm, k_norm, 1e-6, 1.0)
-    q = ops.rope_store_kv(qkv, positions, table, loc, *caches, *shared)
-    expected = reference.rope_store_kv(qkv, positions, table, loc, *expected_caches, *shared)
+    params = ops.RopeParams(heads, kv_heads, table, q_norm, k_norm, 1e-6, 1.0)
+    q = ops.rope_store_kv(qkv, positions, loc, *caches, params)
+    expected = reference.rope_store_kv(qkv, positions, loc, *expected_caches, params)
     assert q.shape == (tokens, heads, head_dim)
     assert_close(q, expected)
     assert_close(caches, expected_caches)
@@ -255,7 +255,7 @@ def test_torch_serves_when_native_is_off():
         assert "turned off" in ops.native_status()
         assert ops.pack_linear(weight).kernels is None
         assert_close(ops.linear(x, ops.pack_linear(weight)), reference.linear(x, weight, None))
-        assert torch.equal(ops.attention(*batch.args, scale=0.1), batch.expected(scale=0.1))
+        assert torch.equal(ops.attention(*batch.args, ops.AttentionParams(scale=0.1)), batch.expected(scale=0.1))
     finally:
         ops.use_native(True)
 

@@ -11,6 +11,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from rootgraft.kernels import reference
+from rootgraft.kernels.layouts.attention_arguments import RopeParams
 
 FP32 = {"atol": 1e-5, "rtol": 1e-5}
 
@@ -91,7 +92,7 @@ def test_rope_is_transformers(rotary_dim):
     qkv = torch.randn(4, (4 + 2 * 2) * 32)
     cache = torch.zeros(2, 3, 2, 4, 32)
     loc = torch.tensor([11, 0, 6, 7])
-    q = reference.rope_store_kv(qkv, positions, table, loc, cache[0], cache[1], 4, 2, None, None, 1e-6, 0.0)
+    q = reference.rope_store_kv(qkv, positions, loc, cache[0], cache[1], RopeParams(4, 2, table))
 
     heads = qkv.view(4, 8, 32).transpose(0, 1)[None]
     turned, _ = apply_rotary_pos_emb(heads[..., :rotary_dim], heads[..., :rotary_dim], cos, sin)
@@ -108,7 +109,8 @@ def test_head_norms_come_before_the_rotation():
     q_norm, k_norm = torch.randn(16), torch.randn(16)
     cache = torch.zeros(2, 1, 1, 8, 16)
     positions = torch.tensor([1, 2, 3])
-    q = reference.rope_store_kv(qkv, positions, table, positions, cache[0], cache[1], 2, 1, q_norm, k_norm, 1e-6, 1.0)
+    params = RopeParams(2, 1, table, q_norm, k_norm, 1e-6, 1.0)
+    q = reference.rope_store_kv(qkv, positions, positions, cache[0], cache[1], params)
     heads = qkv.view(3, 4, 16)
     for got, head, norm in ((q, heads[:, :2], q_norm), (cache[0, 0, 0, 1:4, None], heads[:, 2:3], k_norm)):
         normed = functional.rms_norm(head, (16,), norm + 1.0, 1e-6)

@@ -19,6 +19,7 @@ from support.kernels.ragged_batches import (
 
 from rootgraft.kernels import memory, ops, reference
 from rootgraft.kernels.cpu import build
+from rootgraft.kernels.cpu.native_library import NativeLibrary
 from rootgraft.kernels.cpu.native_ops import Kernels
 from rootgraft.kernels.layouts import int8_kv_layout
 
@@ -86,10 +87,10 @@ def test_rope_store_kv(tokens, kv_heads, group, head_dim, page_size, norms, dtyp
     table = torch.randn(50, head_dim, generator=generator)
     norm = torch.randn(head_dim, generator=generator).to(torch.bfloat16) if norms else None
     caches, expected = empty_caches(4, kv_heads, page_size, head_dim), empty_caches(4, kv_heads, page_size, head_dim)
-    rest = (heads, kv_heads, norm, norm, 1e-6, 0.0)
+    rest = ops.RopeParams(heads, kv_heads, table, norm, norm, 1e-6)
     positions = torch.randint(0, 50, (tokens,), generator=generator)
-    q = ops.rope_store_kv(qkv, positions, table, page * page_size + cell, *caches, *rest)
-    assert_close(q, reference.rope_store_kv(qkv, positions, table, page * page_size + cell, *expected, *rest))
+    q = ops.rope_store_kv(qkv, positions, page * page_size + cell, *caches, rest)
+    assert_close(q, reference.rope_store_kv(qkv, positions, page * page_size + cell, *expected, rest))
     assert torch.equal(caches[1], expected[1])
     keys, known = (int8_kv_layout.keys(cache[0]).transpose(1, 2) for cache in (caches, expected))
     step = known[page, cell].abs().amax(-1, keepdim=True) / 127
@@ -102,7 +103,7 @@ def test_an_infinity_stays_in_its_cell():
     qkv = torch.randn(2, 3 * 64, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     qkv[0, 64:] = float("inf")
     caches = torch.zeros(2, 1, 1, 16, 64 + int8_kv_layout.SCALE_BYTES, dtype=int8_kv_layout.DTYPE)
-    ops.rope_store_kv(qkv, torch.arange(2), None, torch.arange(2), *caches, 1, 1, None, None, 0.0, 0.0)
+    ops.rope_store_kv(qkv, torch.arange(2), torch.arange(2), *caches, ops.RopeParams(1, 1))
     for read, cache, first in ((int8_kv_layout.keys, caches[0], 64), (int8_kv_layout.values, caches[1], 128)):
         kept = read(cache)[0, 0]
         assert not kept[0].isfinite().any()
@@ -127,12 +128,12 @@ def test_attention(rows, kv_heads, group, head_dim, page_size, window, soft_cap,
     shape = {"heads": kv_heads * group, "kv_heads": kv_heads, "head_dim": head_dim, "page_size": page_size}
     batch = ragged_batch(rows, **shape, dtype=dtype, seed=seed).in_int8()
     options = {"scale": head_dim**-0.5, "window": window, "soft_cap": soft_cap}
-    assert_near(ops.attention(*batch.args, **options), batch.expected(**options))
+    assert_near(ops.attention(*batch.args, ops.AttentionParams(**options)), batch.expected(**options))
 
 
 def test_attention_with_a_negative_scale():
     batch = ragged_batch([(3, 90)]).in_int8()
-    assert_near(ops.attention(*batch.args, scale=-0.1), batch.expected(scale=-0.1))
+    assert_near(ops.attention(*batch.args, ops.AttentionParams(scale=-0.1)), batch.expected(scale=-0.1))
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-45, 2e-43, 1e-38])
@@ -140,13 +141,13 @@ def test_queries_of_next_to_nothing_see_all_keys_alike(size):
     batch = ragged_batch([(3, 90), (40, 70)], dtype=torch.float32)
     batch.q[:] = size
     batch = batch.in_int8()
-    assert_near(ops.attention(*batch.args, scale=0.125), batch.expected(scale=0.125))
+    assert_near(ops.attention(*batch.args, ops.AttentionParams(scale=0.125)), batch.expected(scale=0.125))
 
 
 def test_one_key_is_read_exactly():
     """A single weight is the largest byte, and rounds nothing."""
     batch = ragged_batch([(1, 1)] * 20, dtype=torch.float32).in_int8()
-    assert_close(ops.attention(*batch.args, scale=0.125), batch.expected(scale=0.125))
+    assert_close(ops.attention(*batch.args, ops.AttentionParams(scale=0.125)), batch.expected(scale=0.125))
 
 
 @pytest.mark.parametrize("at", [0, 700])
@@ -162,16 +163,16 @@ def test_many_small_weights_beside_a_large_one_keep_their_sum(at):
     batch = batch.in_int8()
     exact = batch.expected(scale=1.0)
     assert 0.45 < exact.mean() < 0.55
-    torch.testing.assert_close(ops.attention(*batch.args, scale=1.0), exact, rtol=0.02, atol=0.0)
+    torch.testing.assert_close(ops.attention(*batch.args, ops.AttentionParams(scale=1.0)), exact, rtol=0.02, atol=0.0)
 
 
 def test_masked_cells_do_not_matter_whatever_they_hold(kernels):
     batch = ragged_batch([(1, 33), (40, 100), (1, 17)], page_size=32).in_int8()
-    first = ops.attention(*batch.args, scale=0.125)
+    first = ops.attention(*batch.args, ops.AttentionParams(scale=0.125))
     for cache in (batch.k_cache, batch.v_cache):
         scales = cache.flatten(2)[..., 32 * 64 :].view(torch.float32)
         scales[scales.isnan()] = float("inf")
-    assert torch.equal(first, ops.attention(*batch.args, scale=0.125))
+    assert torch.equal(first, ops.attention(*batch.args, ops.AttentionParams(scale=0.125)))
 
 
 @SETTINGS
@@ -197,18 +198,18 @@ def test_lesser_instruction_sets(arch):
     """What other machines would compile, run on this one."""
     if arch == "skylake-avx512" and "AVX-512" not in ops.native_status():
         pytest.skip("no AVX-512")
-    kernels = Kernels(build.load_library(build.default_cache(), arch))
+    kernels = Kernels(NativeLibrary(build.load_library(build.default_cache(), arch)))
     for options in ({}, {"window": 20}, {"soft_cap": 5.0}):
         batch = ragged_batch([(1, 300), (40, 90), (7, 7)]).in_int8()
-        limits = (options.get("window"), options.get("soft_cap"))
-        out = kernels.attention(*batch.args[:6], 0.125, *limits)
+        params = ops.AttentionParams(0.125, **options)
+        out = kernels.attention(*batch.args, params)
         assert_near(out, batch.expected(scale=0.125, **options))
-        assert torch.equal(kernels.attention(*batch.pick(1, 8, 9).args[:6], 0.125, *limits)[0], out[9])
+        assert torch.equal(kernels.attention(*batch.pick(1, 8, 9).args, params)[0], out[9])
     qkv = torch.randn(4, 5 * 64, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-    where, rest = torch.tensor([0, 3, 17, 30]), (3, 1, None, None, 1e-5, 0.0)
+    where, rest = torch.tensor([0, 3, 17, 30]), ops.RopeParams(3, 1)
     caches, expected = empty_caches(2, 1, 16, 64), empty_caches(2, 1, 16, 64)
-    kernels.rope_store_kv(qkv, where, None, where, *caches, *rest)
-    reference.rope_store_kv(qkv, where, None, where, *expected, *rest)
+    kernels.rope_store_kv(qkv, where, where, *caches, rest)
+    reference.rope_store_kv(qkv, where, where, *expected, rest)
     assert torch.equal(caches, expected)
 
 
@@ -243,10 +244,10 @@ def test_alone_and_in_a_batch_the_same_bits(kernels, dtype, options):
 def test_in_chunks_the_same_bits(kernels, cuts, shift, window, head_dim):
     """Few queries are multiplied by vectors, many by AMX where the machine has it and heads fill its registers."""
     batch = ragged_batch([(400, 400 + shift)], heads=4, kv_heads=2, head_dim=head_dim).in_int8()
-    whole = ops.attention(*batch.args, scale=0.125, window=window)
+    whole = ops.attention(*batch.args, ops.AttentionParams(scale=0.125, window=window))
     edges = [0, *sorted(cuts), 400]
     pieces = [
-        ops.attention(*batch.pick(0, begin, end).args, scale=0.125, window=window)
+        ops.attention(*batch.pick(0, begin, end).args, ops.AttentionParams(scale=0.125, window=window))
         for begin, end in itertools.pairwise(edges)
     ]
     assert torch.equal(torch.cat(pieces), whole)
@@ -255,9 +256,9 @@ def test_in_chunks_the_same_bits(kernels, cuts, shift, window, head_dim):
 @pytest.mark.parametrize("rows", [[(1, 2000)], [(1, 900), (2, 1500)], [(1, 200)] * 9, [(300, 900), (1, 50)]])
 def test_on_two_threads_the_same_bits(kernels, rows):
     batch = ragged_batch(rows).in_int8()
-    alone = ops.attention(*batch.args, scale=0.125)
+    alone = ops.attention(*batch.args, ops.AttentionParams(scale=0.125))
     ops.set_threads(2)
-    assert torch.equal(ops.attention(*batch.args, scale=0.125), alone)
+    assert torch.equal(ops.attention(*batch.args, ops.AttentionParams(scale=0.125)), alone)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from rootgraft.kernels import ops, quantised_weights
 from rootgraft.kernels.cpu import build
-from rootgraft.kernels.cpu.arena import WeightArena
+from rootgraft.kernels.cpu.native_library import NativeLibrary
 from rootgraft.kernels.cpu.native_quantised import QuantisedKernels
 from rootgraft.kernels.layouts.packed_weights import Format, QuantisedLinear
 
@@ -194,7 +194,7 @@ def test_lesser_instruction_sets(arch):
     """What other machines would compile, run on this one: integer sums are exact, so blocks give the same bits."""
     if arch == "skylake-avx512" and "AVX-512" not in ops.native_status():
         pytest.skip("no AVX-512")
-    kernels = QuantisedKernels(build.load_library(build.default_cache(), arch), WeightArena())
+    kernels = QuantisedKernels(NativeLibrary(build.load_library(build.default_cache(), arch)))
     weight, x = randn(0, 70, 192), with_outliers(randn(1, 9, 192, dtype=torch.bfloat16), 0.02)
     for name, dynamic in itertools.product(BLOCKS, (True, False)):
         raw, exact = blocks(name, weight)
@@ -221,7 +221,7 @@ def test_amx_gives_the_bits_of_vectors(columns, tokens):
     """Its sums are exact, and scaled alike."""
     if "AMX" not in ops.native_status():
         pytest.skip("no AMX")
-    vectors = QuantisedKernels(build.load_library(build.default_cache(), "icelake-server"), WeightArena())
+    vectors = QuantisedKernels(NativeLibrary(build.load_library(build.default_cache(), "icelake-server")))
     x, weight, bias = with_outliers(randn(1, tokens, 192), 0.02), randn(0, columns, 192), randn(2, columns)
     raw = {name: blocks(name, weight)[0] for name in BLOCKS}
     for plain, dtype in itertools.product(

@@ -49,7 +49,9 @@ def tree_batch(
 
 def assert_right_and_as_alone(batch: RaggedBatch, **options) -> None:
     assert_same_bits_as_alone(batch, scale=0.2, **options)
-    assert_close(ops.attention(*batch.args, scale=0.2, **options), batch.expected(scale=0.2, **options))
+    assert_close(
+        ops.attention(*batch.args, ops.AttentionParams(scale=0.2, **options)), batch.expected(scale=0.2, **options)
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -126,13 +128,13 @@ def test_other_caches_behind_the_same_tables(threads):
     torch.manual_seed(0)
     rows = [(0, 0, 700, 2), (0, 600, 60, 3), (0, 300, 400, 200)]
     batch = tree_batch(rows, 16, torch.bfloat16, (6, 2))
-    assert_close(ops.attention(*batch.args, scale=0.2), batch.expected(scale=0.2))
+    assert_close(ops.attention(*batch.args, ops.AttentionParams(scale=0.2)), batch.expected(scale=0.2))
     for heads, head_dim in [((4, 4), 32), ((6, 2), 64), ((6, 2), 32)]:
         caches = torch.randn(2, batch.k_cache.shape[0], heads[1], 16, head_dim).bfloat16()
         q = torch.randn(batch.q.shape[0], heads[0], head_dim).bfloat16()
         other = replace(batch, q=q, k_cache=caches[0], v_cache=caches[1])
-        assert_close(ops.attention(*other.args, scale=0.2), other.expected(scale=0.2))
+        assert_close(ops.attention(*other.args, ops.AttentionParams(scale=0.2)), other.expected(scale=0.2))
     fewer = replace(batch, k_cache=batch.k_cache[:-1].contiguous(), v_cache=batch.v_cache[:-1].contiguous())
     with pytest.raises(IndexError, match="lead outside"):
-        ops.attention(*fewer.args, scale=0.2)
-    assert_close(ops.attention(*batch.args, scale=0.2), batch.expected(scale=0.2))
+        ops.attention(*fewer.args, ops.AttentionParams(scale=0.2))
+    assert_close(ops.attention(*batch.args, ops.AttentionParams(scale=0.2)), batch.expected(scale=0.2))

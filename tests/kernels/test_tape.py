@@ -151,9 +151,7 @@ def test_a_replay_reports_what_a_call_would() -> None:
     qkv = torch.randn(1, 3 * 16)
     positions, cells = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     k, v = torch.zeros(2, 1, 4, 16), torch.zeros(2, 1, 4, 16)
-    _, tape = ops.record(
-        lambda: ops.rope_store_kv(qkv, positions, None, cells, k, v, 1, 1, None, None, 1e-5, 0.0), ops.Buffers(1)
-    )
+    _, tape = ops.record(lambda: ops.rope_store_kv(qkv, positions, cells, k, v, ops.RopeParams(1, 1)), ops.Buffers(1))
     assert tape is not None
     cells.fill_(8)
     with pytest.raises(IndexError, match="recorded op 0"):

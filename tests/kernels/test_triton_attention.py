@@ -16,8 +16,8 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 
 def assert_right(batch: RaggedBatch, **options: object) -> None:
     options = {"scale": 0.15, **options}
-    assert attention.takes(*batch.args[:4])
-    assert_close(ops.attention(*batch.args, **options), batch.expected(**options))
+    assert attention.takes(*batch.args[:3], batch.page_table)
+    assert_close(ops.attention(*batch.args, ops.AttentionParams(**options)), batch.expected(**options))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -58,7 +58,7 @@ def test_a_nan_is_shown():
     batch = ragged_batch([(1, 200), (2, 20)], heads=2, kv_heads=2, dtype=torch.float32)
     for row in (0, 1):
         batch.k_cache[batch.page_table[row, 0], 0, 3] = float("nan")
-    out = ops.attention(*batch.args, scale=0.1).view(3, 2, 64)
+    out = ops.attention(*batch.args, ops.AttentionParams(scale=0.1)).view(3, 2, 64)
     assert out[:, 0].isnan().all()
     assert not out[:, 1].isnan().any()
 
@@ -72,7 +72,8 @@ def test_rows_and_tokens_that_pad_a_batch_are_skipped(max_query):
     table = torch.zeros(5, 60, dtype=torch.int32)
     table[:2, : batch.page_table.shape[1]] = batch.page_table
     q = torch.cat([batch.q, torch.full((3, *batch.q.shape[1:]), float("nan"), dtype=torch.float16)])
-    out = ops.attention(q, batch.k_cache, batch.v_cache, table, starts, contexts, max_query, 900, scale=0.15)
+    padded = ops.PagedBatch(table, starts, contexts, max_query, 900)
+    out = ops.attention(q, batch.k_cache, batch.v_cache, padded, ops.AttentionParams(0.15))
     assert_close(out[:-3], batch.expected(scale=0.15))
 
 
@@ -87,8 +88,8 @@ def test_splits_fill_the_device_and_are_worth_a_program():
 def test_what_no_kernel_computes_goes_to_torch():
     ops.use_native(False)
     for batch in (ragged_batch([(1, 9)], page_size=3), ragged_batch([(2, 9)], head_dim=24)):
-        assert not attention.takes(*batch.args[:4])
-        assert torch.equal(ops.attention(*batch.args, scale=0.1), batch.expected(scale=0.1))
+        assert not attention.takes(*batch.args[:3], batch.page_table)
+        assert torch.equal(ops.attention(*batch.args, ops.AttentionParams(scale=0.1)), batch.expected(scale=0.1))
     ops.use_native(True)
 
 

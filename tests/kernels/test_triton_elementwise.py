@@ -7,6 +7,7 @@ import torch
 from support.kernels.ragged_batches import assert_close
 
 from rootgraft.kernels import reference
+from rootgraft.kernels.layouts.attention_arguments import RopeParams
 from rootgraft.kernels.triton import activation, norm, pages, rope
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -58,10 +59,10 @@ def test_rope_store_kv(dtype, heads, kv_heads, dim, rotary, page_size, is_normed
     positions, loc = torch.randint(0, 50, (tokens,)), torch.randperm(20 * page_size)[:tokens]
     table = None if rotary is None else torch.randn(50, rotary)
     norms = tuple(torch.randn(2, dim).to(dtype)) if is_normed else (None, None)
-    shared = (heads, kv_heads, *norms, 1e-6, 1.0)
-    assert rope.takes(qkv, *caches, *norms)
-    q = rope.rope_store_kv(qkv, positions, table, loc, *caches, *shared)
-    expected = reference.rope_store_kv(qkv, positions, table, loc, *expected_caches, *shared)
+    params = RopeParams(heads, kv_heads, table, *norms, 1e-6, 1.0)
+    assert rope.takes(qkv, *caches, params)
+    q = rope.rope_store_kv(qkv, positions, loc, *caches, params)
+    expected = reference.rope_store_kv(qkv, positions, loc, *expected_caches, params)
     assert_close(q, expected)
     assert_close(caches, expected_caches)
     assert torch.equal(caches[1], expected_caches[1])
@@ -69,9 +70,8 @@ def test_rope_store_kv(dtype, heads, kv_heads, dim, rotary, page_size, is_normed
 
 def test_a_token_that_pads_a_batch_is_not_stored():
     qkv, caches = torch.randn(2, 3 * 64), torch.zeros(2, 3, 1, 4, 64)
-    rope.rope_store_kv(
-        qkv, torch.tensor([3, 0]), torch.randn(9, 64), torch.tensor([5, -1]), *caches, 1, 1, None, None, 0.0, 0.0
-    )
+    params = RopeParams(1, 1, torch.randn(9, 64))
+    rope.rope_store_kv(qkv, torch.tensor([3, 0]), torch.tensor([5, -1]), *caches, params)
     assert caches[1].nonzero()[:, :3].unique(dim=0).tolist() == [[1, 0, 1]]
     assert caches[0].nonzero()[:, :3].unique(dim=0).tolist() == [[1, 0, 1]]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from rootgraft.kernels import lora_reference
 from rootgraft.kernels.lora_ops import Factors, Segments, SlotTable, Tiles, lora_embed, lora_shrink_expand
 from rootgraft.kernels.triton import lora_config
-from rootgraft.kernels.triton.lora_tiles import make_tiles
+from rootgraft.kernels.triton.lora_config import make_tiles
 from rootgraft.lora.segments import StaticSegments, make_segments
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -73,7 +73,7 @@ def both(
     y = torch.randn(len(slots), sum(table.sizes), generator=g).to(y_dtype)
     actual, expected = y.clone(), y.clone()
     lora_shrink_expand(actual, x, table, segments or segments_of(slots))
-    lora_reference.lora_shrink_expand(expected, x, None, table.factors, table.sizes, segments_of(slots))
+    lora_reference.lora_shrink_expand(expected, x, None, table, segments_of(slots))
     return y, actual, expected
 
 
@@ -138,7 +138,7 @@ def test_embedding(dtype, y_dtype):
     actual, expected = y_aligned.clone(), y.clone()
     segments = segments_of([1, -1] * 10)
     lora_embed(actual, ids, table, segments)
-    lora_reference.lora_shrink_expand(expected, None, ids, table.factors, (37,), segments)
+    lora_reference.lora_shrink_expand(expected, None, ids, table, segments)
     assert close(actual, expected)
     assert torch.equal(actual[1::2], y[1::2])
 
@@ -162,7 +162,7 @@ def test_a_captured_step_serves_every_mix_of_adapters():
         actual, expected = y.clone(), y.clone()
         lora_shrink_expand(actual, x, table, room.segments(6))
         if max(slots) >= 0:
-            lora_reference.lora_shrink_expand(expected, x, None, table.factors, (96,), segments_of(slots))
+            lora_reference.lora_shrink_expand(expected, x, None, table, segments_of(slots))
         assert close(actual, expected)
         table.put(1, factors((96,), 64, (32,), torch.float32, 5))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,8 +12,8 @@ from hypothesis import strategies as st
 from support.kernels.ragged_batches import assert_close, ragged_batch
 
 from rootgraft.kernels import ops
+from rootgraft.kernels.ops import SharedPrefixes
 from rootgraft.kernels.triton import shared_prefixes
-from rootgraft.kernels.triton.shared_prefixes import SharedPrefixes
 
 CPU = torch.device("cpu")
 PAGE = 16
@@ -121,7 +123,9 @@ def test_shared_prefixes_change_no_result(common, more, heads, soft_cap, window,
     lengths = batch.query_start.diff().numpy()
     shared = ops.find_shared_prefixes(batch.page_table.numpy(), lengths, batch.context_len.numpy(), PAGE, CPU)
     options = {"scale": 0.2, "soft_cap": soft_cap, "window": window}
-    assert_close(ops.attention(*batch.args, **options, shared=shared), batch.expected(**options))
+    assert_close(
+        ops.attention(*replace(batch, shared=shared).args, ops.AttentionParams(**options)), batch.expected(**options)
+    )
 
 
 @pytest.mark.usefixtures("interpreted", "low_gate")
@@ -141,4 +145,5 @@ def test_more_sharers_than_a_tile_and_items_without_members():
         most_results=4,
     )
     for prefixes in (shared, padded):
-        assert_close(ops.attention(*batch.args, scale=0.2, shared=prefixes), batch.expected(scale=0.2))
+        sharing = replace(batch, shared=prefixes)
+        assert_close(ops.attention(*sharing.args, ops.AttentionParams(scale=0.2)), batch.expected(scale=0.2))

@@ -118,11 +118,11 @@ def test_tied_head(folder: Path, source_model: LlamaForCausalLM) -> None:
 
 
 def test_positions_of_the_rotary_table(folder: Path) -> None:
-    assert load(folder).layers[0].attention.cos_sin.shape == (32, 6)
+    assert load(folder).layers[0].attention.rope.cos_sin.shape == (32, 6)
     model = load(folder, max_positions=9)
     assert model.max_positions == 9
-    tables = {layer.attention.cos_sin.data_ptr() for layer in model.layers}
-    assert len(tables) == 1 and model.layers[0].attention.cos_sin.shape == (9, 6)
+    tables = {layer.attention.rope.cos_sin.data_ptr() for layer in model.layers}
+    assert len(tables) == 1 and model.layers[0].attention.rope.cos_sin.shape == (9, 6)
 
 
 def test_dummy_needs_only_the_config(folder: Path) -> None:

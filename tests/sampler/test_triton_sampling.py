@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rootgraft.engine.sampling import top_k_top_p
 from rootgraft.engine.sampling.top_k_top_p import Draws
-from rootgraft.kernels import ops, ranked_draw, token_masks
+from rootgraft.kernels import ops, sampling_ops
 from rootgraft.kernels.triton import sampling_draw
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -93,13 +93,13 @@ def test_mask(vocab):
     words = torch.from_numpy(rng.integers(-(1 << 31), 1 << 31, (2, -(-vocab // 32))).astype(np.int32)).clone()
     logits = torch.randn(4, vocab)
     actual, expected = logits.clone(), logits.clone()
-    token_masks.mask_logits(actual, torch.tensor([3, 1]), words)
+    sampling_ops.mask_logits(actual, torch.tensor([3, 1]), words)
     with mock.patch.object(ops, "on_triton", return_value=False):
-        token_masks.mask_logits(expected, torch.tensor([3, 1]), words)
+        sampling_ops.mask_logits(expected, torch.tensor([3, 1]), words)
     assert torch.equal(actual, expected)
     assert torch.isinf(actual[[1, 3]]).any() and torch.equal(actual[[0, 2]], logits[[0, 2]])
 
 
 def test_a_kernel_is_for_rows_that_it_knows():
-    assert ranked_draw.has_kernel(torch.zeros(2, 64))
-    assert not ranked_draw.has_kernel(torch.zeros(2, 128)[:, ::2])
+    assert sampling_ops.has_kernel(torch.zeros(2, 64))
+    assert not sampling_ops.has_kernel(torch.zeros(2, 128)[:, ::2])

@@ -39,24 +39,17 @@ class RaggedBatch:
     page_table: Tensor
     query_start: Tensor
     context_len: Tensor
+    shared: ops.SharedPrefixes | None = None
 
     @property
     def args(self) -> tuple:
-        """The positional arguments of ``ops.attention``."""
-        queries = self.query_start.diff()
-        return (
-            self.q,
-            self.k_cache,
-            self.v_cache,
-            self.page_table,
-            self.query_start,
-            self.context_len,
-            int(queries.max()),
-            int(self.context_len.max()),
-        )
+        """The arguments of ``ops.attention`` but for the layer's."""
+        most = int(self.query_start.diff().max()), int(self.context_len.max())
+        batch = ops.PagedBatch(self.page_table, self.query_start, self.context_len, *most, self.shared)
+        return self.q, self.k_cache, self.v_cache, batch
 
     def expected(self, **options: object) -> Tensor:
-        return reference.attention(*self.args[:6], **options)
+        return reference.attention(*self.args, ops.AttentionParams(**options))
 
     def in_int8(self) -> RaggedBatch:
         """The same with caches of 8 bits, whose unwritten cells have no number for a scale."""
@@ -131,9 +124,10 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
 
 
 def assert_same_bits_as_alone(batch: RaggedBatch, **options: object) -> None:
-    """Each row gets what it would get without the others. Options are those of ``ops.attention``."""
-    together = ops.attention(*batch.args, **options)
+    """Each row gets what it would get without the others. Options are those of ``ops.AttentionParams``."""
+    params = ops.AttentionParams(**options)
+    together = ops.attention(*batch.args, params)
     for row in range(len(batch.context_len)):
         start, stop = batch.query_start[row : row + 2].tolist()
-        alone = ops.attention(*batch.pick(row, 0, stop - start).args, **options)
+        alone = ops.attention(*batch.pick(row, 0, stop - start).args, params)
         assert torch.equal(alone, together[start:stop])

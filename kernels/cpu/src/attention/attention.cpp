@@ -1,4 +1,4 @@
-// Paged causal attention of a ragged batch: what runs on which thread, and the merging of partials.
+// Paged causal attention of a ragged batch: distribution over threads, and merging of partials.
 #include "attention/attention_plan.h"
 #include "attention/attention_walk.h"
 
@@ -61,7 +61,7 @@ void write_out(const Attention& op, const QueryTile& tile, const Partial& whole)
   }
 }
 
-// One tile over one split, and where the result goes.
+// One tile over one split, and the target of its result.
 struct Item {
   Stretch stretch;
   Partial result;
@@ -132,7 +132,7 @@ bool start_from_shares(const Attention& op, const Plan& plan, const QueryTile& t
   return true;
 }
 
-// Puts the shared blocks of a split into its result, which goes on from there; false where there are none.
+// Copies the shared blocks' result into a split, which continues from it; false where there are none.
 bool resume(const Attention& op, const Plan& plan, const Stretch& stretch, const Partial& result) {
   const QueryTile& tile = *stretch.tile;
   if (plan.of_rows.empty() || stretch.split != tile.first_split()) return false;
@@ -216,7 +216,7 @@ void run(const Call& op, const Plan& plan) {
 
 using namespace rootgraft;
 
-// 0, or 1: an index leads outside its table, or 2: no memory.
+// Returns 1 if an index leads outside its table, 2 without memory, else 0.
 extern "C" int attention(const Attention* op) try {
   const Plan* plan = plan_attention(*op);
   if (!plan) return 1;

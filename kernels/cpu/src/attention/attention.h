@@ -1,12 +1,12 @@
-// What an attention call is given, and how it is cut into parts whose results have the same bits wherever they run.
+// Arguments of paged attention, and its partition into tiles and splits with bit-identical results on any thread.
 //
 //   tile     up to kTileQueries query vectors: of one KV head, all heads of its group, then the next token; of few
 //            tokens, several KV heads, which lie side by side in a page. The queries are those of one row, or, for a
 //            split whose pages several rows share, those of all these rows.
 //   block    kBlock keys, from a multiple of kBlock: scored together, one softmax rescaling each.
 //   split    kSplit keys, from a multiple of kSplit: starts from nothing and ends in a Partial; partials are merged in
-//            order. So a long context can be spread over threads, and one thread that walks it does the same sums. What
-//            became of its first blocks may be taken from rows that share them, and gone on from.
+//            order. So a long context can be spread over threads, and a single thread computes the same sums. The
+//            result of its first blocks may be copied from rows that share them, and continued.
 //
 // Blocks and splits lie at fixed positions of the context, never of the batch, and masked keys add exact zeros.
 #pragma once
@@ -22,7 +22,7 @@ namespace rootgraft {
 constexpr int kTileQueries = 96, kBlock = 64, kSplit = 256;
 constexpr float kNothing = -3e38f;  // the reference of no scores: finite, so that nothing minus nothing is 0
 
-// The call, as the caller packs it: fields of 8 bytes in this order.
+// Argument structure packed by Python: fields of 8 bytes in this order.
 struct Attention {
   const void *q, *k_cache, *v_cache;
   const int32_t *page_table, *query_start, *context_len;
@@ -33,9 +33,9 @@ struct Attention {
   int64_t kv_is_int8;  // the caches are as int8_kv.h says, in pages of whole panels; q and out are of is_bf16
   double scale, soft_cap;  // soft_cap 0: none
 
-  // Of a key or value in its cache, without its scale.
+  // Bytes of a key or value in its cache, without its scale.
   int64_t cell_bytes() const { return head_dim * (kv_is_int8 ? 1 : is_bf16 ? 2 : 4); }
-  // Of a KV head in a page.
+  // Bytes of a KV head in a page.
   int64_t head_bytes() const { return page_size * (cell_bytes() + (kv_is_int8 ? kScaleBytes : 0)); }
 
   int64_t group() const { return heads / kv_heads; }
@@ -83,19 +83,19 @@ struct Partial {
   }
 };
 
-// One tile over one split; no tile: nothing.
+// A tile over a split; empty without a tile.
 struct Stretch {
   const QueryTile* tile;
   int64_t split;
 };
 constexpr Stretch kNoStretch = {nullptr, 0};
 
-// Memory is asked for a block ahead, at last that of `next`, which this thread will probably attend to then. If the
-// stretch `resumes`, the result holds that of the blocks before it in the split.
+// Memory is prefetched one block ahead, at the end that of `next`, this thread's probable next stretch. If the stretch
+// `resumes`, the result already holds that of the earlier blocks of the split.
 template <class E>
 void attend(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result, bool resumes);
 
-// A call where KV is of 8 bits, with its queries rounded to bytes. Made and used by one thread and its helpers.
+// A call over 8-bit KV, with its queries quantised to bytes.
 struct Int8Call : Attention {
   const uint32_t* queries;  // [tokens][heads][words of head_dim]
   const float* factors;     // [tokens][heads]: make scores in base 2, or what the cap takes, of sums times keys' scales
@@ -104,7 +104,7 @@ struct Int8Call : Attention {
   explicit Int8Call(const Attention& op);
 };
 
-// The same as attend().
+// attend() for 8-bit KV.
 void attend_int8(const Int8Call& op, const Stretch& stretch, const Stretch& next, const Partial& result, bool resumes);
 
 // The first blocks of a split, or all of them, that several rows see whole, through the same pages.

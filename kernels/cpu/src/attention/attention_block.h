@@ -1,4 +1,4 @@
-// A block of keys in the paged caches: where its rows lie, and the asking for those of the next block.
+// Addresses of a block of keys in the paged caches, and prefetch of the next block.
 #pragma once
 
 #include "attention/attention.h"
@@ -7,7 +7,7 @@ namespace rootgraft {
 
 inline const uint32_t kZeros[kMaxHeadDim] = {};
 
-// Where a block's keys lie in a cache, in bytes; nowhere for keys that no query of the tile sees.
+// Byte offsets of a block's keys in a cache; none for keys that no query of the tile sees.
 struct BlockRows {
   static constexpr int64_t kNowhere = -1;
 
@@ -16,7 +16,7 @@ struct BlockRows {
   int heads, panels;       // panels of 16 keys in use
 
   bool whole;              // whether panels lie in one page each, where their keys follow each other
-  int64_t start[kBlock / kWidth];   // of each panel, where they are whole; maybe of a key that nobody sees
+  int64_t start[kBlock / kWidth];   // of each panel, where they are whole; perhaps of a masked key
   int64_t scales[kBlock / kWidth];  // of each panel's keys, where KV is of 8 bits
 
   // No tile: no rows.
@@ -66,12 +66,12 @@ struct BlockRows {
   }
 };
 
-// Asks for the next block a little at a time, while the present one is computed: the caches' own prefetchers lose the
-// trail from page to page, and whoever asks for much at once waits. The KV heads of a page follow each other, as they
-// lie in memory. What is asked for goes into the second-level cache, because a block would crowd the first one.
+// Prefetches the next block in small steps while the current one is computed: the hardware's prefetchers stop at page
+// ends, and many prefetches at once stall. KV heads of a page are prefetched in memory order. The target is the
+// second-level cache, because a block would evict too much from the first.
 class Ahead {
  public:
-  // To be spread over so many panels of the present block, one KV head's each.
+  // To be spread over so many panels of the current block, one KV head's each.
   Ahead(const Attention& op, const BlockRows& next, int panels) : op_(op), next_(next), cell_bytes_(op.cell_bytes()) {
     const int rows = 2 * kWidth * next.panels * next.heads, steps = 2 * kWidth * panels;
     rate_ = (rows + steps - 1) / steps;
@@ -79,7 +79,7 @@ class Ahead {
     else rate_ = 0;
   }
 
-  // For each panel of the present block kWidth steps while its keys are multiplied, as many while its values are.
+  // For each panel of the current block kWidth steps while its keys are multiplied, as many while its values are.
   INLINE void step(int steps) {
     if (rate_) run(steps * rate_);
   }

@@ -1,5 +1,5 @@
-// The two products of attention for few queries, straight from rows of the caches: to lay out a block in panels first
-// would take longer than to multiply it. Sums run in the order of multiply(), so that they have the same bits.
+// The two products of attention for few queries, directly from rows of the caches: packing a block in panels first
+// would take longer than multiplying it. Sums have the order of multiply(), hence the same bits.
 #pragma once
 
 #include "attention/attention_block.h"

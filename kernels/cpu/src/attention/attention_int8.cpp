@@ -1,5 +1,5 @@
-// Attention of a query tile over one split of its context, where KV is of 8 bits (int8_kv.h) and so are the factors of
-// both products, whose sums are exact.
+// Attention of a query tile over one split of its context with 8-bit KV (int8_kv.h): both products have 8-bit factors
+// and exact sums.
 //
 // A query is rounded to 8 bits with one scale. The weights of a query against a block, each times the scale of its
 // value, are rounded to unsigned bytes with a scale of their own: where one key has most of the weight, others far from
@@ -118,7 +118,7 @@ __attribute__((noinline)) void add_values(const BlockWork& block, const Int8Head
   else store_sums([&](const float* sum, int i) { return load(sum) * broadcast(band.shrink[row + i]); });
 }
 
-// Steps of asking for the next block: with each word of the keys, and with the values, of a tile of queries.
+// Prefetch steps of the next block: with each word of the keys, and with the values, of a tile of queries.
 struct Pace {
   int of_word, of_values;
 

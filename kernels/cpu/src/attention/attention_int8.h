@@ -1,7 +1,7 @@
-// A block of KV of 8 bits for the queries of a tile: what its two products and the weighing between them share.
+// State of a block of 8-bit KV for a tile of queries, shared by its two products and the softmax between them.
 //
-// Queries are weighed in bands: up to 16 together, a lane each where there is one number for each of them. A band holds
-// queries of one KV head, or all queries of several.
+// The softmax runs over bands of up to 16 queries, one lane per query for per-query numbers. A band holds queries of
+// one KV head, or all queries of several.
 #pragma once
 
 #include "simd/amx.h"
@@ -28,7 +28,7 @@ struct alignas(64) Band {
   bool shrinks;                      // whether any does
 };
 
-// The panels of a block for one KV head of the tile. Those that are not in use repeat the first, and are masked.
+// The panels of a block for one KV head of the tile. Unused panels repeat the first, and are masked.
 struct Int8Head {
   int number;
   const uint32_t *keys[kPanels], *values[kPanels];
@@ -60,7 +60,7 @@ struct Int8Scratch {
 };
 
 #if ROOTGRAFT_AMX
-// Whether a tile is left to AMX, and that: the scratch holds its queries.
+// Whether AMX computes a tile, and its computation: the scratch holds the queries.
 bool takes_amx(const Attention& op, const QueryTile& tile);
 void attend_int8_by_amx(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result,
                         bool resumes, Int8Scratch& scratch);

@@ -1,9 +1,9 @@
-// From scores of KV of 8 bits to weights in bytes, a band at a time: first all scores are stored and their largest
-// found, then what there is one of for each query is computed for all of them at once, then scores become weights.
+// Softmax of 8-bit attention to weights in bytes, band by band: store all scores and find their maxima, compute the
+// per-query numbers of all queries at once, then turn scores into weights.
 //
 // The weights of a query against a block are relative to its largest score there, which has the largest byte but for
-// the values' scales. What they are to its reference (see attention_softmax.h) is a factor of their sum and of the
-// output.
+// the values' scales. Their ratio to the query's reference (see attention_softmax.h) is a factor of their sum and of
+// the output.
 #pragma once
 
 #include "attention/attention_int8.h"
@@ -22,7 +22,7 @@ INLINE Floats most_of(const Floats (&panels)[kPanels]) {
   return max(max(panels[0], panels[1]), max(panels[2], panels[3]));
 }
 
-// What brings the largest of values' scales to the largest byte.
+// Factor from the largest of the values' scales to the largest byte.
 INLINE Floats to_bytes(const Floats& step) {
   return map([&](int i) { return step.part[i] > 1e-30f ? (float)kMostByte / step.part[i] : FloatPart{}; });
 }
@@ -122,7 +122,7 @@ INLINE Floats value_steps(const Band& band, const Int8Head* heads, int num_heads
   return steps;
 }
 
-// What there is one of for each query of a band, of which the first has this number in the tile.
+// The per-query numbers of a band, whose first query has this number in the tile.
 template <bool kPlain>
 INLINE void choose_scales(const BlockWork& block, const Int8Scratch& scratch, Band& band, const Floats& value_step,
                           int first, int count) {
@@ -142,7 +142,7 @@ INLINE void choose_scales(const BlockWork& block, const Int8Scratch& scratch, Ba
       store(lanes, load(lanes) * broadcast(band.shrink[i]));
     }
   }
-  // A block of weights below 2^-100 counts for nothing; one of no weights has a number for its largest score.
+  // A block of weights below 2^-100 is dropped; a block without weights gets a finite largest score.
   const Floats largest = exp2(max(broadcast(-100.0f), top - reference));
   store(band.largest, largest);
   store(band.top, max(broadcast(kNothing), top));

@@ -146,7 +146,7 @@ void plan_tiles(const Attention& op, Plan& plan) {
   }
 }
 
-// All that a plan depends on.
+// Cache key of a plan.
 class Question {
  public:
   bool is_of(const Attention& op) const {

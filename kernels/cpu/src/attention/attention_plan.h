@@ -1,5 +1,5 @@
-// How an attention call is cut into tiles and splits. The layers of a step ask alike, so the last plan of each thread
-// is kept.
+// Plan of an attention call: its tiles and splits. All layers of a step have the same plan, so each thread caches its
+// last one.
 #pragma once
 
 #include <memory>
@@ -27,7 +27,7 @@ class Room {
   int64_t size_ = 0;
 };
 
-// What a row has from a shared split, or from several: its queries start at `query` of `count`, in the partials of some
+// Results of a row from a shared split, or from several: its queries start at `query` of `count`, in the partials of some
 // KV heads.
 struct Share {
   float* partials;  // one after the other
@@ -47,7 +47,7 @@ struct SharedTile {
   float* partial;
 };
 
-// What a row has from others' company.
+// What a row gets from splits that it shares.
 struct Shared {
   std::vector<Share> whole;  // of splits, for each KV head in order
   Share begun;               // of the first blocks of the next split, if there are any

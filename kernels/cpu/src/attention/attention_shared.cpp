@@ -1,4 +1,4 @@
-// Which rows read the same keys: those whose lines of the page table begin alike, as prefixes in a tree do.
+// Search for shared prefixes: rows whose page tables begin with the same pages, as in a prefix tree.
 #include "attention/attention.h"
 
 #include <utility>
@@ -12,7 +12,7 @@ struct Search {
   const Attention& op;
   std::vector<SharedSplit>& found;
 
-  // A row that fills much of a tile alone gains nothing from company.
+  // A row that fills much of a tile alone gains nothing from sharing.
   bool joins(int64_t row) const {
     const int64_t queries = op.queries(row);
     return queries > 0 && queries <= kTileQueries / 2;

@@ -23,7 +23,7 @@ struct alignas(64) Scratch {
 // largest of 16 lanes, and exchanging the reference, takes longer than a block's weights.
 constexpr float kHeadroom = 6.0f;
 
-// What a block is computed with, for one KV head.
+// Arguments of a block for one KV head.
 template <class E>
 struct Block : BlockWork {
   int head;
@@ -59,7 +59,7 @@ INLINE float to_weights(Floats (&scores)[P], const Floats& factor, float& refere
   return shrink;
 }
 
-// The weights of one query against a block, where its scores were.
+// The weights of one query against a block, in place of its scores.
 template <class E, int P>
 INLINE void weigh_row(const Block<E>& block, int m, Floats (&scores)[P]) {
   const Floats factor = broadcast(block.op.soft_cap ? 1.0f : (float)block.op.scale * kLog2E);

@@ -1,4 +1,4 @@
-// The walk of a query tile over the blocks of one split, whatever computes them.
+// Loop of a query tile over the blocks of one split, shared by all block kernels.
 #pragma once
 
 #include <algorithm>
@@ -41,13 +41,13 @@ inline int64_t first_key(const Stretch& stretch) {
   return stretch.tile ? std::max(stretch.split * kSplit, stretch.tile->begin / kBlock * kBlock) : 0;
 }
 
-// Asks for the memory of the stretch's first block.
+// Prefetches the stretch's first block.
 inline void prefetch_stretch(const Attention& op, const Stretch& stretch) {
   const BlockRows rows(op, stretch.tile, first_key(stretch));
   Ahead(op, rows, 1).finish();
 }
 
-// What attend() does but for the blocks, each of which `attend_block` adds to its result. `ends` gets where the keys
+// The loop of attend(); `attend_block` adds each block to the result. `ends` gets where the keys
 // end that a query sees, [queries of a KV head].
 template <class F>
 INLINE void walk_blocks(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result,

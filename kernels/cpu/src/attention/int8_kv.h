@@ -1,11 +1,11 @@
-// Keys and values of 8 bits in their pages. Each has a scale of its own in fp32: its largest magnitude / 127.
+// Layout of 8-bit keys and values in their pages. Each has its own scale in fp32: its largest magnitude / 127.
 //
 //   a KV head of a page   [page_size][head_dim] bytes, then [page_size] scales; page_size a multiple of 16
 //   keys                  bytes of value + 128, 16 keys a panel: [panel][word of the head][key], words of 4 neighbours
 //   values                signed bytes, 4 keys a word: [four keys][dimension][key]
 //
-// So both are what products of bytes read, as they lie: scores run over the words of a head, 16 keys side by side, and
-// the output runs over words of keys, 16 dimensions side by side.
+// So products of bytes read both in place: scores run over the words of a head, 16 keys side by side, and the output
+// runs over words of keys, 16 dimensions side by side.
 #pragma once
 
 #include "int8/quantise.h"
@@ -15,10 +15,10 @@ namespace rootgraft {
 constexpr int kMaxHeadDim = 256;
 constexpr int64_t kScaleBytes = sizeof(float);
 
-// Where the panel of 16 keys or values that holds a cell begins in its KV head of a page.
+// Offset of a cell's panel of 16 keys or values in its KV head of a page.
 INLINE int64_t int8_panel(int64_t cell, int64_t head_dim) { return cell / kWidth * kWidth * head_dim; }
 
-// Where the scale of a cell is, from the same place.
+// Offset of a cell's scale, from the same base.
 INLINE int64_t int8_scale(int64_t cell, int64_t page_size, int64_t head_dim) {
   return page_size * head_dim + cell * kScaleBytes;
 }
@@ -37,7 +37,7 @@ INLINE void store_int8_key(const typename E::Value* key, uint8_t* head, int64_t 
   std::memcpy(head + int8_scale(cell, page_size, dims), &scale, sizeof(scale));
 }
 
-// The same for a value.
+// Writes the value of a cell, as above.
 template <class E>
 INLINE void store_int8_value(const typename E::Value* value, uint8_t* head, int64_t cell, int64_t page_size,
                              int64_t dims) {

@@ -1,4 +1,4 @@
-// The largest number of each row and its column.
+// Maximum and argmax of each row.
 #include "gemm/argmax.h"
 
 #include "simd/parallel.h"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kSmall = 1 << 16;  // numbers for which one thread is faster
 
-// The call, as the caller packs it: fields of 8 bytes in this order.
+// Argument structure packed by Python: fields of 8 bytes in this order.
 struct LargestOfRows {
   const float* values;  // [rows][columns]
   float* best;          // [rows]

@@ -1,4 +1,4 @@
-// The largest of rows of numbers, and where it is: what a greedy draw needs of logits.
+// Maximum and argmax of rows, for greedy sampling from logits.
 #pragma once
 
 #include <limits>
@@ -10,7 +10,7 @@ namespace rootgraft {
 
 constexpr float kLeast = -std::numeric_limits<float>::infinity();
 
-// Of numbers that come in sixteens, lane by lane: the largest, the first of equal ones; NaN where there is one.
+// Running maximum and argmax per lane over vectors of 16: the first of equal maxima; NaN if there is one.
 struct Largest {
   Floats best = broadcast(kLeast);
   Ints at = broadcast_int(0);  // which sixteen

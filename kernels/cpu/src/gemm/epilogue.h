@@ -1,8 +1,8 @@
-// What becomes of the sums of a linear op, tile by tile: `Stored` or `Searched`, as the op's template argument Out.
+// Epilogue of a linear op, tile by tile: `Stored` or `Searched`, as the op's template argument Out.
 //
-//   place   where a tile is to put its sums: `room`, rows of fp32 kRoomStride apart, or where they stay
-//   take    the tile has put them there
-//   finish  all tiles have been taken
+//   place   returns the target of a tile's sums: `room`, rows of fp32 kRoomStride apart, or the output itself
+//   take    processes the sums of a tile
+//   finish  ends after the last tile
 #pragma once
 
 #include <algorithm>
@@ -14,9 +14,9 @@ namespace rootgraft {
 
 constexpr int kRoomStride = kTilePanels * kWidth;
 
-// They are rounded into the output, plus a bias [columns] of type Bias if there is one. A whole tile without a bias is
-// stored there at once: to store sums in between and load them again took a tenth of the time of products of bytes
-// (Zen 4).
+// Rounds sums into the output, plus a bias [columns] of type Bias if there is one. A whole tile without a bias is
+// stored there at once: to store sums in between and load them again took a tenth of the time of products of bytes (Zen
+// 4).
 template <class Bias, class To>
 class Stored {
  public:
@@ -58,7 +58,7 @@ class Stored {
   int64_t columns_;
 };
 
-// The largest of each row, plus a bias, is found while the sums are in the first cache.
+// Finds the maximum of each row, plus a bias, while the sums are in the first cache.
 template <class Bias>
 class Searched {
  public:

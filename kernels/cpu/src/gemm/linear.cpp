@@ -1,4 +1,4 @@
-// y = x W^T + b, with W laid out once in panels of 16 output columns: [N / 16][K / per word][16 words].
+// y = x W^T + b, with W packed once in panels of 16 output columns: [N / 16][K / per word][16 words].
 #include <algorithm>
 #include <new>
 
@@ -14,7 +14,7 @@ constexpr int64_t kSmall = 1 << 14;  // multiplications below which one thread i
 constexpr int64_t kManyRows = 256;   // for a thread: it then multiplies its rows with all panels
 constexpr int kNoMemory = 2;
 
-// The call, as the caller packs it: fields of 8 bytes in this order.
+// Argument structure packed by Python: fields of 8 bytes in this order.
 struct Linear {
   const uint32_t* x;       // [rows][steps] words
   const uint32_t* panels;  // [ceil(columns / 16)][steps][16] words
@@ -30,8 +30,8 @@ struct PackLinear {
   int64_t columns, steps, threads;
 };
 
-// Where several tiles of rows use the same panels, they share the asking for the next ones: memory then works while the
-// registers do. (One tile of rows only reads, and the caches' own prefetchers do better.)
+// Several tiles of rows that use the same panels share the prefetch of the next ones, which overlaps memory with
+// computation. (A single tile only streams, and the hardware's prefetchers do better.)
 template <class E, class Out>
 void multiply_block(const Linear& op, const ProductPart& part, Out& out) {
   const int64_t panel_size = op.steps * kWidth, row_count = part.row_count();

@@ -1,4 +1,4 @@
-// Products of a few rows of A with panels of B, the inner loop of everything here, and the making of panels.
+// Tile product: a few rows of A times panels of B, the inner loop of all linear ops; and packing of panels.
 //
 //   A        rows of words, any row stride                        (a word: one fp32 or a pair of bf16 along K)
 //   B panel  [steps][16 words]: 16 columns side by side, K downwards; panels lie b_stride words apart

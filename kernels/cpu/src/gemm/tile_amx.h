@@ -1,6 +1,6 @@
-// Products of rows with panels of B by AMX: see tile.h. Sums of bf16 run apart for even and for odd K and meet after
-// every 32, so they have other bits than those of vectors; like them they depend on nothing but a row and a column. Of
-// bytes A has signed ones and B unsigned ones, and C is exact integers of 32 bits.
+// Tile products by AMX, see tile.h. Sums of bf16 run separately for even and odd K and are added after every 32, so
+// their bits differ from those of vectors; like these they depend only on row and column. For bytes A is signed and B
+// unsigned, and C is exact 32-bit integers.
 #pragma once
 
 #include "simd/amx.h"

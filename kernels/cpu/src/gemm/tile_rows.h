@@ -1,4 +1,4 @@
-// A tile of sums: which it is, and where they go.
+// Position and target of a tile of sums.
 #pragma once
 
 #include "simd/simd.h"

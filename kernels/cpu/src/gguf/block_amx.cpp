@@ -1,7 +1,8 @@
 // Products with quantised blocks by AMX: a block is one instruction for each plane of x, for sixteen rows and columns.
 //
-// Of its work most is what becomes of the sums, three or four instructions for each row of a block. So what rows share
-// is done once for a panel, before: weights are unpacked to signed bytes, which need no starts, and scales widened.
+// Most of the work is scaling the sums, three or four instructions for each row of a block. So work shared by rows is
+// done once per panel beforehand: weights are unpacked to signed bytes, which need no offset correction, and scales
+// widened.
 #include "gguf/block_tile.h"
 #include "int8/quantise.h"
 #include "gemm/tile.h"
@@ -14,7 +15,7 @@ namespace {
 constexpr int kAhead = 2;  // blocks that are multiplied while the sums of one are taken
 constexpr int kRooms = 4;
 
-// A block's exact sums, on their way through memory to the registers that scale them.
+// A block's exact sums, spilled by AMX to memory for the vector registers that scale them.
 template <int kPlanes>
 struct alignas(64) Room {
   int32_t sums[kPlanes][kAmxRows * kWidth];

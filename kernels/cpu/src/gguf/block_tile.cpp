@@ -1,7 +1,8 @@
 // The inner loop of products with quantised blocks, one instance for each format and number of rows.
 //
-// A block of the panel is held in registers while the rows pass by, each with sums of its own. Multiplications with a
-// scale and those of bytes go through the same units (Zen 4), so there are 10 or 11 such instructions for 8 of bytes.
+// A block of the panel stays in registers while the tile's rows are multiplied, each with its own sums. Multiplications
+// with a scale and those of bytes go through the same units (Zen 4), so there are 10 or 11 such instructions for 8 of
+// bytes.
 #include "gguf/block_tile.h"
 
 #include "int8/quantise.h"
@@ -52,7 +53,7 @@ struct Weights {
   }
 };
 
-// The sum of a row: of its only plane, or of both.
+// Sum of a row over its one or two planes.
 template <Format F, int kPlanes>
 INLINE Ints joined(const Weights<F>& weights, const ByteBlock<kPlanes>& row) {
   const Ints high = weights.dot(row.words[0], row.starts[0]);

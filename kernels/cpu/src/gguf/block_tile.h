@@ -25,7 +25,7 @@ enum class Format : int64_t {
   kChannels,  // q as above, d in fp32 for each column; see int8_tile.h
 };
 
-// A block of a row of A. AMX reads the words of several at once: none shall lie across two lines of the cache.
+// A block of a row of A, aligned because AMX reads several at once: no word may straddle two cache lines.
 template <int kPlanes>
 struct alignas(kBlockValues) ByteBlock {
   uint32_t words[kPlanes][kBlockWords];
@@ -46,7 +46,7 @@ struct ByteProduct {
   int64_t first_line = 0, end_line = 0;
 };
 
-// Of a block of a panel: its words, and its halves of scales.
+// Sizes of a block of a panel: words, and halves of scales.
 template <Format F>
 constexpr int kPanelWords = kBlockWords * kWidth / (F == Format::kNibbles ? 2 : 1);
 template <Format F>

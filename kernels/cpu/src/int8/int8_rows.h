@@ -1,7 +1,7 @@
-// Rows of x as integers with one scale each, for products with bytes.
+// Quantisation of rows of x to integers with one scale per row and outliers apart, for products of bytes.
 //
 // In a language model a few values of a row are tens of times as large as the others. A scale that fits them would
-// leave the others few steps, so it fits what is usual in the row, and of these outliers a part is kept aside:
+// leave the others few steps, so it fits the usual values of the row, and part of each outlier is stored apart:
 //
 //   value = scale * (low + 128 * high)     low in a byte; high 0 but in words with an outlier, of which there is a list
 //

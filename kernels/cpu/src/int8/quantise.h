@@ -1,4 +1,4 @@
-// Rows of floating-point numbers to integers with a scale for each block, in one or two planes of signed bytes:
+// Quantisation of rows to integers with a scale for each block, in one or two planes of signed bytes:
 //
 //   one plane    value = scale * byte                    bytes within 127
 //   two planes   value = scale * (128 * high + low)      integers within 127 * 128, low within -64 .. 63

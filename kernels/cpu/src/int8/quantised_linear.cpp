@@ -19,7 +19,7 @@ constexpr int64_t kSmallRows = 1 << 13;      // the same, for values to quantise
 constexpr int64_t kManyRows = 128;           // for a thread: it then multiplies its rows with all panels
 constexpr int kNoMemory = 2;
 
-// The call, as the caller packs it: fields of 8 bytes in this order.
+// Argument structure packed by Python: fields of 8 bytes in this order.
 struct QuantisedLinear {
   const void* x;           // [rows][width]
   const uint32_t* panels;  // see Format
@@ -79,8 +79,8 @@ struct BlockRows {
   }
 };
 
-// Where several tiles use a panel, they share the asking for the next one: memory then works while the registers do.
-// (One tile only reads, and the caches' own prefetchers do better.)
+// Several tiles that use a panel share the prefetch of the next one, which overlaps memory with computation.
+// (A single tile only streams, and the hardware's prefetchers do better.)
 template <Format F, int kPlanes, class Out>
 void multiply_blocks(const QuantisedLinear& op, const BlockRows<kPlanes>& x, const ProductPart& part, Out& out) {
   const int64_t words = x.blocks * kPanelWords<F>, halves = x.blocks * kPanelScales<F>;
@@ -187,7 +187,7 @@ struct ChannelPart {
   }
 };
 
-// Several tiles of rows share the asking for the next panels, as those of blocks do.
+// Several tiles of rows share the prefetch of the next panels, as for blocks.
 template <class Out>
 void multiply_channels(const ChannelPart& all, Out& out) {
   const ProductPart& part = all.part;

@@ -1,4 +1,4 @@
-// Quantised weights: laid out in panels of 16 columns, and read back row by row.
+// Packing of quantised weights in panels of 16 columns, and dequantising of rows.
 #include <algorithm>
 #include <atomic>
 #include <new>
@@ -15,7 +15,7 @@ namespace {
 constexpr uint32_t kBias = 0x80808080u;  // 128 in each byte
 constexpr int kRefused = 1, kNoMemory = 2;
 
-// ggml's blocks of 32 values to panels. The call, as the caller packs it: fields of 8 bytes in this order.
+// ggml's blocks of 32 values to panels. Argument structure packed by Python: fields of 8 bytes in this order.
 struct PackBlocks {
   const uint8_t* rows;  // [columns][blocks] of: half scale, half minimum, 16 bytes of nibbles; or half scale, 32 bytes
   uint32_t* panels;     // [ceil(columns / 16)][blocks][4 or 8][16] words; past the last column it is repeated
@@ -43,7 +43,7 @@ bool pack_column(const PackBlocks& op, const uint8_t* from, int lane, uint32_t* 
   return finite;
 }
 
-// A matrix to signed bytes, each row with a scale. The call, as the caller packs it.
+// A matrix to signed bytes, each row with a scale. Argument structure packed by Python.
 struct PackChannels {
   const void* weight;  // [columns][width]
   uint32_t* panels;    // [ceil(columns / 16)][ceil(width / 4)][16] words
@@ -69,7 +69,7 @@ void pack_channels_panel(const PackChannels& op, int64_t panel) {
   for (int64_t i = 0; i < words * kWidth; i++) out[i] ^= kBias;
 }
 
-// Rows of the weight as numbers. The call, as the caller packs it.
+// Rows of the weight as numbers. Argument structure packed by Python.
 struct QuantisedRows {
   const int64_t* ids;      // [count]
   const uint32_t* panels;  // see Format

@@ -1,4 +1,5 @@
-// y = x W^T + b with W in signed bytes, a scale for each column, widened to x's type on the way: no other rounding.
+// Weight-only quantised linear: y = x W^T + b with W in signed bytes and a scale for each column, widened to the type
+// of x.
 #include <algorithm>
 #include <atomic>
 #include <new>
@@ -21,7 +22,7 @@ constexpr int kMostRows = kTileRows;
 constexpr int64_t kSmall = 1 << 14;  // multiplications below which one thread is faster
 constexpr int kNoMemory = 2;
 
-// The call, as the caller packs it: fields of 8 bytes in this order.
+// Argument structure packed by Python: fields of 8 bytes in this order.
 struct WidenedLinear {
   const uint32_t* x;       // [rows][words of x's type]
   const uint32_t* panels;  // [ceil(columns / 16)][ceil(width / 4)][16] words of bytes, each a signed number + 128
@@ -73,7 +74,7 @@ struct Bf16Bytes {
 
 constexpr Bf16Bytes kBf16Bytes;
 
-// The same by looking bytes up.
+// The same by table lookup of bytes.
 template <>
 INLINE void widen_word<Bf16>(const Words& bytes, uint32_t* to) {
   // In 128 bits of 4 columns: the first two values of each, then the other two.

@@ -7,7 +7,7 @@ namespace {
 
 constexpr int64_t kSmall = 1 << 14;  // outputs below which one thread is faster
 
-// The call, as the caller packs it: fields of 8 bytes in this order.
+// Argument structure packed by Python: fields of 8 bytes in this order.
 struct GatedActivation {
   const void* gate_up;  // [rows][2 * width]
   void* out;            // [rows][width]

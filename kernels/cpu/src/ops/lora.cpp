@@ -1,9 +1,9 @@
-// The low-rank part of many adapters at once, added to what the base model's projection gave:
+// Multi-LoRA: the low-rank part of many adapters added to the base model's projection:
 //
 //   y[t] = gain * (y[t] + B (scale * A x[t])) + add           for each token t of each segment, all of one slot
 //
-// A slot's ranks are its own: nothing is padded. Work is cut by tokens, ranks and columns as it suits the threads, but
-// every sum runs over K, or over the ranks, in one order: a token's bits do not depend on the other tokens.
+// Each slot has its own ranks without padding. Work is split by tokens, ranks and columns among the threads, but every
+// sum over K or over the ranks has one order: a token's bits do not depend on the other tokens.
 #include <algorithm>
 #include <memory>
 #include <new>
@@ -22,12 +22,13 @@ constexpr int kTokens = 16;                  // tokens of a piece of work
 constexpr int kRanks = 16;                   // ranks of a piece of work
 constexpr int64_t kColumns = 512;            // columns of a piece of work, whole blocks
 constexpr int64_t kBlockColumns = 64;        // columns of a block of B, but for the last of a module
-// A decode step reads an adapter once, in pieces too short for the hardware's prefetchers: a fifth of the time.
+// Software prefetch: a decode step reads an adapter once, in pieces too short for the hardware's prefetchers, which
+// costs a fifth of the time.
 constexpr int kRanksAhead = 2 * kTile;  // rows of A between a product and its prefetch
 constexpr int kStepsAhead = 48;         // rows of a block of B, the same
 constexpr int kLine = kWidth * 4;            // bytes of 16 words
 
-// One adapter's part in this projection: a line of the caller's table.
+// One adapter's factors in this projection: a row of the slots' table.
 struct Slot {
   const char* a;       // [R][K]; for an embedding [V][R]; null: the adapter leaves this projection alone
   const float* scale;  // [R]
@@ -39,7 +40,7 @@ struct Slot {
   int64_t total() const { return rank[0] + rank[1] + rank[2]; }
 };
 
-// The call, as the caller packs it: fields of 8 bytes in this order.
+// Argument structure packed by Python: fields of 8 bytes in this order.
 struct LoraOp {
   const char* x;           // [rows][width], or null
   const int64_t* ids;      // [rows] row of A that each token takes instead of a product with x, or null
@@ -143,7 +144,7 @@ void shrink(const LoraOp& op, const Piece& piece) {
   });
 }
 
-// The product with a one-hot x: a row of A transposed.
+// Product with a one-hot x: a row of A transposed.
 template <class E>
 void gather(const LoraOp& op, const Piece& piece) {
   using Value = typename E::Value;

@@ -1,4 +1,4 @@
-// Packed token masks applied to lines of logits.
+// Packed token masks applied to rows of logits.
 #include <algorithm>
 
 #include "gemm/argmax.h"
@@ -10,7 +10,7 @@ namespace {
 constexpr int64_t kSmall = 1 << 16;  // numbers for which one thread is faster
 constexpr int64_t kWordBits = 32;
 
-// The call, as the caller packs it: fields of 8 bytes in this order.
+// Argument structure packed by Python: fields of 8 bytes in this order.
 struct Mask {
   float* logits;         // [rows][columns]
   const int64_t* lines;  // [masks], rows of the logits
@@ -18,7 +18,7 @@ struct Mask {
   int64_t masks, rows, columns, threads;
 };
 
-// Puts -infinity into those of 16 numbers whose bit is not set.
+// Sets those of 16 logits to -infinity whose bit is not set.
 INLINE void ban(float* values, uint32_t allowed) {
 #if defined(__AVX512F__)
   _mm512_mask_storeu_ps(values, (__mmask16)~allowed, _mm512_set1_ps(kLeast));
@@ -58,7 +58,7 @@ void mask_line(const Mask& op, int64_t mask) {
 
 using namespace rootgraft;
 
-// 0, or 1: a line is outside of the logits.
+// Returns 1 if a row is outside of the logits, else 0.
 extern "C" int mask_logits(const Mask* op) {
   const auto is_inside = [&](int64_t line) { return line >= 0 && line < op->rows; };
   if (!std::all_of(op->lines, op->lines + op->masks, is_inside)) return 1;

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kSmall = 1 << 14;  // elements below which one thread is faster
 
-// The call, as the caller packs it: fields of 8 bytes in this order.
+// Argument structure packed by Python: fields of 8 bytes in this order.
 struct RmsNorm {
   const void* x;       // [rows][width]
   float* residual;     // [rows][width] or null: to be added to, and normed in place of x

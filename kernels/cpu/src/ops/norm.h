@@ -1,4 +1,4 @@
-// The two halves of an RMS norm, shared by the norms of the residual stream and of query and key heads.
+// RMS norm in two steps, sum of squares and scaling, shared by residual norms and head norms.
 #pragma once
 
 #include <cmath>

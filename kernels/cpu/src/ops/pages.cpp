@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kSmall = 1 << 16;  // bytes for which one thread is faster
 
-// The call, as the caller packs it: fields of 8 bytes in this order. Every page and count lies inside the cache.
+// Argument structure packed by Python: fields of 8 bytes in this order. Every page and count lies inside the cache.
 struct CopyPages {
   char *k, *v;  // [layers][pages][heads][page_size] cells
   const int64_t *source, *target, *count;  // [copies]; count: cells
@@ -18,7 +18,7 @@ struct CopyPages {
   int64_t threads;
 };
 
-// All copies of one layer's K or V, in order: a page may be the target of one and the source of a later one.
+// All copies of one layer's K or V, in order: a page may be the target of one copy and the source of a later one.
 void copy_layer(const CopyPages& op, char* cache) {
   const int64_t head_bytes = op.page_size * op.cell, page_bytes = op.heads * head_bytes;
   for (int64_t i = 0; i < op.copies; i++) {

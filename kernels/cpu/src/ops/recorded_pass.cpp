@@ -1,4 +1,4 @@
-// A list of calls made once and run again: what a forward pass over the same buffers is.
+// Replay of a recorded forward pass: a list of native calls over the same buffers.
 #include <cstdint>
 
 namespace {
@@ -10,7 +10,7 @@ struct Call {
 
 }  // namespace
 
-// Runs the calls in order, up to the first that fails: its index and code, as 4 * index + code, or -1 if none does.
+// Runs the calls in order up to the first failure. Returns 4 * index + code of the failed call, or -1.
 extern "C" int64_t run_tape(const Call* calls, int64_t count) {
   for (int64_t i = 0; i < count; i++) {
     if (const int failed = calls[i].run(calls[i].arguments)) return 4 * i + failed;

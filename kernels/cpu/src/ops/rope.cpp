@@ -1,4 +1,4 @@
-// From the fused projection to rotated queries, and to keys and values in their cells of the cache.
+// Head norms and rotary embedding of q and k, and storing K and V in their cache cells.
 #include "attention/int8_kv.h"
 #include "ops/norm.h"
 #include "simd/parallel.h"
@@ -7,9 +7,9 @@ namespace rootgraft {
 namespace {
 
 constexpr int64_t kSmall = 1 << 13;  // elements below which one thread is faster
-constexpr int64_t kAhead = 4;  // tokens between the asking for memory and its use
+constexpr int64_t kAhead = 4;  // tokens between prefetch and use
 
-// The call, as the caller packs it: fields of 8 bytes in this order.
+// Argument structure packed by Python: fields of 8 bytes in this order.
 struct RopeStore {
   const void* qkv;              // [tokens][heads + 2 * kv_heads][head_dim]
   const int64_t* positions;     // [tokens]
@@ -31,7 +31,7 @@ bool in_bounds(const RopeStore& op) {
   return true;
 }
 
-// Turns each pair (i, i + half) by its angle.
+// Rotates each pair (i, i + half) by its angle.
 INLINE void rotate(float* head, const float* cos, int64_t half) {
   const float* sin = cos + half;
   float* second = head + half;
@@ -68,13 +68,13 @@ INLINE void turn_head(const RopeStore& op, const typename E::Value* from, const 
   if (cos) rotate(head, cos, op.rotary_dim / 2);
 }
 
-// Where the key or value of a token and a KV head goes, in elements of its cache.
+// Offset of a token's key or value for a KV head, in elements of the cache.
 INLINE int64_t cell_offset(const RopeStore& op, int64_t token, int64_t head) {
   const int64_t page = op.cells[token] / op.page_size, cell = op.cells[token] % op.page_size;
   return ((page * op.kv_heads + head) * op.page_size + cell) * op.head_dim;
 }
 
-// A KV head of the page of a token, of 8 bits, in its cache.
+// The KV head of a token's page in an 8-bit cache.
 INLINE uint8_t* int8_head(const RopeStore& op, void* cache, int64_t token, int64_t head) {
   const int64_t head_bytes = op.page_size * (op.head_dim + kScaleBytes);
   return static_cast<uint8_t*>(cache) + (op.cells[token] / op.page_size * op.kv_heads + head) * head_bytes;
@@ -90,8 +90,8 @@ INLINE void prefetch_int8_token(const RopeStore& op, int64_t token, int64_t head
   __builtin_prefetch(values + int8_scale(cell, op.page_size, dims), 1);
 }
 
-// Asks for all that a token reads and writes: the weights that pass between two calls drive everything out of the
-// caches, and stores to memory wait for one another.
+// Prefetches all that a token reads and writes: weights evict everything from the caches between two calls, and stores
+// to memory wait for one another.
 template <class E>
 void prefetch_token(const RopeStore& op, int64_t token) {
   using Value = typename E::Value;
@@ -143,7 +143,7 @@ void run_token(const RopeStore& op, int64_t token) {
 
 using namespace rootgraft;
 
-// 0, or 1: a position or a cell lies outside its table, and nothing was written.
+// Returns 1 if a position or a cell lies outside its table, and then writes nothing; else 0.
 extern "C" int rope_store_kv(const RopeStore* op) {
   if (!in_bounds(*op)) return 1;
   const int64_t tokens = op->tokens, elements = tokens * (op->heads + 2 * op->kv_heads) * op->head_dim;

@@ -1,4 +1,4 @@
-// The right to use AMX, which a process must ask its system for.
+// Permission to use AMX, which a process must request from the operating system.
 #include "simd/amx.h"
 
 #if ROOTGRAFT_AMX

@@ -1,6 +1,6 @@
 // AMX: up to 16 rows of A times 16 columns of B over 16 words of K, in one instruction.
 //
-// It takes A as rows of words and B as the panels of this folder: 16 columns side by side, K downwards. Its registers
+// It takes A as rows of words and B as panels (gemm/tile.h): 16 columns side by side, K downwards. Its registers
 // must be given shapes first, and be released at the end: the system would save their 8 KiB at each change of threads.
 #pragma once
 
@@ -86,7 +86,7 @@ INLINE void amx_dot_unsigned_signed() {
 }
 
 // The unit sleeps after some 350 ns without work, and needs about as long to wake up (Sapphire Rapids). A product into
-// a register whose sums nobody wants, keeps it awake and costs a sixth of that.
+// a register whose sums are not used keeps it awake and costs a sixth of that.
 INLINE void amx_stay_awake() {
   asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kAmxSums - 1), "i"(kAmxA), "i"(kAmxB));
 }

@@ -28,9 +28,9 @@ inline void pause() {
 }
 
 // All atomics are sequentially consistent, and three orders matter:
-//   the caller writes run_, context_, count_, shares_ and next_ only while the job is closed and nobody is inside;
+//   the caller writes run_, context_, count_, shares_ and next_ only while the job is closed and no worker is inside;
 //   a worker enters (inside_) before it looks whether the job is open, and the caller closes the job before it looks
-//   whether somebody is inside: one of the two sees the other;
+//   whether a worker is inside: one of the two sees the other;
 //   likewise a worker counts itself a sleeper before its last look, and the caller opens before it looks for sleepers.
 class Pool {
  public:

@@ -1,8 +1,8 @@
-// Work on a pool of threads in which the caller never waits for a thread that has not begun.
+// Thread pool: parallel loops in which the caller never waits for a thread that has not begun.
 //
 // Items are taken one after another from counters, by the caller and by those workers that are awake. Where the
 // operating system gives a worker's core to another process, the caller does the worker's share: an OpenMP region
-// would wait for the worker, which may take milliseconds. What an item computes must not depend on who takes it.
+// would wait for the worker, which may take milliseconds. An item's result must not depend on the thread that takes it.
 //
 // Items may be cut into shares, one for each thread: it takes those first, and then what is left of the others'. A
 // thread thus finds in its own cache what it wrote in the same share of the call before.

@@ -1,4 +1,4 @@
-// How the product of rows and panels is cut into parts, which threads take.
+// Partition of a product of rows and panels into parts for threads.
 //
 // Few rows: into slices of panels, so that memory is read once. The more slices, the shorter the wait for a thread that
 // came late or lost its core; but each starts with cold caches, and a product with one tile of rows only streams the
@@ -13,7 +13,7 @@
 
 namespace rootgraft {
 
-// Of 64 bytes, in memory.
+// A run of cache lines of 64 bytes in memory.
 struct Lines {
   const uint32_t* first;
   int64_t count;
@@ -92,7 +92,7 @@ class Cuts {
   int64_t row_cuts_ = 1;
 };
 
-// Whether a part's panels are used by so many rows that asking for others meanwhile pays, and leave room for those in a
+// Whether a part's panels are used by so many rows that prefetching others meanwhile pays, and leave room for those in a
 // core's second cache. `panel_lines`: of 64 bytes, of a panel.
 inline bool stays_cached(const ProductPart& part, int64_t panel_lines) {
   constexpr int kRows = 128;

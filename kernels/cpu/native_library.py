@@ -1,0 +1,170 @@
+"""The loaded kernel library: C functions bound to Python, thread count, recording and timing of native calls."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .arena import WeightArena
+from .build import BuildError
+
+_UNUSED: Final = 3  # references to a buffer during the check, if only the list of buffers holds it
+
+Listener = Callable[[str, float], None]
+"""Takes the name of a native call and its seconds."""
+
+
+class Fields(NamedTuple):
+    """Indices of the fields that a recording rewrites in a function's argument structure.
+
+    Attributes:
+        tokens: fields that hold the number of tokens.
+        rows: fields that hold the number of rows.
+        following: field for the address of the structure of the function's next call, 0 if unknown. Only a recording
+            fills it.
+    """
+
+    tokens: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
+    following: int | None = None
+
+
+_NO_FIELDS: Final = Fields()
+
+
+class Call(NamedTuple):
+    """A recorded call: the function's name and address, its packed argument structure and the fields of that."""
+
+    name: str
+    address: int
+    arguments: bytes
+    fields: Fields
+
+
+class Buffers:
+    """Result buffers of recorded calls. All recordings may share them, since one of them runs at a time.
+
+    Args:
+        most_tokens: capacity of each buffer in its first dimension.
+    """
+
+    def __init__(self, most_tokens: int) -> None:
+        self.most_tokens = most_tokens
+        self._all: list[Tensor] = []
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return an uninitialised tensor, in a buffer without other references where one fits.
+
+        Raises:
+            ValueError: more tokens than ``most_tokens``.
+        """
+        tokens, *rest = shape
+        if tokens > self.most_tokens:
+            raise ValueError(f"a result has {tokens} tokens; there is room for {self.most_tokens}")
+        for buffer in self._all:
+            if list(buffer.shape[1:]) == rest and buffer.dtype is dtype and sys.getrefcount(buffer) == _UNUSED:
+                return buffer.resize_(shape)
+        buffer = torch.empty((self.most_tokens, *rest), dtype=dtype).resize_(shape)
+        self._all.append(buffer)
+        return buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The calls made so far, in order, and the buffers of their results."""
+
+    buffers: Buffers
+    calls: list[Call] = field(default_factory=list)
+
+
+class NativeLibrary:
+    """A compiled library with the state that its ops share.
+
+    Args:
+        handle: from ``build.load_library``.
+
+    Attributes:
+        handle: the same.
+        instruction_set: the library's target, for messages.
+        arena: memory of packed weights.
+        num_threads: threads of an op, the calling thread included. The thread pool is the library's own; torch's
+            thread count does not apply to it.
+        listener: gets the time of each call, None for none.
+    """
+
+    def __init__(self, handle: ctypes.CDLL) -> None:
+        self.handle = handle
+        handle.instruction_set.restype = ctypes.c_char_p
+        self.instruction_set: str = handle.instruction_set().decode()
+        self.arena = WeightArena()
+        self.num_threads = torch.get_num_threads()
+        self.listener: Listener | None = None
+        self._recording: Recording | None = None
+
+    def bind(self, name: str, layout: Struct, fields: Fields = _NO_FIELDS) -> Callable[[bytes], int]:
+        """Return a C function as a Python function of its packed arguments.
+
+        Args:
+            fields: of the structure. A function without token fields cannot be part of a recording.
+
+        Raises:
+            BuildError: the C structure has another size than ``layout``.
+        """
+        size = self.handle[f"{name}_size"]
+        size.restype = ctypes.c_int64
+        if size() != layout.size:
+            raise BuildError(f"{name} expects {size()} bytes of arguments, not {layout.size}")
+        function: Any = self.handle[name]
+        function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_int
+        address = ctypes.cast(function, ctypes.c_void_p).value
+        assert address is not None
+
+        def call(arguments: bytes) -> int:
+            if self._recording is not None:
+                self._recording.calls.append(Call(name, address, arguments, fields))
+            if self.listener is not None:
+                return run_timed(name, lambda: function(arguments), self.listener)
+            return function(arguments)  # type: ignore[no-any-return]
+
+        return call
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return an uninitialised CPU tensor for the result of an op, from the buffers of a recording in progress."""
+        if self._recording is None:
+            return torch.empty(shape, dtype=dtype)
+        return self._recording.buffers.empty(shape, dtype)
+
+    @contextmanager
+    def recorded(self, buffers: Buffers) -> Iterator[Recording]:
+        """Record every native call made inside. Only one thread may make calls meanwhile."""
+        self._recording = recording = Recording(buffers)
+        try:
+            yield recording
+        finally:
+            self._recording = None
+
+    @contextmanager
+    def timed(self, listener: Listener) -> Iterator[None]:
+        """Report the time of every native call made inside, replayed ones included."""
+        self.listener = listener
+        try:
+            yield
+        finally:
+            self.listener = None
+
+
+def run_timed(name: str, run: Callable[[], int], listener: Listener) -> int:
+    """Run a call, report its seconds under ``name``, and return its result."""
+    begin = time.perf_counter()
+    result = run()
+    listener(name, time.perf_counter() - begin)
+    return result

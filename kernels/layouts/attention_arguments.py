@@ -1,0 +1,100 @@
+"""Argument records of attention and of the rotary op: per layer, and per step for all layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .staging import to_device
+
+
+@dataclass(frozen=True, slots=True)
+class RopeParams:
+    """What a layer does to q and k before attention.
+
+    Attributes:
+        num_heads: Hq.
+        num_kv_heads: Hkv.
+        cos_sin: [max_pos, rot_dim] fp32, cosines in the first half and sines in the second, or None for no rotary
+            embedding. Dimension i of a head is paired with i + rot_dim / 2 (rotate-half); those past rot_dim stay.
+        q_norm: [D], the weight of an RMS norm of each query head before the rotation, or None.
+        k_norm: [D], the same for key heads.
+        eps: of these norms.
+        offset: added to their weights.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    cos_sin: Tensor | None = None
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    eps: float = 0.0
+    offset: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionParams:
+    """How a layer scores keys: ``s = scale * q.k``, or ``soft_cap * tanh(s / soft_cap)``.
+
+    Attributes:
+        window: sliding window, the keys that a token sees with itself included; None for all.
+        soft_cap: bound of the scores, or None.
+    """
+
+    scale: float
+    window: int | None = None
+    soft_cap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefixes:
+    """Prefixes whose keys several rows of a decode batch read together (cascade attention).
+
+    Attributes:
+        items: [I, 4] int32: keys begin, end; index of the first member, number of members. Items without members are
+            skipped, so a captured batch may have more items than it needs.
+        members: [M, 2] int32: row; index of this result among the row's partial results. Members of an item are
+            adjacent.
+        end: [R] int32, the first key that a row reads alone.
+        count: [R] int32, partial results that a row gets from items.
+        most_members: of an item.
+        most_results: the largest of ``count``.
+    """
+
+    items: Tensor
+    members: Tensor
+    end: Tensor
+    count: Tensor
+    most_members: int
+    most_results: int
+
+    def to(self, device: torch.device) -> SharedPrefixes:
+        """Return a copy on a device, made by one transfer."""
+        parts = [part.numpy() for part in (self.items, self.members, self.end, self.count)]
+        flat = to_device(np.concatenate([part.ravel() for part in parts]), device)
+        items, members, end, count = flat.split([part.size for part in parts])
+        return replace(self, items=items.view(-1, 4), members=members.view(-1, 2), end=end, count=count)
+
+
+@dataclass(frozen=True, slots=True)
+class PagedBatch:
+    """Page table and lengths of a ragged batch of R rows, the same for all layers of a step.
+
+    Attributes:
+        page_table: [R, P] int32, the pages of each row in order.
+        query_start: [R + 1] int32, row r owns tokens ``query_start[r]:query_start[r + 1]``.
+        context_len: [R] int32, tokens of each row with KV, those of this step included.
+        max_query: the longest row's number of tokens, or a bound of it.
+        max_context: the largest of ``context_len``, or a bound of it.
+        shared: prefixes that GPU kernels read once for several rows, from ``find_shared_prefixes``, or None.
+    """
+
+    page_table: Tensor
+    query_start: Tensor
+    context_len: Tensor
+    max_query: int
+    max_context: int
+    shared: SharedPrefixes | None = None

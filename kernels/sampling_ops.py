@@ -1,0 +1,68 @@
+"""Sampling ops: token masks applied to logits, and the top-k/top-p draw on a GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import ops
+from .backend import native_for
+from .triton import launch
+
+
+def mask_logits(logits: Tensor, lines: Tensor, words: Tensor) -> None:
+    """Set logits of forbidden tokens to -inf in some rows; other rows are not touched.
+
+    Args:
+        logits: [S, V] float, changed in place.
+        lines: [G] int64 on the logits' device, the rows to mask, each once.
+        words: [G, ceil(V / 32)] int32 on the logits' device; bit j of word w is set if token 32 * w + j is allowed.
+
+    Raises:
+        IndexError: a row is outside of the logits. Not raised on a CUDA device.
+    """
+    if ops.on_triton(logits.device) and launch.is_known(logits, words) and logits.dtype is torch.float32:
+        from .triton import sampling_mask
+
+        sampling_mask.mask_logits(logits, lines, words)
+    elif (kernels := native_for(logits)) is not None and logits.dtype is torch.float32:
+        kernels.mask_logits(logits, lines, words)
+    else:
+        logits[lines] = logits[lines].masked_fill_(_banned(words, logits.shape[1]), -torch.inf)
+
+
+def _banned(words: Tensor, width: int) -> Tensor:
+    """Unpack the words to [G, width] bool, inverted."""
+    if words.device.type == "cpu":
+        # numpy unpacks bits eight at a time from a table, which is far cheaper than shifting 32 copies of each word.
+        bits = np.unpackbits(words.numpy().view(np.uint8), axis=1, count=width, bitorder="little")
+        return torch.from_numpy(bits).eq_(0).view(torch.bool)
+    bit = torch.arange(32, dtype=torch.int32, device=words.device)
+    return ((words[:, :, None] >> bit) & 1).flatten(1)[:, :width] == 0
+
+
+def has_kernel(logits: Tensor) -> bool:
+    """Return whether ``draw_ranked`` has a kernel for these logits [n, V]."""
+    return ops.on_triton(logits.device) and launch.is_known(logits)
+
+
+def draw_ranked(logits: Tensor, probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, u: Tensor) -> Tensor:
+    """Draw a token of each row after top-k, top-p and min-p, as ``engine.sampling.top_k_top_p`` defines it.
+
+    The host does not wait for the device. Equal logits of a row must have equal probabilities, and larger ones no
+    smaller.
+
+    Args:
+        logits: [n, V] float32, contiguous.
+        probs: [n, V] float32, the softmax after temperature.
+        top_k: [n, 1] int64, 0 is off.
+        top_p: [n, 1] float64, 1 is off.
+        min_p: [n, 1] float32, 0 is off.
+        u: [n, 1] float64 in [0, 1), the random number of the draw.
+
+    Returns: [n] int64; 0 for rows whose probabilities are NaN.
+    """
+    from .triton import sampling_draw
+
+    return sampling_draw.draw_ranked(logits, probs, top_k, top_p, min_p, u)
