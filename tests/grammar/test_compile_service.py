@@ -140,7 +140,7 @@ def test_a_worker_yields_the_cores_unless_it_starves(vocabulary, monkeypatch):
 
 
 def test_a_worker_that_yields_is_of_the_class_of_what_is_idle():
-    program = f"{_YIELD}; sys.exit(os.sched_getscheduler(0))"
+    program = f"import sys; {_YIELD}; sys.exit(os.sched_getscheduler(0))"
     assert subprocess.run([sys.executable, "-I", "-S", "-c", program], check=False).returncode == os.SCHED_IDLE
 
 
