@@ -7,7 +7,6 @@ from collections.abc import Sequence as Seq
 
 from ..kv_cache.prefix_cache import PrefixCache
 from ..sequence.sequence import Sequence
-from ..sequence.stop_check import remaining
 from ..speculation.proposer import Proposer
 from .step_plan import StepInFlight, StepPlan, lease_of
 
@@ -19,14 +18,12 @@ class DraftBudget:
         drafter: proposes them.
         cache: lends the pages that they need.
         most: in one step.
-        max_model_len: no sequence grows beyond.
     """
 
-    def __init__(self, proposer: Proposer, cache: PrefixCache, most: int, max_model_len: int) -> None:
+    def __init__(self, proposer: Proposer, cache: PrefixCache, most: int) -> None:
         self._proposer = proposer
         self._cache = cache
         self._most = most
-        self._max_model_len = max_model_len
 
     def add(self, plan: StepPlan, drawing: Seq[Sequence]) -> None:
         """Give the rows that draw drafts, in equal parts of the budget left; nobody is preempted for their pages."""
@@ -72,4 +69,4 @@ class DraftBudget:
         self._proposer.forget(sequence.id)
 
     def _limit(self, sequence: Sequence, part: int) -> int:
-        return min(part, remaining(sequence, self._max_model_len) - 1)
+        return min(part, sequence.remaining - 1)

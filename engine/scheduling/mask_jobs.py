@@ -9,19 +9,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from ..batch import Batch, Row
 from ..sequence.sequence import MaskJob, Sequence
-from ..sequence.stop_check import remaining
 from .step_plan import StepInFlight
 
 NICENESS = 15  # of the thread, which the step loop and its kernels need not share their cores with
 
 
-def mask_jobs(batch: Batch, owner: Callable[[Row], Sequence | None], max_model_len: int) -> list[MaskJob]:
+def mask_jobs(batch: Batch, owner: Callable[[Row], Sequence | None]) -> list[MaskJob]:
     """The masks that a batch needs, by the rows that draw under a grammar, in their order.
 
     Args:
         batch: with all tokens before it known.
         owner: the sequence of a row, None if it has left.
-        max_model_len: no sequence grows beyond.
     """
     jobs, line = [], 0
     for row in batch.rows:
@@ -29,8 +27,7 @@ def mask_jobs(batch: Batch, owner: Callable[[Row], Sequence | None], max_model_l
         if row.draws and sequence and sequence.matcher:
             early = max(0, sequence.params.min_tokens - sequence.num_generated)
             scored = sequence.params.logprobs is not None
-            left = remaining(sequence, max_model_len)
-            jobs.append(MaskJob(line, sequence.matcher, row.drafts, left, early, scored))
+            jobs.append(MaskJob(line, sequence.matcher, row.drafts, sequence.remaining, early, scored))
         line += row.num_positions
     return jobs
 
@@ -38,13 +35,9 @@ def mask_jobs(batch: Batch, owner: Callable[[Row], Sequence | None], max_model_l
 class SlowMasks:
     """A mask is filled beside the forward pass of its step, which waits for it. Where the last one took long, the next
     is begun as soon as the tokens before it are known, and its sequence sits out the steps until it is there.
-
-    Args:
-        max_model_len: no sequence grows beyond.
     """
 
-    def __init__(self, max_model_len: int) -> None:
-        self._max_model_len = max_model_len
+    def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "grammar-slow-masks", _step_back)
         self._under_way: dict[int, Future[None]] = {}
 
@@ -58,7 +51,7 @@ class SlowMasks:
         matcher = sequence.matcher
         if matcher is None:
             return
-        left = remaining(sequence, self._max_model_len)
+        left = sequence.remaining
         if matcher.is_slow(left) and not any(sequence.id in step.rows for step in ahead):
             self._under_way[sequence.id] = self._thread.submit(matcher.prepare, left)
 

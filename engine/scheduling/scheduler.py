@@ -33,7 +33,7 @@ from ..errors import EngineError
 from ..kv_cache.prefix_cache import Lease, PrefixCache
 from ..messages import Done, Message, TokenOut, failure_of
 from ..sequence.sequence import MaskJob, Sequence, Status
-from ..sequence.stop_check import failure, remaining, take
+from ..sequence.stop_check import failure, take
 from ..speculation.proposer import Proposer
 from ..types import FinishReason, Priority
 from .admission import (
@@ -59,7 +59,6 @@ class Scheduler:
         cache: pages and tree.
         max_num_seqs: rows, that is, most running sequences.
         max_num_batched_tokens: tokens in one step.
-        max_model_len: a sequence ends with reason length when it holds that many tokens.
         stats: counters to write to.
         slots: of adapters; None if there are none, and no sequence has one.
         drafter: proposes drafts; None for none.
@@ -77,7 +76,6 @@ class Scheduler:
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
-        max_model_len: int,
         stats: EngineStats,
         slots: AdapterSlots | None = None,
         proposer: Proposer | None = None,
@@ -86,16 +84,15 @@ class Scheduler:
     ) -> None:
         self._cache = cache
         self._max_tokens = max_num_batched_tokens
-        self._max_model_len = max_model_len
         self._stats = stats
         self._slots = slots
-        self._drafts = DraftBudget(proposer, cache, max_drafts, max_model_len) if proposer else None
+        self._drafts = DraftBudget(proposer, cache, max_drafts) if proposer else None
         self._chunks = ChunkLimit()
         self._clock = clock
         self._committed = 0.0  # when the last step was
         self._under_way: deque[StepInFlight] = deque()  # at most two, the later one planned ahead
         self.session_pins = SessionPins(cache, clock)
-        self.slow_masks = SlowMasks(max_model_len)
+        self.slow_masks = SlowMasks()
         self._queue = WaitingQueue(self._num_cached if cache.sharing else None, clock)
         self._running: list[Sequence] = []  # in order of admission
         self._alive: dict[int, Sequence] = {}
@@ -175,7 +172,7 @@ class Scheduler:
         [step] = self._under_way
         if not any(sequence.matcher for sequence in self._running):
             return []
-        return mask_jobs(batch, partial(self._owner, step), self._max_model_len)
+        return mask_jobs(batch, partial(self._owner, step))
 
     def commit(self, batch: Batch, result: StepResult) -> list[Message]:
         """Take the result of a step over: tokens, pages for the tree, ends. Returns what the client is told."""
@@ -246,7 +243,7 @@ class Scheduler:
         row = plan.before.get(sequence.id)
         if row is None or not row.draws:
             return not self.slow_masks.is_filling(sequence)
-        left = remaining(sequence, self._max_model_len) - 1
+        left = sequence.remaining - 1
         return left > 0 and not (sequence.matcher and sequence.matcher.is_slow(left))
 
     def _extend(self, sequence: Sequence, start: int, wanted: int, plan: StepPlan) -> None:
@@ -350,7 +347,7 @@ class Scheduler:
         if self._drafts and row.num_drafts:
             self._drafts.settle(sequence, row.num_drafts, len(outcome.tokens))
         before = sequence.num_tokens
-        taken = take(sequence, row, outcome, self._max_model_len)
+        taken = take(sequence, row, outcome)
         self._queue.charge_tokens(sequence, sequence.num_tokens - before)
         self._stats.generation_tokens += len(outcome.tokens)
         self._stats.forced_tokens += outcome.num_forced

@@ -36,6 +36,7 @@ class Sequence:
         stop_ids: tokens that end it.
         seed: the seed of its draws.
         arrival: ``time.monotonic()`` at the engine.
+        max_model_len: most tokens, prompt and generated.
         matcher: the state of its grammar after the tokens generated so far, None for free text.
         adapter: load id of its adapter's version, -1 for the base model.
         adapted_from: position of the first token that the adapter reads.
@@ -61,6 +62,7 @@ class Sequence:
     stop_ids: frozenset[int]
     seed: int
     arrival: float
+    max_model_len: int
     matcher: Matcher | None = None
     adapter: int = -1
     adapted_from: int = 0
@@ -102,8 +104,8 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens that it may still generate by its own ``max_tokens``."""
-        return self.params.max_tokens - self.num_generated
+        """Tokens that it may still generate, by its own ``max_tokens`` and by ``max_model_len``."""
+        return min(self.params.max_tokens - self.num_generated, self.max_model_len - self.num_tokens)
 
     @property
     def prefilling(self) -> bool:

@@ -33,7 +33,7 @@ class Taken(NamedTuple):
     ends: Ending | None
 
 
-def take(sequence: Sequence, row: Row, outcome: RowResult, max_model_len: int) -> Taken:
+def take(sequence: Sequence, row: Row, outcome: RowResult) -> Taken:
     """Append what a step drew for a sequence, as far as it does not end before; its matcher goes along."""
     kept, ends = 0, None
     num_stood = len(outcome.tokens) - (row.draws and not outcome.failed)
@@ -46,14 +46,9 @@ def take(sequence: Sequence, row: Row, outcome: RowResult, max_model_len: int) -
         sequence.tokens.append(token)
         if sequence.matcher and place >= num_stood and not sequence.matcher.accept(token):
             return Taken(kept, num_stood, True, None)
-        ends = ending(sequence, token, remaining(sequence, max_model_len))
+        ends = ending(sequence, token, sequence.remaining)
         kept += ends is None or ends.stop_token is None
     return Taken(kept, num_stood, outcome.failed, ends)
-
-
-def remaining(sequence: Sequence, max_model_len: int) -> int:
-    """Tokens that a sequence may still generate, by its own limit and by the model's length."""
-    return min(sequence.remaining, max_model_len - sequence.num_tokens)
 
 
 def ending(sequence: Sequence, token: int, num_remaining: int) -> Ending | None:

@@ -11,7 +11,7 @@ from fake_worker import FakeWorker, expected_tokens
 from rootgraft.engine.engine_stats import EngineStats
 from rootgraft.engine.kv_cache.prefix_cache import PrefixCache
 from rootgraft.engine.messages import Done, Message, TokenOut
-from rootgraft.engine.scheduling.scheduler import Scheduler
+from rootgraft.engine.scheduler import Scheduler
 from rootgraft.engine.sequence.sequence import Sequence
 from rootgraft.engine.types import SamplingParams
 from rootgraft.lora.device_slots import SlotPool
@@ -64,7 +64,6 @@ class Engine:
             self.cache,
             max_num_seqs=rows,
             max_num_batched_tokens=64,
-            max_model_len=1000,
             stats=EngineStats(),
             slots=self.slots,
         )
@@ -92,6 +91,7 @@ class Engine:
                 stop_ids=frozenset(),
                 seed=0,
                 arrival=0.0,
+                max_model_len=1000,
                 adapter=adapter,
             )
         )
@@ -144,7 +144,7 @@ def test_skewed_traffic_over_more_adapters_than_slots(times, seed):
     engine = Engine(num_slots, rows=24)
     bound = (PATIENCE + LONGEST + LOAD + 2) * (-(-num_adapters // num_slots) + 1)
     for _ in range(400):
-        while engine.scheduling.scheduler.num_waiting < 20:
+        while engine.scheduler.num_waiting < 20:
             hot = rng.random() < 0.9
             engine.add(rng.randrange(num_slots if hot else num_adapters), rng.randint(1, LONGEST))
         engine.step()
@@ -201,7 +201,7 @@ def test_the_adapters_of_those_who_come_next_are_loaded_while_they_wait_for_rows
     later = [engine.add(1, 3), engine.add(2, 3)]
     for _ in range(LOAD + 1):
         engine.step()
-    assert engine.scheduling.scheduler.num_waiting == 2
+    assert engine.scheduler.num_waiting == 2
     assert engine.slots.is_ready(1) and engine.slots.is_ready(2)
     engine.run()
     ended = max(engine.tokens_at[number][-1] for number in first)
@@ -220,5 +220,5 @@ def test_random_traffic_with_preemption(seed):
             engine.add(rng.randint(-1, 2), rng.randint(12, 30))
         engine.step()
     engine.run()
-    assert engine.scheduling.scheduler._stats.preemptions > 0 and engine.slots.num_pinned == 0
+    assert engine.scheduler._stats.preemptions > 0 and engine.slots.num_pinned == 0
     engine.check_tokens()

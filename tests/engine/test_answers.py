@@ -163,7 +163,8 @@ def test_the_latest_places_of_a_group_are_found(groups: list[int], most: int) ->
 
 
 def sequence(number: int, prompt: list[int], namespace: Namespace = NAMESPACES[0]) -> Sequence:
-    return Sequence(number, array("i", prompt), SamplingParams(max_tokens=50), Path(namespace), frozenset(), 0, 0.0)
+    params = SamplingParams(max_tokens=50)
+    return Sequence(number, array("i", prompt), params, Path(namespace), frozenset(), 0, 0.0, 1000)
 
 
 @pytest.mark.parametrize(

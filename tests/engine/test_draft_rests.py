@@ -24,7 +24,7 @@ WORDS = 50_000
 
 def sequence(number: int, prompt: list[int]) -> Sequence:
     return Sequence(
-        number, array("i", prompt), SamplingParams(max_tokens=1000), Path(Namespace("base")), frozenset(), 0, 0.0
+        number, array("i", prompt), SamplingParams(max_tokens=1000), Path(Namespace("base")), frozenset(), 0, 0.0, 2000
     )
 
 

@@ -95,9 +95,11 @@ class Engine:
         ends = frozenset((*(() if ask.params.ignore_eos else (EOS,)), *ask.params.stop_token_ids))
         path = Path(Namespace(BASE))
         self.tokens[number] = []
-        self.core._scheduler.add(
-            Sequence(number, array("i", ask.prompt), ask.params, path, ends, number, 0.0, matcher=matcher)
+        sequence = Sequence(
+            number, array("i", ask.prompt), ask.params, path, ends, number, 0.0, self.core._worker.max_model_len
         )
+        sequence.matcher = matcher
+        self.core._scheduler.add(sequence)
 
     def step(self) -> None:
         for message in self.core.step():
@@ -266,7 +268,7 @@ def test_another_namespace_learns_nothing_from_the_tree(engine, eager):
     twice.run()
     twice.tokens[1] = []
     twice.core._scheduler.add(
-        Sequence(1, array("i", ask.prompt), ask.params, Path(Namespace(BASE, None, "salt")), frozenset(), 1, 0.0)
+        Sequence(1, array("i", ask.prompt), ask.params, Path(Namespace(BASE, None, "salt")), frozenset(), 1, 0.0, 1000)
     )
     twice.run()
     assert "drafted_tree" not in twice.core.stats()

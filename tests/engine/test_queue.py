@@ -27,7 +27,7 @@ R, I, B = Priority  # noqa: E741
 def sequence(number: int, tenant: str = "", priority: Priority = I, num_prompt: int = 4) -> Sequence:
     tokens = array("i", range(num_prompt))
     return Sequence(
-        number, tokens, SamplingParams(), PATH, frozenset(), 0, 0.0, tenant=tenant, priority=priority, num_cached=0
+        number, tokens, SamplingParams(), PATH, frozenset(), 0, 0.0, 100, tenant=tenant, priority=priority, num_cached=0
     )
 
 
