@@ -1,4 +1,4 @@
-"""Where the time of a step goes, taken as it passes: one look at the clock where a part ends."""
+"""Step timer: seconds of each part of a step, with one clock read at the end of a part."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from time import perf_counter
 
 
 class StepTimer:
-    """The parts of one step, one after the other; what is not named in between is in none.
+    """Times the consecutive parts of one step.
 
     Attributes:
-        seconds: by part, in the order in which they first ended.
+        seconds: by part, in the order in which the parts first ended.
     """
 
     __slots__ = ("_at", "_began", "seconds")
@@ -19,15 +19,14 @@ class StepTimer:
         self._began = self._at = perf_counter()
 
     def end(self, part: str) -> None:
-        """The time since the last call belongs to ``part``."""
+        """Add the time since the last call to ``part``."""
         now = perf_counter()
         self.seconds[part] = self.seconds.get(part, 0.0) + now - self._at
         self._at = now
 
     def skip(self) -> None:
-        """The time since the last call belongs to no part."""
+        """Ignore the time since the last call."""
         self._at = perf_counter()
 
     def whole(self) -> float:
-        """Seconds since the beginning."""
         return perf_counter() - self._began

@@ -1,4 +1,4 @@
-"""Which leaf goes first: a heap whose entries are checked only when they come up."""
+"""LRU heap: evictable leaves by rank and last use, with lazy deletion."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Entry = tuple[int, int, int, Node]
 class EvictionQueue:
     """Evictable leaves by rank (``Node.rank``), and within a rank by last use.
 
-    A leaf is pushed whenever it becomes evictable or changes its rank. Its entry goes stale when it is used, locked,
-    removed, gets a child or another rank; stale entries are dropped when they come to the top, and all at once when
-    they may be the majority. Hence O(log n) for each change, and no more than about twice as many entries as leaves.
+    A leaf is pushed whenever it becomes evictable or changes its rank. Its entry goes stale when the leaf is used,
+    locked, removed, gets a child or another rank; stale entries are dropped at the top of the heap, and all at once
+    when they may be the majority. So a change is O(log n), with at most about two entries per leaf.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class EvictionQueue:
             self._compact()
 
     def oldest(self) -> Node | None:
-        """The evictable leaf of the lowest rank, used least recently; it stays in the queue while it is evictable."""
+        """Return the least recently used leaf of the lowest rank; it stays in the queue while it is evictable."""
         while self._heap:
             entry = self._heap[0]
             if _valid(entry):
@@ -39,7 +39,6 @@ class EvictionQueue:
         return None
 
     def leaves(self) -> set[Node]:
-        """All leaves in the queue."""
         return {entry[3] for entry in self._heap if _valid(entry)}
 
     def _compact(self) -> None:

@@ -1,4 +1,4 @@
-"""Takes a snapshot of the engine between two steps, in about a millisecond whatever there is to see."""
+"""Debug snapshot: takes bounded views of the engine between two steps, in about a millisecond."""
 
 from __future__ import annotations
 
@@ -24,17 +24,12 @@ _ROOT, _HIDDEN = -1, -2
 def take_snapshot(
     cache: PrefixCache, scheduler: Scheduler, adapter_manager: AdapterManager | None, stats: dict[str, float]
 ) -> EngineSnapshot:
-    """The engine as it stands. Reads, and changes nothing.
-
-    Args:
-        desk: None if there are no adapters.
-        stats: gauges and counters.
-    """
+    """Return the state of the engine. Reads only."""
     nodes = cache.tree_view(MOST_NODES)
-    places = {node: place for place, node in enumerate(nodes)}
+    indices = {node: index for index, node in enumerate(nodes)}
     digests = adapter_manager.names() if adapter_manager else {}
-    namespaces: dict[NamespaceView, int] = {}  # with their places
-    views = [_node(node, places, _place(node, digests, namespaces), cache.num_uses) for node in nodes]
+    namespaces: dict[NamespaceView, int] = {}  # with their indices
+    views = [_node(node, indices, _namespace_index(node, digests, namespaces), cache.num_uses) for node in nodes]
     shown = islice(scheduler.running, MOST_SEQUENCES)
     return EngineSnapshot(
         page_size=cache.page_size,
@@ -42,30 +37,30 @@ def take_snapshot(
         namespaces=tuple(namespaces),
         nodes=tuple(views),
         hidden_tokens=(cache.num_cached - sum(len(node.pages) for node in nodes)) * cache.page_size,
-        sequences=tuple(_sequence(sequence, places, cache.page_size, adapter_manager) for sequence in shown),
+        sequences=tuple(_sequence(sequence, indices, cache.page_size, adapter_manager) for sequence in shown),
         adapters=adapter_manager.busiest(MOST_ADAPTERS) if adapter_manager else (),
         slots=adapter_manager.slots() if adapter_manager else (),
     )
 
 
-def _place(node: Node, digests: Mapping[str, str], namespaces: dict[NamespaceView, int]) -> int:
-    """The place of a node's namespace, which it gets when it is first seen."""
+def _namespace_index(node: Node, digests: Mapping[str, str], namespaces: dict[NamespaceView, int]) -> int:
+    """Return the index of a node's namespace, after adding it if need be."""
     namespace = node.namespace
     assert namespace is not None  # the root is not shown
     return namespaces.setdefault(_namespace(namespace, digests), len(namespaces))
 
 
 def _namespace(namespace: Namespace, digests: Mapping[str, str]) -> NamespaceView:
-    """Names instead of digests. A digest without one is of an adapter that has just been unloaded."""
+    """Return a namespace with names for digests; a digest without name is of an adapter just unloaded."""
     digest = namespace.adapter
     name = None if digest is None else digests.get(digest, digest[:8])
     return NamespaceView(name, namespace.tenant, bool(namespace.salt))
 
 
-def _node(node: Node, places: Mapping[Node, int], namespace: int, num_uses: int) -> NodeView:
+def _node(node: Node, indices: Mapping[Node, int], namespace: int, num_uses: int) -> NodeView:
     return NodeView(
         id=node.pages[0],
-        parent=places.get(node.parent, _ROOT) if node.parent else _ROOT,
+        parent=indices.get(node.parent, _ROOT) if node.parent else _ROOT,
         namespace=namespace,
         tokens=len(node.tokens) // TOKEN_BYTES,
         hits=node.hits,
@@ -76,13 +71,13 @@ def _node(node: Node, places: Mapping[Node, int], namespace: int, num_uses: int)
 
 
 def _sequence(
-    sequence: Sequence, places: Mapping[Node, int], page_size: int, adapter_manager: AdapterManager | None
+    sequence: Sequence, indices: Mapping[Node, int], page_size: int, adapter_manager: AdapterManager | None
 ) -> SequenceView:
     lease = sequence.lease
     assert lease is not None  # it runs
     return SequenceView(
         id=sequence.id,
-        node=places.get(lease.node, _HIDDEN) if lease.num_shared else _ROOT,
+        node=indices.get(lease.node, _HIDDEN) if lease.num_shared else _ROOT,
         shared=lease.num_shared * page_size,
         tokens=sequence.num_tokens,
         computed=sequence.num_computed,

@@ -157,7 +157,7 @@ def made():
     yield make
     for engine in engines:
         engine.gate.set()
-        engine.core.engine_core.close()
+        engine.core.close()
 
 
 def test_base_and_adapters_share_a_batch_and_no_kv(made, tmp_path):
@@ -198,13 +198,13 @@ def test_new_bytes_under_an_old_name(made, tmp_path):
     new = engine.submit(range(9), "a", max_tokens=5)
     engine.wait(lambda: new in engine.ends)
     assert old not in engine.ends
-    engine.core.engine_core.handle([Abort((old,))])
+    engine.core.handle([Abort((old,))])
     engine.run()
     engine.check_tokens(old)
     engine.check_tokens(new)
     assert engine.codes[old] != engine.codes[new]
     assert engine.ends[new].usage.cached == 0
-    namespaces = engine.core.engine_core._cache._tree.tops
+    namespaces = engine.core._cache._tree.tops
     assert {namespace.adapter for namespace in namespaces} == {engine.pool.registry.get("a").digest}
 
 
@@ -223,7 +223,7 @@ def test_unloading_drains_and_drops_the_kv_of_every_salt(made, tmp_path):
     engine.run()
     engine.check_tokens(last)
     assert engine.ends[late].kind == "UnknownModel"
-    assert {namespace.adapter for namespace in engine.core.engine_core._cache._tree.tops} == {None}
+    assert {namespace.adapter for namespace in engine.core._cache._tree.tops} == {None}
     assert engine.pool.slots.num_resident == 0 and len(engine.pool.cache) == 0
 
 
@@ -295,7 +295,7 @@ def test_preempted_sequences_keep_their_version(made, tmp_path):
         engine.load(f"a{i}", write(tmp_path, f"a{i}", i))
     numbers = [engine.submit([i, 1, 2, 3], f"a{i % 2}", max_tokens=25) for i in range(4)]
     engine.run()
-    assert engine.core.engine_core.stats()["preemptions"] > 0
+    assert engine.core.stats()["preemptions"] > 0
     for number in numbers:
         engine.check_tokens(number)
 
@@ -308,7 +308,7 @@ def test_a_folder_below_the_folder_of_adapters_is_loaded_when_it_is_named(made, 
     bad = engine.submit(range(5), "bad", max_tokens=3)
     unknown = [engine.submit(range(5), name, max_tokens=3) for name in ("none", "../x", "team/../team/one", "")]
     aborted = engine.submit(range(5), "team/one", max_tokens=3)
-    engine.core.engine_core.handle([Abort((aborted,))])
+    engine.core.handle([Abort((aborted,))])
     engine.run()
     code = adapter_code(engine.pool.registry.get("team/one").digest)
     for number in waits:
@@ -353,11 +353,11 @@ def test_a_thousand_registered_adapters_cost_a_step_what_eight_do(made, tmp_path
         engine = made(num_pages=400, max_adapters=1000)
         path = write(tmp_path, "a", 1)
         for number in range(registered):
-            engine.core.engine_core.handle([LoadAdapter(number, f"n{number}", path, False)])
+            engine.core.handle([LoadAdapter(number, f"n{number}", path, False)])
         engine.wait(lambda engine=engine, registered=registered: len(engine.pool.registry) == registered)
         numbers = [engine.submit([1, 2, number], f"n{number}", max_tokens=100) for number in range(2)]
         engine.wait(lambda engine=engine, numbers=numbers: all(engine.tokens[number] for number in numbers))
-        counts.append(calls_of(engine.core.engine_core.step, 20))
+        counts.append(calls_of(engine.core.step, 20))
     assert counts[0] == counts[1] > 0
 
 
@@ -393,7 +393,7 @@ def test_replies_and_the_list(made, tmp_path):
     [info] = engine.call(ListAdapters).adapters
     assert (info.requests, info.hits) == (2, 1)
     engine.run()
-    assert engine.core.engine_core.stats()["adapters"] == 1
+    assert engine.core.stats()["adapters"] == 1
 
 
 def test_the_list_tells_what_loads_and_what_drains(made, tmp_path):
@@ -405,7 +405,7 @@ def test_the_list_tells_what_loads_and_what_drains(made, tmp_path):
     engine.wait(lambda: engine.tokens[0])
     engine.load("a", paths[1], True)
     engine.gate.clear()
-    engine.core.engine_core.handle([LoadAdapter(1, "a", paths[2], True), LoadAdapter(2, "b", paths[0])])
+    engine.core.handle([LoadAdapter(1, "a", paths[2], True), LoadAdapter(2, "b", paths[0])])
     engine.step()
     infos = engine.call(ListAdapters).adapters
     assert [(info.name, info.path, info.state, info.tier, info.pins) for info in infos] == [
@@ -415,7 +415,7 @@ def test_the_list_tells_what_loads_and_what_drains(made, tmp_path):
         ("b", paths[0], "loading", "disk", 0),
     ]
     assert [info.rank for info in infos] == [2, 2, 0, 0]
-    engine.core.engine_core.handle([Abort((0,))])
+    engine.core.handle([Abort((0,))])
     engine.gate.set()
     engine.wait(lambda: {1, 2} <= engine.replies.keys())
     assert [(info.name, info.state) for info in engine.call(ListAdapters).adapters] == [("a", "ready"), ("b", "ready")]
@@ -495,14 +495,14 @@ def test_whatever_happens_every_sequence_ends_on_its_version(made, tmp_path, see
         match rng.randrange(6):
             case 0:
                 number += 1
-                engine.core.engine_core.handle([LoadAdapter(number, f"n{rng.randrange(4)}", rng.choice(paths), True)])
+                engine.core.handle([LoadAdapter(number, f"n{rng.randrange(4)}", rng.choice(paths), True)])
             case 1:
                 number += 1
                 if rng.random() < 0.3:
-                    engine.core.engine_core.handle([UnloadAdapter(number, f"n{rng.randrange(4)}")])
+                    engine.core.handle([UnloadAdapter(number, f"n{rng.randrange(4)}")])
             case 2 if engine.prompts:
                 if rng.random() < 0.3:
-                    engine.core.engine_core.handle([Abort((rng.randrange(len(engine.prompts)),))])
+                    engine.core.handle([Abort((rng.randrange(len(engine.prompts)),))])
             case 3 | 4:
                 name = rng.choice([None, "n0", "n1", "n2", "n3"])
                 prompt = [rng.randrange(3) for _ in range(rng.randint(1, 12))] + rng.choice([[], [7, 8, 1]])

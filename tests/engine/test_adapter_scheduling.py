@@ -11,7 +11,7 @@ from fake_worker import FakeWorker, expected_tokens
 from rootgraft.engine.engine_stats import EngineStats
 from rootgraft.engine.kv_cache.prefix_cache import PrefixCache
 from rootgraft.engine.messages import Done, Message, TokenOut
-from rootgraft.engine.scheduler import Scheduler
+from rootgraft.engine.scheduling.scheduler import Scheduler
 from rootgraft.engine.sequence.sequence import Sequence
 from rootgraft.engine.types import SamplingParams
 from rootgraft.lora.device_slots import SlotPool
@@ -150,10 +150,10 @@ def test_skewed_traffic_over_more_adapters_than_slots(times, seed):
         engine.step()
     engine.run()
     waits = dict.fromkeys(range(num_adapters), 0)
-    for number, adapter in engine.core.adapter_manager.items():
+    for number, adapter in engine.adapters.items():
         waits[adapter] = max(waits[adapter], engine.admitted[number] - engine.arrived[number])
     assert max(waits.values()) <= bound
-    assert len(set(engine.core.adapter_manager.values())) > num_adapters // 2
+    assert len(set(engine.adapters.values())) > num_adapters // 2
     engine.check_tokens()
 
 

@@ -196,7 +196,7 @@ def test_nobody_is_preempted_for_a_step_that_is_planned_ahead():
         client.submit([number, 1, 2, 3, 4], max_tokens=25, ignore_eos=True)
     preempt = core._scheduler._preempt
     seen: list[int] = []
-    core._scheduler._preempt = lambda *args: (seen.append(len(core._scheduler._under_way)), preempt(*args))
+    core._scheduler._preempt = lambda *args: (seen.append(len(core._scheduler._in_flight)), preempt(*args))
     client.run()
     assert seen and not any(seen)
     assert all(client.tokens[number] == client.expected(number) for number in range(4))

@@ -120,7 +120,7 @@ def test_what_gave_way_loses_next_to_nothing(seed: int, rows: int, page_size: in
         if rng.random() < 0.5:
             engine.submit([rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))], rng.randint(1, 4), band)
     engine.run()
-    stats = engine.core.engine_core.stats()
+    stats = engine.core.stats()
     drafts = stats["draft_tokens"] - stats["draft_tokens_accepted"]
     least = sum(len(prompt) + len(tokens) - 1 for prompt, tokens in zip(engine.prompts, engine.tokens, strict=True))
     assert stats["computed_tokens"] - drafts <= least + 2 * stats["preemptions"]
@@ -135,11 +135,11 @@ def test_a_batch_sequence_that_gives_way_all_the_time_ends_nevertheless() -> Non
     for _ in range(3):
         engine.step()
     while number not in engine.done:
-        while engine.core.engine_core._scheduler.num_waiting < 3:
+        while engine.core._scheduler.num_waiting < 3:
             engine.submit([rng.randrange(VOCAB) for _ in range(8)], 5, Priority.INTERACTIVE)
         engine.step()
         assert engine.now < PATIENCE[Priority.BATCH] + 100
-    assert engine.core.engine_core.stats()["preemptions"] > 0
+    assert engine.core.stats()["preemptions"] > 0
     engine.run()
 
 
@@ -161,7 +161,7 @@ def test_interactive_sequences_give_way_to_nobody() -> None:
         engine.step()
     engine.submit([4, 5], 2, Priority.REALTIME)
     engine.run()
-    assert engine.core.engine_core.stats()["preemptions"] == 0
+    assert engine.core.stats()["preemptions"] == 0
 
 
 def test_one_that_waits_for_a_slot_makes_nobody_give_way() -> None:

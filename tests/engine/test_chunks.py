@@ -9,10 +9,10 @@ from fake_worker import FakeWorker
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rootgraft.engine.chunk_size import LEAST, STREAM_WAIT, ChunkLimit
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Submit, TokenOut
+from rootgraft.engine.step_cost import LEAST, STREAM_WAIT, ChunkLimit
 from rootgraft.engine.types import SamplingParams
 
 BUDGET = 512

@@ -20,8 +20,8 @@ from rootgraft.engine.core.structured_output import StructuredOutputManager
 from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.messages import Abort, Done, Failed, TokenOut
 from rootgraft.engine.sequence.sequence import Sequence
-from rootgraft.engine.speculation.proposer import _SUREST, DraftSource, Proposer, _Guess, _Rate
-from rootgraft.engine.token_cost import TokenCost
+from rootgraft.engine.speculation.proposer import _HIGHEST_RATE, DraftSource, Proposer, _Proposal, _Rate
+from rootgraft.engine.step_cost import TokenCost
 from rootgraft.engine.types import SamplingParams
 from rootgraft.grammar.compile.compiler import CompiledGrammar, compile
 from rootgraft.grammar.match.mask_buffer import MaskBuffer
@@ -98,8 +98,7 @@ class Engine:
         sequence = Sequence(
             number, array("i", ask.prompt), ask.params, path, ends, number, 0.0, self.core._worker.max_model_len
         )
-        sequence.matcher = matcher
-        self.core._scheduler.add(sequence)
+        self.core._scheduler.add(sequence, matcher)
 
     def step(self) -> None:
         for message in self.core.step():
@@ -158,11 +157,11 @@ def eager(monkeypatch):
 def guessing(monkeypatch, guess) -> None:
     """Let ``guess(sequence)`` give every draft."""
 
-    def guesses(self, sequence, track):
+    def proposals(self, sequence, state):
         tokens = guess(sequence)
-        return [_Guess(DraftSource.NGRAM, _Rate(_SUREST * 2), tokens, sequence.num_tokens)] if tokens else []
+        return [_Proposal(DraftSource.NGRAM, _Rate(_HIGHEST_RATE * 2), tokens, sequence.num_tokens)] if tokens else []
 
-    monkeypatch.setattr(Proposer, "_guesses", guesses)
+    monkeypatch.setattr(Proposer, "_proposals", proposals)
 
 
 PARAMS = st.builds(
@@ -321,10 +320,10 @@ def test_an_abort_forgets_the_record_of_a_sequence(engine):
     each = engine()
     each.submit(0, Ask((1, 2), SamplingParams(max_tokens=30, ignore_eos=True)))
     each.step()
-    assert each.core._scheduler._drafts._proposer._tracks
+    assert each.core._scheduler._drafts._proposer._sequences
     each.core.handle([Abort((0,))])
     each.run()
-    assert not each.core._scheduler._drafts._proposer._tracks
+    assert not each.core._scheduler._drafts._proposer._sequences
 
 
 def test_without_drafts_no_row_has_any(engine):

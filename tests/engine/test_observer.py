@@ -144,11 +144,11 @@ def test_adapters_and_their_slots(tmp_path: Path) -> None:
     engine.submit(range(9), None, max_tokens=50)
     for _ in range(6):
         engine.step()
-    engine.core.engine_core.handle([TakeSnapshot(9)])
+    engine.core.handle([TakeSnapshot(9)])
     engine.step()
     seen = engine.replies[9].snapshot  # type: ignore[attr-defined]
     assert [info.name for info in seen.adapters] == ["one", "two", "three"]
     assert SlotView("one", True, 1, False) in seen.slots and len(seen.slots) == 2
     assert {view.adapter for view in seen.namespaces} == {None, "one"}
     assert {each.adapter for each in seen.sequences} == {None, "one"}
-    engine.core.engine_core.close()
+    engine.core.close()

@@ -41,7 +41,7 @@ class Later:
 
 def later(engine: Engine) -> Later:
     """Put the filling of slow masks into the test's hands."""
-    thread = engine.core.engine_core._scheduler.slow_masks._thread = Later()  # type: ignore[assignment]
+    thread = engine.core._scheduler.slow_masks._thread = Later()  # type: ignore[assignment]
     return thread
 
 
