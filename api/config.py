@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..engine.config import check_options, option
 from ..engine.errors import ConfigError
 
-# "auto" and the formats of api/tools/tool_formats.py, named here so that the command line loads none of that.
+# "auto" and the formats of api/structured/tool_formats.py, named here so that the command line loads none of that.
 TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "generic")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 

@@ -29,13 +29,14 @@ import aiohttp
 import uvicorn
 import uvloop
 
+from benchmarks.computed_step import ComputedStep
 from benchmarks.serve.server import machine
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.generate.server_state import ServerState
 from rootgraft.api.http.app import create_app
 from rootgraft.api.http.connection import uvicorn_options
 from rootgraft.api.observe.metrics import Metrics
-from rootgraft.engine.batch import Batch, Draw, RowResult, StepResult
+from rootgraft.engine.batch import Batch, RowResult, StepHandle, StepResult
 from rootgraft.engine.checkpoint.locate import resolve_model
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
@@ -58,10 +59,10 @@ class SimulatedWorker:
     adapters = None
     overlaps = False
 
-    def launch(self, batch: Batch) -> Draw:
+    def launch(self, batch: Batch) -> StepHandle:
         """Compute nothing; the time is spent by ``SimulatedClient``, which must not block its loop."""
         result = StepResult(tuple(RowResult((WORD,) if row.draws else ()) for row in batch.rows))
-        return lambda _masks: lambda: result
+        return ComputedStep(batch, result)
 
 
 class SimulatedClient:

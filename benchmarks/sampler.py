@@ -15,7 +15,7 @@ import torch
 
 from rootgraft.engine.batch import Row, RowStart
 from rootgraft.engine.sampling.logprobs import prompt_logprobs
-from rootgraft.engine.sampling.sampler import Allowed, Sampler
+from rootgraft.engine.sampling.sampler import DeviceMasks, Sampler
 from rootgraft.engine.types import SamplingParams
 
 WORKLOADS = {
@@ -71,7 +71,7 @@ def main() -> None:
         print(f"{name:22s} {times[0]:8.2f} {times[1]:8.2f}")
     sampler = Sampler(args.rows, args.vocab, device)
     sampler.start([RowStart(i, WORKLOADS["greedy"], (), 0, (), 0) for i in range(args.rows)])
-    allowed = Allowed(torch.arange(args.rows, device=device), masks)
+    allowed = DeviceMasks(torch.arange(args.rows, device=device), masks)
     masked = median_ms(lambda: sampler.sample(flat, rows, allowed), device, args.repeats)
     print(f"{'greedy, masks':22s} {masked:8.2f}")
     wanted = [0] * args.rows

@@ -1,8 +1,7 @@
-"""The plan of one step: what the scheduler decided, in plain ints. Runner and sampler see this and nothing else.
+"""The plan of one step in plain ints, the only thing that runner and sampler see of sequences, and its result.
 
-A sequence that runs owns one *row* (a line of the page table and of the sampler's state, 0 <= row < max_num_seqs)
-from its admission to its end or preemption. What a row holds for long is sent once, in ``RowStart``; a step then
-carries only what is new.
+A running sequence owns a *row* of the page table and of the sampler's state, 0 <= row < max_num_seqs, from admission
+until it ends or is preempted. Lasting facts are sent once, in ``RowStart``; a step carries only what is new.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +19,12 @@ from .types import Logprob, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class RowStart:
-    """A sequence takes a row, new or resumed after preemption.
+    """Assignment of a row to a sequence, new or resumed after preemption. It replaces all former state of the row.
 
     Attributes:
-        row: the row it takes; whatever was there before is forgotten.
-        params: how its tokens are chosen.
-        tokens: all its tokens so far, int32; the first ``num_prompt`` are the prompt, the rest were generated.
-        stop_ids: the tokens that end it (the model's end tokens unless ignored, and ``params.stop_token_ids``);
-            not to be drawn while fewer than ``params.min_tokens`` are generated.
+        tokens: all tokens so far, int32: ``num_prompt`` of the prompt, then the generated ones.
+        stop_ids: tokens that end the sequence (the model's end tokens unless ignored, and ``params.stop_token_ids``),
+            banned while fewer than ``params.min_tokens`` are generated.
         seed: the seed of its draws, always set.
         slot: the slot of its adapter, -1 for the base model.
         adapted_from: position of the first token that the adapter reads.
@@ -44,30 +42,27 @@ class RowStart:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sequence's share of a step: extend the KV by ``tokens``, then perhaps draw the next one, or the next ones.
+    """One sequence's share of a step: extend its KV by ``tokens``, then perhaps draw next tokens.
 
-    Drafts are guesses of the tokens that come next. They are computed together with the tokens that are known, and a
-    token is drawn after the last of those and after each draft::
+    Draft tokens are computed together with the known tokens. One token is drawn after the last known token and one
+    after each draft: these are the row's *sampling positions*, each a row of the step's logits::
 
-        tokens    | known ... known | draft 0 | draft 1 | ...
-        lines                  drawn 0   drawn 1   drawn 2
+        tokens               | known ... known | draft 0 | draft 1 | ...
+        sampling positions                   0         1         2
 
-    What is drawn after a draft counts if that draft and those before it are what was drawn in their places.
-
-    A *line* is one of these places: a row of the step's logits.
+    The token drawn after a draft counts only if this draft and all before it were drawn at the preceding positions.
 
     Attributes:
-        row: its line in the page table.
-        start: position of ``tokens[0]``, that is, num_computed before the step.
-        tokens: the tokens to compute, drafts included. In a step that was planned ahead, ``not_yet(row)`` stands for a
-            token that the step before draws.
-        first_new_page: index in the row's page list where ``new_pages`` go.
-        new_pages: page ids to write into the page table; the list then covers ``start + len(tokens)``.
-        draws: the last of ``tokens`` but for the drafts is the sequence's last, so a next token is drawn.
-        num_generated: tokens generated before this step (counts the draw: a seed's position).
-        num_drafts: the last of ``tokens`` that are drafts; 0 for a row that does not draw.
-        prompt_targets: where prompt logprobs are wanted, the last of the prompt's tokens at ``start + 1 ...``, whose
-            probabilities this step's logits give.
+        row: index in the page table.
+        start: position of ``tokens[0]``: num_computed before the step.
+        tokens: the tokens to compute, drafts included. In a step planned ahead, ``placeholder_token(row)`` takes the
+            place of the token that the step before draws.
+        first_new_page: index of ``new_pages`` in the row's page list.
+        new_pages: page ids to write into the page table, which then covers ``start + len(tokens)``.
+        draws: whether a next token is drawn: all tokens but the drafts are known then.
+        num_generated: tokens generated before this step: the position of a draw in the seed's stream.
+        num_drafts: how many of ``tokens``, from the end, are drafts; 0 for a row that does not draw.
+        prompt_targets: prompt tokens at ``start + 1 ...`` whose logprobs this step's logits give.
     """
 
     row: int
@@ -82,17 +77,16 @@ class Row:
 
     @property
     def drafts(self) -> Seq[int]:
-        """The drafts among ``tokens``."""
         return self.tokens[len(self.tokens) - self.num_drafts :]
 
     @property
     def num_positions(self) -> int:
-        """Places at which a token is drawn."""
+        """Sampling positions of the row."""
         return self.num_drafts + 1 if self.draws else 0
 
 
-def not_yet(row: int) -> int:
-    """What stands for the token that the step before draws for a row: a number below 0, whose inverse is the row."""
+def placeholder_token(row: int) -> int:
+    """Return the id in place of the token that the step before draws for a row: ``~row``, below 0."""
     return ~row
 
 
@@ -115,41 +109,40 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens computed in this step."""
         return sum(len(row.tokens) for row in self.rows)
 
     @property
     def num_positions(self) -> int:
-        """Places at which a token is drawn."""
+        """Sampling positions of all rows."""
         return sum(row.num_positions for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Which tokens may be drawn by the rows with a grammar.
+    """Token masks of the rows with a grammar.
 
     Attributes:
-        lines: which lines these are of all that the batch has, rising.
-        words: int32 [len(lines), ceil(V / 32)]; bit j of word w stands for token 32 * w + j.
-        forced: for each line the only token that it allows, if it is to be taken without asking the model; else -1.
+        positions: indices of the masked ones among the batch's sampling positions, ascending.
+        words: int32 [len(positions), ceil(V / 32)]; bit j of word w is set if token 32 * w + j is allowed.
+        forced: for each position its only allowed token, if that is taken without asking the model; else -1.
     """
 
-    lines: tuple[int, ...]
+    positions: tuple[int, ...]
     words: NDArray[np.int32]
     forced: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """What a row brought.
+    """Result of a row.
 
     Attributes:
-        tokens: the tokens drawn, up to the first that is not the draft at its place; empty if the row did not draw.
+        tokens: the accepted drafts and the token drawn after them; empty if the row did not draw.
         logprobs: one for each of ``tokens`` if the sequence asked for them.
         prompt_logprobs: one for each of the row's ``prompt_targets``.
-        num_forced: those of ``tokens`` that a mask left no choice about.
-        failed: nothing could be drawn after ``tokens``, mostly since logits were not finite: the sequence ends with an
-            error, its neighbours go on.
+        num_forced: how many of ``tokens`` a mask forced.
+        failed: no token could be drawn after ``tokens``, mostly because logits were not finite: the sequence ends
+            with an error, the other rows go on.
     """
 
     tokens: tuple[int, ...] = ()
@@ -161,19 +154,24 @@ class RowResult:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Results of a batch, one for each of its rows in the same order.
-
-    Attributes:
-        seconds: what the parts of the device's side took.
-    """
+    """Results of a batch, one for each of its rows in the same order; ``seconds`` by part of the device's side."""
 
     rows: tuple[RowResult, ...] = field(default_factory=tuple)
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
-Read = Callable[[], StepResult]
-"""Waits until a step's tokens are there, and reads them."""
+class StepHandle(Protocol):
+    """A launched step. ``draw`` and then ``result`` are called once each; neither for a step that is dropped."""
 
-Draw = Callable[[Callable[[], Masks] | None], Read]
-"""Begins to draw a step's tokens, once what the step before drew has been read. It calls what it is given for the masks
-when it needs them; None if no row has one."""
+    @property
+    def batch(self) -> Batch: ...
+
+    def draw(self, masks: Callable[[], Masks] | None) -> None:
+        """Begin to draw the step's tokens. Draws depend on earlier tokens, so the step before has been read by then.
+
+        Args:
+            masks: waits for the step's masks, called when they are needed; None if no row has one.
+        """
+
+    def result(self) -> StepResult:
+        """Wait for the drawn tokens and return the results of the rows."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 
 _MAX_OBSERVATIONS = 4096
 
@@ -82,9 +82,8 @@ class EngineStats:
             self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
     def counters(self) -> dict[str, float]:
-        """Return all counters, flat: ``finished`` becomes ``finished_stop`` and so on."""
-        values = asdict(self)
-        values.pop("observations")
+        """All counters, flat: ``finished`` becomes ``finished_stop`` and so on."""
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "observations"}
         split = {name: values.pop(name) for name in ("finished", "drafted", "drafts_accepted", "seconds")}
         return {**values, **{f"{name}_{key}": count for name, counts in split.items() for key, count in counts.items()}}
 

@@ -1,4 +1,4 @@
-"""Step timer: seconds of each part of a step, with one clock read at the end of a part."""
+"""``StepTimer``: seconds of the parts of one step, with one clock reading at the end of each part."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ from time import perf_counter
 
 
 class StepTimer:
-    """Times the consecutive parts of one step.
-
-    Attributes:
-        seconds: by part, in the order in which the parts first ended.
-    """
+    """Times consecutive parts of one step; ``seconds`` are by part, in the order in which they first ended."""
 
     __slots__ = ("_at", "_began", "seconds")
 
@@ -19,13 +15,13 @@ class StepTimer:
         self._began = self._at = perf_counter()
 
     def end(self, part: str) -> None:
-        """Add the time since the last call to ``part``."""
+        """Count the time since the last call as ``part``'s."""
         now = perf_counter()
         self.seconds[part] = self.seconds.get(part, 0.0) + now - self._at
         self._at = now
 
     def skip(self) -> None:
-        """Ignore the time since the last call."""
+        """Count the time since the last call for no part."""
         self._at = perf_counter()
 
     def whole(self) -> float:

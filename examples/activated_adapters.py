@@ -1,4 +1,4 @@
-"""Activated adapters over one long context: it is computed once, by the base model, and every adapter goes on from it.
+"""Activated adapters over one long context, which is computed once by the base model and shared by all adapters.
 
 rootgraft serve --enable-lora --lora-modules NAME=FOLDER ...  (adapters with alora_invocation_tokens)
 python activated_adapters.py URL NAME [NAME ...]
@@ -13,12 +13,12 @@ CONTEXT = (Path(__file__).parents[1] / "docs" / "adapters.md").read_text()
 
 
 def ask(branch: Branch, adapter: str) -> str:
-    """One adapter's answer."""
+    """Return one adapter's answer."""
     return branch.user("What is this text about?").gen("answer", adapter=adapter, max_tokens=30, stop="\n")
 
 
 def main(url: str, *adapters: str) -> None:
-    """Print each adapter's answer and what sharing saved."""
+    """Print each adapter's answer and the token report."""
     with Session(url) as session:
         session.system(CONTEXT).warm()
         before = session.report()

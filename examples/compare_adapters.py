@@ -1,9 +1,9 @@
-"""One question, four voices: the base model and the three example adapters side by side, as a Markdown table.
+"""Compare the base model and the three example adapters on the same prompts, as a Markdown table.
 
     python examples/compare_adapters.py [--score]
 
-All answers come from one batch. With ``--score`` the held-out sentences of each task are answered instead, by its
-adapter and by the base model, which is told in words what to do; the table then says how many each one solved.
+All answers come from one batch. With ``--score`` the table counts the solved held-out examples of each task instead,
+by its adapter and by the base model with the task's instruction.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PROMPTS = (
 def main() -> None:
     """Print the comparison, or the score."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--score", action="store_true", help="count what is solved of the held-out sentences")
+    parser.add_argument("--score", action="store_true", help="count the solved held-out sentences")
     arguments = parser.parse_args()
     llm = load()
     print("\n".join(scores(llm) if arguments.score else comparison(llm)))
@@ -51,19 +51,19 @@ def comparison(llm: LLM) -> list[str]:
 
 
 def scores(llm: LLM) -> list[str]:
-    """A row for each task: how many of its held-out sentences were solved by the base and by the adapter."""
+    """A row for each task: held-out examples solved by the base model and by the adapter."""
     lines = ["| task | held-out sentences | base model, told what to do | adapter |", "|---|---|---|---|"]
     for task in tasks():
-        told, adapted = solved(llm, task, None), solved(llm, task, task.name)
-        lines.append(f"| `{task.name}` | {len(task.held_out)} | {told} | {adapted} |")
+        base, adapted = solved(llm, task, None), solved(llm, task, task.name)
+        lines.append(f"| `{task.name}` | {len(task.held_out)} | {base} | {adapted} |")
     return lines
 
 
 def solved(llm: LLM, task: Task, adapter: str | None) -> int:
-    """How many held-out sentences of a task are solved; without an adapter the task is said in words."""
+    """Count the solved held-out examples; the base model gets the task's instruction."""
     instruction = None if adapter else task.instruction
-    given = answers(llm, [example.prompt for example in task.held_out], adapter, instruction)
-    return sum(task.solves(text, example.answer) for text, example in zip(given, task.held_out, strict=True))
+    texts = answers(llm, [example.prompt for example in task.held_out], adapter, instruction)
+    return sum(task.solves(text, example.answer) for text, example in zip(texts, task.held_out, strict=True))
 
 
 def answers(llm: LLM, prompts: Sequence[str], adapter: str | None, instruction: str | None = None) -> list[str]:

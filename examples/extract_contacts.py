@@ -1,4 +1,4 @@
-"""Extraction into pydantic models, by instructor: the instructions are cached, and every answer fits the model.
+"""Extraction into pydantic models (instructor): cached instructions, and every answer matches the model.
 
 pip install instructor; python extract_contacts.py [URL]
 """
@@ -26,7 +26,7 @@ class Contact(BaseModel):
 
 
 def main(url: str = "http://127.0.0.1:8000/v1") -> None:
-    """Print the contacts and what sharing saved."""
+    """Print the contacts and the prefix cache hits."""
     with OpenAI(base_url=url, api_key="none") as client:
         patched = instructor.from_openai(client, mode=instructor.Mode.JSON_SCHEMA)
         name = client.models.list().data[0].id

@@ -1,4 +1,4 @@
-"""A judge with one rubric for many essays: rubric and essay are computed once, each criterion is a branch.
+"""Judge with one rubric for many essays: rubric and essay are computed once, each criterion is a branch.
 
 python judge_with_rubric.py [URL]
 """
@@ -22,25 +22,25 @@ CRITERIA = ["clarity", "evidence", "structure"]
 
 
 class Grade(BaseModel):
-    """What the judge answers."""
+    """Answer of the judge."""
 
     criterion: Literal["clarity", "evidence", "structure"]
     grade: Literal["A", "B", "C", "D"]
 
 
 def grade_essay(branch: Branch, name: str) -> list[Grade]:
-    """All criteria at once, over the essay that they share."""
+    """Grade all criteria in parallel branches over the same essay."""
     branch.user(f"The essay:\n{ESSAYS[name]}")
     return branch.map(grade_criterion, CRITERIA)
 
 
 def grade_criterion(branch: Branch, criterion: str) -> Grade:
-    """One criterion."""
+    """Grade one criterion."""
     return branch.user(f"Grade its {criterion}. Answer in JSON.").gen("grade", schema=Grade, max_tokens=40)
 
 
 def main(url: str = "http://127.0.0.1:8000/v1") -> None:
-    """Print the grades and what sharing saved."""
+    """Print the grades and the token report."""
     with Session(url) as session:
         for name, grades in zip(ESSAYS, session.system(RUBRIC).map(grade_essay, ESSAYS), strict=True):
             print(name, {criterion: grade.grade for criterion, grade in zip(CRITERIA, grades, strict=True)})

@@ -1,4 +1,4 @@
-"""Map-reduce over a long text: each part is summed up in a branch of its own, and the sums are put together.
+"""Map-reduce over a long text: each part is summarised in its own branch, then the summaries are combined.
 
 python map_reduce.py [URL [FILE]]
 """
@@ -17,7 +17,7 @@ PART = 1500  # characters
 
 
 def parts_of(text: str) -> list[str]:
-    """Paragraphs put together to parts of about the same length."""
+    """Combine paragraphs into parts of similar length."""
     parts = [""]
     for paragraph in text.split("\n\n"):
         if len(parts[-1]) + len(paragraph) > PART and parts[-1]:
@@ -27,12 +27,12 @@ def parts_of(text: str) -> list[str]:
 
 
 def sum_up(branch: Branch, part: str) -> str:
-    """One sentence for a part."""
+    """Summarise a part in one sentence."""
     return branch.user(part).gen("sum", max_tokens=40, stop="\n")
 
 
 def main(url: str = "http://127.0.0.1:8000/v1", file: str = str(TEXT)) -> None:
-    """Print the summary and what sharing saved."""
+    """Print the summary and the token report."""
     with Session(url) as session:
         session.system(INSTRUCTIONS)
         sums = session.map(sum_up, parts_of(Path(file).read_text()))

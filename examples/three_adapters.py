@@ -14,14 +14,14 @@ QUESTIONS = ["How do I make a cup of tea?", "Show the last 15 lines of the file 
 
 
 def ask(branch: Branch, adapter: str | None) -> list[str]:
-    """Two questions in one conversation: the second finds the first in the cache of its own adapter."""
+    """Ask two questions in one conversation; the second reuses the adapter's cached first turn."""
     return [
         branch.user(question).gen(question, adapter=adapter, max_tokens=40, stop="\n").strip() for question in QUESTIONS
     ]
 
 
 def main(url: str = "http://127.0.0.1:8000/v1") -> None:
-    """Print the answers side by side and what sharing saved."""
+    """Print the answers and the token report."""
     with Session(url) as session:
         for adapter, answers in zip(ADAPTERS, session.map(ask, ADAPTERS), strict=True):
             for question, answer in zip(QUESTIONS, answers, strict=True):

@@ -1,4 +1,4 @@
-"""An agent with a tool, by openai-agents: each turn sends the whole conversation again and pays for the new part.
+"""Agent with a tool (openai-agents): each turn sends the whole conversation, and only the new part is computed.
 
 pip install openai-agents; python tool_agent.py [URL]
 """
@@ -23,7 +23,7 @@ def in_stock(fruit: str) -> str:
 
 
 async def ask(url: str) -> None:
-    """One run: the call is forced, its result is sent back, and the model answers."""
+    """Run the agent once: a forced call, its result, and the model's answer."""
     async with AsyncOpenAI(base_url=url, api_key="none") as client:
         name = (await client.models.list()).data[0].id
         agent = Agent(
@@ -42,7 +42,7 @@ async def ask(url: str) -> None:
 
 
 def main(url: str = "http://127.0.0.1:8000/v1") -> None:
-    """Print what happened and what sharing saved."""
+    """Print the items of the run and the prefix cache hits."""
     set_tracing_disabled(True)
     asyncio.run(ask(url))
 

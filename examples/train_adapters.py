@@ -2,8 +2,8 @@
 
     python examples/train_adapters.py [--output FOLDER] [--only NAME]
 
-The model comes as it does to every user (``rootgraft pull``): a quantised GGUF file. Its dequantised weights are what
-the engine computes with, so they are what the adapters learn on. Needs transformers and peft, which come with
+The model is the quantised GGUF file of ``rootgraft pull``. The adapters are trained on its dequantised weights, which
+are those that the engine computes with. Needs transformers and peft, which come with
 ``pip install '.[test]'``.
 """
 
@@ -40,7 +40,7 @@ MODULES = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How an adapter is trained. Rank 8 in the attention's modules makes 922,000 numbers, 1.9 MB in 16 bits."""
+    """Training parameters. Rank 8 in the attention modules is 922,000 parameters, 1.9 MB in 16 bits."""
 
     rank: int
     epochs: int
@@ -96,7 +96,7 @@ def load_for_training(path: Path) -> Any:
 
 
 def train(model: Any, tokenizer: Tokenizer, task: Task, recipe: Recipe, folder: Path) -> None:
-    """Train one adapter and save it as PEFT does, in 16 bits and without a word of this machine."""
+    """Train one adapter and save it in PEFT's format, in 16 bits and without local paths."""
     torch.manual_seed(0)
     config = LoraConfig(r=recipe.rank, lora_alpha=2 * recipe.rank, target_modules=MODULES, task_type="CAUSAL_LM")
     with warnings.catch_warnings():
@@ -126,18 +126,18 @@ def train(model: Any, tokenizer: Tokenizer, task: Task, recipe: Recipe, folder: 
 
 
 Encoded = tuple[list[int], int]
-"""Tokens of a conversation, and where the answer begins."""
+"""(tokens of a conversation, index of the answer's first token)."""
 
 
 def encode(tokenizer: Tokenizer, example: Example) -> Encoded:
-    """A conversation as the engine will see it, and the answer with its end token."""
+    """Tokenize a conversation as the engine does, and the answer with its end token."""
     prompt = tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": example.prompt}]), False)
     answer = tokenizer.encode(f"{example.answer}<|im_end|>", False)
     return [*prompt, *answer], len(prompt)
 
 
 def batches(encoded: Sequence[Encoded], recipe: Recipe) -> Iterator[list[Encoded]]:
-    """Batches of all epochs in random order, each of similar lengths: little is padded."""
+    """Batches of all epochs in random order, each of similar lengths to reduce padding."""
     rng = random.Random(0)
     for _ in range(recipe.epochs):
         ordered = sorted(encoded, key=lambda each: (len(each[0]), rng.random()))
@@ -147,7 +147,7 @@ def batches(encoded: Sequence[Encoded], recipe: Recipe) -> Iterator[list[Encoded
 
 
 def answer_loss(model: Any, batch: list[Encoded]) -> Tensor:
-    """Mean cross entropy of the answers' tokens; the head is computed for these alone."""
+    """Mean cross entropy of the answers' tokens; only these go through the head."""
     width = max(len(tokens) for tokens, _ in batch)
     padded = torch.tensor([tokens + [0] * (width - len(tokens)) for tokens, _ in batch])
     wanted = torch.tensor([[start <= at < len(tokens) for at in range(width)] for tokens, start in batch])

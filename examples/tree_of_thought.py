@@ -1,4 +1,4 @@
-"""Tree of thought: three first steps, each judged, the best one carried on, twice; all over one cached problem.
+"""Tree of thought: three steps are proposed and judged, the best is continued; all over one cached prompt.
 
 python tree_of_thought.py [URL]
 """
@@ -15,7 +15,7 @@ VERDICTS = ["sure", "likely", "impossible"]
 
 
 def propose(branch: Branch, number: int) -> Branch:
-    """One next step, drawn with a seed of its own, and what the model thinks of it."""
+    """Propose one next step with its own seed, and judge it."""
     branch.user(f"Proposal {number}: what is the next step? One sentence.")
     branch.gen("thought", max_tokens=30, temperature=0.8, seed=number, stop="\n")
     judge = branch.fork(1)[0].user("Does this step lead to the goal?")

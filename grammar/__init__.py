@@ -1,1 +1,1 @@
-"""Grammars: what a structured answer may look like, compiled to masks over the vocabulary."""
+"""Grammars for structured output: schemas, expressions and tags, compiled to token masks."""

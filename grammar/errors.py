@@ -1,16 +1,14 @@
-"""The one error of this package that a request can cause."""
+"""Errors of grammars: what a request's grammar does wrong, located by keyword and JSON Pointer."""
 
 from __future__ import annotations
 
 
 class GrammarError(Exception):
-    """A grammar that is refused: what, where and why, in words that its author may read.
-
-    The text never holds a path, an address or an internal state of a library.
+    """A refused grammar, with a message for its author: no path, address or internal state of a library.
 
     Attributes:
-        keyword: the schema keyword or grammar part that cannot be promised (``"not"``, ``"regex"``, ``"schema"``).
-        pointer: JSON Pointer to where it stands in a schema; ``""`` is the root, and the only one for other kinds.
+        keyword: the schema keyword or grammar part at fault (``"not"``, ``"regex"``, ``"schema"``).
+        pointer: JSON Pointer to it in a schema; ``""`` is the root, and the only value for other kinds.
         reason: what is wrong, with limit and value.
     """
 
@@ -22,9 +20,9 @@ class GrammarError(Exception):
         self.reason = reason
 
     def copy(self) -> GrammarError:
-        """The same refusal as a new exception. One that is raised again and again keeps the frames of each time."""
+        # An exception that is raised repeatedly keeps the frames of each time.
         return type(self)(self.keyword, self.pointer, self.reason)
 
 
 class GrammarTimeout(GrammarError):
-    """A compile that passed its wall clock or memory limit and was stopped."""
+    """A compile that exceeded its time or memory limit and was stopped."""

@@ -1,4 +1,4 @@
-"""What a request asks of its answer's form, parsed strictly and kept as canonical bytes."""
+"""Grammar spec: the grammar that a request asks for, parsed strictly and kept as canonical bytes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 
 from .errors import GrammarError
 
-# Of what the parser cannot read no place can be told; `limits` names the place in what is a little less deep.
+# Without a location, as the parser fails on it; `static_limits` locates what is too deep but can be parsed.
 _TOO_DEEP = "is nested too deeply; 64 arrays and objects inside each other are the limit"
 
 
 class GrammarKind(StrEnum):
-    """The language that a grammar is written in."""
+    """The language of a grammar."""
 
     JSON_SCHEMA = "json_schema"
     JSON_OBJECT = "json_object"
@@ -30,19 +30,18 @@ class GrammarKind(StrEnum):
 
     @property
     def is_json(self) -> bool:
-        """Whether answers are JSON texts."""
         return self in (GrammarKind.JSON_SCHEMA, GrammarKind.JSON_OBJECT)
 
 
 @dataclass(frozen=True)
 class GrammarSpec:
-    """A grammar by its text: hashable, safe on the wire, not yet checked beyond its syntax as JSON.
+    """A grammar as text: hashable, safe on the wire, checked only for its syntax as JSON.
 
-    Two schemas that differ in white space are one spec; the order of keys is part of it, since answers follow it.
+    Schemas that differ in white space alone are equal; the order of keys matters, since answers follow it.
 
     Attributes:
         kind: the language of `content`.
-        content: UTF-8; for a schema, a tag or choices their JSON without white space.
+        content: UTF-8; schemas, tags and choices are JSON without white space.
     """
 
     kind: GrammarKind
@@ -50,7 +49,7 @@ class GrammarSpec:
 
     @classmethod
     def json_schema(cls, schema: Any) -> GrammarSpec:
-        """A JSON Schema, given as JSON text or as parsed JSON.
+        """Return the spec of a JSON Schema, given as JSON text or as parsed JSON.
 
         Raises:
             GrammarError: if it is not JSON, repeats a key, or is neither object nor boolean.
@@ -62,17 +61,15 @@ class GrammarSpec:
 
     @classmethod
     def json_object(cls) -> GrammarSpec:
-        """Any JSON object."""
         return cls(GrammarKind.JSON_OBJECT, b"{}")
 
     @classmethod
     def regex(cls, pattern: str) -> GrammarSpec:
-        """A regular expression for the whole answer."""
         return cls(GrammarKind.REGEX, _text(pattern, "regex"))
 
     @classmethod
     def choice(cls, options: Iterable[str]) -> GrammarSpec:
-        """One of several strings."""
+        """Return the spec of a choice: the answer is one of several strings."""
         listed = list(options)
         if not listed or not all(isinstance(option, str) and option for option in listed):
             raise GrammarError("choice", "", "must be a list of at least one string, none of them empty")
@@ -80,17 +77,17 @@ class GrammarSpec:
 
     @classmethod
     def ebnf(cls, grammar: str) -> GrammarSpec:
-        """A context-free grammar in GBNF, with a rule ``root``."""
+        """Return the spec of a context-free grammar in GBNF, with a rule ``root``."""
         return cls(GrammarKind.EBNF, _text(grammar, "ebnf"))
 
     @classmethod
     def lark(cls, grammar: str) -> GrammarSpec:
-        """A context-free grammar in Lark, with a rule ``start``."""
+        """Return the spec of a context-free grammar in Lark, with a rule ``start``."""
         return cls(GrammarKind.LARK, _text(grammar, "lark"))
 
     @classmethod
     def structural_tag(cls, tag: Any) -> GrammarSpec:
-        """Free text in which some tags open a structured part, as XGrammar's structural tags."""
+        """Return the spec of a structural tag in XGrammar's format: free text with structured parts."""
         value = parse_json(tag) if isinstance(tag, str | bytes) else tag
         if not isinstance(value, dict):
             raise GrammarError("structural_tag", "", f"must be an object, not {type(value).__name__}")
@@ -98,24 +95,21 @@ class GrammarSpec:
 
     @cached_property
     def key(self) -> str:
-        """A digest of kind and content."""
         return hashlib.sha256(self.kind.value.encode() + b"\0" + self.content).hexdigest()
 
     @property
     def text(self) -> str:
-        """The content as text."""
         return self.content.decode()
 
     def value(self) -> Any:
-        """The content of a JSON kind, parsed."""
         return json.loads(self.content)
 
 
 def parse_json(text: str | bytes) -> Any:
-    """JSON, strictly: no repeated keys, no NaN, no lone surrogates, no numbers beyond a double.
+    """Parse JSON strictly.
 
     Raises:
-        GrammarError: naming what is wrong.
+        GrammarError: also for repeated keys, NaN, lone surrogates and numbers beyond a double.
     """
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)

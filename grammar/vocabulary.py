@@ -1,8 +1,7 @@
-"""A tokenizer's vocabulary as plain data, and as the two grammar libraries want it."""
+"""Vocabulary: a tokenizer's tokens as bytes, tokenization of closing texts, and the libraries' forms."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,27 +11,26 @@ from typing import Any
 
 import llguidance
 
-# How llguidance writes a special token among bytes that must come next.
-_MARKED = re.compile(rb"\xff\[(\d+)\]")
+# How llguidance writes a special token among forced bytes.
+_SPECIAL = re.compile(rb"\xff\[(\d+)\]")
 _ONE = (1,)
-# Words as tokenizers cut them before they merge: white space begins a word, more of it is one by itself.
+# Words as tokenizers split them before merging: one leading space belongs to a word, more white space is a word.
 _WORDS = re.compile(rb"\s+(?=\s\S)| ?\S+|\s+")
-# A longer word is not merged, which takes the square of its length; so many are remembered.
-MAX_WORD = 200
-MAX_WORDS = 10_000
-# Masks for the inside of strings are put together from these sets, worked out once per vocabulary.
+MAX_WORD = 200  # merging takes quadratic time; longer words are tokenized greedily
+MAX_WORDS = 10_000  # in the cache
+# Token sets precomputed per vocabulary, from which llguidance composes the masks inside of strings.
 _SLICES = [rf'[^"\\\x00-\x1F\x7F]{{1,{length}}}' for length in (10, 30)] + [r'[^"\\\x00-\x1F\x7F]+']
 
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """Every token's bytes, and which tokens are not text.
+    """The bytes of every token, and the tokens that are not text.
 
     Attributes:
         tokens: the bytes of each token id; a special token's bytes are its name.
         special: ids of tokens that are never produced as text.
         eos: ids that end an answer, at least one.
-        size: entries of a row of logits; ids beyond `tokens` are never allowed.
+        size: width of the logits; ids beyond `tokens` are never allowed.
     """
 
     tokens: tuple[bytes, ...]
@@ -53,16 +51,8 @@ class Vocabulary:
         """32-bit words in one row of a mask."""
         return (self.size + 31) // 32
 
-    @cached_property
-    def identity(self) -> str:
-        """A digest of everything that masks depend on."""
-        digest = hashlib.sha256(repr((self.size, self.eos, sorted(self.special))).encode())
-        for token in self.tokens:
-            digest.update(len(token).to_bytes(4, "little") + token)
-        return digest.hexdigest()
-
     def tokenize(self, text: bytes) -> list[int]:
-        """Tokens for a text, longest first (not the tokenizer's own merges, but a text that reads the same).
+        """Tokenize a text greedily, longest token first: the same text as by the tokenizer, perhaps other tokens.
 
         Raises:
             ValueError: if a byte has no token.
@@ -81,19 +71,18 @@ class Vocabulary:
                 raise ValueError(f"the vocabulary has no token for the byte {text[at]}")
         return tokens
 
-    def merged(self, text: bytes) -> list[int]:
-        """Tokens for a text as a byte-pair tokenizer is likeliest to cut it.
+    def tokenize_bpe(self, text: bytes) -> list[int]:
+        """Tokenize a text as a BPE tokenizer probably does (Sennrich et al. 2016).
 
-        Tokens are numbered in the order of the merges that made them, in all vocabularies that we know. So of all
-        neighbours that make a token together those with the lowest id merge first (Sennrich et al. 2016), within
-        words. Where a byte has no token of its own the cut is that of `tokenize`.
+        In all known vocabularies token ids are in the order of the merges. So within a word the pair of neighbours
+        that forms the token of the lowest id is merged first. Words with a byte that is no token: as `tokenize`.
 
         Raises:
             ValueError: as `tokenize`.
         """
-        return [token for word in _WORDS.findall(text) for token in self._merged_word(word)]
+        return [token for word in _WORDS.findall(text) for token in self._bpe_word(word)]
 
-    def _merged_word(self, word: bytes) -> tuple[int, ...]:
+    def _bpe_word(self, word: bytes) -> tuple[int, ...]:
         known = self._words.get(word)
         if known is None:
             if len(self._words) >= MAX_WORDS:
@@ -119,30 +108,30 @@ class Vocabulary:
 
     @cached_property
     def _lengths(self) -> dict[bytes, tuple[int, ...]]:
-        """How long the tokens are that begin with two given bytes, longest first, and one byte at last."""
+        """Lengths of the tokens that begin with two given bytes, longest first, down to one byte."""
         found: dict[bytes, set[int]] = {}
         for text in self._by_bytes:
             found.setdefault(text[:2], {1}).add(len(text))
         return {start: tuple(sorted(lengths, reverse=True)) for start, lengths in found.items()}
 
-    def tokenize_forced(self, data: bytes, *, merged: bool = False) -> list[int]:
-        """As `tokenize` or `merged`, for bytes in which ``\\xff[5]`` stands for token 5."""
-        cut = self.merged if merged else self.tokenize
-        parts = _MARKED.split(data)
+    def tokenize_forced(self, data: bytes, *, bpe: bool = False) -> list[int]:
+        """As `tokenize` or `tokenize_bpe`, for bytes in which ``\\xff[5]`` is token 5."""
+        cut = self.tokenize_bpe if bpe else self.tokenize
+        parts = _SPECIAL.split(data)
         tokens = cut(parts[0])
         for number, text in zip(parts[1::2], parts[2::2], strict=True):
             tokens += [int(number), *cut(text)]
         return tokens
 
     def tokenize_named(self, text: str) -> list[int]:
-        """As `tokenize`, for a text in which the names of special tokens stand for those tokens."""
+        """As `tokenize`, for a text in which the names of special tokens are those tokens."""
         parts = self.named_parts(text)
         return [t for part in parts for t in ([part] if isinstance(part, int) else self.tokenize(part.encode()))]
 
     def named_parts(self, text: str) -> list[str | int]:
-        """A text cut up into plain parts, none of them empty, and the special tokens that it names."""
-        pieces = self._names.split(text) if self._names else [text]
-        return [self._specials.get(piece, piece) for piece in pieces if piece]
+        """Split a text into plain parts, none empty, and the ids of the special tokens that it names."""
+        parts = self._names.split(text) if self._names else [text]
+        return [self._specials.get(part, part) for part in parts if part]
 
     @cached_property
     def _specials(self) -> dict[str, int]:
@@ -150,18 +139,16 @@ class Vocabulary:
 
     @cached_property
     def _names(self) -> re.Pattern[str] | None:
-        """Finds names of special tokens, longer ones first."""
-        names = sorted(self._specials, key=len, reverse=True)
+        names = sorted(self._specials, key=len, reverse=True)  # of two that match the longer one
         return re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
 
     @cached_property
     def llguidance(self) -> llguidance.LLTokenizer:
-        """The vocabulary as llguidance wants it."""
         return llguidance.LLTokenizer(_Wrapper(self), n_vocab=self.size, eos_token=list(self.eos), slices=_SLICES)
 
     @cached_property
     def xgrammar(self) -> Any:
-        """The vocabulary as XGrammar wants it (a ``TokenizerInfo``); its import takes seconds, so it waits for need."""
+        """The vocabulary for XGrammar, a ``TokenizerInfo``; imported on first use, which takes seconds."""
         import xgrammar
 
         words = [b"" if i in self.special else token for i, token in enumerate(self.tokens)]
@@ -169,7 +156,7 @@ class Vocabulary:
 
 
 class _Wrapper(llguidance.TokenizerWrapper):
-    """What llguidance asks of a tokenizer."""
+    """The tokenizer interface of llguidance."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.is_tokenizer_wrapper = True

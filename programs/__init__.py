@@ -1,6 +1,6 @@
-"""Programs of many calls over shared prompts: a conversation that forks, generates, selects and joins.
+"""Programs of many model calls over shared prompts: conversations that fork, generate, select and join.
 
-``Session`` is the way in, over HTTP or on the offline ``LLM``; see ``docs/programs.md``.
+A program begins with a ``Session``, over HTTP or on the offline ``LLM``; see ``docs/programs.md``.
 """
 
 from .branch import Branch, Fork

@@ -1,4 +1,4 @@
-"""A conversation that a program writes and a model continues, and the branches that go on from it."""
+"""Branch of a program: a conversation with gen, stream, select and fork; parallel branches with map and join."""
 
 from __future__ import annotations
 
@@ -11,10 +11,18 @@ from typing import Any, Self, TypeVar, overload
 
 from pydantic import ValidationError
 
-from .branch_calls import Answer, Backend, Draw, Form, Message, Prompt
+from .branch_calls import (
+    AnswerFormat,
+    CallParams,
+    Completion,
+    Message,
+    ModelBackend,
+    Prompt,
+    answer_format,
+    parse_value,
+)
 from .errors import CallFailed, ProgramError
-from .token_report import Ledger
-from .values import form_of, value_of
+from .token_report import TokenTotals
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -23,27 +31,27 @@ _MOST_THREADS = 64
 
 
 class Branch:
-    """A conversation and the values that were read out of it.
+    """A conversation and the values parsed from its answers.
 
     ``system`` and ``user`` begin a message. ``assistant``, ``gen``, ``stream`` and ``select`` write into the
     assistant's message, one after the other, until the next ``user``.
 
-    One branch belongs to one thread at a time; branches of a fork run beside each other.
+    A branch is used by one thread at a time; branches of a fork run in parallel.
 
     Attributes:
-        path: its name: ``root``, ``root/0``, ``root/0/3``.
+        path: ``root``, ``root/0``, ``root/0/3``.
         messages: the conversation so far.
-        values: what ``gen``, ``stream``, ``select`` and ``join`` found, by name.
+        values: results of ``gen``, ``stream``, ``select`` and ``join``, by name.
         scores: log-likelihood of each choice of a ``select``, by name.
     """
 
-    def __init__(self, path: str, backend: Backend, ledger: Ledger, defaults: Mapping[str, Any]) -> None:
+    def __init__(self, path: str, backend: ModelBackend, totals: TokenTotals, defaults: Mapping[str, Any]) -> None:
         self.path = path
         self.messages: list[Message] = []
         self.values: dict[str, Any] = {}
         self.scores: dict[str, dict[str, float]] = {}
         self._backend = backend
-        self._ledger = ledger
+        self._totals = totals
         self._defaults = defaults
         self._numbers = itertools.count()
 
@@ -55,11 +63,11 @@ class Branch:
         return self._say("system", text)
 
     def user(self, text: str) -> Self:
-        """Add a message of the user's."""
+        """Add a user message."""
         return self._say("user", text)
 
     def assistant(self, text: str) -> Self:
-        """Write into the assistant's message; what follows goes on from there."""
+        """Append text to the assistant's message, which the next answer continues."""
         self.messages = list(self._prompt(None).followed_by(text).messages)
         return self
 
@@ -70,17 +78,17 @@ class Branch:
     @overload
     def gen(self, name: str, **options: Any) -> str: ...
     def gen(self, name: str, **options: Any) -> Any:
-        """Let the model write, and keep the value under a name.
+        """Generate an answer and store its value under a name.
 
         Args:
-            name: of the value.
+            name: key in ``values``.
             options: see ``stream``.
 
         Returns:
             An instance of ``schema`` if that is a type, parsed JSON if it is a JSON Schema, else the text.
 
         Raises:
-            ProgramError: the call failed, or the answer was cut off before its form was complete.
+            ProgramError: the call failed, or the answer was cut off before its format was complete.
         """
         for _ in self.stream(name, **options):
             pass
@@ -99,52 +107,52 @@ class Branch:
         stop: str | Sequence[str] = (),
         seed: int | None = None,
     ) -> Iterator[str]:
-        """Like ``gen``, in pieces as they come; ``branch[name]`` is there after the last one.
+        """Like ``gen``, but yield the pieces of the answer; ``branch[name]`` is set after the last one.
 
-        A loop that is left early leaves the conversation as it was.
+        Leaving the loop early leaves the conversation unchanged.
 
         Args:
-            schema: a pydantic model, any other type that pydantic knows, or a JSON Schema.
-            regex: an expression that the text matches as a whole.
-            choices: texts, one of which the model takes token by token; ``select`` compares them as wholes.
-            adapter: who answers, None for the session's model.
-            max_tokens, temperature: by default the session's.
-            stop: strings that end the text and are no part of it.
+            schema: a pydantic model, any other type that pydantic supports, or a JSON Schema.
+            regex: an expression that the whole text matches.
+            choices: texts, one of which is sampled token by token; ``select`` compares whole texts.
+            adapter: name of an adapter, None for the session's model.
+            max_tokens, temperature: default: the session's.
+            stop: stop strings, which are not part of the text.
             seed: the same seed gives the same text.
         """
         step = f"gen {name!r}"
-        with self._blaming(step):
-            form = form_of(schema, regex, choices)
-            draw = Draw(
-                form,
+        with self._naming_branch(step):
+            format = answer_format(schema, regex, choices)
+            params = CallParams(
+                format,
                 self._defaults["max_tokens"] if max_tokens is None else max_tokens,
                 self._defaults["temperature"] if temperature is None else temperature,
                 (stop,) if isinstance(stop, str) else tuple(stop),
                 seed,
             )
-            answer = yield from _closed(self._backend.stream(self._prompt(adapter), draw))
-            self._ledger.add(answer.report)
-            self._check(answer, form, draw.max_tokens)
-            self.values[name] = value_of(answer.text, schema)
+            answer = yield from _closed(self._backend.stream(self._prompt(adapter), params))
+            self._totals.add(answer.report)
+            self._check(answer, format, params.max_tokens)
+            self.values[name] = parse_value(answer.text, schema)
         self.assistant(answer.text)
 
     def select(self, name: str, choices: Sequence[str], *, adapter: str | None = None, normalise: bool = False) -> str:
-        """Take the choice that the model finds likeliest as the next text.
+        """Append the choice with the highest log-likelihood as the next text.
 
-        Each choice is scored as a whole: the exact sum of the log-probabilities of its tokens, of the model's
-        distribution at temperature 1. The prompt before them is computed once. ``scores[name]`` has all of them.
+        The score of a choice is the sum of its tokens' log-probabilities at temperature 1. The prompt is computed
+        once. ``scores[name]`` holds the scores of all choices.
 
         Args:
-            normalise: divide each sum by its number of tokens, so that long choices are not at a disadvantage.
+            normalise: divide each sum by the number of tokens, which removes the bias against long choices.
 
         Raises:
-            ProgramError: the call failed, or there is no choice.
+            ProgramError: the call failed, or ``choices`` is empty or holds an empty text.
         """
-        with self._blaming(f"select {name!r}"):
+        with self._naming_branch(f"select {name!r}"):
             if not choices or not all(choices):
                 raise ValueError("choices must be at least one text, none of them empty")
             tokens, report = self._backend.score(self._prompt(adapter), choices)
-        self._ledger.add(report)
+        self._totals.add(report)
         sums = [math.fsum(each) / (len(each) if normalise else 1) for each in tokens]
         self.scores[name] = dict(zip(choices, sums, strict=True))
         best = choices[sums.index(max(sums))]
@@ -153,17 +161,17 @@ class Branch:
         return best
 
     def warm(self, *, adapter: str | None = None, pin: int = 0) -> Self:
-        """Have the conversation so far computed, so that whatever goes on from it finds it in the cache.
+        """Compute the conversation so far into the prefix cache, for all branches that extend it.
 
         Args:
-            pin: seconds for which it is to stay there, however much else is computed meanwhile.
+            pin: seconds for which it is not evicted.
         """
-        with self._blaming("warm"):
-            self._ledger.add(self._backend.warm(self._prompt(adapter), pin))
+        with self._naming_branch("warm"):
+            self._totals.add(self._backend.warm(self._prompt(adapter), pin))
         return self
 
     def fork(self, count: int) -> Fork:
-        """Branches that go on from here, each with the conversation and the values so far."""
+        """Create branches, each with a copy of the conversation and the values."""
         return Fork(self, [self._child() for _ in range(count)])
 
     def map(self, function: Callable[[Branch, T], R], items: Iterable[T]) -> list[R]:
@@ -172,7 +180,7 @@ class Branch:
         return self.fork(len(listed)).map(function, listed)
 
     def _child(self) -> Branch:
-        child = Branch(f"{self.path}/{next(self._numbers)}", self._backend, self._ledger, self._defaults)
+        child = Branch(f"{self.path}/{next(self._numbers)}", self._backend, self._totals, self._defaults)
         child.messages, child.values, child.scores = self.messages[:], dict(self.values), dict(self.scores)
         return child
 
@@ -184,24 +192,24 @@ class Branch:
         return Prompt(tuple(self.messages), adapter, self.path)
 
     @contextmanager
-    def _blaming(self, step: str) -> Iterator[None]:
-        """What goes wrong names this branch."""
+    def _naming_branch(self, step: str) -> Iterator[None]:
+        """Within the block, errors become a ``ProgramError`` with this branch and step."""
         try:
             yield
         except (CallFailed, ValidationError, ValueError) as error:
             raise ProgramError(self.path, step, str(error)) from error
 
-    def _check(self, answer: Answer, form: Form | None, max_tokens: int) -> None:
-        """Only free text may be cut off."""
-        if answer.reason not in ("stop", "length"):
-            raise CallFailed(f"the answer ended with {answer.reason!r}: {answer.text!r}")
-        if form is not None and answer.reason == "length":
+    def _check(self, answer: Completion, format: AnswerFormat | None, max_tokens: int) -> None:
+        """Raise CallFailed for an aborted answer, or a structured one cut off at ``max_tokens``."""
+        if answer.finish_reason not in ("stop", "length"):
+            raise CallFailed(f"the answer ended with {answer.finish_reason!r}: {answer.text!r}")
+        if format is not None and answer.finish_reason == "length":
             least = f"; the shortest takes {answer.shortest} tokens" if answer.shortest else ""
             raise CallFailed(f"max_tokens={max_tokens} is too little for an answer of this form{least}")
 
 
 class Fork(Sequence[Branch]):
-    """Branches that were made together. Made by ``Branch.fork``."""
+    """The branches of one ``Branch.fork``."""
 
     def __init__(self, parent: Branch, branches: list[Branch]) -> None:
         self._parent = parent
@@ -214,17 +222,17 @@ class Fork(Sequence[Branch]):
         return self._branches[index]
 
     def map(self, function: Callable[..., R], *items: Iterable[Any]) -> list[R]:
-        """Call ``function(branch, item, ...)`` for all branches at once, each on a thread of its own.
+        """Call ``function(branch, item, ...)`` for all branches in parallel threads.
 
         Args:
             items: one item for each branch; several such lists give several arguments.
 
         Returns:
-            What the calls returned, in the order of the branches.
+            The results, in the order of the branches.
 
         Raises:
-            Exception: of the first branch that failed, once all have ended.
-            ValueError: there are more or fewer items than branches.
+            Exception: of the first branch that failed, after all have ended.
+            ValueError: the number of items is not the number of branches.
         """
         arguments = list(zip(self._branches, *items, strict=True))
         if not arguments:
@@ -239,20 +247,20 @@ class Fork(Sequence[Branch]):
         return [future.result() for future in futures]
 
     def join(self) -> dict[str, list[Any]]:
-        """Give the parent what the branches found: under each name the list of their values, in their order.
+        """Store the branches' new values in the parent: for each name the list of their values, in order.
 
-        A branch without the name has None in its place. Values from before the fork stay as they are.
+        A branch without the name contributes None. Values set before the fork do not change.
         """
         before = self._parent.values
         names = dict.fromkeys(
             name for each in self._branches for name in each.values if each.values[name] is not before.get(name, self)
         )
-        found = {name: [each.values.get(name) for each in self._branches] for name in names}
-        self._parent.values.update(found)
-        return found
+        joined = {name: [each.values.get(name) for each in self._branches] for name in names}
+        self._parent.values.update(joined)
+        return joined
 
 
-def _closed(stream: Generator[str, None, Answer]) -> Generator[str, None, Answer]:
-    """The stream, given up as soon as its reader leaves."""
+def _closed(stream: Generator[str, None, Completion]) -> Generator[str, None, Completion]:
+    """Delegate to the stream and close it when the reader leaves early."""
     with closing(stream):
         return (yield from stream)

@@ -1,12 +1,15 @@
-"""What a branch asks a model, and what comes back, wherever the model runs."""
+"""Calls of a branch to a model: prompt, parameters, answer format, completion, and the interface of backends."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Sequence
+import json
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Protocol
+
+from pydantic import TypeAdapter
 
 from .errors import CallFailed
 from .token_report import Report
@@ -15,8 +18,8 @@ Message = dict[str, str]
 _LONGEST_PATH = 128
 
 
-class FormKind(StrEnum):
-    """How the form of an answer is given."""
+class FormatKind(StrEnum):
+    """Kind of an answer format."""
 
     SCHEMA = "schema"
     REGEX = "regex"
@@ -24,21 +27,21 @@ class FormKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """What an answer must follow: a JSON Schema, a regular expression, or one of several strings."""
+class AnswerFormat:
+    """Format of a structured answer: a JSON Schema, a regular expression, or a list of strings."""
 
-    kind: FormKind
+    kind: FormatKind
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A conversation, and who answers it.
+    """A conversation for the model.
 
     Attributes:
-        messages: with ``role`` and ``content``. If the last one is the assistant's, the answer goes on from it.
+        messages: dicts of ``role`` and ``content``. The answer continues a last message of the assistant.
         adapter: name of an adapter, None for the session's model.
-        branch: path of the branch that asks. Its next call will go on from this one.
+        branch: path of the calling branch, whose next call will extend this conversation.
     """
 
     messages: tuple[Message, ...]
@@ -47,28 +50,26 @@ class Prompt:
 
     @property
     def is_open(self) -> bool:
-        """Whether the assistant's message has begun, so that the answer continues it."""
         return bool(self.messages) and self.messages[-1]["role"] == "assistant"
 
     def followed_by(self, text: str) -> Prompt:
-        """The prompt with more text of the assistant's."""
+        """Return the prompt with more text in the assistant's message."""
         *before, last = self.messages if self.is_open else (*self.messages, {"role": "assistant", "content": ""})
         return replace(self, messages=(*before, {"role": "assistant", "content": last["content"] + text}))
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
-    """How an answer is drawn.
+class CallParams:
+    """Sampling parameters and answer format of a call.
 
     Attributes:
-        form: what it must follow, None for free text.
-        max_tokens: most tokens of it.
+        format: None for free text.
         temperature: 0 is greedy.
-        stop: strings that end it and are no part of it.
-        seed: the same seed gives the same answer; None for a new one each time.
+        stop: stop strings, which are not part of the answer.
+        seed: None for a new seed per call.
     """
 
-    form: Form | None
+    format: AnswerFormat | None
     max_tokens: int
     temperature: float
     stop: tuple[str, ...]
@@ -76,55 +77,55 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Completion:
     """A whole answer.
 
     Attributes:
-        reason: OpenAI's ``finish_reason``.
-        shortest: tokens that the shortest answer of its form takes, if it was cut off and that is known.
+        finish_reason: as in OpenAI's API.
+        shortest: number of tokens of the shortest answer in the format, if the answer was cut off and it is known.
     """
 
     text: str
-    reason: str
+    finish_reason: str
     report: Report
     shortest: int | None = None
 
 
-class Backend(Protocol):
-    """Where the model runs. All methods may be called from several threads at once and raise ``CallFailed``."""
+class ModelBackend(Protocol):
+    """Interface to a model. All methods are thread-safe and raise ``CallFailed``."""
 
-    def stream(self, prompt: Prompt, draw: Draw) -> Generator[str, None, Answer]:
-        """The pieces of an answer as they come; the generator returns the whole. Closing it gives the answer up."""
+    def stream(self, prompt: Prompt, params: CallParams) -> Generator[str, None, Completion]:
+        """Yield the pieces of an answer and return the whole. Closing the generator aborts the request."""
 
     def score(self, prompt: Prompt, choices: Sequence[str]) -> tuple[list[list[float]], Report]:
-        """Log-probabilities of the tokens of each choice as the next text, from the first one that tells them apart
-        from the prompt on."""
+        """Return the log-probabilities of each choice's tokens as the next text, from ``first_difference`` on."""
 
     def warm(self, prompt: Prompt, pin: int) -> Report:
-        """Compute a prompt, so that it is in the cache, and pin it there for so many seconds, if not 0."""
+        """Compute a prompt into the prefix cache, and pin it there for ``pin`` seconds if not 0."""
 
     def close(self) -> None:
-        """Let go of what the backend holds."""
+        """Release the backend's resources."""
 
 
 def session_name(root: str, branch: str) -> str:
-    """The name under which a branch's calls belong together on a server or an engine.
+    """Session name (``prompt_cache_key``) of a branch's calls.
 
     Args:
-        root: what no other session has.
-        branch: its path; of a very long one a digest.
+        root: unique id of the program's session.
+        branch: path of the branch; a long path is hashed.
     """
     short = branch if len(branch) <= _LONGEST_PATH else hashlib.sha256(branch.encode()).hexdigest()
     return f"{root}/{short}"
 
 
 def first_difference(base: Sequence[int], wholes: Sequence[Sequence[int]]) -> int:
-    """Where the tokens of a prompt and of the prompt with each choice are no longer the same.
+    """Return the first position at which the tokens of the prompt and of prompt + choice differ.
 
-    A choice may change the token before it, so this may lie within the prompt; the sums are comparable all the same.
+    It may lie within the prompt, as a choice can merge with the token before it; the sums of log-probabilities from
+    this position on are comparable.
 
     Raises:
-        CallFailed: a choice adds nothing.
+        CallFailed: a choice adds no token.
     """
     start = 0
     for tokens in zip(base, *wholes, strict=False):
@@ -134,3 +135,31 @@ def first_difference(base: Sequence[int], wholes: Sequence[Sequence[int]]) -> in
     if start >= min(map(len, wholes)):
         raise CallFailed("one of the choices adds no token to the prompt")
     return start
+
+
+def answer_format(schema: Any, regex: str | None, choices: Sequence[str] | None) -> AnswerFormat | None:
+    """Return the answer format that is given, None for free text. Raises ValueError for more than one.
+
+    Args:
+        schema: a JSON Schema as a mapping, or any type that pydantic supports: a model, a dataclass, ``list[int]``.
+    """
+    given = {
+        FormatKind.SCHEMA: None if schema is None else _json_schema(schema),
+        FormatKind.REGEX: regex,
+        FormatKind.CHOICES: None if choices is None else list(choices),
+    }
+    formats = [AnswerFormat(kind, value) for kind, value in given.items() if value is not None]
+    if len(formats) > 1:
+        raise ValueError(f"{formats[0].kind} and {formats[1].kind} contradict each other: give one")
+    return formats[0] if formats else None
+
+
+def _json_schema(schema: Any) -> Any:
+    return dict(schema) if isinstance(schema, Mapping) else TypeAdapter(schema).json_schema()
+
+
+def parse_value(text: str, schema: Any) -> Any:
+    """Parse an answer: an instance for a type, parsed JSON for a schema, else the text. Raises ValueError."""
+    if schema is None:
+        return text
+    return json.loads(text) if isinstance(schema, Mapping) else TypeAdapter(schema).validate_json(text)

@@ -1,4 +1,4 @@
-"""What goes wrong in a program, with the branch in which it did."""
+"""Errors of programs: a failed call, and a failed step with its branch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class ProgramError(Exception):
     """A step of a program failed.
 
     Args:
-        branch: the path of the branch, such as ``root/2``.
-        step: what it was about to do, such as ``gen 'score'``.
-        reason: what is wrong.
+        branch: path of the branch, such as ``root/2``.
+        step: the step that failed, such as ``gen 'score'``.
+        reason: the cause.
     """
 
     def __init__(self, branch: str, step: str, reason: str) -> None:

@@ -1,6 +1,6 @@
-"""A model behind an OpenAI-compatible server, asked over plain blocking HTTP from the threads of the branches.
+"""HTTP backend of programs: an OpenAI-compatible server over blocking HTTP, from the threads of the branches.
 
-``gen`` needs chat completions alone, ``warm`` such with ``max_tokens: 0``. ``select`` needs ``/tokenize`` with
+``gen`` needs only chat completions, ``warm`` those with ``max_tokens: 0``. ``select`` needs ``/tokenize`` with
 ``messages``, and completions of token ids with ``echo``.
 """
 
@@ -16,18 +16,18 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from .branch_calls import Answer, Draw, Form, FormKind, Prompt, first_difference, session_name
+from .branch_calls import AnswerFormat, CallParams, Completion, FormatKind, Prompt, first_difference, session_name
 from .errors import CallFailed
 from .token_report import Report
 
 _MOST_PROMPTS = 64
 _ATTEMPTS = 6
 _LONGEST_PAUSE = 30.0  # seconds
-_BUSY = (429, 503)
+_RETRIED = (429, 503)
 
 
-class Remote:
-    """See ``programs.branch_calls.Backend``.
+class HttpBackend:
+    """See ``branch_calls.ModelBackend``.
 
     Args:
         url: address of the server, with or without ``/v1``.
@@ -51,13 +51,13 @@ class Remote:
     def _default_model(self) -> str:
         return self._model or str(self._json("GET", "/v1/models", None)["data"][0]["id"])
 
-    def stream(self, prompt: Prompt, draw: Draw) -> Generator[str, None, Answer]:
-        """One streamed chat completion."""
-        body = self._conversation(prompt) | self._key(prompt) | _drawing(draw)
+    def stream(self, prompt: Prompt, params: CallParams) -> Generator[str, None, Completion]:
+        """Stream one chat completion."""
+        body = self._conversation(prompt) | self._key(prompt) | _param_fields(params)
         texts: list[str] = []
-        end: dict[str, Any] = {}
+        last: dict[str, Any] = {}
         usage: dict[str, Any] = {}
-        with self._asked("POST", "/v1/chat/completions", body) as response:
+        with self._response("POST", "/v1/chat/completions", body) as response:
             for event in _events(response):
                 usage = event.get("usage") or usage
                 for choice in event.get("choices") or ():
@@ -65,42 +65,41 @@ class Remote:
                         texts.append(text)
                         yield text
                     if choice.get("finish_reason"):
-                        end = choice
-        if not end:
+                        last = choice
+        if not last:
             raise CallFailed("the server ended the answer before its end")
-        least = end.get("min_completion_tokens")
-        return Answer("".join(texts), str(end["finish_reason"]), _report(usage), least)
+        shortest = last.get("min_completion_tokens")
+        return Completion("".join(texts), str(last["finish_reason"]), _report(usage), shortest)
 
     def score(self, prompt: Prompt, choices: Sequence[str]) -> tuple[list[list[float]], Report]:
-        """Echoed prompts with logprobs from the first token on that is not the same for all."""
+        """Echo the prompts with logprobs from the first differing token on."""
         base = self._tokens(prompt)
         wholes = [self._tokens(prompt.followed_by(choice)) for choice in choices]
         start = first_difference(base, wholes)
         scores: list[list[float]] = []
         report = Report(calls=1)
         for first in range(0, len(wholes), _MOST_PROMPTS):
-            asked = {"echo": True, "logprobs": 0, "logprob_start_len": start}
-            answer = self._complete(prompt, wholes[first : first + _MOST_PROMPTS], asked)
+            fields = {"echo": True, "logprobs": 0, "logprob_start_len": start}
+            answer = self._complete(prompt, wholes[first : first + _MOST_PROMPTS], fields)
             scores += [choice["logprobs"]["token_logprobs"][start:] for choice in answer["choices"]]
             report += _report(answer["usage"], calls=0)
         return scores, report
 
     def warm(self, prompt: Prompt, pin: int) -> Report:
-        """A chat completion of no tokens."""
+        """Request a chat completion of no tokens."""
         body = self._conversation(prompt) | self._key(prompt) | {"max_tokens": 0}
         if pin:
             body["cache_control"] = {"type": "ephemeral", "ttl": f"{pin}s"}
         return _report(self._json("POST", "/v1/chat/completions", body)["usage"])
 
     def close(self) -> None:
-        """Nothing is held: each call has a connection of its own."""
+        """Do nothing: each call has its own connection."""
 
     def _complete(self, prompt: Prompt, tokens: list[list[int]], fields: dict[str, Any]) -> dict[str, Any]:
         body = {"model": prompt.adapter or self._default_model, "prompt": tokens, "max_tokens": 0, **fields}
         return self._json("POST", "/v1/completions", body | self._key(prompt))
 
     def _key(self, prompt: Prompt) -> dict[str, Any]:
-        """The session that the server is to expect more calls of."""
         return {"prompt_cache_key": session_name(self._session, prompt.branch)}
 
     def _tokens(self, prompt: Prompt) -> list[int]:
@@ -111,15 +110,15 @@ class Remote:
         return body | ({"continue_final_message": True, "add_generation_prompt": False} if prompt.is_open else {})
 
     def _json(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-        with self._asked(method, path, body) as response:
+        with self._response(method, path, body) as response:
             try:
                 return dict(json.loads(response.read()))
             except ValueError as error:
                 raise CallFailed(f"the server's answer to {path} is no JSON") from error
 
     @contextmanager
-    def _asked(self, method: str, path: str, body: dict[str, Any] | None) -> Iterator[HTTPResponse]:
-        """A successful answer's head. A server that is busy is asked again, when it says."""
+    def _response(self, method: str, path: str, body: dict[str, Any] | None) -> Iterator[HTTPResponse]:
+        """Send a request, retrying 429 and 503 after Retry-After; yield the response with status 200."""
         connection = None
         try:
             for attempt in range(1, _ATTEMPTS + 1):
@@ -131,7 +130,7 @@ class Remote:
                     yield response
                     return
                 message = _message(response)
-                if response.status not in _BUSY or attempt == _ATTEMPTS:
+                if response.status not in _RETRIED or attempt == _ATTEMPTS:
                     raise CallFailed(f"the server answers HTTP {response.status}: {message}")
                 connection.close()
                 time.sleep(_pause(response, attempt))
@@ -142,46 +141,46 @@ class Remote:
                 connection.close()
 
 
-def _drawing(draw: Draw) -> dict[str, Any]:
+def _param_fields(params: CallParams) -> dict[str, Any]:
     fields: dict[str, Any] = {
-        "max_tokens": draw.max_tokens,
-        "temperature": draw.temperature,
+        "max_tokens": params.max_tokens,
+        "temperature": params.temperature,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    if draw.stop:
-        fields["stop"] = list(draw.stop)
-    if draw.seed is not None:
-        fields["seed"] = draw.seed
-    return fields | (_form(draw.form) if draw.form else {})
+    if params.stop:
+        fields["stop"] = list(params.stop)
+    if params.seed is not None:
+        fields["seed"] = params.seed
+    return fields | (_format_fields(params.format) if params.format else {})
 
 
-def _form(form: Form) -> dict[str, Any]:
-    match form.kind:
-        case FormKind.SCHEMA:
-            json_schema = {"name": "answer", "schema": form.value}
+def _format_fields(format: AnswerFormat) -> dict[str, Any]:
+    match format.kind:
+        case FormatKind.SCHEMA:
+            json_schema = {"name": "answer", "schema": format.value}
             return {"response_format": {"type": "json_schema", "json_schema": json_schema}}
-        case FormKind.REGEX:
-            return {"structured_outputs": {"regex": form.value}}
-        case FormKind.CHOICES:
-            return {"structured_outputs": {"choice": form.value}}
+        case FormatKind.REGEX:
+            return {"structured_outputs": {"regex": format.value}}
+        case FormatKind.CHOICES:
+            return {"structured_outputs": {"choice": format.value}}
 
 
 def _report(usage: dict[str, Any], calls: int = 1) -> Report:
-    given, made = usage.get("prompt_tokens_details") or {}, usage.get("completion_tokens_details") or {}
+    prompt, completion = usage.get("prompt_tokens_details") or {}, usage.get("completion_tokens_details") or {}
     return Report(
         calls,
         usage.get("prompt_tokens") or 0,
-        given.get("cached_tokens") or 0,
-        given.get("forked_tokens") or 0,
+        prompt.get("cached_tokens") or 0,
+        prompt.get("forked_tokens") or 0,
         usage.get("completion_tokens") or 0,
-        made.get("drafted_tokens") or 0,
-        made.get("forced_tokens") or 0,
+        completion.get("drafted_tokens") or 0,
+        completion.get("forced_tokens") or 0,
     )
 
 
 def _events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
-    """JSON objects out of server-sent events, until ``[DONE]``. CallFailed for an error among them."""
+    """Parse server-sent events into JSON objects, until ``[DONE]``. CallFailed for an error event."""
     for line in response:
         data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
         if data == b"[DONE]":
@@ -194,7 +193,7 @@ def _events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
 
 
 def _message(response: HTTPResponse) -> str:
-    """The text inside an error body of any shape."""
+    """Return the message of an error body in any format."""
     text = response.read().decode(errors="replace")
     try:
         return str(json.loads(text)["error"]["message"])
@@ -203,6 +202,6 @@ def _message(response: HTTPResponse) -> str:
 
 
 def _pause(response: HTTPResponse, attempt: int) -> float:
-    """Seconds until the next attempt: what the server says, else longer each time."""
-    said = response.headers.get("Retry-After") or ""
-    return min(float(said) if said.isdecimal() else 0.25 * 2**attempt, _LONGEST_PAUSE)
+    """Seconds until the next attempt: Retry-After, else exponential backoff."""
+    retry_after = response.headers.get("Retry-After") or ""
+    return min(float(retry_after) if retry_after.isdecimal() else 0.25 * 2**attempt, _LONGEST_PAUSE)

@@ -1,4 +1,4 @@
-"""A model in this process: one thread steps the ``LLM``, the threads of the branches wait for what comes of it."""
+"""Offline backend of programs: one thread steps the ``LLM``, the branches' threads wait for its deltas."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..engine.serving.output_processor import TextDelta
 from ..engine.types import SamplingParams, Usage
 from ..grammar.errors import GrammarError
 from ..grammar.spec import GrammarSpec
-from .branch_calls import Answer, Draw, Form, FormKind, Prompt, first_difference, session_name
+from .branch_calls import AnswerFormat, CallParams, Completion, FormatKind, Prompt, first_difference, session_name
 from .errors import CallFailed
 from .token_report import Report
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """One request between a branch's thread and the one that steps.
+    """One request, shared by a branch's thread and the stepping thread.
 
     Attributes:
-        news: its deltas, at last an error or None for the end.
-        running: what the ``LLM`` knows it by, once it is begun.
+        deltas: queue of its deltas, ended by an error or None.
+        running: its handle in the ``LLM``, once it has begun.
     """
 
     tokens: Sequence[int]
@@ -40,21 +40,21 @@ class _Call:
     adapter: str | None = None
     session: str = ""
     pin: int = 0
-    news: SimpleQueue[TextDelta | BaseException | None] = field(default_factory=SimpleQueue)
+    deltas: SimpleQueue[TextDelta | BaseException | None] = field(default_factory=SimpleQueue)
     running: RunningRequest | None = None
 
     def read(self) -> Generator[str, None, RequestOutput]:
-        """The texts as they come; returns the whole. Raises CallFailed."""
-        while (new := self.news.get()) is not None:
-            if isinstance(new, BaseException):
-                raise CallFailed(str(new)) from new
-            if new.text:
-                yield new.text
+        """Yield the texts and return the whole output. Raises CallFailed."""
+        while (delta := self.deltas.get()) is not None:
+            if isinstance(delta, BaseException):
+                raise CallFailed(str(delta)) from delta
+            if delta.text:
+                yield delta.text
         assert self.running is not None
         return self.running.output()
 
     def wait(self) -> RequestOutput:
-        """The whole answer. Raises CallFailed."""
+        """Wait for the whole output. Raises CallFailed."""
         reading = self.read()
         while True:
             try:
@@ -64,23 +64,23 @@ class _Call:
                 return output
 
 
-class Offline:
-    """See ``programs.branch_calls.Backend``. Requests of all branches share the steps of one engine."""
+class OfflineBackend:
+    """See ``branch_calls.ModelBackend``. Requests of all branches share the steps of one engine."""
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._calls: list[_Call] = []  # begun and not ended; of the stepping thread alone
+        self._calls: list[_Call] = []  # unfinished; used only by the stepping thread
         self._session = uuid4().hex
         self._closed = False
         self._thread = threading.Thread(target=self._drive, name="llm", daemon=True)
         self._thread.start()
 
-    def stream(self, prompt: Prompt, draw: Draw) -> Generator[str, None, Answer]:
-        """One sequence of the engine."""
-        params = SamplingParams(max_tokens=draw.max_tokens, temperature=draw.temperature, seed=draw.seed)
-        grammar = _grammar(draw.form) if draw.form else None
-        call = _Call(self._tokens(prompt), params, draw.stop, grammar, prompt.adapter, self._name(prompt))
+    def stream(self, prompt: Prompt, params: CallParams) -> Generator[str, None, Completion]:
+        """Generate one sequence."""
+        sampling = SamplingParams(max_tokens=params.max_tokens, temperature=params.temperature, seed=params.seed)
+        grammar = _grammar(params.format) if params.format else None
+        call = _Call(self._tokens(prompt), sampling, params.stop, grammar, prompt.adapter, self._name(prompt))
         self._send(call)
         ended = False
         try:
@@ -88,12 +88,12 @@ class Offline:
             ended = True
         finally:
             if not ended:
-                self._jobs.put(lambda: self._give_up(call))
+                self._jobs.put(lambda: self._abort(call))
         [answer], [usage] = output.outputs, output.usage
-        return Answer(answer.text, answer.finish_reason, _report(usage), usage.shortest)
+        return Completion(answer.text, answer.finish_reason, _report(usage), usage.shortest)
 
     def score(self, prompt: Prompt, choices: Sequence[str]) -> tuple[list[list[float]], Report]:
-        """A sequence for each choice, all of them at once."""
+        """Score all choices in parallel, one sequence each."""
         base = self._tokens(prompt)
         wholes = [self._tokens(prompt.followed_by(choice)) for choice in choices]
         start = first_difference(base, wholes)
@@ -108,14 +108,14 @@ class Offline:
         return [_logprobs(output, start) for output in outputs], report
 
     def warm(self, prompt: Prompt, pin: int) -> Report:
-        """A sequence whose one token is dropped."""
+        """Compute the prompt in a sequence whose one generated token is dropped."""
         params, session = SamplingParams(max_tokens=1), self._name(prompt)
         call = _Call(self._tokens(prompt), params, adapter=prompt.adapter, session=session, pin=pin)
         self._send(call)
         return _report(call.wait().usage[0], dropped=1)
 
     def close(self) -> None:
-        """End the thread that steps; what still runs fails."""
+        """End the stepping thread; requests in flight fail."""
         self._closed = True
         self._jobs.put(None)
         self._thread.join()
@@ -142,20 +142,20 @@ class Offline:
             raise CallFailed("the session is closed")
         self._jobs.put(lambda: self._begin(call))
 
-    # What follows runs on the stepping thread.
+    # The methods below run on the stepping thread.
 
     def _drive(self) -> None:
         while True:
             while not self._calls or not self._jobs.empty():
                 job = self._jobs.get()
                 if job is None:
-                    return self._end(CallFailed("the session was closed"))
+                    return self._fail_all(CallFailed("the session was closed"))
                 job()
             try:
                 self._llm.step()
             except Exception as error:
-                self._end(error)
-            self._settle()
+                self._fail_all(error)
+            self._finish_calls()
 
     def _begin(self, call: _Call) -> None:
         try:
@@ -167,47 +167,46 @@ class Offline:
                 adapter=call.adapter,
                 session=call.session,
                 pin_seconds=call.pin,
-                on_delta=call.news.put,
+                on_delta=call.deltas.put,
             )
         except Exception as error:
-            call.news.put(error)
+            call.deltas.put(error)
         else:
             self._calls.append(call)
 
-    def _settle(self) -> None:
-        """Tell those who wait for what has ended."""
+    def _finish_calls(self) -> None:
         for call in [call for call in self._calls if call.running is not None and call.running.is_done]:
             self._calls.remove(call)
             assert call.running is not None
-            call.news.put(call.running.error)
+            call.deltas.put(call.running.error)
 
-    def _give_up(self, call: _Call) -> None:
+    def _abort(self, call: _Call) -> None:
         if call in self._calls:
             self._calls.remove(call)
             assert call.running is not None
             self._llm.abort(call.running)
 
-    def _end(self, error: Exception) -> None:
+    def _fail_all(self, error: Exception) -> None:
         for call in self._calls[:]:
-            self._give_up(call)
-            call.news.put(error)
+            self._abort(call)
+            call.deltas.put(error)
 
 
-def _grammar(form: Form) -> GrammarSpec:
+def _grammar(format: AnswerFormat) -> GrammarSpec:
     try:
-        match form.kind:
-            case FormKind.SCHEMA:
-                return GrammarSpec.json_schema(form.value)
-            case FormKind.REGEX:
-                return GrammarSpec.regex(form.value)
-            case FormKind.CHOICES:
-                return GrammarSpec.choice(form.value)
+        match format.kind:
+            case FormatKind.SCHEMA:
+                return GrammarSpec.json_schema(format.value)
+            case FormatKind.REGEX:
+                return GrammarSpec.regex(format.value)
+            case FormatKind.CHOICES:
+                return GrammarSpec.choice(format.value)
     except GrammarError as error:
         raise CallFailed(str(error)) from error
 
 
 def _report(usage: Usage, calls: int = 1, dropped: int = 0) -> Report:
-    """The engine's count, without generated tokens that nobody asked for."""
+    """Report of the engine's usage, without ``dropped`` generated tokens."""
     return Report(
         calls, usage.prompt, usage.cached, usage.forked, usage.completion - dropped, usage.drafted, usage.forced
     )

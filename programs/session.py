@@ -1,4 +1,4 @@
-"""The root of a program: where the model is, what is taken by default, and the account of all calls."""
+"""Session: the root branch of a program, with its model, default parameters and token report."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from .branch import Branch
-from .branch_calls import Backend
-from .http_backend import Remote
-from .token_report import Ledger, Report
+from .branch_calls import ModelBackend
+from .http_backend import HttpBackend
+from .token_report import Report, TokenTotals
 
 if TYPE_CHECKING:
     from ..engine.offline.llm import LLM
@@ -18,12 +18,12 @@ class Session(Branch):
     """A conversation with a model, from which branches are forked.
 
     Args:
-        target: address of a server (``http://127.0.0.1:8000/v1``), or the offline ``LLM``, which then must not be used
-            by anybody else until the session is closed.
-        model: the server's name of the model. Default: the first that it lists.
-        api_key: key that the server asks for.
-        max_tokens: of an answer, where a call says nothing else.
-        temperature: the same; 0 is greedy.
+        target: address of a server (``http://127.0.0.1:8000/v1``), or the offline ``LLM``, which the session uses
+            exclusively until it is closed.
+        model: name of the model on the server. Default: the first that it lists.
+        api_key: API key of the server.
+        max_tokens: default limit for an answer.
+        temperature: default temperature; 0 is greedy.
 
     >>> session = Session("http://127.0.0.1:8000/v1")
     >>> session.system("Be brief.").user("The capital of France?").gen("city", max_tokens=10)
@@ -39,20 +39,19 @@ class Session(Branch):
         temperature: float = 0.0,
     ) -> None:
         backend = _backend(target, model, api_key)
-        super().__init__("root", backend, Ledger(), {"max_tokens": max_tokens, "temperature": temperature})
+        super().__init__("root", backend, TokenTotals(), {"max_tokens": max_tokens, "temperature": temperature})
 
     def begin(self) -> Branch:
-        """A new conversation, with nothing in it, on the same model and the same account."""
+        """Return an empty conversation on the same model, counted in the same report."""
         branch = self._child()
         branch.messages, branch.values, branch.scores = [], {}, {}
         return branch
 
     def report(self) -> Report:
-        """Tokens of all calls so far, of all branches."""
-        return self._ledger.total()
+        return self._totals.total()
 
     def close(self) -> None:
-        """Let go of the model. A server does not notice, the offline ``LLM`` may be used by others again."""
+        """Release the model: the offline ``LLM`` may be used outside the session again."""
         self._backend.close()
 
     def __enter__(self) -> Self:
@@ -64,11 +63,11 @@ class Session(Branch):
         self.close()
 
 
-def _backend(target: str | LLM, model: str | None, api_key: str | None) -> Backend:
+def _backend(target: str | LLM, model: str | None, api_key: str | None) -> ModelBackend:
     if isinstance(target, str):
-        return Remote(target, model, api_key)
+        return HttpBackend(target, model, api_key)
     if model is not None or api_key is not None:
         raise ValueError("model and api_key are for servers: an LLM has its model already")
-    from .offline_backend import Offline
+    from .offline_backend import OfflineBackend
 
-    return Offline(target)
+    return OfflineBackend(target)

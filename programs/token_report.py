@@ -1,4 +1,4 @@
-"""What a session asked for, and what of it was not computed again."""
+"""Token counts of a session: prompt tokens, prefix cache hits, generated, drafted and forced tokens."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ class Report:
     """Tokens of one call, or of all calls of a session.
 
     Attributes:
-        calls: to the model; a ``select`` is one.
-        prompt: tokens of the prompts.
-        cached: those of them whose KV was found in the prefix cache.
-        forked: those of them that another call was using at that moment, such as that of a branch beside it.
-        completion: tokens generated.
-        drafted: those of them that were drafted and stood, so that no step of their own was needed.
-        forced: those of them that a grammar left no choice about; some may be drafted as well.
+        calls: calls to the model; a ``select`` is one.
+        prompt: prompt tokens.
+        cached: prompt tokens found in the prefix cache.
+        forked: cached tokens in use by another call at the same time, such as one of a sibling branch.
+        completion: generated tokens.
+        drafted: generated tokens that were accepted drafts.
+        forced: generated tokens for which the grammar allowed no other token; some are also drafted.
     """
 
     calls: int = 0
@@ -30,7 +30,6 @@ class Report:
 
     @property
     def computed(self) -> int:
-        """Tokens of the prompts that had to be computed."""
         return self.prompt - self.cached
 
     def __add__(self, other: Report) -> Report:
@@ -49,19 +48,17 @@ class Report:
         )
 
 
-class Ledger:
-    """Adds up the calls of all branches, on whatever threads they run."""
+class TokenTotals:
+    """Thread-safe sum of the reports of all branches' calls."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._total = Report()
 
     def add(self, report: Report) -> None:
-        """Count a call."""
         with self._lock:
             self._total += report
 
     def total(self) -> Report:
-        """All calls so far."""
         with self._lock:
             return self._total

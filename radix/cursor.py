@@ -27,7 +27,6 @@ class Cursor:
 
     @property
     def page(self) -> bytes:
-        """The tokens of the page at the cursor, fewer at the end of the sequence."""
         return self.tokens[self.start : self.start + self.page_size * TOKEN_BYTES]
 
     @property

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from support import benchmark_package
 
 # Before anything imports Triton, which looks here when it is imported.
 os.environ["TRITON_INTERPRET"] = "1"
@@ -20,6 +21,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 from rootgraft.engine.checkpoint.locate import resolve_model
 
+benchmark_package.register()
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
@@ -35,16 +37,50 @@ def one_torch_thread() -> None:
         torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def steady_compile_workers() -> Iterator[None]:
+    """Low priority for compile workers in place of idle priority, which gets no time while tests keep all cores busy.
+
+    An engine waits at its end for workers that are starting.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if workers := sys.modules.get("rootgraft.grammar.compile.worker_handle"):
+            patch.setattr(workers, "_YIELD", workers._STEADY)
+        yield
+
+
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
     """The default model's GGUF file, downloaded into the user's cache at first use."""
     return resolve_model(None).path
 
 
+@pytest.fixture(scope="session")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which `support.models.lora_models.base` saves tiny bases, each once."""
+    return tmp_path_factory.mktemp("bases")
+
+
+@pytest.fixture(scope="session")
+def adapted_llama(bases: Path) -> Path:
+    """The folder of a tiny Llama (``llama/``) and of all adapters in `support.models.adapted_llama`."""
+    from support.models.adapted_llama import save_adapted_llama
+
+    return save_adapted_llama(bases)
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny Llama that runs on the native kernels."""
+    from support.models.tiny_llama import save_tiny_llama
+
+    return save_tiny_llama(tmp_path_factory.mktemp("tiny_llama"))
+
+
 @pytest.fixture
 def interpreted() -> Iterator[None]:
     """The GPU's kernels take tensors on the CPU, interpreted, and what is undefined on a GPU is found."""
-    import triton_interpreter
+    from support.kernels import triton_interpreter
 
     from rootgraft.kernels.triton import launch
 

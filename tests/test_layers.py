@@ -51,7 +51,7 @@ FLOORS = {
 }
 FLOORS["api"] = (
     ("api",),
-    ("api/protocol", "api/storage", "api/tools"),
+    ("api/protocol", "api/storage"),
     ("api/access",),
     ("api/structured", "api/batches"),
     ("api/observe",),

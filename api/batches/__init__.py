@@ -1,1 +1,1 @@
-"""Batches: files of requests answered in the background, for clients or for the command line."""
+"""Batch API: files of requests answered in the background, by the server or by ``rootgraft run-batch``."""

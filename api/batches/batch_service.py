@@ -1,7 +1,7 @@
-"""Takes batches in, and answers them beside live traffic; after a crash it goes on where it was.
+"""Batch service: accepts batches, answers them beside live traffic, and resumes them after a crash.
 
-Each answer is in the batch's account before the next request of the same worker begins, and the account tells which
-requests are left. So a request is asked again only if the server ended between its answer and that line.
+Each worker appends an answer to the batch's answer file before it sends its next request, and the file determines the
+requests left. So a request is answered twice only if the server ended between an answer and its line.
 """
 
 from __future__ import annotations
@@ -19,37 +19,36 @@ from ..access.caller import Caller
 from ..errors import HTTPError, reply_to
 from ..storage.batch_store import BatchRecord, BatchRecords
 from ..storage.file_store import FileStore, StoredFile, new_file_id
-from .batch_lines import BatchOutput, WrongLine, read_requests
+from .batch_files import BatchOutput, WrongLine, answer_lines, read_requests, sum_usage, unanswered_lines
 from .batch_work import answer_all
 from .internal_client import InternalClient
-from .output_files import answers, unanswered, used
 
 MAX_UNFINISHED = 100  # batches of one owner
 MAX_RECORDS = 10_000  # of one owner
-MAX_AT_ONCE = 4  # batches that are answered at the same time
-WORKERS = 16  # requests of a batch at the same time
-_LOOK_SECONDS = 0.5
+MAX_AT_ONCE = 4  # batches in progress
+WORKERS = 16  # requests in flight per batch
+_POLL_SECONDS = 0.5
 _RETRY_SECONDS = 30.0  # after the folder could not be written
 
 logger = logging.getLogger(__name__)
 
-CallerOf = Callable[[str, str, str], Caller | None]
-"""The caller of a request from the owner's name, its key's name and the path; None if there is no such key any more."""
+FindCaller = Callable[[str, str, str], Caller | None]
+"""(owner, name of its key, path) -> caller of a request; None if the key no longer exists."""
 
 
 class BatchService:
-    """The files and batches of a folder, which no other process may use meanwhile. Belongs to one event loop.
+    """Files and batches in a folder, locked against other processes. Belongs to one event loop.
 
     Args:
-        folder: made if it is not there.
-        max_bytes: of all files.
-        caller_of: see ``CallerOf``.
+        folder: created if missing.
+        max_bytes: limit on all files together.
+        find_caller: see ``FindCaller``.
 
     Raises:
         ConfigError: the folder cannot be used, or another server uses it.
     """
 
-    def __init__(self, folder: Path, max_bytes: int, caller_of: CallerOf) -> None:
+    def __init__(self, folder: Path, max_bytes: int, find_caller: FindCaller) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -60,37 +59,36 @@ class BatchService:
             raise ConfigError(f"--batch-dir: another server uses {folder}.") from None
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(f"--batch-dir: {folder} cannot be used: {error}.") from error
-        self._caller_of = caller_of
+        self._find_caller = find_caller
         self._client: InternalClient | None = None
-        self._jobs: dict[str, asyncio.Task[None]] = {}
-        self._turns = asyncio.Semaphore(MAX_AT_ONCE)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._slots = asyncio.Semaphore(MAX_AT_ONCE)
 
     def resume(self, client: InternalClient) -> None:
-        """Go on with all that has not ended, asking ``client``; called once the server is ready."""
+        """Resume all unfinished batches, with requests through ``client``. Called once the server is ready."""
         self._client = client
         for record in self.records.running:
-            self._begin(record)
+            self._start(record)
 
     def stop(self) -> None:
-        """Give up the requests under way: they are asked again when the server is back."""
-        for job in self._jobs.values():
-            job.cancel()
+        """Cancel the requests in flight; ``resume`` sends them again."""
+        for task in self._tasks.values():
+            task.cancel()
 
     async def close(self) -> None:
-        """Stop, and let go of the folder."""
+        """Stop and unlock the folder."""
         self.stop()
-        await asyncio.gather(*self._jobs.values(), return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         os.close(self._lock)
 
     def stats(self) -> dict[str, float]:
-        """Gauges for the metrics."""
         return {"files_stored_bytes": self.files.num_bytes, "batches_unfinished": len(self.records.running)}
 
     def create(self, caller: Caller, source: StoredFile, endpoint: str, **fields: Any) -> BatchRecord:
-        """Take a batch in.
+        """Create a batch and start it.
 
         Raises:
-            HTTPError: 429 if the owner has too many that have not ended.
+            HTTPError: 429 if the owner has ``MAX_UNFINISHED`` unfinished batches.
         """
         owner = caller.key.tenant
         own = self.records.of(owner)
@@ -103,41 +101,39 @@ class BatchService:
         record = self.records.new(
             owner=owner, key=caller.key.name, endpoint=endpoint, input_file_id=source.id, **fields
         )
-        self._begin(record)
+        self._start(record)
         return record
 
     def cancel(self, record: BatchRecord) -> None:
-        """Have a batch end with what is answered. One that is ending already stays as it is."""
+        """End a batch with the answers so far. A batch that is finalizing or has ended does not change."""
         if record.status not in ("validating", "in_progress"):
             return
         record.outcome = "cancelled"
         self.records.move(record, "cancelling")
-        if (job := self._jobs.get(record.id)) is not None:
-            job.cancel()
-        self._begin(record)
+        if (task := self._tasks.get(record.id)) is not None:
+            task.cancel()
+        self._start(record)
 
     def reader_of(self, file: StoredFile) -> BatchRecord | None:
-        """A batch under way that reads a file."""
         return next((record for record in self.records.running if record.input_file_id == file.id), None)
 
-    def _begin(self, record: BatchRecord) -> None:
-        before = self._jobs.get(record.id)
-        job = asyncio.get_running_loop().create_task(self._run(record, before))
-        self._jobs[record.id] = job
+    def _start(self, record: BatchRecord) -> None:
+        previous = self._tasks.get(record.id)
+        self._tasks[record.id] = asyncio.get_running_loop().create_task(self._run(record, previous))
 
-    async def _run(self, record: BatchRecord, before: asyncio.Task[None] | None) -> None:
-        """Bring a batch from wherever it stands to its end; ``before`` is what worked on it until now."""
-        if before is not None:
-            await asyncio.gather(before, return_exceptions=True)
+    async def _run(self, record: BatchRecord, previous: asyncio.Task[None] | None) -> None:
+        """Take a batch from any state to its end, after its ``previous`` task has ended."""
+        if previous is not None:
+            await asyncio.gather(previous, return_exceptions=True)
         try:
-            while not await self._try(record):
+            while not await self._attempt(record):
                 await asyncio.sleep(_RETRY_SECONDS)
         finally:
-            if self._jobs.get(record.id) is asyncio.current_task():
-                del self._jobs[record.id]
+            if self._tasks.get(record.id) is asyncio.current_task():
+                del self._tasks[record.id]
 
-    async def _try(self, record: BatchRecord) -> bool:
-        """Whether a batch has ended; it has not where the folder could not be written, such as on a full disk."""
+    async def _attempt(self, record: BatchRecord) -> bool:
+        """Whether the batch has ended; False if the folder could not be written, such as on a full disk."""
         try:
             await self._advance(record)
         except (OSError, ConfigError) as error:
@@ -157,7 +153,7 @@ class BatchService:
             if not await self._validate(record, path):
                 return None
             self.records.move(record, "in_progress")
-        with BatchOutput(self.records.account(record)) as output:
+        with BatchOutput(self.records.answers_path(record)) as output:
             if record.status == "in_progress":
                 await self._answer(record, path, output)
             self._count(record, output)
@@ -165,7 +161,7 @@ class BatchService:
         return None
 
     async def _validate(self, record: BatchRecord, path: Path) -> bool:
-        """Whether the input is a batch of requests; if it is none, the batch fails and says why."""
+        """Whether the input is a valid batch file; if not, the batch fails with the reason."""
         try:
             record.total = await asyncio.to_thread(lambda: sum(1 for _ in read_requests(path, record.endpoint)))
         except WrongLine as error:
@@ -176,24 +172,27 @@ class BatchService:
         return record.total > 0
 
     async def _answer(self, record: BatchRecord, path: Path, output: BatchOutput) -> None:
-        """Ask what the account lacks, until all is there or the batch's time is up."""
+        """Answer the requests without an answer, until all are done or the batch expires."""
 
         async def post(url: str, body: Mapping[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
             assert self._client is not None
-            caller = self._caller_of(record.owner, record.key, url)
+            caller = self._find_caller(record.owner, record.key, url)
             if caller is None:
                 reply = reply_to(HTTPError(401, "The key of this batch is no longer valid.", code="invalid_api_key"))
                 return reply.status, {}, reply.body()
             return await self._client.post(url, body, caller)
 
-        left = (request for request in read_requests(path) if request.custom_id not in output.done)
-        async with self._turns:
+        def count() -> None:
+            self._count(record, output)
+
+        remaining = (request for request in read_requests(path) if request.custom_id not in output.done)
+        async with self._slots:
             work = asyncio.ensure_future(
-                answer_all(post, left, output, concurrency=WORKERS, fields={}, done=lambda: self._count(record, output))
+                answer_all(post, remaining, output, concurrency=WORKERS, fields={}, done=count)
             )
             try:
                 while not work.done() and not self.records.is_over(record):
-                    await asyncio.wait([work], timeout=_LOOK_SECONDS)
+                    await asyncio.wait([work], timeout=_POLL_SECONDS)
                 if work.done():
                     work.result()
                 else:
@@ -206,22 +205,22 @@ class BatchService:
         record.completed, record.failed = len(output.done) - output.failed, output.failed
 
     async def _finalise(self, record: BatchRecord, path: Path) -> None:
-        """Make the files of answers and errors. What a crash breaks off here is done again, under the same ids."""
-        account = self.records.account(record)
+        """Make the output and error files. After a crash this runs again, with the same file ids."""
+        answers = self.records.answers_path(record)
         if record.output_file_id is None:
             record.output_file_id, record.error_file_id = new_file_id(), new_file_id()
         if record.status != "cancelling":
             self.records.move(record, "finalizing")
-        early = record.total and record.outcome != "completed"
-        record.usage = await asyncio.to_thread(used, account)
-        unfinished = list(unanswered(path, account, record.outcome)) if early else []
-        record.output_file_id = await self._store(record, "output", answers(account, failed=False))
-        record.error_file_id = await self._store(record, "error", [*answers(account, failed=True), *unfinished])
+        ended_early = record.total and record.outcome != "completed"
+        record.usage = await asyncio.to_thread(sum_usage, answers)
+        unfinished = list(unanswered_lines(path, answers, record.outcome)) if ended_early else []
+        record.output_file_id = await self._store(record, "output", answer_lines(answers, failed=False))
+        record.error_file_id = await self._store(record, "error", [*answer_lines(answers, failed=True), *unfinished])
         self.records.move(record, record.outcome)
-        account.unlink(missing_ok=True)
+        answers.unlink(missing_ok=True)
 
     async def _store(self, record: BatchRecord, kind: str, lines: Iterable[bytes]) -> str | None:
-        """A file of these lines; None, and no file, if there are none."""
+        """Store these lines as a file and return its id; None, and no file, without lines."""
         file_id = record.output_file_id if kind == "output" else record.error_file_id
         name = f"{record.id}_{kind}.jsonl"
         facts = self.files.new(record.owner, name, "batch_output", 0, record.output_expiry, file_id)
@@ -236,4 +235,4 @@ class BatchService:
         record.errors = [{"code": code, "message": message, "line": line, "param": None}]
         record.output_file_id = record.error_file_id = None
         self.records.move(record, "failed")
-        self.records.account(record).unlink(missing_ok=True)
+        self.records.answers_path(record).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Answers the requests of a batch file, some at a time, whoever is asked."""
+"""Answer the requests of a batch file with limited concurrency, by any server; 429 and 503 are retried."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import orjson
 
-from .batch_lines import BatchOutput, BatchRequest, BatchResponse
+from .batch_files import BatchOutput, BatchRequest, BatchResponse
 
 Post = Callable[[str, Mapping[str, Any]], Awaitable[tuple[int, Mapping[str, str], bytes]]]
-"""Takes the path and the body of a request; gives status, headers in lower case or of any case, and body."""
+"""Sends (path, body) and returns (status, headers, body). Header lookups are in lower case."""
 
-_BUSY = (429, 503)
+_RETRIED = (429, 503)
 _LONGEST_PAUSE = 60.0  # seconds
 
 
@@ -26,25 +26,23 @@ async def answer_all(
     fields: Mapping[str, Any],
     done: Callable[[], object],
 ) -> None:
-    """Answer each of the requests once, and append its answer to the output.
+    """Answer each request once and append the answer to the output.
 
     Args:
-        post: sends a request.
-        requests: those that the output lacks.
-        output: the account of what is done.
-        concurrency: most requests under way at one time.
-        fields: of bodies that do not have them.
+        requests: requests without an answer in ``output``.
+        concurrency: most requests in flight.
+        fields: defaults for fields of the bodies.
         done: called after each answer.
 
     Raises:
-        Exception: what ``post`` or the output raises first; the requests under way are given up.
+        Exception: the first error of ``post`` or the output; requests in flight are cancelled.
     """
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(concurrency):
                 group.create_task(_work(post, requests, output, fields, done))
-    except* Exception as several:
-        raise _first(several) from None
+    except* Exception as errors:
+        raise _first(errors) from None
 
 
 async def _work(
@@ -54,21 +52,20 @@ async def _work(
     fields: Mapping[str, Any],
     done: Callable[[], object],
 ) -> None:
-    """Answer one request after the other, as long as there are any."""
     for request in requests:
         output.add(request, await _answer(post, request, fields))
         done()
 
 
 async def _answer(post: Post, request: BatchRequest, fields: Mapping[str, Any]) -> BatchResponse:
-    """The answer in the batch band; as long as there is no room, it is asked for again when the server says."""
+    """Send one request in the priority class ``batch``; retry 429 and 503 after the server's Retry-After."""
     body = {"priority": "batch", **fields, **request.body}
     while True:
         status, headers, raw = await post(request.url, body)
-        if status not in _BUSY:
+        if status not in _RETRIED:
             return BatchResponse(status, headers.get("x-request-id", ""), _json(raw))
-        said = headers.get("retry-after", "")
-        await asyncio.sleep(min(float(said) if said.isdecimal() else 1.0, _LONGEST_PAUSE))
+        pause = headers.get("retry-after", "")
+        await asyncio.sleep(min(float(pause) if pause.isdecimal() else 1.0, _LONGEST_PAUSE))
 
 
 def _json(raw: bytes) -> Any:
@@ -78,6 +75,6 @@ def _json(raw: bytes) -> Any:
         return raw.decode(errors="replace")
 
 
-def _first(several: BaseExceptionGroup[Exception]) -> Exception:
-    first = several.exceptions[0]
+def _first(errors: BaseExceptionGroup[Exception]) -> Exception:
+    first = errors.exceptions[0]
     return _first(first) if isinstance(first, BaseExceptionGroup) else first

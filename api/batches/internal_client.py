@@ -1,4 +1,4 @@
-"""Requests that the server makes to its own routes, for a client who is not there: no socket, no key to send."""
+"""Internal ASGI client: the server sends batch requests to its own routes, without a socket or an API key."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..errors import reply_to
 
 
 class InternalClient:
-    """Calls the application behind the guard, which has told who the caller is when the work was taken in.
+    """Calls the application behind the guard, for a caller identified when the batch was created.
 
     Args:
-        app: the routes with their handlers of errors, without the guard.
-        root: what routes find as ``request.app``.
+        app: the routes with their error handlers, without the guard.
+        root: the application that routes see as ``request.app``.
     """
 
     def __init__(self, app: ASGIApp, root: Any) -> None:
@@ -27,15 +27,15 @@ class InternalClient:
         self._root = root
 
     async def post(self, path: str, body: Mapping[str, Any], caller: Caller) -> tuple[int, Mapping[str, str], bytes]:
-        """Status, headers in lower case and body of an answer."""
-        answer = _Answer(orjson.dumps(body))
+        """Send a request and return (status, headers in lower case, body)."""
+        exchange = _Exchange(orjson.dumps(body))
         request_id = uuid.uuid4().hex
         try:
-            await self._app(self._scope(path, request_id, caller), answer.receive, answer.send)
+            await self._app(self._scope(path, request_id, caller), exchange.receive, exchange.send)
         except Exception as error:
             reply = reply_to(error)
             return reply.status, {**reply.headers, "x-request-id": request_id}, reply.body()
-        return answer.status, {**answer.headers, "x-request-id": request_id}, b"".join(answer.chunks)
+        return exchange.status, {**exchange.headers, "x-request-id": request_id}, b"".join(exchange.chunks)
 
     def _scope(self, path: str, request_id: str, caller: Caller) -> Scope:
         return {
@@ -56,8 +56,8 @@ class InternalClient:
         }
 
 
-class _Answer:
-    """Both ends of one call: gives the body once, and takes what comes back."""
+class _Exchange:
+    """ASGI ``receive`` and ``send`` of one request: provides the body once, collects the response."""
 
     def __init__(self, body: bytes) -> None:
         self._body: bytes | None = body
@@ -67,7 +67,7 @@ class _Answer:
 
     async def receive(self) -> Message:
         if self._body is None:
-            await asyncio.Event().wait()  # this client never leaves: its task is cancelled
+            await asyncio.Event().wait()  # an internal client never disconnects: its task is cancelled
         body, self._body = self._body, None
         return {"type": "http.request", "body": body, "more_body": False}
 

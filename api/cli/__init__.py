@@ -1,1 +1,1 @@
-"""The command line ``rootgraft``."""
+"""Command line ``rootgraft``: commands, options, clients of a server, benchmarks."""

@@ -1,104 +1,67 @@
-"""From the timings of single requests to the figures and the table of ``rootgraft bench serve``."""
+"""Figures and table of ``rootgraft bench serve``: throughput, TTFT, ITL, TPOT, end-to-end latency."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
+
+from .remote_server import Timing
 
 PERCENTILES = (50, 90, 99)
 
 
-@dataclass(slots=True)
-class Timing:
-    """One request. Times are seconds; those of a point are on ``time.perf_counter``'s scale.
-
-    Attributes:
-        started: when it was sent.
-        ended: when its stream ended, or it failed.
-        ttft: time to the first token, None if none came.
-        gaps: times between one arrival of text and the next (a stream may bring several tokens at once).
-        prompt: tokens of the prompt by the server's count, and of these ``cached`` (None: the server does not say).
-        completion: tokens of the answer by the server's count, else the arrivals.
-        finish: why the answer ended, in the server's word.
-        error: the kind of failure, or None.
-        message: the failure in one line.
-    """
-
-    started: float = 0.0
-    ended: float = 0.0
-    ttft: float | None = None
-    gaps: list[float] = field(default_factory=list)
-    prompt: int = 0
-    cached: int | None = None
-    completion: int = 0
-    finish: str | None = None
-    error: str | None = None
-    message: str | None = None
-
-    @property
-    def latency(self) -> float:
-        """From sending to the end of the stream."""
-        return self.ended - self.started
-
-    @property
-    def tpot(self) -> float | None:
-        """Time per output token after the first; None for an answer of one token."""
-        return sum(self.gaps) / (self.completion - 1) if self.completion > 1 and self.gaps else None
-
-
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value below which ``percent`` of the values lie, linear between the two nearest ranks."""
+    """Percentile with linear interpolation between the two nearest ranks."""
     ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low = int(place)
+    rank = (len(ordered) - 1) * percent / 100
+    low = int(rank)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)
 
 
 def summarise(timings: Sequence[Timing]) -> dict[str, Any]:
-    """The figures of a run: counts, tokens, throughput in units a second, latencies in milliseconds.
+    """Figures of a run: counts, tokens, throughput per second, latencies in milliseconds.
 
-    The duration runs from the first request sent to the last stream's end. Only completed requests count for tokens
-    and latencies.
+    The duration is from the first request sent to the end of the last stream. Tokens and latencies are of completed
+    requests only.
     """
-    good = [timing for timing in timings if timing.error is None]
+    completed = [timing for timing in timings if timing.error is None]
     duration = max(t.ended for t in timings) - min(t.started for t in timings)
-    prompt, completion = sum(t.prompt for t in good), sum(t.completion for t in good)
-    cached = [t.cached for t in good if t.cached is not None]
+    prompt, completion = sum(t.prompt for t in completed), sum(t.completion for t in completed)
+    cached = [t.cached for t in completed if t.cached is not None]
     return {
         "requests": len(timings),
-        "completed": len(good),
+        "completed": len(completed),
         "errors": dict(Counter(t.error for t in timings if t.error is not None).most_common()),
         "duration_s": duration,
         "prompt_tokens": prompt,
         "cached_tokens": sum(cached) if cached else None,
         "output_tokens": completion,
-        "requests_per_s": len(good) / duration,
+        "requests_per_s": len(completed) / duration,
         "output_tokens_per_s": completion / duration,
         "total_tokens_per_s": (prompt + completion) / duration,
-        "ttft_ms": _distribution([t.ttft for t in good if t.ttft is not None]),
-        "itl_ms": _distribution([gap for t in good for gap in t.gaps]),
-        "tpot_ms": _distribution([t.tpot for t in good if t.tpot is not None]),
-        "e2e_ms": _distribution([t.latency for t in good]),
+        "ttft_ms": _distribution([t.ttft for t in completed if t.ttft is not None]),
+        "itl_ms": _distribution([gap for t in completed for gap in t.gaps]),
+        "tpot_ms": _distribution([t.tpot for t in completed if t.tpot is not None]),
+        "e2e_ms": _distribution([t.latency for t in completed]),
     }
 
 
 def _distribution(seconds: Sequence[float]) -> dict[str, float] | None:
     if not seconds:
         return None
-    shown = {"mean": fmean(seconds)} | {f"p{p}": percentile(seconds, p) for p in PERCENTILES}
-    return {name: value * 1e3 for name, value in shown.items()}
+    values = {"mean": fmean(seconds)} | {f"p{p}": percentile(seconds, p) for p in PERCENTILES}
+    return {name: value * 1e3 for name, value in values.items()}
 
 
 def table(figures: dict[str, Any]) -> str:
-    """The figures for a person, about 70 columns wide."""
-    lines = ["", *(f"{label:<34}{value}" for label, value in _totals(figures)), "", _row("", _names())]
+    """Format the figures as a text table of about 70 columns."""
+    lines = ["", *(f"{label:<34}{value}" for label, value in _totals(figures)), "", _row("", _columns())]
     for label, key in _LATENCIES:
         values = figures[key]
-        lines.append(_row(label, [f"{values[n]:.2f}" if values else "-" for n in _names()]))
+        lines.append(_row(label, [f"{values[n]:.2f}" if values else "-" for n in _columns()]))
     if figures["errors"]:
         lines += ["", "Errors", *(f"  {count:>6}  {kind}" for kind, count in figures["errors"].items())]
     return "\n".join(lines)
@@ -112,7 +75,7 @@ _LATENCIES = (
 )
 
 
-def _names() -> list[str]:
+def _columns() -> list[str]:
     return ["mean", *(f"p{p}" for p in PERCENTILES)]
 
 

@@ -12,15 +12,17 @@ import orjson
 from ...engine.checkpoint.locate import resolve_model
 from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError
-from ...engine.profiling.step_report import Part, StepLoad, StepTimes, measure
+from ...engine.profiling.step_report import Part, StepLoad, StepTimes
 from .options import StepOptions
 
 
 def bench_step(engine: EngineConfig, options: StepOptions) -> int:
     """Measure, print the table and write the JSON file. Returns 0."""
+    from ...engine.profiling.step_profiler import measure_steps
+
     files = resolve_model(engine.model, revision=engine.revision)
     load = StepLoad(options.rows, options.context, options.shared, options.prefill, options.steps)
-    times = measure(engine, files.path, load)
+    times = measure_steps(engine, files.path, load)
     print(table(times))
     if options.output_json is not None:
         _write(Path(options.output_json), load, times)

@@ -1,4 +1,4 @@
-"""Command lines out of dataclasses: each field made with ``engine.config.option`` becomes one flag."""
+"""Flag parser: command lines from dataclasses; each field made with ``engine.config.option`` is one flag."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from ...engine.errors import ConfigError
 
 
 def parse(prog: str, about: str, classes: Sequence[type[Any]], positional: str, argv: Sequence[str]) -> list[Any]:
-    """One instance of each class, from the flags in ``argv``. For ``--help``, prints it and raises ``SystemExit``.
+    """Parse ``argv`` into one instance of each class. ``--help`` prints the help and raises ``SystemExit``.
 
     Args:
-        prog: the command's words, for help and messages.
-        about: a sentence for its help.
-        classes: dataclasses of options, no field of which has another's name.
-        positional: the field that may also be given without its flag, or nothing.
+        prog: the command, for help and messages.
+        about: a sentence for the help.
+        classes: dataclasses of options with distinct field names.
+        positional: a field that may also be given without its flag, or an empty string.
         argv: the words after the command.
 
     Raises:
-        ConfigError: an option that is unknown, malformed, out of its bounds or contradicts another.
+        ConfigError: an option is unknown, malformed, out of its bounds or contradicts another.
     """
     given = _given(_parser(prog, about, classes, positional), positional, argv)
     return [cls(**{spec.name: given[spec.name] for spec in fields(cls) if spec.name in given}) for cls in classes]
 
 
 def closest(word: str, known: Sequence[str]) -> str:
-    """A question for who mistyped ``word``, or nothing if no known word is like it."""
+    """Suggest a known word similar to ``word``, as a question; an empty string if there is none."""
     found = difflib.get_close_matches(word, known, n=1)
     return f" Did you mean {found[0]}?" if found else ""
 
@@ -54,7 +54,7 @@ def _parser(prog: str, about: str, classes: Sequence[type[Any]], positional: str
 
 
 def _bare(positional: str) -> str:
-    """Where argparse keeps the word without a flag: apart, to see when both are given."""
+    """Name of the positional argument in the namespace; its own, to detect that both are given."""
     return positional + " without flag"
 
 
@@ -97,7 +97,7 @@ def _help(spec: Field[Any]) -> str:
 
 
 def _given(parser: argparse.ArgumentParser, positional: str, argv: Sequence[str]) -> dict[str, Any]:
-    """The options that were given, by field."""
+    """Return the given options by field name."""
     try:
         namespace, rest = parser.parse_known_args(list(argv))
     except argparse.ArgumentError as error:

@@ -1,16 +1,18 @@
-"""The command line ``rootgraft``: serve, chat, complete, run-batch, bench serve, bench step, pull, key.
+"""Command line ``rootgraft``: serve, chat, complete, run-batch, bench serve, bench step, pull, key.
 
-A command's code is loaded when it runs, so that help and mistakes are answered at once. Exit codes: 0 done, 1 the
+A command's code is imported when it runs, so that help and usage errors are printed at once. Exit codes: 0 done, 1 the
 command failed, 2 the command line is wrong, 130 interrupted.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from ...engine.config import EngineConfig
@@ -21,24 +23,24 @@ from .options import (
     BenchOptions,
     ChatOptions,
     CompleteOptions,
-    DrawOptions,
     KeyOptions,
     PullOptions,
     RemoteOptions,
     RunBatchOptions,
+    SamplingOptions,
     StepOptions,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One thing that ``rootgraft`` does.
+    """A command of ``rootgraft``.
 
     Attributes:
         about: a sentence for the help.
-        classes: the dataclasses of its options.
-        run: does it, given one instance of each class; returns the exit code.
-        positional: the option that may be given without its flag, or nothing.
+        classes: dataclasses of its options.
+        run: takes one instance of each class and returns the exit code.
+        positional: an option that may be given without its flag, or an empty string.
     """
 
     about: str
@@ -48,12 +50,9 @@ class Command:
 
 
 def _serve(engine: EngineConfig, server: ServerConfig) -> int:
-    from ...engine.checkpoint.locate import resolve_model
     from ..http.server import serve
-    from .download_progress import show_download
 
-    with show_download() as progress:
-        resolve_model(engine.model, revision=engine.revision, progress=progress)
+    _fetch(engine.model, engine.revision)
     return serve(engine, server)
 
 
@@ -88,13 +87,39 @@ def _bench_step(engine: EngineConfig, options: StepOptions) -> int:
 
 
 def _pull(options: PullOptions) -> int:
-    from ...engine.checkpoint.locate import resolve_model
-    from .download_progress import show_download
-
-    with show_download() as progress:
-        files = resolve_model(options.model, revision=options.revision, progress=progress)
-    print(files.path)
+    print(_fetch(options.model, options.revision))
     return 0
+
+
+def _fetch(model: str | None, revision: str | None) -> Path:
+    """Download a model if it is not cached: a progress bar in a terminal, a line per file in a log."""
+    from tqdm import tqdm
+
+    from ...engine.checkpoint.locate import resolve_model
+
+    bars: dict[str, tqdm] = {}
+    in_terminal = sys.stderr.isatty()
+
+    def progress(file: str, done: int, total: int) -> None:
+        if file not in bars:
+            if not in_terminal:
+                print(f"{file} ({total / 1e6:.0f} MB)", file=sys.stderr, flush=True)
+            bars[file] = tqdm(
+                desc=file,
+                total=total,
+                unit="B",
+                unit_scale=True,
+                disable=not in_terminal,
+                ncols=shutil.get_terminal_size().columns,
+                bar_format="{desc}  {percentage:3.0f}% {bar:30} {n_fmt}/{total_fmt}B  {rate_fmt}",
+            )
+        bars[file].update(done - bars[file].n)
+
+    try:
+        return resolve_model(model, revision=revision, progress=progress).path
+    finally:
+        for bar in bars.values():
+            bar.close()
 
 
 def _key(options: KeyOptions) -> int:
@@ -110,10 +135,10 @@ COMMANDS = {
     "serve": Command(
         "Serve a model with OpenAI's interface.", (EngineConfig, ServerConfig), _serve, positional="model"
     ),
-    "chat": Command("Talk with a model that is being served.", (RemoteOptions, DrawOptions, ChatOptions), _chat),
+    "chat": Command("Talk with a model that is being served.", (RemoteOptions, SamplingOptions, ChatOptions), _chat),
     "complete": Command(
         "Let a model that is being served continue a text.",
-        (RemoteOptions, DrawOptions, CompleteOptions),
+        (RemoteOptions, SamplingOptions, CompleteOptions),
         _complete,
         positional="prompt",
     ),
@@ -132,13 +157,13 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. Errors that a user can mend are one line on standard error."""
+    """Run one command and return its exit code. Errors of usage and of the engine are one line on standard error."""
     try:
         code = _main(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # Whoever read our output has left: what is still buffered goes nowhere, without a word.
+    except BrokenPipeError:  # The reader of our output has closed it: discard the buffered rest silently.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code
@@ -158,21 +183,21 @@ def _main(words: list[str]) -> int:
 def _run(name: str, argv: Sequence[str]) -> int:
     command = COMMANDS.get(name)
     if command is None:
-        return _complain("rootgraft", f"unknown command {name!r}.{closest(name, list(COMMANDS))}", 2)
+        return _print_error("rootgraft", f"unknown command {name!r}.{closest(name, list(COMMANDS))}", 2)
     prog = f"rootgraft {name}"
     try:
         options = parse(prog, command.about, command.classes, command.positional, argv)
     except ConfigError as error:
-        return _complain(prog, f"{error} See '{prog} --help'.", 2)
+        return _print_error(prog, f"{error} See '{prog} --help'.", 2)
     except SystemExit:  # argparse has printed the help.
         return 0
     try:
         return command.run(*options)
     except EngineError as error:
-        return _complain(prog, str(error), 1)
+        return _print_error(prog, str(error), 1)
 
 
-def _complain(prog: str, message: str, code: int) -> int:
+def _print_error(prog: str, message: str, code: int) -> int:
     print(f"{prog}: {message}", file=sys.stderr)
     return code
 

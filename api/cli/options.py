@@ -1,6 +1,6 @@
-"""Options of the commands that talk to a server. A command takes several of these classes together.
+"""Options of the commands other than serve. A command takes several of these classes together.
 
-They stand apart from the code of the commands, so that help and mistakes are answered without loading it.
+They are separate from the commands' code, so that help and usage errors do not import it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ...engine.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class PullOptions:
-    """What ``rootgraft pull`` fetches."""
+    """Options of ``rootgraft pull``."""
 
     model: str | None = option(
         None, "Name on the hub (org/name). Without it: SmolLM2-135M-Instruct (Q4_1).", group="model"
@@ -23,7 +23,7 @@ class PullOptions:
 
 @dataclass(frozen=True, slots=True)
 class RemoteOptions:
-    """Which server to ask."""
+    """Address, key and model of a server."""
 
     url: str = option("http://127.0.0.1:8000/v1", "Address of an OpenAI-compatible server.", group="server")
     api_key: str | None = option(None, "Key that the server asks for.", group="server")
@@ -31,8 +31,8 @@ class RemoteOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class DrawOptions:
-    """How the tokens of an answer are chosen; what is None is left to the server."""
+class SamplingOptions:
+    """Sampling parameters; None leaves the server's default."""
 
     temperature: float | None = option(None, "0 is greedy. Default: the server's.", low=0, high=2, group="answer")
     top_p: float | None = option(
@@ -41,37 +41,34 @@ class DrawOptions:
     seed: int | None = option(None, "Seed of the draws.", low=0, group="answer")
 
     def __post_init__(self) -> None:
-        """Raise ``ConfigError`` for an option out of its bounds."""
         check_options(self)
 
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """The rest of ``rootgraft chat``."""
+    """Options of ``rootgraft chat``."""
 
     system: str | None = option(None, "System message that opens the conversation.", group="answer")
     max_tokens: int | None = option(None, "Most tokens in an answer. Default: the server's.", low=1, group="answer")
 
     def __post_init__(self) -> None:
-        """Raise ``ConfigError`` for an option out of its bounds."""
         check_options(self)
 
 
 @dataclass(frozen=True, slots=True)
 class CompleteOptions:
-    """The rest of ``rootgraft complete``."""
+    """Options of ``rootgraft complete``."""
 
     prompt: str | None = option(None, "Text to continue. Without it: standard input.", group="answer")
     max_tokens: int = option(128, "Most tokens in the answer.", low=1, group="answer")
 
     def __post_init__(self) -> None:
-        """Raise ``ConfigError`` for an option out of its bounds."""
         check_options(self)
 
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """The load of ``rootgraft bench serve``. Lengths are in tokens."""
+    """Load of ``rootgraft bench serve``. Lengths are in tokens."""
 
     endpoint: str = option("chat", "What to call.", choices=("chat", "completions"), group="load")
     num_prompts: int = option(100, "Requests in all.", low=1, group="load")
@@ -94,7 +91,6 @@ class BenchOptions:
     output_json: str | None = option(None, "File for the figures and each request's timing.", group="output")
 
     def __post_init__(self) -> None:
-        """Raise ``ConfigError`` for an option out of its bounds, or two that contradict each other."""
         check_options(self)
         if self.dataset is not None and self.shared_prefix_len:
             raise ConfigError("--shared-prefix-len is for random prompts: it cannot go with --dataset.")
@@ -102,7 +98,7 @@ class BenchOptions:
 
 @dataclass(frozen=True, slots=True)
 class RunBatchOptions:
-    """Which file ``rootgraft run-batch`` answers, and by whom."""
+    """Files and server of ``rootgraft run-batch``."""
 
     input_file: str = option("", "JSON lines of requests in OpenAI's batch format.", group="batch", short="-i")
     output_file: str = option("", "Where answers are appended; those in it are kept.", group="batch", short="-o")
@@ -113,7 +109,6 @@ class RunBatchOptions:
     max_concurrency: int = option(64, "Most requests under way at one time.", low=1, high=4096, group="batch")
 
     def __post_init__(self) -> None:
-        """Raise ``ConfigError`` for an option out of its bounds, or a file that is not named."""
         check_options(self)
         for flag, name in (("--input-file", self.input_file), ("--output-file", self.output_file)):
             if not name:
@@ -122,7 +117,7 @@ class RunBatchOptions:
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """The steps of ``rootgraft bench step``."""
+    """Load of ``rootgraft bench step``."""
 
     rows: int = option(32, "Sequences that draw one token each in every step.", low=0, group="load")
     context: int = option(128, "Tokens of each sequence at the first step.", low=1, group="load")
@@ -134,7 +129,6 @@ class StepOptions:
     output_json: str | None = option(None, "File for the times.", group="output")
 
     def __post_init__(self) -> None:
-        """Raise ``ConfigError`` for an option out of its bounds, or for steps without work."""
         check_options(self)
         if not self.rows and not self.prefill:
             raise ConfigError("--rows and --prefill are both 0: there is nothing to compute.")

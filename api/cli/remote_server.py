@@ -1,9 +1,11 @@
-"""An OpenAI-compatible server as its client sees it: a session, one streamed answer, errors in one line."""
+"""Async HTTP client of an OpenAI-compatible server: post, streamed and timed answers, errors in one line."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import aiohttp
@@ -17,11 +19,11 @@ _LONGEST_LINE = 1 << 24
 
 
 class RemoteError(EngineError):
-    """A server that cannot be reached, refuses, or breaks off.
+    """A server is not reachable, refuses a request or breaks off an answer.
 
     Args:
-        kind: few words that group equal errors: "HTTP 503", "not reachable", "broken off".
-        message: one line for its user.
+        kind: label for counting: "HTTP 503", "not reachable", "broken off".
+        message: one line for the user.
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -29,8 +31,44 @@ class RemoteError(EngineError):
         self.kind = kind
 
 
-class Remote:
-    """A server and the model that is asked there. Made by ``connect``."""
+@dataclass(slots=True)
+class Timing:
+    """Timing of one request, in seconds; ``started`` and ``ended`` are on the scale of ``time.perf_counter``.
+
+    Attributes:
+        ended: end of the stream, or time of the failure.
+        ttft: time to the first token, None without a token.
+        gaps: times between consecutive arrivals of text (an arrival may hold several tokens).
+        prompt: prompt tokens by the server's usage, ``cached`` of them from its cache (None: not reported).
+        completion: output tokens by the server's usage, else the number of arrivals.
+        finish: the server's finish reason.
+        error: the kind of failure, or None.
+        message: the failure in one line.
+    """
+
+    started: float = 0.0
+    ended: float = 0.0
+    ttft: float | None = None
+    gaps: list[float] = field(default_factory=list)
+    prompt: int = 0
+    cached: int | None = None
+    completion: int = 0
+    finish: str | None = None
+    error: str | None = None
+    message: str | None = None
+
+    @property
+    def latency(self) -> float:
+        return self.ended - self.started
+
+    @property
+    def tpot(self) -> float | None:
+        """Time per output token after the first; None for fewer than two."""
+        return sum(self.gaps) / (self.completion - 1) if self.completion > 1 and self.gaps else None
+
+
+class RemoteServer:
+    """Client session with a server and one of its models. Made by ``connect``."""
 
     def __init__(self, session: aiohttp.ClientSession, url: URL, model: str) -> None:
         self._session = session
@@ -40,7 +78,7 @@ class Remote:
     @classmethod
     @asynccontextmanager
     async def connect(cls, options: RemoteOptions) -> AsyncIterator[Self]:
-        """Open a session, and ask for the model's name if none was given. Raises ``RemoteError``, ``ConfigError``."""
+        """Open a session; without a model name, use the first listed. Raises ``RemoteError``, ``ConfigError``."""
         url = _base_url(options.url)
         headers = {} if options.api_key is None else {"Authorization": f"Bearer {options.api_key}"}
         async with aiohttp.ClientSession(
@@ -49,58 +87,94 @@ class Remote:
             connector=aiohttp.TCPConnector(limit=0),
             read_bufsize=1 << 18,
         ) as session:
-            remote = cls(session, url, options.model or "")
-            if not remote.model:
-                remote.model = await remote._first_model()
-            yield remote
+            server = cls(session, url, options.model or "")
+            if not server.model:
+                server.model = await server._first_model()
+            yield server
 
     async def _first_model(self) -> str:
         try:
             async with self._session.get(self._url / "models") as response:
-                await _refuse_failure(response)
-                listed = orjson.loads(await response.read())
-            return str(listed["data"][0]["id"])
+                await _raise_for_status(response)
+                models = orjson.loads(await response.read())
+            return str(models["data"][0]["id"])
         except aiohttp.ClientError as error:
             raise _unreachable(self._url, error) from error
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise RemoteError("no model", f"{self._url} lists no model: name one with --model.") from error
 
     async def post(self, path: str, body: Mapping[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
-        """Status, headers and body of one answer, whatever the status. Raises RemoteError where none comes."""
-        headers = {"Content-Type": "application/json"}
-        try:
-            async with self._session.post(self._url / path, data=orjson.dumps(body), headers=headers) as response:
-                return response.status, response.headers, await response.read()
-        except aiohttp.ClientConnectorError as error:
-            raise _unreachable(self._url, error) from error
-        except aiohttp.ClientError as error:
-            raise RemoteError("broken off", f"The connection to {self._url} broke off: {_words(error)}.") from error
+        """Send a request and return (status, headers, body) for any status. Raises RemoteError without an answer."""
+        async with self._posted(path, body) as response:
+            return response.status, response.headers, await response.read()
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """The events of one streamed answer, the last of which may hold only ``usage``.
+        """Yield the events of one streamed answer; the last may hold only ``usage``.
 
         Args:
             path: below the base address: ``"chat/completions"``.
-            body: the request; ``model``, ``stream`` and ``stream_options`` are filled in.
+            body: request body; ``model``, ``stream`` and ``stream_options`` are added.
 
         Raises:
-            RemoteError: no connection, a refusal, an error inside the stream, or a stream that breaks off.
+            RemoteError: no connection, a refusal, an error event, or a stream that breaks off.
         """
-        asked = {"model": self.model, **body, "stream": True, "stream_options": {"include_usage": True}}
+        full_body = {"model": self.model, **body, "stream": True, "stream_options": {"include_usage": True}}
+        async with self._posted(path, full_body) as response:
+            await _raise_for_status(response)
+            async for event in _events(response.content):
+                yield event
+
+    @asynccontextmanager
+    async def _posted(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[aiohttp.ClientResponse]:
         headers = {"Content-Type": "application/json"}
         try:
-            async with self._session.post(self._url / path, data=orjson.dumps(asked), headers=headers) as response:
-                await _refuse_failure(response)
-                async for event in _events(response.content):
-                    yield event
+            async with self._session.post(self._url / path, data=orjson.dumps(body), headers=headers) as response:
+                yield response
         except aiohttp.ClientConnectorError as error:
             raise _unreachable(self._url, error) from error
         except aiohttp.ClientError as error:
-            raise RemoteError("broken off", f"The connection to {self._url} broke off: {_words(error)}.") from error
+            raise RemoteError("broken off", f"The connection to {self._url} broke off: {_cause(error)}.") from error
+
+
+async def timed(
+    server: RemoteServer, path: str, body: dict[str, Any], on_text: Callable[[str], None] | None = None
+) -> Timing:
+    """Send one request and measure it. Failures are recorded in the timing, not raised.
+
+    Args:
+        path: endpoint below the server's base address.
+        body: request body without the fields that ``RemoteServer.stream`` adds.
+        on_text: called with each piece of the answer.
+    """
+    timing = Timing(started=time.perf_counter())
+    arrivals, last = 0, 0.0
+    try:
+        async for event in server.stream(path, body):
+            for choice in event.get("choices") or ():
+                timing.finish = choice.get("finish_reason") or timing.finish
+                if text := choice.get("text") or (choice.get("delta") or {}).get("content"):
+                    now = time.perf_counter()
+                    arrivals += 1
+                    if timing.ttft is None:
+                        timing.ttft = now - timing.started
+                    else:
+                        timing.gaps.append(now - last)
+                    last = now
+                    if on_text:
+                        on_text(text)
+            if usage := event.get("usage"):
+                timing.prompt = usage.get("prompt_tokens") or 0
+                timing.completion = usage.get("completion_tokens") or 0
+                timing.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    except RemoteError as error:
+        timing.error, timing.message = error.kind, str(error)
+    timing.ended = time.perf_counter()
+    timing.completion = timing.completion or arrivals
+    return timing
 
 
 def _base_url(text: str) -> URL:
-    """The address with its ``/v1``, which may be left out. Raises ``ConfigError`` for anything but http."""
+    """Parse the address; a missing path becomes ``/v1``. Raises ``ConfigError`` for anything but HTTP."""
     try:
         url = URL(text if "://" in text else f"http://{text}")
     except ValueError as error:
@@ -113,11 +187,11 @@ def _base_url(text: str) -> URL:
 
 def _unreachable(url: URL, error: Exception) -> RemoteError:
     advice = " Start one with: rootgraft serve" if url.host in ("127.0.0.1", "localhost", "::1") else ""
-    return RemoteError("not reachable", f"No server answers at {url} ({_words(error)}).{advice}")
+    return RemoteError("not reachable", f"No server answers at {url} ({_cause(error)}).{advice}")
 
 
-def _words(error: Exception) -> str:
-    """What went wrong, without the address that the message has already."""
+def _cause(error: Exception) -> str:
+    """Cause of the error without the address, which the message has already."""
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return "the host is not known"
     if isinstance(error, aiohttp.ClientConnectorError):
@@ -125,8 +199,8 @@ def _words(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-async def _refuse_failure(response: aiohttp.ClientResponse) -> None:
-    """Raise for anything but 200, with the message in OpenAI's error body if there is one."""
+async def _raise_for_status(response: aiohttp.ClientResponse) -> None:
+    """Raise RemoteError for a status other than 200, with the message of the error body."""
     if response.status == 200:
         return
     raw = await response.read()
@@ -134,21 +208,21 @@ async def _refuse_failure(response: aiohttp.ClientResponse) -> None:
 
 
 def _message(raw: bytes) -> str:
-    """The text inside an error body of any shape, on one line."""
+    """Return the message of an error body in any format, on one line."""
     text = raw.decode(errors="replace")
     try:
         body = orjson.loads(raw)
-        inner = body.get("error", body)
-        text = inner if isinstance(inner, str) else str(inner.get("message") or text)
+        error = body.get("error", body)
+        text = error if isinstance(error, str) else str(error.get("message") or text)
     except (ValueError, AttributeError):
         pass
     return " ".join(text.split())[:500] or "(no message)"
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[dict[str, Any]]:
-    """JSON objects out of server-sent events, each in one ``data:`` line, until ``[DONE]``.
+    """Parse server-sent events, each one ``data:`` line, into JSON objects until ``[DONE]``.
 
-    The body is read to its end after that, which leaves the connection fit for another request.
+    The body is then read to its end, so that the connection can be reused.
     """
     rest, done = b"", False
     async for chunk in content.iter_any():

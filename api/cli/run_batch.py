@@ -1,4 +1,4 @@
-"""``rootgraft run-batch``: a file of requests is answered into another, beside live traffic or by an own engine."""
+"""``rootgraft run-batch``: answer a file of requests by a running server or by an engine of its own."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from tqdm import tqdm
 
 from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError, EngineDead
-from ..batches.batch_lines import BatchOutput, read_requests
+from ..batches.batch_files import BatchOutput, read_requests
 from ..batches.batch_work import answer_all
 from ..config import ServerConfig
 from .options import RemoteOptions, RunBatchOptions
-from .remote_server import Remote, RemoteError
+from .remote_server import RemoteError, RemoteServer
 
-_LOOK_EVERY = 0.1  # seconds, while an own engine starts
+_POLL_SECONDS = 0.1  # while an own engine starts
 
 
 def run_batch(engine: EngineConfig, options: RunBatchOptions) -> int:
-    """Answer what the output lacks. Returns 0 if every answer in the output is a success, else 1.
+    """Answer the requests that have no answer in the output file. Returns 0 if all answers are successes, else 1.
 
     Raises:
-        ConfigError: the input has a line that is no request, or one of the files cannot be used.
-        RemoteError: the server is gone; what it answered is in the output, and the same command goes on from there.
+        ConfigError: a line of the input is not a valid request, or a file cannot be used.
+        RemoteError: the connection is lost; the output has the answers so far, and the same command resumes.
     """
     if options.url is not None and engine != EngineConfig():
         raise ConfigError("--url names a server that runs already: options of an own engine cannot go with it.")
     total = sum(1 for _ in read_requests(Path(options.input_file)))
     with BatchOutput(Path(options.output_file)) as output:
-        already = len(output.done)
+        before = len(output.done)
         if any(request.custom_id not in output.done for request in read_requests(Path(options.input_file))):
             uvloop.run(_run(engine, options, output, total))
-        print(f"{total} requests: {len(output.done) - already} answered now, {already} before; {output.failed} failed")
+        print(f"{total} requests: {len(output.done) - before} answered now, {before} before; {output.failed} failed")
         return 1 if output.failed else 0
 
 
@@ -53,10 +53,10 @@ async def _run(engine: EngineConfig, options: RunBatchOptions, output: BatchOutp
         )
         async with _connected(remote, wait=options.url is None) as server:
             requests = read_requests(Path(options.input_file))
-            left = (request for request in requests if request.custom_id not in output.done)
+            remaining = (request for request in requests if request.custom_id not in output.done)
             await answer_all(
                 lambda path, body: server.post(path.removeprefix("/v1/"), body),
-                left,
+                remaining,
                 output,
                 concurrency=options.max_concurrency,
                 fields={"model": server.model},
@@ -65,27 +65,27 @@ async def _run(engine: EngineConfig, options: RunBatchOptions, output: BatchOutp
 
 
 @contextlib.asynccontextmanager
-async def _connected(options: RemoteOptions, *, wait: bool) -> AsyncIterator[Remote]:
-    """A session with a server; an own one is waited for until it has loaded its model."""
+async def _connected(options: RemoteOptions, *, wait: bool) -> AsyncIterator[RemoteServer]:
+    """Connect to a server; with ``wait``, poll until our own server has loaded its model."""
     while wait:
         try:
-            async with Remote.connect(options):
+            async with RemoteServer.connect(options):
                 break
         except RemoteError:
-            _check_children()
-            await asyncio.sleep(_LOOK_EVERY)
-    async with Remote.connect(options) as server:
+            _check_server_runs()
+            await asyncio.sleep(_POLL_SECONDS)
+    async with RemoteServer.connect(options) as server:
         yield server
 
 
-def _check_children() -> None:
+def _check_server_runs() -> None:
     if not multiprocessing.active_children():
         raise EngineDead("The engine could not be started.")
 
 
 @contextlib.contextmanager
 def _own_server(engine: EngineConfig) -> Iterator[RemoteOptions]:
-    """A server in a process of its own, for this command alone, ended with the block."""
+    """Run a server in a child process within the block."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
     key = secrets.token_hex()

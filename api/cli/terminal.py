@@ -1,117 +1,71 @@
-"""``rootgraft chat`` and ``rootgraft complete``: a served model in the terminal."""
+"""``rootgraft chat`` and ``rootgraft complete``: terminal clients of a server."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from ...engine.errors import ConfigError
-from .options import ChatOptions, CompleteOptions, DrawOptions, RemoteOptions
-from .remote_server import Remote, RemoteError
+from .options import ChatOptions, CompleteOptions, RemoteOptions, SamplingOptions
+from .remote_server import RemoteServer, Timing, timed
 
-# A model's text must not be able to steer the terminal: of the control characters only tab and newline pass.
+# Generated text must not control the terminal: tab and newline are the only control characters printed.
 _CONTROLS = dict.fromkeys(code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n")
 
 
-@dataclass(slots=True)
-class TerminalAnswer:
-    """An answer as it grows; what has come stays readable when the stream is stopped.
-
-    Attributes:
-        started: when it was asked for, by ``time.perf_counter``; so are ``first`` and ``last``.
-        first: when the first text came, or None.
-        usage: the server's count of tokens, empty until the stream's end.
-    """
-
-    started: float = field(default_factory=time.perf_counter)
-    parts: list[str] = field(default_factory=list)
-    first: float | None = None
-    last: float = 0.0
-    usage: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def text(self) -> str:
-        """All that has come so far."""
-        return "".join(self.parts)
-
-    def add(self, event: dict[str, Any]) -> str:
-        """Take in one event of either endpoint and return its text."""
-        self.usage = event.get("usage") or self.usage
-        text = "".join(_text(choice) for choice in event.get("choices") or ())
-        if text:
-            self.last = time.perf_counter()
-            self.first = self.first or self.last
-            self.parts.append(text)
-        return text
-
-    def summary(self) -> str:
-        """Tokens, speed and cache hits in one line; nothing if the server did not count."""
-        tokens = self.usage.get("completion_tokens") or 0
-        if not tokens or self.first is None:
-            return ""
-        facts = [f"{tokens} tokens", f"first after {self.first - self.started:.2f} s"]
-        if self.last > self.first and tokens > 1:
-            facts.append(f"{(tokens - 1) / (self.last - self.first):.1f} tokens/s")
-        cached = (self.usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-        if cached is not None:
-            facts.append(f"{cached} of {self.usage.get('prompt_tokens')} prompt tokens cached")
-        return ", ".join(facts)
-
-
-def _text(choice: dict[str, Any]) -> str:
-    return str((choice.get("delta") or {}).get("content") or choice.get("text") or "")
-
-
-def chat(remote: RemoteOptions, draw: DrawOptions, options: ChatOptions) -> int:
-    """Talk until the end of the input. Ctrl-C stops an answer, Ctrl-D leaves. Returns the exit code."""
+def chat(remote: RemoteOptions, sampling: SamplingOptions, options: ChatOptions) -> int:
+    """Chat until the end of the input. Ctrl-C stops an answer, Ctrl-D leaves. Returns the exit code."""
     with asyncio.Runner() as runner, _connected(runner, remote) as server:
         messages: list[dict[str, str]] = []
         if options.system is not None:
             messages.append({"role": "system", "content": options.system})
         if _in_terminal():
             _dim(f"{server.model}. Ctrl-C stops an answer, Ctrl-D leaves.")
-        fields = _fields(draw, options.max_tokens)
+        fields = _fields(sampling, options.max_tokens)
         for line in _lines():
             messages.append({"role": "user", "content": line})
-            answer = TerminalAnswer()
+            pieces: list[str] = []
             try:
-                answered = _ask(runner, server, "chat/completions", {"messages": messages, **fields}, answer)
+                succeeded = _stream_answer(runner, server, "chat/completions", {"messages": messages, **fields}, pieces)
             except KeyboardInterrupt:
-                answered = True
-                _dim("\n(stopped)" if answer.parts else "(stopped)")
-            if answered:
-                messages.append({"role": "assistant", "content": answer.text})
+                succeeded = True
+                _dim("\n(stopped)" if pieces else "(stopped)")
+            if succeeded:
+                messages.append({"role": "assistant", "content": "".join(pieces)})
             else:
                 messages.pop()
     return 0
 
 
-def complete(remote: RemoteOptions, draw: DrawOptions, options: CompleteOptions) -> int:
+def complete(remote: RemoteOptions, sampling: SamplingOptions, options: CompleteOptions) -> int:
     """Continue one text. Returns the exit code."""
     if options.prompt is None and sys.stdin.isatty():
         raise ConfigError("give the text to continue as an argument or on standard input.")
     prompt = sys.stdin.read() if options.prompt is None else options.prompt
     with asyncio.Runner() as runner, _connected(runner, remote) as server:
-        body = {"prompt": prompt, **_fields(draw, options.max_tokens)}
-        answered = _ask(runner, server, "completions", body, TerminalAnswer())
-    return 0 if answered else 1
+        body = {"prompt": prompt, **_fields(sampling, options.max_tokens)}
+        succeeded = _stream_answer(runner, server, "completions", body, [])
+    return 0 if succeeded else 1
 
 
-def _fields(draw: DrawOptions, max_tokens: int | None) -> dict[str, Any]:
-    """The fields of the request that were given."""
-    chosen = {"temperature": draw.temperature, "top_p": draw.top_p, "seed": draw.seed, "max_tokens": max_tokens}
-    return {name: value for name, value in chosen.items() if value is not None}
+def _fields(sampling: SamplingOptions, max_tokens: int | None) -> dict[str, Any]:
+    """Return the request fields of the given options."""
+    fields = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "seed": sampling.seed,
+        "max_tokens": max_tokens,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 @contextlib.contextmanager
-def _connected(runner: asyncio.Runner, options: RemoteOptions) -> Iterator[Remote]:
-    """A session that lives as long as the block, for several uses of the runner."""
-    connection = Remote.connect(options)
+def _connected(runner: asyncio.Runner, options: RemoteOptions) -> Iterator[RemoteServer]:
+    """Connect for the block, for several calls of the runner."""
+    connection = RemoteServer.connect(options)
     server = runner.run(connection.__aenter__())
     try:
         yield server
@@ -120,7 +74,7 @@ def _connected(runner: asyncio.Runner, options: RemoteOptions) -> Iterator[Remot
 
 
 def _lines() -> Iterator[str]:
-    """What the user types, until the end; a line that is empty or interrupted is asked for again."""
+    """Yield the lines of the input until its end; empty and interrupted lines are skipped."""
     if _in_terminal():
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  (arrow keys and history for input())
@@ -138,24 +92,36 @@ def _lines() -> Iterator[str]:
             yield line
 
 
-def _ask(runner: asyncio.Runner, server: Remote, path: str, body: dict[str, Any], answer: TerminalAnswer) -> bool:
-    """Print the answer as it comes into ``answer``. False, and the reason on standard error, if the server failed."""
-    try:
-        runner.run(_print(server, path, body, answer))
-    except RemoteError as error:
-        print(f"{chr(10) if answer.parts else ''}rootgraft: {error}", file=sys.stderr)
+def _stream_answer(
+    runner: asyncio.Runner, server: RemoteServer, path: str, body: dict[str, Any], pieces: list[str]
+) -> bool:
+    """Print the answer and append it to ``pieces`` as it arrives. If the server fails, print the error: False."""
+
+    def on_text(text: str) -> None:
+        pieces.append(text)
+        print(text.translate(_CONTROLS) if sys.stdout.isatty() else text, end="", flush=True)
+
+    timing = runner.run(timed(server, path, body, on_text))
+    if timing.error is not None:
+        print(f"{chr(10) if pieces else ''}rootgraft: {timing.message}", file=sys.stderr)
         return False
-    if not answer.text.endswith("\n"):
+    if not pieces or not pieces[-1].endswith("\n"):
         print()
-    if _in_terminal() and (summary := answer.summary()):
-        _dim(summary)
+    if _in_terminal() and (line := summary(timing)):
+        _dim(line)
     return True
 
 
-async def _print(server: Remote, path: str, body: dict[str, Any], answer: TerminalAnswer) -> None:
-    async for event in server.stream(path, body):
-        if text := answer.add(event):
-            print(text.translate(_CONTROLS) if sys.stdout.isatty() else text, end="", flush=True)
+def summary(timing: Timing) -> str:
+    """Tokens, speed and cache hits in one line; empty if the server reports no usage."""
+    if not timing.prompt or timing.ttft is None:
+        return ""
+    parts = [f"{timing.completion} tokens", f"first after {timing.ttft:.2f} s"]
+    if timing.tpot:
+        parts.append(f"{1 / timing.tpot:.1f} tokens/s")
+    if timing.cached is not None:
+        parts.append(f"{timing.cached} of {timing.prompt} prompt tokens cached")
+    return ", ".join(parts)
 
 
 def _in_terminal() -> bool:

@@ -22,9 +22,8 @@ from ..protocol.completions import CompletionRequest
 from ..protocol.sampling import SamplingFields
 from ..protocol.tools import Tool
 from ..structured.output_format import OutputFormat, requested_format
+from ..structured.tool_formats import Dialect, for_dialect
 from ..structured.tool_output import tool_output_format
-from ..tools.tool_formats import Dialect
-from ..tools.tool_messages import for_dialect
 from .completion_answers import EchoedPrompt
 from .logprob_formats import Unscored
 
@@ -66,8 +65,8 @@ async def chat_request(
             owner=_owner(body, caller),
         )
         # The engine always draws one token; where none is asked for, it is dropped again, and has no form.
-        asked = 1 if body.is_silent else body.asked_tokens
-        output_format = None if body.is_silent else output_format
+        asked = 1 if body.is_prefill_only else body.max_new_tokens
+        output_format = None if body.is_prefill_only else output_format
         max_tokens = async_engine.resolve_max_tokens(len(tokens), asked)
         params = body.sampling(max_tokens, body.num_logprobs, body.prompt_logprobs)
         grammar = None if output_format is None else output_format.spec
@@ -186,7 +185,7 @@ def _text_request(
         grammar=grammar,
         tenant=caller.key.tenant,
         cache_tenant=caller.cache_tenant,
-        priority=caller.band(body.band),
+        priority=caller.band(body.priority_class),
         timeout=caller.timeout,
         session=body.prompt_cache_key or "",
         pin_seconds=body.pin_seconds,

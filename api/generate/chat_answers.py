@@ -10,8 +10,7 @@ import orjson
 
 from ..observe.token_usage import UsageCount, finish_reason, min_completion_tokens, usage_body
 from ..protocol.chat import ChatRequest
-from ..tools.tool_parser import Arguments, CallStart, Content, Event, ToolParser, read_calls
-from ..tools.tool_plan import ToolPlan
+from ..structured.tool_parser import Arguments, CallStart, Content, Event, ToolParser, ToolPlan, read_calls
 from .collect import Answer
 from .envelope import Envelope
 from .logprob_formats import chat_logprobs, prompt_logprobs
@@ -70,7 +69,7 @@ async def chat_events(
 ) -> AsyncGenerator[bytes, None]:
     """The answer in events: role, content and calls, finish reason of each choice, usage if asked for, DONE."""
     chunks = _Chunks(request, head, num_prompt, plan)
-    usage = UsageCount(drop_completion=request.is_silent)
+    usage = UsageCount(drop_completion=request.is_prefill_only)
     async with aclosing(deltas) as stream:
         async for _, several in stream:
             events = []

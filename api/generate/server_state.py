@@ -22,8 +22,8 @@ from ..observe.engine_watch import EngineWatch
 from ..observe.metrics import Metrics
 from ..observe.usage_ledger import UsageLedger
 from ..storage.response_store import ResponseStore
-from ..structured.output_validators import OutputValidators
-from ..tools.tool_formats import Dialect, dialect_of
+from ..structured.output_check import OutputValidators
+from ..structured.tool_formats import Dialect, dialect_of
 
 if TYPE_CHECKING:
     from ...engine.serving.async_engine import AsyncEngine

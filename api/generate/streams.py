@@ -129,10 +129,10 @@ async def _watched(state: ServerState, deltas: Deltas, output_format: OutputForm
     """Refusals name the request's field, and answers that break the promise end in ``error``."""
     net = OutputCheck(output_format, state.validators)
     try:
-        with output_format.blaming():
+        with output_format.locating_errors():
             async with aclosing(deltas) as stream:
                 async for prompt, several in stream:
-                    yield prompt, await net.judge(prompt, several)
+                    yield prompt, await net.check(prompt, several)
     finally:
         state.metrics.count_broken(net.num_broken)
 

@@ -1,1 +1,1 @@
-"""The shapes of requests and answers, strict in types and complete in names."""
+"""Request bodies as pydantic models: strict types; every known field is supported, ignored or refused by name."""

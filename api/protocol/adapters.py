@@ -1,4 +1,4 @@
-"""Bodies of the routes that load and unload adapters: vLLM's."""
+"""Request bodies of vLLM's routes to load and unload LoRA adapters."""
 
 from __future__ import annotations
 

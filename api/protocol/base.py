@@ -1,4 +1,4 @@
-"""What all request models share: strict types, null means absent, and no field that is silently passed over."""
+"""Base of request models: strict types, null means absent, unsupported fields are ignored or refused by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...engine.errors import RequestError
 
 
 class StrictModel(BaseModel):
-    """A JSON object with known fields only. An explicit null is the same as leaving the field out."""
+    """A JSON object with known fields only. An explicit null equals an absent field."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -27,29 +27,29 @@ class StrictModel(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A field that would change the answer in a way that is not implemented.
+    """Refusal of a field that is not implemented.
 
     Attributes:
         reason: a sentence for the client.
-        neutral: values that ask for nothing, and are taken.
+        neutral: accepted values, which do not change the answer.
     """
 
     reason: str
     neutral: tuple[Any, ...] = ()
 
     def allows(self, value: Any) -> bool:
-        """Whether the value asks for nothing. True is not 1 here, and an object's nulls are absent."""
+        """Whether the value is neutral. True does not equal 1, and nulls in an object are absent."""
         if isinstance(value, dict):
             value = {name: entry for name, entry in value.items() if entry is not None}
-        return any(type(value) is type(known) and value == known for known in self.neutral)
+        return any(type(value) is type(neutral) and value == neutral for neutral in self.neutral)
 
 
 class RequestModel(StrictModel):
     """The body of a request.
 
     Attributes:
-        ignored: fields of OpenAI's that never change the answer: taken, whatever they hold, and left alone.
-        refused: fields that would change it: refused by name unless their value asks for nothing.
+        ignored: fields that never change the answer: accepted with any value.
+        refused: fields that would change it: refused by name unless their value is neutral.
     """
 
     ignored: ClassVar[frozenset[str]] = frozenset()
@@ -57,7 +57,7 @@ class RequestModel(StrictModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _screen(cls, data: Any) -> Any:
+    def _drop_unsupported(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
         kept = {name: value for name, value in data.items() if name not in cls.ignored}
@@ -71,12 +71,12 @@ class RequestModel(StrictModel):
 
 
 def string_or_list(value: Any) -> str | None:
-    """Discriminator of a field with two forms. Names in ``<>`` stay out of an error's ``param``."""
+    """Discriminator of a field that is a string or a list. Names in ``<>`` are left out of an error's ``param``."""
     if isinstance(value, str):
         return "<string>"
     return "<list>" if isinstance(value, list) else None
 
 
-def rejected(what: str, *field: str | int) -> PydanticCustomError:
-    """An error inside a validator: ``what`` follows the field's name in the sentence, ``field`` leads on from it."""
-    return PydanticCustomError("rejected", what, {"field": field})
+def rejected(reason: str, *field: str | int) -> PydanticCustomError:
+    """Error for a validator: the field's name and ``reason``; ``field`` is a path below that field."""
+    return PydanticCustomError("rejected", reason, {"field": field})

@@ -1,4 +1,4 @@
-"""Bodies of ``/v1/batches``, and the form of an upload to ``/v1/files``."""
+"""Request body of ``/v1/batches``, and ``expires_after`` of uploads to ``/v1/files``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_EXPIRY = 30 * 86400
 
 
 class ExpiresAfter(StrictModel):
-    """When a file is to be forgotten, in seconds after it was made."""
+    """Expiry of a file, in seconds after its creation."""
 
     anchor: Literal["created_at"]
     seconds: Annotated[int, Field(ge=MIN_EXPIRY, le=MAX_EXPIRY)]

@@ -1,4 +1,4 @@
-"""The body of ``POST /v1/chat/completions``."""
+"""Request body of ``POST /v1/chat/completions``."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ TemplateKwargs = Annotated[dict[str, Any], AfterValidator(check_template_kwargs)
 
 
 class ChatRequest(StructuredFields):
-    """OpenAI's fields that change the answer and vLLM's extras that are implemented.
+    """OpenAI's fields and the implemented extensions of vLLM.
 
-    ``max_tokens`` may be 0: the prompt is computed, so that it is in the cache.
+    ``max_tokens`` may be 0: prefill only, which puts the prompt into the prefix cache.
     """
 
     ignored: ClassVar[frozenset[str]] = IGNORED - {"parallel_tool_calls"}
@@ -55,7 +55,7 @@ class ChatRequest(StructuredFields):
             raise rejected("may only be given where 'logprobs' is true", "top_logprobs")
         if self.max_completion_tokens is not None and self.max_tokens not in (None, self.max_completion_tokens):
             raise rejected("contradicts 'max_completion_tokens'", "max_tokens")
-        if self.is_silent and self.min_tokens > 0:
+        if self.is_prefill_only and self.min_tokens > 0:
             raise rejected("contradicts 'max_tokens'", "min_tokens")
         check_tools(self.tools, self.tool_choice)
         if self.tools and self.include_stop_str_in_output:
@@ -64,23 +64,21 @@ class ChatRequest(StructuredFields):
         return self
 
     @property
-    def asked_tokens(self) -> int | None:
-        """The limit on new tokens, by either name."""
+    def max_new_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
-    def is_silent(self) -> bool:
-        """Whether the prompt is to be computed and nothing generated: the limit on new tokens is 0."""
-        return self.asked_tokens == 0
+    def is_prefill_only(self) -> bool:
+        return self.max_new_tokens == 0
 
     @property
     def num_logprobs(self) -> int | None:
-        """None for no logprobs, else how many of the best tokens to list beside each."""
+        """Number of top logprobs per token; None for no logprobs."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
 def check_continuation(messages: list[ChatMessage], add_generation_prompt: bool | None, continue_final: bool) -> None:
-    """The last message is continued, or a new one begun, but not both; only the assistant's can be continued."""
+    """Refuse to continue the last message and begin a new one, or to continue a message not the assistant's."""
     if continue_final and add_generation_prompt:
         raise rejected("contradicts 'add_generation_prompt'", "continue_final_message")
     if continue_final and (messages[-1].role != "assistant" or not messages[-1].text):

@@ -1,4 +1,4 @@
-"""The messages of a conversation, and their form for the chat template."""
+"""Chat messages of a request, and their conversion for the chat template."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _PART_KINDS = {"image_url": "images", "input_audio": "audio", "file": "files", "
 
 def _check_part(value: Any) -> Any:
     if isinstance(value, dict) and (kind := value.get("type")) != "text" and isinstance(kind, str):
-        what = _PART_KINDS.get(kind, "this kind of part")
-        raise rejected(f"must be 'text': {what} cannot be taken", "type")
+        name = _PART_KINDS.get(kind, "this kind of part")
+        raise rejected(f"must be 'text': {name} cannot be taken", "type")
     return value
 
 
 class CacheBreakpoint(StrictModel):
-    """OpenAI's mark of a reusable prefix. Left alone: every prefix is reusable here, to the token."""
+    """OpenAI's mark of a reusable prefix. Ignored: the prefix cache reuses every prefix, to the token."""
 
     mode: Literal["explicit"]
     ttl: Literal["30m", "12h"] | None = None
 
 
 class TextPart(StrictModel):
-    """A piece of text. The pieces of one message are joined with nothing between them."""
+    """A text part. The parts of a message are concatenated."""
 
     type: Literal["text"]
     text: str
@@ -53,13 +53,13 @@ Content = Annotated[
 
 
 class FunctionCall(StrictModel):
-    """A function that the model called in an earlier turn. ``arguments`` is the text that it wrote."""
+    """A function call of an earlier turn. ``arguments`` is the generated text."""
 
     name: Name
     arguments: str = ""
 
     def for_template(self) -> dict[str, Any]:
-        """Arguments as an object, as templates want them; as text where the model wrote no JSON object."""
+        """Arguments as an object for the chat template; as text if they are not a JSON object."""
         try:
             arguments = orjson.loads(self.arguments or "{}")
         except orjson.JSONDecodeError:
@@ -68,7 +68,7 @@ class FunctionCall(StrictModel):
 
 
 class ToolCall(StrictModel):
-    """A tool call of an earlier turn. Streams number calls by ``index``, which clients may send back."""
+    """A tool call of an earlier turn. Clients may send back the ``index`` of streamed calls."""
 
     id: Name | None = None
     type: Literal["function"] = "function"
@@ -77,7 +77,7 @@ class ToolCall(StrictModel):
 
 
 class ChatMessage(StrictModel):
-    """One message. What an earlier answer of ours held may be sent back as it was."""
+    """A message. All fields of our answers may be sent back."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
@@ -99,13 +99,10 @@ class ChatMessage(StrictModel):
 
     @property
     def text(self) -> str | None:
-        """The content as one string."""
-        if isinstance(self.content, list):
-            return "".join(part.text for part in self.content)
-        return self.content
+        return "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates know it; ``developer`` is OpenAI's newer name of ``system``."""
+        """The message for the chat template; ``developer`` is OpenAI's newer name of ``system``."""
         message: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
             "content": self.text,
@@ -122,7 +119,7 @@ class ChatMessage(StrictModel):
 
 
 def check_template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Refuse what a template gets from elsewhere, and anything but scalars: a template need not be safe with those."""
+    """Refuse names that the server sets, and values other than scalars, which templates may not handle safely."""
     if len(kwargs) > MAX_TEMPLATE_KWARGS:
         raise rejected(f"must have at most {MAX_TEMPLATE_KWARGS} entries")
     for key, value in kwargs.items():
@@ -148,7 +145,7 @@ _RESERVED = {
 
 
 def for_template(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """All messages as chat templates know them. Results get the names of their calls, which some templates need."""
+    """All messages for the chat template. Tool results get the names of their calls, which some templates need."""
     names = {call.id: call.function.name for message in messages for call in message.tool_calls if call.id}
     rendered = [message.for_template() for message in messages]
     for message in rendered:

@@ -1,4 +1,4 @@
-"""The body of ``POST /v1/completions``."""
+"""Request body of ``POST /v1/completions``."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ Prompt = Annotated[
 
 
 class CompletionRequest(StructuredFields):
-    """OpenAI's fields that change the answer and vLLM's extras that are implemented.
+    """OpenAI's fields and the implemented extensions of vLLM.
 
-    ``max_tokens`` may be 0: the prompt is computed, and scored if ``echo`` and ``logprobs`` ask for it, from the token
-    at ``logprob_start_len`` on.
+    ``max_tokens`` may be 0: prefill only. With ``echo`` and ``logprobs`` the prompt is scored, from the token at
+    ``logprob_start_len`` on.
     """
 
     refused: ClassVar[Mapping[str, Refusal]] = {
@@ -68,12 +68,12 @@ class CompletionRequest(StructuredFields):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """The prompts as a list, whatever form they came in."""
+        """The prompts as a list."""
         if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
             return [self.prompt]
         return cast(list[str | list[int]], self.prompt)
 
     @property
     def echoed_logprobs(self) -> int | None:
-        """How many logprobs the prompt's tokens need for ``echo``."""
+        """Number of top logprobs per prompt token for ``echo``; None for none."""
         return self.logprobs if self.echo else None

@@ -1,4 +1,4 @@
-"""The items of a response's ``input``: messages, function calls, their outputs, and references to earlier items."""
+"""Input items of the responses API: messages, function calls, their outputs, references to stored items."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_ITEMS = 4096
 
 _PART_KINDS = {"input_image": "images", "input_file": "files", "input_audio": "audio", "refusal": "refusals"}
 _TEXT_PARTS = ("input_text", "output_text", "text")
-_FORMS = {
+_ITEM_TAGS = {
     "message": "<message>",
     "function_call": "<call>",
     "function_call_output": "<output>",
@@ -25,13 +25,13 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 def _check_part(value: Any) -> Any:
     if isinstance(value, dict) and isinstance(kind := value.get("type"), str) and kind not in _TEXT_PARTS:
-        what = _PART_KINDS.get(kind, "this kind of part")
-        raise rejected(f"must be 'input_text' or 'output_text': {what} cannot be taken", "type")
+        name = _PART_KINDS.get(kind, "this kind of part")
+        raise rejected(f"must be 'input_text' or 'output_text': {name} cannot be taken", "type")
     return value
 
 
-class TextPart(StrictModel):
-    """A piece of text of either side. What came with it in an answer of ours may be sent back, and is left alone."""
+class ResponseTextPart(StrictModel):
+    """A text part of input or output. Annotations and logprobs of our answers may be sent back and are ignored."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
@@ -41,20 +41,20 @@ class TextPart(StrictModel):
 
 
 Texts = Annotated[
-    Annotated[str, Tag("<string>")] | Annotated[list[Annotated[TextPart, BeforeValidator(_check_part)]], Tag("<list>")],
+    Annotated[str, Tag("<string>")]
+    | Annotated[list[Annotated[ResponseTextPart, BeforeValidator(_check_part)]], Tag("<list>")],
     Discriminator(
         string_or_list, custom_error_type="rejected", custom_error_message="must be a string or a list of text parts"
     ),
 ]
 
 
-def text_of(content: str | list[TextPart]) -> str:
-    """The content as one string."""
+def text_of(content: str | list[ResponseTextPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 class MessageItem(StrictModel):
-    """A message of any side. ``phase`` is a mark of OpenAI's models, which ours do not read."""
+    """A message. ``phase`` is for OpenAI's models and is ignored."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
@@ -65,7 +65,7 @@ class MessageItem(StrictModel):
 
 
 class CallItem(StrictModel):
-    """A function that the model called in an earlier turn."""
+    """A function call of an earlier turn."""
 
     type: Literal["function_call"]
     call_id: str
@@ -76,7 +76,7 @@ class CallItem(StrictModel):
 
 
 class OutputItem(StrictModel):
-    """What a call gave."""
+    """The result of a function call."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -86,20 +86,20 @@ class OutputItem(StrictModel):
 
 
 class ReferenceItem(StrictModel):
-    """An item of an earlier response that is stored here, by its id."""
+    """Reference to an item of a stored response, by id."""
 
     type: Literal["item_reference"] = "item_reference"
     id: str
 
 
 def _item_form(value: Any) -> str | None:
-    """Discriminator: items of clients often have no type, and a message is known by its role then."""
+    """Discriminator: an item without a type is a message if it has a role, else a reference if it has an id."""
     if not isinstance(value, dict):
         return None
     if value.get("type") is None:
         return "<message>" if "role" in value else "<reference>" if "id" in value else None
     kind = value["type"]
-    return _FORMS.get(kind) if isinstance(kind, str) else None
+    return _ITEM_TAGS.get(kind) if isinstance(kind, str) else None
 
 
 InputItem = Annotated[

@@ -1,4 +1,4 @@
-"""The body of ``POST /v1/responses``."""
+"""Request body of ``POST /v1/responses``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from pydantic import AfterValidator, BeforeValidator, Field, Tag, model_validato
 
 from ...engine.types import MAX_LOGPROBS
 from .base import Refusal, RequestModel, StrictModel, rejected
-from .caching import CacheControl, CacheKey
 from .chat import TemplateKwargs
 from .response_items import Input
-from .sampling import ModelName, PriorityName, Salt, Stop
+from .sampling import CacheControl, CacheKey, ModelName, PriorityName, Salt, Stop
 from .structured import Schema
-from .tools import BY_CHOICE_FORM, MAX_TOOLS
+from .tools import BY_CHOICE_FORM, MAX_TOOLS, check_tool_type
 
 LOGPROBS = "message.output_text.logprobs"
 MAX_METADATA = 16
@@ -23,7 +22,7 @@ MAX_METADATA_VALUE = 512
 
 
 def check_metadata(metadata: dict[str, str]) -> dict[str, str]:
-    """The metadata, if it keeps to OpenAI's bounds."""
+    """Validate the metadata against OpenAI's limits."""
     if len(metadata) > MAX_METADATA:
         raise rejected(f"must have at most {MAX_METADATA} keys")
     for key, value in metadata.items():
@@ -34,14 +33,8 @@ def check_metadata(metadata: dict[str, str]) -> dict[str, str]:
     return metadata
 
 
-def _check_kind(value: Any) -> Any:
-    if isinstance(value, dict) and isinstance(kind := value.get("type"), str) and kind != "function":
-        raise rejected("must be 'function': other kinds of tools are not supported", "type")
-    return value
-
-
 class TextFormat(StrictModel):
-    """The form of the answer. It holds a schema whether it is ``strict`` or not."""
+    """Output format of the answer. A schema is enforced whether it is ``strict`` or not."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -59,14 +52,14 @@ class TextFormat(StrictModel):
 
 
 class TextConfig(StrictModel):
-    """What the text shall be like."""
+    """Options of the answer's text."""
 
     format: TextFormat = Field(default_factory=lambda: TextFormat(type="text"))
     verbosity: Literal["medium"] | None = None
 
 
 class FunctionTool(StrictModel):
-    """A function that the model may call. Arguments hold ``parameters`` whether it is ``strict`` or not."""
+    """A function tool. ``parameters`` is enforced whether it is ``strict`` or not."""
 
     type: Literal["function"]
     name: str
@@ -75,18 +68,18 @@ class FunctionTool(StrictModel):
     strict: bool | None = None
 
 
-Tools = Annotated[list[Annotated[FunctionTool, BeforeValidator(_check_kind)]], Field(max_length=MAX_TOOLS)]
+Tools = Annotated[list[Annotated[FunctionTool, BeforeValidator(check_tool_type)]], Field(max_length=MAX_TOOLS)]
 
 
 class NamedFunction(StrictModel):
-    """One function, and a call of it."""
+    """Forces a call of one function."""
 
     type: Literal["function"]
     name: str
 
 
 class AllowedFunctions(StrictModel):
-    """Some of the tools, to be called or left alone."""
+    """Restricts the choice to some of the tools."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -100,7 +93,7 @@ Choice = Annotated[
     BY_CHOICE_FORM,
 ]
 
-# What OpenAI can include. But for logprobs there is none of it here, so that including it changes nothing.
+# OpenAI's values of include. All but logprobs concern features that are not implemented and change nothing.
 Includable = Literal[
     "file_search_call.results",
     "web_search_call.results",
@@ -114,13 +107,13 @@ Includable = Literal[
 
 
 class ResponseStreamOptions(StrictModel):
-    """``include_obfuscation`` is taken and left alone: nothing is padded here."""
+    """``include_obfuscation`` is ignored: streams are not padded."""
 
     include_obfuscation: bool = False
 
 
 class ResponseRequest(RequestModel):
-    """OpenAI's fields that change the answer or come back with it, and some of vLLM's extras."""
+    """OpenAI's fields that change the answer or are repeated in it, and some of vLLM's extensions."""
 
     ignored: ClassVar[frozenset[str]] = frozenset(
         {"max_tool_calls", "prompt_cache_options", "prompt_cache_retention", "service_tier"}
@@ -183,5 +176,5 @@ class ResponseRequest(RequestModel):
 
     @property
     def num_logprobs(self) -> int | None:
-        """None for no logprobs, else how many of the best tokens to list beside each."""
+        """Number of top logprobs per token; None for no logprobs."""
         return self.top_logprobs if self.top_logprobs or LOGPROBS in self.include else None

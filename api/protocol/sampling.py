@@ -1,4 +1,4 @@
-"""The fields that chat and completions share: how tokens are drawn, when they stop, how the answer travels."""
+"""Request fields shared by chat and completions: sampling, stopping, caching, priority, streaming."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from ...engine.types import MAX_LOGPROBS, Priority, SamplingParams
+from ...engine.types import MAX_LOGPROBS, MAX_PIN_SECONDS, MAX_SESSION_NAME, Priority, SamplingParams
 from .base import Refusal, RequestModel, StrictModel, rejected, string_or_list
-from .caching import CacheControl, CacheKey, seconds_of
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 _PRINTABLE = re.compile(r"[\x20-\x7e]{1,128}")
+_TTL = re.compile(r"([1-9][0-9]{0,4})([smh])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 PriorityName = Literal["realtime", "interactive", "batch"]
 MAX_MODEL_NAME = 256
@@ -35,7 +36,6 @@ IGNORED = frozenset(
 
 
 def priority_of(name: PriorityName) -> Priority:
-    """The band of this name."""
     return Priority[name.upper()]
 
 
@@ -61,12 +61,36 @@ Stop = Annotated[
 ]
 
 
+CacheKey = Annotated[str, Field(max_length=MAX_SESSION_NAME)]
+
+
+def seconds_of(ttl: str) -> int:
+    """Parse a duration such as ``90s``, ``5m`` or ``1h`` into seconds. Raises ValueError."""
+    match = _TTL.fullmatch(ttl)
+    if match is None:
+        raise ValueError(f"no time: {ttl!r}")
+    return int(match[1]) * _SECONDS[match[2]]
+
+
+def _check_ttl(ttl: str) -> str:
+    if not _TTL.fullmatch(ttl) or seconds_of(ttl) > MAX_PIN_SECONDS:
+        raise rejected("must be a time such as '90s', '5m' or '1h', of at most 24 hours")
+    return ttl
+
+
+class CacheControl(StrictModel):
+    """Pin the whole prompt in the prefix cache (Anthropic's ``cache_control``), until ``ttl`` after the answer."""
+
+    type: Literal["ephemeral"]
+    ttl: Annotated[str, AfterValidator(_check_ttl)] = "5m"
+
+
 class StreamOptions(StrictModel):
-    """What a stream carries besides the answer.
+    """Options of a stream.
 
     Attributes:
-        include_obfuscation: taken and left alone: nothing is padded here.
-        continuous_usage_stats: the counts so far in every chunk (vLLM's).
+        include_obfuscation: ignored, streams are not padded.
+        continuous_usage_stats: usage so far in every chunk (vLLM's).
     """
 
     include_usage: bool = False
@@ -75,7 +99,7 @@ class StreamOptions(StrictModel):
 
 
 class SamplingFields(RequestModel):
-    """Fields of chat and completions alike. Their bounds are checked by ``Frontend.check``."""
+    """Fields shared by chat and completions. Their bounds are checked by ``AsyncEngine.check``."""
 
     ignored: ClassVar[frozenset[str]] = IGNORED
     refused: ClassVar[Mapping[str, Refusal]] = {
@@ -118,33 +142,28 @@ class SamplingFields(RequestModel):
 
     @property
     def include_usage(self) -> bool:
-        """Whether the stream ends in a chunk with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether each chunk carries the counts so far."""
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """``stop`` as a tuple, whichever form it came in."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
     def pin_seconds(self) -> float:
-        """How long ``cache_control`` pins the prompt, 0 where it is not given."""
         return 0.0 if self.cache_control is None else float(seconds_of(self.cache_control.ttl))
 
     @property
-    def band(self) -> Priority | None:
-        """The band that ``priority`` asks for."""
+    def priority_class(self) -> Priority | None:
         return None if self.priority is None else priority_of(self.priority)
 
     def sampling(
         self, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None, logprob_start_len: int = 0
     ) -> SamplingParams:
-        """The parameters for the engine; the arguments are what chat and completions spell differently."""
+        """Sampling parameters for the engine; the arguments are named differently in chat and completions."""
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=self.temperature,

@@ -1,4 +1,4 @@
-"""The fields that ask for an answer of a certain form: OpenAI's, vLLM's, and older spellings of both engines'."""
+"""Request fields for structured output: response_format, structured_outputs, guided_*, regex, ebnf."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from .base import StrictModel, rejected
 from .sampling import SamplingFields
 
 
-def check_schema(value: Any) -> Any:
-    """A JSON Schema as parsed JSON: an object or a boolean."""
+def _check_schema(value: Any) -> Any:
     if not isinstance(value, dict | bool):
         raise rejected("must be a JSON Schema: an object or a boolean")
     return value
@@ -29,12 +28,12 @@ def _check_tag(value: Any) -> Any:
     return value
 
 
-Schema = Annotated[Any, AfterValidator(check_schema)]
+Schema = Annotated[Any, AfterValidator(_check_schema)]
 SchemaOrText = Annotated[Any, AfterValidator(_check_schema_or_text)]
 
 
 class JsonSchemaFormat(StrictModel):
-    """A schema with the name that OpenAI's clients give it. The answer holds it whether it is ``strict`` or not."""
+    """A named schema. It is enforced whether it is ``strict`` or not."""
 
     name: str | None = None
     description: str | None = None
@@ -43,7 +42,7 @@ class JsonSchemaFormat(StrictModel):
 
 
 class ResponseFormat(StrictModel):
-    """OpenAI's field, with XGrammar's structural tags in their present form (``format``) and the older one."""
+    """OpenAI's ``response_format``, with XGrammar's structural tags in the current (``format``) and older syntax."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
@@ -72,12 +71,11 @@ class ResponseFormat(StrictModel):
             raise rejected("is required beside 'structures', and only there", "triggers")
 
     def tag(self) -> dict[str, Any]:
-        """The structural tag, without its type."""
         return self.model_dump(include={"format", "structures", "triggers"}, exclude_none=True)
 
 
 class StructuredOutputs(StrictModel):
-    """vLLM's field: exactly one of these."""
+    """vLLM's ``structured_outputs``: exactly one of the fields."""
 
     json_: SchemaOrText | None = Field(default=None, alias="json")
     regex: str | None = None
@@ -96,20 +94,20 @@ class StructuredOutputs(StrictModel):
 
     @property
     def given(self) -> list[str]:
-        """The names of the entries that ask for something."""
+        """Names of the fields that are set."""
         values = {name.rstrip("_"): getattr(self, name) for name in type(self).model_fields}
         values["json_object"] = values["json_object"] or None
         return [name for name, value in values.items() if value is not None]
 
 
-_FORMS = (
+_FORMAT_FIELDS = (
     *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     *("regex", "ebnf"),
 )
 
 
 class StructuredFields(SamplingFields):
-    """What chat and completions share beyond sampling. At most one of these fields may ask for a form."""
+    """Structured output fields of chat and completions, at most one of which may be set."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -121,8 +119,8 @@ class StructuredFields(SamplingFields):
     ebnf: str | None = None
 
     @model_validator(mode="after")
-    def _check_one_form(self) -> StructuredFields:
-        fields = self.form_fields
+    def _check_one_format(self) -> StructuredFields:
+        fields = self.format_fields
         if len(fields) > 1:
             raise rejected(f"contradicts '{fields[0]}'", fields[1])
         if fields and self.include_stop_str_in_output:
@@ -130,8 +128,8 @@ class StructuredFields(SamplingFields):
         return self
 
     @property
-    def form_fields(self) -> list[str]:
-        """The fields that ask for a form."""
-        given = [name for name in _FORMS if getattr(self, name) is not None]
+    def format_fields(self) -> list[str]:
+        """Names of the fields that set an output format."""
+        given = [name for name in _FORMAT_FIELDS if getattr(self, name) is not None]
         plain = self.response_format is not None and self.response_format.type == "text"
         return [name for name in given if not (plain and name == "response_format")]

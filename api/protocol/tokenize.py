@@ -1,4 +1,4 @@
-"""The bodies of ``POST /tokenize`` and ``POST /detokenize``, as vLLM has them."""
+"""Request bodies of vLLM's ``POST /tokenize`` and ``POST /detokenize``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MAX_TOKENS = 1 << 20
 
 
 class TokenizeRequest(RequestModel):
-    """A text, or a conversation to be put through the chat template first.
+    """A text, or a conversation for the chat template.
 
-    ``add_special_tokens`` is true by default for a text, and false for a conversation, whose template adds its own.
+    ``add_special_tokens`` defaults to true for a text, and to false for a conversation, whose template adds them.
     """
 
     model: ModelName | None = None

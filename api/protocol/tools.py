@@ -1,4 +1,4 @@
-"""The tools of a request, and which of them may or must be called."""
+"""Request fields ``tools`` and ``tool_choice``."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ def _check_parameters(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def _check_kind(value: Any) -> Any:
+def check_tool_type(value: Any) -> Any:
+    """Refuse tools other than functions, before the fields are validated."""
     if isinstance(value, dict) and isinstance(kind := value.get("type"), str) and kind != "function":
         raise rejected("must be 'function': other kinds of tools are not supported", "type")
     return value
 
 
 class FunctionName(StrictModel):
-    """The function of a choice."""
+    """Name of the chosen function."""
 
     name: str
 
 
 class Function(StrictModel):
-    """A function that the model may call. Arguments hold ``parameters`` whether it is ``strict`` or not."""
+    """A function tool. ``parameters`` is enforced whether it is ``strict`` or not."""
 
     name: Annotated[str, AfterValidator(_check_name)]
     description: str | None = None
@@ -54,7 +55,7 @@ class Tool(StrictModel):
     function: Function
 
     def for_template(self) -> dict[str, Any]:
-        """The tool as chat templates know it; many fail on one without description or parameters."""
+        """The tool for the chat template; many templates fail without a description or parameters."""
         function = {
             "name": self.function.name,
             "description": self.function.description or "",
@@ -63,25 +64,25 @@ class Tool(StrictModel):
         return {"type": "function", "function": function}
 
 
-Tools = Annotated[list[Annotated[Tool, BeforeValidator(_check_kind)]], Field(max_length=MAX_TOOLS)]
+Tools = Annotated[list[Annotated[Tool, BeforeValidator(check_tool_type)]], Field(max_length=MAX_TOOLS)]
 
 
 class NamedChoice(StrictModel):
-    """One function, and a call of it."""
+    """Forces a call of one function."""
 
     type: Literal["function"]
     function: FunctionName
 
 
 class AllowedTools(StrictModel):
-    """Some of the tools, to be called or left alone."""
+    """Restricts the choice to some of the tools."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
 class AllowedChoice(StrictModel):
-    """OpenAI's way to keep the list of tools and allow some of them."""
+    """OpenAI's ``allowed_tools``: the prompt lists all tools, and some may be called."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
@@ -100,7 +101,7 @@ BY_CHOICE_FORM = Discriminator(
     custom_error_type="rejected",
     custom_error_message="must be 'none', 'auto', 'required' or an object that names a function",
 )
-"""Tells the three forms of a choice apart: chats and responses differ in what an object looks like inside."""
+"""Discriminator of ``tool_choice``, whose objects differ between chat and responses."""
 
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<word>")]
@@ -111,7 +112,7 @@ ToolChoice = Annotated[
 
 
 def check_tools(tools: Sequence[Tool], choice: str | NamedChoice | AllowedChoice) -> None:
-    """Names are different, and a choice is of tools that are there."""
+    """Refuse repeated names, and a choice of tools that are not listed."""
     names: set[str] = set()
     for index, tool in enumerate(tools):
         if tool.function.name in names:
@@ -132,10 +133,10 @@ def _chosen(choice: str | NamedChoice | AllowedChoice) -> list[str]:
     return []
 
 
-def narrowed(
+def resolve_choice(
     tools: Sequence[Tool], choice: str | NamedChoice | AllowedChoice
 ) -> tuple[Literal["none", "auto", "required", "named"], list[Tool]]:
-    """The mode of a checked choice, and the tools that may be called."""
+    """Return the mode of a checked choice, and the callable tools."""
     if isinstance(choice, str):
         mode: Literal["none", "auto", "required"] = "none" if choice == "none" or not tools else choice  # type: ignore[assignment]
         return mode, list(tools)

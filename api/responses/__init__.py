@@ -1,1 +1,1 @@
-"""OpenAI's responses: another protocol around what chat completions do, and a memory of past ones."""
+"""The responses API: translation to chat completions, streamed output items, stored conversations."""

@@ -1,4 +1,4 @@
-"""A response as a chat: everything below the protocol is shared, and errors name the fields of the response."""
+"""Translation of response requests to chat requests, and of chat field names in errors back to response fields."""
 
 from __future__ import annotations
 
@@ -17,50 +17,49 @@ from ..protocol.chat_messages import ChatMessage
 from ..protocol.responses import AllowedFunctions, NamedFunction, ResponseRequest, TextFormat
 from ..structured.output_format import OutputFormat
 
-# Fields of a chat, and what they are called in a response.
-_NAMES = (
+# Field names in chat requests, and in response requests.
+_FIELD_NAMES = (
     (re.compile(r"\bmessages\b(?=$|['.\[])"), "input"),
     (re.compile(r"\bresponse_format(\.json_schema)?\b"), "text.format"),
     (re.compile(r"\bmax_(completion_)?tokens\b"), "max_output_tokens"),
     (re.compile(r"\b(tools\[\d+\])\.function\b"), r"\1"),
 )
-_SAME = (
+_SHARED_FIELDS = (
     *("model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop", "ignore_eos"),
     *("parallel_tool_calls", "cache_salt", "priority", "chat_template_kwargs", "prompt_cache_key"),
 )
 
 
-def as_chat(body: ResponseRequest, messages: list[ChatMessage]) -> ChatRequest:
-    """The chat that a response stands for. Raises RequestValidationError for tools that are malformed."""
-    asked = body.num_logprobs
+def chat_request_of(body: ResponseRequest, messages: list[ChatMessage]) -> ChatRequest:
+    """Translate a response request to a chat request. Raises RequestValidationError for malformed tools."""
     fields: dict[str, Any] = {
-        **{name: getattr(body, name) for name in _SAME},
+        **{name: getattr(body, name) for name in _SHARED_FIELDS},
         "messages": messages,
         "cache_control": None if body.cache_control is None else body.cache_control.model_dump(),
         "max_completion_tokens": body.max_output_tokens,
-        "response_format": _format(body.text.format),
+        "response_format": _response_format(body.text.format),
         "tools": [_tool(tool.model_dump(exclude_none=True)) for tool in body.tools],
-        "tool_choice": _choice(body.tool_choice),
-        "logprobs": asked is not None,
-        "top_logprobs": asked,
+        "tool_choice": _tool_choice(body.tool_choice),
+        "logprobs": body.num_logprobs is not None,
+        "top_logprobs": body.num_logprobs,
     }
     try:
         return ChatRequest.model_validate(fields)
     except ValidationError as error:
-        raise RequestValidationError([_renamed_error(dict(found)) for found in error.errors()]) from None
+        raise RequestValidationError([_translated_error(dict(each)) for each in error.errors()]) from None
 
 
-def _format(asked: TextFormat) -> dict[str, Any]:
-    if asked.type != "json_schema":
-        return {"type": asked.type}
-    return {"type": "json_schema", "json_schema": {"name": asked.name, "schema": asked.schema_}}
+def _response_format(text_format: TextFormat) -> dict[str, Any]:
+    if text_format.type != "json_schema":
+        return {"type": text_format.type}
+    return {"type": "json_schema", "json_schema": {"name": text_format.name, "schema": text_format.schema_}}
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     return {"type": tool.pop("type"), "function": tool}
 
 
-def _choice(choice: str | NamedFunction | AllowedFunctions) -> Any:
+def _tool_choice(choice: str | NamedFunction | AllowedFunctions) -> Any:
     if isinstance(choice, NamedFunction):
         return _named(choice)
     if isinstance(choice, AllowedFunctions):
@@ -73,36 +72,36 @@ def _named(function: NamedFunction) -> dict[str, Any]:
     return {"type": "function", "function": {"name": function.name}}
 
 
-def _renamed_error(error: dict[str, Any]) -> dict[str, Any]:
-    """An error of pydantic's about a chat as one about the body of a response."""
+def _translated_error(error: dict[str, Any]) -> dict[str, Any]:
+    """Translate pydantic's error about a chat request to one about the response request."""
     context = dict(error.get("ctx", {}))
     location: Sequence[Any] = (*error["loc"], *context.pop("field", ()))
     location = [part for part in location if part != "function"]
     return {**error, "loc": ("body", *location), "ctx": context}
 
 
-def _renamed(text: str) -> str:
-    for pattern, name in _NAMES:
+def _translated(text: str) -> str:
+    for pattern, name in _FIELD_NAMES:
         text = pattern.sub(name, text)
     return text
 
 
-def renamed_format(output_format: OutputFormat | None) -> OutputFormat | None:
-    """The promise, blaming the fields of a response."""
+def with_response_fields(output_format: OutputFormat | None) -> OutputFormat | None:
+    """Return the output format with the response's field names for errors."""
     if output_format is None:
         return None
     plan = output_format.tools
     if plan is not None:
-        plan = replace(plan, places=tuple((pointer, _renamed(field)) for pointer, field in plan.places))
-    return replace(output_format, field=_renamed(output_format.field), tools=plan)
+        plan = replace(plan, schema_fields=tuple((root, _translated(field)) for root, field in plan.schema_fields))
+    return replace(output_format, field=_translated(output_format.field), tools=plan)
 
 
 @contextmanager
-def blaming_responses() -> Iterator[None]:
-    """Errors about a chat's fields name those of the response."""
+def naming_response_fields() -> Iterator[None]:
+    """Within the block, a ``RequestError`` about a chat field names the response field."""
     try:
         yield
     except RequestError as error:
-        if error.param is None or (param := _renamed(error.param)) == error.param:
+        if error.param is None or (param := _translated(error.param)) == error.param:
             raise
         raise RequestError(str(error).replace(error.param, param), param=param, code=error.code) from None

@@ -1,4 +1,4 @@
-"""From the input of a response, and what it goes on from, to the messages of a chat."""
+"""Conversation of a response: ``input`` and the turns of ``previous_response_id`` as chat messages."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from ..protocol.responses import ResponseRequest
 from ..storage.response_store import ResponseStore, packed
 
 _ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[InputItem])
-_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco"}
+_ID_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco"}
 
 
 def new_id(kind: str) -> str:
-    """A new id: ``resp``, ``msg``, ``fc`` or ``fco`` and 48 hexadecimal digits."""
+    """A new id: the kind (``resp``, ``msg``, ``fc`` or ``fco``), an underscore and 48 hexadecimal digits."""
     return f"{kind}_{uuid.uuid4().hex}{uuid.uuid4().hex[:16]}"
 
 
 class Conversation:
-    """All that a response answers.
+    """The input items of a response.
 
     Args:
-        earlier: the turns of the response that it goes on from.
-        turn: the items of its own input, complete.
+        earlier: turns of the previous response, as stored.
+        turn: complete items of this response's own input.
 
     Attributes:
-        turns: all of it as the store keeps it.
-        item_ids: of the items in its own input.
+        turns: all turns in the format of ``ResponseStore``.
+        item_ids: ids of the items in this response's own input.
     """
 
     def __init__(self, earlier: Sequence[bytes], turn: list[dict[str, Any]]) -> None:
@@ -43,23 +43,23 @@ class Conversation:
         self._turn = turn
 
     def messages(self, instructions: str | None) -> list[ChatMessage]:
-        """The chat. Instructions go first, and are those of this response alone.
+        """Translate all items to chat messages, this response's instructions first.
 
         Raises:
-            RequestError: an output belongs to no call.
+            RequestError: a function_call_output has no call before it.
         """
         messages = [] if instructions is None else [ChatMessage(role="system", content=instructions)]
-        called: set[str] = set()
+        call_ids: set[str] = set()
         items = _ITEMS.validate_python([*self._earlier, *self._turn])
         for position, item in enumerate(items, -len(self._earlier)):
             match item:
                 case MessageItem():
                     messages.append(ChatMessage(role=item.role, content=text_of(item.content)))
                 case CallItem():
-                    called.add(item.call_id)
+                    call_ids.add(item.call_id)
                     _add_call(messages, item)
                 case OutputItem():
-                    if item.call_id not in called:
+                    if item.call_id not in call_ids:
                         field = f"input[{position}].call_id"
                         raise RequestError(
                             f"'{field}': there is no call '{item.call_id[:128]}' before it.", param=field
@@ -70,7 +70,7 @@ class Conversation:
 
 
 def _add_call(messages: list[ChatMessage], item: CallItem) -> None:
-    """Calls that follow each other, and the text before them, are one message of a chat."""
+    """Add the call to the assistant's last message: consecutive calls and the text before them share one message."""
     call = ToolCall(id=item.call_id, function=FunctionCall(name=item.name, arguments=item.arguments))
     if messages and messages[-1].role == "assistant":
         messages[-1].tool_calls.append(call)
@@ -78,19 +78,19 @@ def _add_call(messages: list[ChatMessage], item: CallItem) -> None:
         messages.append(ChatMessage(role="assistant", tool_calls=[call]))
 
 
-def conversation_of(body: ResponseRequest, store: ResponseStore, owner: str) -> Conversation:
-    """The conversation that a request is about.
+def load_conversation(body: ResponseRequest, store: ResponseStore, owner: str) -> Conversation:
+    """Load the conversation of a request.
 
     Raises:
-        RequestError: it names a response or an item that is not stored, or no longer.
+        RequestError: a referenced response or item is not stored.
     """
     earlier: tuple[bytes, ...] = ()
     if body.previous_response_id is not None:
         record = store.get(owner, body.previous_response_id)
         if record is None or record.job is not None:
-            why = "not found" if record is None else "not finished yet"
+            problem = "not found" if record is None else "not finished yet"
             raise RequestError(
-                f"'previous_response_id': the response '{body.previous_response_id[:128]}' is {why}.",
+                f"'previous_response_id': the response '{body.previous_response_id[:128]}' is {problem}.",
                 param="previous_response_id",
                 code="previous_response_not_found",
             )
@@ -113,9 +113,9 @@ def _resolved(item: InputItem, index: int, store: ResponseStore, owner: str) -> 
 
 
 def _complete(item: MessageItem | CallItem | OutputItem) -> dict[str, Any]:
-    """The item as OpenAI lists it: with an id, a status, and texts as parts."""
+    """Return the item with id, status and texts as parts, as OpenAI lists it."""
     fields = item.model_dump(exclude_none=True, exclude={"content", "output"})
-    fields["id"] = item.id or new_id(_PREFIXES[item.type])
+    fields["id"] = item.id or new_id(_ID_PREFIXES[item.type])
     fields["status"] = item.status or "completed"
     if isinstance(item, MessageItem):
         kind = "output_text" if item.role == "assistant" else "input_text"

@@ -1,4 +1,4 @@
-"""The items of a response while its answer comes, and the events that tell of them.
+"""Output items of a response under construction, and their streaming events.
 
 message:  output_item.added, content_part.added, output_text.delta ..., output_text.done, content_part.done,
           output_item.done
@@ -10,57 +10,56 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..generate.logprob_formats import chat_logprobs
-from ..tools.tool_parser import Arguments, CallStart, Content, ToolParser
-from ..tools.tool_plan import ToolPlan
+from ..structured.tool_parser import Arguments, CallStart, Content, ToolParser
 from .conversation import new_id
 
 if TYPE_CHECKING:
     from ...engine.serving.output_processor import TextDelta
 
 Event = tuple[str, dict[str, Any]]
-"""Type of an event, and its fields but for type and sequence number."""
+"""(type of the event, its fields without type and sequence number)."""
 
 
 class OutputItems:
     """Builds the items of one answer.
 
     Args:
-        plan: how calls are read out of the text; None where there are none.
-        num_logprobs: how many of the best tokens to list beside each; None for no logprobs.
+        parser: parser of tool calls; None without tools.
+        num_logprobs: number of top logprobs per token; None for no logprobs.
 
     Attributes:
-        items: complete, but for the last while it is open.
+        items: the items; the last one is incomplete while it is open.
     """
 
-    def __init__(self, plan: ToolPlan | None, num_logprobs: int | None) -> None:
+    def __init__(self, parser: ToolParser | None, num_logprobs: int | None) -> None:
         self.items: list[dict[str, Any]] = []
-        self._parser = None if plan is None else ToolParser(plan)
+        self._parser = parser
         self._num_logprobs = num_logprobs
         self._open = False
         self._pieces: list[str] = []
 
     def take(self, delta: TextDelta) -> list[Event]:
-        """The events for what came. Logprobs go with the first text of it."""
-        found: list[Any] = [Content(delta.text)] if delta.text or delta.logprobs else []
+        """Return the events for a delta; its logprobs go with the first text event."""
+        pieces: list[Any] = [Content(delta.text)] if delta.text or delta.logprobs else []
         if self._parser is not None:
-            found = self._parser.push(delta.text)
+            pieces = self._parser.push(delta.text)
             if delta.finish is not None:
-                found += self._parser.finish()
+                pieces += self._parser.finish()
         logprobs = self._logprobs(delta)
         events: list[Event] = []
-        for piece in found:
+        for piece in pieces:
             match piece:
                 case Content():
-                    events += self._say(piece.text, logprobs)
+                    events += self._add_text(piece.text, logprobs)
                     logprobs = []
                 case CallStart():
                     events += self._begin_call(piece)
                 case Arguments():
-                    events.append(self._argue(piece.text))
+                    events.append(self._add_arguments(piece.text))
         return events
 
     def finish(self, status: str) -> list[Event]:
-        """Close the last item with this status. An answer without items gets an empty message."""
+        """Close the open item with this status; an answer without items gets an empty message."""
         events = [] if self.items else self._begin_message()
         return events + self._close(status)
 
@@ -71,7 +70,7 @@ class OutputItems:
         return entries
 
     @property
-    def _place(self) -> dict[str, Any]:
+    def _position(self) -> dict[str, Any]:
         return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
 
     def _add(self, item: dict[str, Any]) -> list[Event]:
@@ -90,15 +89,15 @@ class OutputItems:
         }
         events = self._add(item)
         item["content"] = [_text_part()]
-        added = {**self._place, "content_index": 0, "part": _text_part()}
+        added = {**self._position, "content_index": 0, "part": _text_part()}
         return [*events, ("response.content_part.added", added)]
 
-    def _say(self, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:
+    def _add_text(self, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:
         is_message = self._open and self.items[-1]["type"] == "message"
         events = [] if is_message else self._begin_message()
         self._pieces.append(text)
         self.items[-1]["content"][0]["logprobs"] += logprobs
-        delta = {**self._place, "content_index": 0, "delta": text, "logprobs": logprobs}
+        delta = {**self._position, "content_index": 0, "delta": text, "logprobs": logprobs}
         return [*events, ("response.output_text.delta", delta)]
 
     def _begin_call(self, call: CallStart) -> list[Event]:
@@ -113,12 +112,12 @@ class OutputItems:
             }
         )
 
-    def _argue(self, text: str) -> Event:
+    def _add_arguments(self, text: str) -> Event:
         self._pieces.append(text)
-        return "response.function_call_arguments.delta", {**self._place, "delta": text}
+        return "response.function_call_arguments.delta", {**self._position, "delta": text}
 
     def _close(self, status: str) -> list[Event]:
-        """The last events of the open item, if there is one."""
+        """Close the open item, if any, and return its last events."""
         if not self._open:
             return []
         self._open = False
@@ -128,12 +127,12 @@ class OutputItems:
         if item["type"] == "message":
             part = item["content"][0]
             part["text"] = text
-            place = {**self._place, "content_index": 0}
-            events.append(("response.output_text.done", {**place, "text": text, "logprobs": part["logprobs"]}))
-            events.append(("response.content_part.done", {**place, "part": part}))
+            position = {**self._position, "content_index": 0}
+            events.append(("response.output_text.done", {**position, "text": text, "logprobs": part["logprobs"]}))
+            events.append(("response.content_part.done", {**position, "part": part}))
         else:
             item["arguments"] = text
-            done = {**self._place, "name": item["name"], "arguments": text}
+            done = {**self._position, "name": item["name"], "arguments": text}
             events.append(("response.function_call_arguments.done", done))
         return [*events, ("response.output_item.done", {"output_index": len(self.items) - 1, "item": item})]
 

@@ -1,4 +1,4 @@
-"""The response object from its beginning to its end, and its stream."""
+"""The response object: status, output and usage of one response, and its server-sent events."""
 
 from __future__ import annotations
 
@@ -13,71 +13,68 @@ from ...engine.types import FinishReason
 from ..errors import ErrorReply, reply_to
 from ..generate.streams import Deltas
 from ..protocol.responses import ResponseRequest
-from ..tools.tool_plan import ToolPlan
+from ..structured.output_format import OutputFormat, tool_parser
 from .conversation import new_id
 from .output_items import Event, OutputItems
 
 if TYPE_CHECKING:
     from ...engine.serving.output_processor import Finish, TextDelta
 
-_OUT_OF_TIME = ErrorReply(504, "The time that the request was given is up.", code="timeout")
-_BROKEN = ErrorReply(500, "The answer does not have the form that was asked for.", code="internal_error")
+_TIMEOUT = ErrorReply(504, "The time that the request was given is up.", code="timeout")
+_ABORTED = ErrorReply(500, "The answer was broken off.")
+_INVALID_OUTPUT = ErrorReply(500, "The answer does not have the form that was asked for.", code="internal_error")
 
 
 class ResponseReply:
-    """One response.
+    """State of one response.
 
     Args:
-        body: what was asked for.
-        model: the name that the response carries.
-        plan: how calls are read out of the answer.
-        stored: whether the response can be asked for later.
+        body: the request.
+        model: model name in the response.
+        output_format: of the answer; its tool calls become items.
+        stored: whether the response can be retrieved later.
 
     Attributes:
-        id: its id.
         status: ``in_progress``, then ``completed``, ``incomplete``, ``failed`` or ``cancelled``.
     """
 
-    def __init__(self, body: ResponseRequest, model: str, plan: ToolPlan | None, *, stored: bool) -> None:
+    def __init__(self, body: ResponseRequest, model: str, output_format: OutputFormat | None, *, stored: bool) -> None:
         self.id = new_id("resp")
         self.status = "in_progress"
-        self._output = OutputItems(plan, body.num_logprobs)
+        self._output = OutputItems(tool_parser(output_format), body.num_logprobs)
         self._finish: Finish | None = None
         self._error: dict[str, Any] | None = None
         self._completed_at: int | None = None
-        self._echoed = _echoed(body, model, stored=stored)
+        self._request_fields = _request_fields(body, model, stored=stored)
         self._created_at = int(time.time())
 
     def take(self, delta: TextDelta) -> list[Event]:
-        """What a delta adds; with the last one the response ends."""
+        """Add a delta and return its events; the delta with a finish reason ends the response."""
         events = self._output.take(delta)
         if delta.finish is not None:
             events += self._end(delta.finish)
         return events
 
     def fail(self, reply: ErrorReply) -> None:
-        """End with an error."""
+        """End with status ``failed`` and this error."""
         self._output.finish("incomplete")
         self.status = "failed"
         code = "server_error" if reply.status >= 500 else "invalid_prompt"
         self._error = {"code": code, "message": reply.message}
 
     def cancel(self) -> None:
-        """End because the client asked for it."""
         self._output.finish("incomplete")
         self.status = "cancelled"
 
     def output(self) -> list[dict[str, Any]]:
-        """The items of the answer, none before there is any text."""
         return self._output.items if self.status != "in_progress" else []
 
     def item_ids(self) -> tuple[str, ...]:
-        """Their ids."""
         return tuple(item["id"] for item in self.output())
 
     def body(self) -> dict[str, Any]:
-        """The response as it stands."""
-        cut = self.status == "incomplete"
+        """The response object in OpenAI's format, in its present state."""
+        is_incomplete = self.status == "incomplete"
         return {
             "id": self.id,
             "object": "response",
@@ -85,10 +82,10 @@ class ResponseReply:
             "completed_at": self._completed_at,
             "status": self.status,
             "error": self._error,
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_incomplete else None,
             "output": self.output(),
             "usage": None if self._finish is None else _usage(self._finish),
-            **self._echoed,
+            **self._request_fields,
         }
 
     def _end(self, finish: Finish) -> list[Event]:
@@ -100,11 +97,11 @@ class ResponseReply:
                 self.status = "incomplete"
             case FinishReason.TIMEOUT:
                 events = self._output.finish("incomplete")
-                self.fail(_OUT_OF_TIME)
+                self.fail(_TIMEOUT)
                 return events
             case reason:
                 events = self._output.finish("incomplete")
-                self.fail(_BROKEN if reason is FinishReason.ERROR else ErrorReply(500, "The answer was broken off."))
+                self.fail(_INVALID_OUTPUT if reason is FinishReason.ERROR else _ABORTED)
                 return events
         return self._output.finish(self.status)
 
@@ -129,11 +126,11 @@ def _usage(finish: Finish) -> dict[str, Any]:
     }
 
 
-def _echoed(body: ResponseRequest, model: str, *, stored: bool) -> dict[str, Any]:
-    """The fields of the request that come back, with their defaults."""
-    asked = body.text.format.model_dump(by_alias=True, exclude_none=True)
-    if asked["type"] != "json_schema":
-        asked = {"type": asked["type"]}
+def _request_fields(body: ResponseRequest, model: str, *, stored: bool) -> dict[str, Any]:
+    """The request's fields that the response repeats, with their defaults."""
+    text_format = body.text.format.model_dump(by_alias=True, exclude_none=True)
+    if text_format["type"] != "json_schema":
+        text_format = {"type": text_format["type"]}
     choice = body.tool_choice if isinstance(body.tool_choice, str) else body.tool_choice.model_dump()
     return {
         "model": model,
@@ -144,7 +141,7 @@ def _echoed(body: ResponseRequest, model: str, *, stored: bool) -> dict[str, Any
         "temperature": body.temperature,
         "top_p": body.top_p,
         "top_logprobs": body.top_logprobs,
-        "text": {"format": asked, "verbosity": "medium"},
+        "text": {"format": text_format, "verbosity": "medium"},
         "tools": [_tool(tool.model_dump()) for tool in body.tools],
         "tool_choice": choice,
         "parallel_tool_calls": body.parallel_tool_calls,
@@ -157,7 +154,7 @@ def _echoed(body: ResponseRequest, model: str, *, stored: bool) -> dict[str, Any
         "user": body.user,
         "safety_identifier": body.safety_identifier,
         "prompt_cache_key": body.prompt_cache_key,
-        # Newer clients read these even where the library that parses answers for them does not know them yet.
+        # Newer clients read these fields even if the library that parses their answers does not know them yet.
         **dict.fromkeys(("conversation", "moderation", "prompt", "prompt_cache_diagnostics", "prompt_cache_retention")),
     }
 
@@ -169,10 +166,10 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
 async def response_events(
     reply: ResponseReply, deltas: Deltas, keep: Callable[[ResponseReply], None]
 ) -> AsyncGenerator[bytes, None]:
-    """The response in events. ``keep`` is called once it has ended, before the client is told.
+    """Yield the server-sent events of a response. ``keep`` is called when it has ended, before the last event.
 
-    The first event waits for the engine's first sign, so that what it refuses still gets a status of its own. An
-    error after that is an ``error`` event, and the response ends in ``failed``.
+    The first event waits for the engine's first deltas, so that a refused request still gets an HTTP status. A later
+    error is an ``error`` event, and the response ends in ``failed``.
     """
     writer = _Writer()
     try:
@@ -197,17 +194,13 @@ async def response_events(
 
 
 class _Writer:
-    """Numbers events and writes them.
-
-    Attributes:
-        num_events: written so far.
-    """
+    """Serialises events with sequence numbers; ``num_events`` counts those written."""
 
     def __init__(self) -> None:
         self.num_events = 0
 
     def write(self, events: list[Event]) -> bytes:
-        """The events, as they go out."""
+        """Serialise the events as server-sent events."""
         written = []
         for kind, fields in events:
             data = orjson.dumps({"type": kind, "sequence_number": self.num_events, **fields})

@@ -24,8 +24,8 @@ async def create_chat_completion(body: ChatRequest, request: Request, state: Sta
     name, adapter = state.resolve(body.model, caller)
     prepared, output_format = await chat_request(state.serving(), state.dialect(), body, adapter, caller)
     caller.facts.update(model=name, prompt_tokens=len(prepared.tokens), n=body.n, stream=body.stream)
-    deltas = generate(state, [prepared], caller, output_format, drop_completion=body.is_silent)
-    if body.is_silent:
+    deltas = generate(state, [prepared], caller, output_format, drop_completion=body.is_prefill_only)
+    if body.is_prefill_only:
         deltas = silenced(deltas)
     plan = None if output_format is None else output_format.tools
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
@@ -33,6 +33,6 @@ async def create_chat_completion(body: ChatRequest, request: Request, state: Sta
     caller.facts["response_id"] = head.id
     if body.stream:
         return EventStream(chat_events(body, head, deltas, len(prepared.tokens), plan))
-    usage = UsageCount(drop_completion=body.is_silent)
+    usage = UsageCount(drop_completion=body.is_prefill_only)
     answers = await while_connected(request.receive, collect(deltas, usage))
     return json_response(chat_body(body, head, answers, usage, plan))

@@ -19,8 +19,8 @@ from ..generate.server_state import ServerState
 from ..generate.sse import EventStream
 from ..generate.streams import Deltas, generate, while_connected
 from ..protocol.responses import ResponseRequest
-from ..responses.chat_translation import as_chat, blaming_responses, renamed_format
-from ..responses.conversation import Conversation, conversation_of
+from ..responses.chat_translation import chat_request_of, naming_response_fields, with_response_fields
+from ..responses.conversation import Conversation, load_conversation
 from ..responses.response_reply import ResponseReply, response_events
 from ..storage.response_store import StoredResponse, packed
 from .dependencies import CallerOf, State
@@ -36,16 +36,13 @@ async def create_response(body: ResponseRequest, request: Request, state: State,
     """Answer an input, and remember the answer unless ``store`` is false."""
     owner = caller.key.tenant
     name, adapter = state.resolve(body.model, caller)
-    conversation = conversation_of(body, state.responses, owner)
-    with blaming_responses():
-        chat = as_chat(body, conversation.messages(body.instructions))
+    conversation = load_conversation(body, state.responses, owner)
+    with naming_response_fields():
+        chat = chat_request_of(body, conversation.messages(body.instructions))
         prepared, output_format = await chat_request(state.serving(), state.dialect(), chat, adapter, caller)
-    output_format = renamed_format(output_format)
+    output_format = with_response_fields(output_format)
     caller.facts.update(model=name, prompt_tokens=len(prepared.tokens), n=1, stream=body.stream)
-    reply = ResponseReply(
-        body, name, None if output_format is None else output_format.tools, stored=body.store and state.responses.is_on
-    )
-
+    reply = ResponseReply(body, name, output_format, stored=body.store and state.responses.is_on)
     caller.facts["response_id"] = reply.id
 
     def keep(ended: ResponseReply) -> None:

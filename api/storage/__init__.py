@@ -1,1 +1,1 @@
-"""Stores of clients' objects: files, batches, responses."""
+"""Storage of clients' objects: files, batch records, responses."""

@@ -1,9 +1,9 @@
-"""What is known of a batch, kept in a file so that it goes on after a crash.
+"""Batch records: state of each batch in a JSON file, durable across crashes.
 
-validating -> in_progress -> finalizing -> completed        every line was answered, well or not
-     |             |-> cancelling -> cancelled              what was answered until then is kept
-     |             `-> finalizing -> expired                the same, 24 hours after it was made
-     `-> failed                                             the input is no batch of requests
+validating -> in_progress -> finalizing -> completed        every line has an answer or an error
+     |             |-> cancelling -> cancelled              answers until then are kept
+     |             `-> finalizing -> expired                likewise, 24 hours after creation
+     `-> failed                                             the input is not a valid batch file
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ WINDOW = 86400  # seconds
 
 @dataclass(slots=True)
 class BatchRecord:
-    """A batch. Times are seconds since 1970; what comes back to clients has OpenAI's names.
+    """State of a batch. Times are seconds since 1970; ``body`` has OpenAI's names.
 
     Attributes:
-        owner: the tenant, empty where there are no keys.
-        key: name of the key that its requests are asked with.
-        outcome: the state that it is to end in.
-        output_expiry: seconds after which its output is forgotten, None for the default.
+        owner: the tenant, empty without keys.
+        key: name of the API key of its requests.
+        outcome: the state in which it will end.
+        output_expiry: seconds until the output files expire, None for the default.
     """
 
     owner: str
@@ -62,23 +62,21 @@ class BatchRecord:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing of it changes any more."""
         return self.status in ENDED
 
     def body(self) -> dict[str, Any]:
-        """The batch as OpenAI shows it."""
-        own = ("owner", "key", "outcome", "output_expiry", "total", "completed", "failed", "usage", "errors")
-        fields = {name: value for name, value in asdict(self).items() if name not in own}
-        ready = self.has_ended
+        """The batch in OpenAI's format."""
+        internal = ("owner", "key", "outcome", "output_expiry", "total", "completed", "failed", "usage", "errors")
+        fields = {name: value for name, value in asdict(self).items() if name not in internal}
         return {
             **fields,
             "object": "batch",
             "completion_window": "24h",
-            "output_file_id": self.output_file_id if ready else None,
-            "error_file_id": self.error_file_id if ready else None,
+            "output_file_id": self.output_file_id if self.has_ended else None,
+            "error_file_id": self.error_file_id if self.has_ended else None,
             "errors": {"object": "list", "data": self.errors} if self.errors else None,
             "request_counts": {"total": self.total, "completed": self.completed, "failed": self.failed},
-            "usage": _usage(self.usage) if ready and self.usage else None,
+            "usage": _usage(self.usage) if self.has_ended and self.usage else None,
         }
 
 
@@ -93,10 +91,10 @@ def _usage(counts: dict[str, int]) -> dict[str, Any]:
 
 
 class BatchRecords:
-    """The records of a folder. Belongs to one event loop.
+    """Batch records of a folder. Belongs to one event loop.
 
     Args:
-        folder: made if it is not there.
+        folder: created if missing.
         clock: seconds since 1970.
     """
 
@@ -104,19 +102,18 @@ class BatchRecords:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._clock = clock
-        found = [BatchRecord(**orjson.loads(path.read_bytes())) for path in folder.glob("batch_*.json")]
-        self._records = {record.id: record for record in sorted(found, key=lambda each: (each.created_at, each.id))}
+        loaded = [BatchRecord(**orjson.loads(path.read_bytes())) for path in folder.glob("batch_*.json")]
+        self._records = {record.id: record for record in sorted(loaded, key=lambda each: (each.created_at, each.id))}
         for record in self._records.values():
             if record.has_ended:
-                self.account(record).unlink(missing_ok=True)
+                self.answers_path(record).unlink(missing_ok=True)
 
     @property
     def running(self) -> list[BatchRecord]:
-        """Those that have not ended."""
         return [record for record in self._records.values() if not record.has_ended]
 
     def new(self, **fields: Any) -> BatchRecord:
-        """A record that is saved."""
+        """Create and save a record."""
         now = int(self._clock())
         record = BatchRecord(created_at=now, expires_at=now + WINDOW, **fields)
         self._records[record.id] = record
@@ -124,33 +121,28 @@ class BatchRecords:
         return record
 
     def move(self, record: BatchRecord, status: str) -> None:
-        """Take a batch to another state, and save it."""
+        """Set the state and its time, and save the record."""
         record.status = status
         setattr(record, f"{status}_at", int(self._clock()))
         self.save(record)
 
     def save(self, record: BatchRecord) -> None:
-        """Write a record down, durably."""
         write_json(self._folder / f"{record.id}.json", asdict(record))
 
     def is_over(self, record: BatchRecord) -> bool:
-        """Whether the batch's time is up."""
         return self._clock() >= record.expires_at
 
-    def account(self, record: BatchRecord) -> Path:
-        """The file of all its answers while it is under way."""
+    def answers_path(self, record: BatchRecord) -> Path:
         return self._folder / f"{record.id}.answers"
 
     def get(self, owner: str, batch_id: str) -> BatchRecord | None:
-        """A batch of this owner's."""
         record = self._records.get(batch_id)
         return record if record is not None and record.owner == owner else None
 
     def of(self, owner: str) -> list[BatchRecord]:
-        """All batches of an owner, the newest first."""
+        """All batches of an owner, newest first."""
         return [record for record in reversed(self._records.values()) if record.owner == owner]
 
     def forget(self, record: BatchRecord) -> None:
-        """Delete a record."""
         self._records.pop(record.id)
         (self._folder / f"{record.id}.json").unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Past responses, kept in memory within bounds of count, bytes and time. Each belongs to who asked for it."""
+"""Response store: past responses in memory, LRU within limits of count, bytes and idle time, by owner."""
 
 from __future__ import annotations
 
@@ -13,29 +13,28 @@ from typing import Any
 import orjson
 
 MAX_RESPONSES = 10_000
-_OVERHEAD = 1024  # bytes of Python's own for a record, about
-_PER_ITEM = 256  # the same for an item's id
-_MOST_AT_ONCE = 256  # records looked at when one is put or asked for: more go with the next
+_OVERHEAD = 1024  # bytes of Python objects per record, roughly
+_PER_ITEM = 256  # bytes of Python objects per item id
+_MOST_AT_ONCE = 256  # records examined for eviction per put or get
 
 
 def packed(value: Any) -> bytes:
-    """JSON to be kept: orjson's own bytes hold the room that it wrote in, up to 16 times what they are long."""
+    """JSON for storage, copied: the bytes of orjson keep their write buffer alive, up to 16 times their length."""
     return bytes(memoryview(orjson.dumps(value)))
 
 
 @dataclass(slots=True)
 class StoredResponse:
-    """A response, and the conversation that led to it.
+    """A response and its conversation.
 
     Attributes:
-        id: its id.
-        owner: the tenant who asked for it, empty where there are no keys.
+        owner: the tenant, empty without keys.
         body: the response, as JSON.
-        turns: the items that it answers, as JSON lists; those of earlier responses are shared with their records.
-        output: the items that it made, as a JSON list.
-        item_ids: of the items that it brought in or made.
-        job: what makes it, while it is made in the background.
-        last_used: when somebody last asked for it, on the store's clock.
+        turns: input items as JSON lists, one per turn; earlier turns are shared with their records.
+        output: output items, as a JSON list.
+        item_ids: ids of the items of its own turn.
+        job: task of a background response in progress.
+        last_used: time of the last access, on the store's clock.
     """
 
     id: str
@@ -49,30 +48,29 @@ class StoredResponse:
 
     @property
     def num_bytes(self) -> int:
-        """What it takes, at most: shared turns are counted for each record."""
+        """Upper bound of its memory: shared turns count for each record."""
         return len(self.body) + sum(map(len, self.conversation())) + _PER_ITEM * len(self.item_ids) + _OVERHEAD
 
     def items(self) -> list[dict[str, Any]]:
-        """The items that it answers."""
         return [item for turn in self.turns for item in orjson.loads(turn)]
 
     def own_turns(self) -> tuple[bytes, ...]:
-        """The turns that are no earlier response's."""
+        """Its own input turn and its output."""
         return (*self.turns[-1:], self.output)
 
     def conversation(self) -> tuple[bytes, ...]:
-        """The turns that an answer to it goes on from."""
+        """The turns before a next response."""
         return (*self.turns, self.output)
 
 
 @dataclass(slots=True)
 class ResponseStore:
-    """Keeps the responses used last. One event loop uses it.
+    """LRU store of responses. Belongs to one event loop.
 
     Attributes:
-        max_bytes: of all records together; 0 keeps nothing.
-        max_idle: seconds after which a response that nobody asks for is forgotten.
-        max_count: most responses.
+        max_bytes: limit on all records together; 0 stores nothing.
+        max_idle: seconds without access after which a response expires.
+        max_count: limit on the number of responses.
     """
 
     max_bytes: int
@@ -81,7 +79,7 @@ class ResponseStore:
     clock: Callable[[], float] = time.monotonic
     num_bytes: int = 0
     _records: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict)
-    _holders: dict[tuple[str, str], str] = field(default_factory=dict)  # (owner, item) -> response
+    _response_of_item: dict[tuple[str, str], str] = field(default_factory=dict)  # (owner, item) -> response
 
     def __len__(self) -> int:
         return len(self._records)
@@ -90,31 +88,29 @@ class ResponseStore:
         return response_id in self._records
 
     def stats(self) -> dict[str, float]:
-        """Gauges for the metrics."""
         return {"responses_stored": len(self._records), "responses_stored_bytes": self.num_bytes}
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is kept."""
         return self.max_bytes > 0
 
     @property
     def num_jobs(self) -> int:
-        """Responses that are being made in the background."""
+        """Number of background responses in progress."""
         return sum(record.job is not None for record in self._records.values())
 
     def put(self, record: StoredResponse) -> None:
-        """Keep a response, in place of one of the same id; the ones used least recently make room for it."""
+        """Store a response, replacing one of the same id; the least recently used are evicted."""
         self._remove(record.id)
         record.last_used = self.clock()
         self._records[record.id] = record
-        self._holders.update({(record.owner, item): record.id for item in record.item_ids})
+        self._response_of_item.update({(record.owner, item): record.id for item in record.item_ids})
         self.num_bytes += record.num_bytes
-        self._make_room()
+        self._evict()
 
     def get(self, owner: str, response_id: str) -> StoredResponse | None:
-        """The response of this id, if it is the owner's."""
-        self._make_room()
+        """Return the response of this id if it belongs to the owner."""
+        self._evict()
         record = self._records.get(response_id)
         if record is None or record.owner != owner:
             return None
@@ -123,7 +119,7 @@ class ResponseStore:
         return record
 
     def delete(self, owner: str, response_id: str) -> bool:
-        """Forget a response, and stop making it. Returns whether there was one of the owner's."""
+        """Delete a response and cancel its job. Returns False if the owner has none of this id."""
         record = self.get(owner, response_id)
         if record is None:
             return False
@@ -133,19 +129,19 @@ class ResponseStore:
         return True
 
     def find_item(self, owner: str, item_id: str) -> dict[str, Any] | None:
-        """The item of this id in one of the owner's responses, whether it went in or came out."""
-        record = self.get(owner, self._holders.get((owner, item_id), ""))
+        """Return the item of this id, input or output, from one of the owner's responses."""
+        record = self.get(owner, self._response_of_item.get((owner, item_id), ""))
         if record is None:
             return None
         items = (item for turn in record.own_turns() for item in orjson.loads(turn))
         return next((item for item in items if item["id"] == item_id), None)
 
-    def _make_room(self) -> None:
-        """Forget what is idle for too long, then the least recently used; what is still being made stays."""
-        oldest = self.clock() - self.max_idle
+    def _evict(self) -> None:
+        """Evict expired responses, then the least recently used; never one in progress."""
+        expired = self.clock() - self.max_idle
         for record in tuple(itertools.islice(self._records.values(), _MOST_AT_ONCE)):
             full = self.num_bytes > self.max_bytes or len(self._records) > self.max_count
-            if not full and record.last_used > oldest:
+            if not full and record.last_used > expired:
                 return
             if record.job is None:
                 self._remove(record.id)
@@ -156,5 +152,5 @@ class ResponseStore:
             return
         self.num_bytes -= record.num_bytes
         for item in record.item_ids:
-            if self._holders.get((record.owner, item)) == response_id:
-                del self._holders[record.owner, item]
+            if self._response_of_item.get((record.owner, item)) == response_id:
+                del self._response_of_item[record.owner, item]

@@ -1,1 +1,1 @@
-"""Output formats: the grammar of an answer, from any field or from tools, and the check of what came."""
+"""Structured output: the grammar of an answer, tool calls and their parser, and the check of finished answers."""

@@ -1,4 +1,4 @@
-"""What a request asks of its answer's form, whichever field it came in, as a grammar for the engine."""
+"""Output format of a request (response_format, guided_*, structured_outputs, ...) as a grammar for the engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...grammar.errors import GrammarError
 from ...grammar.schema.static_limits import check_limits
 from ...grammar.spec import GrammarSpec
 from ..protocol.structured import ResponseFormat, StructuredFields, StructuredOutputs
-from ..tools.tool_plan import ToolPlan
+from .tool_parser import ToolParser, ToolPlan
 
 _EBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 _LARK_RULE = re.compile(r"^[ \t]*[?!]?\w+(?:\.\d+)?[ \t]*:", re.MULTILINE)
@@ -20,15 +20,14 @@ _LARK_RULE = re.compile(r"^[ \t]*[?!]?\w+(?:\.\d+)?[ \t]*:", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """The form that an answer will have.
+    """The output format of an answer.
 
     Attributes:
         spec: the grammar of the whole answer.
-        field: the field that asked for it, for errors.
-        kind: the same for metrics: a kind of grammar, or ``tools``.
-        form: what free text must follow for itself: ``spec``, or a part of it where ``tools`` are at hand; None for
-            text of any form.
-        tools: how tool calls are read out of the answer; None where there are none.
+        field: the request's field that gave it, for errors.
+        kind: label for metrics: a kind of grammar, or ``tools``.
+        form: the grammar of text outside tool calls: ``spec``, or a part of it beside ``tools``; None for free text.
+        tools: how to parse tool calls out of the answer; None without tools.
     """
 
     spec: GrammarSpec
@@ -38,8 +37,8 @@ class OutputFormat:
     tools: ToolPlan | None = None
 
     @contextmanager
-    def blaming(self) -> Iterator[None]:
-        """Errors of the engine about the grammar name the field that asked for it."""
+    def locating_errors(self) -> Iterator[None]:
+        """Within the block, ``GrammarRefused`` of the engine names the request's field and the pointer inside it."""
         try:
             yield
         except GrammarRefused as error:
@@ -49,26 +48,31 @@ class OutputFormat:
             raise GrammarRefused(error.keyword, pointer, error.reason, param=field) from None
 
 
+def tool_parser(output_format: OutputFormat | None) -> ToolParser | None:
+    """A new parser for one answer's tool calls; None without tools."""
+    return None if output_format is None or output_format.tools is None else ToolParser(output_format.tools)
+
+
 def requested_format(body: StructuredFields) -> OutputFormat | None:
-    """The form that the body asks for, None for text of any form.
+    """Return the output format that the body gives, None for free text.
 
     Raises:
-        GrammarRefused: it is malformed or beyond the limits; it names the field.
+        GrammarRefused: the format is malformed or beyond the limits; the error names the field.
     """
-    if not body.form_fields:
+    if not body.format_fields:
         return None
-    name = field = body.form_fields[0]
+    name = field = body.format_fields[0]
     if body.structured_outputs is not None:
         field = f"{name}.{body.structured_outputs.given[0]}"
-    with refusing(field):
+    with naming_field(field):
         spec = _spec(body, name)
         check_limits(spec)
     return OutputFormat(spec, field, spec.kind.value, spec)
 
 
 @contextmanager
-def refusing(field: str) -> Iterator[None]:
-    """A ``GrammarError`` becomes a ``GrammarRefused`` that names the field."""
+def naming_field(field: str) -> Iterator[None]:
+    """Within the block, turn ``GrammarError`` into ``GrammarRefused`` for this field."""
     try:
         yield
     except GrammarError as error:
@@ -79,9 +83,9 @@ def _spec(body: StructuredFields, field: str) -> GrammarSpec:
     value = getattr(body, field)
     match field:
         case "response_format":
-            return _of_response_format(value)
+            return _response_format_spec(value)
         case "structured_outputs":
-            return _of_outputs(value)
+            return _structured_outputs_spec(value)
         case "guided_json":
             return GrammarSpec.json_schema(value)
         case "guided_choice":
@@ -93,32 +97,32 @@ def _spec(body: StructuredFields, field: str) -> GrammarSpec:
     return GrammarSpec.regex(value)
 
 
-def _of_response_format(given: ResponseFormat) -> GrammarSpec:
-    if given.json_schema is not None:
-        return GrammarSpec.json_schema(given.json_schema.schema_)
-    return GrammarSpec.json_object() if given.type == "json_object" else GrammarSpec.structural_tag(given.tag())
+def _response_format_spec(value: ResponseFormat) -> GrammarSpec:
+    if value.json_schema is not None:
+        return GrammarSpec.json_schema(value.json_schema.schema_)
+    return GrammarSpec.json_object() if value.type == "json_object" else GrammarSpec.structural_tag(value.tag())
 
 
-def _of_outputs(given: StructuredOutputs) -> GrammarSpec:
-    match given.given[0]:
+def _structured_outputs_spec(value: StructuredOutputs) -> GrammarSpec:
+    match value.given[0]:
         case "json":
-            return GrammarSpec.json_schema(given.json_)
+            return GrammarSpec.json_schema(value.json_)
         case "regex":
-            return GrammarSpec.regex(str(given.regex))
+            return GrammarSpec.regex(str(value.regex))
         case "choice":
-            return GrammarSpec.choice(given.choice or [])
+            return GrammarSpec.choice(value.choice or [])
         case "grammar":
-            return grammar_of_text(str(given.grammar))
+            return grammar_of_text(str(value.grammar))
         case "json_object":
             return GrammarSpec.json_object()
-    return GrammarSpec.structural_tag(given.structural_tag)
+    return GrammarSpec.structural_tag(value.structural_tag)
 
 
 def grammar_of_text(text: str) -> GrammarSpec:
-    """A grammar in EBNF (its rules are written ``name ::= ...``) or else in Lark (``name: ...``).
+    """Parse the text as EBNF if it has a rule ``name ::= ...``, else as Lark (``name: ...``).
 
     Raises:
-        GrammarError: the text has rules of neither kind.
+        GrammarError: the text has neither kind of rule.
     """
     if _EBNF_RULE.search(text):
         return GrammarSpec.ebnf(text)

@@ -1,11 +1,11 @@
-"""From tools and a choice to the grammar of the answer, and how calls are read out of it again.
+"""Output format for tools and ``tool_choice``: the grammar of the answer and the plan to parse its calls.
 
-    named           the prompt ends in the head of the call; the answer is its arguments alone
-    required        a call as a JSON object, or an array of calls where several are allowed
-    auto            free text, in which the format's trigger opens calls; or calls, or the form that was asked for
-    none            as if there were no tools: what the model writes is content
+    named           the prompt ends with the head of the call; the answer is its arguments alone
+    required        a call as a JSON object, or an array of calls if parallel calls are allowed
+    auto            free text in which the format's trigger opens calls; or calls, or the requested format
+    none            as without tools: the answer is content
 
-Forced calls are JSON as a whole, because that is what a grammar can always bring to its end within the budget.
+Forced calls are plain JSON, because the grammar can close JSON within any token budget.
 """
 
 from __future__ import annotations
@@ -18,54 +18,54 @@ from ...engine.errors import RequestError
 from ...grammar.schema.document import pointer_join
 from ...grammar.schema.static_limits import check_limits
 from ...grammar.spec import GrammarKind, GrammarSpec
-from ..protocol.tools import AllowedChoice, NamedChoice, Tool, narrowed
-from ..tools.tool_formats import ToolFormat
-from ..tools.tool_plan import Reading, ToolPlan
-from .output_format import OutputFormat, refusing
+from ..protocol.tools import AllowedChoice, NamedChoice, Tool, resolve_choice
+from .output_format import OutputFormat, naming_field
+from .tool_formats import ToolFormat
+from .tool_parser import Reading, ToolPlan
 
 MAX_FORCED_CALLS = 16
-# What a function without parameters takes: exactly {}.
-_NOTHING: dict[str, Any] = {"const": {}}
+# Schema of a function without parameters: exactly {}.
+_NO_ARGUMENTS: dict[str, Any] = {"const": {}}
 
 
 def tool_output_format(
     tools: Sequence[Tool],
     choice: str | NamedChoice | AllowedChoice,
     form: ToolFormat,
-    asked: OutputFormat | None,
+    requested: OutputFormat | None,
     *,
     parallel: bool,
 ) -> OutputFormat | None:
-    """The form of an answer for which there are tools; None for text of any form.
+    """Return the output format of an answer with tools; None for free text.
 
     Args:
-        choice: checked by ``check_tools``.
-        form: how the model writes calls.
-        asked: the form of the text, for answers without calls.
-        parallel: whether there may be several calls.
+        choice: ``tool_choice``, checked by ``check_tools``.
+        form: the model's tool call format.
+        requested: output format of answers without calls.
+        parallel: whether several calls are allowed.
 
     Raises:
-        RequestError: a tool's schema is malformed or beyond the limits, or the forms cannot be had together.
+        RequestError: a tool's schema is malformed or beyond the limits, or the formats contradict each other.
     """
-    mode, callable_tools = narrowed(tools, choice)
+    mode, callable_tools = resolve_choice(tools, choice)
     parallel = parallel and not form.only_at_start
     fields = {tool.function.name: f"tools[{tools.index(tool)}].function.parameters" for tool in callable_tools}
     arguments = {tool.function.name: _arguments(tool, fields[tool.function.name]) for tool in callable_tools}
     if mode == "none":
-        return asked
+        return requested
     if mode == "named":
         [name] = arguments
         plan = ToolPlan(form, Reading.ARGUMENTS, arguments, form.opening + form.head(name), name, (("", fields[name]),))
         return OutputFormat(arguments[name], "tools", "tools", None, plan)
     if mode == "required":
         return _required(arguments, fields, form, parallel=parallel)
-    return _triggered(arguments, fields, form, asked, parallel=parallel)
+    return _triggered(arguments, fields, form, requested, parallel=parallel)
 
 
 def _arguments(tool: Tool, name: str) -> GrammarSpec:
     schema = tool.function.parameters
-    with refusing(name):
-        spec = GrammarSpec.json_schema(_NOTHING if schema is None else {"type": "object"} | schema)
+    with naming_field(name):
+        spec = GrammarSpec.json_schema(_NO_ARGUMENTS if schema is None else {"type": "object"} | schema)
         check_limits(spec)
     return spec
 
@@ -89,21 +89,21 @@ def _required(
     if parallel:
         schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": MAX_FORCED_CALLS}
         prefill = form.opening.removesuffix("[") if form.separator else ""
-    places = _places(schema, {id(part): fields[name] for name, part in embedded.items()})
-    plan = ToolPlan(form, Reading.JSON, arguments, prefill, places=places)
-    with refusing("tools"):
+    schema_fields = _schema_fields(schema, {id(part): fields[name] for name, part in embedded.items()})
+    plan = ToolPlan(form, Reading.JSON, arguments, prefill, schema_fields=schema_fields)
+    with naming_field("tools"):
         spec = GrammarSpec.json_schema(schema)
         check_limits(spec)
     return OutputFormat(spec, "tools", "tools", None, plan)
 
 
 def _embedded(schema: dict[str, Any], index: int) -> dict[str, Any]:
-    """A schema as part of another: a resource of its own, so that its references stay within it."""
+    """Give the schema an ``$id`` of its own, so that its references resolve within it."""
     return {"$id": f"http://tool-{index}.invalid/"} | {key: value for key, value in schema.items() if key != "$schema"}
 
 
 def _check_ids(schemas: Mapping[str, dict[str, Any]], fields: Mapping[str, str]) -> None:
-    """Two schemas of one identifier would answer for each other's references."""
+    """Refuse equal ``$id``s: references of one schema would resolve into the other."""
     owners: dict[str, str] = {}
     for name, schema in schemas.items():
         if owners.setdefault(str(schema["$id"]), name) != name:
@@ -114,7 +114,7 @@ def _triggered(
     arguments: Mapping[str, GrammarSpec],
     fields: Mapping[str, str],
     form: ToolFormat,
-    asked: OutputFormat | None,
+    requested: OutputFormat | None,
     *,
     parallel: bool,
 ) -> OutputFormat:
@@ -122,29 +122,29 @@ def _triggered(
     owners = {id(schema): fields[name] for name, schema in schemas.items()}
     calls = _calls(schemas, form, parallel=parallel)
     shape: dict[str, Any]
-    if asked is not None:
-        document = _document(asked, form)
-        owners[id(document["json_schema"])] = asked.field
+    if requested is not None:
+        document = _document(requested, form)
+        owners[id(document["json_schema"])] = requested.field
         if parallel and form.separator is None:
             calls = {"type": "tags_with_separator", "tags": [calls], "separator": "\n", "at_least_one": True}
         shape = {"type": "or", "elements": [calls, document]}
     elif form.only_at_start:
-        # Raw text that begins like a call is one.
+        # Text that begins with the trigger is parsed as a call, so free text may not.
         text = {"type": "regex", "pattern": rf"^(?!{re.escape(form.trigger)})[\s\S]*$"}
         shape = {"type": "or", "elements": [calls, text]}
     else:
         once = not parallel or form.separator is not None
         shape = {"type": "triggered_tags", "triggers": [form.trigger], "tags": [calls], "stop_after_first": once}
-    places = _places({"format": shape}, owners)
-    with refusing("tools"):
+    schema_fields = _schema_fields({"format": shape}, owners)
+    with naming_field("tools"):
         spec = GrammarSpec.structural_tag({"format": shape})
         check_limits(spec)
-    plan = ToolPlan(form, Reading.TRIGGERED, arguments, places=places)
-    return OutputFormat(spec, "tools", "tools", None if asked is None else asked.spec, plan)
+    plan = ToolPlan(form, Reading.TRIGGERED, arguments, schema_fields=schema_fields)
+    return OutputFormat(spec, "tools", "tools", None if requested is None else requested.spec, plan)
 
 
 def _calls(schemas: Mapping[str, Any], form: ToolFormat, *, parallel: bool) -> dict[str, Any]:
-    """The structural tag of a call in the model's format, or of the calls that share an opening."""
+    """Structural tag of a call in the model's format, or of several calls after one opening."""
     tags = [
         {"type": "tag", "begin": form.head(name), "content": {"type": "json_schema", "json_schema": schema}, "end": "}"}
         for name, schema in schemas.items()
@@ -157,31 +157,31 @@ def _calls(schemas: Mapping[str, Any], form: ToolFormat, *, parallel: bool) -> d
     return {"type": "tag", "begin": form.opening, "content": content, "end": form.closing}
 
 
-def _document(asked: OutputFormat, form: ToolFormat) -> dict[str, Any]:
-    """The form of an answer without calls, as a part of a structural tag."""
-    if not asked.spec.kind.is_json:
+def _document(requested: OutputFormat, form: ToolFormat) -> dict[str, Any]:
+    """Structural tag element for an answer without calls."""
+    if not requested.spec.kind.is_json:
         raise RequestError(
-            f"'{asked.field}' must be JSON beside 'tools': set 'tool_choice' to 'none' for other forms.",
-            param=asked.field,
+            f"'{requested.field}' must be JSON beside 'tools': set 'tool_choice' to 'none' for other forms.",
+            param=requested.field,
         )
     if form.only_at_start:
         raise RequestError(
-            f"'{asked.field}' cannot go with 'tools' here: this model writes calls as bare JSON, which could be "
+            f"'{requested.field}' cannot go with 'tools' here: this model writes calls as bare JSON, which could be "
             "either. Set 'tool_choice' to 'none' or 'required'.",
-            param=asked.field,
+            param=requested.field,
         )
-    is_object = asked.spec.kind is GrammarKind.JSON_OBJECT
-    return {"type": "json_schema", "json_schema": {"type": "object"} if is_object else asked.spec.value()}
+    is_object = requested.spec.kind is GrammarKind.JSON_OBJECT
+    return {"type": "json_schema", "json_schema": {"type": "object"} if is_object else requested.spec.value()}
 
 
-def _places(shape: Any, owners: Mapping[int, str]) -> tuple[tuple[str, str], ...]:
-    """Where the schemas of the request stand in a grammar, by their identity."""
+def _schema_fields(shape: Any, owners: Mapping[int, str]) -> tuple[tuple[str, str], ...]:
+    """Find the request's schemas inside a grammar by identity: (pointer, request field)."""
 
-    def walk(at: Any, pointer: str) -> Iterator[tuple[str, str]]:
-        if id(at) in owners:
-            yield pointer, owners[id(at)]
-        elif isinstance(at, dict | list):
-            for step, value in at.items() if isinstance(at, dict) else enumerate(at):
+    def walk(node: Any, pointer: str) -> Iterator[tuple[str, str]]:
+        if id(node) in owners:
+            yield pointer, owners[id(node)]
+        elif isinstance(node, dict | list):
+            for step, value in node.items() if isinstance(node, dict) else enumerate(node):
                 yield from walk(value, pointer_join(pointer, step))
 
     return tuple(walk(shape, ""))

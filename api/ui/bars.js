@@ -1,4 +1,4 @@
-// Two wholes and their parts: the time of a step, and the pages of the KV pool.
+// Stacked bars: parts of a step's time, and owners of the KV pool's pages.
 
 import { byId, el } from "./dom.js";
 import { milliseconds, percent, plural, whole } from "./format.js";
@@ -18,7 +18,7 @@ const WINDOW = 10000; // milliseconds that times are averaged over
 
 let seen = [];
 
-/** How the mean step of the last seconds divides; of all steps if there were none. */
+/** Parts of the mean step of the last seconds; of all steps without a recent one. */
 export function showStep(stats) {
   const now = performance.now();
   if (seen.length && stats.steps < seen[0].stats.steps) seen = [];
@@ -41,7 +41,7 @@ export function showStep(stats) {
     `${milliseconds(step)} · ${plural(grown("computed_tokens") / steps, "token")} · ${recent ? "mean of the last 10 s" : "mean since the start"}`;
 }
 
-/** Whose the pages are. */
+/** Pages of the KV pool by owner. */
 export function showPool(stats, pageSize) {
   const inUse = stats.pages - stats.pages_available;
   const parts = [

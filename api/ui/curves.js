@@ -1,4 +1,4 @@
-// The last five minutes as small curves. The numbers above are the newest ones, or those under the pointer.
+// Sparklines of the last five minutes, with the newest value or the one under the pointer.
 
 import { byId, el, set, svg } from "./dom.js";
 import { percent, seconds, whole } from "./format.js";
@@ -6,8 +6,8 @@ import { percent, seconds, whole } from "./format.js";
 const SPAN = 300;
 const WIDTH = 300;
 const HEIGHT = 46;
-const FRESH = 20; // seconds for which a value still is one of now
-const GAP = 15; // seconds without a value that a line leaps over
+const FRESH = 20; // seconds for which a value counts as current
+const GAP = 15; // seconds without a value that a line bridges
 
 const CURVES = [
   { title: "Throughput", unit: "tokens/s", hue: "part-2", values: [(p) => p.generated], format: whole },
@@ -38,7 +38,7 @@ let points = [];
 const charts = CURVES.map(chart);
 byId("curves").replaceChildren(...charts.map(({ card }) => card));
 
-/** The end of the newest point there is, for the next question to the server. */
+/** End time of the newest point, for the next request. */
 export const newest = () => points.at(-1)?.at ?? -1;
 
 export function forgetCurves() {
@@ -104,7 +104,7 @@ function latest(value) {
   return point && newest() - point.at < FRESH ? value(point) : null;
 }
 
-/** The runs of points that a line connects: those with a value, without long gaps. */
+/** Split points into connected segments: without missing values and long gaps. */
 function runs(value) {
   const found = [];
   for (const point of points) {
@@ -123,7 +123,7 @@ function path(value, x, y) {
   return runs(value).map((run) => along(run, value, x, y) + (run.length > 1 ? "" : "h1.5")).join("");
 }
 
-/** The same, closed along the floor. */
+/** Area path: the line, closed along the baseline. */
 function filled(value, x, y) {
   const closed = (run) => `${along(run, value, x, y)}L${x(run.at(-1)).toFixed(1)},${HEIGHT}H${x(run[0]).toFixed(1)}Z`;
   return runs(value).filter((run) => run.length > 1).map(closed).join("");

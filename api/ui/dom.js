@@ -1,4 +1,4 @@
-// Elements with text in them. Nothing here reads HTML: whatever a model or a client wrote stays text.
+// DOM helpers. Text is never parsed as HTML: output of models and clients stays text.
 
 const SVG = "http://www.w3.org/2000/svg";
 

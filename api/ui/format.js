@@ -1,4 +1,4 @@
-// Numbers as a person reads them.
+// Number formats for display.
 
 const WHOLE = new Intl.NumberFormat("en");
 

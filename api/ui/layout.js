@@ -1,17 +1,17 @@
-// Where the nodes of the tree stand in its picture. From left to right the tokens of a sequence, one line for each
-// end; a node is as high as all that goes on from it. Plain numbers: nothing here draws.
+// Layout of the prefix tree, as plain numbers. Tokens run from left to right, one row per leaf; a node is as high as
+// its subtree.
 
 const LEAST_LINE = 5;
 const MOST_LINE = 30;
-const LIVE = 2; // lines that a running sequence takes
+const LIVE = 2; // rows of a running sequence
 
-/** When a node was first seen, so that lines keep their order while the server's order is that of use. */
+/** First time a node was seen, which keeps the rows in order; the server orders nodes by use. */
 const firstSeen = new Map();
 
 /**
  * Boxes {x, y, width, height} for nodes, and for the tokens that running sequences have beyond the tree.
- * `scale` is the number of tokens that the whole width stands for, `step` that between two ticks, `left` the number
- * of lines that found no room: those that were used longest ago.
+ * `scale`: tokens over the whole width, `step`: tokens between two ticks, `left`: number of rows that do not fit,
+ * the least recently used.
  */
 export function layout(engine, width, height) {
   const root = treeOf(engine);
@@ -39,7 +39,7 @@ export function layout(engine, width, height) {
   return { drawn, scale, step, left: ends.length - kept.size };
 }
 
-/** Nodes and the sequences' own tokens as one tree of items, in a lasting order. */
+/** Merge nodes and the sequences' own tokens into one tree of items, in a stable order. */
 function treeOf(engine) {
   const root = { children: [], start: 0, tokens: 0 };
   const items = engine.nodes.map((node) => {
@@ -84,7 +84,7 @@ function* leaves(item) {
   }
 }
 
-/** Those that run, then those used last, as many as there is room for. */
+/** Choose rows: running sequences, then the most recently used nodes, as many as fit. */
 function newest(ends, room) {
   const kept = new Set();
   let lines = 0;
@@ -96,14 +96,14 @@ function newest(ends, room) {
   return kept;
 }
 
-/** Leave out what leads to no line that is kept. */
+/** Drop items without a kept row. */
 function prune(item, kept) {
   const leads = (child) => (child.children.length ? prune(child, kept) > 0 : kept.has(child));
   item.children = item.children.filter(leads);
   return item.children.length;
 }
 
-/** The least of 1, 2, 5, 10, 20, ... that is at least so much. */
+/** Round up to 1, 2, 5, 10, 20, ... */
 function tick(least) {
   const power = 10 ** Math.floor(Math.log10(least));
   return [1, 2, 5, 10].map((factor) => factor * power).find((value) => value >= least);

@@ -1,4 +1,4 @@
-// Asks the server how it stands, once a second while somebody looks, and hands the answer to the panels.
+// Main loop: poll the server once a second while the page is visible, and update the panels.
 
 import { showPool, showStep } from "./bars.js";
 import { forgetCurves, newest, showCurves } from "./curves.js";
@@ -17,19 +17,19 @@ let started = null;
 let loaded = null;
 let failures = 0;
 let timer = null;
-let asked = 0;
+let pollNumber = 0;
 
-/** Ask, show, and ask again later; whoever is asked anew meanwhile says nothing. */
+/** Poll, show, and schedule the next poll; an answer superseded by a newer poll is dropped. */
 async function poll() {
   clearTimeout(timer);
-  const own = ++asked;
+  const own = ++pollNumber;
   const [state, error] = await get(`ui/state?since=${newest()}`, AbortSignal.timeout(PATIENCE)).then(
     (found) => [found, null],
     (reason) => [null, reason],
   );
-  if (own !== asked) return;
+  if (own !== pollNumber) return;
   failures = error ? failures + 1 : 0;
-  const locked = error?.status === 401; // Until there is a key.
+  const locked = error?.status === 401; // Until a key is entered.
   if (!locked && !document.hidden) timer = setTimeout(poll, Math.min(SLOWEST, PERIOD * (failures + 1)));
   if (error) explain(error);
   else show(state);
@@ -56,7 +56,7 @@ function show({ server, history, engine }) {
   }
 }
 
-/** Why there is nothing new to see, and what would help. */
+/** Explain why there is no new data, and the remedy. */
 function explain(error) {
   if (!(error instanceof Refusal)) {
     status("connecting", "reconnecting");
@@ -76,7 +76,7 @@ function explain(error) {
   }
 }
 
-/** Old numbers are dimmed as long as they are not those of now. */
+/** Dim numbers that are not current. */
 function status(state, text) {
   byId("status").dataset.state = state;
   byId("status").textContent = text;

@@ -1,9 +1,9 @@
-// One colour for each namespace, the same as long as the page is open. The base model's is the quiet one.
+// One colour per namespace, constant while the page is open; the base model's is muted.
 
 const HUES = 9;
 const given = new Map();
 
-/** The class that carries the colour of a namespace. */
+/** CSS class with the colour of a namespace. */
 export function hue({ adapter, tenant = "", salted = false }) {
   const name = JSON.stringify([adapter, tenant, salted]);
   if (!given.has(name)) {
@@ -13,12 +13,12 @@ export function hue({ adapter, tenant = "", salted = false }) {
   return `ns-${given.get(name)}`;
 }
 
-/** What a namespace is called. */
+/** Display name of a namespace. */
 export function title({ adapter, tenant = "", salted = false }) {
   return [adapter ?? "base model", tenant, salted ? "salted" : ""].filter(Boolean).join(" · ");
 }
 
-/** The namespace that a sequence extends: that of its node if both have one adapter, else another of the adapter. */
+/** Namespace of a sequence: its node's if it has the same adapter, else another of the adapter. */
 export function namespaceOf(sequence, engine) {
   const { adapter, tenant } = sequence;
   const own = engine.namespaces[engine.nodes[sequence.node]?.namespace];

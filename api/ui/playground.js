@@ -1,4 +1,4 @@
-// Asks the server one question at a time, streams the answer, and shades what of the prompt was in the prefix cache.
+// Playground: send one prompt, stream the answer, and shade the cached part of the prompt.
 
 import { byId, el } from "./dom.js";
 import { seconds, whole } from "./format.js";
@@ -15,12 +15,12 @@ const EXAMPLE = {
   required: ["name", "company", "email", "phone"],
   additionalProperties: false,
 };
-const ANOTHER = ""; // An adapter that is loaded when it is first named is not among the models before.
+const ANOTHER = ""; // An adapter loaded on its first use is not listed before.
 const answer = byId("answer");
 const check = byId("answer-check");
 let running = null;
 
-/** Offer the models that the server has; called again whenever that may have changed. */
+/** List the server's models; called again whenever they may have changed. */
 export async function offerModels() {
   const select = byId("ask-model");
   const { data } = await get("v1/models");
@@ -61,7 +61,7 @@ async function ask() {
   }
 }
 
-/** The request that the form says. SyntaxError for a schema that is no JSON. */
+/** Request body from the form. SyntaxError for a schema that is not JSON. */
 function question() {
   const system = byId("ask-system").value.trim();
   const messages = [...(system ? [{ role: "system", content: system }] : []), { role: "user", content: byId("ask-user").value }];
@@ -105,7 +105,7 @@ function end() {
   byId("ask-stop").hidden = true;
 }
 
-/** Stream the answer to the page. Its usage, and when it began, had its first and its last text. */
+/** Stream the answer to the page; return its usage and the times of start, first and last text. */
 async function stream(body) {
   const times = { begin: performance.now(), first: null, last: null };
   let usage = null;
@@ -130,7 +130,7 @@ function tell(usage, { begin: started, first, last }) {
   ].filter(Boolean).join(" · ");
 }
 
-/** Say whether a structured answer is JSON; that it fits the schema, the server has seen to. */
+/** Show whether a structured answer is JSON; the server enforces the schema. */
 function judge() {
   let valid = true;
   try {
@@ -154,6 +154,6 @@ async function shade(body, usage) {
   const spans = texts.map((text, i) => el("span", i < cached ? "cached" : "computed", text.replaceAll("\n", "↵\n")));
   const box = byId("prompt");
   box.replaceChildren(...spans);
-  const first = spans[cached]; // Where the cache ended is what one looks for.
+  const first = spans[cached]; // Scroll to the end of the cached part.
   if (first) box.scrollTop = first.offsetTop - box.offsetTop - box.clientHeight / 2;
 }

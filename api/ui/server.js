@@ -1,8 +1,8 @@
-// Talks to the server that sent this page, with the key that the user gave; the key lives as long as the tab.
+// Requests to the server of this page, with the user's API key, which is kept as long as the tab.
 
 const KEY = "rootgraft-key";
 
-/** An answer that is an error: its status, its code and its message. */
+/** Error response: status, code and message. */
 export class Refusal extends Error {
   constructor(status, error) {
     super(error?.message ?? `The server answered with status ${status}.`);
@@ -15,19 +15,19 @@ export function useKey(key) {
   sessionStorage.setItem(KEY, key);
 }
 
-/** What a path has, as JSON. */
+/** GET a path as JSON. */
 export async function get(path, signal) {
   const reply = await request(path, { signal });
   return reply.json();
 }
 
-/** The answer to a body, as JSON. */
+/** POST a body and return the response as JSON. */
 export async function post(path, body, signal) {
   const reply = await request(path, posting(body, signal));
   return reply.json();
 }
 
-/** The events of a streamed answer, each as JSON. */
+/** Yield the events of a streamed answer as JSON. */
 export async function* events(path, body, signal) {
   const reply = await request(path, posting(body, signal));
   let rest = "";

@@ -1,4 +1,4 @@
-// Running sequences; adapters and the slots that they are in.
+// Tables of running sequences, and of adapters with their slots.
 
 import { byId, el, table } from "./dom.js";
 import { bytes, percent, plural, seconds, whole } from "./format.js";
@@ -30,7 +30,7 @@ export function showSequences(engine) {
   );
 }
 
-/** How far a prompt is: cached, computed, still to do. */
+/** Progress of a prompt: cached, computed, remaining tokens. */
 function reach({ prompt, cached, computed }, color) {
   const parts = [["cached", cached], ["done", Math.min(computed, prompt) - cached], ["todo", prompt - computed]];
   const bar = el("div", `reach ${color}`);
@@ -69,7 +69,7 @@ export function showAdapters(engine) {
   }
 }
 
-/** An adapter's colour: that of its first namespace. */
+/** Colour of an adapter: that of its first namespace. */
 function colorOf(name, engine) {
   return hue(engine.namespaces.find((each) => each.adapter === name) ?? { adapter: name });
 }

@@ -1,4 +1,4 @@
-// The picture of the prefix tree: boxes that move to where `layout` puts them, and what they say.
+// Drawing of the prefix tree: boxes that move to their places of `layout`, with labels.
 
 import { byId, el, set, svg } from "./dom.js";
 import { plural, whole } from "./format.js";
@@ -90,7 +90,7 @@ function drawNode(item, seen) {
   if (text && height >= 14) label(`${item.key}-label`, text, x + 6, y + height / 2 + 4, leased, seen);
 }
 
-/** What a running sequence has beyond the tree: computed, still to be computed, and its growing end. */
+/** Tokens of a running sequence beyond the tree: computed, remaining, generated. */
 function drawTail(item, seen) {
   const { sequence, x, y, width, height } = item;
   const color = hue(namespaceOf(sequence, engine));
@@ -126,7 +126,7 @@ function label(key, text, x, y, on, seen) {
   seen.add(key);
 }
 
-/** A corner at the upper right, where what is pinned ends. */
+/** Mark at the upper right of a node at which a pin ends. */
 function pin(key, x, y, seen) {
   let shape = shapes.get(key);
   if (!shape) {
@@ -151,7 +151,7 @@ function tell(event, tip) {
 }
 
 function aboutNode({ node, start }) {
-  const ago = `last used ${plural(Math.ceil(node.age / 2), "sequence")} ago`; // Each counts twice: its start, its end.
+  const ago = `last used ${plural(Math.ceil(node.age / 2), "sequence")} ago`; // The clock ticks at each start and end of a sequence.
   const used = node.leases ? `in use by ${plural(node.leases, "sequence")}` : ago;
   return [
     title(engine.namespaces[node.namespace]),

@@ -12,7 +12,7 @@ import torch
 from benchmarks.gpu.measure import Ceilings, Line, Machine, seconds, synchronize
 from rootgraft.engine.batch import Row, RowStart
 from rootgraft.engine.sampling import top_k_top_p
-from rootgraft.engine.sampling.sampler import Allowed, Sampler
+from rootgraft.engine.sampling.sampler import DeviceMasks, Sampler
 from rootgraft.engine.sampling.top_k_top_p import Draws
 from rootgraft.engine.types import SamplingParams
 from rootgraft.kernels.ranked_draw import draw_ranked
@@ -77,14 +77,14 @@ def _columns(machine: Machine, rows: int) -> Draws:
 def _mask(machine: Machine, ceilings: Ceilings, rows: int, vocab: int) -> Line:
     logits = _logits(machine, rows, vocab, True)
     masks = _half_masks(machine, rows, vocab)
-    took = seconds(machine, [lambda: mask_logits(logits, masks.lines, masks.words)])
+    took = seconds(machine, [lambda: mask_logits(logits, masks.positions, masks.words)])
     moved = masks.words.nbytes + logits.nbytes / 2
     return _line(f"mask, {rows} rows, half banned", took, moved / ceilings.copy)
 
 
-def _half_masks(machine: Machine, rows: int, vocab: int) -> Allowed:
+def _half_masks(machine: Machine, rows: int, vocab: int) -> DeviceMasks:
     words = machine.ints([0x0F0F0F0F]).expand(rows, -(-vocab // 32)).contiguous()
-    return Allowed(machine.ints(list(range(rows)), torch.int64), words)
+    return DeviceMasks(machine.ints(list(range(rows)), torch.int64), words)
 
 
 def _steps(machine: Machine, rows: int, vocab: int) -> Iterator[Line]:

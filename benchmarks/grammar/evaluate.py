@@ -161,7 +161,7 @@ def _random_outputs(row: dict[str, Any], compiled: CompiledGrammar, walker: Walk
             yield f"stuck: {failure}"
             continue
         if text is None:
-            if (compiled.num_shortest or 0) > BUDGET:
+            if (compiled.matcher().num_shortest or 0) > BUDGET:
                 walker.report.counts["cut off as the shortest answer does not fit"] += 1
             elif index % 2 == 0:
                 walker.report.note("cut off in spite of closing", row, index)

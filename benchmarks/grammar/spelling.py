@@ -1,6 +1,6 @@
 """How the grammar would spell an instance: keys in its order, numbers without a needless point.
 
-Walks the analysis in plain Python, so it is also a second opinion on what the worlds admit.
+Walks the analysis in plain Python, so it is also a second opinion on what the alternatives admit.
 """
 
 from __future__ import annotations
@@ -8,31 +8,19 @@ from __future__ import annotations
 from typing import Any
 
 from rootgraft.grammar.schema.analysis import Analysis
-from rootgraft.grammar.schema.constraints import (
-    ALWAYS,
-    ARRAY,
-    FALSE,
-    FRACTION,
-    INTEGER,
-    NULL,
-    NUMBER,
-    OBJECT,
-    STRING,
-    TRUE,
-    Alternative,
-    Conj,
-)
+from rootgraft.grammar.schema.constraints import ALWAYS, Alternative, Conj
+from rootgraft.grammar.schema.json_types import ARRAY, FALSE, FRACTION, INTEGER, NULL, NUMBER, OBJECT, STRING, TRUE
 from rootgraft.grammar.schema.scalars import decimal
 
 MISSING = object()
 
 
 def spell(analysis: Analysis, conj: Conj, value: Any) -> Any:
-    """The instance as the grammar writes it, or MISSING if no world admits it."""
+    """The instance as the grammar writes it, or MISSING if no alternative admits it."""
     if conj == ALWAYS:
         return _plain(value)
     for alternative in analysis.conjunction(conj):
-        found = _in_world(analysis, alternative, value)
+        found = _in_alternative(analysis, alternative, value)
         if found is not MISSING:
             return found
     return MISSING
@@ -46,7 +34,7 @@ def _plain(value: Any) -> Any:
     return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-def _in_world(analysis: Analysis, alternative: Alternative, value: Any) -> Any:
+def _in_alternative(analysis: Analysis, alternative: Alternative, value: Any) -> Any:
     if value is None or isinstance(value, bool):
         bit = NULL if value is None else TRUE if value else FALSE
         return value if alternative.types & bit else MISSING

@@ -15,6 +15,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +24,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.grammar.evaluate import read_vocabulary
-from rootgraft.grammar.compile.compiler import CompiledGrammar, load, lower
+from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
+from rootgraft.grammar.compile.compiler import lower
 from rootgraft.grammar.errors import GrammarError
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
@@ -63,8 +65,9 @@ def measure(rows: list[dict[str, Any]], vocabulary: Vocabulary, repeats: int) ->
         except GrammarError:
             continue
         compiles.append(min(_seconds(lambda spec=spec: lower(spec, vocabulary)) for _ in range(repeats)))
-        loads.append(min(_seconds(lambda artifact=artifact: load(artifact, vocabulary)) for _ in range(repeats)))
-        masks += _masks(row, load(artifact, vocabulary), vocabulary)
+        load = partial(CompiledGrammar, artifact, vocabulary)
+        loads.append(min(_seconds(load) for _ in range(repeats)))
+        masks += _masks(row, load(), vocabulary)
     return {
         "tokens": len(vocabulary.tokens),
         "schemas": len(rows),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rootgraft.engine.text.tokenizer import Tokenizer
-from rootgraft.programs.branch_calls import Answer, Backend, Draw, Prompt
+from rootgraft.programs.branch_calls import CallParams, Completion, ModelBackend, Prompt
 from rootgraft.programs.token_report import Report
 
 
@@ -24,20 +24,20 @@ class Call:
 
     began: float
     prompt: Prompt
-    answer: Answer
+    answer: Completion
 
 
 class Recorder:
-    """A backend that keeps what goes through it. See ``rootgraft.programs.branch_calls.Backend``."""
+    """A backend that keeps what goes through it. See ``rootgraft.programs.branch_calls.ModelBackend``."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: ModelBackend) -> None:
         self._backend = backend
         self._lock = threading.Lock()
         self.calls: list[Call] = []
 
-    def stream(self, prompt: Prompt, draw: Draw) -> Generator[str, None, Answer]:
+    def stream(self, prompt: Prompt, params: CallParams) -> Generator[str, None, Completion]:
         began = time.perf_counter()
-        answer = yield from self._backend.stream(prompt, draw)
+        answer = yield from self._backend.stream(prompt, params)
         with self._lock:
             self.calls.append(Call(began, prompt, answer))
         return answer

@@ -11,7 +11,8 @@ import statistics
 from array import array
 from random import Random
 
-from rootgraft.engine.batch import Batch, Draw, RowResult, StepResult
+from benchmarks.computed_step import ComputedStep
+from rootgraft.engine.batch import Batch, RowResult, StepHandle, StepResult
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Submit, TokenOut
@@ -33,10 +34,10 @@ class _Device:
     overlaps = False
     tokens = 0
 
-    def launch(self, batch: Batch) -> Draw:
+    def launch(self, batch: Batch) -> StepHandle:
         self.tokens = batch.num_tokens
         result = StepResult(tuple(RowResult((1,) if row.draws else ()) for row in batch.rows))
-        return lambda _masks: lambda: result
+        return ComputedStep(batch, result)
 
 
 def _waits(*, first_come: bool, seed: int) -> dict[int, float]:

@@ -34,10 +34,9 @@ import uvloop  # noqa: E402
 from benchmarks.serve.server import Server, machine, memory_mib  # noqa: E402
 from benchmarks.serve.structured import is_valid  # noqa: E402
 from benchmarks.serve.workloads import NAMES, WITH_ADAPTERS, Conversation, Workload, workload  # noqa: E402
-from rootgraft.api.cli.bench_report import Timing, summarise  # noqa: E402
-from rootgraft.api.cli.bench_serve import timed  # noqa: E402
+from rootgraft.api.cli.bench_report import summarise  # noqa: E402
 from rootgraft.api.cli.options import RemoteOptions  # noqa: E402
-from rootgraft.api.cli.remote_server import Remote, RemoteError  # noqa: E402
+from rootgraft.api.cli.remote_server import RemoteError, RemoteServer, Timing, timed  # noqa: E402
 
 Figures = dict[str, Any]
 PATH = "chat/completions"
@@ -88,7 +87,7 @@ def _arguments() -> argparse.Namespace:
 async def _measure(servers: dict[str, Server], args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     async with contextlib.AsyncExitStack() as stack:
         runs: dict[str, dict[str, Any]] = {}
-        remotes: dict[str, Remote] = {}
+        remotes: dict[str, RemoteServer] = {}
         processes = {}
         for name, server in servers.items():
             url, processes[name] = stack.enter_context(server.running())
@@ -109,23 +108,23 @@ async def _measure(servers: dict[str, Server], args: argparse.Namespace) -> dict
 
 
 @contextlib.asynccontextmanager
-async def _connected(url: str, process: subprocess.Popen[bytes] | None, limit: float) -> AsyncIterator[Remote]:
+async def _connected(url: str, process: subprocess.Popen[bytes] | None, limit: float) -> AsyncIterator[RemoteServer]:
     """A connection to the server once it gives a whole answer, which is its warm-up too."""
     deadline = time.monotonic() + limit
     body = {"messages": [{"role": "user", "content": "Say a word."}], "max_tokens": 8}
     while True:
         with contextlib.suppress(RemoteError):
-            async with Remote.connect(RemoteOptions(url=url)) as remote:
+            async with RemoteServer.connect(RemoteOptions(url=url)) as remote:
                 if (await timed(remote, PATH, body)).error is None:
                     break
         if time.monotonic() > deadline or (process is not None and process.poll() is not None):
             raise RemoteError("not reachable", f"The server at {url} gave no answer.")
         await asyncio.sleep(0.2)
-    async with Remote.connect(RemoteOptions(url=url)) as remote:
+    async with RemoteServer.connect(RemoteOptions(url=url)) as remote:
         yield remote
 
 
-async def _repeat(name: str, load: str, repeat: int, remote: Remote, args: argparse.Namespace) -> Figures:
+async def _repeat(name: str, load: str, repeat: int, remote: RemoteServer, args: argparse.Namespace) -> Figures:
     """One repeat of a load on a server."""
     plan = workload(load, repeat, args.seed, len(args.adapters))
     timings, valid = await _run(remote, plan, None if args.peer_lora_ids and name == args.peer_name else args.adapters)
@@ -135,7 +134,7 @@ async def _repeat(name: str, load: str, repeat: int, remote: Remote, args: argpa
     return figures
 
 
-async def _run(remote: Remote, load: Workload, adapters: list[str] | None) -> tuple[list[Timing], int]:
+async def _run(remote: RemoteServer, load: Workload, adapters: list[str] | None) -> tuple[list[Timing], int]:
     """All conversations of a load, and how many answers kept to their schema. One that fails ends there."""
     limit = asyncio.Semaphore(load.concurrency)
     timings: list[Timing] = []

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-from fake_worker import expected_tokens
+from support.engine.fake_worker import expected_tokens
 
 from benchmarks.soaking.device import EOS, VOCAB, Characters
 

@@ -26,13 +26,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from fake_worker import FakeWorker, adapter_code
-from lora_folders import file_of, good_config, good_tensors, small_reader, write_folder
+from support.engine.fake_worker import FakeWorker, adapter_code
+from support.models.lora_folders import file_of, good_config, good_tensors, small_reader, write_folder
 
 from benchmarks.soaking import ROOT
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.http import server
-from rootgraft.api.structured import output_validators
+from rootgraft.api.structured import output_check
 from rootgraft.engine import process_memory
 from rootgraft.engine.batch import Batch, StepResult
 from rootgraft.engine.config import EngineConfig
@@ -214,7 +214,7 @@ def api(folder: str, port: str) -> int:
     replaced.resolve_model = lambda model, revision: SimpleNamespace(path=Path(folder), name="soak")
     replaced.EngineClient = SoakClient
     replaced.Tokenizer = SimpleNamespace(load=lambda *_args, **_options: Characters())
-    bounded: Any = output_validators
+    bounded: Any = output_check
     bounded.MOST_CACHED = VALIDATORS
     config = EngineConfig(
         max_num_seqs=32, max_num_batched_tokens=256, block_size=PAGE, enable_lora=True, max_loras=SLOTS,

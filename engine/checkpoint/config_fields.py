@@ -1,4 +1,4 @@
-"""Typed access to the values of an untrusted config."""
+"""``Fields``: typed, checked access to the values of an untrusted config."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from ..errors import ModelError
 
 
 class Fields:
-    """A config's values by key. Every reader raises ``ModelError`` naming the key, its value and what would be right.
+    """A config's values by key, where None counts as absent.
 
-    Args:
-        values: the config; a key with the value None counts as absent.
-        where: what the messages call it.
+    Every reader raises ``ModelError`` naming the config (``where``), the key, its value and the valid ones.
     """
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
@@ -21,16 +19,15 @@ class Fields:
         self.where = where
 
     def wrong(self, key: str, wanted: str) -> ModelError:
-        """The error to raise for a value that is not what it should be."""
+        """Return the error for a value that is not as ``wanted``."""
         value = self.values.get(key)
         return ModelError(f"{self.where}: {key} must be {wanted}, not {value!r}.")
 
     def has(self, key: str) -> bool:
-        """Whether there is a value other than None."""
         return self.values.get(key) is not None
 
     def integer(self, key: str, low: int = 1, high: int = 1 << 24, *, default: int | None = None) -> int:
-        """An integer from ``low`` to ``high``; absent, ``default``."""
+        """Return an integer from ``low`` to ``high``; ``default`` if absent."""
         value = self.values.get(key)
         if value is None and default is not None:
             return default
@@ -39,7 +36,7 @@ class Fields:
         return value
 
     def positive(self, key: str, *, default: float | None = None) -> float:
-        """A finite number above 0; absent, ``default``."""
+        """Return a finite number above 0; ``default`` if absent."""
         value = self.values.get(key)
         if value is None and default is not None:
             return default
@@ -48,25 +45,25 @@ class Fields:
         return float(value)
 
     def optional_positive(self, key: str) -> float | None:
-        """A finite number above 0, or None if absent."""
+        """Return a finite number above 0; None if absent."""
         return self.positive(key) if self.has(key) else None
 
     def flag(self, key: str) -> bool:
-        """True or false; absent, false."""
+        """Return a boolean; false if absent."""
         value = self.values.get(key, False)
         if value is not None and not isinstance(value, bool):
             raise self.wrong(key, "true or false")
         return bool(value)
 
     def mapping(self, key: str) -> dict[str, Any]:
-        """An object; absent, an empty one."""
+        """Return an object; an empty one if absent."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, dict):
             raise self.wrong(key, "an object")
         return value or {}
 
     def token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
-        """A token id or a list of them; absent, none."""
+        """Return the distinct token ids of a single one or a list; none if absent."""
         value = self.values.get(key)
         if value is None:
             return ()

@@ -1,6 +1,6 @@
 """The table of model families: how each differs from a Llama, as data.
 
-A family's ``defaults`` are the values that its makers' code takes for keys that a ``config.json`` leaves out.
+A family's ``defaults`` are those of its published code for keys that a ``config.json`` leaves out.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-# Which layers see a window only, where config.json has no "layer_types":
+# Layers with a sliding window, where config.json has no "layer_types":
 #   never     no layer, and a "sliding_window" is refused
 #   all       every layer, if there is a "sliding_window"
 #   late      layers from "max_window_layers" on, if "use_sliding_window"
@@ -20,15 +20,15 @@ Windows = Literal["never", "all", "late", "no_rope", "pattern"]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One line of the table. ``norm_offset``, ``post_norms`` and ``qk_norm`` are those of ``ModelConfig``.
+    """One row of the table. ``norm_offset``, ``post_norms`` and ``qk_norm`` are those of ``ModelConfig``.
 
     Attributes:
-        name: as GGUF files name it.
-        architecture: the class that ``config.json`` names.
+        name: in GGUF files.
+        architecture: the class in ``config.json``.
         defaults: values of missing keys in ``config.json``.
-        windows: which layers see a window only.
+        windows: layers with a sliding window.
         qkv_bias: q, k and v have a bias, whatever the config says.
-        optional_biases: keys by which a config may ask for biases: "attention_bias" (q, k, v, o), "mlp_bias".
+        optional_biases: keys by which a config may add biases: "attention_bias" (q, k, v, o), "mlp_bias".
         scaled_embedding: embeddings are multiplied by the root of the hidden size.
         query_scalar: scores are divided by the root of "query_pre_attn_scalar", not of the head size.
         attention_soft_cap: honours "attn_logit_softcapping".
@@ -39,8 +39,8 @@ class Family:
         fused_weights: checkpoints store q, k, v as one matrix, and gate, up as one.
         permuted_gguf: GGUF files interleave the two halves of each q and k head.
         gguf_window: window of GGUF files that name none.
-        wide_layers: for GGUF files, which do not say it: the number of layers at which scores are divided by the
-            root of hidden size / heads, not of the head size.
+        wide_layers: the number of layers at which scores are divided by the root of hidden size / heads, not of the
+            head size; GGUF files have no key for it.
         remote_code: "auto_map" entries that name this very architecture, and so may be ignored.
     """
 
@@ -148,12 +148,7 @@ FAMILIES = (
         name="gemma3",
         architecture="Gemma3ForCausalLM",
         windows="pattern",
-        defaults={
-            **_GEMMA,
-            "sliding_window_pattern": 6,
-            "rope_theta": 1_000_000.0,
-            "rope_local_base_freq": 10_000.0,
-        },
+        defaults={**_GEMMA, "sliding_window_pattern": 6, "rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0},
         optional_biases=("attention_bias",),
         norm_offset=1.0,
         post_norms=True,

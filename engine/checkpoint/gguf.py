@@ -1,12 +1,12 @@
-"""Reading GGUF files (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3).
+"""Read GGUF files (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3).
 
     header     magic "GGUF", version u32, number of tensors u64, number of metadata entries u64
     metadata   key, type u32, value            a string is its length u64 and its UTF-8 bytes,
     tensors    name, dims, type, offset        an array its element type u32, its length u64 and its elements
     data       each tensor at (start of data + offset), both multiples of general.alignment
 
-The file is not trusted: every count, length and offset is checked against the size of the file before anything is
-allocated or read. Nothing here needs torch, so that the tokenizer can read its part without it.
+The file is not trusted: every count, length and offset is checked against the size of the file before memory is
+allocated or data read. No torch, so that the tokenizer can read its part without it.
 """
 
 from __future__ import annotations
@@ -26,72 +26,36 @@ from ..errors import ModelError
 MAGIC = b"GGUF"
 MAX_DIMS = 4
 
-# Types of tensors that we read, by ggml's number: name, elements in a block, bytes in a block.
+# Supported types of tensors, by ggml's number: name, elements in a block, bytes in a block.
 TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
-    0: ("F32", 1, 4),
-    1: ("F16", 1, 2),
-    2: ("Q4_0", 32, 18),
-    3: ("Q4_1", 32, 20),
-    6: ("Q5_0", 32, 22),
-    7: ("Q5_1", 32, 24),
-    8: ("Q8_0", 32, 34),
-    12: ("Q4_K", 256, 144),
-    13: ("Q5_K", 256, 176),
-    14: ("Q6_K", 256, 210),
-    30: ("BF16", 1, 2),
-}
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210), 30: ("BF16", 1, 2),
+}  # fmt: skip
 
-# Types that exist but that we do not read, to refuse them by the name their makers use.
+# Other types of ggml, to refuse them by name.
 _OTHER_TENSOR_TYPES = {
-    9: "Q8_1",
-    10: "Q2_K",
-    11: "Q3_K",
-    15: "Q8_K",
-    16: "IQ2_XXS",
-    17: "IQ2_XS",
-    18: "IQ3_XXS",
-    19: "IQ1_S",
-    20: "IQ4_NL",
-    21: "IQ3_S",
-    22: "IQ2_S",
-    23: "IQ4_XS",
-    24: "I8",
-    25: "I16",
-    26: "I32",
-    27: "I64",
-    28: "F64",
-    29: "IQ1_M",
-    34: "TQ1_0",
-    35: "TQ2_0",
-    39: "MXFP4",
-    40: "NVFP4",
-}
+    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS",
+    18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS",
+    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M",
+    34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
+}  # fmt: skip
 
 # Metadata value types: u8, i8, u16, i16, u32, i32, f32, bool, string, array, u64, i64, f64.
 _NUMBERS = {
-    0: "<u1",
-    1: "<i1",
-    2: "<u2",
-    3: "<i2",
-    4: "<u4",
-    5: "<i4",
-    6: "<f4",
-    7: "?",
-    10: "<u8",
-    11: "<i8",
-    12: "<f8",
-}
+    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8",
+}  # fmt: skip
 _STRING = 8
 _ARRAY = 9
 
-# The least bytes that an entry can take, to refuse absurd counts before the first is read.
+# The least bytes of an entry, to refuse absurd counts before the first is read.
 _LEAST_METADATA = 8 + 4 + 1
 _LEAST_TENSOR = 8 + 4 + 8 + 4 + 8
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Where a tensor lies.
+    """Type and location of a tensor.
 
     Attributes:
         shape: in torch's order, outermost dimension first (GGUF writes the innermost first).
@@ -115,7 +79,7 @@ class GgufFile:
     """
 
     def __init__(self, mapped: mmap.mmap) -> None:
-        """Parse the header of a mapped file; ``open`` is the usual way here. Raises ``ModelError``."""
+        """Parse the header of a mapped file (see ``open``). Raises ``ModelError``."""
         self._bytes = np.frombuffer(mapped, dtype=np.uint8)
         reader = _Reader(mapped)
         num_tensors, num_metadata = _read_header(reader)
@@ -123,21 +87,21 @@ class GgufFile:
         for _ in range(num_metadata):
             key, value = _read_metadata(reader)
             _add(self.metadata, key, value, "metadata key")
-        # The table of tensors stands before the data, so offsets are made absolute once its end is known.
+        # Offsets count from the end of the table of tensors, so they become absolute once it is read.
         table = [_read_tensor(reader) for _ in range(num_tensors)]
         alignment = _alignment(self.metadata)
         start = -(-reader.position // alignment) * alignment
         self.tensors: dict[str, GgufTensor] = {}
         for entry in table:
-            _add(self.tensors, entry.name, _place(entry, start, alignment, reader.size), "tensor")
+            _add(self.tensors, entry.name, _located(entry, start, alignment, reader.size), "tensor")
 
     @classmethod
     def open(cls, path: Path) -> GgufFile:
         """Map the file at ``path`` and parse its header.
 
         Raises:
-            ModelError: not a readable file, not GGUF, a version, tensor type or value type that we do not read, or a
-                header that claims more than the file holds.
+            ModelError: not a readable file, not GGUF, an unsupported version, tensor type or value type, or a header
+                that claims more than the file holds.
         """
         try:
             with path.open("rb") as file:
@@ -150,7 +114,7 @@ class GgufFile:
             raise ModelError(f"{path.name}: {error}") from None
 
     def data(self, name: str) -> npt.NDArray[np.uint8]:
-        """The raw bytes of a tensor, a read-only view of the mapped file. Raises KeyError for an unknown name."""
+        """Return a tensor's raw bytes, a read-only view of the mapped file. Raises KeyError for an unknown name."""
         tensor = self.tensors[name]
         return self._bytes[tensor.offset : tensor.offset + tensor.num_bytes]
 
@@ -217,7 +181,7 @@ def _decode(raw: bytes, what: str) -> str:
 
 
 def _read_header(reader: _Reader) -> tuple[int, int]:
-    """Numbers of tensors and metadata entries."""
+    """Return the numbers of tensors and metadata entries."""
     if reader.bytes(4, "the magic") != MAGIC:
         raise ModelError("not a GGUF file: it does not begin with the letters GGUF")
     version = reader.u32("the version")
@@ -257,7 +221,7 @@ def _numbers(reader: _Reader, kind: int, count: int, what: str) -> npt.NDArray[A
 
 
 def _read_tensor(reader: _Reader) -> GgufTensor:
-    """One line of the table of tensors; its offset is still relative to the start of the data."""
+    """Read an entry of the table of tensors; its offset is relative to the start of the data."""
     name = reader.string("a tensor's name")
     what = f"the tensor {name!r}"
     num_dims = reader.u32(what)
@@ -288,8 +252,8 @@ def _alignment(metadata: dict[str, Any]) -> int:
     return alignment
 
 
-def _place(tensor: GgufTensor, start: int, alignment: int, size: int) -> GgufTensor:
-    """``tensor`` with its offset made absolute. Raises ``ModelError`` if it does not lie in the file."""
+def _located(tensor: GgufTensor, start: int, alignment: int, size: int) -> GgufTensor:
+    """Return ``tensor`` with its offset made absolute. Raises ``ModelError`` if it is not inside the file."""
     offset = start + tensor.offset
     if tensor.offset % alignment or offset + tensor.num_bytes > size:
         raise ModelError(

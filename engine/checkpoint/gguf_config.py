@@ -1,7 +1,7 @@
-"""A ``ModelConfig`` from the metadata of a GGUF file, by way of the keys that a ``config.json`` would have.
+"""Read the ``ModelConfig`` of a GGUF file: its metadata translated to the keys of a ``config.json``.
 
-A file says less than a ``config.json``: what llama.cpp derives from the architecture's name is derived here too, and
-biases and a head of its own show in the table of tensors.
+Values that the metadata lacks follow from the architecture's name, as in llama.cpp, or from the table of tensors:
+biases, and an untied head.
 """
 
 from __future__ import annotations
@@ -33,26 +33,21 @@ _RENAMED = {
     "rope.freq_base": "rope_theta",
     "rope.freq_base_swa": "rope_local_base_freq",
 }
-# Read in their own way below, or of no effect on what is computed.
+# Translated one by one below, or without effect on the result.
 _READ = {
-    "attention.key_length",
-    "attention.value_length",
-    "attention.sliding_window",
-    "attention.sliding_window_pattern",
-    "rope.dimension_count",
-    "rope.scaling.type",
-    "rope.scaling.factor",
+    "attention.key_length", "attention.value_length", "attention.sliding_window",
+    "attention.sliding_window_pattern", "rope.dimension_count", "rope.scaling.type", "rope.scaling.factor",
     "vocab_size",
-}
+}  # fmt: skip
 _NO_EFFECT = {"rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout"}
-# Of no effect at these values, refused at others.
+# Without effect at these values, refused at others.
 _HARMLESS = {"attention.causal": True, "expert_count": 0, "expert_used_count": 0, "rope.scaling.attn_factor": 1.0}
 
 _EOS_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
 
 def gguf_model_config(file: GgufFile) -> ModelConfig:
-    """Check and translate. Raises ``ModelError`` for what we do not compute, named as the file names it."""
+    """Check and translate the metadata. Raises ``ModelError`` naming the key of an unsupported feature."""
     family = _family(file)
     prefix = f"{family.name}."
     own = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
@@ -133,7 +128,7 @@ def _rope(fields: Fields) -> dict[str, Any]:
 
 
 def _with_factors(config: ModelConfig, file: GgufFile) -> ModelConfig:
-    """Rotary frequencies divided by the tensor ``rope_freqs.weight``, if there is one."""
+    """Add the divisors of rotary frequencies in the tensor ``rope_freqs.weight``, if there is one."""
     for name in ("rope_factors_long.weight", "rope_factors_short.weight"):
         if name in file.tensors:
             raise ModelError(f"The GGUF file has {name}: the rope type longrope is not supported.")

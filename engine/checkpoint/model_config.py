@@ -1,4 +1,4 @@
-"""What a decoder computes, as data: every difference between model families is a field here. No torch.
+"""``ModelConfig``: the architecture of a decoder as data, a field for every difference between model families.
 
 One formula serves all families; a layer is
 
@@ -50,7 +50,7 @@ class Rope:
 
     Attributes:
         theta: base of the frequencies ``theta ** (-2 i / dim)``.
-        dim: how many of a head's first dimensions are rotated.
+        dim: number of a head's first dimensions that are rotated.
     """
 
     theta: float
@@ -60,10 +60,10 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """What differs from layer to layer.
+    """Parameters of one layer.
 
     Attributes:
-        window: number of last positions that a token sees, itself included; None for all.
+        window: size of the sliding window, the token itself included; None for full attention.
         rope: None for a layer without positions.
     """
 
@@ -73,11 +73,11 @@ class LayerConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A model that we compute exactly; made by ``engine.checkpoint.read_config.read_model_config``.
+    """A supported model; made by ``engine.checkpoint.read_config.read_model_config``.
 
     Attributes:
         family: name of its family in ``engine.checkpoint.families``.
-        max_position_embeddings: the longest sequence it was made for.
+        max_position_embeddings: the longest sequence of its training.
         layers: one entry for each decoder layer.
         norm_offset: added to the weight of every RMS norm (Gemma stores weights less 1).
         post_norms: the outputs of attention and MLP are normed before they are added (Gemma 2 and 3).
@@ -89,7 +89,7 @@ class ModelConfig:
         embedding_scale: factor of the token embeddings.
         tied_head: the head is the embedding matrix.
         fused_weights: the checkpoint stores q, k, v as one matrix, and gate, up as one (Phi-3).
-        bos_token_id: the model's begin token, if it has one; whether prompts get it is the tokenizer's business.
+        bos_token_id: the begin token, if there is one; the tokenizer decides whether prompts get it.
         eos_token_ids: the tokens that end an answer.
     """
 
@@ -121,7 +121,6 @@ class ModelConfig:
 
     @property
     def num_layers(self) -> int:
-        """Number of decoder layers."""
         return len(self.layers)
 
     @property

@@ -1,4 +1,4 @@
-"""The config of a model, whatever its files. No torch, so that any process may ask."""
+"""Read the config of a model from a Hugging Face folder or a GGUF file, without torch."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ GENERATION_CONFIG = "generation_config.json"
 def read_model_config(path: Path) -> ModelConfig:
     """Read ``config.json`` of a folder in Hugging Face format, or the metadata of a GGUF file.
 
-    End tokens are those of ``generation_config.json`` where it names any, else the config's.
+    End tokens come from ``generation_config.json`` if it names any, else from the config.
 
     Raises:
-        ModelError: neither of the two, malformed, or a model that we do not compute.
+        ModelError: neither of the two, malformed, or an unsupported model.
     """
     if not path.is_dir():
         return gguf_model_config(_open_gguf(path))

@@ -1,4 +1,4 @@
-"""Rotary embeddings from a config: ``rope_parameters`` as transformers 5 writes it, or the older keys.
+"""Read the rotary embeddings of a config: ``rope_parameters`` of transformers 5, or the older keys.
 
 new    "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8, ...}, or, where layers with a
        window have their own, {"full_attention": {...}, "sliding_attention": {...}}
@@ -17,7 +17,7 @@ from .model_config import LinearScaling, Llama3Scaling, Rope
 
 DEFAULT_THETA = 10_000.0
 
-# Keys that a type of scaling may have; anything else would change the angles in a way that we do not compute.
+# Supported keys by type of scaling; others would change the angles.
 _COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 _KEYS = {
     "default": _COMMON | {"original_max_position_embeddings"},
@@ -27,10 +27,10 @@ _KEYS = {
 
 
 def read_ropes(fields: Fields, family: Family, head_dim: int) -> tuple[Rope, Rope]:
-    """The rotary embeddings of layers that see everything and of layers with a window (often the same).
+    """Return the rotary embeddings of layers with full attention and of layers with a window (often the same).
 
     Raises:
-        ModelError: a kind of scaling that we do not compute, or keys that contradict each other.
+        ModelError: an unsupported type of scaling, or contradictory keys.
     """
     new, old = fields.mapping("rope_parameters"), fields.mapping("rope_scaling")
     if not family.local_rope:

@@ -107,12 +107,10 @@ class AdapterManager:
 
     @property
     def has_work(self) -> bool:
-        """Whether loads are in progress or messages wait to be taken."""
         return bool(self._loads or self._outbox)
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait for their adapter to be loaded."""
         return sum(map(len, self._waiting.values()))
 
     def load_named(self, folders: Mapping[str, str]) -> tuple[AdapterInfo, ...]:
@@ -245,7 +243,6 @@ class AdapterManager:
         )
 
     def names(self) -> dict[str, str]:
-        """Return names by digest, draining adapters included."""
         registry = self._pool.registry
         return {version.digest: version.name for version in (*registry.draining, *registry)}
 
@@ -261,7 +258,6 @@ class AdapterManager:
         return tuple(map(self.describe, versions))
 
     def slots(self) -> tuple[SlotView, ...]:
-        """Return all slots with the names of their adapters."""
         states = self._pool.slots.states()
         return tuple(SlotView(self.name(slot.adapter), slot.ready, slot.pins, slot.closing) for slot in states)
 

@@ -1,4 +1,4 @@
-"""Debug snapshot: takes bounded views of the engine between two steps, in about a millisecond."""
+"""Debug snapshot of cache, sequences and adapters between two steps, bounded in size: about a millisecond."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ROOT, _HIDDEN = -1, -2
 def take_snapshot(
     cache: PrefixCache, scheduler: Scheduler, adapter_manager: AdapterManager | None, stats: dict[str, float]
 ) -> EngineSnapshot:
-    """Return the state of the engine. Reads only."""
+    """Return a snapshot of the engine, which it does not change; ``stats`` are its gauges and counters."""
     nodes = cache.tree_view(MOST_NODES)
     indices = {node: index for index, node in enumerate(nodes)}
     digests = adapter_manager.names() if adapter_manager else {}
@@ -44,14 +44,14 @@ def take_snapshot(
 
 
 def _namespace_index(node: Node, digests: Mapping[str, str], namespaces: dict[NamespaceView, int]) -> int:
-    """Return the index of a node's namespace, after adding it if need be."""
+    """Return the index of a node's namespace, added if it is new."""
     namespace = node.namespace
     assert namespace is not None  # the root is not shown
     return namespaces.setdefault(_namespace(namespace, digests), len(namespaces))
 
 
 def _namespace(namespace: Namespace, digests: Mapping[str, str]) -> NamespaceView:
-    """Return a namespace with names for digests; a digest without name is of an adapter just unloaded."""
+    """Name the adapter; one that has just been unloaded has only its digest."""
     digest = namespace.adapter
     name = None if digest is None else digests.get(digest, digest[:8])
     return NamespaceView(name, namespace.tenant, bool(namespace.salt))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ...radix.namespace import Namespace
 from ...radix.namespace import Path as PrefixPath
-from ..batch import Batch, Draw, Masks, Read, StepResult
+from ..batch import Batch, Masks, StepHandle, StepResult
 from ..config import EngineConfig
 from ..engine_stats import EngineStats
 from ..errors import EngineDead, EngineError, RequestError, UnknownModel
@@ -46,7 +46,12 @@ _PAUSE = 0.001  # seconds between two polls of compiles and loads in an idle eng
 
 
 class StepWorker(Protocol):
-    """What the core needs of the device's side: the worker, or a fake in tests."""
+    """The device's side of the core: ``executor.worker.Worker``, or a fake in tests.
+
+    Attributes:
+        overlaps: whether the device computes while the host goes on, so that a step is better launched before the
+            last one is read.
+    """
 
     num_pages: int
     max_model_len: int
@@ -55,28 +60,25 @@ class StepWorker(Protocol):
     summary: tuple[str, ...]
     adapters: AdapterPool | None
     overlaps: bool
-    """Whether it computes while the host goes on, so that a step is better launched before the last one is read."""
 
-    def launch(self, batch: Batch) -> Draw:
-        """Start the forward pass of a step. Steps are launched, drawn and read in the same order, but that one that
-        nobody awaits any more is neither drawn nor read. Each is drawn before the next is launched.
+    def launch(self, batch: Batch) -> StepHandle:
+        """Start the forward pass of a step.
+
+        Steps are launched, drawn and read in the same order, and each is drawn before the next is launched. A step
+        whose rows have all ended is neither drawn nor read.
         """
 
 
 class Launched(NamedTuple):
-    """A step under way, which ``EngineCore.finish`` takes.
+    """A launched step on its way to ``EngineCore.finish``.
 
     Attributes:
-        batch: its plan.
-        draw: what it draws with, called in ``launch`` if no mask is to be waited for: then ``read`` is what came of it.
-        masks: which it needs.
-        laps: what its parts took on the host.
+        masks: waits for its masks; None if it has none: it is being drawn already then.
+        step_timer: seconds of its parts on the host.
     """
 
-    batch: Batch
-    draw: Draw
+    step: StepHandle
     masks: Callable[[], Masks] | None
-    read: Read | None
     step_timer: StepTimer
 
 
@@ -109,7 +111,7 @@ class EngineCore:
         )
         self._seeds = random.Random(config.seed)
         self._outbox: list[Message] = []
-        self._ahead: tuple[Batch, Draw] | None = None  # a step that was launched before its turn
+        self._ahead: StepHandle | None = None  # launched while the step before it was in flight
         self._max_lines = config.max_num_seqs + config.max_drafts
         self._grammars: StructuredOutputManager | None = None
         self._compiling: dict[int, tuple[Sequence, Compilation]] = {}
@@ -157,37 +159,39 @@ class EngineCore:
                 self._outbox.append(SnapshotTaken(message.id, snapshot))
 
     def step(self) -> list[Message]:
-        """Plan, compute and commit one step. Returns messages to the client."""
         return self.finish(self.launch())
 
     def launch(self) -> Launched | None:
-        """Plan a step and start it; None if nothing can be computed now. ``finish`` is the next call to be made.
+        """Plan and launch a step; None if nothing can be computed now. The caller calls ``finish`` next.
 
-        A step that ``finish`` has launched ahead only has its masks begun. What the caller does in between is done
-        while a GPU computes.
+        Of a step that ``finish`` has launched ahead only the masks are begun. A GPU computes while the caller does
+        other work between the two calls.
         """
         self._poll_compiling()
         self._poll_adapters()
         step_timer = StepTimer()
-        started = self._take_ahead() or self._start(self._scheduler.schedule(), step_timer)
-        if started is None:
+        step = self._take_ahead() or self._start(self._scheduler.schedule(), step_timer)
+        if step is None:
             return None
-        batch, draw = started
-        masks = self._masks(batch)
+        masks = self._masks(step.batch)
         step_timer.end("schedule")
-        return Launched(batch, draw, masks, None if masks else draw(None), step_timer)
+        if masks is None:
+            step.draw(None)
+        return Launched(step, masks, step_timer)
 
     def finish(self, launched: Launched | None) -> list[Message]:
-        """Launch the step after this one, if it can be planned already; then wait for this one and commit it.
+        """Launch the next step if it can be planned ahead (overlap scheduling); then read and commit this one.
 
-        Returns all that the client is to be told.
+        Returns the messages for the client.
         """
         if launched is not None:
-            read, step_timer = launched.read or launched.draw(launched.masks), launched.step_timer
+            step, masks, step_timer = launched
+            if masks is not None:
+                step.draw(masks)
             step_timer.skip()
             if self._worker.overlaps:
                 self._ahead = self._start(self._scheduler.schedule_ahead(), step_timer)
-            self._commit(launched.batch, read(), step_timer)
+            self._commit(step.batch, step.result(), step_timer)
         elif self.has_work and not self._outbox:
             time.sleep(_PAUSE)
         return self._take_outbox()
@@ -235,25 +239,23 @@ class EngineCore:
             self._adapters.check()
 
     def _commit(self, batch: Batch, result: StepResult, step_timer: StepTimer) -> None:
-        """Take the result of a step over, and note what its parts took: those of one that was launched ahead count in
-        the step under which that was done.
-        """
+        """Commit a result and count the seconds of its parts; launching ahead counts in the step in flight then."""
         step_timer.skip()
         self._outbox += self._scheduler.commit(batch, result)
         step_timer.end("commit")
         self._stats.add_seconds({**step_timer.seconds, **result.seconds, "step": step_timer.whole()})
 
-    def _start(self, batch: Batch, step_timer: StepTimer) -> tuple[Batch, Draw] | None:
-        """Launch a step that has just been planned."""
+    def _start(self, batch: Batch, step_timer: StepTimer) -> StepHandle | None:
+        """Launch a step that has just been planned; None if it has no rows."""
         step_timer.end("schedule")
-        started = (batch, self._worker.launch(batch)) if batch.rows else None
+        step = self._worker.launch(batch) if batch.rows else None
         step_timer.skip()
-        return started
+        return step
 
-    def _take_ahead(self) -> tuple[Batch, Draw] | None:
-        """The step that was launched ahead, unless all its sequences have ended meanwhile."""
+    def _take_ahead(self) -> StepHandle | None:
+        """Return the step that was launched ahead, unless all its sequences have ended meanwhile."""
         ahead, self._ahead = self._ahead, None
-        return None if ahead is None or self._scheduler.forget(ahead[0]) else ahead
+        return None if ahead is None or self._scheduler.forget(ahead.batch) else ahead
 
     def _take_outbox(self) -> list[Message]:
         """Return the messages to the client; unpin the adapters of sequences that they end."""
@@ -344,7 +346,7 @@ class EngineCore:
             self._outbox += [Done(number, FinishReason.ABORT, usage) for number, usage in usages]
 
     def _masks(self, batch: Batch) -> Callable[[], Masks] | None:
-        """Begin to fill the masks of a step on another thread; None if no row needs one."""
+        """Begin to fill the token masks of a step on another thread; None if no row needs one."""
         jobs = self._scheduler.mask_jobs(batch)
         return self._grammars.fill(jobs) if jobs and self._grammars else None
 

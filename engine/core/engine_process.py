@@ -1,10 +1,10 @@
-"""The engine process: messages in, steps, messages out. Started by ``client.EngineClient``, one per model.
+"""The engine process: receives messages, runs steps, sends messages. ``EngineClient`` starts one per model.
 
     python -P -m rootgraft.engine.core.engine_process FD PATH OPTIONS
 
 FD: its end of a socketpair. OPTIONS: an `EngineConfig` as JSON.
 
-It leaves when the channel closes, so it never outlives the process that started it; signals are that one's business.
+It exits when the channel closes, so it never outlives its parent process, which alone handles signals.
 Exit codes: 0 after Shutdown or when the client is gone, 70 after an error.
 """
 
@@ -29,17 +29,16 @@ from .engine_core import EngineCore
 
 HEARTBEAT_SECONDS = 0.25
 GOODBYE_SECONDS = 5.0  # for the client to take the last frame
-START_FAILED = -1  # the id of the Failed that says why there will be no Ready
+START_FAILED = -1  # the id of the Failed that is sent in place of Ready
 EXIT_SOFTWARE = 70
-# For which a thread that fills masks may keep the step loop waiting when it comes back from a kernel.
-SWITCH_SECONDS = 0.0005
+SWITCH_SECONDS = 0.0005  # for which the mask thread may hold the GIL while the step loop returns from a kernel
 
 
 def serve(core: EngineCore, channel: Channel) -> None:
-    """Run steps until Shutdown arrives; what still runs then fails. ConnectionError if the client goes away.
+    """Run steps until Shutdown, which fails the sequences still alive. Raises ConnectionError if the client goes away.
 
-    What a step brought is sent when the next one is launched, where the device does not wait for that; elsewhere at
-    once: the client then takes it while one thread plans the next step, before all cores compute.
+    On a device that overlaps, a step's messages are sent after the next launch; elsewhere at once, so that the client
+    takes them while one thread plans the next step, before all cores compute.
     """
     due = 0.0
     out: list[Message] = []
@@ -63,7 +62,7 @@ def serve(core: EngineCore, channel: Channel) -> None:
 
 
 def start(config: EngineConfig, model_path: Path, channel: Channel) -> EngineCore | None:
-    """Load the engine and tell the client that it is ready, or why it cannot be."""
+    """Load the engine and send Ready, or the error that prevents it."""
     try:
         core = EngineCore.load(config, model_path)
     except EngineError as error:
@@ -76,7 +75,7 @@ def start(config: EngineConfig, model_path: Path, channel: Channel) -> EngineCor
 
 
 def _config(options: str) -> EngineConfig:
-    """The options out of their JSON, which has lists for tuples."""
+    """Parse the options; JSON has lists in place of tuples."""
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(options).items()
     }
@@ -84,7 +83,7 @@ def _config(options: str) -> EngineConfig:
 
 
 def main(arguments: list[str]) -> int:
-    """Entry point of the process. Returns its exit code."""
+    """Run the engine process. Returns its exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -95,7 +94,7 @@ def main(arguments: list[str]) -> int:
         core = start(_config(options), Path(path), channel)
         if core is None:
             return EXIT_SOFTWARE
-        with closing(core):  # also when the client is gone: threads that wait for a step would keep the process
+        with closing(core):  # even if the client is gone: threads that wait for a step would keep the process alive
             serve(core, channel)
     except ConnectionError:
         return 0

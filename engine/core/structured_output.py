@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...grammar.compile.compile_service import CompileQueueFull, CompileService
-from ...grammar.compile.compiler import CompiledGrammar
+from ...grammar.compile.compiled_grammar import CompiledGrammar
 from ...grammar.errors import GrammarError
 from ...grammar.match.closing_texts import ranks
 from ...grammar.match.mask_buffer import MaskBuffer, MaskFill

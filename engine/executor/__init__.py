@@ -1,1 +1,1 @@
-"""Execution of a step on the device: worker, model runner, CUDA graphs and their CPU counterpart."""
+"""Execution of a step on the device: worker, model runner, input builder, CUDA graphs and CPU graphs."""

@@ -1,8 +1,8 @@
-"""Forward passes on a CPU, recorded once and replayed.
+"""CPU graphs: forward passes recorded once as lists of kernel calls and replayed without Python.
 
-A step takes its time to a part in Python, tensor by tensor and call by call, always the same ones. Steps differ in
-nothing but how many tokens and rows they have and what their inputs hold, so the inputs are copied to where the
-recorded calls read them, the calls are told the two numbers, and are made again.
+Eager Python takes a good part of a small step, with the same calls each time. Steps differ only in their inputs and
+their numbers of tokens and rows, so a replay copies the inputs to the buffers that the recorded calls read, sets these
+two numbers in the calls, and makes them again.
 """
 
 from __future__ import annotations
@@ -19,28 +19,25 @@ from ...kernels.ops import Buffers, RecordedPass, record
 from ...lora.lora_step import LoraStep
 from ...lora.segments import StaticSegments
 from ..models.decoder import DecoderModel
-from ..models.forward_inputs import ForwardInputs, HostInputs, InputBuilder
+from ..models.forward_inputs import ForwardInputs
 from ..models.kv_pool import KvPool
+from .input_builder import HostInputs, InputBuilder
 from .static_inputs import StaticInputs
 
-# Tokens of a step that is recorded: in a larger one Python's share is lost among the products.
-_MOST_TOKENS: Final = 512
-_MOST_TAPES: Final = 64  # the least recently used is forgotten
+_MOST_TOKENS: Final = 512  # of a recorded step: in a larger one Python takes a negligible part
+_MOST_GRAPHS: Final = 64  # beyond that the least recently used is dropped
 
-# The projections that adapters change in a step: only their calls are made.
-_Projections = frozenset[str]
+_Projections = frozenset[str]  # those that adapters change in a step: a recording makes adapter calls for these alone
 
 
 @dataclass(frozen=True, slots=True)
 class _Recording:
-    """A recorded pass, in two parts: between them the last layer's KV is there, and tokens that are not kept drop out.
+    """A recorded pass in two parts: ``extend`` for all tokens up to the last layer's KV, ``finish`` for the kept ones.
 
     Attributes:
-        inputs: that it reads, of the step that was recorded.
-        queries: [most tokens, Hq, D], what the first part leaves to the second.
-        extend: the first part, of all tokens.
-        hidden: [most tokens, H], where the result is.
-        finish: the second part, of the tokens that are kept.
+        inputs: of the step that was recorded.
+        queries: [most tokens, Hq, D], result of ``extend``.
+        hidden: [most tokens, H], result of ``finish``.
     """
 
     inputs: ForwardInputs
@@ -51,50 +48,43 @@ class _Recording:
 
 
 class CpuGraphs:
-    """The forward pass of a model, recorded for each set of projections that adapters change.
-
-    Args:
-        model: its layers.
-        kv: the pool that steps read and write.
-        inputs: what makes the arrays of steps.
-        max_num_seqs: the most rows of a step.
-    """
+    """The forward pass of a model, recorded for each set of projections that adapters change, else eager."""
 
     def __init__(self, model: DecoderModel, kv: KvPool, inputs: InputBuilder, max_num_seqs: int) -> None:
         self._model = model
         self._kv = kv
         self._inputs = inputs
-        self._room = StaticInputs(_MOST_TOKENS, max_num_seqs, inputs.table_width, model.device)
+        self._static = StaticInputs(_MOST_TOKENS, max_num_seqs, inputs.table_width, model.device)
         self._residual = torch.empty((_MOST_TOKENS, model.config.hidden_size), device=model.device)
         self._kept_start = torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=model.device)
         self._kept_segments = StaticSegments(_MOST_TOKENS, model.device)
         self._buffers = Buffers(_MOST_TOKENS)
-        self._known: OrderedDict[_Projections, _Recording | None] = OrderedDict()
+        self._recordings: OrderedDict[_Projections, _Recording | None] = OrderedDict()
 
     @property
     def recorded(self) -> list[_Projections]:
-        """What is replayed: the projections that adapters change."""
-        return [projections for projections, known in self._known.items() if known]
+        """Keys of the recorded passes: the projections that adapters change."""
+        return [projections for projections, recording in self._recordings.items() if recording]
 
     def forward(self, step: HostInputs) -> Tensor:
-        """``DecoderModel.forward``. The result is overwritten by the next step."""
+        """Return the hidden states of the kept tokens, [S, H], valid until the next step."""
         if step.num_tokens > _MOST_TOKENS:
-            return self._run(step)
+            return self._run_eagerly(step)
         bank = self._inputs.bank
         projections = _Projections() if step.slots is None or bank is None else bank.projections(step.slots)
-        if projections not in self._known:
-            return self._record(projections, step) if step.num_kept else self._run(step)
-        self._known.move_to_end(projections)
-        known = self._known[projections]
-        return self._replay(known, step) if known else self._run(step)
+        if projections not in self._recordings:
+            return self._record(projections, step) if step.num_kept else self._run_eagerly(step)
+        self._recordings.move_to_end(projections)
+        recording = self._recordings[projections]
+        return self._replay(recording, step) if recording else self._run_eagerly(step)
 
-    def _run(self, step: HostInputs) -> Tensor:
-        return self._model.forward(self._inputs.place(step), self._kv)
+    def _run_eagerly(self, step: HostInputs) -> Tensor:
+        return self._model.forward(self._inputs.to_tensors(step), self._kv)
 
     def _record(self, projections: _Projections, step: HostInputs) -> Tensor:
         num_tokens, num_kept = step.num_tokens, step.num_kept
-        lora = self._recorded_lora(projections, self._room.segments)
-        inputs = self._room.inputs(num_tokens, step.num_rows, step.max_query, self._inputs.max_context, lora=lora)
+        lora = self._recorded_lora(projections, self._static.segments)
+        inputs = self._static.inputs(num_tokens, step.num_rows, step.max_query, self._inputs.max_context, lora=lora)
         of_kept = replace(
             inputs,
             query_start=self._kept_start[: step.num_rows + 1],
@@ -103,43 +93,43 @@ class CpuGraphs:
         self._fill(step)
         residual = self._embedded(inputs)
         queries, extend = record(lambda: self._model.extend(residual, inputs, self._kv), self._buffers)
-        self._keep(queries, step)
+        self._move_kept(queries, step)
         q, residual = queries[:num_kept], residual[:num_kept]
         hidden, finish = record(lambda: self._model.finish(q, residual, of_kept, self._kv), self._buffers)
-        if len(self._known) == _MOST_TAPES:
-            self._known.popitem(last=False)
+        if len(self._recordings) == _MOST_GRAPHS:
+            self._recordings.popitem(last=False)
         if extend is None or finish is None:
-            self._known[projections] = None
+            self._recordings[projections] = None
             return hidden
         for result in queries, hidden:
             result.resize_(_MOST_TOKENS, *result.shape[1:])
-        self._known[projections] = _Recording(inputs, queries, extend, hidden, finish)
+        self._recordings[projections] = _Recording(inputs, queries, extend, hidden, finish)
         return hidden[:num_kept]
 
-    def _recorded_lora(self, projections: _Projections, room: StaticSegments) -> LoraStep | None:
-        """The adapters' part over all segments that there may be: those that a step lacks are empty."""
+    def _recorded_lora(self, projections: _Projections, segments: StaticSegments) -> LoraStep | None:
+        """Return the adapters' part over all possible segments; a step leaves the ones it lacks empty."""
         bank = self._inputs.bank
-        return bank.recorded_step(projections, room.segments(_MOST_TOKENS)) if bank and projections else None
+        return bank.recorded_step(projections, segments.segments(_MOST_TOKENS)) if bank and projections else None
 
     def _replay(self, recording: _Recording, step: HostInputs) -> Tensor:
         self._fill(step)
-        self._embedded(replace(recording.inputs, token_ids=self._room.token_ids(step.num_tokens)))
+        self._embedded(replace(recording.inputs, token_ids=self._static.token_ids(step.num_tokens)))
         recording.extend.replay(step.num_tokens, step.num_rows)
-        self._keep(recording.queries, step)
+        self._move_kept(recording.queries, step)
         if step.num_kept:
             recording.finish.replay(step.num_kept, step.num_rows)
         return recording.hidden[: step.num_kept]
 
     def _fill(self, step: HostInputs) -> None:
-        """Put a step where the recorded passes read it."""
-        self._room.fill(step)
+        """Copy a step to the static inputs."""
+        self._static.fill(step)
         kept = step if step.kept is None else step.kept
         self._kept_start[: step.num_rows + 1] = to_device(kept.query_start, self._kept_start.device)
         if kept.slots is not None:
             self._kept_segments.fill(kept.slots)
 
-    def _keep(self, queries: Tensor, step: HostInputs) -> None:
-        """Move what belongs to the kept tokens to the front of the queries and of the residual stream."""
+    def _move_kept(self, queries: Tensor, step: HostInputs) -> None:
+        """Move the rows of the kept tokens to the front of the queries and of the residual stream."""
         if step.kept is None:
             return
         tokens = to_device(step.kept.tokens, queries.device)
@@ -147,6 +137,6 @@ class CpuGraphs:
             rows[: len(tokens)] = rows[tokens]
 
     def _embedded(self, inputs: ForwardInputs) -> Tensor:
-        """The residual stream in front of the first layer, where the recorded passes change it."""
+        """Write the residual stream before the first layer to the buffer that the recorded passes update."""
         residual = self._residual[: len(inputs.token_ids)]
         return residual.copy_(self._model.embed(inputs))

@@ -1,11 +1,10 @@
-"""Forward passes of small steps on a GPU, captured at the start and replayed: one launch for hundreds.
+"""CUDA graphs of the forward pass of small steps, captured at the start: one launch in place of hundreds.
 
-A captured pass has one size. A step takes the least that holds it, and what is left over is padding: rows without
-tokens, tokens without a cell, for which the kernels do nothing. All passes read the same memory for inputs and write
-their result to the same place.
+A graph has one size. A step replays the smallest graph that holds it; the rest is padding, rows without tokens and
+tokens without a cell, for which the kernels do nothing. All graphs share the input and result buffers.
 
     decode    every row has one token, as many rows as tokens
-    mixed     rows have any number of tokens: drafts, and the last bits of prompts
+    mixed     rows have any number of tokens: drafts, and the last chunks of prompts
     shared    of either, with launches for prefixes that rows read together
     adapted   of either, with launches for adapters in every projection
 """
@@ -23,15 +22,15 @@ from ...kernels.layouts.staging import to_device
 from ...kernels.ops import Capture, capture_for, shares_prefixes
 from ..config import EngineConfig
 from ..models.decoder import DecoderModel
-from ..models.forward_inputs import HostInputs, InputBuilder
 from ..models.kv_pool import KvPool
+from .input_builder import HostInputs, InputBuilder
 from .static_inputs import StaticInputs
 
-_MOST_TOKENS = 512  # of a captured step: a larger one computes for longer than its launches take
+_MOST_TOKENS = 512  # of a captured step: a larger one computes longer than its launches take
 
 
 class Variant(NamedTuple):
-    """What a captured pass is for."""
+    """The steps that a graph serves."""
 
     num_tokens: int
     is_mixed: bool
@@ -40,9 +39,9 @@ class Variant(NamedTuple):
 
 
 def sizes_up_to(most: int) -> list[int]:
-    """Tokens of captured passes, rising; the last is the first that is not below ``most``.
+    """Return the sizes of graphs in tokens, ascending, until one is at least ``most``.
 
-    Where steps are small another token costs little, and where they are large padding is a small part.
+    They grow so that padding is a small part of a step, or cheap where the step is small.
     """
     sizes = [1]
     while sizes[-1] < most:
@@ -52,16 +51,13 @@ def sizes_up_to(most: int) -> list[int]:
 
 
 class CudaGraphs:
-    """The forward pass of a model: replayed where a captured pass holds the step.
+    """The forward pass of a model, replayed from a CUDA graph if one holds the step, else eager.
 
     Args:
-        model: its layers.
-        kv: the pool that steps read and write.
-        inputs: what makes the arrays of steps.
-        capture: takes a pass, runs it, and returns what runs it again.
-        max_rows: the most rows of a step.
-        max_tokens: the most tokens of a step that decodes, drafts included.
-        max_rank: the largest of an adapter.
+        capture: runs a pass and returns its replay.
+        max_rows: most rows of a step.
+        max_tokens: most tokens of a decode step, drafts included.
+        max_rank: largest rank of an adapter.
     """
 
     def __init__(
@@ -80,14 +76,14 @@ class CudaGraphs:
         self._sizes = sizes_up_to(min(max_tokens, _MOST_TOKENS))
         self._max_rows = self._sizes[bisect_left(self._sizes, min(max_rows, self._sizes[-1]))]
         self._adapted = inputs.bank.reserve(max_rank) if inputs.bank else frozenset[str]()
-        self._room = StaticInputs(self._sizes[-1], self._max_rows, inputs.table_width, model.device)
+        self._static = StaticInputs(self._sizes[-1], self._max_rows, inputs.table_width, model.device)
         shape = (self._sizes[-1], model.config.hidden_size)
         self._hidden = torch.zeros(shape, dtype=model.dtype, device=model.device)
         self._replays: dict[Variant, Callable[[], None]] = {}
 
     @property
     def variants(self) -> list[Variant]:
-        """All that may be captured, the largest first: the others then fit into the memory that it took."""
+        """All variants, the largest first: the others then fit into the memory that its graph took."""
         return [
             Variant(size, is_mixed, shares, is_adapted)
             for size in reversed(self._sizes)
@@ -101,22 +97,19 @@ class CudaGraphs:
 
     @torch.inference_mode()
     def capture(self, variants: Sequence[Variant]) -> None:
-        """Capture passes, each of which has been run then."""
+        """Run and capture a pass for each of these variants."""
         for variant in variants:
             self._replays[variant] = self._capture(self._pass(variant))
 
     @torch.inference_mode()
     def forward(self, step: HostInputs) -> Tensor:
-        """``DecoderModel.forward``. The result is overwritten by the next step.
-
-        A captured pass gives the hidden states of all its tokens.
-        """
+        """Return the hidden states of the kept tokens, [S, H], valid until the next step."""
         replay = self._replays.get(self._variant(step)) if self._holds(step) else None
         if replay is None:
-            return self._model.forward(self._inputs.place(step), self._kv)
-        self._room.fill(step)
+            return self._model.forward(self._inputs.to_tensors(step), self._kv)
+        self._static.fill(step)
         replay()
-        if step.kept is not None:
+        if step.kept is not None:  # a graph computes the hidden states of all its tokens
             return self._hidden[to_device(step.kept.tokens, self._hidden.device)]
         return self._hidden[: step.num_tokens]
 
@@ -124,7 +117,7 @@ class CudaGraphs:
         return (
             step.num_tokens <= self._sizes[-1]
             and step.num_rows <= self._max_rows
-            and (step.shared is None or self._room.shared.holds(step.shared))
+            and (step.shared is None or self._static.shared.holds(step.shared))
         )
 
     def _variant(self, step: HostInputs) -> Variant:
@@ -135,16 +128,15 @@ class CudaGraphs:
         return min(num_tokens, self._max_rows)
 
     def _pass(self, variant: Variant) -> Callable[[], None]:
-        """A pass over the memory for inputs.
+        """Return a pass over the static inputs.
 
-        How finely attention splits a context is fixed with it, for the longest there can be: splits without keys end
-        at once.
+        Capturing fixes how finely attention splits a context, so it is split for the longest: empty splits end at once.
         """
         size = variant.num_tokens
         lora = None
         if variant.is_adapted and self._inputs.bank:
-            lora = self._inputs.bank.recorded_step(self._adapted, self._room.segments.segments(size))
-        inputs = self._room.inputs(
+            lora = self._inputs.bank.recorded_step(self._adapted, self._static.segments.segments(size))
+        inputs = self._static.inputs(
             size,
             self._num_rows(size),
             max_query=size if variant.is_mixed else 1,
@@ -161,7 +153,7 @@ class CudaGraphs:
 
 
 def graphs_for(config: EngineConfig, model: DecoderModel, kv: KvPool, inputs: InputBuilder) -> CudaGraphs | None:
-    """Graphs of which none is captured; None where nothing captures, or must not."""
+    """Return graphs, none captured yet; None if the kernels cannot be captured or ``enforce_eager`` is set."""
     capture = None if config.enforce_eager else capture_for(kv.k_layers[0])
     if capture is None:
         return None

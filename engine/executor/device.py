@@ -1,4 +1,4 @@
-"""What the machine offers: device, number format, threads, memory."""
+"""Choice of device, number formats and CPU threads from the options, and the memory that the KV pool may take."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CPU_DEFAULT_BYTES = 4 << 30
 
 
 def choose_device(config: EngineConfig) -> torch.device:
-    """The device that the options name, or the best there is. ConfigError for cuda without one."""
+    """Return the device that the options name, or cuda if there is one. Raises ConfigError for cuda without one."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda was asked for, but no CUDA device is visible.")
     if config.device == "auto":
@@ -26,7 +26,7 @@ def choose_device(config: EngineConfig) -> torch.device:
 
 
 def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
-    """The number format of weights: what was asked for, or bfloat16 where the device computes it natively."""
+    """Return the number format of weights: the option's, or bfloat16 where the device computes it natively."""
     if config.dtype != "auto":
         return _DTYPES[config.dtype]
     native = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -34,10 +34,10 @@ def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
 
 
 def choose_kv_dtype(config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """The number format of KV, the model's being ``dtype``.
+    """Return the number format of KV for a model in ``dtype``.
 
     Raises:
-        ConfigError: 8 bits were asked for where they are not computed.
+        ConfigError: no kernel supports 8-bit KV on this device, or for this block or head size.
     """
     if config.kv_cache_dtype == "auto":
         return dtype
@@ -57,16 +57,16 @@ def choose_kv_dtype(config: EngineConfig, model: ModelConfig, device: torch.devi
 
 
 def num_threads(config: EngineConfig) -> int:
-    """Threads for CPU kernels: as asked for, or the cores that this process may run on."""
+    """Return the threads for CPU kernels: the option, or the cores that this process may run on."""
     return config.threads or len(os.sched_getaffinity(0))
 
 
 def kv_bytes(config: EngineConfig, device: torch.device) -> int:
-    """Bytes for the KV pool, once the weights are loaded.
+    """Return the bytes for the KV pool, once the weights are loaded.
 
     ``--gpu-memory-utilization`` is the share of the device's whole memory that weights, activations and KV may take
-    together; what is taken already (by us or others) is subtracted. A CPU's memory is shared with the rest of the
-    machine, so there the default stops at 4 GiB.
+    together; memory in use by any process is subtracted. A CPU's memory is shared with the rest of the machine, so its
+    default is at most 4 GiB.
     """
     if config.kv_cache_memory is not None:
         return int(config.kv_cache_memory * 2**30)

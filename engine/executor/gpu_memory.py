@@ -1,4 +1,4 @@
-"""What a GPU's memory is needed for beside weights and KV: measured at the start, so that the pool gets the rest."""
+"""GPU memory of activations and CUDA graphs, measured at the start, so that the KV pool gets the rest."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from ...lora.lora_step import AdapterBank
 from ..batch import Batch, Row, RowStart
 from ..config import EngineConfig
 from ..models.decoder import DecoderModel
-from ..models.forward_inputs import InputBuilder
 from ..models.kv_pool import KvPool
 from ..sampling.sampler import Sampler
 from ..types import SamplingParams
 from .cuda_graphs import graphs_for
+from .input_builder import InputBuilder
 from .model_runner import ModelRunner
 
 _MIB = 2**20
 
 
 class StepMemory(NamedTuple):
-    """Bytes that steps need.
+    """Bytes that steps need beside weights and KV.
 
     Attributes:
         activations: of the largest step.
-        graphs: of all captured passes.
+        graphs: of all CUDA graphs.
     """
 
     activations: int = 0
@@ -34,15 +34,14 @@ class StepMemory(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Both together."""
         return self.activations + self.graphs
 
     def __str__(self) -> str:
         return f"{self.activations / _MIB:,.0f} MiB for activations, {self.graphs / _MIB:,.0f} MiB for captured steps"
 
 
-def trial(num_tokens: int, pages: range | tuple[int, ...]) -> Batch:
-    """One row of token 0, drawn greedily."""
+def single_row(num_tokens: int, pages: range | tuple[int, ...]) -> Batch:
+    """Return a batch of one row of token 0, drawn greedily."""
     tokens = [0] * num_tokens
     start = RowStart(0, SamplingParams(temperature=0.0), tokens, num_tokens, (), 0)
     row = Row(0, 0, tokens, 0, tuple(pages), draws=True, num_generated=0)
@@ -50,15 +49,9 @@ def trial(num_tokens: int, pages: range | tuple[int, ...]) -> Batch:
 
 
 def measure_steps(model: DecoderModel, config: EngineConfig, bank: AdapterBank | None) -> StepMemory:
-    """Run the largest step and capture two passes, on a pool of a few pages that is given back.
-
-    Args:
-        model: on a GPU.
-        config: all options.
-        bank: the adapters on the device, None for none.
-    """
+    """Run the largest step on a GPU and capture two graphs, with a small pool that is freed afterwards."""
     memory = _measure(model, config, bank)
-    torch.cuda.empty_cache()  # of all that went with that frame
+    torch.cuda.empty_cache()  # of the memory freed with that frame
     return memory
 
 
@@ -68,20 +61,20 @@ def _measure(model: DecoderModel, config: EngineConfig, bank: AdapterBank | None
     kv = KvPool(model.config, len(pages), config.block_size, model.dtype, model.device)
     inputs = InputBuilder(config.max_num_seqs, model.max_positions, config.block_size, model.device, bank)
     sampler = Sampler(config.max_num_seqs, model.config.vocab_size, model.device)
-    runner = ModelRunner(model, lambda step: model.forward(inputs.place(step), kv), kv, inputs, sampler)
+    runner = ModelRunner(model, lambda step: model.forward(inputs.to_tensors(step), kv), kv, inputs, sampler)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(model.device)
     before = torch.cuda.memory_reserved(model.device)
-    runner.run(trial(num_tokens, pages))
+    runner.run(single_row(num_tokens, pages))
     activations = torch.cuda.max_memory_reserved(model.device) - before
     return StepMemory(activations, _measure_graphs(config, model, kv, inputs))
 
 
 def _measure_graphs(config: EngineConfig, model: DecoderModel, kv: KvPool, inputs: InputBuilder) -> int:
-    """Bytes of all captured passes.
+    """Return the bytes of all graphs, from the first two.
 
-    The first that is captured is the largest, and brings the memory that all share; what the second takes, each of the
-    others takes too.
+    The first graph is the largest and allocates the memory that all share; each further one takes as much as the
+    second.
     """
     free = [_free(model.device)]
     graphs = graphs_for(config, model, kv, inputs)
@@ -95,7 +88,7 @@ def _measure_graphs(config: EngineConfig, model: DecoderModel, kv: KvPool, input
 
 
 def _free(device: torch.device) -> int:
-    """Bytes that nobody has, torch's cache emptied."""
+    """Return the free bytes after emptying torch's cache."""
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)

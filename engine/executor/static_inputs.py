@@ -1,4 +1,4 @@
-"""Inputs that stay where they are, for forward passes that are recorded once and replayed."""
+"""``StaticInputs``: input buffers at fixed addresses for forward passes that are captured or recorded."""
 
 from __future__ import annotations
 
@@ -10,23 +10,18 @@ from ...kernels.layouts.staging import refill, to_device
 from ...kernels.ops import StaticSharedPrefixes
 from ...lora.lora_step import LoraStep
 from ...lora.segments import StaticSegments
-from ..models.forward_inputs import ForwardInputs, HostInputs, fill_in
+from ..models.forward_inputs import ForwardInputs
+from .input_builder import HostInputs, fill_in
 
 
 class StaticInputs:
-    """Memory for the inputs of steps up to some size. Passes of several sizes may read it, one at a time.
+    """Static inputs of steps up to a size. Passes of several sizes may read them, one at a time.
 
-    At first, and behind what a step fills, tokens have no cell and rows no tokens.
-
-    Args:
-        num_tokens: the most of a step.
-        num_rows: the most of a step.
-        table_width: pages of the longest sequence.
-        device: of the model.
+    Before the first step, and beyond the end of a smaller one, tokens have no cell and rows no tokens.
 
     Attributes:
-        shared: room for shared prefixes.
-        segments: room for the tokens of adapters.
+        shared: buffers of shared prefixes.
+        segments: buffers of the tokens with adapters.
     """
 
     def __init__(self, num_tokens: int, num_rows: int, table_width: int, device: torch.device) -> None:
@@ -48,17 +43,13 @@ class StaticInputs:
         shares: bool = False,
         lora: LoraStep | None = None,
     ) -> ForwardInputs:
-        """What a pass of so many tokens and rows reads.
+        """Return the inputs of a pass of this size, as views of the buffers.
 
         Args:
-            num_tokens: T of the pass.
-            num_rows: R of the pass.
-            max_query: the most tokens that a row may have.
-            max_context: the most tokens with KV that a row may have.
             shares: whether rows may share prefixes.
             lora: the adapters' part, over ``segments``.
         """
-        token_ids, positions, kv_loc = (line[:num_tokens] for line in self._tokens)
+        token_ids, positions, kv_loc = (values[:num_tokens] for values in self._tokens)
         return ForwardInputs(
             token_ids=token_ids,
             positions=positions,
@@ -73,11 +64,11 @@ class StaticInputs:
         )
 
     def token_ids(self, num_tokens: int) -> Tensor:
-        """[T] int64, those of a step of so many tokens."""
+        """[num_tokens] int64, a view of the buffer."""
         return self._tokens[0, :num_tokens]
 
     def fill(self, step: HostInputs) -> None:
-        """Make the next replay this step; waits for nothing."""
+        """Copy a step into the buffers, without waiting for the device."""
         tokens = np.zeros((3, self._num_tokens), np.int64)
         tokens[2] = -1
         tokens[:, : step.num_tokens] = step.token_ids, step.positions, step.kv_loc

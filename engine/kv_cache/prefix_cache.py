@@ -109,7 +109,6 @@ class PrefixCache:
         return sum(len(lease.pages) - lease.num_shared for lease in self._leases)
 
     def available(self) -> int:
-        """Return how many pages are free or evictable."""
         return self._allocator.num_free + self._tree.num_pages - self._tree.num_locked
 
     def match(self, path: Path, tokens: array[int], limit: int) -> int:

@@ -1,4 +1,4 @@
-"""The base model as adapters see it: its projections by name and size, and its published weights for those that ask."""
+"""The base model's layout for adapters: names and sizes of its projections, and their published weights."""
 
 from __future__ import annotations
 
@@ -18,20 +18,15 @@ from .weight_readers import WeightSource
 
 
 def base_layout(model: DecoderModel, path: Path, *, dummy: bool) -> BaseLayout:
-    """Describe a model to its adapters.
-
-    Args:
-        path: where it was loaded from: weights that an adapter asks for are read from there again.
-        dummy: as for ``load_model``.
-    """
-    # Random weights are those of their device; all others are read to where their norms are taken.
+    """Return the layout of a model, whose files are read again if an adapter needs a weight; ``dummy`` as loaded."""
+    # Random weights depend on their device; all others are read to the CPU, where their norms are computed.
     device = model.device if dummy else torch.device("cpu")
     weights = _Weights(lambda: open_source(path, model.config, dummy), model.dtype, device)
     return BaseLayout(_projections(model), model.dtype, model.device, weights.weight, weights.bias)
 
 
 def adapter_bytes(layout: BaseLayout, rank: int) -> int:
-    """Memory of an adapter that has this rank in all projections of all layers, embedding and head left alone."""
+    """Return the bytes of an adapter with this rank in all projections of all layers, without embedding and head."""
     cells = sum(
         sum(size + shape.width for size in shape.sizes)
         for shape in layout.projections
@@ -49,13 +44,7 @@ def _projections(model: DecoderModel) -> tuple[ProjectionShape, ...]:
 
 
 class _Weights:
-    """Reads tensors of the checkpoint when they are asked for, from any thread: what the model made of them is packed.
-
-    Args:
-        open_checkpoint: called once, at the first read.
-        dtype: what tensors are read as: the model's own.
-        device: where they are read to.
-    """
+    """Reads plain tensors of the checkpoint on demand, from any thread: the model holds them packed."""
 
     def __init__(self, open_checkpoint: Callable[[], WeightSource], dtype: torch.dtype, device: torch.device) -> None:
         self._open = open_checkpoint
@@ -74,7 +63,7 @@ class _Weights:
         return found
 
     def bias(self, module: str) -> Tensor | None:
-        """[out], or None if the module has none."""
+        """[out], or None without a bias."""
         return self._read(f"{module}.bias")
 
     def _read(self, name: str) -> Tensor | None:

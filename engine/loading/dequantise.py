@@ -1,6 +1,6 @@
-"""GGUF's block formats to floating point, as ggml defines them (ggml-common.h and ggml-quants.c).
+"""Dequantise GGUF's block formats to floating point, as ggml defines them (ggml-common.h and ggml-quants.c).
 
-A block holds 32 or 256 consecutive elements of a row. Each function takes blocks [N, bytes] uint8 and gives their
+A block holds 32 or 256 consecutive elements of a row. Each function takes blocks [N, bytes] uint8 and returns their
 elements [N, elements] fp32, computed as scale * integer (+ or - offset) in fp32.
 """
 
@@ -29,7 +29,7 @@ def dequantise(data: npt.NDArray[np.uint8], type_name: str, out: Tensor) -> None
     flat, blocks = out.view(-1, block), data.reshape(-1, block_bytes)
     step = _CHUNK // block
     for start in range(0, len(blocks), step):
-        # A copy, for the mapped file is read-only, which torch's tensors cannot be.
+        # Copied, because torch has no read-only tensors for the mapped file.
         raw = torch.from_numpy(blocks[start : start + step].copy()).to(out.device)
         flat[start : start + step] = _DECODERS[type_name](raw)
 
@@ -111,7 +111,7 @@ def _q6_k(raw: Tensor) -> Tensor:
     return (scales[:, :, None] * ((low | high).float().view(-1, 16, 16) - 32)).flatten(1)
 
 
-# Plain types are decoded in groups too, only to be read in chunks like the others.
+# Plain types are decoded in chunks like the others.
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 

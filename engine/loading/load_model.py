@@ -1,4 +1,4 @@
-"""From files to a model on its device."""
+"""Load a model: from a Hugging Face folder or a GGUF file to a ``DecoderModel`` on its device."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def load_model(
     Args:
         path: the folder, or the file.
         dtype: of weights and hidden states: float32, bfloat16 or float16.
-        max_positions: longest sequence that will be computed; the model's own maximum by default.
-        dummy: random weights in the model's shape; only its config is read.
+        max_positions: longest sequence; the model's own maximum by default.
+        dummy: use random weights in the model's shape; only its config is read.
         weights: the form of matrices in memory.
 
     Raises:
-        ModelError: the model is not one that we compute, or its files are not what they claim to be.
+        ModelError: the model is not supported, or its files are malformed.
     """
     config = read_model_config(path)
     source = open_source(path, config, dummy)
@@ -61,14 +61,14 @@ def load_model(
 
 
 def open_source(path: Path, config: ModelConfig, dummy: bool) -> WeightSource:
-    """Where the weights of a model come from; see ``load_model``. Raises ModelError."""
+    """Open the weights of a model; see ``load_model``. Raises ModelError."""
     if dummy:
         return RandomWeights(config)
     return SafetensorsFolder(path) if path.is_dir() else GgufWeights(GgufFile.open(path), config)
 
 
 def _check_tied(source: WeightSource) -> None:
-    """A head stored beside the embedding it is tied to must be its copy: which of the two is meant otherwise?"""
+    """Check that a stored head equals the embedding it is tied to: else it is undefined which of them counts."""
     head, embedding = (torch.empty(source.shapes[name]) for name in (HEAD, EMBEDDING))
     source.read(HEAD, head)
     source.read(EMBEDDING, embedding)
@@ -93,7 +93,7 @@ class _Assembly:
         return DecoderModel(
             config=config,
             embedding=embedding,
-            # Rounded to the model's type as Gemma's makers do it: 55.5, not 55.4256, in bfloat16.
+            # Rounded to the model's type as in Gemma's published code: 55.5, not 55.4256, in bfloat16.
             embedding_scale=torch.tensor(config.embedding_scale, dtype=self.weights.dtype).item(),
             first_norm=norms[0],
             layers=tuple(self.layer(index, norms[index + 1]) for index in range(config.num_layers)),
@@ -141,7 +141,7 @@ class _Assembly:
         )
 
     def embedding_and_head(self) -> tuple[Tensor | QuantisedLinear, Projection]:
-        """The embedding as a plain matrix, or quantised: then a tied head is the same thing."""
+        """Return the embedding, plain or quantised, and the head. A tied quantised head is the embedding itself."""
         size = self.config.vocab_size
         if not self.config.tied_head:
             return self.embedding(), self.projection("", {"lm_head": size}, bias=False)

@@ -1,4 +1,4 @@
-"""The tensors of a model: their names and shapes, in the spelling of Hugging Face checkpoints and of GGUF files."""
+"""Names and shapes of a model's tensors, in Hugging Face checkpoints and GGUF files."""
 
 from __future__ import annotations
 
@@ -19,31 +19,26 @@ _COMPUTED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 
 
 def qkv_modules(config: ModelConfig) -> dict[str, int]:
-    """Modules that make q, k and v, in this order, and the rows of each."""
+    """Return the modules of q, k and v, in this order, and the rows of each."""
     q, kv = config.query_size, config.kv_size
     return {"qkv_proj": q + 2 * kv} if config.fused_weights else {"q_proj": q, "k_proj": kv, "v_proj": kv}
 
 
 def gate_up_modules(config: ModelConfig) -> dict[str, int]:
-    """Modules that make the MLP's gate and up, in this order, and the rows of each."""
+    """Return the modules of the MLP's gate and up, in this order, and the rows of each."""
     size = config.intermediate_size
     return {"gate_up_proj": 2 * size} if config.fused_weights else {"gate_proj": size, "up_proj": size}
 
 
 def layer_norms(config: ModelConfig) -> tuple[str, ...]:
-    """Norms of a layer: before attention, (after attention,) before the MLP(, after the MLP)."""
+    """Return the norms of a layer: before attention, (after attention,) before the MLP(, after the MLP)."""
     if not config.post_norms:
         return ("input_layernorm", "post_attention_layernorm")
-    return (
-        "input_layernorm",
-        "post_attention_layernorm",
-        "pre_feedforward_layernorm",
-        "post_feedforward_layernorm",
-    )
+    return ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
-    """Every tensor that a checkpoint of this model must have, and its shape."""
+    """Return the names and shapes of all tensors that a checkpoint of this model must have."""
     hidden = config.hidden_size
     shapes: dict[str, Shape] = {EMBEDDING: (config.vocab_size, hidden), FINAL_NORM: (hidden,)}
     if not config.tied_head:
@@ -70,7 +65,7 @@ def check_tensors(expected: Mapping[str, Shape], found: Mapping[str, Shape], opt
     """Raise ``ModelError`` naming tensors that are missing, unexpected or of another shape than expected.
 
     Args:
-        optional: tensors that may be there without being expected.
+        optional: further tensors that a checkpoint may have.
     """
     if missing := expected.keys() - found.keys():
         raise ModelError(f"The checkpoint lacks {_listed(missing)}.")
@@ -88,11 +83,7 @@ def _listed(names: Iterable[str]) -> str:
     return shown if len(ordered) <= 5 else f"{shown} and {len(ordered) - 5} more"
 
 
-_GGUF_MODULES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
+_GGUF_MODULES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _GGUF_LAYER_MODULES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -116,7 +107,7 @@ _GGUF_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
 def from_gguf(name: str, config: ModelConfig) -> str:
-    """The Hugging Face name of a tensor in a GGUF file; a name without counterpart is returned as it is."""
+    """Return the Hugging Face name of a tensor in a GGUF file; a name without counterpart stays as it is."""
     if match := _GGUF_LAYER.fullmatch(name):
         index, module, kind = match.groups()
         if found := _gguf_layer_module(module, config):

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint on their device: plain, or packed for a matrix product in the form that was asked for."""
+"""``WeightReader``: checkpoint tensors on their device, plain or packed for matrix products in a weight form."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ..errors import ConfigError, ModelError
 from .weight_readers import WeightSource
 
 WeightForm = Literal["plain", "stored", "stored_dynamic", "int8_weight_only", "int8_dynamic"]
-"""How weights of matrix products are kept.
+"""Format of the weights of matrix products.
 
 plain: in the model's type.
-stored: GGUF's blocks of 4 and 8 bits as they are, what is stored otherwise plain.
+stored: GGUF's blocks of 4 and 8 bits as they are, other tensors plain.
 stored_dynamic: the same, and activations rounded to 8 bits; see ``kernels.quantised_weights.pack_blocks``.
 int8_weight_only, int8_dynamic: rounded to 8 bits with a scale for each output (``pack_channels``).
 """
@@ -32,7 +32,7 @@ _FORMS: dict[str, WeightForm] = {
 
 
 def choose_weight_form(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> WeightForm:
-    """What the options ask for. Raises ConfigError for what cannot be had."""
+    """Return the form that the options name. Raises ConfigError if no kernel computes it."""
     has_kernels = device.type == "cpu" and dtype in (torch.bfloat16, torch.float32) and quantised_weights.available()
     if config.quantization is None:
         return "plain"
@@ -45,7 +45,7 @@ def choose_weight_form(config: EngineConfig, device: torch.device, dtype: torch.
 
 
 class WeightReader:
-    """Reads tensors from a source, each straight to its place.
+    """Reads tensors from a source, each directly into its final memory.
 
     Args:
         form: of packed weights. All but "plain" need a CPU, the native kernels, and bfloat16 or float32.
@@ -58,7 +58,7 @@ class WeightReader:
         self._form = form
 
     def tensor(self, *names: str) -> Tensor:
-        """The named tensors on top of each other."""
+        """Return the named tensors, concatenated by rows."""
         shapes = self._source.shapes
         rows = [shapes[name][0] for name in names]
         out = torch.empty((sum(rows), *shapes[names[0]][1:]), dtype=self.dtype, device=self.device)
@@ -67,7 +67,7 @@ class WeightReader:
         return out
 
     def packed(self, *names: str, bias: Tensor | None = None) -> Linear:
-        """The named matrices on top of each other, ready for ``kernels.ops.linear``. Raises ModelError."""
+        """Return the named matrices, concatenated by rows, for ``kernels.ops.linear``. Raises ModelError."""
         if stored := self.stored(*names, bias=bias):
             return stored
         weight = self.tensor(*names)
@@ -79,7 +79,7 @@ class WeightReader:
             raise ModelError(f"{names[0]} cannot be quantised: {error}.") from error
 
     def stored(self, *names: str, bias: Tensor | None = None) -> QuantisedLinear | None:
-        """The same if they are to stay, and can stay, in the blocks that they are stored in. Raises ModelError."""
+        """Return the same in the blocks that they are stored in, None for another form or type. Raises ModelError."""
         parts = [self._source.blocks(name) for name in names] if self._form.startswith("stored") else [None]
         types = {part[0] for part in parts if part}
         if None in parts or len(types) != 1 or not types <= quantised_weights.BLOCK_BYTES.keys():

@@ -1,7 +1,7 @@
-"""Where weights come from: a folder with safetensors, a GGUF file, or a random generator.
+"""Weight sources: safetensors folders, GGUF files and random weights, read tensor by tensor.
 
-A source knows all its tensors before one is read, and writes each into memory that the caller has ready, in the
-caller's type and on the caller's device: a checkpoint is never in memory as a whole beside the model.
+A source knows the shapes of all tensors before one is read, and writes each into the caller's memory, in its type and
+on its device: a checkpoint is never in memory as a whole beside the model.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _FLOATS = ("F32", "F16", "BF16")
 
 
 class WeightSource(Protocol):
-    """What all sources offer."""
+    """Tensors of a checkpoint by their Hugging Face names."""
 
     @property
     def shapes(self) -> Mapping[str, Shape]:
-        """Every tensor there is, by its Hugging Face name."""
+        """Shapes of all tensors."""
 
     def read(self, name: str, out: Tensor) -> None:
         """Write a tensor into ``out``, which has its shape and is contiguous."""
 
     def blocks(self, name: str) -> tuple[str, Tensor] | None:
-        """A matrix [N, K] as a GGUF file stores it: the type of its blocks, and [N, bytes of a row] uint8."""
+        """Return a matrix [N, K] in GGUF blocks: their type and [N, bytes of a row] uint8; None if not stored so."""
 
 
 class SafetensorsFolder:
@@ -71,11 +71,10 @@ class SafetensorsFolder:
         self._files[name] = file
 
     def read(self, name: str, out: Tensor) -> None:
-        """See ``Source``."""
         out.copy_(self._files[name].get_tensor(name))
 
     def blocks(self, name: str) -> None:
-        """See ``Source``: there are none."""
+        return None
 
 
 def _open(path: Path) -> Any:
@@ -86,7 +85,7 @@ def _open(path: Path) -> Any:
 
 
 def _shards(folder: Path) -> list[str]:
-    """Names of the files that hold the weights."""
+    """Return the names of the safetensors files."""
     if (folder / INDEX).is_file():
         return _indexed(folder / INDEX)
     if (folder / SINGLE).is_file():
@@ -114,7 +113,7 @@ class GgufWeights:
     """A GGUF file, with names, order of rows and norms as in the Hugging Face checkpoint it was made from.
 
     Raises:
-        ModelError: two tensors stand for the same one.
+        ModelError: two tensors have the same Hugging Face name.
     """
 
     def __init__(self, file: GgufFile, config: ModelConfig) -> None:
@@ -128,7 +127,7 @@ class GgufWeights:
         self.shapes = {name: file.tensors[stored].shape for name, stored in self._names.items()}
 
     def read(self, name: str, out: Tensor) -> None:
-        """See ``Source``."""
+        """Dequantise a tensor, and undo the changes of the conversion to GGUF."""
         if self._norm_offset and name.endswith("norm.weight"):
             # The file holds offset + weight, which loses the weight's last digits in a type of 16 bits.
             exact = torch.empty_like(out, dtype=torch.float32)
@@ -139,7 +138,7 @@ class GgufWeights:
         self._order_rows(name, out)
 
     def blocks(self, name: str) -> tuple[str, Tensor]:
-        """See ``Source``. Norms are vectors, so nothing but the order of rows may differ from the published tensor."""
+        """Return a matrix in GGUF blocks; only its order of rows may differ from the published tensor."""
         stored = self._names[name]
         rows = torch.from_numpy(self._file.data(stored).reshape(self.shapes[name][0], -1).copy())
         self._order_rows(name, rows)
@@ -156,7 +155,7 @@ class GgufWeights:
 
 
 def _interleaved_heads(config: ModelConfig) -> dict[str, int]:
-    """Parts of names of the tensors whose rows are permuted in GGUF files, with their numbers of heads."""
+    """Return the name parts of tensors whose rows are permuted in GGUF files, with their numbers of heads."""
     if not BY_NAME[config.family].permuted_gguf:
         return {}
     return {".q_proj.": config.num_heads, ".k_proj.": config.num_kv_heads}
@@ -171,7 +170,7 @@ def _deinterleave(rows: Tensor, num_heads: int) -> None:
 class RandomWeights:
     """Random weights for any model, to measure speed and memory without a checkpoint.
 
-    The same for the same tensor's name, shape, type and device, in whatever order and however often they are read.
+    A tensor depends only on its name, shape, type and device.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -179,7 +178,7 @@ class RandomWeights:
         self._norm = 1.0 - config.norm_offset
 
     def read(self, name: str, out: Tensor) -> None:
-        """See ``Source``. Matrices keep the size of what goes through them; norms do nothing."""
+        """Fill a tensor: matrices preserve the variance of their inputs; norms are identities."""
         if name.endswith("norm.weight"):
             out.fill_(self._norm)
             return
@@ -187,4 +186,4 @@ class RandomWeights:
         out.uniform_(-bound, bound, generator=torch.Generator(out.device).manual_seed(zlib.crc32(name.encode())))
 
     def blocks(self, name: str) -> None:
-        """See ``Source``: there are none."""
+        return None

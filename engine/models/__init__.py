@@ -1,1 +1,1 @@
-"""The decoder: layers, rotary embedding, forward inputs, the KV pool."""
+"""The decoder: layers, rotary embedding, forward inputs, KV pool."""

@@ -1,4 +1,4 @@
-"""The one decoder of all families."""
+"""``DecoderModel``: the forward pass and logits of a decoder, one class for all model families."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .layers import DecoderLayer, Projection, RmsNorm
 
 @dataclass(frozen=True, slots=True)
 class DecoderModel:
-    """Weights on their device, and the way through them. Made by ``engine.loading.load_model``.
+    """Weights on their device, and the forward pass. Made by ``engine.loading.load_model``.
 
     Attributes:
         embedding: [V, H], plain or quantised.
@@ -39,17 +39,16 @@ class DecoderModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of hidden states, and of weights that are not quantised."""
+        """Type of hidden states and of plain weights."""
         return self.first_norm.weight.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
         return self.first_norm.weight.device
 
     @torch.inference_mode()
     def forward(self, inputs: ForwardInputs, kv: KvPool) -> Tensor:
-        """Compute the KV of all tokens of a step, and the last hidden states of those that are kept.
+        """Compute the KV of all tokens of a step, and the last hidden states of the kept ones.
 
         Returns:
             [S, H] in the model's type, after the model's last norm: ready for ``logits``.
@@ -63,10 +62,9 @@ class DecoderModel:
         return self.finish(q[inputs.kept], residual[inputs.kept], inputs.of_kept, kv)
 
     def embed(self, inputs: ForwardInputs) -> Tensor:
-        """The residual stream in front of the first layer: [T, H].
+        """Return the residual stream before the first layer: [T, H].
 
-        It is fp32, because every layer adds to it: rounded to bfloat16 each time, it would be the largest source of
-        error.
+        It is fp32: every layer adds to it, and rounding to bfloat16 each time would be the largest source of error.
         """
         residual = self._embed(inputs.token_ids)
         if inputs.lora is not None:
@@ -76,10 +74,10 @@ class DecoderModel:
         return residual
 
     def extend(self, residual: Tensor, inputs: ForwardInputs, kv: KvPool) -> Tensor:
-        """Compute the KV of all tokens in all layers, by ops of ``kernels.ops`` alone. Reads no token ids.
+        """Compute the KV of all tokens in all layers, only by ops of ``kernels.ops``, without reading token ids.
 
         Args:
-            residual: [T, H] from ``embed``; afterwards what the last layer adds to.
+            residual: [T, H] from ``embed``; updated to the input of the last layer's additions.
 
         Returns:
             The last layer's queries, [T, Hq, D].
@@ -91,7 +89,7 @@ class DecoderModel:
         return last.attention.store(x, inputs, k_last, v_last)
 
     def finish(self, q: Tensor, residual: Tensor, inputs: ForwardInputs, kv: KvPool) -> Tensor:
-        """The hidden states of some tokens, from their queries and residual stream, which is changed: -> [S, H]."""
+        """Return the hidden states [S, H] of S tokens from their queries and residual stream, which is updated."""
         return self.layers[-1].finish(q, residual, inputs, kv.k_layers[-1], kv.v_layers[-1])
 
     @property
@@ -113,19 +111,14 @@ class DecoderModel:
         return functional.embedding(token_ids, self.embedding).float()
 
     def logits(self, hidden: Tensor, lora: LoraStep | None = None) -> Tensor:
-        """Scores of the next token, with the model's soft cap.
+        """Return the logits [S, V] fp32 of hidden states [S, H], with the model's soft cap.
 
-        Args:
-            hidden: [S, H] from ``forward``.
-            lora: the adapters of these rows, if one of them changes the head.
-
-        Returns:
-            [S, V] fp32.
+        ``lora`` are the adapters of these rows, if one of them changes the head.
         """
         return self._logits(hidden, lora)
 
     def best(self, hidden: Tensor, lora: LoraStep | None = None) -> Largest:
-        """The largest of ``logits(hidden, lora)`` and their tokens, [S] each, where all of them need not be written."""
+        """Return the largest of ``logits(hidden, lora)`` and their tokens, [S] each, mostly without writing all."""
         if lora is not None or self.config.logit_soft_cap is not None:  # rounding after the cap may make ties
             return largest(self._logits(hidden, lora))
         return self.head.largest(hidden)

@@ -1,147 +1,32 @@
-"""From the plan of a step to the tensors of a forward pass: arrays of the host, put on the device or where a recorded
-pass reads them.
-"""
+"""``ForwardInputs``: the tensors that one forward pass over a ragged batch reads."""
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from ...kernels.layouts.staging import to_device
-from ...kernels.ops import SharedPrefixes, find_shared_prefixes
-from ...lora.lora_step import AdapterBank, LoraStep
-from ...lora.segments import BASE, token_slots
-from ..batch import Batch, Row
-
-Longs = NDArray[np.int64]
-Ints = NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True)
-class DrawnTokens:
-    """The tokens that a step draws, for the step after it, which need not wait until the host has read them.
-
-    Attributes:
-        rows: [S] int64, the row of each token that is on the device.
-        tokens: [S] int64 on the device; None if S is 0. Those of rows that fail may be anything.
-        known: tokens that the host knows without reading them, by row.
-        vocab_size: every token is below that.
-    """
-
-    rows: Longs
-    tokens: Tensor | None
-    known: Mapping[int, int]
-    vocab_size: int
-
-    def enter(self, token_ids: Longs) -> Tensor | None:
-        """Replace each ``not_yet(row)`` by the row's token if it is known, else by ~i, which stands for ``result[i]``.
-
-        Returns: tokens [S] on the device, None if none are needed.
-        """
-        late = np.flatnonzero(token_ids < 0)
-        if not len(late):
-            return None
-        place = {**{row: ~i for i, row in enumerate(self.rows.tolist())}, **self.known}
-        token_ids[late] = [place[row] for row in (~token_ids[late]).tolist()]
-        return None if self.tokens is None else self.tokens.clamp(0, self.vocab_size - 1)
-
-
-def fill_in(token_ids: Tensor, drawn: Tensor | None, out: Tensor | None = None) -> Tensor:
-    """Token ids [T] with ``drawn[i]`` in place of each ~i."""
-    if drawn is None:
-        return token_ids
-    return torch.where(token_ids < 0, drawn[(~token_ids).clamp_(min=0)], token_ids, out=out)
-
-
-@dataclass(frozen=True, slots=True)
-class KeptTokens:
-    """The tokens of a step whose hidden states are wanted, where those are not all: the last of some rows.
-
-    Of a prompt's tokens only the last one's next token is drawn. Of the others the last layer's K and V are needed,
-    and nothing that comes behind them.
-
-    Attributes:
-        tokens: [S] int64, which of the step's tokens they are, rising.
-        query_start: [R + 1] int32, row r has ``tokens[query_start[r]:query_start[r + 1]]``.
-        max_query: the most of a row.
-        shared: as in ``HostInputs``, for these tokens.
-        slots: [S] int32, as in ``HostInputs``.
-    """
-
-    tokens: Longs
-    query_start: Ints
-    max_query: int
-    shared: SharedPrefixes | None = None
-    slots: Ints | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class HostInputs:
-    """What a forward over a ragged batch of R rows and T tokens reads, on the host.
-
-    Attributes:
-        token_ids: [T] int64; ~i stands for ``drawn[i]``.
-        positions: [T] int64, the position of each token in its sequence.
-        kv_loc: [T] int64, where its K and V go: ``page * page_size + position % page_size``.
-        page_table: [R, P] int32, the pages of each row; entries past a row's last page are 0.
-        query_start: [R + 1] int32, row r owns tokens ``query_start[r]:query_start[r + 1]``.
-        context_len: [R] int32, tokens with KV after this step: start + len(tokens).
-        max_query: the longest row's number of tokens.
-        max_context: the largest of ``context_len``.
-        shared: prefixes that rows should read together, on the host, None for none.
-        slots: [T] int32, the slot of each token's adapter, -1 for none; None if no row has an adapter.
-        drawn: int64 on the device, tokens that the step before draws; None if all of ``token_ids`` are known.
-        kept: the tokens whose hidden states are wanted, None for all.
-    """
-
-    token_ids: Longs
-    positions: Longs
-    kv_loc: Longs
-    page_table: Ints
-    query_start: Ints
-    context_len: Ints
-    max_query: int
-    max_context: int
-    shared: SharedPrefixes | None = None
-    slots: Ints | None = None
-    drawn: Tensor | None = None
-    kept: KeptTokens | None = None
-
-    @property
-    def num_tokens(self) -> int:
-        """T."""
-        return len(self.token_ids)
-
-    @property
-    def num_rows(self) -> int:
-        """R."""
-        return len(self.context_len)
-
-    @property
-    def num_kept(self) -> int:
-        """S: hidden states that a forward gives."""
-        return self.num_tokens if self.kept is None else len(self.kept.tokens)
-
-    def place(self, tokens: Longs) -> Longs:
-        """Where the hidden states of some tokens of the step, all of them kept, are among those of a forward."""
-        return tokens if self.kept is None else np.searchsorted(self.kept.tokens, tokens)
+from ...kernels.ops import SharedPrefixes
+from ...lora.lora_step import LoraStep
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardInputs:
-    """Tensors of one forward, on the model's device: those of ``HostInputs``, and the adapters' part.
+    """Tensors of one forward pass over R rows and T tokens, on the model's device.
 
     Attributes:
-        lora: the adapters' part in this step, None if they have none.
+        token_ids: [T] int64.
+        positions: [T] int64, the position of each token in its sequence.
+        kv_loc: [T] int64, the cell of its K and V: ``page * page_size + position % page_size``.
+        page_table: [R, P] int32, the pages of each row; entries past a row's last page are 0.
+        query_start: [R + 1] int32, row r owns tokens ``query_start[r]:query_start[r + 1]``.
+        context_len: [R] int32, tokens with KV after this step.
+        max_query: the longest row's number of tokens.
+        max_context: the largest of ``context_len``.
+        shared: prefixes that rows read together, None for none.
+        lora: the adapters' part in this step, None for none.
         kept: [S] int64, the tokens whose hidden states are wanted, None for all.
-        of_kept: what the last layer reads for these tokens; their own ids, positions and cells are not in it.
+        of_kept: inputs of the last layer for these tokens, without their own ids, positions and cells.
     """
 
     token_ids: Tensor
@@ -156,155 +41,3 @@ class ForwardInputs:
     lora: LoraStep | None = None
     kept: Tensor | None = None
     of_kept: ForwardInputs | None = None
-
-
-class InputBuilder:
-    """Keeps the page table between steps, so that a step carries only what is new in it.
-
-    Args:
-        max_num_seqs: rows of the page table.
-        max_model_len: tokens of the longest sequence, in positions.
-        page_size: tokens in a page.
-        device: where the tensors go.
-        bank: the adapters on the device, None for none.
-
-    Attributes:
-        bank: the same.
-    """
-
-    def __init__(
-        self,
-        max_num_seqs: int,
-        max_model_len: int,
-        page_size: int,
-        device: torch.device,
-        bank: AdapterBank | None = None,
-    ) -> None:
-        self._page_size = page_size
-        self._device = device
-        self.bank = bank
-        self._slots = np.full(max_num_seqs, BASE, np.int32)
-        self._adapted_from = np.zeros(max_num_seqs, np.int32)
-        self._pages = np.zeros((max_num_seqs, -(-max_model_len // page_size)), dtype=np.int32)
-
-    @property
-    def table_width(self) -> int:
-        """Pages of the longest sequence."""
-        return self._pages.shape[1]
-
-    @property
-    def max_context(self) -> int:
-        """Tokens that the longest sequence has room for."""
-        return self.table_width * self._page_size
-
-    def build(self, batch: Batch, drawn: DrawnTokens | None = None) -> HostInputs:
-        """The arrays of a step; enters the batch's new pages in the page table.
-
-        Args:
-            drawn: by the step before, needed if this one was planned ahead.
-        """
-        rows = batch.rows
-        for start in batch.starts:
-            self._slots[start.row], self._adapted_from[start.row] = start.slot, start.adapted_from
-        for row in rows:
-            if row.new_pages:
-                end = row.first_new_page + len(row.new_pages)
-                self._pages[row.row, row.first_new_page : end] = row.new_pages
-        lengths = np.fromiter((len(row.tokens) for row in rows), np.int32, len(rows))
-        starts = np.fromiter((row.start for row in rows), np.int32, len(rows))
-        line = np.fromiter((row.row for row in rows), np.int64, len(rows))
-        query_start = np.zeros(len(rows) + 1, np.int32)
-        np.cumsum(lengths, out=query_start[1:])
-        context = starts + lengths
-        # Position of a token = start of its row + how far it stands behind its row's first token.
-        positions = np.arange(query_start[-1], dtype=np.int64) + np.repeat(starts - query_start[:-1], lengths)
-        page, cell = np.divmod(positions, self._page_size)
-        kv_loc = self._pages[np.repeat(line, lengths), page].astype(np.int64) * self._page_size + cell
-        max_context = int(context.max())
-        pages = self._pages[line, : -(-max_context // self._page_size)]
-        token_ids = _token_ids(rows)
-        slots = self._token_slots(line, lengths, starts)
-        return HostInputs(
-            token_ids=token_ids,
-            positions=positions,
-            kv_loc=kv_loc,
-            page_table=pages,
-            query_start=query_start,
-            context_len=context,
-            max_query=int(lengths.max()),
-            max_context=max_context,
-            shared=find_shared_prefixes(pages, lengths, context, self._page_size, self._device),
-            slots=slots,
-            drawn=drawn.enter(token_ids) if drawn else None,
-            kept=self._kept(rows, lengths, query_start, pages, context, slots),
-        )
-
-    def place(self, inputs: HostInputs) -> ForwardInputs:
-        """The tensors of a step."""
-        placed = ForwardInputs(
-            token_ids=fill_in(to_device(inputs.token_ids, self._device), inputs.drawn),
-            positions=to_device(inputs.positions, self._device),
-            kv_loc=to_device(inputs.kv_loc, self._device),
-            page_table=to_device(inputs.page_table, self._device),
-            query_start=to_device(inputs.query_start, self._device),
-            context_len=to_device(inputs.context_len, self._device),
-            max_query=inputs.max_query,
-            max_context=inputs.max_context,
-            shared=inputs.shared and inputs.shared.to(self._device),
-            lora=self._lora(inputs.slots),
-        )
-        kept = inputs.kept
-        if kept is None:
-            return placed
-        of_kept = replace(
-            placed,
-            query_start=to_device(kept.query_start, self._device),
-            max_query=kept.max_query,
-            shared=kept.shared and kept.shared.to(self._device),
-            lora=self._lora(kept.slots),
-        )
-        return replace(placed, kept=to_device(kept.tokens, self._device), of_kept=of_kept)
-
-    def _lora(self, slots: Ints | None) -> LoraStep | None:
-        """The adapters' part for tokens with these slots."""
-        return None if slots is None or self.bank is None else self.bank.step(slots)
-
-    def _kept(
-        self, rows: Sequence[Row], lengths: Ints, query_start: Ints, pages: Ints, context: Ints, slots: Ints | None
-    ) -> KeptTokens | None:
-        """The tokens before a line of logits, or with a target: the last of each row."""
-        counts = np.fromiter((row.num_positions + len(row.prompt_targets) for row in rows), np.int32, len(rows))
-        if (counts == lengths).all():
-            return None
-        starts = np.zeros_like(query_start)
-        np.cumsum(counts, out=starts[1:])
-        tokens = last_tokens(query_start, counts)
-        return KeptTokens(
-            tokens=tokens,
-            query_start=starts,
-            max_query=int(counts.max()),
-            shared=find_shared_prefixes(pages, counts, context, self._page_size, self._device),
-            slots=None if slots is None else slots[tokens],
-        )
-
-    def _token_slots(self, line: Longs, lengths: Ints, starts: Ints) -> Ints | None:
-        """``HostInputs.slots``, from the rows' lines, lengths and first positions."""
-        if self.bank is None:
-            return None
-        slots = self._slots[line]
-        return token_slots(slots, self._adapted_from[line], lengths, starts) if (slots >= 0).any() else None
-
-
-def last_tokens(query_start: Ints, counts: NDArray[np.integer[Any]]) -> Longs:
-    """Which tokens of a step are the last ``counts[r]`` of each row r, rising, int64."""
-    upto = np.cumsum(counts)
-    # What is picked of a row ends where the next row begins.
-    return np.arange(upto[-1], dtype=np.int64) + np.repeat(query_start[1:] - upto, counts)
-
-
-def _token_ids(rows: Sequence[Row]) -> Longs:
-    """[T] int64 from each row's tokens."""
-    tokens = array("i")
-    for row in rows:
-        tokens.extend(row.tokens)
-    return np.asarray(tokens, np.int64)

@@ -1,21 +1,29 @@
-"""The K and V tensors of all layers, in pages."""
+"""``KvPool``, the paged K and V tensors of all layers, and ``KvPrefault``, which populates its memory on a CPU."""
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
+import time
 from collections.abc import Sequence
 
 import torch
 
 from ...kernels.layouts import int8_kv_layout
 from ...kernels.memory import copy_pages, lazy_zeros, populate
-from ..batch import PageCopy
+from ..batch import Batch, PageCopy
 from ..checkpoint.model_config import ModelConfig
 
-_POPULATED_AT_ONCE = 1 << 21  # bytes of a layer: a huge page, for which other threads that ask for memory may wait
+# Bytes of a layer that are populated at once: a huge page, for which other threads that allocate memory may wait.
+_POPULATED_AT_ONCE = 1 << 21
+_AHEAD_TOKENS, _AHEAD_BYTES = 1 << 15, 1 << 30  # populated ahead of use, whichever are fewer
+_IDLE = 0.25  # seconds without a step
+_NICENESS = 10  # added to that of the populating thread
 
 
 def bytes_per_page(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one page of ``page_size`` tokens: K and V in all layers."""
+    """Return the bytes of one page of ``page_size`` tokens: K and V in all layers."""
     return 2 * config.num_layers * config.num_kv_heads * page_size * _width(config, dtype) * dtype.itemsize
 
 
@@ -28,13 +36,14 @@ class KvPool:
     """K and V of every page, written by the kernels of a forward pass and by ``copy``.
 
     Args:
-        dtype: the model's, or ``kv_int8.DTYPE``.
+        dtype: the model's, or ``int8_kv_layout.DTYPE``.
 
     Attributes:
         k: [num_layers, num_pages, num_kv_heads, page_size, head_dim], or 8-bit (``int8_kv_layout``).
         v: the same.
         k_layers: ``k`` layer by layer, each [num_pages, num_kv_heads, page_size, head_dim].
         v_layers: the same for ``v``.
+        page_bytes: bytes of a page in all layers.
     """
 
     def __init__(
@@ -47,6 +56,7 @@ class KvPool:
         self.v_layers = tuple(self.v.unbind(0))
         self.num_pages = num_pages
         self.page_size = page_size
+        self.page_bytes = bytes_per_page(config, page_size, dtype)
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         """Do the copies in their order. Raises IndexError for a page or a count outside the pool."""
@@ -58,12 +68,12 @@ class KvPool:
         copy_pages(self.k, self.v, source, target, count)
 
     def populate(self, first: int) -> int:
-        """Take the memory of some pages from ``first`` on now, on a CPU: a step that writes a page waits for it else.
+        """Have the operating system provide memory for some pages from ``first`` on: a step's first write would wait.
 
-        Another thread may compute meanwhile. Where the operating system cannot do that, nothing is done.
+        Another thread may compute meanwhile.
 
         Returns:
-            Up to which page there is nothing left to do.
+            The first page that is left to do; ``num_pages`` if the operating system cannot populate memory.
         """
         end = min(first + max(1, _POPULATED_AT_ONCE // self.k_layers[0][0].nbytes), self.num_pages)
         try:
@@ -75,8 +85,53 @@ class KvPool:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros, not garbage: a masked position still meets its V in a product, and 0 * NaN is NaN.
+    """Return zeros: a masked position's V is multiplied too, and 0 * NaN is NaN.
 
     On a CPU they take memory only as they are written: torch's own would fill gigabytes that may never be used.
     """
     return lazy_zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
+
+
+class KvPrefault:
+    """Populates the memory of a CPU's KV pool ahead of use, on a thread.
+
+    The operating system provides a page's memory on its first write. In a virtual machine, where the host may have to
+    find that memory first, a GiB can take seconds, felt as steps that wait for tenths of a second. So it is populated
+    while the engine is idle, or once little is left, but only some way beyond the highest page in use, because most
+    pools are never filled. Unused pages are handed out in order (``PageAllocator``).
+    """
+
+    def __init__(self, kv: KvPool) -> None:
+        self._kv = kv
+        self._ahead = min(_AHEAD_TOKENS // kv.page_size, _AHEAD_BYTES // kv.page_bytes)
+        # Written by the engine's thread: pages up to the highest in use, and the time of the last step.
+        self._used, self._last_step = 0, -_IDLE
+        # Written by the populating thread: pages that have memory.
+        self._populated = 0
+        self._thread: threading.Thread | None = None
+        self._start_thread()
+
+    def reach(self, batch: Batch) -> None:
+        """Note the pages that a step is about to write."""
+        self._last_step = time.monotonic()
+        self._used = max(self._used, *(1 + max(row.new_pages) for row in batch.rows if row.new_pages), 0)
+        if self._populated < self._target() and (self._thread is None or not self._thread.is_alive()):
+            self._start_thread()
+
+    def _target(self) -> int:
+        return min(self._used + self._ahead, self._kv.num_pages)
+
+    def _start_thread(self) -> None:
+        """Start a thread that ends at the target: one that waited for more would keep the pool alive."""
+        if sys.platform == "linux":  # elsewhere niceness is that of the whole process
+            self._thread = threading.Thread(target=self._populate, name="kv-ahead", daemon=True)
+            self._thread.start()
+
+    def _populate(self) -> None:
+        os.nice(_NICENESS)
+        while self._populated < self._target():
+            is_busy = time.monotonic() - self._last_step < _IDLE
+            if is_busy and self._populated >= min(self._used + self._ahead // 4, self._kv.num_pages):
+                time.sleep(_IDLE)
+            else:
+                self._populated = self._kv.populate(self._populated)

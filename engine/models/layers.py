@@ -1,4 +1,4 @@
-"""The parts of a decoder: objects built once when a model is loaded, so that a forward pass is a list of op calls."""
+"""The layers of a decoder: norm, projection, attention, MLP, as objects that call the kernels' ops."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RmsNorm:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """One matrix product that may serve several modules of the published model, side by side in its output.
+    """One matrix product for one or several modules of the published model, side by side in its output.
 
     Attributes:
         modules: their names as in the checkpoint (``model.layers.3.self_attn.q_proj``), by which adapters address them.
@@ -54,20 +54,20 @@ class Projection:
     packed: Linear
 
     def __call__(self, x: Tensor, lora: LoraStep | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
-        """[T, K] -> [T, sum of sizes], in the type of x or in float32, with the adapters' part where there is one."""
+        """[T, K] -> [T, sum of sizes], in the type of x or ``out_dtype``, plus the adapters' part."""
         y = linear(x, self.packed, out_dtype)
         if lora is not None:
             lora.project(self.modules[0], x, y)
         return y
 
     def largest(self, x: Tensor) -> Largest:
-        """The largest of each row of the product in float32: [S, K] -> [S]. Without adapters."""
+        """Return the largest of each row of the float32 product, without adapters: [S, K] -> [S]."""
         return largest_linear(x, self.packed)
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Self-attention of one layer, from normed hidden states to the output projection, in two halves.
+    """Self-attention of one layer, from normed hidden states to the output projection: ``store``, then the call.
 
     Attributes:
         cos_sin: [positions, rot_dim] fp32, or None for a layer without positions.
@@ -106,7 +106,7 @@ class Attention:
         )
 
     def __call__(self, q: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
-        """What queries find in the cache, each in the keys up to its own, projected: [S, Hq, D] -> [S, H]."""
+        """Causal attention of queries to the cache, and the output projection: [S, Hq, D] -> [S, H]."""
         mixed = attention(
             q,
             k_cache,
@@ -139,9 +139,9 @@ class Mlp:
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """One layer. It takes hidden states already normed for it and norms its result for what follows.
+    """One layer: takes hidden states already normed for it and norms its result for the next layer.
 
-    So the sum of the residual stream and the norm after it are always one op, from the first layer to the last.
+    So each sum of the residual stream and the norm after it are one op.
 
     Attributes:
         post_attention: norm of attention's output before it is added, or None.
@@ -163,7 +163,7 @@ class DecoderLayer:
         return self.finish(q, residual, inputs, k_cache, v_cache)
 
     def finish(self, q: Tensor, residual: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
-        """What is left when K and V are stored, for these queries alone: [S, Hq, D] -> [S, H] normed."""
+        """Compute the layer after its K and V are stored, for S of the queries: [S, Hq, D] -> [S, H] normed."""
         x = self.attention(q, inputs, k_cache, v_cache)
         if self.post_attention is not None:
             x = self.post_attention(x)

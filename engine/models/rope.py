@@ -1,4 +1,4 @@
-"""Tables of cosines and sines for rotary embeddings."""
+"""Rotary embeddings: frequencies with their scaling, and tables of cosines and sines."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ..checkpoint.model_config import FrequencyFactors, LinearScaling, Llama3Sca
 
 
 def cos_sin_table(rope: Rope, max_positions: int, device: torch.device) -> Tensor:
-    """Angles ``position * frequency``: [max_positions, dim] fp32, cosines in the first half, sines in the second."""
+    """Return cosines, then sines, of ``position * frequency``: [max_positions, dim] fp32."""
     positions = torch.arange(max_positions, dtype=torch.float32)
     angles = torch.outer(positions, inverse_frequencies(rope))
     return torch.cat((angles.cos(), angles.sin()), dim=1).to(device)
 
 
 def inverse_frequencies(rope: Rope) -> Tensor:
-    """[dim / 2] fp32, in radians per position.
+    """Return the frequencies, [dim / 2] fp32, in radians per position.
 
-    Computed in fp32 throughout, like the code that these models were trained and published with: a more exact result
-    would differ from theirs by 1e-3 radians at position 10,000.
+    Computed in fp32 throughout, like the code that these models were trained with: a more exact result would differ
+    by 1e-3 radians at position 10,000.
     """
     plain = 1.0 / rope.theta ** (torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim)
     match rope.scaling:

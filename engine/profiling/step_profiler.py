@@ -1,20 +1,21 @@
-"""Takes the times of steps: wraps the public methods that a step is made of, and listens to the native calls."""
+"""Step profiler: run an engine under a fixed load and divide a step's time into parts and kernel families.
+
+The parts are those of ``StepTimer``, read from the engine's counters; the forward pass is divided further by the native
+calls made in it.
+"""
 
 from __future__ import annotations
 
-import functools
 import itertools
 import random
 import time
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final, NamedTuple
-from unittest.mock import patch
+from typing import Final, NamedTuple
 
 import torch
 
@@ -26,30 +27,17 @@ from ..config import EngineConfig
 from ..core.engine_core import EngineCore
 from ..errors import ConfigError
 from ..executor.device import choose_device, choose_kv_dtype
-from ..executor.model_runner import ModelRunner
 from ..executor.worker import Worker
-from ..messages import Failed, Message, Submit, TokenOut, encode
+from ..messages import Failed, Submit, TokenOut, encode
 from ..models.decoder import DecoderModel
-from ..models.forward_inputs import InputBuilder
 from ..models.kv_pool import bytes_per_page
-from ..sampling.sampler import Sampler
-from ..scheduling.scheduler import Scheduler
+from ..step_timer import StepTimer
 from ..types import SamplingParams
 from .step_report import Part, StepLoad, StepTimes
 
 _WARM: Final = 6  # steps until passes are recorded and caches are filled
 
-_METHODS: Final[tuple[tuple[type[Any], str, str], ...]] = (
-    (Scheduler, "schedule", "schedule"),
-    (Scheduler, "mask_jobs", "schedule"),
-    (InputBuilder, "build", "inputs"),
-    (ModelRunner, "forward", "forward"),
-    (DecoderModel, "logits", "head"),
-    (DecoderModel, "best", "head"),
-    (Sampler, "draw", "sample"),
-    (Sampler, "collect", "sample"),
-    (Scheduler, "commit", "commit"),
-)
+_PARTS: Final = ("schedule", "inputs", "forward", "head", "sample", "commit")  # of ``StepTimer``, in order
 _FAMILIES: Final = {  # of the native calls of a forward pass
     "linear": "linear",
     "quantised_linear": "linear",
@@ -61,67 +49,80 @@ _FAMILIES: Final = {  # of the native calls of a forward pass
     "lora_shrink_expand": "LoRA",
     "quantised_rows": "embedding",
 }
+_OTHER: Final = "other kernels"
 
 
-@dataclass(slots=True)
-class _Clock:
-    """Seconds of the step under way, by the method that runs, and by family of the kernels of its forward pass."""
+class _KernelTimes:
+    """Seconds of native calls by family: of the forward passes, and of the part that a step is in."""
 
-    methods: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    kernels: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    running: str = ""
+    def __init__(self) -> None:
+        self.forward: dict[str, float] = defaultdict(float)
+        self.part: dict[str, float] = defaultdict(float)
 
-    def hear(self, name: str, seconds: float) -> None:
-        """A native call took so long."""
-        if self.running == "forward":
-            self.kernels[_FAMILIES.get(name, "other kernels")] += seconds
+    def add(self, name: str, seconds: float) -> None:
+        """Add a native call, told by ``native_calls.timed``."""
+        self.part[_FAMILIES.get(name, _OTHER)] += seconds
 
-    def around(self, part: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        """The method, timed."""
 
-        @functools.wraps(method)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            self.running, begin = part, time.perf_counter()
-            try:
-                return method(*args, **kwargs)
-            finally:
-                self.methods[part] += time.perf_counter() - begin
-                self.running = ""
+class _KernelStepTimer(StepTimer):
+    """A ``StepTimer`` that also ends the parts of ``_KernelTimes``."""
 
-        return run
+    __slots__ = ("_kernels",)
+
+    def __init__(self, kernels: _KernelTimes) -> None:
+        self._kernels = kernels
+        self.skip()
+        super().__init__()
+
+    def end(self, part: str) -> None:
+        super().end(part)
+        if part == "forward":
+            for family, seconds in self._kernels.part.items():
+                self._kernels.forward[family] += seconds
+        self._kernels.part.clear()
+
+    def skip(self) -> None:
+        self._kernels.part.clear()
+        super().skip()
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The times of one."""
+    """Times of one step.
+
+    Attributes:
+        parts: seconds by part.
+        kernels: seconds of the forward pass by kernel family, without those that were not called.
+    """
 
     seconds: float
     tokens: int
-    methods: dict[str, float]
+    parts: dict[str, float]
     kernels: dict[str, float]
 
 
 class _Bench:
-    """An engine under the load that is measured."""
+    """An engine under the measured load."""
 
     def __init__(self, config: EngineConfig, model_path: Path, load: StepLoad) -> None:
-        self.worker = Worker(config, model_path)
+        self._kernels = _KernelTimes()
+        self.worker = Worker(config, model_path, lambda: _KernelStepTimer(self._kernels))
         self.core = EngineCore(config, self.worker)
         self._load, self._config = load, config
         self._random, self._ids = random.Random(0), itertools.count(1)
         _check(config, self.worker, load)
 
     def fill(self) -> None:
-        """Bring every row to its context, and the engine to its pace."""
+        """Bring every row to its context, and warm the engine up."""
         adapters = itertools.cycle((None, *self._config.named_adapters))
         length = max(1, self._load.context - _WARM)
         limit = self.worker.max_model_len - length
         shared = self._tokens(self._load.shared)
         rows = [self._prompt(shared, length, limit, next(adapters)) for _ in range(self._load.rows)]
-        self._start(rows[:1])  # the others find what they share with it
+        self._start(rows[:1])  # whose prefix the others find in the cache
         self._start(rows[1:])
         for _ in range(_WARM):
-            self.step()
+            self._step()
 
     def _start(self, rows: list[Submit]) -> None:
         """Compute prompts until each has its first token."""
@@ -133,13 +134,32 @@ class _Bench:
                 raise ConfigError(f"A row could not be started: {failed.message}")
             missing -= {message.id for message in out if isinstance(message, TokenOut)}
 
-    def step(self, encoded: Callable[[list[Message]], bytes] = encode) -> int:
-        """One step of the load, with its answers as they would leave. Returns the tokens that it brought."""
+    def measure(self, count: int, *, kernels: bool) -> list[_Step]:
+        """Run steps and return the faster half of their times; those of ``kernels`` slow a step down."""
+        with timed(self._kernels.add) if kernels else nullcontext():
+            steps = [self._measure() for _ in range(count)]
+        return sorted(steps, key=lambda step: step.seconds)[: (count + 1) // 2]
+
+    def _measure(self) -> _Step:
+        before = self.core.stats()
+        self._kernels.forward.clear()
+        begin = time.perf_counter()
+        tokens, encoding = self._step()
+        seconds = time.perf_counter() - begin
+        after = self.core.stats()
+        names = {part: f"seconds_{part}" for part in _PARTS}
+        parts = {part: after[name] - before.get(name, 0.0) for part, name in names.items()}
+        return _Step(seconds, tokens, {**parts, "encode": encoding}, dict(self._kernels.forward))
+
+    def _step(self) -> tuple[int, float]:
+        """Run one step and encode its messages. Returns the generated tokens, and the seconds of the encoding."""
         if self._load.prefill:
             self.core.handle([self._prompt(array("i"), self._load.prefill, 1, None)])
         out = self.core.step()
-        encoded(out)
-        return sum(len(message.tokens) for message in out if isinstance(message, TokenOut))
+        begin = time.perf_counter()
+        encode(out)
+        encoding = time.perf_counter() - begin
+        return sum(len(message.tokens) for message in out if isinstance(message, TokenOut)), encoding
 
     def _tokens(self, count: int) -> array[int]:
         return array("i", (self._random.randrange(self.worker.vocab_size) for _ in range(count)))
@@ -151,7 +171,12 @@ class _Bench:
 
 
 def measure_steps(config: EngineConfig, model_path: Path, load: StepLoad) -> StepTimes:
-    """See ``engine.profiling.step_report.measure``."""
+    """Load a model, run steps and return their times.
+
+    Raises:
+        ModelError: the model cannot be computed exactly.
+        ConfigError: the options do not fit the model, or the load the engine.
+    """
     if choose_device(config).type != "cpu":
         raise ConfigError("bench step takes the times of the CPU's kernels: give it --device cpu.")
     bench = _Bench(config, model_path, load)
@@ -159,12 +184,10 @@ def measure_steps(config: EngineConfig, model_path: Path, load: StepLoad) -> Ste
     kv_dtype = choose_kv_dtype(config, model.config, model.device, model.dtype)
     rates = _measure_rates(model, kv_dtype)
     bench.fill()
-    untimed = _faster_half([_timed_step(bench) for _ in range(load.steps)])
-    with _watched() as clock:
-        steps = _faster_half([_timed_step(bench, clock) for _ in range(load.steps)])
+    untimed = bench.measure(load.steps, kernels=False)
+    steps = bench.measure(load.steps, kernels=True)
     bench.core.close()
-    bounds = _bounds(model, load, kv_dtype, rates)
-    parts = _parts(steps, bounds)
+    parts = _parts(steps, _bounds(model, load, kv_dtype, rates))
     seconds = fmean(step.seconds for step in steps)
     return StepTimes(
         summary=bench.worker.summary,
@@ -197,49 +220,24 @@ def _check(config: EngineConfig, worker: Worker, load: StepLoad) -> None:
         )
 
 
-@contextmanager
-def _watched() -> Iterator[_Clock]:
-    """Time the methods and native calls of the steps that are run inside."""
-    clock = _Clock()
-    with ExitStack() as stack:
-        for cls, name, part in _METHODS:
-            stack.enter_context(patch.object(cls, name, clock.around(part, getattr(cls, name))))
-        stack.enter_context(timed(clock.hear))
-        yield clock
-
-
-def _timed_step(bench: _Bench, clock: _Clock | None = None) -> _Step:
-    if clock is None:
-        clock, encoded = _Clock(), encode
-    else:
-        clock.methods, clock.kernels = defaultdict(float), defaultdict(float)
-        encoded = clock.around("encode", encode)
-    begin = time.perf_counter()
-    tokens = bench.step(encoded)
-    return _Step(time.perf_counter() - begin, tokens, clock.methods, clock.kernels)
-
-
-def _faster_half(steps: list[_Step]) -> list[_Step]:
-    return sorted(steps, key=lambda step: step.seconds)[: (len(steps) + 1) // 2]
-
-
 def _parts(steps: list[_Step], bounds: dict[str, float]) -> dict[str, Part]:
-    """In the order of a step; the forward pass in its families, and what lies between its kernels."""
-    methods: dict[str, float] = {part: fmean(s.methods.get(part, 0.0) for s in steps) for part in steps[0].methods}
-    families = {name: fmean(s.kernels.get(name, 0.0) for s in steps) for name in _FAMILIES.values()}
-    families = {name: seconds for name, seconds in families.items() if seconds}
-    families["between kernels"] = methods.get("forward", 0.0) - sum(families.values())
+    """Return the parts in the order of a step, the forward pass divided into kernel families and the time between."""
+    families = dict.fromkeys((*_FAMILIES.values(), _OTHER))
+    kernels = {name: fmean(step.kernels.get(name, 0.0) for step in steps) for name in families}
+    kernels = {name: seconds for name, seconds in kernels.items() if seconds}
     parts: dict[str, Part] = {}
-    for name, seconds in methods.items():
+    for name in steps[0].parts:
+        seconds = fmean(step.parts[name] for step in steps)
         if name == "forward":
-            parts |= {family: Part(took, bounds.get(family), True) for family, took in families.items()}
+            parts |= {family: Part(took, bounds.get(family), True) for family, took in kernels.items()}
+            parts["between kernels"] = Part(seconds - sum(kernels.values()), None, True)
         else:
             parts[name] = Part(seconds, bounds.get(name), name == "head")
     return parts
 
 
 class _Rates(NamedTuple):
-    """What the machine does in a second: bytes read, products of linears, and those of attention."""
+    """Rates of the machine per second: bytes read, products of linear layers, products of attention."""
 
     reading: float
     products: float
@@ -255,30 +253,30 @@ def _measure_rates(model: DecoderModel, kv_dtype: torch.dtype) -> _Rates:
 
 
 def _bounds(model: DecoderModel, load: StepLoad, kv_dtype: torch.dtype, rates: _Rates) -> dict[str, float]:
-    """The least seconds of the parts that read much or multiply much: all bytes once, or all products.
+    """Return the least seconds of linear layers, attention and head: to read all bytes once, or make all products.
 
-    Behind its keys and values the last layer computes the tokens before a line of logits alone.
+    After its K and V the last layer computes only the tokens before a sampling position.
     """
     config = model.config
-    tokens, lines = load.rows + load.prefill, load.rows + bool(load.prefill)
+    tokens, positions = load.rows + load.prefill, load.rows + bool(load.prefill)
     context = load.context + load.steps
     token_bytes = bytes_per_page(config, 1, kv_dtype)
     cells = load.rows * (context - load.shared) + load.shared + load.prefill
     pairs = load.rows * context + load.prefill * (load.prefill + 1) // 2
-    pairs_of_lines = load.rows * context + load.prefill
-    attended = 2 * (pairs * (config.num_layers - 1) + pairs_of_lines) * config.num_heads * config.head_dim
+    sampled_pairs = load.rows * context + load.prefill
+    attended = 2 * (pairs * (config.num_layers - 1) + sampled_pairs) * config.num_heads * config.head_dim
     *inner, output, gate_up, down, head = (part.packed for part in model.projections)
-    behind = output, gate_up, down
-    products = tokens * sum(map(_products, inner)) + lines * sum(map(_products, behind))
+    last = output, gate_up, down
+    products = tokens * sum(map(_products, inner)) + positions * sum(map(_products, last))
     return {
-        "linear": max(sum(map(_nbytes, (*inner, *behind))) / rates.reading, products / rates.products),
+        "linear": max(sum(map(_nbytes, (*inner, *last))) / rates.reading, products / rates.products),
         "attention": max(cells * token_bytes / rates.reading, attended / rates.attention),
-        "head": max(_nbytes(head) / rates.reading, lines * _products(head) / rates.products),
+        "head": max(_nbytes(head) / rates.reading, positions * _products(head) / rates.products),
     }
 
 
 def _products(layer: Linear) -> int:
-    """For a token; of bytes where x is quantised."""
+    """Products for a token; of bytes where x is quantised."""
     planes = layer.planes if isinstance(layer, QuantisedLinear) else 1
     return layer.in_features * layer.out_features * planes
 

@@ -1,1 +1,1 @@
-"""Sampling: masks, penalties, top-k / top-p / min-p, logprobs, verification of drafts."""
+"""Sampling: masks, penalties, top-k / top-p / min-p, logprobs, draft verification."""

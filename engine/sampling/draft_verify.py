@@ -1,9 +1,9 @@
-"""Which drafts stand: the places of a step at which tokens are drawn, and what came of them row by row.
+"""Draft verification: the sampling positions of a step, and the drafts that equal the tokens drawn there.
 
-A token is drawn at every place as if the drafts before it were the sequence's own tokens: from its own logits, under
-its own mask and penalties, with the random number of its own position. Where the drawn tokens are the drafts, these
-are the very draws that would have been made one step after the other; the first that differs still counts, and what
-was drawn behind it is forgotten. So drafts change when a token is drawn, never which.
+At every sampling position a token is drawn as if the drafts before it were generated tokens: from the logits, mask,
+penalties and random number of that position. Where the drawn tokens equal the drafts, one-by-one decoding would have
+drawn the same. The first that differs still counts; those after it are discarded. So drafts never change which tokens
+are drawn, only when.
 """
 
 from __future__ import annotations
@@ -23,25 +23,28 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class SamplingPositions:
-    """Places at which tokens are drawn from logits: S of them.
+    """The S sampling positions of a step that need logits, in order.
 
     Attributes:
-        row: [S] int64, the row of each.
-        num_generated: [S] int64, tokens generated there if the drafts before it stand.
-        ahead: the drafts of its row before each.
+        rows: the rows that draw.
+        forced: tokens that masks force, by index among all sampling positions of ``rows``; these need no logits.
+        row: [S] int64, the row of each position.
+        num_generated: [S] int64, tokens generated before each position if the drafts before it are accepted.
+        drafts: the drafts of its row before each position.
     """
 
+    rows: Sequence[Row]
+    forced: Mapping[int, int]
     row: Ints
     num_generated: Ints
-    ahead: Sequence[Sequence[int]]
+    drafts: Sequence[Sequence[int]]
 
     def __len__(self) -> int:
-        """S."""
-        return len(self.ahead)
+        return len(self.drafts)
 
 
 class Drawn(NamedTuple):
-    """What came of a place: the token, -1 if none could be drawn; its logprob if wanted; whether there was a choice."""
+    """The token drawn at a position, -1 if none could be; its logprob if wanted; whether a mask forced it."""
 
     token: int
     logprob: Logprob | None = None
@@ -49,56 +52,53 @@ class Drawn(NamedTuple):
 
 
 def sampling_positions(rows: Sequence[Row], forced: Mapping[int, int]) -> SamplingPositions:
-    """The lines of rows in order, but for those whose token is ``forced`` (by their number among all)."""
-    places = [(row, ahead) for row in rows for ahead in range(row.num_positions)]
+    """Return the sampling positions of rows that draw, without the forced ones."""
+    found = [(row, ahead) for row in rows for ahead in range(row.num_positions)]
     if forced:
-        places = [place for line, place in enumerate(places) if line not in forced]
+        found = [each for index, each in enumerate(found) if index not in forced]
     return SamplingPositions(
-        np.fromiter((row.row for row, _ in places), np.int64, len(places)),
-        np.fromiter((row.num_generated + ahead for row, ahead in places), np.int64, len(places)),
-        [row.drafts[:ahead] if ahead else () for row, ahead in places],
+        rows,
+        forced,
+        np.fromiter((row.row for row, _ in found), np.int64, len(found)),
+        np.fromiter((row.num_generated + ahead for row, ahead in found), np.int64, len(found)),
+        [row.drafts[:ahead] if ahead else () for row, ahead in found],
     )
 
 
-def accept_drafts(rows: Sequence[Row], drawn: Sequence[Drawn], forced: Mapping[int, int]) -> list[RowResult]:
-    """What each row brought.
-
-    Args:
-        rows: rows that draw.
-        drawn: what came of ``lines_of(rows, forced)``.
-        forced: the tokens of the other lines.
-    """
-    if len(drawn) == len(rows) and not forced:  # one line each, the common case
-        return [_alone(place) for place in drawn]
+def accept_drafts(positions: SamplingPositions, drawn: Sequence[Drawn]) -> list[RowResult]:
+    """Return the accepted tokens of each row; ``drawn`` are the tokens of the positions, without the forced ones."""
+    rows, forced = positions.rows, positions.forced
+    if len(drawn) == len(rows) and not forced:  # one position each, the common case
+        return [_single(each) for each in drawn]
     rest = iter(drawn)
-    results, line = [], 0
+    results, first = [], 0
     for row in rows:
-        numbers = range(line, line + row.num_positions)
-        mine = [Drawn(forced[number], None, True) if number in forced else next(rest) for number in numbers]
-        results.append(_accept_row(row, mine))
-        line = numbers.stop
+        indices = range(first, first + row.num_positions)
+        of_row = [Drawn(forced[index], None, True) if index in forced else next(rest) for index in indices]
+        results.append(_accept_row(row, of_row))
+        first = indices.stop
     return results
 
 
-def _alone(place: Drawn) -> RowResult:
-    """What a row without drafts brought, which was drawn."""
-    if place.token < 0:
+def _single(drawn: Drawn) -> RowResult:
+    """The result of a row without drafts."""
+    if drawn.token < 0:
         return RowResult(failed=True)
-    return RowResult((place.token,), () if place.logprob is None else (place.logprob,))
+    return RowResult((drawn.token,), () if drawn.logprob is None else (drawn.logprob,))
 
 
 def _accept_row(row: Row, drawn: list[Drawn]) -> RowResult:
-    """The longest run of drafts that were drawn, and the token behind it."""
+    """Accept the longest run of drafts that equal the drawn tokens, and the token drawn after it."""
     count = 0
-    for place, draft in zip(drawn, row.drafts, strict=False):
-        if place.token != draft:
+    for each, draft in zip(drawn, row.drafts, strict=False):
+        if each.token != draft:
             break
         count += 1
     failed = drawn[count].token < 0
-    kept = drawn[: count if failed else count + 1]
+    accepted = drawn[: count if failed else count + 1]
     return RowResult(
-        tuple(place.token for place in kept),
-        tuple(place.logprob for place in kept if place.logprob is not None),
-        num_forced=sum(place.is_forced for place in kept),
+        tuple(each.token for each in accepted),
+        tuple(each.logprob for each in accepted if each.logprob is not None),
+        num_forced=sum(each.is_forced for each in accepted),
         failed=failed,
     )

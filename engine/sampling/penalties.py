@@ -1,7 +1,7 @@
-"""Edits of single logits: ``logit_bias``, the three penalties, and stop tokens that may not come yet.
+"""Edits of single logits: ``logit_bias``, the three penalties, and stop tokens banned until ``min_tokens``.
 
-All of them touch few tokens of a row, so they are kept as lists of tokens, never as lines over the vocabulary: a row
-with penalties holds at most the distinct tokens of its sequence, a row without holds nothing.
+Each row keeps lists of the tokens it edits, never a vector over the vocabulary: with penalties at most the distinct
+tokens of its sequence, without any edit nothing.
 """
 
 from __future__ import annotations
@@ -25,49 +25,51 @@ _T = TypeVar("_T", bound=np.generic)
 
 
 class TokenCounts:
-    """The distinct tokens of one sequence that its penalties concern, and how often each was generated.
+    """Counts of generated tokens of one sequence with penalties.
 
-    Tokens that stand only in the prompt count 0; they are held if there is a repetition penalty.
+    Tokens that occur only in the prompt count 0, and are kept only if there is a repetition penalty.
     """
 
     def __init__(self, prompt: Sequence[int], generated: Sequence[int], params: SamplingParams) -> None:
         seen = prompt if params.repetition_penalty != 1.0 else ()
         tokens = np.unique(np.concatenate([np.asarray(seen, np.int64), np.asarray(generated, np.int64)]))
         self.params = params
-        self._place = {token: place for place, token in enumerate(tokens.tolist())}
+        self._index = {token: index for index, token in enumerate(tokens.tolist())}
         self._tokens: Ints = tokens
         self._counts: Floats = np.zeros(len(tokens), np.float32)
         for token in generated:
-            self._counts[self._place[token]] += 1
+            self._counts[self._index[token]] += 1
 
     def add(self, token: int) -> None:
         """Count a generated token, or a draft that has not been verified."""
-        place = self._place.setdefault(token, len(self._place))
-        if place == len(self._tokens):
+        index = self._index.setdefault(token, len(self._index))
+        if index == len(self._tokens):
             self._tokens, self._counts = _grown(self._tokens), _grown(self._counts)
-        self._tokens[place] = token
-        self._counts[place] += 1
+        self._tokens[index] = token
+        self._counts[index] += 1
 
-    def penalties(self, ahead: Sequence[int] = ()) -> tuple[Ints, Floats, Floats]:
-        """As if the tokens ``ahead`` had been generated too: the distinct tokens, and the penalties of each.
+    def penalties(self, drafts: Sequence[int] = ()) -> tuple[Ints, Floats, Floats]:
+        """Return the penalties of all m distinct tokens as if ``drafts`` had been generated too.
 
-        Returns: three arrays [m]: tokens, their repetition penalty, and what frequency and presence penalty subtract.
+        Returns:
+            Three arrays [m]: tokens, their repetition penalty, and the sum that frequency and presence penalty
+            subtract.
         """
-        known = len(self._place)
-        for token in ahead:
+        known = len(self._index)
+        for token in drafts:
             self.add(token)
-        held = len(self._place)
+        held = len(self._index)
         tokens, counts = self._tokens[:held].copy(), self._counts[:held]
         subtract = self.params.frequency_penalty * counts + self.params.presence_penalty * (counts > 0)
-        for token in ahead:
-            self._counts[self._place[token]] -= 1
+        for token in drafts:
+            self._counts[self._index[token]] -= 1
         for _ in range(held - known):
-            self._place.popitem()
+            self._index.popitem()
         return tokens, np.full(held, self.params.repetition_penalty, np.float32), subtract.astype(np.float32)
 
 
 def _grown(values: npt.NDArray[_T]) -> npt.NDArray[_T]:
-    """A copy with room for as many again, at least 16, zeroed."""
+    """Return a copy with at least 16 more zeros, and at least double the length."""
     return np.concatenate([values, np.zeros(max(16, len(values)), values.dtype)])
 
 
@@ -84,7 +86,7 @@ class LogitEdits:
         self._min_tokens = np.zeros(max_num_seqs, np.int64)
 
     def start(self, start: RowStart) -> None:
-        """Take over a row's parameters and tokens; what was there before is forgotten."""
+        """Replace a row's parameters and token counts."""
         row, params = start.row, start.params
         for held in (self._biases, self._counts, self._stops):
             held.pop(row, None)
@@ -101,15 +103,15 @@ class LogitEdits:
             self._stops[row] = np.array([id_ for id_ in set(start.stop_ids) if id_ < self._vocab_size], np.int64)
 
     def concern(self, rows: Ints, num_generated: Ints) -> bool:
-        """Whether there is an edit to make in any of these rows where so many tokens are generated."""
+        """Return whether any of these rows has an edit, given their numbers of generated tokens."""
         early = self._min_tokens[rows] > num_generated
         return bool((self._biased[rows] | self._penalised[rows] | early).any())
 
-    def apply(self, logits: Tensor, lines: SamplingPositions) -> None:
-        """Edit ``logits`` [S, V] in place; row i of them belongs to line i."""
-        self._add_biases(logits, lines.row)
-        self._penalise(logits, lines)
-        self._ban_stops(logits, lines)
+    def apply(self, logits: Tensor, positions: SamplingPositions) -> None:
+        """Edit ``logits`` [S, V] of the positions in place."""
+        self._add_biases(logits, positions.row)
+        self._penalise(logits, positions)
+        self._ban_stops(logits, positions)
 
     def count(self, row: int, tokens: Sequence[int]) -> None:
         """Count the tokens just generated by a row, if it has penalties."""
@@ -118,42 +120,42 @@ class LogitEdits:
                 self._counts[row].add(token)
 
     def _add_biases(self, logits: Tensor, rows: Ints) -> None:
-        at = np.flatnonzero(self._biased[rows])
-        if not len(at):
+        biased = np.flatnonzero(self._biased[rows])
+        if not len(biased):
             return
-        biases = [self._biases[row] for row in rows[at].tolist()]
-        places = _places(at, [tokens for tokens, _ in biases], logits.device)
-        logits[places] += _join([bias for _, bias in biases], logits.device)
+        biases = [self._biases[row] for row in rows[biased].tolist()]
+        index = _logit_index(biased, [tokens for tokens, _ in biases], logits.device)
+        logits[index] += _join([bias for _, bias in biases], logits.device)
 
-    def _penalise(self, logits: Tensor, lines: SamplingPositions) -> None:
+    def _penalise(self, logits: Tensor, positions: SamplingPositions) -> None:
         """logit / r if positive, logit * r if not, minus frequency * count, minus presence if it was generated."""
-        at = np.flatnonzero(self._penalised[lines.row])
-        if not len(at):
+        penalised = np.flatnonzero(self._penalised[positions.row])
+        if not len(penalised):
             return
-        penalties = [self._counts[int(lines.row[line])].penalties(lines.ahead[line]) for line in at.tolist()]
-        places = _places(at, [tokens for tokens, _, _ in penalties], logits.device)
+        penalties = [self._counts[int(positions.row[i])].penalties(positions.drafts[i]) for i in penalised.tolist()]
+        index = _logit_index(penalised, [tokens for tokens, _, _ in penalties], logits.device)
         repetition = _join([factor for _, factor, _ in penalties], logits.device)
-        values = logits[places]
+        values = logits[index]
         values = torch.where(values > 0, values / repetition, values * repetition)
-        logits[places] = values - _join([subtract for _, _, subtract in penalties], logits.device)
+        logits[index] = values - _join([subtract for _, _, subtract in penalties], logits.device)
 
-    def _ban_stops(self, logits: Tensor, lines: SamplingPositions) -> None:
-        at = np.flatnonzero(self._min_tokens[lines.row] > lines.num_generated)
-        if len(at):
-            stops = [self._stops[row] for row in lines.row[at].tolist()]
-            logits[_places(at, stops, logits.device)] = -torch.inf
+    def _ban_stops(self, logits: Tensor, positions: SamplingPositions) -> None:
+        early = np.flatnonzero(self._min_tokens[positions.row] > positions.num_generated)
+        if len(early):
+            stops = [self._stops[row] for row in positions.row[early].tolist()]
+            logits[_logit_index(early, stops, logits.device)] = -torch.inf
 
 
 def _summed(biases: tuple[tuple[int, float], ...]) -> tuple[Ints, Floats]:
-    """Distinct tokens and the sum of the biases of each."""
-    tokens, places = np.unique([token for token, _ in biases], return_inverse=True)
-    sums = np.bincount(places, weights=[bias for _, bias in biases])
+    """Return distinct tokens and the sum of the biases of each."""
+    tokens, index = np.unique([token for token, _ in biases], return_inverse=True)
+    sums = np.bincount(index, weights=[bias for _, bias in biases])
     return tokens.astype(np.int64), sums.astype(np.float32)
 
 
-def _places(lines: Ints, tokens: list[Ints], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Index of all logits (lines[j], t) with t in tokens[j]."""
-    repeated = np.repeat(lines, [len(each) for each in tokens])
+def _logit_index(positions: Ints, tokens: list[Ints], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the index of all logits (positions[j], t) with t in tokens[j]."""
+    repeated = np.repeat(positions, [len(each) for each in tokens])
     return to_device(repeated, device), _join(tokens, device)
 
 

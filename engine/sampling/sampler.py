@@ -1,10 +1,10 @@
-"""From logits to tokens, for all lines of a step at once: the places after each row's last token and its drafts.
+"""The sampler: from the logits of all sampling positions of a step to the accepted tokens of each row.
 
     mask -> logit_bias -> penalties -> min_tokens -> temperature -> top_k -> top_p -> min_p -> draw
 
-What no row of a step uses is not computed. A line's token depends on its own logits, parameters, seed and number of
-generated tokens, never on its neighbours (``engine.sampling.top_k_top_p``). ``engine.sampling.draft_verify`` says which
-of a row's tokens count if it has drafts.
+A filter that no row of a step uses is not computed. A position's token depends on its own logits, parameters, seed and
+number of generated tokens, never on other positions (``engine.sampling.top_k_top_p``). Rows with drafts keep the
+accepted ones and one token more (``engine.sampling.draft_verify``).
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _ROW = np.dtype(
         ("num_prompt_logprobs", np.int64),
     ]
 )
-_COOLEST = 1e-20  # a positive temperature below this is this: in float32 it might become 0, and 0 is greedy
+_MIN_TEMPERATURE = 1e-20  # for positive ones, which float32 might otherwise round to 0, that is, to greedy
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
-    """Masks of some lines of the logits; the other lines may draw any token.
+class DeviceMasks:
+    """Token masks on the device of the logits. Positions without a mask may draw any token.
 
     Attributes:
-        lines: [G] int64, which lines.
-        words: [G, ceil(V / 32)] int32 on the logits' device; bit j of word w is set if token 32 * w + j is allowed.
+        positions: [G] int64, the masked rows of the logits.
+        words: [G, ceil(V / 32)] int32; bit j of word w is set if token 32 * w + j is allowed.
     """
 
-    lines: Tensor
+    positions: Tensor
     words: Tensor
 
 
@@ -61,21 +61,16 @@ class Drawing:
     """Tokens of a step, being drawn.
 
     Attributes:
-        rows: those that draw.
-        lines: of them, but for those forced.
-        forced: tokens that are taken without a draw, by the number of their line among all.
-        tokens: [S] int64 on the device, of ``lines``, -1 for those that fail. None if S is 0.
+        tokens: [S] int64 on the device, -1 for a position that fails. None if S is 0.
     """
 
-    rows: Sequence[Row]
-    lines: SamplingPositions
-    forced: Mapping[int, int]
+    positions: SamplingPositions
     tokens: Tensor | None = None
-    _copy: HostCopy | None = None  # of the tokens, or of these with their logprobs if any are wanted
-    _num_logprobs: Sequence[int] = ()  # that are wanted at each line, -1 for none; empty if nobody wants any
+    _copy: HostCopy | None = None  # of the tokens, or of ``Sampler._with_logprobs`` if any logprobs are wanted
+    _num_logprobs: Sequence[int] = ()  # wanted at each position, -1 for none; empty if no row wants any
 
     def wait(self) -> list[Drawn]:
-        """What came of ``lines``."""
+        """Wait for the tokens of all positions."""
         if self._copy is None:
             return []
         values = self._copy.wait().tolist()
@@ -85,13 +80,7 @@ class Drawing:
 
 
 class Sampler:
-    """Draws the next tokens of every row of a step.
-
-    Args:
-        max_num_seqs: how many rows there are.
-        vocab_size: V, the width of the logits.
-        device: where the logits are.
-    """
+    """Draws the next tokens of all rows of a step from logits of width ``vocab_size``."""
 
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
@@ -100,11 +89,11 @@ class Sampler:
         self._edits = LogitEdits(max_num_seqs, vocab_size)
 
     def start(self, starts: Sequence[RowStart]) -> None:
-        """Rows are taken: remember parameters, seed and penalty counts; forget whatever was in those rows before."""
+        """Replace the parameters, seed and penalty counts of these rows."""
         for start in starts:
             params = start.params
             self._rows[start.row] = (
-                max(params.temperature, _COOLEST) if params.temperature else 0.0,
+                max(params.temperature, _MIN_TEMPERATURE) if params.temperature else 0.0,
                 params.top_k if params.top_k < self._vocab_size else 0,
                 params.top_p,
                 params.min_p,
@@ -115,105 +104,95 @@ class Sampler:
             self._edits.start(start)
 
     def num_prompt_logprobs(self, row: int) -> int:
-        """How many of the best tokens to name at each position of the row's prompt (``prompt_logprobs``' num_top)."""
+        """Top logprobs wanted at each position of the row's prompt."""
         return int(self._rows["num_prompt_logprobs"][row])
 
-    def takes_best(self, lines: SamplingPositions) -> bool:
-        """Whether ``draw`` can do with the largest logit of each of these lines, where no masks are.
+    def takes_best(self, positions: SamplingPositions) -> bool:
+        """Return whether, without masks, the largest logit of each position is all that ``draw`` needs.
 
-        It can where each line takes its best token, of logits as they are, and nobody asks for logprobs.
+        So it is if every position is greedy, has unedited logits, and wants no logprobs.
         """
-        rows = lines.row
+        rows = positions.row
         if (self._rows["temperature"][rows] > 0).any() or (self._rows["num_logprobs"][rows] >= 0).any():
             return False
-        return not self._edits.concern(rows, lines.num_generated)
+        return not self._edits.concern(rows, positions.num_generated)
 
     def sample(
         self,
         logits: Tensor | None,
         rows: Sequence[Row],
-        allowed: Allowed | None = None,
+        masks: DeviceMasks | None = None,
         forced: Mapping[int, int] | None = None,
     ) -> list[RowResult]:
         """``draw`` and ``collect``."""
-        return self.collect(self.draw(logits, rows, sampling_positions(rows, forced or {}), allowed, forced))
+        return self.collect(self.draw(logits, sampling_positions(rows, forced or {}), masks))
 
     def draw(
-        self,
-        logits: Tensor | Largest | None,
-        rows: Sequence[Row],
-        lines: SamplingPositions,
-        allowed: Allowed | None = None,
-        forced: Mapping[int, int] | None = None,
+        self, logits: Tensor | Largest | None, positions: SamplingPositions, masks: DeviceMasks | None = None
     ) -> Drawing:
-        """Begin to draw a token at each line of the rows. What was drawn before must have been collected.
+        """Begin to draw a token at each position. The drawing before must have been collected.
 
-        A row fails, alone, if the logits of a line that counts hold NaN or +inf, or if nothing may be drawn there:
+        A row fails, alone, if the logits of a position that counts hold NaN or +inf, or if nothing may be drawn:
         everything is masked, banned or -inf.
 
         Args:
-            logits: [S, V] float32, of the lines in order, but for those forced; None if S is 0. May be overwritten.
-                Where ``takes_best`` is true and there are no masks, the largest of each line will do.
-            rows: the rows that draw.
-            lines: of them, but for those forced.
-            allowed: the masks of lines under a grammar, by their place in ``logits``, or None if there are none.
-            forced: tokens to take without a draw, by the number of their line among all.
+            logits: [S, V] float32, which may be overwritten, or their largest if ``takes_best`` is true and there are
+                no masks; None if S is 0.
         """
-        forced = forced or {}
-        if logits is None or not len(lines):
-            return Drawing(rows, lines, forced)
+        if logits is None or not len(positions):
+            return Drawing(positions)
         if isinstance(logits, Largest):
             tokens = torch.where(_are_finite(logits.value), logits.column, -1)
-            return Drawing(rows, lines, forced, tokens, HostCopy(tokens))
-        tokens, columns = self._draw_lines(logits, lines, allowed)
+            return Drawing(positions, tokens, HostCopy(tokens))
+        tokens, columns = self._draw_positions(logits, positions, masks)
         if columns is None:
-            return Drawing(rows, lines, forced, tokens, HostCopy(tokens))
-        return Drawing(rows, lines, forced, tokens, HostCopy(columns), self._rows["num_logprobs"][lines.row].tolist())
+            return Drawing(positions, tokens, HostCopy(tokens))
+        return Drawing(positions, tokens, HostCopy(columns), self._rows["num_logprobs"][positions.row].tolist())
 
     def collect(self, drawing: Drawing) -> list[RowResult]:
-        """Wait for what is drawn, keep what stands, and count it for the rows' penalties."""
-        results = accept_drafts(drawing.rows, drawing.wait(), drawing.forced)
-        for row, result in zip(drawing.rows, results, strict=True):
+        """Wait for the drawn tokens, verify the drafts, and count the accepted tokens for the rows' penalties."""
+        results = accept_drafts(drawing.positions, drawing.wait())
+        for row, result in zip(drawing.positions.rows, results, strict=True):
             self._edits.count(row.row, result.tokens)
         return results
 
-    def _draw_lines(
-        self, logits: Tensor, lines: SamplingPositions, allowed: Allowed | None
+    def _draw_positions(
+        self, logits: Tensor, positions: SamplingPositions, masks: DeviceMasks | None
     ) -> tuple[Tensor, Tensor | None]:
-        """The token of each line, [S] int64, -1 where it fails; what ``_with_logprobs`` gives, if it is wanted."""
-        params = self._rows[lines.row]
+        """Return the token of each position, [S] int64, -1 where it fails; and ``_with_logprobs`` if any are wanted."""
+        params = self._rows[positions.row]
         wanted = np.flatnonzero(params["num_logprobs"] >= 0)
-        edits = allowed is not None or self._edits.concern(lines.row, lines.num_generated)
-        before = largest(logits)[0] if edits else None  # an edit may hide what is not finite
-        edited = self._edited(logits, lines, allowed, keep=bool(len(wanted))) if edits else logits
+        edits = masks is not None or self._edits.concern(positions.row, positions.num_generated)
+        before = largest(logits)[0] if edits else None  # an edit may hide a value that is not finite
+        edited = self._edited(logits, positions, masks, keep=bool(len(wanted))) if edits else logits
         best, tokens = largest(edited)
         sound = _are_finite(best) if before is None else _are_finite(best) & _are_finite(before)
-        self._draw_random(tokens, edited, best, params, lines.num_generated)
+        self._draw_random(tokens, edited, best, params, positions.num_generated)
         drawn = torch.where(sound, tokens, -1)
         if not len(wanted):
             return drawn, None
         return drawn, self._with_logprobs(drawn, logits, tokens, wanted, int(params["num_logprobs"].max()))
 
-    def _edited(self, logits: Tensor, lines: SamplingPositions, allowed: Allowed | None, keep: bool) -> Tensor:
-        """Logits after mask, bias, penalties and bans; ``logits`` themselves stay as they are if ``keep``."""
+    def _edited(self, logits: Tensor, positions: SamplingPositions, masks: DeviceMasks | None, keep: bool) -> Tensor:
+        """Return logits after mask, bias, penalties and bans; ``logits`` themselves stay unchanged if ``keep``."""
         edited = logits
-        if allowed is not None:
+        if masks is not None:
             edited = logits.clone() if keep else logits
-            mask_logits(edited, allowed.lines, allowed.words)
-        if self._edits.concern(lines.row, lines.num_generated):
+            mask_logits(edited, masks.positions, masks.words)
+        if self._edits.concern(positions.row, positions.num_generated):
             edited = edited.clone() if keep and edited is logits else edited
-            self._edits.apply(edited, lines)
+            self._edits.apply(edited, positions)
         return edited
 
     def _draw_random(self, tokens: Tensor, logits: Tensor, best: Tensor, params: Params, num_generated: Ints) -> None:
-        """Replace the best tokens [S] of lines that are not greedy. Draws from all and by rank go separate ways."""
+        """Replace the greedy tokens [S] of random positions. With top_k or top_p a draw is by rank, else from all."""
         random = params["temperature"] > 0
         ranked = random & ((params["top_k"] > 0) | (params["top_p"] < 1))
-        for lines, by_rank in ((random & ~ranked, False), (ranked, True)):
-            if lines.any():
-                at = self._column(np.flatnonzero(lines)).squeeze(1)
-                mine = pad(logits if lines.all() else logits[at])
-                tokens[at] = self._draw(mine, best[at, None], params[lines], num_generated[lines], by_rank)
+        for chosen, by_rank in ((random & ~ranked, False), (ranked, True)):
+            if chosen.any():
+                index = self._column(np.flatnonzero(chosen)).squeeze(1)
+                some = pad(logits if chosen.all() else logits[index])
+                tokens[index] = self._draw(some, best[index, None], params[chosen], num_generated[chosen], by_rank)
 
     def _draw(self, logits: Tensor, best: Tensor, params: Params, num_generated: Ints, by_rank: bool) -> Tensor:
         u = uniforms(params["seed"], num_generated.astype(np.uint64))
@@ -230,26 +209,26 @@ class Sampler:
         )
 
     def _column(self, values: npt.NDArray[np.generic]) -> Tensor:
-        # A GPU need not have done with the forward: a copy that waited would stop the host here.
+        # A synchronous copy would make the host wait here for the GPU's forward pass.
         return to_device(values[:, None], self._device)
 
     def _with_logprobs(self, drawn: Tensor, logits: Tensor, tokens: Tensor, wanted: Ints, num_top: int) -> Tensor:
-        """[S, 3 ...] float64: ``drawn`` and the columns of ``logprob_columns``, 0 for lines that want none."""
-        at = self._column(wanted).squeeze(1)
-        some = logits if len(wanted) == len(logits) else logits[at]
-        columns = logprob_columns(some, tokens[at], num_top)
-        behind = torch.zeros(len(drawn), columns.shape[1], dtype=torch.float64, device=self._device)
-        behind[at] = columns
-        return torch.cat([drawn.double()[:, None], behind], dim=1)
+        """[S, 3 ...] float64: ``drawn`` and the columns of ``logprob_columns``, 0 for positions that want none."""
+        index = self._column(wanted).squeeze(1)
+        some = logits if len(wanted) == len(logits) else logits[index]
+        columns = logprob_columns(some, tokens[index], num_top)
+        padded = torch.zeros(len(drawn), columns.shape[1], dtype=torch.float64, device=self._device)
+        padded[index] = columns
+        return torch.cat([drawn.double()[:, None], padded], dim=1)
 
 
 def _are_finite(values: Tensor) -> Tensor:
-    """[S] bool. Two ops, where ``torch.isfinite`` makes a chain of them that takes longer than the others of a draw."""
+    """[S] bool, in two ops: the chain that ``torch.isfinite`` launches takes longer than the rest of a draw."""
     return values - values == 0
 
 
 def _scored(columns: list[float], num_logprobs: int) -> Drawn:
-    """What came of a line where some lines' logprobs are wanted, from a row of ``_with_logprobs``."""
+    """Read a row of ``_with_logprobs``."""
     token = int(columns[0])
     is_wanted = num_logprobs >= 0 and token >= 0
     return Drawn(token, to_logprob(token, columns[1:], num_logprobs) if is_wanted else None)

@@ -1,10 +1,9 @@
-"""Choosing one token per row: the best, or a draw from the tokens that top_k, top_p and min_p keep.
+"""Top-k, top-p and min-p sampling: a random token of each row, the same to the last bit whatever the batch.
 
-What a row gets must not depend on the rows beside it, to the last bit. Sums of floats depend on their order, and the
-order inside torch depends on the shape of the whole batch. So nothing here adds floats across a row but ``softmax``,
-which torch computes row by row (rows start at multiples of 64 columns, so that their alignment is equal too).
-Probabilities then become integers, *weights* in units of 2^-40: sums of integers are exact in every order.
-A token less likely than 2^-40 has weight 0 and is never drawn.
+Sums of floats depend on their order, and the order inside torch depends on the shape of the whole batch. So only
+``softmax`` adds floats across a row, which torch computes row by row (rows start at multiples of 64 columns, so that
+their alignment is equal too). Probabilities then become integers, *weights* in units of 2^-40: sums of integers are
+exact in every order. A token less likely than 2^-40 has weight 0 and is never drawn.
 
 Kept tokens, in order (``SamplingParams`` fixes it), with p the softmax after temperature:
 
@@ -31,8 +30,8 @@ from ...kernels.ranked_draw import draw_ranked, has_kernel
 
 BLOCK = 64
 _ONE = float(1 << 40)  # the weight of probability 1
-_WIDTHS = (128, 2048)  # how many of a row's best tokens are looked at before all of them are sorted
-_SLICE = {"cpu": 1 << 19, "gpu": 1 << 26}  # logits looked at together
+_WIDTHS = (128, 2048)  # best tokens of a row that are sorted before all of them are
+_SLICE = {"cpu": 1 << 19, "gpu": 1 << 26}  # logits processed together
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)
@@ -40,14 +39,14 @@ _MIX2 = np.uint64(0x94D049BB133111EB)
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """How n rows draw, as columns [n, 1] on the device of the logits.
+    """Sampling parameters of n rows, as columns [n, 1] on the device of the logits.
 
     Attributes:
         temperature: float32, above 0.
         top_k: int64, 0 is off.
         top_p: float64, 1 is off.
         min_p: float32, 0 is off.
-        u: float64 in [0, 1): the random number that decides.
+        u: float64 in [0, 1), the random number of the draw.
     """
 
     temperature: Tensor
@@ -57,13 +56,12 @@ class Draws:
     u: Tensor
 
     def rows(self, index: Tensor | slice) -> Draws:
-        """Those of some of the rows."""
         columns = (self.temperature, self.top_k, self.top_p, self.min_p, self.u)
         return Draws(*(column[index] for column in columns))
 
 
 def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) for each (seed, position): output ``position`` of a SplitMix64 stream that the seed selects.
+    """Return a number in [0, 1) for each (seed, position): output ``position`` of the seed's SplitMix64 stream.
 
     SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) mixes a counter, so any output is computed without the former ones.
     The seed is mixed first: the streams of seeds 1 and 2 would otherwise be one stream, shifted.
@@ -80,7 +78,7 @@ def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def pad(logits: Tensor) -> Tensor:
-    """``logits`` [n, V], contiguous, with -inf columns up to a multiple of 64; not a copy where none is needed."""
+    """Return ``logits`` [n, V], contiguous, with -inf columns up to a multiple of 64; copied only if necessary."""
     missing = -logits.shape[1] % BLOCK
     return F.pad(logits, (0, missing), value=-torch.inf) if missing else logits.contiguous()
 
@@ -90,7 +88,7 @@ def _blocks(values: Tensor) -> Tensor:
 
 
 def _block(values: Tensor, block: Tensor) -> Tensor:
-    """Block ``block`` [n, 1] of each row of ``values`` [n, V]: [n, 64]."""
+    """Return block ``block`` [n, 1] of each row of ``values`` [n, V]: [n, 64]."""
     return _blocks(values).gather(1, block[:, :, None].expand(-1, -1, BLOCK)).squeeze(1)
 
 
@@ -104,7 +102,7 @@ def row_slices(logits: Tensor) -> Iterator[slice]:
 
 
 def draw_any(logits: Tensor, best: Tensor, draws: Draws, use_min_p: bool) -> Tensor:
-    """Draw one of all tokens (of those that ``min_p`` keeps, if some row has one), in the order of their ids.
+    """Draw from all tokens, or from those that ``min_p`` keeps if any row has one, in the order of their ids.
 
     Args:
         logits: [n, V] float32.
@@ -112,7 +110,8 @@ def draw_any(logits: Tensor, best: Tensor, draws: Draws, use_min_p: bool) -> Ten
         draws: of the n rows; ``top_k`` and ``top_p`` are off.
         use_min_p: whether any row has a ``min_p``.
 
-    Returns: the tokens, [n] int64.
+    Returns:
+        The tokens, [n] int64.
     """
     probs = _probabilities(logits, best, draws)
     if use_min_p:
@@ -127,11 +126,11 @@ def draw_any(logits: Tensor, best: Tensor, draws: Draws, use_min_p: bool) -> Ten
 
 
 def draw_kept(logits: Tensor, best: Tensor, draws: Draws) -> Tensor:
-    """Draw one of the tokens that all filters keep, in the order (probability, id), likeliest first; shapes as above.
+    """Draw from the tokens that all filters keep, in the order (probability, id), likeliest first; shapes as above.
 
-    Sorting a vocabulary is slow on a CPU, and the kept tokens are mostly few: each row looks at its 128 best, at its
-    2048 best if its kept tokens might reach beyond, at last at all. The width changes the cost, never the result. On a
-    GPU a kernel finds the token without sorting.
+    Sorting a vocabulary is slow on a CPU, and the kept tokens are mostly few: a row sorts its 128 best, then its 2048
+    best if its kept tokens might reach beyond, at last all. The width changes the cost, never the result. On a GPU a
+    kernel finds the token without sorting.
     """
     probs = _probabilities(logits, best, draws)
     if has_kernel(logits):
@@ -151,21 +150,21 @@ def draw_kept(logits: Tensor, best: Tensor, draws: Draws) -> Tensor:
 
 
 def _probabilities(logits: Tensor, best: Tensor, draws: Draws) -> Tensor:
-    """softmax((logits - best) / temperature), float32 [n, V].
+    """Return softmax((logits - best) / temperature), float32 [n, V].
 
-    The maximum goes first, so that a temperature near 0 gives exp(0) and exp(-inf), never inf - inf.
+    The maximum is subtracted first: a temperature near 0 gives exp(0) and exp(-inf), never inf - inf.
     """
     return torch.softmax((logits - best).div_(draws.temperature), dim=1)
 
 
 def _widths(logits: Tensor) -> list[int]:
-    """The widths to try. A GPU sorts at once: asking whether a width was enough would cost a wait for the device."""
+    """Return the widths to try. A GPU sorts all at once: to ask whether a width was enough is to wait for it."""
     size = logits.shape[1]
     return [*(width for width in _WIDTHS if width < size and logits.device.type == "cpu"), size]
 
 
 def _draw_sorted(logits: Tensor, probs: Tensor, draws: Draws, width: int) -> tuple[Tensor, Tensor]:
-    """Draw among the ``width`` best of each row; also whether nothing beyond them could have mattered, bool [n]."""
+    """Draw from the ``width`` best of each row; also return whether these were enough, bool [n]."""
     values, ids = top_sorted(logits, width)
     probs = probs.gather(1, ids)
     weights = _weights(probs)
@@ -180,17 +179,17 @@ def _draw_sorted(logits: Tensor, probs: Tensor, draws: Draws, width: int) -> tup
     kept = in_p & (probs >= draws.min_p * probs[:, :1])
     upto = (weights * kept).cumsum(1)
     chosen = _first_above(upto, _target(draws.u, upto[:, -1:]))
-    # Tokens beyond the width are at most as likely as the last one here. They matter to the draw if the kept ones
-    # reach it (or tie with it), and to top_p's mass if top_k's do.
+    # Tokens beyond the width are at most as likely as the last one within. They matter to the draw if kept tokens
+    # reach (or tie with) the last one, and to top_p's mass if top_k's tokens do.
     reach = torch.where(no_k, kept, in_k)
     lowest = torch.where(reach, values, torch.inf).amin(1)
     return ids.gather(1, chosen).squeeze(1), (lowest > values[:, -1]) | ~torch.isfinite(values[:, 0])
 
 
 def top_sorted(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The ``width`` largest of each row, largest first, ties by ascending id: values and ids, [n, width] each.
+    """Return the ``width`` largest of each row, largest first, ties by ascending id: values and ids, [n, width] each.
 
-    Which ones of several ties with the last value are among them is not defined, unless ``width`` is all.
+    If several tie for the last place, it is undefined which are included, unless ``width`` is all.
     """
     if width == logits.shape[1]:
         values, ids = torch.sort(logits, dim=1, descending=True, stable=True)
@@ -205,10 +204,10 @@ def _weights(probs: Tensor) -> Tensor:
 
 
 def _target(u: Tensor, total: Tensor) -> Tensor:
-    """floor(u * total), below ``total`` even where the product rounds up."""
+    """Return floor(u * total), below ``total`` even where the product rounds up."""
     return torch.minimum((u * total).to(torch.int64), total - 1)
 
 
 def _first_above(upto: Tensor, target: Tensor) -> Tensor:
-    """The first place [n, 1] where the cumulated weights exceed ``target``; in range whatever a broken row holds."""
+    """Return the first index [n, 1] whose cumulated weight exceeds ``target``, in range even for NaN rows."""
     return torch.searchsorted(upto, target, right=True).clamp_(max=upto.shape[1] - 1)

@@ -34,7 +34,6 @@ class TokenCounters:
         self._served[tenant] = max(self.served(tenant), lowest)
 
     def leave(self, tenant: str) -> None:
-        """Note that no sequence of a tenant waits any more."""
         self._last_to_leave = tenant
 
     def charge_prompt(self, tenant: str, num_prompt: int, num_cached: int) -> None:

@@ -249,7 +249,6 @@ class Scheduler:
         plan.give(sequence, start, end, draws=end == wanted)
 
     def _num_cached(self, sequence: Sequence) -> int:
-        """Tokens of a waiting sequence that are in the prefix cache now."""
         return self._cache.match(sequence.path, sequence.tokens, sequence.reusable)
 
     def _preempt(self, sequence: Sequence, plan: StepPlan) -> None:

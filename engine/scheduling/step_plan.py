@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
-from ..batch import Batch, PageCopy, Row, RowStart, not_yet
+from ..batch import Batch, PageCopy, Row, RowStart, placeholder_token
 from ..kv_cache.prefix_cache import Lease
 from ..sequence.sequence import Sequence
 
@@ -57,7 +57,7 @@ class StepPlan:
         self.rows[sequence.id] = Row(
             row=sequence.row,
             start=start,
-            tokens=array("i", (not_yet(sequence.row),)) if is_drawing else sequence.tokens[start:end],
+            tokens=array("i", (placeholder_token(sequence.row),)) if is_drawing else sequence.tokens[start:end],
             first_new_page=first,
             new_pages=pages,
             draws=draws,
@@ -127,6 +127,5 @@ def _prompt_targets(sequence: Sequence, start: int, end: int) -> Seq[int]:
 
 
 def lease_of(sequence: Sequence) -> Lease:
-    """Return the lease of a running sequence."""
     assert sequence.lease is not None
     return sequence.lease

@@ -113,7 +113,6 @@ class WaitingQueue:
         counters.charge_prompt(sequence.tenant, sequence.num_prompt, sequence.num_cached)
 
     def charge_tokens(self, sequence: Sequence, count: int) -> None:
-        """Charge sampled tokens to the sequence's tenant."""
         self._classes[sequence.priority].counters.charge_tokens(sequence.tenant, count)
 
     def has_before(self, priority: Priority) -> bool:

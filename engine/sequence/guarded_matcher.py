@@ -54,11 +54,9 @@ class GuardedMatcher:
         return self._matcher
 
     def is_slow(self, remaining: int) -> bool:
-        """Return whether the next mask is likely to take long: see ``Matcher.is_slow``."""
         return self._own().is_slow(remaining)
 
     def draft(self, limit: int) -> Sequence[int]:
-        """Return up to ``limit`` tokens of forced text: see ``Matcher.draft``."""
         return self._own().draft(limit)
 
     def admits(self, tokens: Sequence[int]) -> int:
@@ -73,10 +71,6 @@ class GuardedMatcher:
     def accept(self, token: int) -> bool:
         """Advance by a token. False, and nothing changes, if the grammar does not allow it."""
         return self._own().accept(token)
-
-    @property
-    def num_tokens(self) -> int:
-        return self._own().num_tokens
 
     @property
     def is_done(self) -> bool:

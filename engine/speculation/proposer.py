@@ -78,7 +78,7 @@ class _Rate:
             self.overall.observe(hits, trials)
 
 
-_PRIORS = {
+_PRIORS = {  # lookups have one rate for long and one for short matches
     "grammar": 0.9,
     "tree": 0.7,
     "long_match": 0.7,
@@ -86,33 +86,18 @@ _PRIORS = {
     "long_answer": 0.7,
     "short_answer": 0.4,
 }
+_Rates = dict[str, _Rate]
 
 
-@dataclass(frozen=True, slots=True)
-class _AcceptanceRates:
-    """Acceptance rates by source; lookups have one for long and one for short matches."""
+def _global_rates() -> _Rates:
+    """Return the acceptance rates of all sequences, at their priors."""
+    return {name: _Rate(prior * _MOST_TRIALS, _MOST_TRIALS, _MOST_GLOBAL_TRIALS) for name, prior in _PRIORS.items()}
 
-    grammar: _Rate
-    tree: _Rate
-    long_match: _Rate
-    short_match: _Rate
-    long_answer: _Rate
-    short_answer: _Rate
 
-    @classmethod
-    def of_all_sequences(cls) -> _AcceptanceRates:
-        """Return the global acceptance rates, at their priors."""
-        return cls(
-            **{name: _Rate(prior * _MOST_TRIALS, _MOST_TRIALS, _MOST_GLOBAL_TRIALS) for name, prior in _PRIORS.items()}
-        )
-
-    def of_new_sequence(self) -> _AcceptanceRates:
-        """Return initial acceptance rates for a sequence: global rates capped at the priors."""
-        rates = {}
-        for name, prior in _PRIORS.items():
-            overall: _Rate = getattr(self, name)
-            rates[name] = _Rate(min(overall.value, prior) * _PRIOR_TRIALS, overall=overall)
-        return _AcceptanceRates(**rates)
+def _initial_rates(overall: _Rates) -> _Rates:
+    """Return initial acceptance rates for a sequence: global rates capped at the priors."""
+    values = {name: min(overall[name].value, prior) for name, prior in _PRIORS.items()}
+    return {name: _Rate(value * _PRIOR_TRIALS, overall=overall[name]) for name, value in values.items()}
 
 
 @dataclass(slots=True)
@@ -138,7 +123,7 @@ class _Speculation:
 
     index: NgramIndex
     outputs: OutputIndex
-    rates: _AcceptanceRates
+    rates: _Rates
     proposals: list[_Proposal] = field(default_factory=list)
     due: int = 0
     num_useless: int = 0
@@ -177,7 +162,7 @@ class Proposer:
         self._stats = stats
         self._token_cost = TokenCost()
         self._outputs = OutputLookup()
-        self._rates = _AcceptanceRates.of_all_sequences()
+        self._rates = _global_rates()
         self._sequences: dict[int, _Speculation] = {}
 
     def in_backoff(self, sequence: Sequence) -> bool:
@@ -213,7 +198,6 @@ class Proposer:
             self._stats.count_drafts(used, num_drafts, min(num_drafts, max(0, num_drawn - 1)))
 
     def forget(self, sequence_id: int) -> None:
-        """Drop the state of a sequence that has ended; its output stays in the lookup."""
         if state := self._sequences.pop(sequence_id, None):
             state.outputs.end()
 
@@ -241,7 +225,7 @@ class Proposer:
     def _begin(self, sequence: Sequence) -> _Speculation:
         tokens = sequence.tokens
         outputs = OutputIndex(self._outputs, sequence.path.namespace, tokens, sequence.num_prompt)
-        state = _Speculation(NgramIndex(tokens), outputs, self._rates.of_new_sequence())
+        state = _Speculation(NgramIndex(tokens), outputs, _initial_rates(self._rates))
         self._sequences[sequence.id] = state
         return state
 
@@ -250,19 +234,19 @@ class Proposer:
         rates, end, is_auto = state.rates, len(sequence.tokens), self._method == "auto"
         proposals = []
         if sequence.matcher and is_auto and (forced := sequence.matcher.draft(self._most)):
-            proposals.append(_Proposal(DraftSource.GRAMMAR, rates.grammar, forced, end))
+            proposals.append(_Proposal(DraftSource.GRAMMAR, rates["grammar"], forced, end))
         if end < state.due:
             return proposals
         length, tokens = state.index.lookup(self._most)
         if length:
-            rate = rates.long_match if length >= _LONG_MATCH else rates.short_match
+            rate = rates["long_match" if length >= _LONG_MATCH else "short_match"]
             proposals.append(_Proposal(DraftSource.NGRAM, rate, tokens, end))
         if sequence.lease and is_auto and (after := self._cache.following(sequence.lease, sequence.tokens, self._most)):
-            proposals.append(_Proposal(DraftSource.TREE, rates.tree, after, end))
+            proposals.append(_Proposal(DraftSource.TREE, rates["tree"], after, end))
         if self._cache.sharing and is_auto:
             length, tokens = state.outputs.lookup(self._most)
             if length:
-                rate = rates.long_answer if length >= _LONG_MATCH else rates.short_answer
+                rate = rates["long_answer" if length >= _LONG_MATCH else "short_answer"]
                 proposals.append(_Proposal(DraftSource.ANSWER, rate, tokens, end))
         return proposals
 

@@ -1,8 +1,8 @@
-"""Compiling for a server: in processes that can be killed, each grammar once, remembered within a byte budget.
+"""Compile service: compiles grammars in killable worker processes and caches them within a byte budget.
 
-No grammar library bounds its own work, and a thread cannot be stopped, so a compile runs in a child process with limits
-of time and memory; a child that passes either is killed and replaced. Children yield the cores to the engine, unless
-that leaves them none. Results and refusals are remembered by content. Requests for a grammar that is being compiled
+No grammar library bounds its own work, and a thread cannot be stopped, so a compile runs in a worker process with
+limits on time and memory; a worker that exceeds either is killed and replaced. Workers yield the cores to the engine,
+unless that leaves them none. Results and errors are cached by content. Requests for a grammar that is being compiled
 share one future.
 """
 
@@ -18,39 +18,39 @@ from dataclasses import dataclass
 
 from ..emit.grammar_artifact import GrammarArtifact
 from ..errors import GrammarError, GrammarTimeout
-from ..schema.error_location import likeliest_part
+from ..schema.error_location import complexity_error
 from ..spec import GrammarSpec
 from ..vocabulary import Vocabulary
 from .compile_worker import DONE, decode_error, encode_job
-from .compiler import CompiledGrammar, load
+from .compiled_grammar import CompiledGrammar
 from .worker_handle import CAN_YIELD, WorkerDied, WorkerStarved, WorkerTimeout
 from .worker_pool import WorkerPool
 
-REFUSAL_BYTES = 1_024
+ERROR_BYTES = 1_024
 MAX_OBSERVATIONS = 4_096
-# A compile that was too slow once may have met a busy machine: it may be tried again after so many seconds.
+# Seconds after which a compile that was too slow may be tried again: the machine may have been busy.
 RETRY_SECONDS = 60.0
-# Where a worker that yields has starved, workers take their share of the cores for so many seconds.
+# Seconds for which workers do not yield after one that yields has starved.
 STEADY_SECONDS = 600.0
-NICENESS = 10  # of threads that load what workers have compiled
+NICENESS = 10  # of the threads that load compiled grammars
 
 
 class CompileQueueFull(Exception):
-    """More grammars wait to be compiled than are allowed to."""
+    """Too many grammars wait to be compiled."""
 
 
 @dataclass(slots=True)
 class CompileStats:
-    """Counts since the start, and what is held now.
+    """Counters since the start, and gauges.
 
     Attributes:
-        hits: answered from memory, or by a compile that was already under way.
+        hits: requests served from the cache, or by a compile in flight.
         compiled: grammars compiled.
-        refused: grammars refused, those that were stopped included.
-        stopped: compiles ended by the clock, by the memory limit or by a crash.
-        pending: compiles waiting or under way.
-        cached: entries held.
-        cached_bytes: what they take, about.
+        refused: grammars refused, stopped ones included.
+        stopped: compiles ended by the time limit, by the memory limit or by a crash.
+        pending: compiles waiting or in flight.
+        cached: entries in the cache.
+        cached_bytes: their estimated size.
     """
 
     hits: int = 0
@@ -68,9 +68,8 @@ class _Entry:
     num_bytes: int
     expires: float
 
-    def is_good(self) -> bool:
-        """Whether it may be given out again."""
-        if isinstance(self.result, CompiledGrammar) and self.result.is_spoilt:
+    def is_valid(self) -> bool:
+        if isinstance(self.result, CompiledGrammar) and self.result.has_failed:
             return False
         return time.monotonic() < self.expires
 
@@ -92,15 +91,14 @@ class CompileService:
         cache_bytes: int = 256 << 20,
         most_pending: int = 256,
     ) -> None:
-        """Start a worker that yields and one that does not; others start when they are needed.
+        """Start a worker that yields and one that does not; others start on demand.
 
         Args:
-            vocabulary: the tokenizer's tokens.
-            workers: compiles at once, and workers of either class.
-            seconds: processor time of one compile, its dry run included; `PATIENCE` times as much by the clock.
-            memory_bytes: address space that one compile may add.
-            cache_bytes: what compiled grammars may take in memory, about.
-            most_pending: compiles waiting or under way, at most.
+            workers: most compiles at once, and most workers that yield and that do not.
+            seconds: limit on a compile's processor time, dry run included; on wall-clock time `PATIENCE` times that.
+            memory_bytes: limit on the address space that one compile adds.
+            cache_bytes: limit on the estimated size of the cached grammars.
+            most_pending: limit on compiles waiting or in flight.
         """
         self.stats = CompileStats()
         self._vocabulary = vocabulary
@@ -111,29 +109,29 @@ class CompileService:
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._pending: dict[str, Future[CompiledGrammar]] = {}
-        self._pool = ThreadPoolExecutor(workers, "grammar-compile", _step_back)
-        # Both are ready from the start: a grammar that comes when no core is idle need not wait for a worker to start.
+        self._pool = ThreadPoolExecutor(workers, "grammar-compile", _lower_priority)
+        # Both are ready from the start: a grammar that arrives while no core is idle need not wait for a worker.
         self._steady = WorkerPool(vocabulary, workers, yields=False)
         self._yielding = WorkerPool(vocabulary, workers, yields=True) if CAN_YIELD else self._steady
         self._steady_until = 0.0
         self._seconds_taken: list[float] = []
 
     def compile(self, spec: GrammarSpec) -> Future[CompiledGrammar]:
-        """A future of the compiled grammar; its exception is a `GrammarError` for a refusal.
+        """Return a future of the compiled grammar, or of a `GrammarError`.
 
         Raises:
-            CompileQueueFull: if too many compiles wait already.
+            CompileQueueFull: if too many compiles are pending.
         """
         with self._lock:
             entry = self._entries.get(spec.key)
-            if entry is not None and entry.is_good():
+            if entry is not None and entry.is_valid():
                 self._entries.move_to_end(spec.key)
                 self.stats.hits += 1
-                return _settled(entry.result)
-            waiting = self._pending.get(spec.key)
-            if waiting is not None:
+                return _done(entry.result)
+            pending = self._pending.get(spec.key)
+            if pending is not None:
                 self.stats.hits += 1
-                return waiting
+                return pending
             if len(self._pending) >= self._most_pending:
                 raise CompileQueueFull(f"{self._most_pending} grammars wait to be compiled")
             future: Future[CompiledGrammar] = Future()
@@ -143,15 +141,15 @@ class CompileService:
         return future
 
     def take_seconds(self) -> list[float]:
-        """Seconds of each compile since the last call, refusals included, waiting left out; at most 4096 of them."""
+        """Return the seconds of each compile since the last call (at most 4096), failures included, waiting not."""
         with self._lock:
             taken, self._seconds_taken = self._seconds_taken, []
         return taken
 
     def close(self) -> None:
-        """End all workers; grammars still waiting are refused."""
-        for children in (self._yielding, self._steady):
-            children.close()
+        """End all workers; pending compiles fail."""
+        for workers in (self._yielding, self._steady):
+            workers.close()
         self._pool.shutdown(wait=True, cancel_futures=True)
         for future in self._pending.values():
             future.set_exception(GrammarError("grammar", "", "the server is shutting down"))
@@ -164,9 +162,8 @@ class CompileService:
             result = self._compiled(spec)
         except GrammarError as error:
             result = error.copy()
-        except Exception as error:  # whatever it is, nobody may wait for ever; and it may pass
-            blame = likeliest_part(spec, f"could not be compiled: {type(error).__name__}")
-            result = GrammarTimeout(blame.keyword, blame.pointer, blame.reason)
+        except Exception as error:  # the future must be resolved whatever happens; a retry may succeed
+            result = _timeout(spec, f"could not be compiled: {type(error).__name__}")
         with self._lock:
             if len(self._seconds_taken) < MAX_OBSERVATIONS:
                 self._seconds_taken.append(time.perf_counter() - start)
@@ -177,49 +174,50 @@ class CompileService:
             future.set_result(result)
 
     def _compiled(self, spec: GrammarSpec) -> CompiledGrammar:
-        children = self._yielding if time.monotonic() >= self._steady_until else self._steady
+        workers = self._yielding if time.monotonic() >= self._steady_until else self._steady
         try:
-            body = self._compiled_by(children, spec)
+            body = self._compiled_by(workers, spec)
         except WorkerStarved:
             body = self._compiled_by(self._steady, spec)
         if body[:1] != DONE:
             raise decode_error(body)
-        return load(GrammarArtifact.decode(body[1:]), self._vocabulary)
+        return CompiledGrammar(GrammarArtifact.decode(body[1:]), self._vocabulary)
 
-    def _compiled_by(self, children: WorkerPool, spec: GrammarSpec) -> bytes:
-        """Return what a worker sends. Raises WorkerStarved: no processor time. Raises GrammarTimeout: past a limit."""
-        child = children.take()
+    def _compiled_by(self, workers: WorkerPool, spec: GrammarSpec) -> bytes:
+        """Return a worker's answer. Raises WorkerStarved: no processor time. Raises GrammarTimeout: past a limit."""
+        worker = workers.acquire()
         try:
-            body = child.compile(encode_job(spec, self._seconds, self._memory_bytes), self._seconds)
+            body = worker.compile(encode_job(spec, self._seconds, self._memory_bytes), self._seconds)
         except WorkerStarved:
             self._steady_until = time.monotonic() + STEADY_SECONDS
-            children.discard(child)
+            workers.discard(worker)
             raise
         except WorkerTimeout:
-            children.discard(child)
+            workers.discard(worker)
             raise self._stopped(spec, f"takes longer than {self._seconds:g} s to compile") from None
         except WorkerDied:
-            children.discard(child)
+            workers.discard(worker)
             reason = f"needs more than {self._memory_bytes >> 20} MiB to compile, or ends the compiler"
             raise self._stopped(spec, reason) from None
-        children.give_back(child)
+        workers.release(worker)
         return body
 
     def _stopped(self, spec: GrammarSpec, reason: str) -> GrammarTimeout:
         with self._lock:
             self.stats.stopped += 1
-        error = likeliest_part(spec, reason)
-        return GrammarTimeout(error.keyword, error.pointer, error.reason)
+        return _timeout(spec, reason)
 
     def _remember(self, key: str, result: CompiledGrammar | GrammarError) -> None:
-        refused = isinstance(result, GrammarError)
-        kept, size = (result.copy(), REFUSAL_BYTES) if isinstance(result, GrammarError) else (result, result.num_bytes)
         expires = time.monotonic() + RETRY_SECONDS if isinstance(result, GrammarTimeout) else float("inf")
+        if isinstance(result, GrammarError):
+            entry = _Entry(result.copy(), ERROR_BYTES, expires)
+        else:
+            entry = _Entry(result, result.artifact.num_bytes, expires)
         with self._lock:
             self._pending.pop(key, None)
-            self._entries[key] = _Entry(kept, size, expires)
-            self.stats.compiled += not refused
-            self.stats.refused += refused
+            self._entries[key] = entry
+            self.stats.compiled += isinstance(result, CompiledGrammar)
+            self.stats.refused += isinstance(result, GrammarError)
             self.stats.pending = len(self._pending)
             self.stats.cached_bytes = sum(entry.num_bytes for entry in self._entries.values())
             while self.stats.cached_bytes > self._cache_bytes and len(self._entries) > 1:
@@ -228,16 +226,21 @@ class CompileService:
             self.stats.cached = len(self._entries)
 
 
-def _step_back() -> None:
-    """Have this thread load large grammars behind the engine's threads, whose process this is.
+def _lower_priority() -> None:
+    """Raise this thread's niceness, so that loading large grammars delays the engine's threads less.
 
-    Not in the class of what is idle, in which it could hold the interpreter's lock and be given no core.
+    Not to SCHED_IDLE, in which the thread could hold the interpreter's lock and be given no core.
     """
     if sys.platform == "linux":  # elsewhere niceness is that of the whole process
         os.nice(NICENESS)
 
 
-def _settled(result: CompiledGrammar | GrammarError) -> Future[CompiledGrammar]:
+def _timeout(spec: GrammarSpec, reason: str) -> GrammarTimeout:
+    error = complexity_error(spec, reason)
+    return GrammarTimeout(error.keyword, error.pointer, error.reason)
+
+
+def _done(result: CompiledGrammar | GrammarError) -> Future[CompiledGrammar]:
     future: Future[CompiledGrammar] = Future()
     if isinstance(result, GrammarError):
         future.set_exception(result.copy())

@@ -1,11 +1,11 @@
-"""A few random answers before a grammar is let in: what would fail, end in a dead end or crawl, does so here.
+"""Dry run of a compiled grammar: random answers find failures, dead ends and slow masks before it is served.
 
-Masks take long where the library's lexer keeps many states apart: repeats with large counts, complements and
-intersections of long expressions, many alternatives. A schema's grammar without any of these is walked but shortly.
+Masks take long where the backend's lexer keeps many states apart: repeats with large counts, complements and
+intersections of long expressions, many alternatives. A schema's grammar without any of these gets one short walk.
 
-All streams wait for the slowest mask of a step, the way to an end and drafts included. Of 300 schemas in use the
-slowest takes 1 ms with 49,152 tokens and 5 ms with 131,072, so that what is much slower is not served. A walk that
-meets it is walked once more, as the machine may have been slow, and what is worked out once for all grammars.
+All streams wait for the slowest mask of a step, search for an end and drafts included. Of 300 schemas in use the
+slowest takes 1 ms with 49,152 tokens and 5 ms with 131,072, so grammars that are much slower are refused. A walk that
+is too slow is repeated once, as the machine may have been busy and caches shared by all grammars cold.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,20 +20,18 @@ from ..emit.grammar_artifact import GrammarArtifact
 from ..match.backends import Row
 from ..match.matcher import GrammarFailure, Matcher
 from ..vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from .compiler import CompiledGrammar
+from .compiled_grammar import CompiledGrammar
 
 WALKS = 2
 TOKENS = 32
 FEW_TOKENS = 8
-# Tokens that the last walk may take, so that it looks for a way to an end.
+# Token budget of the last walk, small enough that it searches for an end.
 BUDGET = 200
 # Processor time of a mask and of the draft after it. No other row waits for one that takes so long (`Matcher.is_slow`),
-# and harmless searches for an end take up to 30 ms, more on a machine that is busy.
+# and harmless searches for an end take up to 30 ms, more on a busy machine.
 MAX_MASK_SECONDS = 0.08
 MAX_DRAFT = 16
-# A grammar of more bytes, or with larger repeats of a class or of a group, is walked in full.
+# A grammar of more bytes, or with larger repeats of a class or of a group, gets all walks.
 PLAIN_BYTES = 8 << 10
 PLAIN_REPEAT = 200
 PLAIN_GROUP_REPEAT = 64
@@ -43,38 +39,33 @@ _REPEAT = re.compile(r"\{(\d*),?(\d*)\}")
 
 
 class DryRunError(Exception):
-    """Why a grammar that compiles would not serve."""
+    """The grammar compiles but fails, ends in a dead end, or is too slow."""
 
 
 class _TooSlow(DryRunError):
-    """A mask took too long; it may take less when it is looked at again."""
+    """A mask took too long, perhaps only this once."""
 
 
-def check(compiled: CompiledGrammar, remake: Callable[[], CompiledGrammar], vocabulary: Vocabulary) -> float:
+def check(compiled: CompiledGrammar, vocabulary: Vocabulary) -> float:
     """Walk a few random answers, the same ones each time. Returns the seconds of the slowest mask.
 
-    Args:
-        compiled: the grammar.
-        remake: makes it anew.
-        vocabulary: its tokens.
-
     Raises:
-        DryRunError: for a failure of the library, a place where no token is allowed, or a mask that takes too long.
+        DryRunError: for a failure of the backend, a state that allows no token, or a mask that takes too long.
     """
-    walks = [(FEW_TOKENS, None)] if compiled.is_plain else [*[(TOKENS, None)] * WALKS, (TOKENS, BUDGET)]
+    full = [*[(TOKENS, None)] * WALKS, (TOKENS, BUDGET)]
     slowest = 0.0
-    for seed, (tokens, budget) in enumerate(walks):
+    for seed, (tokens, budget) in enumerate([(FEW_TOKENS, None)] if _is_plain(compiled.artifact) else full):
         try:
             seconds = _walk(compiled.matcher(), vocabulary, random.Random(seed), tokens, budget)
         except _TooSlow:
-            compiled = remake()
+            compiled = CompiledGrammar(compiled.artifact, vocabulary)
             seconds = _walk(compiled.matcher(), vocabulary, random.Random(seed), tokens, budget)
         slowest = max(slowest, seconds)
     return slowest
 
 
-def is_plain(artifact: GrammarArtifact) -> bool:
-    """Whether nothing in the grammar of a schema is known to make masks slow."""
+def _is_plain(artifact: GrammarArtifact) -> bool:
+    """Return whether a schema's grammar has none of the constructs known to make masks slow."""
     return (
         artifact.is_json
         and not artifact.ends
@@ -112,10 +103,10 @@ def _walk(matcher: Matcher, vocabulary: Vocabulary, rng: random.Random, tokens: 
 
 
 def _random_token(row: Row, rng: random.Random) -> int:
-    """One of the allowed tokens: a random word of the mask that has any, then a random bit of it."""
+    """Draw an allowed token: a random nonzero word of the mask, then a random bit of it."""
     words = row.nonzero()[0]
-    at = int(words[rng.randrange(len(words))])
-    word = int(row[at]) & 0xFFFFFFFF
+    index = int(words[rng.randrange(len(words))])
+    word = int(row[index]) & 0xFFFFFFFF
     for _ in range(rng.randrange(word.bit_count())):
         word &= word - 1  # without its lowest bit
-    return 32 * at + (word & -word).bit_length() - 1
+    return 32 * index + (word & -word).bit_length() - 1

@@ -1,4 +1,4 @@
-"""A worker process, seen from the service."""
+"""Worker handle: starts, feeds, times and kills one compile worker process."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .compile_worker import MAX_FRAME, NICE, READY, STARTED, encode_vocabulary, 
 
 START_SECONDS = 120.0
 PATIENCE = 20
-# A worker that yields and gets less than so many seconds of processor time in so many seconds is starved.
+# A worker that yields is starved if it gets less than the first in processor time within the second in seconds.
 FEWEST_SECONDS, HUNGRY_SECONDS = 0.01, 0.2
-# The worker steps back before anything is imported. It stays in the session of its parent: its scheduling class only
-# counts between processes of one session where the kernel groups them by session (autogroup).
+# The worker lowers its priority before it imports anything. It stays in the session of its parent: where the kernel
+# groups processes by session (autogroup), a scheduling class counts only within one.
 _YIELD = "import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"
 _STEADY = f"import os; os.nice({NICE})"
 _SERVE = "from rootgraft.grammar.compile.compile_worker import main; main()"
@@ -25,31 +25,31 @@ CAN_YIELD = hasattr(os, "SCHED_IDLE")
 
 
 class WorkerDied(Exception):
-    """The process ended by itself."""
+    """The worker process ended by itself."""
 
 
 class WorkerTimeout(Exception):
-    """No answer came in time."""
+    """The worker did not answer in time."""
 
 
 class WorkerStarved(Exception):
-    """A worker that yields gets hardly any processor time: the cores are busy all the time."""
+    """A worker that yields gets hardly any processor time: all cores are busy."""
 
 
 class WorkerHandle:
-    """One worker, ready to compile.
+    """One worker process, ready to compile.
 
-    One that *yields* is of the scheduling class for what is idle: it runs where a core has nothing else to do, and
-    leaves it as soon as somebody wants it. Another class delays a step of the engine by a slice of 4 ms each time that
-    its share of a core is due. Where no core is ever free it does not get on: that is what `WorkerStarved` is for.
+    A worker that *yields* is of the class SCHED_IDLE: it runs on cores with nothing else to do and is preempted at
+    once. In any other class a worker delays a step of the engine by a slice of 4 ms each time that its share of a core
+    is due. Where no core is ever idle a worker that yields makes no progress: see `WorkerStarved`.
 
     Attributes:
-        yields: whether it does.
-        num_jobs: that it was given.
+        yields: whether the worker yields.
+        num_jobs: jobs begun.
     """
 
     def __init__(self, vocabulary: Vocabulary, *, yields: bool = False) -> None:
-        """Start it and wait until it is ready, which may take long if it yields.
+        """Start a worker and wait until it is ready, which may take long if it yields.
 
         Raises:
             WorkerDied: if it does not start.
@@ -62,7 +62,7 @@ class WorkerHandle:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd="/",
-            # One malloc arena: another one, of a thread, reserves address space, which counts against the limit.
+            # One malloc arena: an arena per thread would reserve address space, which counts against the limit.
             env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"},
         )
         try:
@@ -76,17 +76,16 @@ class WorkerHandle:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process runs."""
         return self._process.poll() is None
 
     def compile(self, job: bytes, seconds: float) -> bytes:
-        """The answer to a job, as the worker sent it.
+        """Return the answer to a job, as the worker sent it.
 
         Raises:
-            WorkerTimeout: if the worker takes more than `seconds` of processor time from when it has started on it, or
-                `PATIENCE` times as long by the clock: on a busy machine it has to wait for its turn.
+            WorkerTimeout: if the worker takes more than `seconds` of processor time after it has started the job, or
+                `PATIENCE` times that by the clock, as it waits for its turn on a busy machine.
             WorkerDied: if the worker ends.
-            WorkerStarved: if it yields and does not get on.
+            WorkerStarved: if it yields and makes no progress.
         """
         self.num_jobs += 1
         self._send(job)
@@ -97,35 +96,35 @@ class WorkerHandle:
         return self._receive(time.monotonic() + START_SECONDS)
 
     def kill(self) -> None:
-        """End the process at once and collect it."""
+        """Kill the process and reap it."""
         self._process.kill()
         for stream in (self._process.stdin, self._process.stdout):
             if stream:
                 try:
                     stream.close()
                 except BrokenPipeError:
-                    continue  # what was still in the buffer has no reader any more
+                    continue  # the buffered rest has no reader any more
         self._process.wait()
 
     def _wait(self, seconds: float, patience: int, *, starves: bool) -> None:
-        """Wait until the worker answers or ends, or until it starves, if it may."""
+        """Wait until the worker answers or ends. Raises WorkerStarved if `starves` and it makes no progress."""
         assert self._process.stdout is not None
         checked, before = time.monotonic(), self._processor_seconds()
-        last, taken, had = checked + patience * seconds, 0.0, 0.0
-        while taken < seconds and (now := time.monotonic()) < last:
+        deadline, used, used_before = checked + patience * seconds, 0.0, 0.0
+        while used < seconds and (now := time.monotonic()) < deadline:
             if now - checked >= HUNGRY_SECONDS:
-                if starves and taken - had < FEWEST_SECONDS:
+                if starves and used - used_before < FEWEST_SECONDS:
                     raise WorkerStarved
-                checked, had = now, taken
-            most = min(seconds - taken, last - now, HUNGRY_SECONDS)
+                checked, used_before = now, used
+            most = min(seconds - used, deadline - now, HUNGRY_SECONDS)
             ready, _, _ = select.select([self._process.stdout], [], [], most)
             if ready:
                 return
-            taken = self._processor_seconds() - before
+            used = self._processor_seconds() - before
         raise WorkerTimeout
 
     def _processor_seconds(self) -> float:
-        """Processor time that the worker has had so far; infinite once it has ended."""
+        """Return the worker's processor time so far; infinite once it has ended."""
         try:
             times = Path(f"/proc/{self._process.pid}/stat").read_text("ascii").rpartition(")")[2].split()
         except OSError:

@@ -1,7 +1,7 @@
-"""The workers of a compile service: started when they are needed, given out one grammar at a time, and replaced.
+"""Pool of compile workers: started on demand, acquired for one grammar at a time, and replaced.
 
-Starting one takes a second or two, for it imports the libraries and takes in the vocabulary. So whoever wants a worker
-while all are busy has another one started, and takes whichever is free first.
+Starting a worker takes a second or two, as it imports the libraries and loads the vocabulary. So `acquire` has another
+one started while all are busy, and returns whichever is free first.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ from threading import Condition
 from ..vocabulary import Vocabulary
 from .worker_handle import WorkerDied, WorkerHandle, WorkerStarved
 
-# A worker is replaced after so many grammars: whatever memory a library loses with each is bounded by that.
+# A worker is replaced after so many grammars, which bounds the memory that a library leaks.
 MOST_JOBS = 2_000
-# Workers that yield take long to start on a busy machine: nobody waits for the first one, and for one that takes the
-# place of another so many seconds.
+# Workers that yield take long to start on a busy machine: `acquire` does not wait for the first one, and for a
+# replacement only so many seconds.
 START_PATIENCE = 5.0
 
 
 class WorkerPool:
-    """The workers of one class for one vocabulary; one is started at once. Every method may be called from any thread.
+    """Workers for one vocabulary, all of which yield or none; one is started at once. Thread-safe.
 
     Args:
-        vocabulary: the tokenizer's tokens.
         most: workers at a time.
         yields: whether they yield.
     """
@@ -34,22 +33,22 @@ class WorkerPool:
         self._yields = yields
         self._changed = Condition()
         self._idle: list[WorkerHandle] = []
-        self._at_work = 0
+        self._busy = 0
         self._starting = 0
         self._waiting = 0
-        self._failures = 0  # of starts, of which nobody who waits has heard
+        self._failures = 0  # of starts, not yet raised to a waiting thread
         self._closed = False
-        self._is_up = False  # one was ready once
+        self._was_ready = False  # any worker, ever
         self._starters = ThreadPoolExecutor(most, "grammar-compile-start")
         with self._changed:
             self._start_one()
 
-    def take(self) -> WorkerHandle:
-        """A worker, which must be given back or discarded.
+    def acquire(self) -> WorkerHandle:
+        """Return a free worker, which must be released or discarded.
 
         Raises:
-            WorkerStarved: if they yield, and there is none because those that start do not get on.
-            WorkerDied: if none can be started, or none may be any more.
+            WorkerStarved: if workers yield, and none is ready because those that start make no progress.
+            WorkerDied: if none can be started, or the pool is closed.
         """
         with self._changed:
             self._waiting += 1
@@ -58,76 +57,76 @@ class WorkerPool:
             finally:
                 self._waiting -= 1
 
-    def give_back(self, child: WorkerHandle) -> None:
-        """It has done its work."""
+    def release(self, worker: WorkerHandle) -> None:
+        """Return a worker to the pool; after `MOST_JOBS` it is replaced."""
         with self._changed:
-            self._at_work -= 1
-            if not self._closed and child.num_jobs < MOST_JOBS:
-                self._idle.append(child)
+            self._busy -= 1
+            if not self._closed and worker.num_jobs < MOST_JOBS:
+                self._idle.append(worker)
                 self._changed.notify_all()
                 return
-        self._replace(child)
+        self._replace(worker)
 
-    def discard(self, child: WorkerHandle) -> None:
-        """It is of no use any more."""
+    def discard(self, worker: WorkerHandle) -> None:
+        """Replace a worker."""
         with self._changed:
-            self._at_work -= 1
-        self._replace(child)
+            self._busy -= 1
+        self._replace(worker)
 
     def close(self) -> None:
-        """End those that are idle; the others end when they are given back."""
+        """End idle workers; busy ones end when they are released."""
         with self._changed:
             self._closed = True
             idle, self._idle = self._idle, []
             self._changed.notify_all()
-        for child in idle:
-            child.kill()
+        for worker in idle:
+            worker.kill()
         self._starters.shutdown(wait=True, cancel_futures=True)
 
     def _wait(self) -> WorkerHandle:
         while not self._closed:
             while self._idle:
-                child = self._idle.pop()
-                if child.is_alive:
-                    self._at_work += 1
-                    return child
-                child.kill()  # somebody ended it while it was idle: no grammar is to blame
+                worker = self._idle.pop()
+                if worker.is_alive:
+                    self._busy += 1
+                    return worker
+                worker.kill()  # it ended while idle: not a grammar's fault
             if self._failures:
                 self._failures -= 1
                 break
             if self._starting < self._waiting:
                 self._start_one()
-            if not self._yields or self._at_work:
+            if not self._yields or self._busy:
                 self._changed.wait()
-            elif not self._is_up or not self._changed.wait(START_PATIENCE):
+            elif not self._was_ready or not self._changed.wait(START_PATIENCE):
                 raise WorkerStarved
         raise WorkerDied
 
-    def _replace(self, child: WorkerHandle) -> None:
-        """End a worker that nobody has, and start the one that takes its place."""
-        child.kill()
+    def _replace(self, worker: WorkerHandle) -> None:
+        """Kill a worker that is not in the pool, and start its replacement."""
+        worker.kill()
         with self._changed:
             self._start_one()
 
     def _start_one(self) -> None:
-        """Have a worker started, if there may be one more."""
-        if not self._closed and self._at_work + len(self._idle) + self._starting < self._most:
+        """Start a worker on a thread, unless there are `most`. The caller holds the lock."""
+        if not self._closed and self._busy + len(self._idle) + self._starting < self._most:
             self._starting += 1
             self._starters.submit(self._start)
 
     def _start(self) -> None:
-        child = None
+        worker = None
         try:
-            child = WorkerHandle(self._vocabulary, yields=self._yields)
+            worker = WorkerHandle(self._vocabulary, yields=self._yields)
         finally:
             with self._changed:
                 self._starting -= 1
-                late = self._closed
-                if child is None:
+                closed = self._closed
+                if worker is None:
                     self._failures += bool(self._waiting)
-                elif not late:
-                    self._idle.append(child)
-                    self._is_up = True
+                elif not closed:
+                    self._idle.append(worker)
+                    self._was_ready = True
                 self._changed.notify_all()
-        if child is not None and late:
-            child.kill()
+        if worker is not None and closed:
+            worker.kill()

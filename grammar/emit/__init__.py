@@ -1,1 +1,1 @@
-"""Grammars for the backends: constraints, plain grammars and structural tags written as text."""
+"""Grammar text for the backends, from constraints, plain grammars and structural tags."""

@@ -1,4 +1,4 @@
-"""A grammar made ready: what a compile hands from the process that did it to the one that uses it."""
+"""Grammar artifact: the result of a compile, passed from the compile worker to the engine's process."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-from ..schema.analysis import Narrowing
+from ..schema.subschemas import Narrowing
 
 
 class Backend(StrEnum):
-    """The library that follows a grammar."""
+    """The grammar library."""
 
     LLGUIDANCE = "llguidance"
     XGRAMMAR = "xgrammar"
@@ -23,24 +23,24 @@ class GrammarArtifact:
     Attributes:
         backend: the library that reads `source`.
         source: llguidance's grammar text, or XGrammar's serialised automaton.
-        whole: tokens of the shortest answer, its end token left out; none if it is not known.
-        is_hopeless: a search for one has found none.
-        is_slow: some masks take long.
+        shortest: tokens of the shortest answer without its end token; empty if unknown.
         properties: short properties to end an object with.
         values: short values to end anything with; of an answer that is not JSON, short whole answers.
+        detour: the longest property or tag that may be begun though it is optional.
         is_json: whether answers are JSON, or have JSON parts.
-        detour: the longest property or tag that one may begin without need.
-        texts: texts beside JSON of which any rest may be needed: begins of tags, examples of expressions.
+        texts: texts outside of JSON of which any suffix may be needed: begins of tags, examples of expressions.
         ends: what ends a tag and all tags around it.
         narrowings: where less is offered than the schema permits.
-        num_bytes: what it takes in memory, about.
-        open_ended: answers are free text that may end anywhere, with structured parts in it: never cut short in favour
-            of an end, and not complete merely because they could end.
+        num_bytes: estimated size in memory.
+        open_ended: answers are free text that may end anywhere, with structured parts in it: never closed early for
+            the budget, and not complete merely because they could end.
+        search_failed: a search for the shortest answer found none.
+        is_slow: some masks take long.
     """
 
     backend: Backend
     source: str
-    whole: tuple[int, ...] = ()
+    shortest: tuple[int, ...] = ()
     properties: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
     detour: str = ""
@@ -50,19 +50,18 @@ class GrammarArtifact:
     narrowings: tuple[Narrowing, ...] = ()
     num_bytes: int = 0
     open_ended: bool = False
-    is_hopeless: bool = False
+    search_failed: bool = False
     is_slow: bool = False
 
     def encode(self) -> bytes:
-        """As JSON."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> GrammarArtifact:
-        """From JSON."""
+        """Return the artifact of its JSON encoding."""
         fields = json.loads(data)
         fields["backend"] = Backend(fields["backend"])
-        for name in ("whole", "properties", "values", "texts", "ends"):
+        for name in ("shortest", "properties", "values", "texts", "ends"):
             fields[name] = tuple(fields[name])
         fields["narrowings"] = tuple(Narrowing(**narrowing) for narrowing in fields["narrowings"])
         return cls(**fields)

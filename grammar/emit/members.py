@@ -1,34 +1,19 @@
-"""Arrays and objects as sequences: which item may come next, and how many there are.
+"""Rules for the members of arrays and objects: which item may come next, and how many there are.
 
 An object writes its listed properties in the order of the schema, then the others:
 
     "{" a ("," b)? "," c ("," extra)* "}"
 
-Where the number of properties or of matching items counts, rules carry the count in their names.
+Where the number of properties or of matching items is limited, rule names include the count so far.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from ..schema.constraints import (
-    ALWAYS,
-    ARRAY,
-    FALSE,
-    NULL,
-    NUMBER,
-    OBJECT,
-    STRING,
-    TRUE,
-    Arrays,
-    Conj,
-    Contains,
-    Objects,
-)
-
-if TYPE_CHECKING:
-    from .lark_writer import Writer
+from ..schema.constraints import ALWAYS, Arrays, Conj, Contains, Objects
+from ..schema.json_types import ARRAY, NUMBER, OBJECT, STRING, WORDS
+from .lark_rules import LarkRules, literal_number, literal_string
 
 MAX_STATES = 2_000
 MAX_UNIQUE_VALUES = 60
@@ -36,42 +21,41 @@ MAX_UNIQUE_VALUES = 60
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A listed property: its name, its item in the grammar (None if it must be absent), whether it must be there."""
+    """A listed property: its name, its item in the grammar (None if it must be absent), whether it is required."""
 
     name: str
     rule: str | None
     required: bool
 
 
-def object_fields(writer: Writer, objects: Objects, fields: list[Field], extra: list[str], name: str) -> str:
-    """The alternative of a grammar rule that writes an object.
+def object_fields(rules: LarkRules, objects: Objects, fields: list[Field], extra: list[str], name: str) -> str:
+    """Write the alternative of a grammar rule for an object.
 
     Args:
-        writer: the grammar that is being written.
-        objects: the constraints; least and most count here.
+        rules: the grammar that is being written.
+        objects: the constraints, of which only `least` and `most` are used.
         fields: the listed properties that may be present, in order.
         extra: items for all other keys, by class.
-        name: a prefix for rules of its own.
+        name: prefix for the names of auxiliary rules.
     """
     needed = sum(field.required for field in fields)
-    open_end = writer.named(f"{name}_x", " | ".join(extra)) if extra else ""
+    open_end = rules.define(f"{name}_x", " | ".join(extra)) if extra else ""
     counts_most = objects.most is not None and (bool(extra) or objects.most < len(fields))
     if objects.least <= needed and not counts_most:
-        return f'"{{" {_in_order(writer, fields, open_end, name)} "}}"'
+        return f'"{{" {_in_order(rules, fields, open_end, name)} "}}"'
     if objects.most == 0:
         return '"{" "}"'
-    return f'"{{" {_counted(writer, objects, fields, open_end, name)} "}}"'
+    return f'"{{" {_counted(rules, objects, fields, open_end, name)} "}}"'
 
 
-def _in_order(writer: Writer, fields: list[Field], extra: str, name: str) -> str:
-    """Properties in order; what is optional may be left out."""
+def _in_order(rules: LarkRules, fields: list[Field], extra: str, name: str) -> str:
+    """Write properties in order, optional ones as optional."""
     tails = [f'("," {extra})*' if extra else ""]
     for index in range(len(fields) - 1, 0, -1):
         field = fields[index]
         step = f'"," {field.rule}' if field.required else f'("," {field.rule})?'
-        tails.insert(
-            0, writer.named(f"{name}_{index}", f"{step} {tails[0]}") if len(fields) > 2 else f"{step} {tails[0]}"
-        )
+        tail = f"{step} {tails[0]}"
+        tails.insert(0, rules.define(f"{name}_{index}", tail) if len(fields) > 2 else tail)
     options = []
     for field, tail in zip(fields, tails, strict=False):
         options.append(f"{field.rule} {tail}")
@@ -82,26 +66,25 @@ def _in_order(writer: Writer, fields: list[Field], extra: str, name: str) -> str
     return f"({' | '.join(options)})?" if options else ""
 
 
-def _counted(writer: Writer, objects: Objects, fields: list[Field], extra: str, name: str) -> str:
-    """Properties in order with a count: one rule for each (next property, properties so far)."""
+def _counted(rules: LarkRules, objects: Objects, fields: list[Field], extra: str, name: str) -> str:
+    """Write properties in order with a count: one rule for each (next property, properties so far)."""
     cap = objects.most if objects.most is not None else objects.least
     if (len(fields) + 1) * (cap + 1) > MAX_STATES:
-        raise writer.refusal(("minProperties", "maxProperties"), f"more than {MAX_STATES} states to count")
+        raise rules.unsupported(("minProperties", "maxProperties"), f"more than {MAX_STATES} states to count")
     bodies: dict[tuple[int, int], str | None] = {}
     for index in range(len(fields), -1, -1):
         for count in range(min(cap, index) + 1):
             key = f"{name}_c{index}_{count}"
             if index == len(fields):
-                body = _counted_extra(writer, objects, extra, count)
+                body = _counted_extra(rules, objects, extra, count)
             else:
                 body = _counted_step(bodies, objects, fields[index], (index, count), name)
             bodies[index, count] = body
             if body is not None:
-                writer.named(key, body or '""')
+                rules.define(key, body or '""')
     if bodies[0, 0] is None:
-        raise writer.refusal(
-            ("minProperties", "maxProperties"), "no object has as many distinct keys as can be counted"
-        )
+        reason = "no object has as many distinct keys as can be counted"
+        raise rules.unsupported(("minProperties", "maxProperties"), reason)
     return f"{name}_c0_0"
 
 
@@ -121,8 +104,8 @@ def _counted_step(
     return " | ".join(options) or None
 
 
-def _counted_extra(writer: Writer, objects: Objects, extra: str, count: int) -> str | None:
-    """What may follow the listed properties. Two undeclared keys may be equal, so only one counts towards a minimum."""
+def _counted_extra(rules: LarkRules, objects: Objects, extra: str, count: int) -> str | None:
+    """Write the unlisted properties; as two of their keys may be equal, only one counts towards a minimum."""
     least = max(0, objects.least - count)
     most = None if objects.most is None else objects.most - count
     if least > 1 or (least and (not extra or most == 0)):
@@ -136,40 +119,38 @@ def _counted_extra(writer: Writer, objects: Objects, extra: str, count: int) -> 
     return rest if least else f"({rest})?"
 
 
-def array_fields(writer: Writer, arrays: Arrays, name: str) -> str:
-    """The alternative of a grammar rule that writes an array."""
+def array_fields(rules: LarkRules, arrays: Arrays, name: str) -> str:
+    """Write the alternative of a grammar rule for an array."""
     if arrays.unique and (arrays.most is None or arrays.most > 1):
-        return _unique(writer, arrays, name)
+        return _unique(rules, arrays, name)
     if arrays.contains:
-        return _containing(writer, arrays, name)
+        return _containing(rules, arrays, name)
     prefix = [arrays.item(index) for index in range(arrays.num_prefix)]
     most = arrays.most
     for index, conj in enumerate(prefix):
-        if not writer.completion.possible(conj):
-            writer.refuse_lost(conj)
+        if not rules.satisfiability.is_satisfiable(conj):
+            rules.check_not_narrowed(conj)
             prefix, most = prefix[:index], index
             break
     rest = arrays.item(arrays.num_prefix)
-    if (most is None and not writer.completion.possible(rest)) or (
-        most is not None and most > len(prefix) and not writer.completion.possible(rest)
-    ):
-        writer.refuse_lost(rest)
+    if (most is None or most > len(prefix)) and not rules.satisfiability.is_satisfiable(rest):
+        rules.check_not_narrowed(rest)
         most = len(prefix)
     prefix = prefix[:most]
-    return f'"[" {_positions(writer, prefix, rest, arrays.least, most, name)} "]"'
+    return f'"[" {_positions(rules, prefix, rest, arrays.least, most, name)} "]"'
 
 
-def _positions(writer: Writer, prefix: list[Conj], rest: Conj, least: int, most: int | None, name: str) -> str:
-    """Items by position, then the rest alike."""
+def _positions(rules: LarkRules, prefix: list[Conj], rest: Conj, least: int, most: int | None, name: str) -> str:
+    """Write items by position, then items that share their constraints."""
     low = max(0, least - len(prefix))
     high = None if most is None else most - len(prefix)
     if not prefix:
-        return _alike(writer.rule(rest), low, high) if high != 0 else ""
-    tail = "" if high == 0 else _times(f'("," {writer.rule(rest)})', low, high)
+        return _alike(rules.rule(rest), low, high) if high != 0 else ""
+    tail = "" if high == 0 else _times(f'("," {rules.rule(rest)})', low, high)
     for index in range(len(prefix) - 1, 0, -1):
-        step = f'"," {writer.rule(prefix[index])} {tail}'
-        tail = writer.named(f"{name}_{index}", step if index < least else f'{step} | ""')
-    whole = f"{writer.rule(prefix[0])} {tail}"
+        step = f'"," {rules.rule(prefix[index])} {tail}'
+        tail = rules.define(f"{name}_{index}", step if index < least else f'{step} | ""')
+    whole = f"{rules.rule(prefix[0])} {tail}"
     return whole if least else f"({whole})?"
 
 
@@ -178,50 +159,52 @@ def _alike(item: str, least: int, most: int | None) -> str:
     return f"{item} {more}" if least else f"({item} {more})?"
 
 
-def _containing(writer: Writer, arrays: Arrays, name: str) -> str:
-    """Arrays that hold a number of matching items: one rule for each (position, matches so far)."""
+def _containing(rules: LarkRules, arrays: Arrays, name: str) -> str:
+    """Write arrays with a number of matching items: one rule for each (position, matches so far)."""
     if len(arrays.contains) > 1:
-        raise writer.refusal(("contains", "items"), "more than one condition on some item of an array")
+        raise rules.unsupported(("contains", "items"), "more than one condition on some item of an array")
     entry = arrays.contains[0]
-    stop = _stop(arrays)
+    last = _last_state(arrays)
     cap = entry.most if entry.most is not None else entry.least
-    if (stop + 1) * (cap + 1) > MAX_STATES:
-        raise writer.refusal(("contains", "minContains", "maxContains"), f"more than {MAX_STATES} states to count")
-    alive = False
-    for index in range(stop, -1, -1):
+    if (last + 1) * (cap + 1) > MAX_STATES:
+        raise rules.unsupported(("contains", "minContains", "maxContains"), f"more than {MAX_STATES} states to count")
+    is_satisfiable = False
+    for index in range(last, -1, -1):
         for count in range(cap, -1, -1):
-            body = _containing_step(writer, arrays, entry, (index, count), name)
+            body = _containing_step(rules, arrays, entry, (index, count), name)
             if body is not None:
-                writer.named(f"{name}_k{index}_{count}", body)
-                alive = alive or (index, count) == (0, 0)
-    if not alive:
-        raise writer.refusal(("contains", "minContains", "items"), "no array satisfies it")
+                rules.define(f"{name}_k{index}_{count}", body)
+                is_satisfiable = is_satisfiable or (index, count) == (0, 0)
+    if not is_satisfiable:
+        raise rules.unsupported(("contains", "minContains", "items"), "no array satisfies it")
     return f'"[" {name}_k0_0 "]"'
 
 
-def _containing_step(writer: Writer, arrays: Arrays, entry: Contains, state: tuple[int, int], name: str) -> str | None:
+def _containing_step(
+    rules: LarkRules, arrays: Arrays, entry: Contains, state: tuple[int, int], name: str
+) -> str | None:
     index, count = state
-    stop = _stop(arrays)
+    last = _last_state(arrays)
     options = ['""'] if index >= arrays.least and count >= entry.least else []
     if arrays.most is None or index < arrays.most:
         comma = '"," ' if index else ""
-        after = min(index + 1, stop)
-        # Most matches first, so that the state itself comes last: a state with nothing but itself has no end.
-        for conj, new in _kinds(arrays.item(index), entry, count):
+        after = min(index + 1, last)
+        # Most matches first, so that a loop to the same state comes last: with nothing but the loop it has no end.
+        for conj, new in _next_items(arrays.item(index), entry, count):
             target = f"{name}_k{after}_{new}"
-            alive = bool(options) if (after, new) == state else target in writer.rules
-            if alive and writer.completion.possible(conj):
-                options.append(f"{comma}{writer.rule(conj)} {target}")
+            can_end = bool(options) if (after, new) == state else target in rules.bodies
+            if can_end and rules.satisfiability.is_satisfiable(conj):
+                options.append(f"{comma}{rules.rule(conj)} {target}")
     return " | ".join(options) or None
 
 
-def _stop(arrays: Arrays) -> int:
-    """The position from which all states are alike; 0 is the state without items."""
+def _last_state(arrays: Arrays) -> int:
+    """Return the position from which all states are the same; position 0 has no items yet."""
     return max(1, arrays.num_prefix, arrays.least, arrays.most or 0)
 
 
-def _kinds(item: Conj, entry: Contains, count: int) -> list[tuple[Conj, int]]:
-    """The kinds of items that may come next, with the number of matches after each."""
+def _next_items(item: Conj, entry: Contains, count: int) -> list[tuple[Conj, int]]:
+    """Return the conjunctions of the items that may come next, with the number of matches after each."""
     if entry.most is None:
         if count == entry.least:
             return [(item, count)]
@@ -230,15 +213,17 @@ def _kinds(item: Conj, entry: Contains, count: int) -> list[tuple[Conj, int]]:
     return [*hits, (item | entry.negated, count)]
 
 
-def _unique(writer: Writer, arrays: Arrays, name: str) -> str:
-    """Arrays without repetition over a finite set of scalars: the set of values used is the rule's parameter."""
+def _unique(rules: LarkRules, arrays: Arrays, name: str) -> str:
+    """Write arrays of distinct scalars from a finite set: the set of values used is the rule's parameter."""
     if arrays.contains or arrays.num_prefix:
-        raise writer.refusal(("uniqueItems",), "cannot be combined with prefixItems or contains")
-    values = _finite(writer, arrays.item(0))
+        raise rules.unsupported(("uniqueItems",), "cannot be combined with prefixItems or contains")
+    values = _enumerated(rules, arrays.item(0))
     if values is None or len(values) > MAX_UNIQUE_VALUES:
-        raise writer.refusal(("uniqueItems",), f"the items are not from an enumeration of at most {MAX_UNIQUE_VALUES}")
+        raise rules.unsupported(
+            ("uniqueItems",), f"the items are not from an enumeration of at most {MAX_UNIQUE_VALUES}"
+        )
     if arrays.least > len(values):
-        raise writer.refusal(("uniqueItems",), f"there are {len(values)} values for {arrays.least} items")
+        raise rules.unsupported(("uniqueItems",), f"there are {len(values)} values for {arrays.least} items")
     most = min(arrays.most if arrays.most is not None else len(values), len(values))
     lines = [f'"" %if bit_count_ge(_, {arrays.least})'] if arrays.least else ['""']
     first = []
@@ -246,35 +231,35 @@ def _unique(writer: Writer, arrays: Arrays, name: str) -> str:
         guard = f"and(bit_clear({bit}), bit_count_lt(_, {most}))"
         lines.append(f'"," {value} {name}_u::set_bit({bit}) %if {guard}')
         first.append(f"{value} {name}_u::{hex(1 << bit)}")
-    writer.rules[f"{name}_u::_"] = "\n | ".join(lines)
+    rules.bodies[f"{name}_u::_"] = "\n | ".join(lines)
     inside = _group(first)
     return f'"[" {inside if arrays.least else f"({inside})?"} "]"' if first else '"[" "]"'
 
 
-def _finite(writer: Writer, conj: Conj) -> list[str] | None:
-    """The terminals of all values of a conjunction, one for each value, if they are enumerated scalars."""
+def _enumerated(rules: LarkRules, conj: Conj) -> list[str] | None:
+    """Return one terminal for each value of a conjunction, or None if they are not enumerated scalars."""
     if conj == ALWAYS:
         return None
     found: dict[str, None] = {}
-    for alternative in writer.analysis.conjunction(conj):
+    for alternative in rules.analysis.conjunction(conj):
         if alternative.types & (ARRAY | OBJECT):
             return None
         if (alternative.types & STRING and alternative.strings.values is None) or (
             alternative.types & NUMBER and alternative.numbers.values is None
         ):
             return None
-        for bit in (NULL, TRUE, FALSE):
+        for bit, word in WORDS:
             if alternative.types & bit:
-                found |= dict.fromkeys(writer.scalars(alternative.of(bit)))
+                found[rules.terminal(f"/{word}/")] = None
         if alternative.types & STRING:
-            found |= dict.fromkeys(writer.literal_string(value) for value in alternative.strings.values or ())
+            found |= dict.fromkeys(literal_string(value) for value in alternative.strings.values or ())
         if alternative.types & NUMBER:
-            found |= dict.fromkeys(writer.literal_number(value) for value in alternative.numbers.values or ())
+            found |= dict.fromkeys(literal_number(value) for value in alternative.numbers.values or ())
     return list(found)
 
 
 def _times(item: str, least: int, most: int | None) -> str:
-    """An expression repeated; nothing if it may not occur."""
+    """Write a repeated expression; nothing if it may not occur."""
     if most is None:
         return f"{item}*" if least == 0 else f"{item}{{{least},}}"
     return f"{item}{{{least},{most}}}" if most else ""

@@ -1,74 +1,72 @@
-"""Numbers of a world as terminals."""
+"""Number terminals: ranges, multiples and enumerations of numbers as terminals of the grammar."""
 
 from __future__ import annotations
 
 import json
 from decimal import Decimal
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..regex import number_ranges
 from ..regex.charset import rust_literal
-from ..regex.decimal_multiples import is_binary, is_safe, listed
-from ..regex.multiple_of import step_terms
-from ..schema.constraints import FRACTION, INTEGER, NUMBER, Numbers
-from .json_whitespace import WHITESPACE
+from ..regex.multiple_of import is_binary, is_safe, multiple_terms, nearest_multiples
+from ..schema.constraints import Numbers
+from ..schema.json_types import FRACTION, INTEGER, NUMBER
+from .lark_rules import WHITESPACE, LarkRules
 
-if TYPE_CHECKING:
-    from .lark_writer import Writer
-
-# So many multiples are listed where no regular expression holds all of them.
+# Multiples to list where no regular expression holds all of them.
 MAX_LISTED = 1_000
-# Digits that a double tells apart.
+# Decimal digits that a double distinguishes.
 MAX_MULTIPLE_DIGITS = 15
-# The library keeps apart as many remainders as a step has without its factors 2 and 5, which the last digits tell of.
-# From some 8,000 on a mask may fail.
+# The backend tracks as many remainders as the step has without its factors 2 and 5, which the last digits decide. From
+# some 8,000 on a mask may fail.
 MAX_REMAINDERS = 5_000
 
 
-def number_terminal(writer: Writer, types: int, numbers: Numbers) -> list[str]:
-    """The alternatives of a grammar rule that write a number (one, or none if no number is left).
+def number_terminal(rules: LarkRules, types: int, numbers: Numbers) -> str:
+    """Write the alternative of a grammar rule for numbers of some types (`INTEGER`, `FRACTION` or both).
 
     Raises:
-        GrammarError: for values left out of the multiples of a number, which no terminal expresses.
+        GrammarError: if no terminal expresses the constraints, such as values excluded from multiples.
     """
     if numbers.values is not None:
         values = [v for v in sorted(numbers.values) if types & (INTEGER if v == int(v) else FRACTION)]
-        return [_list(writer, values)]
+        return _list(rules, values)
     multiple = numbers.multiple
     if multiple is None or (types == INTEGER and multiple.numerator == 1 and _are_safe(numbers)):
-        return [_terminal(writer, _terms(types, numbers, None), numbers)]
+        return _terminal(rules, _terms(types, numbers, None), numbers)
     if types == INTEGER and _are_safe(numbers):
-        return [_multiples(writer, types, numbers, Fraction(multiple.numerator))]
+        return _multiples(rules, types, numbers, Fraction(multiple.numerator))
     if all(map(is_binary, numbers.divisors)):
         steps = _binary_steps(multiple)
-        return [_terminal(writer, _terms(types, numbers, steps), numbers)] if steps else [
-            _multiples(writer, types, numbers, multiple)
-        ]  # fmt: skip
-    terms = step_terms(multiple.denominator, numbers.divisors) if _has_steps(numbers) else None
+        if not steps:
+            return _multiples(rules, types, numbers, multiple)
+        return _terminal(rules, _terms(types, numbers, steps), numbers)
+    is_regular = multiple.numerator == 1 and _are_safe(numbers)
+    terms = multiple_terms(multiple.denominator, numbers.divisors) if is_regular else None
     if terms is None:
-        return [_list(writer, _some_multiples(writer, types, numbers, multiple))]
-    return [_terminal(writer, _terms(types, numbers, terms[0]), numbers, terms[1])]
+        return _list(rules, _some_multiples(rules, types, numbers, multiple))
+    return _terminal(rules, _terms(types, numbers, terms[0]), numbers, terms[1])
 
 
-def _terminal(writer: Writer, terms: list[str], numbers: Numbers, failing: str = "") -> str:
+def _terminal(rules: LarkRules, terms: list[str], numbers: Numbers, failing: str = "") -> str:
     written = [f"/{term}/" for term in terms]
     if numbers.excluded:
         written.append("~/" + "|".join(map(number_ranges.any_spelling, sorted(numbers.excluded))) + "/")
     if failing:
         written.append(f"~/{failing}/")
-    return writer.terminal(" & ".join(written))
+    return rules.terminal(" & ".join(written))
 
 
-def _list(writer: Writer, values: list[Decimal]) -> str:
-    return writer.terminal("/" + "|".join(rust_literal(number_ranges.spelling(v)) for v in values) + "/")
+def _list(rules: LarkRules, values: list[Decimal]) -> str:
+    return rules.terminal("/" + "|".join(rust_literal(number_ranges.spelling(v)) for v in values) + "/")
 
 
-def _some_multiples(writer: Writer, types: int, numbers: Numbers, multiple: Fraction) -> list[Decimal]:
-    found = listed(multiple, numbers.low, numbers.high, MAX_LISTED)
+def _some_multiples(rules: LarkRules, types: int, numbers: Numbers, multiple: Fraction) -> list[Decimal]:
+    found = nearest_multiples(multiple, numbers.low, numbers.high, MAX_LISTED)
     values = [v for v in found if types & (INTEGER if v == int(v) else FRACTION) and numbers.admits(v)]
     if not values:
-        raise writer.refusal(("multipleOf",), "no multiple of it is one by the doubles that validators divide")
+        raise rules.unsupported(("multipleOf",), "no multiple of it is one by the doubles that validators divide")
     return sorted(values)
 
 
@@ -76,18 +74,16 @@ def _are_safe(numbers: Numbers) -> bool:
     return all(is_binary(divisor) or is_safe(divisor) for divisor in numbers.divisors)
 
 
-def _has_steps(numbers: Numbers) -> bool:
-    return numbers.multiple is not None and numbers.multiple.numerator == 1 and _are_safe(numbers)
-
-
 def _binary_steps(multiple: Fraction) -> str | None:
-    """Regex of the multiples of 1/2, 1/4 and so on by the digits after the point; None for other numbers."""
-    terms = step_terms(multiple.denominator, frozenset()) if multiple.numerator == 1 < multiple.denominator else None
+    """Return the regex of the multiples of 1/2, 1/4 and so on; None for other numbers."""
+    terms = (
+        multiple_terms(multiple.denominator, frozenset()) if multiple.numerator == 1 < multiple.denominator else None
+    )
     return terms[0] if terms else None
 
 
 def _terms(types: int, numbers: Numbers, steps: str | None) -> list[str]:
-    """Regexes that a number's spelling must all match to lie within its bounds and on its steps."""
+    """Return regexes that a number's spelling must all match to be within the bounds and a multiple."""
     bounded = numbers.low is not None or numbers.high is not None
     if types == INTEGER:
         low = _integer_bound(numbers.low, numbers.low_open, step=1)
@@ -111,20 +107,19 @@ def _integer_bound(bound: Decimal | None, is_open: bool, *, step: int) -> Fracti
 
 
 def _without_factors(step: int) -> int:
-    """A positive number without its factors 2 and 5."""
     for prime in (2, 5):
         while step % prime == 0:
             step //= prime
     return step
 
 
-def _multiples(writer: Writer, types: int, numbers: Numbers, multiple: Fraction) -> str:
-    """Multiples of a number, which the compiler has a construct of its own for."""
+def _multiples(rules: LarkRules, types: int, numbers: Numbers, multiple: Fraction) -> str:
+    """Write multiples of a number with llguidance's own construct for JSON numbers."""
     if numbers.excluded or types == FRACTION:
-        raise writer.refusal(("multipleOf",), "cannot be combined with values or integers that are left out")
+        raise rules.unsupported(("multipleOf",), "cannot be combined with values or integers that are left out")
     if (remainders := _without_factors(multiple.numerator)) > MAX_REMAINDERS:
         reason = f"all in all a step of {multiple}, which without its factors 2 and 5 is {remainders}"
-        raise writer.refusal(("multipleOf",), f"too hard to follow: {reason}; at most {MAX_REMAINDERS}")
+        raise rules.unsupported(("multipleOf",), f"too hard to follow: {reason}; at most {MAX_REMAINDERS}")
     schema: dict[str, Any] = {"type": "integer" if types == INTEGER else "number"}
     low, high = numbers.low, numbers.high
     most = 10**MAX_MULTIPLE_DIGITS - 1

@@ -1,4 +1,4 @@
-"""Regular expressions, choices and Lark grammars as llguidance reads them."""
+"""Regular expressions, choices and Lark grammars translated to llguidance's dialect."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from typing import TypeAlias
 
 from ..errors import GrammarError
 from ..regex.charset import rust_literal
-from ..regex.ecma_regex import num_repeats, parse, repeat_product, to_rust
-from ..regex.regex_parser import RegexError, RegexNode
-from ..schema.scalars import MAX_REPEAT_PRODUCT, MAX_REPEATS
+from ..regex.ecma_regex import parse, to_rust
+from ..regex.regex_parser import RegexError
 from ..spec import GrammarKind, GrammarSpec
 
 Translation: TypeAlias = tuple[str, tuple[str, ...]]
 MAX_ANSWERS = 40
 # Every division of a forced text into tokens stays allowed: the model chooses.
 FREE = '%llguidance {"no_forcing": true}\n'
-# Options of rules that would end an answer early, make tokens impossible to take back, or change the sampling.
+# Options of rules that would end an answer early, prevent a rollback, or change the sampling.
 _OPTIONS = re.compile(r"\b(max_tokens|temperature|stop|stop_capture)\s*=")
 _DIRECTIVE = re.compile(r"%(json|llguidance|lark|regex)\b")
 _TOKEN_REFERENCE = re.compile(r"<\[[\d^*]")
@@ -26,20 +25,13 @@ _TOKEN_REFERENCE = re.compile(r"<\[[\d^*]")
 def _regex(spec: GrammarSpec) -> Translation:
     try:
         pattern = parse(spec.text, whole=True)
-        if any(map(_too_long, pattern.must)):
-            raise RegexError(f"repeats multiply to more than {MAX_REPEAT_PRODUCT}")
-        if sum(map(num_repeats, (*pattern.must, *pattern.must_not))) > MAX_REPEATS:
-            raise RegexError(f"more than {MAX_REPEATS} repeats")
+        pattern.check_repeats()
         terms = [f"/{to_rust(node)}/" for node in pattern.must]
         terms += [f"~/{to_rust(node)}/" for node in pattern.must_not]
     except RegexError as error:
         raise GrammarError("regex", "", f"cannot be used: {error}") from None
     answers = [text for text in pattern.examples if pattern.matches(text)]
     return f"{FREE}start: TEXT\nTEXT: {' & '.join(terms)}\n", tuple(sorted(answers, key=len))
-
-
-def _too_long(node: RegexNode) -> bool:
-    return repeat_product(node) > MAX_REPEAT_PRODUCT
 
 
 def _choice(spec: GrammarSpec) -> Translation:
@@ -60,7 +52,7 @@ def _lark(spec: GrammarSpec) -> Translation:
     return f"{spec.text}\n{FREE}", ()
 
 
-# How each kind is written for the library, with short answers if there are any.
+# By kind: returns the grammar's text, and short answers if any are known.
 TRANSLATE: dict[GrammarKind, Callable[[GrammarSpec], Translation]] = {
     GrammarKind.REGEX: _regex,
     GrammarKind.CHOICE: _choice,

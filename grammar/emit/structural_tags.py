@@ -1,7 +1,7 @@
-"""Structural tags: free text in which a trigger opens a structured part, as tool calls are written.
+"""Structural tags: free text in which a trigger opens a structured part, as in tool calls.
 
-XGrammar's format of structural tags, written in llguidance's dialect, so that the schemas inside go through the same
-analysis as any other. Text before a trigger is matched lazily; text that does not lead to a trigger must not hold one.
+XGrammar's format of structural tags, translated to llguidance's dialect, so that the schemas inside go through the
+same analysis as any other. Text before a trigger is matched lazily; text not followed by a trigger contains none.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from ..errors import GrammarError
 from ..regex.charset import rust_literal
 from ..regex.ecma_regex import parse, to_rust
 from ..regex.regex_parser import RegexError
-from ..schema.analysis import Analysis, Narrowing
+from ..schema.analysis import Analysis
 from ..schema.document import Document, pointer_join
-from ..schema.error_location import anchored
-from ..schema.shortest_instance import MAX_PIECE_BYTES
+from ..schema.error_location import relocated
+from ..schema.shortest_instance import MAX_TEXT_BYTES
+from ..schema.subschemas import Narrowing
 from ..vocabulary import Vocabulary
 from .grammar_artifact import Backend, GrammarArtifact
 from .lark_writer import to_lark
@@ -26,7 +27,7 @@ from .plain_grammars import FREE
 
 
 def structural_tag_grammar(tag: dict[str, Any], vocabulary: Vocabulary) -> GrammarArtifact:
-    """The grammar of a structural tag, in the present form (``format``) or the older one (``structures``).
+    """Translate a structural tag in the present form (``format``) or the older one (``structures``).
 
     Raises:
         GrammarError: with a pointer into the tag.
@@ -46,31 +47,31 @@ def structural_tag_grammar(tag: dict[str, Any], vocabulary: Vocabulary) -> Gramm
     grammars = [{"lark_grammar": "\n".join(lines) + "\n"}, *writer.grammars]
     source = json.dumps({"grammars": grammars})
     free = isinstance(form, dict) and form.get("type") in ("any_text", "triggered_tags")
-    short = writer.short
+    closing = writer.closing
     return GrammarArtifact(
         Backend.LLGUIDANCE,
         source,
-        properties=tuple(sorted(short.properties, key=len)),
-        values=tuple(sorted(short.values, key=len)),
-        detour=max((text for text in short.wholes if len(text) <= MAX_PIECE_BYTES), key=len, default=""),
+        properties=tuple(sorted(closing.properties, key=len)),
+        values=tuple(sorted(closing.values, key=len)),
+        detour=max((text for text in closing.wholes if len(text) <= MAX_TEXT_BYTES), key=len, default=""),
         is_json=True,
-        texts=tuple(sorted(short.texts, key=short.texts.__getitem__)),
-        ends=tuple(sorted(short.ends, key=len)),
+        texts=tuple(sorted(closing.texts, key=closing.texts.__getitem__)),
+        ends=tuple(sorted(closing.ends, key=len)),
         narrowings=tuple(writer.narrowings),
         open_ended=free,
     )
 
 
 @dataclass(slots=True)
-class _Short:
-    """What a budget's end falls back to inside of tags.
+class _TagTexts:
+    """Closing texts inside of tags.
 
     Attributes:
         properties: short properties of all schemas.
         values: short values of all schemas.
-        texts: begins of tags and examples of expressions: how many tags they are in, and the size of what they lead to.
+        texts: begins of tags and examples of expressions, with their depth in tags and the size of the whole tag.
         ends: what ends a tag and all tags around it.
-        wholes: short texts of the parts met so far, in their order.
+        wholes: short texts of the parts written so far, in order.
     """
 
     properties: dict[str, None] = field(default_factory=dict)
@@ -85,13 +86,13 @@ class _TagWriter:
         self.rules: dict[str, str] = {}
         self.grammars: list[dict[str, str]] = []
         self.narrowings: list[Narrowing] = []
-        self.short = _Short()
+        self.closing = _TagTexts()
         self.enclosing = ""
         self.depth = 0
         self.parts_of = vocabulary.named_parts
 
     def element(self, form: Any, pointer: str) -> str:
-        """The grammar expression of one format."""
+        """Write the grammar expression of one format."""
         if not isinstance(form, dict) or not isinstance(form.get("type"), str):
             raise GrammarError("format", pointer, "must be an object with a type")
         handler = _FORMS.get(form["type"])
@@ -101,30 +102,28 @@ class _TagWriter:
         return handler(self, form, pointer)
 
     def named(self, body: str, options: str = "", *, terminal: bool = False) -> str:
-        """Enter a rule or terminal of its own."""
+        """Add an auxiliary rule or terminal. Returns its name."""
         name = f"{'T' if terminal else 'r'}{len(self.rules)}"
         self.rules[name + options] = body
         return name
 
     def text(self, text: Any, keyword: str, pointer: str) -> str:
-        """A fixed text, special tokens by their id."""
         if not isinstance(text, str) or not text:
             raise GrammarError(keyword, pointer_join(pointer, keyword), "must be a string that is not empty")
         return self.fixed(text)
 
     def fixed(self, text: str) -> str:
-        """As `text`, unchecked; nothing for nothing."""
+        """Write a fixed text, special tokens by their ids."""
         return " ".join(
             f"<[{part}]>" if isinstance(part, int) else json.dumps(part, ensure_ascii=False)
             for part in self.parts_of(text)
         )
 
     def names_special(self, text: str) -> bool:
-        """Whether a text holds the name of a special token."""
         return any(isinstance(part, int) for part in self.parts_of(text))
 
     def schema(self, form: dict[str, Any], pointer: str) -> str:
-        """A JSON text in a grammar of its own, with its own white space."""
+        """Write JSON as a separate grammar, with its own white space."""
         schema = form.get("json_schema")
         where = pointer_join(pointer, "json_schema")
         if not isinstance(schema, dict | bool):
@@ -133,76 +132,70 @@ class _TagWriter:
             analysis = Analysis(Document({} if schema is True else {"not": {}} if schema is False else schema))
             grammar = to_lark(analysis)
         except GrammarError as found:
-            error = anchored(found, schema)
+            error = relocated(found, schema)
             raise GrammarError(error.keyword, where + error.pointer, error.reason) from None
         self.narrowings += [Narrowing(n.keyword, where + n.pointer, n.reason) for n in analysis.narrowings]
-        self.short.properties |= dict.fromkeys(grammar.properties)
-        self.short.values |= dict.fromkeys((*grammar.values, *filter(None, [grammar.whole])))
-        self.short.wholes.append(grammar.whole)
+        self.closing.properties |= dict.fromkeys(grammar.properties)
+        self.closing.values |= dict.fromkeys((*grammar.values, *filter(None, [grammar.shortest])))
+        self.closing.wholes.append(grammar.shortest)
         name = f"g{len(self.grammars)}"
         self.grammars.append({"name": name, "lark_grammar": grammar.text})
         return f"@{name}"
 
     def regex(self, form: dict[str, Any], pointer: str) -> str:
-        """A text that matches a regular expression as a whole."""
         try:
             pattern = parse(str(form.get("pattern")), whole=True)
         except RegexError as error:
             raise GrammarError("pattern", pointer_join(pointer, "pattern"), f"cannot be used: {error}") from None
         answers = [text for text in pattern.examples if pattern.matches(text)]
-        self.short.texts |= {text: (self.depth, len(text)) for text in answers}
-        self.short.wholes.append(min(answers, key=len, default=""))
+        self.closing.texts |= {text: (self.depth, len(text)) for text in answers}
+        self.closing.wholes.append(min(answers, key=len, default=""))
         terms = [f"/{to_rust(node)}/" for node in pattern.must] + [f"~/{to_rust(n)}/" for n in pattern.must_not]
         return self.named(" & ".join(terms), terminal=True)
 
     def anything(self, form: dict[str, Any], pointer: str) -> str:
-        """Any text."""
         return self.named("/(?s:.*)/", terminal=True)
 
     def constant(self, form: dict[str, Any], pointer: str) -> str:
-        """A fixed text."""
         return self.text(form.get("value"), "value", pointer)
 
     def sequence(self, form: dict[str, Any], pointer: str) -> str:
-        """One format after the other."""
         listed = _list(form, "elements", pointer)
         return " ".join(self.element(item, pointer_join(pointer, "elements", i)) for i, item in enumerate(listed))
 
     def either(self, form: dict[str, Any], pointer: str) -> str:
-        """One of several formats."""
         listed = _list(form, "elements", pointer)
         options = [self.element(item, pointer_join(pointer, "elements", i)) for i, item in enumerate(listed)]
         return f"({' | '.join(options)})"
 
     def tag(self, form: dict[str, Any], pointer: str) -> str:
-        """A structured part between a fixed begin and a fixed end."""
         begin, rest = self.parts(form, pointer)
         return f"{self.text(begin, 'begin', pointer)} {rest}"
 
     def parts(self, form: dict[str, Any], pointer: str) -> tuple[str, str]:
-        """The begin of a tag as text, and the grammar of what follows it."""
+        """Return the begin of a tag as text, and the grammar expression of the rest."""
         begin, end = form.get("begin"), form.get("end")
         self.text(begin, "begin", pointer)
         if not isinstance(end, str):
             raise GrammarError("end", pointer_join(pointer, "end"), "must be a string")
         content = form.get("content")
-        outside, first = self.enclosing, len(self.short.wholes)
+        outside, first = self.enclosing, len(self.closing.wholes)
         self.enclosing = end + outside
         self.depth += 1
-        self.short.ends[self.enclosing] = None
+        self.closing.ends[self.enclosing] = None
         if isinstance(content, dict) and content.get("type") == "any_text" and end:
             rest = self.until([end])
         else:
             rest = f"{self.element(content, pointer_join(pointer, 'content'))} {self.fixed(end)}"
         self.enclosing = outside
         self.depth -= 1
-        longest = max(self.short.wholes[first:], key=len, default="")
-        self.short.wholes.append(f"{begin}{longest}{end}")
-        self.short.texts[str(begin)] = (self.depth, len(self.short.wholes[-1]))
+        longest = max(self.closing.wholes[first:], key=len, default="")
+        self.closing.wholes.append(f"{begin}{longest}{end}")
+        self.closing.texts[str(begin)] = (self.depth, len(self.closing.wholes[-1]))
         return str(begin), rest
 
     def until(self, stops: list[str]) -> str:
-        """Any text up to the first of some stops, the stop included."""
+        """Write any text up to and including the first of some stops."""
         options = []
         plain = [stop for stop in stops if not self.names_special(stop)]
         if plain:
@@ -212,7 +205,7 @@ class _TagWriter:
         return options[0] if len(options) == 1 else f"({' | '.join(options)})"
 
     def without(self, stops: list[str]) -> str:
-        """Any text that holds none of some stops."""
+        """Write any text that contains none of some stops."""
         plain = [stop for stop in stops if not self.names_special(stop)]
         body = "/(?s:.*)/"
         if plain:
@@ -220,7 +213,7 @@ class _TagWriter:
         return self.named(body, terminal=True)
 
     def triggered(self, form: dict[str, Any], pointer: str) -> str:
-        """Free text, in which each trigger opens one of the tags that begin with it."""
+        """Write free text in which each trigger opens one of the tags that begin with it."""
         triggers = _list(form, "triggers", pointer)
         if not all(isinstance(trigger, str) and trigger for trigger in triggers):
             raise GrammarError("triggers", pointer_join(pointer, "triggers"), "must be strings that are not empty")
@@ -243,7 +236,6 @@ class _TagWriter:
         return f"{call}{'+' if form.get('at_least_one') else '*'} {end}"
 
     def separated(self, form: dict[str, Any], pointer: str) -> str:
-        """Tags with a fixed text between them."""
         listed = _list(form, "tags", pointer)
         options = [self.tag(item, pointer_join(pointer, "tags", i)) for i, item in enumerate(listed)]
         one = self.named(" | ".join(options))

@@ -1,1 +1,1 @@
-"""Following a grammar along an answer: matcher, bitmasks, backends, the close within the budget."""
+"""Matching at run time: matcher, bitmasks, backends, closing within the token budget."""

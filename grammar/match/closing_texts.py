@@ -1,4 +1,4 @@
-"""The short texts of a grammar as tokens, of which a way to an end is put together, and where they may stand."""
+"""Closing texts: short texts of a grammar as tokens, the parts of a completion within the budget."""
 
 from __future__ import annotations
 
@@ -13,48 +13,44 @@ from .backends import Row
 MAX_TAILS = 600
 DEFAULT_JUMP = 10
 MAX_RESTS = 4_000
-# Where a text stands: outside or inside of a JSON string, behind a backslash in one, or in free text.
+# Lexical states: outside or inside of a JSON string, after a backslash in one, or in free text.
 OUTSIDE, INSIDE, ESCAPED, FREE = range(4)
 NEVER = 100  # the kind of tokens that are never tried
 _PLAIN = (b"0", b'""', b"null", b"[]", b"{}", b"true", b"false", b"[", b"{")
 
 
 class ClosingTexts:
-    """The short texts of one grammar as tokens, shared by all its matchers; worked out when first needed."""
+    """The short texts of one grammar as tokens, shared by all its matchers and computed on first use.
+
+    Attributes:
+        shortest: the shortest answer; empty if unknown.
+        search_failed: whether a search for the shortest answer found none.
+        num_shortest: tokens of the shortest answer, None if unknown.
+        closers: what closes an object or array, or separates. A separator goes before any other text: after a number,
+            another value would only be more digits.
+    """
 
     def __init__(self, vocabulary: Vocabulary, artifact: GrammarArtifact) -> None:
         self.vocabulary = vocabulary
         self.is_json = artifact.is_json
-        # A separator before any piece: after a number, a piece would only be more digits.
+        self.shortest = artifact.shortest
+        self.search_failed = artifact.search_failed
+        self.num_shortest = len(artifact.shortest) or None
         self.closers = [vocabulary.tokenize(text) for text in (b"}", b"]", b",", b":")]
         self.quote = vocabulary.tokenize(b'"')
         self._artifact = artifact
-        self._moves: dict[tuple[int, int], int] = {}
-
-    @property
-    def whole(self) -> tuple[int, ...]:
-        """The shortest answer; none if it is not known."""
-        return self._artifact.whole
-
-    @property
-    def is_hopeless(self) -> bool:
-        """Whether no short answer was found when one was looked for."""
-        return self._artifact.is_hopeless
-
-    @property
-    def num_shortest(self) -> int | None:
-        """Tokens of the shortest answer, if it is known."""
-        return len(self._artifact.whole) or None
+        self._texts = (*artifact.properties, *artifact.values)
+        self._transitions: dict[tuple[int, int], int] = {}
 
     @cached_property
     def listed(self) -> list[list[int]]:
-        """Shortest properties and values, in the order in which to try them; empty if the text is no JSON."""
+        """Shortest properties and values, in the order in which to try them; empty if the text is not JSON."""
         texts = (*(text.encode() for text in self._texts), *_PLAIN) if self.is_json else ()
         return [self.vocabulary.tokenize(text) for text in texts]
 
     @cached_property
     def tails(self) -> list[list[int]]:
-        """Ends of short strings, shortest first: what may lead out of the middle of a string, or of a plain text."""
+        """Ends of short strings, shortest first, which may complete a string (or a plain text) that is begun."""
         texts = [text.encode() for text in self._texts]
         if self.is_json:
             texts = [b'""', *(text for text in texts if text[:1] == text[-1:] == b'"')]
@@ -68,37 +64,28 @@ class ClosingTexts:
 
     @cached_property
     def rests(self) -> list[list[int]]:
-        """The texts beside JSON, and then their rests from any place on, of one text after the other."""
+        """The texts outside of JSON, then all their suffixes, text by text."""
         texts = self._artifact.texts
         rests = dict.fromkeys((*texts, *(text[at:] for text in texts for at in range(1, len(text)))))
         return [self.vocabulary.tokenize_named(rest) for rest in list(rests)[:MAX_RESTS] if rest]
 
     @cached_property
     def jump(self) -> int:
-        """About the most tokens by which one token can lengthen the completion."""
+        """Estimated bound on the tokens by which one token can lengthen the completion."""
         detour = self.vocabulary.tokenize_named(self._artifact.detour)
-        pieces = self.listed if self.is_json else self.tails
-        # A completion is put together from parts, which takes more tokens than a piece as a whole.
-        return 4 + 3 * max(map(len, (detour, *pieces))) // 2 if pieces else DEFAULT_JUMP
-
-    @property
-    def _texts(self) -> tuple[str, ...]:
-        return (*self._artifact.properties, *self._artifact.values)
-
-    @property
-    def rank(self) -> Row:
-        """How good each token is for a search."""
-        return ranks(self.vocabulary)
+        texts = self.listed if self.is_json else self.tails
+        # A completion is put together from parts, which takes more tokens than a text tokenized as a whole.
+        return 4 + 3 * max(map(len, (detour, *texts))) // 2 if texts else DEFAULT_JUMP
 
     def lexical(self, state: int, token: int) -> int:
-        """Inside or outside of a JSON string after a token; a structured part begins outside."""
+        """Return the lexical state after a token; a structured part of free text begins outside of strings."""
         if not self.is_json:
             return state
         state = OUTSIDE if state == FREE else state
-        move = self._moves.get((state, token))
-        if move is None:
-            move = self._moves[state, token] = _lexical(state, self.vocabulary.tokens[token])
-        return move
+        after = self._transitions.get((state, token))
+        if after is None:
+            after = self._transitions[state, token] = _lexical(state, self.vocabulary.tokens[token])
+        return after
 
 
 def _lexical(state: int, text: bytes) -> int:
@@ -114,7 +101,7 @@ def _lexical(state: int, text: bytes) -> int:
 
 @lru_cache(maxsize=4)
 def ranks(vocabulary: Vocabulary) -> Row:
-    """For each token kind * 256 + preference within the kind; a kind of 100 is never tried."""
+    """Return for each token kind * 256 + preference within the kind; tokens of kind `NEVER` are never tried."""
     rank: Row = np.full(vocabulary.size, NEVER << 8, dtype=np.int32)
     for token, text in enumerate(vocabulary.tokens):
         if text and token not in vocabulary.special and token not in vocabulary.eos:
@@ -124,7 +111,7 @@ def ranks(vocabulary: Vocabulary) -> Row:
 
 
 def _kind(text: bytes) -> int:
-    """Long runs of letters, digits or blanks (kinds below 10), and single characters by what they are."""
+    """Return a token's kind: runs of letters, digits or blanks (below 10), single characters by their class."""
     if len(text) == 1:
         return 11 if text.isdigit() else 12 if text.islower() else 13 if text.isupper() else 14 + text[0] % 32
     if text.isalpha():

@@ -1,4 +1,4 @@
-"""A grammar's state along one answer: masks, tokens, the end, and the way to an end before the budget is spent."""
+"""Grammar matcher: follows one answer token by token; masks, drafts, and an early end within the budget."""
 
 from __future__ import annotations
 
@@ -12,34 +12,41 @@ from ..vocabulary import Vocabulary
 from .backends import BackendState, Row
 from .budget_close import BudgetClose
 
-# A mask that takes longer delays a step, beside whose forward pass it is filled.
+# A mask that takes longer delays the step beside whose forward pass it is filled.
 SLOW_SECONDS = 0.003
 
 
 class GrammarFailure(Exception):
-    """The library ran into a limit of its own in the middle of an answer: the answer is an error, not an end."""
+    """The backend ran into a limit of its own in the middle of an answer: the answer is an error, not an end."""
 
 
 class _Prepared(NamedTuple):
-    """A mask that was filled before it was needed, by what it depends on beside the tokens."""
+    """A mask filled ahead of time, valid while no token comes or goes and for one number of remaining tokens."""
 
     remaining: int | None
     row: Row
 
 
 class Matcher:
-    """Follows one answer. Not safe for use from two threads at once.
+    """Follows one answer under a grammar.
 
-    The answer ends with an end token, which counts as one accepted token; `rollback` may take it back. Tokens that
-    were taken back leave no trace, not even where the library failed on them.
+    The answer ends with an end token, which counts as one accepted token; `rollback` may undo it. A rollback leaves no
+    trace, not even of a failure of the backend.
 
-    A lexer that has failed stays so in all copies of its state, those of other answers included. So where the library
-    fails, the state is made again from the grammar, for this answer alone, and it fails for good only if that fails
-    too. Such an answer gets no drafts any more.
+    A lexer that has failed stays so in all copies of its state, those of other answers included. So after a failure
+    the state is rebuilt from the grammar, for this answer alone, which fails for good only if that fails too. Such an
+    answer gets no more drafts.
+
+    Threads: not thread-safe; one thread uses a matcher at a time. In the engine these take turns:
+        - The step thread, between steps: `accept`, `rollback`, `draft`, `admits`, `is_slow` and all properties.
+        - The mask thread (``grammar-masks``), from the launch of a step until its masks are collected: `fill_mask`,
+          and `accept` for the drafts of the step.
+        - The thread of slow masks (``grammar-slow-masks``), from submission until its future is done: `prepare`.
+          The sequence is not planned meanwhile, so neither of the other threads uses its matcher.
 
     Args:
         beginning: the state of the grammar before any token; never changed.
-        remake: another such state that shares nothing with it.
+        rebuild: returns another such state, which shares nothing with it.
         open_ended: the answer is free text that may end anywhere.
         is_slow: masks of the grammar are known to take long.
     """
@@ -49,7 +56,7 @@ class Matcher:
         beginning: BackendState,
         vocabulary: Vocabulary,
         budget_close: BudgetClose,
-        remake: Callable[[], BackendState],
+        rebuild: Callable[[], BackendState],
         *,
         open_ended: bool = False,
         is_slow: bool = False,
@@ -58,8 +65,8 @@ class Matcher:
         self._slow_masks = self._slow_searches = is_slow
         self._tokens: list[int] = []
         self._open_ended = open_ended
-        self._remake = remake
-        self._is_remade = False
+        self._rebuild = rebuild
+        self._is_rebuilt = False
         self._state = beginning.copy()
         self._vocabulary = vocabulary
         self._budget_close = budget_close
@@ -72,34 +79,32 @@ class Matcher:
 
     @property
     def is_done(self) -> bool:
-        """Whether an end token was accepted."""
         return self._ended
 
     @property
     def can_end(self) -> bool:
-        """Whether the text so far is a complete answer."""
         return self._ended or self._state.can_end()
 
     @property
     def is_whole(self) -> bool:
-        """Whether an answer that is cut here lacks nothing: complete, and not free text that was going on."""
+        """Whether an answer cut off here is complete, and not free text that would have gone on."""
         return self._ended or (not self._open_ended and self._state.can_end())
 
     @property
     def failure(self) -> str | None:
-        """Why no further token can be allowed, if the library has failed."""
+        """Why the backend can allow no further token, or None."""
         return self._state.failure()
 
     def fill_mask(self, row: Row, remaining: int | None = None) -> None:
-        """Write which tokens may come next, one bit each, least significant first.
+        """Write the bitmask of the tokens that may come next, least significant bit first.
 
         Args:
             row: int32 [ceil(vocabulary / 32)], contiguous; overwritten.
-            remaining: tokens that may still be generated, this one included. As it nears the length of the shortest
-                end, only tokens on the way there are allowed. None leaves the length to chance.
+            remaining: tokens that may still be generated, this one included. As it nears the length of a short
+                completion, only the tokens of that completion are allowed. None: no budget.
 
         Raises:
-            GrammarFailure: if the library has failed, or allows no token at all.
+            GrammarFailure: if the backend has failed, or allows no token at all.
         """
         if self._prepared is not None and self._prepared.remaining == remaining:
             row[:] = self._prepared.row
@@ -114,28 +119,27 @@ class Matcher:
             self._slow_masks = is_slow
 
     def is_slow(self, remaining: int) -> bool:
-        """Whether the next mask is likely to take long, going by those before: better to `prepare` it."""
+        """Return whether the next mask is likely to take long, as earlier ones did: better to `prepare` it."""
         return self._slow_searches if self._budget_close.must_search(remaining) else self._slow_masks
 
     def prepare(self, remaining: int | None) -> None:
-        """Fill the next mask already: `fill_mask` has it at hand, if no token comes or goes. What fails, fails there.
+        """Fill the next mask ahead of time for `fill_mask`, which uses it if no token comes or goes until then.
 
-        No draft is proposed behind such a mask, as its own would take as long.
+        Errors are left to `fill_mask`. No draft is proposed after such a mask, as the next one would take as long.
         """
         row: Row = np.zeros(self._vocabulary.num_words, dtype=np.int32)
         try:
             self.fill_mask(row, remaining)
         except Exception:
-            return  # whatever a library raises: it is met again by who asks for the mask
+            return  # whatever a backend raises: `fill_mask` meets it again
         self._prepared = _Prepared(remaining, row)
 
     def _fill(self, row: Row, remaining: int | None) -> None:
         if self._ended:
             self._allow_only_end(row)
             return
-        plan = (
-            None if remaining is None or self._budget_close.is_free else self._budget_close.plan(self._state, remaining)
-        )
+        close = self._budget_close
+        plan = None if remaining is None or close.is_free else close.plan(self._state, remaining)
         if plan is not None:
             row[:] = 0
             if plan:
@@ -155,11 +159,11 @@ class Matcher:
 
     @property
     def num_shortest(self) -> int | None:
-        """Tokens of the shortest answer (its end token not counted) that a budget is sure to complete, if known."""
+        """Tokens of the shortest answer, its end token excluded: the least budget that completes; None if unknown."""
         return self._budget_close.num_shortest
 
     def accept(self, token: int) -> bool:
-        """Advance by a token. False, and nothing changes, if the grammar does not allow it here."""
+        """Advance by a token. Returns False, and changes nothing, if the grammar does not allow it here."""
         if self._ended:
             return False
         self._prepared = None
@@ -182,10 +186,10 @@ class Matcher:
         return self._state.accept(token)
 
     def rollback(self, count: int) -> None:
-        """Take back the last tokens, the end token included.
+        """Undo the last tokens, the end token included.
 
         Raises:
-            ValueError: if there are not as many.
+            ValueError: if there are fewer.
         """
         if not 0 <= count <= self.num_tokens:
             raise ValueError(f"cannot take back {count} of {self.num_tokens} tokens")
@@ -203,8 +207,8 @@ class Matcher:
             self._replay()
 
     def admits(self, tokens: Sequence[int]) -> int:
-        """How many of some tokens of text could come next, one after the other; the state is left as it is."""
-        if self._is_remade or self._prepared is not None:
+        """Return how many leading tokens of a text draft may come next; the state is left as it is."""
+        if self._is_rebuilt or self._prepared is not None:
             return 0
         start = self.num_tokens
         for token in tokens:
@@ -217,34 +221,33 @@ class Matcher:
         return admitted
 
     def _replay(self) -> None:
-        """Make the state again, from the grammar and the tokens that stand."""
-        self._state = self._remake()
-        self._is_remade = True
+        """Rebuild the state from the grammar and the accepted tokens."""
+        self._state = self._rebuild()
+        self._is_rebuilt = True
         for token in self._tokens:
             self._state.accept(token)
 
     def copy(self) -> Matcher:
-        """An independent matcher at the same place."""
-        other = Matcher(
-            self._state, self._vocabulary, self._budget_close.copy(), self._remake, open_ended=self._open_ended
-        )
-        other._tokens, other._ended, other._is_remade = list(self._tokens), self._ended, self._is_remade
+        """Return an independent matcher at the same position."""
+        close = self._budget_close.copy()
+        other = Matcher(self._state, self._vocabulary, close, self._rebuild, open_ended=self._open_ended)
+        other._tokens, other._ended, other._is_rebuilt = list(self._tokens), self._ended, self._is_rebuilt
         other._slow_masks, other._slow_searches = self._slow_masks, self._slow_searches
         return other
 
     def draft(self, limit: int) -> list[int]:
-        """Tokens of the text that must come next, at most `limit`; the state is left as it is.
+        """Return a draft: at most `limit` tokens of the text that must come next; the state is left as it is.
 
-        On the way to an end before the budget is spent these are the tokens themselves. Else the text is forced, and
-        its division into tokens a proposal: verify them under the mask like any draft.
+        While a completion is being followed these are its tokens. Else only the text is forced and its tokenization a
+        guess: verify them under the mask like any draft.
         """
-        if self._ended or self._is_remade or self._prepared is not None or limit < 1:
+        if self._ended or self._is_rebuilt or self._prepared is not None or limit < 1:
             return []
         if not self._budget_close.is_free and (planned := self._budget_close.planned):
             return planned[:limit]
         forced = self._state.forced()
-        # The last token could begin more text than is forced: leave its choice open.
-        tokens = self._vocabulary.tokenize_forced(forced, merged=True)[:-1] if forced else []
+        # The last token could be longer than the forced text: leave it open.
+        tokens = self._vocabulary.tokenize_forced(forced, bpe=True)[:-1] if forced else []
         return tokens[:limit]
 
     def _allow_only_end(self, row: Row) -> None:

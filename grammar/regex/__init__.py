@@ -1,1 +1,1 @@
-"""Regular expressions: ECMA-262 patterns parsed, matched and spelled anew; formats; numbers as patterns."""
+"""Regular expressions: ECMA-262 patterns parsed, matched and translated; formats; numbers as patterns."""

@@ -1,4 +1,4 @@
-"""Sets of characters in regular expressions: ranges, Unicode properties, complements."""
+"""Character sets of regular expressions (ranges, Unicode properties, complements), and spellings of characters."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ MAX_CODE_POINT = 0x10FFFF
 Range = tuple[int, int]
 
 SHORT_ESCAPES = {0x22: '\\"', 0x5C: "\\\\", 0x08: "\\b", 0x0C: "\\f", 0x0A: "\\n", 0x0D: "\\r", 0x09: "\\t"}
-# Every character that a JSON string cannot hold as itself: controls, DEL (kept out by choice), quote, backslash.
+# Characters that a JSON string must escape: controls, DEL (by choice), quote, backslash.
 ESCAPED = (*range(0x20), 0x22, 0x5C, 0x7F)
 _PLAIN = r"[^\x22\x5C\x00-\x1F\x7F]"
 _LONG_ESCAPE = r"\\u00(?:0[0-7be-f]|1[0-9a-f]|7f)"
 _NUM_LONG = len(ESCAPED) - len(SHORT_ESCAPES)
 _SPELLED = re.compile(r'[\x00-\x1f"\\\x7f]')
-# One decoded character of a JSON string in its only permitted spelling.
+# One character of a JSON string in its only permitted spelling.
 JSON_CHAR = rf"(?:{_PLAIN}|\\[\x22\x5Cbfnrt]|{_LONG_ESCAPE})"
 
 
 class _Escapes(dict[int, str]):
-    """What becomes of each character in a Rust regex that is to match it: letters and digits stay."""
+    """Rust regex for each code point: ASCII letters and digits as they are, all others as hexadecimal escapes."""
 
     def __missing__(self, code: int) -> str:
         return f"\\x{{{code:X}}}"
@@ -50,7 +50,7 @@ class CharSet:
 
     def __contains__(self, char: str) -> bool:
         code = ord(char)
-        for first, last in self.ranges:  # most sets are nothing else, and this is asked very often
+        for first, last in self.ranges:  # first, as most sets have nothing else and this is a hot path
             if first <= code <= last:
                 return not self.negated
         if not self.properties and not self.nested:
@@ -61,11 +61,10 @@ class CharSet:
         return inside != self.negated
 
     def complement(self) -> CharSet:
-        """Every code point that is not in this set."""
         return CharSet(self.ranges, self.properties, self.nested, not self.negated)
 
     def to_rust(self) -> str:
-        """The set as a character class of Rust's regex syntax."""
+        """Return the set as a character class of Rust's regex syntax."""
         inner = "".join(_rust_range(*pair) for pair in _without_surrogates(self.ranges))
         inner += "".join(rf"\p{{{name}}}" for name in self.properties)
         inner += "".join(other.to_rust() for other in self.nested)
@@ -74,10 +73,10 @@ class CharSet:
         return f"[{'^' if self.negated else ''}{inner}]"
 
     def to_json(self) -> str:
-        """Rust regex for one character of the set as a JSON string spells it."""
+        """Return the Rust regex of the set's characters as a JSON string spells them; cached."""
         return _set_to_json(self)
 
-    def _written_out(self) -> str:
+    def _to_json(self) -> str:
         escaped = [code for code in ESCAPED if chr(code) in self]
         if len(escaped) == len(ESCAPED) and self.negated and not (self.ranges or self.properties or self.nested):
             return JSON_CHAR
@@ -99,11 +98,11 @@ class CharSet:
 
 @lru_cache(maxsize=4096)
 def _set_to_json(chars: CharSet) -> str:
-    return chars._written_out()
+    return chars._to_json()
 
 
 def union(sets: Iterable[CharSet]) -> CharSet:
-    """The union of several sets."""
+    """Return the union of several sets."""
     ranges: list[Range] = []
     properties: list[str] = []
     nested: list[CharSet] = []
@@ -118,12 +117,11 @@ def union(sets: Iterable[CharSet]) -> CharSet:
 
 
 def single(char: str) -> CharSet:
-    """The set of one character."""
     return CharSet(((ord(char), ord(char)),))
 
 
 def fold_case(chars: CharSet) -> CharSet:
-    """The set with the other case of its letters added, for case-insensitive patterns.
+    """Return the set with the other case of its letters added, for case-insensitive patterns.
 
     Raises:
         ValueError: for a set that is too large to fold letter by letter.
@@ -140,7 +138,7 @@ def fold_case(chars: CharSet) -> CharSet:
 
 
 def json_spelling(char: str) -> str:
-    """How a character is spelled inside a JSON string: itself, a short escape, or ``\\u00xx``."""
+    """Return a character's spelling inside a JSON string: itself, a short escape, or ``\\u00xx``."""
     code = ord(char)
     if code in SHORT_ESCAPES:
         return SHORT_ESCAPES[code]
@@ -148,12 +146,12 @@ def json_spelling(char: str) -> str:
 
 
 def json_string(text: str) -> str:
-    """The only permitted spelling of a string, with its quotes."""
+    """Return the only permitted JSON spelling of a string, with quotes."""
     return f'"{_SPELLED.sub(lambda match: json_spelling(match[0]), text)}"'
 
 
 def rust_literal(text: str) -> str:
-    """A text as a Rust regex that matches it and nothing else."""
+    """Return the Rust regex that matches a text and nothing else."""
     return text.translate(_ESCAPES)
 
 

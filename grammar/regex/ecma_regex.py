@@ -1,49 +1,59 @@
-"""ECMA-262 regular expressions, as JSON Schema's ``pattern`` writes them: parsed, anchored, matched, re-spelled.
+"""ECMA-262 patterns (JSON Schema's ``pattern``): parsed, anchored, matched, translated to Rust regex.
 
-A pattern *searches*: it holds if any part of the string matches. `parse` returns it as expressions over the whole
-string, with anchors resolved, so that the grammar can intersect and complement them:
+A pattern is *searched*: it holds if any part of the string matches. `parse` returns expressions over the whole string,
+with anchors resolved, which the grammar can intersect and complement:
 
     ^(?!x)[a-z]+$   ->   must match  [a-z]+     must not match  x.*
 
-Where ECMA-262 and common validators differ (what ``\\d`` or ``.`` holds, whether ``$`` stands before a last newline)
-a pattern is read twice: *narrow* admits what all of them admit, *wide* what any of them admits. What must match is
-read narrow, what must not match wide.
+Where ECMA-262 and common validators differ (the characters of ``\\d`` or ``.``, whether ``$`` matches before a final
+newline) there are two readings: *narrow* matches what all of them match, *wide* what any of them matches. A pattern
+that must match is read narrow, one that must not match wide.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from .charset import CharSet
-from .regex_parser import Alt, Cat, Chars, Look, Mark, RegexError, RegexNode, Repeat, parse_nodes
+from .regex_parser import Alt, Anchor, Cat, Chars, Lookahead, RegexError, RegexNode, Repeat, parse_nodes
 
 ANY = Chars(CharSet(negated=True))
 ANYTHING = Repeat(ANY, 0, None)
 EMPTY = Cat(())
 MAX_EXPANSION = 64
 MAX_EXAMPLES = 16
-_FRIENDLY = "a0A1_- .:/"
+MAX_REPEAT_PRODUCT = 10_000
+# Patterns in use have 15 at most; of hundreds in a row the backend loses count.
+MAX_REPEATS = 200
+_COMMON = "a0A1_- .:/"
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """A pattern as conditions on the whole string. What is made of it is worked out once.
+    """A pattern as conditions on the whole string; derived forms are cached.
 
     Attributes:
         must: the string matches all of these.
-        must_not: and none of these.
+        must_not: the string matches none of these.
     """
 
     must: tuple[RegexNode, ...]
     must_not: tuple[RegexNode, ...] = ()
 
     def matches(self, text: str) -> bool:
-        """Whether a string satisfies the pattern (polynomial in its length)."""
+        """Return whether a string satisfies the pattern, in time polynomial in its length."""
         return all(fullmatch(node, text) for node in self.must) and not any(
             fullmatch(node, text) for node in self.must_not
         )
+
+    def check_repeats(self) -> None:
+        """Raise a RegexError if the pattern has more, or larger, repeats than the backend handles well."""
+        if any(repeat_product(node) > MAX_REPEAT_PRODUCT for node in self.must):
+            raise RegexError(f"repeats multiply to more than {MAX_REPEAT_PRODUCT}")
+        if sum(map(num_repeats, (*self.must, *self.must_not))) > MAX_REPEATS:
+            raise RegexError(f"more than {MAX_REPEATS} repeats")
 
     @cached_property
     def json_must(self) -> tuple[str, ...]:
@@ -62,7 +72,7 @@ class Pattern:
 
     @cached_property
     def examples(self) -> tuple[str, ...]:
-        """Short strings for the different ways of each condition that must match; see `examples`."""
+        """Short strings for the alternatives of each condition that must match; see `examples`."""
         return tuple(text for node in self.must for text in examples(node))
 
 
@@ -71,15 +81,15 @@ def parse(pattern: str, *, wide: bool = False, whole: bool = False) -> Pattern:
 
     Args:
         pattern: in ECMA-262 syntax.
-        wide: read ambiguous parts generously (for patterns that must not match).
+        wide: the wide reading (for patterns that must not match).
         whole: the pattern describes the whole string, as if written ``^(?:...)$``.
 
     Raises:
-        RegexError: for bad syntax, and by name for what has no regular language (back-references) or is not done
-            here (lookbehind, word boundaries, lookahead but at the beginning).
+        RegexError: for bad syntax, for what is not regular (back-references), and for what is not supported
+            (lookbehind, word boundaries, lookahead other than at the beginning).
     """
     node = parse_nodes(pattern, wide=wide)
-    looks, body = _split_looks(node)
+    looks, body = _split_lookaheads(node)
     tail = _newline_tail() if wide else EMPTY
     must = [_anchor(body, tail, whole=whole)]
     must_not: list[RegexNode] = []
@@ -87,7 +97,7 @@ def parse(pattern: str, *, wide: bool = False, whole: bool = False) -> Pattern:
         target = must_not if look.negative else must
         # A negative lookahead must be read the other way round.
         inner = parse_nodes(look.source, wide=look.negative != wide)
-        anchored = Cat((Mark.START, inner))
+        anchored = Cat((Anchor.START, inner))
         target.append(_anchor(anchored, _newline_tail() if look.negative != wide else EMPTY, whole=False))
     if must_not and wide:
         raise RegexError("a negative lookahead in a pattern that must not match")
@@ -96,41 +106,45 @@ def parse(pattern: str, *, wide: bool = False, whole: bool = False) -> Pattern:
     return Pattern(tuple(must), tuple(must_not))
 
 
+@lru_cache(maxsize=4096)
+def read_pattern(source: str, wide: bool = False) -> Pattern:
+    return parse(source, wide=wide)
+
+
+def pattern_matches(source: str, text: str, wide: bool = False) -> bool:
+    return read_pattern(source, wide).matches(text)
+
+
 def to_json(node: RegexNode) -> str:
-    """Rust regex for the JSON spelling (without quotes) of the strings that an anchored expression matches."""
-    if isinstance(node, Chars):
-        return node.chars.to_json()
-    if isinstance(node, Alt):
-        return "(?:" + "|".join(map(to_json, node.items)) + ")"
-    if isinstance(node, Cat):
-        return "".join(map(to_json, node.items)) or "(?:)"
-    if isinstance(node, Repeat):
-        return f"(?:{to_json(node.item)}){_bounds(node.least, node.most)}"
-    raise TypeError("the expression is not anchored")
+    """Return the Rust regex of the JSON spellings, without quotes, of an anchored expression's strings."""
+    return _translate(node, CharSet.to_json)
 
 
 def to_rust(node: RegexNode) -> str:
-    """Rust regex for the strings themselves."""
+    """Return the Rust regex of an anchored expression's strings."""
+    return _translate(node, CharSet.to_rust)
+
+
+def _translate(node: RegexNode, spell: Callable[[CharSet], str]) -> str:
     if isinstance(node, Chars):
-        return node.chars.to_rust()
+        return spell(node.chars)
     if isinstance(node, Alt):
-        return "(?:" + "|".join(map(to_rust, node.items)) + ")"
+        return "(?:" + "|".join(_translate(item, spell) for item in node.items) + ")"
     if isinstance(node, Cat):
-        return "".join(map(to_rust, node.items)) or "(?:)"
+        return "".join(_translate(item, spell) for item in node.items) or "(?:)"
     if isinstance(node, Repeat):
-        return f"(?:{to_rust(node.item)}){_bounds(node.least, node.most)}"
+        return f"(?:{_translate(node.item, spell)}){_bounds(node.least, node.most)}"
     raise TypeError("the expression is not anchored")
 
 
 def fullmatch(node: RegexNode, text: str) -> bool:
-    """Whether an anchored expression matches the whole text."""
     return len(text) in _ends(node, text, {0})
 
 
 def shortest(node: RegexNode) -> str:
-    """A shortest string that an anchored expression matches, of friendly characters where there is a choice."""
+    """Return a shortest string that an anchored expression matches, of common characters where there is a choice."""
     if isinstance(node, Chars):
-        return next((char for char in _FRIENDLY if char in node.chars), "") or _any_char(node.chars)
+        return next((char for char in _COMMON if char in node.chars), "") or _any_char(node.chars)
     if isinstance(node, Alt):
         return min(map(shortest, node.items), key=len)
     if isinstance(node, Cat):
@@ -139,14 +153,14 @@ def shortest(node: RegexNode) -> str:
 
 
 def examples(node: RegexNode) -> list[str]:
-    """Short strings for the different ways in which an anchored expression can match, at most `MAX_EXAMPLES`."""
+    """Return short strings for the alternatives of an anchored expression, at most `MAX_EXAMPLES`."""
     found = [shortest(node)]
     if isinstance(node, Alt):
         found += [text for item in node.items for text in examples(item)]
     elif isinstance(node, Cat):
         parts = [shortest(item) for item in node.items]
-        for place, item in enumerate(node.items):
-            before, after = "".join(parts[:place]), "".join(parts[place + 1 :])
+        for index, item in enumerate(node.items):
+            before, after = "".join(parts[:index]), "".join(parts[index + 1 :])
             found += [before + text + after for text in examples(item)]
     elif isinstance(node, Repeat) and node.most != 0:
         found += [text * max(1, node.least) for text in examples(node.item)]
@@ -158,7 +172,7 @@ def _any_char(chars: CharSet) -> str:
 
 
 def repeat_product(node: RegexNode) -> int:
-    """The product of nested repeat counts along the worst path: how large the pattern is when written out."""
+    """Return the size of a pattern when its repeats are written out: nested counts multiplied, siblings added."""
     if isinstance(node, Repeat):
         return max(1, node.least, node.most or 0) * repeat_product(node.item)
     if isinstance(node, Alt | Cat):
@@ -167,7 +181,6 @@ def repeat_product(node: RegexNode) -> int:
 
 
 def num_repeats(node: RegexNode) -> int:
-    """Repeats in an expression, however they are nested."""
     if isinstance(node, Repeat):
         return 1 + num_repeats(node.item)
     return sum(map(num_repeats, node.items)) if isinstance(node, Alt | Cat) else 0
@@ -185,23 +198,23 @@ def _newline_tail() -> RegexNode:
     return Repeat(Chars(CharSet(((10, 10),))), 0, 1)
 
 
-def _split_looks(node: RegexNode) -> tuple[list[Look], RegexNode]:
-    """Lookaheads at the very beginning (after ``^``), and the rest."""
+def _split_lookaheads(node: RegexNode) -> tuple[list[Lookahead], RegexNode]:
+    """Return the lookaheads at the very beginning (after ``^``), and the rest."""
     items = list(node.items) if isinstance(node, Cat) else [node]
-    if not items or items[0] is not Mark.START:
+    if not items or items[0] is not Anchor.START:
         return [], node
-    looks: list[Look] = []
-    while len(items) > 1 and isinstance(look := items[1], Look):
+    looks: list[Lookahead] = []
+    while len(items) > 1 and isinstance(look := items[1], Lookahead):
         looks.append(look)
         del items[1]
     return looks, Cat(tuple(items))
 
 
 def _anchor(node: RegexNode, tail: RegexNode, *, whole: bool) -> RegexNode:
-    """The expression over the whole string: ``^`` and ``$`` resolved, ANYTHING where a search may go on."""
+    """Return the expression over the whole string: ``^`` and ``$`` resolved, `ANYTHING` where they are missing."""
     options = []
-    for at_start, middle in _edge(node, Mark.START):
-        for at_end, body in _edge(middle, Mark.END):
+    for at_start, middle in _edge(node, Anchor.START):
+        for at_end, body in _edge(middle, Anchor.END):
             before = EMPTY if at_start or whole else ANYTHING
             after = EMPTY if whole else tail if at_end else ANYTHING
             options.append(Cat((before, body, after)))
@@ -210,37 +223,37 @@ def _anchor(node: RegexNode, tail: RegexNode, *, whole: bool) -> RegexNode:
     return options[0] if len(options) == 1 else Alt(tuple(options))
 
 
-def _edge(node: RegexNode, mark: Mark) -> Iterator[tuple[bool, RegexNode]]:
-    """The alternatives of an expression at one edge: is the anchor there, and what is left without it."""
-    if node is mark:
+def _edge(node: RegexNode, anchor: Anchor) -> Iterator[tuple[bool, RegexNode]]:
+    """Yield the alternatives of an expression at one edge: whether anchored, and the expression without anchor."""
+    if node is anchor:
         yield True, EMPTY
-    elif not _has_mark(node, mark):
+    elif not _has_anchor(node, anchor):
         yield False, node
     elif isinstance(node, Alt):
         for item in node.items:
-            yield from _edge(item, mark)
+            yield from _edge(item, anchor)
     elif isinstance(node, Cat):
-        yield from _edge_cat(node, mark)
+        yield from _edge_cat(node, anchor)
     elif isinstance(node, Repeat) and (node.least, node.most) == (0, 1):
         yield False, EMPTY
-        yield from _edge(node.item, mark)
+        yield from _edge(node.item, anchor)
     elif isinstance(node, Repeat) and (node.least, node.most) == (1, 1):
-        yield from _edge(node.item, mark)
+        yield from _edge(node.item, anchor)
     else:
-        raise RegexError(f"the anchor {mark.value!r} inside a repeat")
+        raise RegexError(f"the anchor {anchor.value!r} inside a repeat")
 
 
-def _edge_cat(node: Cat, mark: Mark) -> Iterator[tuple[bool, RegexNode]]:
-    start = mark is Mark.START
+def _edge_cat(node: Cat, anchor: Anchor) -> Iterator[tuple[bool, RegexNode]]:
+    start = anchor is Anchor.START
     items = node.items if start else node.items[::-1]
     first, rest = items[0], items[1:]
-    for anchored, edge in _edge(first, mark):
-        if edge == EMPTY and anchored and rest and _has_mark(Cat(rest), mark):
+    for anchored, edge in _edge(first, anchor):
+        if edge == EMPTY and anchored and rest and _has_anchor(Cat(rest), anchor):
             others = Cat(rest if start else rest[::-1])
-            for _, body in _edge(others, mark):
+            for _, body in _edge(others, anchor):
                 yield True, body
-        elif any(_has_mark(item, mark) for item in rest):
-            raise RegexError(f"the anchor {mark.value!r} in the middle of a pattern")
+        elif any(_has_anchor(item, anchor) for item in rest):
+            raise RegexError(f"the anchor {anchor.value!r} in the middle of a pattern")
         else:
             yield anchored, Cat((edge, *rest) if start else (*rest[::-1], edge))
 
@@ -248,17 +261,17 @@ def _edge_cat(node: Cat, mark: Mark) -> Iterator[tuple[bool, RegexNode]]:
 def _is_unresolved(node: RegexNode) -> bool:
     if isinstance(node, Alt | Cat):
         return any(map(_is_unresolved, node.items))
-    return _is_unresolved(node.item) if isinstance(node, Repeat) else isinstance(node, Mark | Look)
+    return _is_unresolved(node.item) if isinstance(node, Repeat) else isinstance(node, Anchor | Lookahead)
 
 
-def _has_mark(node: RegexNode, mark: Mark) -> bool:
+def _has_anchor(node: RegexNode, anchor: Anchor) -> bool:
     if isinstance(node, Alt | Cat):
-        return any(_has_mark(item, mark) for item in node.items)
-    return _has_mark(node.item, mark) if isinstance(node, Repeat) else node is mark
+        return any(_has_anchor(item, anchor) for item in node.items)
+    return _has_anchor(node.item, anchor) if isinstance(node, Repeat) else node is anchor
 
 
 def _ends(node: RegexNode, text: str, starts: set[int]) -> set[int]:
-    """Positions where a match may end that begins at one of `starts`."""
+    """Return the positions at which matches that begin at one of `starts` may end."""
     if isinstance(node, Chars):
         return {at + 1 for at in starts if at < len(text) and text[at] in node.chars}
     if isinstance(node, Alt):

@@ -1,8 +1,11 @@
-r"""The multiples of a decimal as regular expressions, without those that are none by doubles (see `multiples`).
+r"""``multipleOf``: decimal multiples that every validator accepts, as values and as regular expressions.
 
-Let ``m`` be off by a relative error of at most 2^-54 once it is a double. Then a number that is a double exactly (an
-integer, a half, a quarter) divides exactly. Of the others those that fail lie in few runs: within a binade all
-``n + f`` with one fraction ``f`` are off by the same amount, so which ``n`` fail is a matter of their size alone.
+By the specification 4.35 is a multiple of 0.01. Validators divide doubles: ``4.35 / 0.01`` is 434.99999999999994, so
+they say that it is not. Only numbers that are multiples both in exact arithmetic and by doubles are written.
+
+Let the double of a step be off by a relative error of at most 2^-54. Then a number that is a double exactly (an
+integer, a half, a quarter) divides exactly. Of the other multiples those that fail form few runs: within a binade all
+``n + f`` with one fraction ``f`` are off by the same amount, so which ``n`` fail depends on their size alone.
 """
 
 from __future__ import annotations
@@ -12,16 +15,48 @@ from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
 
-import numpy as np
-
 MAX_FRACTIONS = 1_000
 MAX_HALVINGS = 9
 MAX_NEAR = 10**5
 MAX_PATTERN = 8_000
+_SAFE = Fraction(1, 1 << 54)
 
 
-def step_terms(size: int, divisors: frozenset[Fraction]) -> tuple[str, str] | None:
-    """Regexes over the plain spelling of the multiples of ``1/size``: which must match, and which must not.
+def divides(divisor: Fraction, value: Decimal) -> bool:
+    """Return whether a value is a multiple in exact arithmetic and, unless the divisor is an integer, by doubles."""
+    if (Fraction(value) / divisor).denominator != 1:
+        return False
+    try:
+        return divisor.denominator == 1 or (float(value) / float(divisor)).is_integer()
+    except OverflowError:
+        return False
+
+
+def is_binary(divisor: Fraction) -> bool:
+    """Return whether doubles are exact for a divisor: its denominator is a power of two."""
+    return divisor.denominator & (divisor.denominator - 1) == 0
+
+
+def is_safe(divisor: Fraction) -> bool:
+    """Return whether every exact multiple that is a double exactly is a multiple by doubles too."""
+    return abs(Fraction(float(divisor)) / divisor - 1) <= _SAFE
+
+
+def nearest_multiples(multiple: Fraction, low: Decimal | None, high: Decimal | None, most: int) -> Iterator[Decimal]:
+    """Yield `most` exact multiples, from the one of the interval nearest to zero outwards; not checked to be in it."""
+    size = Decimal(multiple.numerator) / Decimal(multiple.denominator)
+    first = 0
+    if low is not None and low > 0:
+        first = int(low / size)
+    elif high is not None and high < 0:
+        first = int(high / size)
+    for step in range(most):
+        offset = (step + 1) // 2 * (1 if step % 2 else -1)
+        yield Decimal((first + offset) * multiple.numerator) / Decimal(multiple.denominator)
+
+
+def multiple_terms(size: int, divisors: frozenset[Fraction]) -> tuple[str, str] | None:
+    """Return regexes over the plain spelling of the multiples of ``1/size``: one that must match, one that must not.
 
     Args:
         size: divides a power of ten, and is no power of two.
@@ -34,7 +69,7 @@ def step_terms(size: int, divisors: frozenset[Fraction]) -> tuple[str, str] | No
     if halvings > MAX_HALVINGS:
         return None
     exact = rf"[0-9]+(?:\.(?:{_fractions(1 << halvings)})0*)?"
-    digits, failing = _near(size, divisors)
+    digits, failing = _failing_near_zero(size, divisors)
     if not digits:
         return f"-?{exact}", ""
     whole = f"(?:0|[1-9][0-9]{{0,{digits - 1}}})"
@@ -42,7 +77,7 @@ def step_terms(size: int, divisors: frozenset[Fraction]) -> tuple[str, str] | No
 
 
 def _fractions(size: int) -> str:
-    """Regex of the digits after the point of all multiples of ``1/size``, without zeros at the end."""
+    """Return the regex of the digits after the point of all multiples of ``1/size``, without trailing zeros."""
     digits = len(str(size)) - 1
     if size == 10**digits and digits:
         return f"[0-9]{{1,{digits}}}"
@@ -54,8 +89,8 @@ def _digits(fraction: Fraction) -> str:
 
 
 @lru_cache(maxsize=64)
-def _near(size: int, divisors: frozenset[Fraction]) -> tuple[int, str]:
-    """A number of digits, and a regex of the multiples with no more digits before the point that fail by doubles."""
+def _failing_near_zero(size: int, divisors: frozenset[Fraction]) -> tuple[int, str]:
+    """Return a number of digits, and a regex of the multiples with at most that many before the point that fail."""
     if size > MAX_FRACTIONS:
         return 0, ""
     best = 0, ""
@@ -68,7 +103,9 @@ def _near(size: int, divisors: frozenset[Fraction]) -> tuple[int, str]:
 
 
 def _failing(size: int, divisors: frozenset[Fraction], most: int) -> Iterable[str]:
-    """Regexes of the multiples below `most` that fail, by their fractions."""
+    """Return regexes of the multiples below `most` that fail by doubles, grouped by their fractions."""
+    import numpy as np  # not at the top: the API checks schemas without it
+
     values = np.arange(most * size) / size  # one rounding, as if read from text
     fails = np.zeros(len(values), dtype=bool)
     for divisor in divisors:
@@ -85,7 +122,7 @@ def _failing(size: int, divisors: frozenset[Fraction], most: int) -> Iterable[st
 
 
 def _run(first: int, last: int) -> Iterator[str]:
-    """Regexes whose union is the integers from `first` to `last`."""
+    """Yield regexes whose union is the integers from `first` to `last`."""
     for length in range(len(str(first)), len(str(last)) + 1):
         low, high = max(first, 10 ** (length - 1) if length > 1 else 0), min(last, 10**length - 1)
         yield from _same_length(str(low), str(high))
@@ -95,7 +132,7 @@ def _same_length(low: str, high: str) -> Iterator[str]:
     if low == high:
         yield low
         return
-    size = next(place for place in range(len(low)) if low[place] != high[place])
+    size = next(index for index in range(len(low)) if low[index] != high[index])
     prefix, rest = low[:size], len(low) - size - 1
     first, last = int(low[size]), int(high[size])
     if low[size + 1 :] != "0" * rest:

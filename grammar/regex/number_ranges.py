@@ -1,12 +1,12 @@
-r"""Intervals of numbers as regular expressions over their JSON spelling.
+r"""Number ranges as regular expressions over the JSON spelling of numbers.
 
-An interval is the intersection of one-sided conditions, each a union over the places where a number may first differ
-from the bound:
+An interval is the intersection of one-sided conditions, each a union over the digits at which a number may first
+differ from the bound:
 
     x >= 37.5   ->   more digits | [4-9]\d | 3[8-9] (\.\d+)? | 37\.([6-9]\d* | 5\d*)
 
-Numbers are spelled without an exponent where they have a bound, and with few enough digits that two spellings are
-never one double: a value that is below the bound as written is below it after parsing.
+Numbers with a bound are spelled without an exponent, and with few enough digits that no two spellings are the same
+double: a value below the bound as written is below it after parsing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FRACTION = rf"(?:\.[0-9]{{1,{MAX_FRACTION_DIGITS}}})"
 INTEGER = f"-?{_INT}"
 NUMBER = rf"-?{_INT}{_FRACTION}?(?:[eE][+-]?[0-9]{{1,2}})?"
 PLAIN_NUMBER = f"-?{_INT}{_FRACTION}?"
-# Either an integer, or few enough digits that no two spellings are one double, and none with a fraction an integer.
+# An integer, or few enough digits that no two spellings are the same double and no fraction becomes an integer.
 PRECISE = rf"-?(?:{_INT}|[0-9.]{{1,{SIGNIFICANT_DIGITS + 1}}})"
 NOT_INTEGER = rf"-?{_INT}\.[0-9]*[1-9]"
 _SOME_DIGIT = "[0-9]*[1-9][0-9]*"
@@ -35,7 +35,7 @@ _POWER_OF_TEN = 10**MAX_BOUND_DIGITS
 
 
 def integer_terms(low: Fraction | None, high: Fraction | None) -> list[str]:
-    """Regexes that an integer's spelling must all match to lie in the closed interval [low, high]."""
+    """Return regexes that an integer's spelling must all match to be in the closed interval [low, high]."""
     terms = [INTEGER]
     if low is not None:
         terms.append(_signed_ge(-(-low.numerator // low.denominator)))
@@ -45,13 +45,13 @@ def integer_terms(low: Fraction | None, high: Fraction | None) -> list[str]:
 
 
 def decimal_terms(low: Decimal | None, high: Decimal | None, *, low_open: bool, high_open: bool) -> list[str]:
-    """The same for numbers with a fraction.
+    """Return regexes that a plain number's spelling must all match to be in an interval.
 
     Args:
         low: lower bound, None for none.
         high: upper bound, None for none.
-        low_open: the lower bound itself is left out.
-        high_open: the upper bound itself is left out.
+        low_open: the lower bound itself is excluded.
+        high_open: the upper bound itself is excluded.
     """
     bounds = [abs(bound) for bound in (low, high) if bound is not None]
     whole = max((len(str(int(bound))) for bound in bounds), default=0)
@@ -67,7 +67,7 @@ def decimal_terms(low: Decimal | None, high: Decimal | None, *, low_open: bool, 
 
 
 def spelling(value: Decimal) -> str:
-    """One JSON spelling of a number, integers without a point."""
+    """Return the JSON spelling of a number, integers without a point."""
     if abs(value.adjusted()) > MAX_BOUND_DIGITS:
         return str(value.normalize())
     text = format(value, "f")
@@ -75,14 +75,14 @@ def spelling(value: Decimal) -> str:
 
 
 def any_spelling(value: Decimal) -> str:
-    """Regex of every spelling without an exponent that a number has (for numbers to be left out)."""
+    """Return the regex of all spellings of a number without an exponent (to exclude it)."""
     text = spelling(value).lstrip("-").replace(".", r"\.")
     sign = "-?" if not value else "-" if value < 0 else ""
     return sign + text + ("0*" if "." in text else r"(?:\.0+)?")
 
 
 def _rounded(bound: Decimal, *, up: bool, is_open: bool) -> tuple[Decimal, bool]:
-    """A bound with few enough digits to write out, moved inwards if it must be moved."""
+    """Return a bound with few enough digits to write out, rounded inwards if need be, and whether it is open."""
     if abs(bound) >= Decimal(10) ** MAX_BOUND_DIGITS:
         outwards = up == (bound < 0)
         power = Decimal(10) ** (bound.adjusted() + (0 if outwards else 1))
@@ -113,7 +113,7 @@ def _signed_le(high: int) -> str:
 
 
 def _int_ge(low: int) -> str:
-    """Integers without a sign that are at least `low`."""
+    """Return the regex of unsigned integers of at least `low`."""
     text = str(low)
     zeros = len(text) - 1
     if zeros and low == 10**zeros:
@@ -123,7 +123,7 @@ def _int_ge(low: int) -> str:
 
 
 def _int_le(high: int) -> str:
-    """Integers without a sign that are at most `high`."""
+    """Return the regex of unsigned integers of at most `high`."""
     text = str(high)
     zeros = len(text) - 1
     if zeros and high == 10**zeros:
@@ -135,11 +135,11 @@ def _int_le(high: int) -> str:
 
 
 def _same_length(text: str, *, above: bool) -> Iterable[str]:
-    """Integers of the same number of digits that are strictly above or below, by the first place that differs."""
-    for place, char in enumerate(text):
-        first, last = (int(char) + 1, 9) if above else (1 if place == 0 and len(text) > 1 else 0, int(char) - 1)
+    """Yield regexes of integers of the same length strictly above or below, by the first digit that differs."""
+    for index, char in enumerate(text):
+        first, last = (int(char) + 1, 9) if above else (1 if index == 0 and len(text) > 1 else 0, int(char) - 1)
         if first <= last:
-            yield text[:place] + _digits(first, last) + _any_digits(len(text) - place - 1)
+            yield text[:index] + _digits(first, last) + _any_digits(len(text) - index - 1)
 
 
 def _decimal_ge(low: Decimal, is_open: bool) -> str:
@@ -185,7 +185,7 @@ def _magnitude_le(high: Decimal, is_open: bool) -> str:
 
 
 def _parts(value: Decimal) -> tuple[int, str]:
-    """The integer part, and the digits after the point without trailing zeros."""
+    """Return the integer part, and the digits after the point without trailing zeros."""
     text = format(value, "f")
     whole, _, fraction = text.partition(".")
     return int(whole), fraction.rstrip("0")

@@ -1,4 +1,4 @@
-"""The syntax of ECMA-262 patterns, read into a small tree. Python's own extras are taken where they mean one thing."""
+"""Parser of ECMA-262 patterns into a syntax tree; Python's extensions are accepted where they are unambiguous."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class RegexError(Exception):
     """A pattern that cannot be used, with the reason."""
 
 
-class Mark(Enum):
-    """A place in the string rather than a character."""
+class Anchor(Enum):
+    """The beginning or end of the string."""
 
     START = "^"
     END = "$"
@@ -33,7 +33,7 @@ class Chars:
 
 @dataclass(frozen=True, slots=True)
 class Cat:
-    """One expression after the other; of nothing, the empty string."""
+    """A concatenation; of nothing, the empty string."""
 
     items: tuple[RegexNode, ...]
 
@@ -47,7 +47,7 @@ class Alt:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """An expression `least` to `most` times (None: without end)."""
+    """An expression `least` to `most` times (None: unbounded)."""
 
     item: RegexNode
     least: int
@@ -55,14 +55,14 @@ class Repeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """A lookahead, its inside not yet read."""
+class Lookahead:
+    """A lookahead, its source not yet parsed."""
 
     source: str
     negative: bool
 
 
-RegexNode: TypeAlias = "Chars | Cat | Alt | Repeat | Look | Mark"
+RegexNode: TypeAlias = "Chars | Cat | Alt | Repeat | Lookahead | Anchor"
 
 _DIGIT = CharSet(((0x30, 0x39),))
 _WORD = CharSet(((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)))
@@ -81,14 +81,14 @@ _LONG_NAMES = {"Letter": "L", "Number": "N", "Mark": "M"}
 
 
 def parse_nodes(pattern: str, *, wide: bool) -> RegexNode:
-    """The tree of a pattern, anchors and lookaheads left in place.
+    """Parse a pattern; anchors and lookaheads stay in place.
 
     Args:
         pattern: in ECMA-262 syntax.
-        wide: let classes hold what any validator puts into them; otherwise only what all of them do.
+        wide: classes hold the characters that any validator counts in; otherwise those that all of them do.
 
     Raises:
-        RegexError: with what cannot be read or has no counterpart here.
+        RegexError: for what cannot be parsed or is not supported.
     """
     flags = re.match(r"\(\?i\)", pattern)
     parser = _Parser(pattern[flags.end() :] if flags else pattern, wide, fold=bool(flags))
@@ -108,7 +108,7 @@ class _Parser:
     def peek(self, length: int = 1) -> str:
         return self.text[self.at : self.at + length]
 
-    def take(self) -> str:
+    def next_char(self) -> str:
         if self.at >= len(self.text):
             raise RegexError("it ends in the middle")
         self.at += 1
@@ -133,7 +133,7 @@ class _Parser:
         bounds = self.quantifier()
         if bounds is None:
             return item
-        if isinstance(item, Mark | Look):
+        if isinstance(item, Anchor | Lookahead):
             raise RegexError("a repeated anchor or lookaround")
         if self.peek() == "?":
             self.at += 1  # lazy or greedy is the same language
@@ -162,7 +162,7 @@ class _Parser:
 
     def atom(self, depth: int) -> RegexNode:
         start = self.at
-        char = self.take()
+        char = self.next_char()
         if char == "(":
             return self.group(depth)
         if char == "[":
@@ -171,9 +171,9 @@ class _Parser:
             dot = ((10, 10),) if self.wide else ((10, 10), (13, 13), (0x2028, 0x2029))
             return Chars(CharSet(dot, negated=True))
         if char == "^":
-            return Mark.START
+            return Anchor.START
         if char == "$":
-            return Mark.END
+            return Anchor.END
         if char == "\\":
             return self.chars(self.escape(in_class=False))
         if char in "*+?":
@@ -197,7 +197,7 @@ class _Parser:
                 raise RegexError(f"the group {'(' + self.peek(3)!r} is not known")
             self.at = opening.end()
         node = self.alternatives(depth + 1)
-        if self.take() != ")":
+        if self.next_char() != ")":
             raise RegexError("a group is not closed")
         return node
 
@@ -209,14 +209,14 @@ class _Parser:
         inner.at = start
         inner.alternatives(1)
         self.at = inner.at
-        if self.take() != ")":
+        if self.next_char() != ")":
             raise RegexError("a lookahead is not closed")
-        return Look(self.text[start : self.at - 1], negative)
+        return Lookahead(self.text[start : self.at - 1], negative)
 
     def char_class(self) -> CharSet:
         negated = self.peek() == "^"
         self.at += negated
-        self.wide ^= negated  # the complement of a generous reading is a strict one
+        self.wide ^= negated  # the complement of a wide reading is a narrow one
         items: list[CharSet] = []
         while self.peek() != "]":
             items.append(self.class_range())
@@ -238,11 +238,11 @@ class _Parser:
         return CharSet(((first, last),))
 
     def class_item(self) -> CharSet:
-        char = self.take()
+        char = self.next_char()
         return self.escape(in_class=True) if char == "\\" else single(char)
 
     def escape(self, *, in_class: bool) -> CharSet:
-        char = self.take()
+        char = self.next_char()
         if char in "dws":
             return (_WIDE if self.wide else _NARROW)[char]
         if char in "DWS":
@@ -254,7 +254,7 @@ class _Parser:
         if char in "bB":
             raise RegexError("a word boundary")
         if char == "c" and self.peek().isalpha():
-            return single(chr(ord(self.take()) % 32))
+            return single(chr(ord(self.next_char()) % 32))
         if char in "xu":
             return self.code_point(char)
         if char in "pP":
@@ -297,6 +297,6 @@ class _Parser:
 
 
 def _only(chars: CharSet) -> int | None:
-    """The code point of a set of one, else None."""
+    """Return the code point of a set of one, else None."""
     simple = len(chars.ranges) == 1 and not (chars.negated or chars.properties or chars.nested)
     return chars.ranges[0][0] if simple and chars.ranges[0][0] == chars.ranges[0][1] else None

@@ -1,7 +1,7 @@
-r"""The formats that are asserted, each by a pattern over the whole string; every other format is an annotation.
+r"""JSON Schema's ``format``: a pattern over the whole string for each asserted format; others are annotations.
 
-A pattern is never wider than what the standard and python-jsonschema's checkers both admit, so a finished answer
-passes either. Where it is narrower, `NARROWER` says how.
+A pattern matches only what both the standard and python-jsonschema's checkers admit, so a finished answer passes
+either. `NARROWER` lists the patterns that match less.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TIME = rf"{_CLOCK}:[0-5][0-9](?:\.[0-9]{{1,9}})?(?:Z|[+-]{_CLOCK})"
 _DURATION_TIME = r"T(?:[0-9]{1,9}H(?:[0-9]{1,9}M(?:[0-9]{1,9}S)?)?|[0-9]{1,9}M(?:[0-9]{1,9}S)?|[0-9]{1,9}S)"
 _DURATION_DATE = r"(?:[0-9]{1,9}Y(?:[0-9]{1,9}M(?:[0-9]{1,9}D)?)?|[0-9]{1,9}M(?:[0-9]{1,9}D)?|[0-9]{1,9}D)"
 _LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
-# A third and fourth character of "--" would announce an internationalised label, which must decode.
+# "--" as third and fourth character would mark an internationalised label, which must decode.
 _PLAIN_LABEL = "[a-z0-9](?:[a-z0-9]|-[a-z0-9]){0,30}"
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _IPV4 = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
@@ -42,7 +42,7 @@ _HEX2 = "%[0-9A-Fa-f]{2}"
 
 
 def _uri(letters: str, ipv6: str) -> tuple[str, str]:
-    """The patterns of an absolute reference and of any reference, over given unreserved characters."""
+    """Return the patterns of an absolute reference and of any reference, over given unreserved characters."""
     plain = rf"{letters}0-9_.~!$&'()*+,;=\-"
     pchar = f"(?:[{plain}:@]|{_HEX2})"
     authority = (
@@ -58,7 +58,7 @@ def _uri(letters: str, ipv6: str) -> tuple[str, str]:
 
 
 def _name(label: str, short: str) -> str:
-    """The pattern of a host's name of at most 253 characters: a few labels, or more of them that are short."""
+    """Return the pattern of a host name of at most 253 characters: few labels, or more short ones."""
     return rf"{short}(?:\.{short}){{0,9}}|{label}(?:\.{label}){{0,2}}"
 
 
@@ -101,7 +101,7 @@ SOURCES: dict[str, str] = {
 
 FORMATS: dict[str, Pattern] = {name: parse(source, whole=True) for name, source in SOURCES.items()}
 
-# How the texts that can be produced are fewer than the standard permits.
+# What the standard permits and the patterns do not.
 NARROWER: dict[str, str] = {
     "time": "no leap second, upper-case Z, at most nine digits of a second",
     "date-time": "as date and time, with an upper-case T",

@@ -1,21 +1,18 @@
-"""The keywords that constrain what is inside of arrays and objects: what holds, what denies it."""
+"""Array and object keywords (``items``, ``contains``, ``properties``): when they hold or fail."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
 
 from ..errors import GrammarError
-from ..regex.pattern_cache import read_pattern
+from ..regex.ecma_regex import read_pattern
 from ..regex.regex_parser import RegexError
 from .constraints import (
     ALWAYS,
     ANYTHING,
-    ARRAY,
     NEVER,
     NO_ARRAYS,
     NO_OBJECTS,
-    OBJECT,
     Alternative,
     ArrayClause,
     Arrays,
@@ -25,46 +22,42 @@ from .constraints import (
     Objects,
 )
 from .document import pointer_join
+from .json_types import ARRAY, OBJECT
 from .scalars import MAX_LENGTH
-
-if TYPE_CHECKING:
-    from .analysis import Analysis
-
+from .subschemas import Subschemas
 
 _OF_ITEMS = ("items", "prefixItems", "additionalItems", "contains")
 _OF_PROPERTIES = ("properties", "patternProperties", "additionalProperties", "propertyNames")
 
 
 def forbids(name: str) -> Alternative:
-    """Everything but objects that have a property of this name."""
+    """Return the alternative of everything but objects with a property of this name."""
     clause = ObjectClause(((name, NEVER),), evaluates=False)
     return Alternative(objects=Objects((clause,)))
 
 
 def has(*names: str) -> Alternative:
-    """Objects that have these properties."""
     return Alternative(OBJECT, objects=Objects(required=names))
 
 
 # -- arrays
 
 
-def array_clause(analysis: Analysis, number: int) -> Arrays:
-    """What ``prefixItems``, ``items``, ``additionalItems`` and ``contains`` of a node say."""
-    schema = analysis.document.nodes[number].schema
-    if schema.keys().isdisjoint(_OF_ITEMS):
+def array_clause(analysis: Subschemas, number: int) -> Arrays:
+    """Return the constraints of ``prefixItems``, ``items``, ``additionalItems`` and ``contains`` of a node."""
+    node = analysis.document.nodes[number]
+    if node.schema.keys().isdisjoint(_OF_ITEMS):
         return NO_ARRAYS
     prefix, rest = _item_schemas(analysis, number)
     clauses = (ArrayClause(prefix, rest),) if prefix or rest is not None else ()
     contains = _contains(analysis, number)
-    if contains and "unevaluatedItems" in schema:
-        where = pointer_join(analysis.document.nodes[number].pointer, "unevaluatedItems")
-        raise GrammarError("unevaluatedItems", where, "cannot be combined with contains")
+    if contains and "unevaluatedItems" in node.schema:
+        raise node.error("unevaluatedItems", "cannot be combined with contains")
     return Arrays(clauses, contains=contains)
 
 
-def array_denials(analysis: Analysis, number: int) -> Iterator[Alternative]:
-    """Worlds whose union is the failure of these keywords, as far as it can be written."""
+def array_denials(analysis: Subschemas, number: int) -> Iterator[Alternative]:
+    """Yield alternatives in which one of these keywords fails, as far as they can be written as a grammar."""
     prefix, rest = _item_schemas(analysis, number, negated=True)
     for index, item in enumerate(prefix):
         if item != NEVER:
@@ -74,7 +67,7 @@ def array_denials(analysis: Analysis, number: int) -> Iterator[Alternative]:
         yield Alternative(ARRAY, arrays=Arrays(least=len(prefix) + 1))
     elif rest is not None and rest != NEVER:
         if prefix:
-            analysis.leave_out(number, "items", "a failure after the first items cannot be written as a grammar")
+            analysis.narrow(number, "items", "a failure after the first items cannot be written as a grammar")
         else:
             held = _item_schemas(analysis, number)[1] or ALWAYS
             yield Alternative(ARRAY, arrays=Arrays(contains=(Contains(rest, 1, None, held),)))
@@ -89,7 +82,7 @@ def array_denials(analysis: Analysis, number: int) -> Iterator[Alternative]:
             )
 
 
-def _item_schemas(analysis: Analysis, number: int, *, negated: bool = False) -> tuple[tuple[Conj, ...], Conj | None]:
+def _item_schemas(analysis: Subschemas, number: int, *, negated: bool = False) -> tuple[tuple[Conj, ...], Conj | None]:
     schema = analysis.document.nodes[number].schema
     items = schema.get("items")
     if isinstance(items, list):
@@ -102,14 +95,14 @@ def _item_schemas(analysis: Analysis, number: int, *, negated: bool = False) -> 
     return prefix, analysis.literal(number, schema[rest_keyword], rest_keyword, negated=negated)
 
 
-def _contains(analysis: Analysis, number: int) -> tuple[Contains, ...]:
-    schema = analysis.document.nodes[number].schema
+def _contains(analysis: Subschemas, number: int) -> tuple[Contains, ...]:
+    node = analysis.document.nodes[number]
+    schema = node.schema
     if "contains" not in schema:
         return ()
     least, most = int(schema.get("minContains", 1)), schema.get("maxContains")
     if least > MAX_LENGTH:
-        where = pointer_join(analysis.document.nodes[number].pointer, "minContains")
-        raise GrammarError("minContains", where, f"{least} is more than an answer can hold")
+        raise node.error("minContains", f"{least} is more than an answer can hold")
     if least == 0 and most is None:
         return ()
     item = analysis.literal(number, schema["contains"], "contains")
@@ -120,8 +113,8 @@ def _contains(analysis: Analysis, number: int) -> tuple[Contains, ...]:
 # -- objects
 
 
-def object_clause(analysis: Analysis, number: int) -> Objects:
-    """What ``properties``, ``patternProperties``, ``additionalProperties`` and ``propertyNames`` of a node say."""
+def object_clause(analysis: Subschemas, number: int) -> Objects:
+    """Return the constraints of ``properties``, ``patternProperties``, ``additionalProperties``, ``propertyNames``."""
     schema = analysis.document.nodes[number].schema
     if schema.keys().isdisjoint(_OF_PROPERTIES):
         return NO_OBJECTS
@@ -140,8 +133,8 @@ def object_clause(analysis: Analysis, number: int) -> Objects:
     return Objects(clauses, names=analysis.literal(number, names, "propertyNames"))
 
 
-def object_denials(analysis: Analysis, number: int) -> Iterator[Alternative]:
-    """Worlds whose union is the failure of these keywords and of ``required``, as far as it can be written."""
+def object_denials(analysis: Subschemas, number: int) -> Iterator[Alternative]:
+    """Yield alternatives in which one of these keywords or ``required`` fails, as far as they can be written."""
     schema = analysis.document.nodes[number].schema
     for name in schema.get("required", ()):
         yield forbids(name).of(OBJECT)
@@ -151,12 +144,13 @@ def object_denials(analysis: Analysis, number: int) -> Iterator[Alternative]:
             clause = ObjectClause(((name, failed),), evaluates=False)
             yield Alternative(OBJECT, objects=Objects((clause,), required=(name,)))
     for keyword in ("patternProperties", "additionalProperties", "propertyNames"):
-        if _constrains(schema.get(keyword, True)):
-            analysis.leave_out(number, keyword, "a failure over keys that are not listed cannot be written")
+        value = schema.get(keyword, True)
+        if value is not True and value != {}:
+            analysis.narrow(number, keyword, "a failure over keys that are not listed cannot be written")
 
 
-def unevaluated(analysis: Analysis, number: int, alternative: Alternative) -> Alternative:
-    """What ``unevaluatedProperties`` and ``unevaluatedItems`` add to a world of the same node."""
+def unevaluated(analysis: Subschemas, number: int, alternative: Alternative) -> Alternative:
+    """Return what ``unevaluatedProperties`` and ``unevaluatedItems`` add to an alternative of the same node."""
     schema = analysis.document.nodes[number].schema
     objects, arrays = Objects(), Arrays()
     if "unevaluatedProperties" in schema:
@@ -165,28 +159,23 @@ def unevaluated(analysis: Analysis, number: int, alternative: Alternative) -> Al
             names = dict.fromkeys(name for clause in clauses for name, _ in clause.properties)
             patterns = dict.fromkeys(pattern for clause in clauses for pattern, _ in clause.patterns)
             rest = analysis.literal(number, schema["unevaluatedProperties"], "unevaluatedProperties")
-            objects = Objects((ObjectClause(_all_true(names), _all_true(patterns), rest),))
+            objects = Objects((ObjectClause(_unconstrained(names), _unconstrained(patterns), rest),))
     if "unevaluatedItems" in schema:
         if alternative.arrays.contains:
-            where = pointer_join(analysis.document.nodes[number].pointer, "unevaluatedItems")
-            raise GrammarError("unevaluatedItems", where, "cannot be combined with contains")
-        seen = [clause for clause in alternative.arrays.clauses if clause.evaluates]
-        if not any(clause.rest is not None for clause in seen):
-            length = max((len(clause.prefix) for clause in seen), default=0)
+            raise analysis.document.nodes[number].error("unevaluatedItems", "cannot be combined with contains")
+        evaluated = [clause for clause in alternative.arrays.clauses if clause.evaluates]
+        if not any(clause.rest is not None for clause in evaluated):
+            length = max((len(clause.prefix) for clause in evaluated), default=0)
             rest = analysis.literal(number, schema["unevaluatedItems"], "unevaluatedItems")
             arrays = Arrays((ArrayClause((ALWAYS,) * length, rest),))
     return Alternative(arrays=arrays, objects=objects) if objects.clauses or arrays.clauses else ANYTHING
 
 
-def _all_true(names: dict[str, None]) -> tuple[tuple[str, Conj], ...]:
+def _unconstrained(names: dict[str, None]) -> tuple[tuple[str, Conj], ...]:
     return tuple((name, ALWAYS) for name in names)
 
 
-def _constrains(value: Any) -> bool:
-    return value is not True and value != {}
-
-
-def _key_pattern(analysis: Analysis, number: int, pattern: str) -> str:
+def _key_pattern(analysis: Subschemas, number: int, pattern: str) -> str:
     try:
         read_pattern(pattern)
         read_pattern(pattern, wide=True)

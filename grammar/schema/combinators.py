@@ -1,28 +1,33 @@
-"""The keywords that combine schemas over the same value, as unions of worlds: when they hold, and when they fail."""
+"""Combining keywords (``allOf``, ``anyOf``, ``oneOf``, ``not``, ``if``, ``$ref``): when they hold or fail.
+
+`HOLDS` gives for each keyword the unions of alternatives that must all hold, `FAILS` one union for its failure.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from ..errors import GrammarError
 from . import scalars
 from .arrays_objects import forbids, has
-from .constraints import OBJECT, Alternative, without_evaluation
+from .constraints import Alternative, without_evaluation
 from .document import pointer_join
+from .json_types import OBJECT
+from .subschemas import Alternatives, Subschemas
 
-if TYPE_CHECKING:
-    from .analysis import Analysis
-
-Alternatives: TypeAlias = "list[Alternative] | tuple[Alternative, ...]"
-# A branch of oneOf that needs more pieces than this to keep it apart from the others loses the last ones.
-MAX_PIECES = 48
+# A branch of oneOf that takes more alternatives than this to exclude the other branches loses the last ones.
+MAX_BRANCH_ALTERNATIVES = 48
 # More branches of anyOf than this are not combined with each other for the sake of unevaluated properties.
 MAX_TRACKED = 4
 
+_Holds: TypeAlias = Callable[[Subschemas, int, str], list[Alternatives]]
+_Fails: TypeAlias = Callable[[Subschemas, int, str], Alternatives]
 
-def _enum_holds(analysis: Analysis, number: int, values: list[Any]) -> list[Alternatives]:
+
+def _enum(analysis: Subschemas, number: int, keyword: str) -> list[Alternatives]:
+    values = _values(analysis, number, keyword)
     found = [scalars.scalar_values(values)]
     for value in values:
         if isinstance(value, dict | list):
@@ -30,16 +35,22 @@ def _enum_holds(analysis: Analysis, number: int, values: list[Any]) -> list[Alte
     return [[alternative for alternative in found if alternative.types]]
 
 
-def _enum_fails(analysis: Analysis, number: int, values: list[Any]) -> Alternatives:
+def _not_enum(analysis: Subschemas, number: int, keyword: str) -> Alternatives:
+    values = _values(analysis, number, keyword)
     parts: list[Alternatives] = [[scalars.without_scalars(values)]]
     for value in values:
         if isinstance(value, dict | list):
             parts.append(analysis.alternatives(2 * _literal_node(analysis, number, value) + 1))
-    return analysis.product(parts, ("enum", pointer_join(analysis.document.nodes[number].pointer, "enum")))
+    return analysis.product(parts, _location(analysis, number, "enum"))
 
 
-def _literal_node(analysis: Analysis, number: int, value: Any) -> int:
-    """A schema of ours that only one array or object satisfies."""
+def _values(analysis: Subschemas, number: int, keyword: str) -> list[Any]:
+    value = _get(analysis, number, keyword)
+    return [value] if keyword == "const" else list(value)
+
+
+def _literal_node(analysis: Subschemas, number: int, value: Any) -> int:
+    """Return a synthetic schema that only one array or object satisfies."""
     if isinstance(value, list):
         items = [{"const": item} for item in value]
         size = len(items)
@@ -51,211 +62,174 @@ def _literal_node(analysis: Analysis, number: int, value: Any) -> int:
     return analysis.document.synthetic(schema, number)
 
 
-def _all_of(analysis: Analysis, number: int) -> list[Alternatives]:
-    return [_branch(analysis, number, item, "allOf", i) for i, item in enumerate(_get(analysis, number, "allOf"))]
+def _not_all_of(analysis: Subschemas, number: int, keyword: str) -> Alternatives:
+    return [alternative for branch in _branches(analysis, number, keyword, negated=True) for alternative in branch]
 
 
-def _not_all_of(analysis: Analysis, number: int) -> Alternatives:
-    listed = enumerate(_get(analysis, number, "allOf"))
-    return [
-        alternative for i, item in listed for alternative in _branch(analysis, number, item, "allOf", i, negated=True)
-    ]
-
-
-def _any_of(analysis: Analysis, number: int) -> list[Alternatives]:
-    listed = enumerate(_get(analysis, number, "anyOf"))
-    branches = [_branch(analysis, number, item, "anyOf", i) for i, item in listed]
+def _any_of(analysis: Subschemas, number: int, keyword: str) -> list[Alternatives]:
+    branches = _branches(analysis, number, keyword)
     found = [alternative for branch in branches for alternative in branch]
     if analysis.document.tracks_evaluation and len(branches) <= MAX_TRACKED:
         # Branches that hold together evaluate together.
         for size in range(2, len(branches) + 1):
             for chosen in combinations(branches, size):
-                found += analysis.product(chosen, _blame(analysis, number, "anyOf"))
+                found += analysis.product(chosen, _location(analysis, number, keyword))
     return [found]
 
 
-def _not_any_of(analysis: Analysis, number: int) -> Alternatives:
-    listed = enumerate(_get(analysis, number, "anyOf"))
-    parts = [_branch(analysis, number, item, "anyOf", i, negated=True) for i, item in listed]
-    return analysis.product(parts, _blame(analysis, number, "anyOf"))
+def _not_any_of(analysis: Subschemas, number: int, keyword: str) -> Alternatives:
+    return analysis.product(_branches(analysis, number, keyword, negated=True), _location(analysis, number, keyword))
 
 
-def _one_of(analysis: Analysis, number: int) -> list[Alternatives]:
-    listed = _get(analysis, number, "oneOf")
-    branches = [_branch(analysis, number, item, "oneOf", i) for i, item in enumerate(listed)]
+def _one_of(analysis: Subschemas, number: int, keyword: str) -> list[Alternatives]:
+    branches = _branches(analysis, number, keyword)
     found: list[Alternative] = []
-    for mine in range(len(branches)):
-        found += _apart(analysis, number, branches, mine)
+    for index in range(len(branches)):
+        found += _exclusive(analysis, number, branches, index)
     return [found]
 
 
-def _apart(analysis: Analysis, number: int, branches: list[Alternatives], mine: int) -> list[Alternative]:
-    """The worlds of one branch of ``oneOf`` without what another branch admits too."""
-    kept = list(branches[mine])
+def _exclusive(analysis: Subschemas, number: int, branches: list[Alternatives], index: int) -> list[Alternative]:
+    """Return the alternatives of one branch of ``oneOf`` without what another branch admits too."""
+    kept = list(branches[index])
     for other, theirs in enumerate(branches):
-        if other == mine or not _overlap(analysis, kept, theirs):
+        if other == index or not _overlap(analysis, kept, theirs):
             continue
         schema = _get(analysis, number, "oneOf")[other]
-        failing = _branch(analysis, number, schema, "oneOf", other, negated=True)
-        pieces: list[Alternative] = []
-        for alternative in kept:
-            pieces += (
-                _pieces(analysis, alternative, failing) if _overlap(analysis, [alternative], theirs) else [alternative]
-            )
-        if len(pieces) > MAX_PIECES:
-            analysis.leave_out(number, "oneOf", f"branch {mine} needs more than {MAX_PIECES} alternatives")
-        elif not pieces and _losses(analysis, number, schema, other):
-            raise GrammarError(
-                *_blame(analysis, number, "oneOf"),
-                f"branches {mine} and {other} overlap, and what is in the first alone cannot be written as a grammar",
-            )
-        kept = list(dict.fromkeys(pieces))[:MAX_PIECES]
+        failing = analysis.branch(number, schema, "oneOf", other, negated=True)
+        found: list[Alternative] = []
+        for each in kept:
+            found += _intersections(analysis, each, failing) if _overlap(analysis, [each], theirs) else [each]
+        if len(found) > MAX_BRANCH_ALTERNATIVES:
+            analysis.narrow(number, "oneOf", f"branch {index} needs more than {MAX_BRANCH_ALTERNATIVES} alternatives")
+        elif not found and analysis.narrowings_of(analysis.literal(number, schema, "oneOf", other, negated=True)):
+            reason = "overlap, and what is in the first alone cannot be written as a grammar"
+            raise GrammarError(*_location(analysis, number, "oneOf"), f"branches {index} and {other} {reason}")
+        kept = list(dict.fromkeys(found))[:MAX_BRANCH_ALTERNATIVES]
     return kept
 
 
-def _overlap(analysis: Analysis, ours: Alternatives, theirs: Alternatives) -> bool:
+def _overlap(analysis: Subschemas, ours: Alternatives, theirs: Alternatives) -> bool:
     return any(analysis.prune(a & b).types for a in ours for b in theirs if a.types & b.types)
 
 
-def _pieces(analysis: Analysis, alternative: Alternative, alternatives: Alternatives) -> list[Alternative]:
-    merged = (analysis.prune(alternative & other) for other in alternatives if alternative.types & other.types)
-    return [piece for piece in merged if piece.types]
+def _intersections(analysis: Subschemas, alternative: Alternative, others: Alternatives) -> list[Alternative]:
+    merged = (analysis.prune(alternative & other) for other in others if alternative.types & other.types)
+    return [each for each in merged if each.types]
 
 
-def _losses(analysis: Analysis, number: int, schema: Any, index: int) -> bool:
-    return bool(analysis.lost(analysis.literal(number, schema, "oneOf", index, negated=True)))
-
-
-def _not_one_of(analysis: Analysis, number: int) -> Alternatives:
-    listed = _get(analysis, number, "oneOf")
-    holding = [_branch(analysis, number, item, "oneOf", i) for i, item in enumerate(listed)]
-    failing = [_branch(analysis, number, item, "oneOf", i, negated=True) for i, item in enumerate(listed)]
-    blame = _blame(analysis, number, "oneOf")
-    found = analysis.product(failing, blame)
-    for first in range(len(listed)):
+def _not_one_of(analysis: Subschemas, number: int, keyword: str) -> Alternatives:
+    holding = _branches(analysis, number, keyword)
+    location = _location(analysis, number, keyword)
+    found = analysis.product(_branches(analysis, number, keyword, negated=True), location)
+    for first in range(len(holding)):
         for second in range(first):
-            found += analysis.product([holding[first], holding[second]], blame)
+            found += analysis.product([holding[first], holding[second]], location)
     return found
 
 
-def _not(analysis: Analysis, number: int) -> list[Alternatives]:
-    return [_branch(analysis, number, _get(analysis, number, "not"), "not", negated=True)]
+def _not(analysis: Subschemas, number: int, keyword: str) -> list[Alternatives]:
+    return [analysis.branch(number, _get(analysis, number, keyword), keyword, negated=True)]
 
 
-def _not_not(analysis: Analysis, number: int) -> Alternatives:
-    return _branch(analysis, number, _get(analysis, number, "not"), "not")
+def _not_not(analysis: Subschemas, number: int, keyword: str) -> Alternatives:
+    return analysis.branch(number, _get(analysis, number, keyword), keyword)
 
 
-def _if(analysis: Analysis, number: int) -> list[Alternatives]:
-    document = analysis.document
-    schema = document.nodes[number].schema
-    if "then" not in schema and "else" not in schema and not document.tracks_evaluation:
+def _if(analysis: Subschemas, number: int, keyword: str) -> list[Alternatives]:
+    schema = analysis.document.nodes[number].schema
+    if "then" not in schema and "else" not in schema and not analysis.document.tracks_evaluation:
         return []
     return [_conditional(analysis, number, negated=False)]
 
 
-def _conditional(analysis: Analysis, number: int, *, negated: bool) -> Alternatives:
+def _not_if(analysis: Subschemas, number: int, keyword: str) -> Alternatives:
+    return _conditional(analysis, number, negated=True)
+
+
+def _conditional(analysis: Subschemas, number: int, *, negated: bool) -> Alternatives:
     schema = analysis.document.nodes[number].schema
-    blame = _blame(analysis, number, "if")
     found: list[Alternative] = []
     for keyword, failed in (("then", False), ("else", True)):
-        condition = _branch(analysis, number, schema["if"], "if", negated=failed)
-        outcome = _branch(analysis, number, schema.get(keyword, True), keyword, negated=negated)
-        found += analysis.product([condition, outcome], blame)
+        condition = analysis.branch(number, schema["if"], "if", negated=failed)
+        outcome = analysis.branch(number, schema.get(keyword, True), keyword, negated=negated)
+        found += analysis.product([condition, outcome], _location(analysis, number, "if"))
     return found
 
 
-def _ref(analysis: Analysis, number: int) -> list[Alternatives]:
-    return [analysis.reference(number, "$ref", negated=False)]
+def _ref(analysis: Subschemas, number: int, keyword: str) -> list[Alternatives]:
+    return [_reference(analysis, number, keyword, negated=False)]
 
 
-def _not_ref(analysis: Analysis, number: int) -> Alternatives:
-    return analysis.reference(number, "$ref", negated=True)
+def _not_ref(analysis: Subschemas, number: int, keyword: str) -> Alternatives:
+    return _reference(analysis, number, keyword, negated=True)
 
 
-def _dynamic_ref(analysis: Analysis, number: int) -> list[Alternatives]:
-    return [analysis.reference(number, _only_target(analysis, number), negated=False)]
+def _reference(analysis: Subschemas, number: int, keyword: str, *, negated: bool) -> Alternatives:
+    if keyword == "$dynamicRef":
+        name = _get(analysis, number, keyword).rpartition("#")[2]
+        if not name.startswith("/") and analysis.document.dynamic_anchors(name) > 1:
+            reason = f"there is more than one dynamic anchor {name[:100]!r}: the target depends on the path"
+            raise GrammarError(*_location(analysis, number, keyword), reason)
+    return analysis.reference(number, keyword, negated=negated)
 
 
-def _not_dynamic_ref(analysis: Analysis, number: int) -> Alternatives:
-    return analysis.reference(number, _only_target(analysis, number), negated=True)
+def _dependencies(analysis: Subschemas, number: int, keyword: str) -> list[Alternatives]:
+    parts: list[Alternatives] = []
+    for name, need in _get(analysis, number, keyword).items():
+        if isinstance(need, list):
+            present: Alternatives = [has(name, *need)]
+        else:
+            branch = analysis.branch(number, need, keyword, name)
+            present = analysis.product([[has(name)], branch], _location(analysis, number, keyword))
+        parts.append([forbids(name), *present])
+    return parts
 
 
-def _only_target(analysis: Analysis, number: int) -> str:
-    name = _get(analysis, number, "$dynamicRef").rpartition("#")[2]
-    if not name.startswith("/") and analysis.document.dynamic_anchors(name) > 1:
-        reason = f"there is more than one dynamic anchor {name[:100]!r}: the target depends on the path"
-        raise GrammarError(*_blame(analysis, number, "$dynamicRef"), reason)
-    return "$dynamicRef"
+def _not_dependencies(analysis: Subschemas, number: int, keyword: str) -> Alternatives:
+    found: list[Alternative] = []
+    for name, need in _get(analysis, number, keyword).items():
+        if isinstance(need, list):
+            found += [has(name) & forbids(other) for other in need]
+        else:
+            branch = analysis.branch(number, need, keyword, name, negated=True)
+            found += analysis.product([[has(name)], branch], _location(analysis, number, keyword))
+    return [alternative.of(OBJECT) for alternative in found]
 
 
-def _dependencies(keyword: str) -> Callable[[Analysis, int], list[Alternatives]]:
-    def holds(analysis: Analysis, number: int) -> list[Alternatives]:
-        parts: list[Alternatives] = []
-        for name, need in _get(analysis, number, keyword).items():
-            if isinstance(need, list):
-                present: Alternatives = [has(name, *need)]
-            else:
-                branch = _branch(analysis, number, need, keyword, name)
-                present = analysis.product([[has(name)], branch], _blame(analysis, number, keyword))
-            parts.append([forbids(name), *present])
-        return parts
-
-    return holds
+def _branches(analysis: Subschemas, number: int, keyword: str, *, negated: bool = False) -> list[Alternatives]:
+    schemas = enumerate(_get(analysis, number, keyword))
+    return [analysis.branch(number, schema, keyword, index, negated=negated) for index, schema in schemas]
 
 
-def _not_dependencies(keyword: str) -> Callable[[Analysis, int], Alternatives]:
-    def fails(analysis: Analysis, number: int) -> Alternatives:
-        found: list[Alternative] = []
-        for name, need in _get(analysis, number, keyword).items():
-            if isinstance(need, list):
-                found += [has(name) & forbids(other) for other in need]
-            else:
-                branch = _branch(analysis, number, need, keyword, name, negated=True)
-                found += analysis.product([[has(name)], branch], _blame(analysis, number, keyword))
-        return [alternative.of(OBJECT) for alternative in found]
-
-    return fails
-
-
-def _get(analysis: Analysis, number: int, keyword: str) -> Any:
+def _get(analysis: Subschemas, number: int, keyword: str) -> Any:
     return analysis.document.nodes[number].schema[keyword]
 
 
-def _blame(analysis: Analysis, number: int, keyword: str) -> tuple[str, str]:
+def _location(analysis: Subschemas, number: int, keyword: str) -> tuple[str, str]:
     return keyword, pointer_join(analysis.document.nodes[number].pointer, keyword)
 
 
-def _branch(analysis: Analysis, number: int, schema: Any, *tokens: str | int, negated: bool = False) -> Alternatives:
-    return analysis.branch(number, schema, *tokens, negated=negated)
+_DEPENDENCIES = ("dependentRequired", "dependentSchemas", "dependencies")
 
-
-HOLDS: dict[str, Callable[[Analysis, int], list[Alternatives]]] = {
-    "enum": lambda analysis, number: _enum_holds(analysis, number, _get(analysis, number, "enum")),
-    "const": lambda analysis, number: _enum_holds(analysis, number, [_get(analysis, number, "const")]),
-    "allOf": _all_of,
+HOLDS: dict[str, _Holds] = {
+    **dict.fromkeys(("enum", "const"), _enum),
+    "allOf": _branches,
     "anyOf": _any_of,
     "oneOf": _one_of,
     "not": _not,
     "if": _if,
-    "$ref": _ref,
-    "$dynamicRef": _dynamic_ref,
-    "dependentRequired": _dependencies("dependentRequired"),
-    "dependentSchemas": _dependencies("dependentSchemas"),
-    "dependencies": _dependencies("dependencies"),
+    **dict.fromkeys(("$ref", "$dynamicRef"), _ref),
+    **dict.fromkeys(_DEPENDENCIES, _dependencies),
 }
 
-FAILS: dict[str, Callable[[Analysis, int], Alternatives]] = {
-    "enum": lambda analysis, number: _enum_fails(analysis, number, _get(analysis, number, "enum")),
-    "const": lambda analysis, number: _enum_fails(analysis, number, [_get(analysis, number, "const")]),
+FAILS: dict[str, _Fails] = {
+    **dict.fromkeys(("enum", "const"), _not_enum),
     "allOf": _not_all_of,
     "anyOf": _not_any_of,
     "oneOf": _not_one_of,
     "not": _not_not,
-    "if": lambda analysis, number: _conditional(analysis, number, negated=True),
-    "$ref": _not_ref,
-    "$dynamicRef": _not_dynamic_ref,
-    "dependentRequired": _not_dependencies("dependentRequired"),
-    "dependentSchemas": _not_dependencies("dependentSchemas"),
-    "dependencies": _not_dependencies("dependencies"),
+    "if": _not_if,
+    **dict.fromkeys(("$ref", "$dynamicRef"), _not_ref),
+    **dict.fromkeys(_DEPENDENCIES, _not_dependencies),
 }

@@ -1,12 +1,13 @@
-"""Worlds: what a schema permits, written as a union of plain constraints per JSON type.
+"""Constraints per JSON type, and `Alternative`: one member of the union of alternatives that a schema permits.
 
-A *literal* is a subschema or its negation, a *conjunction* (`Conj`) a set of literals that must all hold; a world
-constrains every type separately and holds no union, no reference and no negation of its own. Properties and items
+A *literal* is a subschema or its negation, a *conjunction* (`Conj`) a set of literals that must all hold. An
+alternative constrains every type separately and has no union, reference or negation of its own. Properties and items
 stay conjunctions, so that recursive schemas are finite.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
@@ -14,18 +15,10 @@ from functools import cached_property
 from math import lcm
 from typing import TypeAlias, TypeVar
 
-from ..regex.decimal_multiples import divides
-from ..regex.pattern_cache import pattern_matches
+from ..regex.ecma_regex import pattern_matches
+from ..regex.multiple_of import divides
 from ..regex.string_formats import FORMATS
-
-NULL, TRUE, FALSE, INTEGER, FRACTION, STRING, ARRAY, OBJECT = (1 << bit for bit in range(8))
-BOOLEAN = TRUE | FALSE
-NUMBER = INTEGER | FRACTION
-ALL_TYPES = (1 << 8) - 1
-TYPE_BITS = {
-    "null": NULL, "boolean": BOOLEAN, "integer": INTEGER, "number": NUMBER, "string": STRING, "array": ARRAY,
-    "object": OBJECT,
-}  # fmt: skip
+from .json_types import ALL_TYPES, ARRAY, FRACTION, INTEGER, NUMBER, OBJECT, STRING
 
 _T = TypeVar("_T")
 _C = TypeVar("_C", "Numbers", "Strings", "Arrays", "Objects")
@@ -37,7 +30,7 @@ ALWAYS: Conj = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Constraints on a number. `multiple` is that of all `divisors`; `values` None means no enumeration."""
+    """Constraints on a number. `multiple` is the least common multiple of `divisors`; `values` None: not enumerated."""
 
     low: Decimal | None = None
     high: Decimal | None = None
@@ -51,7 +44,7 @@ class Numbers:
     def __and__(self, other: Numbers) -> Numbers:
         low, low_open = _tighter(self.low, self.low_open, other.low, other.low_open, above=True)
         high, high_open = _tighter(self.high, self.high_open, other.high, other.high_open, above=False)
-        values = _meet(self.values, other.values)
+        values = _merged(self.values, other.values, frozenset.intersection)
         multiple = self.multiple or other.multiple
         if self.multiple and other.multiple:
             multiple = _common_multiple(self.multiple, other.multiple)
@@ -62,13 +55,13 @@ class Numbers:
         return Numbers(values=frozenset(filter(merged.admits, values)))
 
     def admits(self, value: Decimal) -> bool:
-        """Whether a number satisfies everything but the enumeration."""
+        """Return whether a number satisfies everything but the enumeration."""
         above = self.low is None or value > self.low or (value == self.low and not self.low_open)
         below = self.high is None or value < self.high or (value == self.high and not self.high_open)
         return above and below and value not in self.excluded and all(divides(d, value) for d in self.divisors)
 
     def types(self) -> int:
-        """The number types that are not ruled out."""
+        """Return the bits of the number types that are not ruled out."""
         if self.values is not None:
             return sum({INTEGER if value == int(value) else FRACTION for value in self.values})
         if self.low is not None and self.high is not None:
@@ -81,7 +74,7 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Strings:
-    """Constraints on a string; lengths in Unicode scalars. `values` None means no enumeration."""
+    """Constraints on a string; lengths in Unicode scalars. `values` None: not enumerated."""
 
     least: int = 0
     most: int | None = None
@@ -94,7 +87,7 @@ class Strings:
     def __and__(self, other: Strings) -> Strings:
         merged = Strings(
             max(self.least, other.least),
-            _least(self.most, other.most),
+            _merged(self.most, other.most, min),
             self.patterns | other.patterns,
             self.not_patterns | other.not_patterns,
             self.formats | other.formats,
@@ -111,7 +104,7 @@ class Strings:
         return Strings(values=values if merged == NO_STRINGS else tuple(filter(merged.admits, values)))
 
     def admits(self, value: str) -> bool:
-        """Whether a string satisfies everything but the enumeration."""
+        """Return whether a string satisfies everything but the enumeration."""
         return (
             self.least <= len(value)
             and (self.most is None or len(value) <= self.most)
@@ -122,26 +115,25 @@ class Strings:
         )
 
     def is_empty(self) -> bool:
-        """Whether no string is left, as far as lengths and enumeration show."""
+        """Return whether lengths or enumeration leave no string."""
         return self.values == () or (self.most is not None and self.least > self.most)
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayClause:
-    """What one schema says about items: by position, and for the rest (None: nothing)."""
+    """Constraints of one schema on items: by position, and for the rest (None: none)."""
 
     prefix: tuple[Conj, ...] = ()
     rest: Conj | None = None
     evaluates: bool = True
 
     def item(self, index: int) -> Conj:
-        """What the item at an index must satisfy."""
         return self.prefix[index] if index < len(self.prefix) else self.rest or ALWAYS
 
 
 @dataclass(frozen=True, slots=True)
 class Contains:
-    """At least `least` and at most `most` items satisfy a conjunction."""
+    """At least `least` and at most `most` items satisfy the conjunction `item`."""
 
     item: Conj
     least: int
@@ -163,26 +155,25 @@ class Arrays:
         return Arrays(
             _joined(self.clauses, other.clauses),
             max(self.least, other.least),
-            _least(self.most, other.most),
+            _merged(self.most, other.most, min),
             _joined(self.contains, other.contains),
             self.unique or other.unique,
         )
 
     def item(self, index: int) -> Conj:
-        """What the item at an index must satisfy, over all clauses."""
         return ALWAYS.union(*(clause.item(index) for clause in self.clauses))
 
     @property
     def num_prefix(self) -> int:
-        """The first index from which all items are alike."""
+        """The first index from which all items have the same constraints."""
         return max((len(clause.prefix) for clause in self.clauses), default=0)
 
 
 @dataclass(frozen=True)
 class ObjectClause:
-    """What one schema says about properties: by name, by pattern, and for the rest (None: nothing).
+    """Constraints of one schema on properties: by name, by pattern, and for the rest (None: none).
 
-    A name found in `properties` or by a pattern is not part of the rest.
+    A name in `properties` or matched by a pattern is not part of the rest.
     """
 
     properties: tuple[tuple[str, Conj], ...] = ()
@@ -195,11 +186,11 @@ class ObjectClause:
 
     @cached_property
     def _hash(self) -> int:
-        """Worlds are merged and compared over and over, and a clause may have hundreds of properties."""
+        # Cached: alternatives are merged and compared often, and a clause may have hundreds of properties.
         return hash((self.properties, self.patterns, self.rest, self.evaluates))
 
     def value(self, name: str) -> Conj:
-        """What the value of a property must satisfy."""
+        """Return the constraints on a property's value."""
         known = self._values.get(name)
         if known is None:
             known = self._values[name] = self._value(name)
@@ -208,18 +199,17 @@ class ObjectClause:
     def _value(self, name: str) -> Conj:
         own = self._by_name.get(name)
         found = [] if own is None else [own]
-        surely = own is not None
+        is_matched = own is not None
         for pattern, conj in self.patterns:
-            surely = surely or pattern_matches(pattern, name)
+            is_matched = is_matched or pattern_matches(pattern, name)
             if pattern_matches(pattern, name, wide=True):
                 found.append(conj)
-        if not surely and self.rest is not None:
+        if not is_matched and self.rest is not None:
             found.append(self.rest)
         return found[0] if len(found) == 1 else ALWAYS.union(*found)
 
     @cached_property
     def _values(self) -> dict[str, Conj]:
-        """What was asked for before."""
         return {}
 
     @cached_property
@@ -229,7 +219,7 @@ class ObjectClause:
 
 @dataclass(frozen=True)
 class Objects:
-    """Constraints on an object; `names` is what every key must satisfy as a string."""
+    """Constraints on an object; every key satisfies `names` as a string."""
 
     clauses: tuple[ObjectClause, ...] = ()
     required: tuple[str, ...] = ()
@@ -242,12 +232,12 @@ class Objects:
             _joined(self.clauses, other.clauses),
             _joined(self.required, other.required),
             max(self.least, other.least),
-            _least(self.most, other.most),
+            _merged(self.most, other.most, min),
             self.names | other.names,
         )
 
     def value(self, name: str) -> Conj:
-        """What the value of a property must satisfy, over all clauses."""
+        """Return the constraints of all clauses on a property's value."""
         if len(self.clauses) == 1:
             return self.clauses[0].value(name)
         known = self._values.get(name)
@@ -257,11 +247,9 @@ class Objects:
 
     @cached_property
     def _values(self) -> dict[str, Conj]:
-        """What was asked for before."""
         return {}
 
     def declared(self) -> dict[str, None]:
-        """The names that are mentioned, in the order of the schema."""
         names = dict.fromkeys(name for clause in self.clauses for name, _ in clause.properties)
         return names | dict.fromkeys(self.required)
 
@@ -271,7 +259,7 @@ NO_NUMBERS, NO_STRINGS, NO_ARRAYS, NO_OBJECTS = Numbers(), Strings(), Arrays(), 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """One alternative: a set of types (bits), and the constraints that hold for each."""
+    """One alternative: a set of types (bits), and the constraints on each."""
 
     types: int = ALL_TYPES
     numbers: Numbers = NO_NUMBERS
@@ -290,11 +278,10 @@ class Alternative:
         )._pruned()
 
     def of(self, types: int) -> Alternative:
-        """This world, limited to some types."""
         return self & Alternative(types)
 
     def _pruned(self) -> Alternative:
-        """Types removed that their own constraints rule out."""
+        """Return the alternative without types that their own constraints rule out."""
         types = self.types
         if types & NUMBER and self.numbers is not NO_NUMBERS:
             types &= ~NUMBER | self.numbers.types()
@@ -312,7 +299,7 @@ ANYTHING = Alternative()
 
 
 def without_evaluation(alternative: Alternative) -> Alternative:
-    """The same world, but what it says of properties and items does not count for ``unevaluated...``."""
+    """Return an alternative whose properties and items do not count as evaluated for ``unevaluated...``."""
     arrays, objects = alternative.arrays, alternative.objects
     if any(clause.evaluates for clause in arrays.clauses):
         arrays = replace(arrays, clauses=tuple(replace(c, evaluates=False) for c in arrays.clauses))
@@ -324,26 +311,22 @@ def without_evaluation(alternative: Alternative) -> Alternative:
 
 
 def _both(a: _C, b: _C, nothing: _C) -> _C:
-    """Both of two constraints; most often one of them says nothing."""
+    # Most often one of the two constrains nothing.
     return b if a is nothing else a if b is nothing else a & b
 
 
-def _least(a: int | None, b: int | None) -> int | None:
-    return b if a is None else a if b is None else min(a, b)
+def _merged(a: _T | None, b: _T | None, merge: Callable[[_T, _T], _T]) -> _T | None:
+    return b if a is None else a if b is None else merge(a, b)
 
 
 def _joined(a: tuple[_T, ...], b: tuple[_T, ...]) -> tuple[_T, ...]:
     return a if not b else b if not a else tuple(dict.fromkeys((*a, *b)))
 
 
-def _meet(a: frozenset[Decimal] | None, b: frozenset[Decimal] | None) -> frozenset[Decimal] | None:
-    return b if a is None else a if b is None else a & b
-
-
 def _tighter(
     a: Decimal | None, a_open: bool, b: Decimal | None, b_open: bool, *, above: bool
 ) -> tuple[Decimal | None, bool]:
-    """The stricter of two bounds, each open or closed."""
+    """Return the stricter of two bounds, each open or closed."""
     if a is None or b is None:
         return (b, b_open) if a is None else (a, a_open)
     if a == b:

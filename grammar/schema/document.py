@@ -1,15 +1,17 @@
-"""A parsed schema document: its subschemas as nodes, and where a reference leads."""
+"""Schema document: its subschemas as numbered nodes, and the resolution of references, anchors and ``$id``."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin
 
 from ..errors import GrammarError
 
-# Where subschemas stand: as the value of a keyword (or in a list there), or under names of their own.
+# Keywords whose value is a subschema (or a list of them), and keywords whose value is an object of subschemas.
 _IN_VALUE = frozenset(
     ("additionalItems", "additionalProperties", "allOf", "anyOf", "contains", "contentSchema", "else", "if", "items",
      "not", "oneOf", "prefixItems", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties")
@@ -17,8 +19,8 @@ _IN_VALUE = frozenset(
 _IN_VALUES = frozenset(("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"))
 _CONTAINERS = (dict, list)
 _NEGATING = ("oneOf", "not", "if")
-# Drafts with keywords that mean nothing in the others, or mean something else.
-_UNREAD = ("draft-00", "draft-01", "draft-02", "draft-03", "draft/next")
+# Drafts whose keywords differ too much from those of the others.
+_UNSUPPORTED = ("draft-00", "draft-01", "draft-02", "draft-03", "draft/next")
 _DRAFTS = {
     "draft-04": 4, "draft-06": 6, "draft-07": 7, "2019-09": 2019, "2020-12": 2020,
 }  # fmt: skip
@@ -29,10 +31,10 @@ class SchemaNode:
     """One subschema.
 
     Attributes:
-        schema: its object (booleans are never nodes).
+        schema: the object itself (booleans are never nodes).
         pointer: JSON Pointer from the root of the document.
         base: the URI that its references are relative to.
-        resource: the object that ``#`` means here.
+        resource: the object that ``#`` refers to.
     """
 
     schema: dict[str, Any]
@@ -40,9 +42,20 @@ class SchemaNode:
     base: str
     resource: dict[str, Any]
 
+    def error(self, keyword: str, reason: str) -> GrammarError:
+        return GrammarError(keyword, pointer_join(self.pointer, keyword), reason)
+
+
+class _Identifiers(NamedTuple):
+    """Resources by URI (schema, pointer), anchors by resource and name (schema, pointer, base), dynamic anchors."""
+
+    resources: dict[str, tuple[dict[str, Any], str]]
+    anchors: dict[tuple[int, str], tuple[dict[str, Any], str, str]]
+    dynamic: Counter[str]
+
 
 def pointer_join(pointer: str, *tokens: str | int) -> str:
-    """A JSON Pointer, extended."""
+    """Return a JSON Pointer extended by escaped tokens."""
     for token in tokens:
         text = str(token)
         if "~" in text or "/" in text:
@@ -52,22 +65,19 @@ def pointer_join(pointer: str, *tokens: str | int) -> str:
 
 
 class Document:
-    """All nodes of one schema, by number; every subschema object has one number however it is reached.
+    """The nodes of one schema; a subschema object has the same number however it is reached.
 
     Attributes:
-        nodes: the nodes met so far.
+        nodes: the nodes visited so far, by number.
         root: the number of the whole schema.
         draft: 4, 6, 7, 2019 or 2020, as ``$schema`` says.
-        tracks_evaluation: whether it matters which properties and items are evaluated.
+        tracks_evaluation: whether the schema uses ``unevaluatedProperties`` or ``unevaluatedItems``.
     """
 
     def __init__(self, root: dict[str, Any]) -> None:
         self.nodes: list[SchemaNode] = []
         self.draft = _draft(root)
         self._ids: dict[int, int] = {}
-        self._resources: dict[str, tuple[dict[str, Any], str]] | None = None
-        self._anchors: dict[tuple[int, str], tuple[dict[str, Any], str, str]] = {}
-        self._dynamic: dict[str, int] = {}
         self._keep: list[dict[str, Any]] = []
         keys = _keys(root)
         self.tracks_evaluation = not keys.isdisjoint(("unevaluatedProperties", "unevaluatedItems"))
@@ -76,16 +86,15 @@ class Document:
         self.root = self._add(root, "", "", root)
 
     def may_negate(self, node: SchemaNode) -> bool:
-        """Whether it may matter that a node fails: it stands in ``oneOf``, ``not`` or ``if``, or may be referred to."""
+        """Return whether a node's negation may matter: it is in ``oneOf``, ``not`` or ``if``, or may be referred to."""
         return self._negates and (self._refers or not set(_NEGATING).isdisjoint(node.pointer.split("/")))
 
     def child(self, parent: int, schema: dict[str, Any], *tokens: str | int) -> int:
-        """The node of a subschema that stands below another.
+        """Return the node of a subschema.
 
         Args:
-            parent: number of the node that holds it.
-            schema: the subschema itself.
-            tokens: the steps from the parent to it.
+            parent: number of the node that contains it.
+            tokens: the JSON Pointer tokens from there.
         """
         known = self._ids.get(id(schema))
         if known is not None:
@@ -94,40 +103,37 @@ class Document:
         return self._add(schema, pointer_join(node.pointer, *tokens), node.base, node.resource)
 
     def synthetic(self, schema: dict[str, Any], like: int) -> int:
-        """A node for a schema of our own making, blamed on an existing node."""
+        """Return a node for a synthetic schema, located at an existing node."""
         self._keep.append(schema)
         node = self.nodes[like]
         return self._add(schema, node.pointer, node.base, node.resource)
 
     def resolve(self, number: int, reference: str, keyword: str = "$ref") -> int | bool:
-        """The node that a reference means, or a boolean schema.
+        """Return the node that a reference leads to, or a boolean schema.
 
         Raises:
             GrammarError: if it leads nowhere, or out of the document.
         """
         node = self.nodes[number]
         where = pointer_join(node.pointer, keyword)
-        if self._resources is None:
-            self._scan(self.nodes[self.root].schema)
-        assert self._resources is not None
+        resources = self._identifiers.resources
         uri, fragment = urldefrag(reference)
         if not uri:
-            resource, pointer, base = node.resource, self._pointer_of(node.resource), node.base
+            resource, base = node.resource, node.base
+            pointer = next((pointer for schema, pointer in resources.values() if schema is resource), "")
         else:
             base = urldefrag(urljoin(node.base, uri))[0]
-            if base not in self._resources:
+            if base not in resources:
                 raise GrammarError(keyword, where, f"{reference[:200]!r} is outside of the schema and is never fetched")
-            resource, pointer = self._resources[base]
+            resource, pointer = resources[base]
         fragment = unquote(fragment)
         if fragment and not fragment.startswith("/"):
             return self._at_anchor(resource, fragment, keyword, where, reference)
-        return self._walk(resource, pointer, base, fragment, keyword, where)
+        return self._at_pointer(resource, pointer, base, fragment, keyword, where)
 
     def dynamic_anchors(self, name: str) -> int:
-        """How many places declare a dynamic anchor of a name."""
-        if self._resources is None:
-            self._scan(self.nodes[self.root].schema)
-        return self._dynamic.get(name, 0)
+        """Return how many subschemas declare a dynamic anchor of a name."""
+        return self._identifiers.dynamic[name]
 
     def _add(self, schema: dict[str, Any], pointer: str, base: str, resource: dict[str, Any]) -> int:
         own = self._own_id(schema)
@@ -142,37 +148,33 @@ class Document:
         plain = isinstance(value, str) and not value.startswith("#") and not (self.draft <= 7 and "$ref" in schema)
         return value if plain and value else ""
 
-    def _scan(self, root: dict[str, Any]) -> None:
-        """Find every identifier and anchor."""
-        resources: dict[str, tuple[dict[str, Any], str]] = {}
+    @cached_property
+    def _identifiers(self) -> _Identifiers:
+        root, found = self.nodes[self.root].schema, _Identifiers({}, {}, Counter())
         for schema, pointer, base, resource in _walk_schemas(root, self._own_id):
             if resource is schema:
-                resources.setdefault(base, (schema, pointer))
+                found.resources.setdefault(base, (schema, pointer))
             names = [schema.get("$anchor"), schema.get("$dynamicAnchor")]
             legacy = schema.get("id" if self.draft <= 4 else "$id")
             if isinstance(legacy, str) and legacy.startswith("#"):
                 names.append(legacy[1:])
             for name in names:
                 if isinstance(name, str):
-                    self._anchors.setdefault((id(resource), name), (schema, pointer, base))
+                    found.anchors.setdefault((id(resource), name), (schema, pointer, base))
             if isinstance(names[1], str):
-                self._dynamic[names[1]] = self._dynamic.get(names[1], 0) + 1
-        resources.setdefault("", (root, ""))
-        self._resources = resources
-
-    def _pointer_of(self, resource: dict[str, Any]) -> str:
-        assert self._resources is not None
-        return next((pointer for schema, pointer in self._resources.values() if schema is resource), "")
+                found.dynamic[names[1]] += 1
+        found.resources.setdefault("", (root, ""))
+        return found
 
     def _at_anchor(self, resource: dict[str, Any], name: str, keyword: str, where: str, reference: str) -> int:
-        found = self._anchors.get((id(resource), name))
+        found = self._identifiers.anchors.get((id(resource), name))
         if found is None:
             raise GrammarError(keyword, where, f"{reference[:200]!r} leads nowhere: there is no anchor {name[:100]!r}")
         schema, pointer, base = found
         known = self._ids.get(id(schema))
         return known if known is not None else self._add(schema, pointer, base, resource)
 
-    def _walk(
+    def _at_pointer(
         self, resource: dict[str, Any], pointer: str, base: str, fragment: str, keyword: str, where: str
     ) -> int | bool:
         at: Any = resource
@@ -197,7 +199,7 @@ class Document:
 
 
 def _keys(root: dict[str, Any]) -> set[str]:
-    """The keys of all objects in a schema."""
+    """Return the keys of all objects in a schema."""
     found: set[str] = set()
     stack: list[Any] = [root]
     while stack:
@@ -212,7 +214,7 @@ def _keys(root: dict[str, Any]) -> set[str]:
 def _draft(root: dict[str, Any]) -> int:
     named = root.get("$schema")
     if isinstance(named, str):
-        if any(part in named for part in _UNREAD):
+        if any(part in named for part in _UNSUPPORTED):
             raise GrammarError("$schema", "/$schema", f"{named[:100]!r} is not read; drafts 4 to 2020-12 are")
         for part, number in _DRAFTS.items():
             if part in named:
@@ -221,7 +223,7 @@ def _draft(root: dict[str, Any]) -> int:
 
 
 def _walk_schemas(root: dict[str, Any], own_id: Any) -> Iterator[tuple[dict[str, Any], str, str, dict[str, Any]]]:
-    """Every subschema, with its pointer, base and resource; what unknown keywords hold are none."""
+    """Yield every subschema with its pointer, base and resource; values of unknown keywords are no subschemas."""
     start = urldefrag(urljoin("", own_id(root)))[0]
     stack: list[tuple[dict[str, Any], str, str, dict[str, Any]]] = [(root, "", start, root)]
     while stack:
@@ -235,7 +237,7 @@ def _walk_schemas(root: dict[str, Any], own_id: Any) -> Iterator[tuple[dict[str,
 
 
 def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], dict[str, Any]]]:
-    """The subschemas that stand in a schema, with the steps to them."""
+    """Yield the direct subschemas of a schema, each with the tokens that lead to it."""
     for keyword, value in schema.items():
         if keyword in _IN_VALUE and isinstance(value, dict):
             yield (keyword,), value

@@ -1,4 +1,4 @@
-"""Which part of a grammar to name in a refusal that is about the whole: a keyword that it has, and where."""
+"""Error location: which keyword and JSON Pointer to name in an error about a whole grammar."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import GrammarError
 from ..spec import GrammarKind, GrammarSpec
 from .document import pointer_join
 
-# The keyword to blame when a library finds a schema too complex, likeliest first.
+# Keywords likely to make a schema too complex for a backend, likeliest first.
 _SUSPECTS = ("pattern", "patternProperties", "multipleOf", "maxLength", "enum", "oneOf", "anyOf", "allOf", "properties")
 _DATA = frozenset(("enum", "const", "default", "examples", "example"))
 _NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"))
@@ -21,8 +21,8 @@ _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{},]')
 Path = list[str | int]
 
 
-def likeliest_part(spec: GrammarSpec, reason: str) -> GrammarError:
-    """An error of a library, blamed on the part of the grammar that is likeliest to have caused it."""
+def complexity_error(spec: GrammarSpec, reason: str) -> GrammarError:
+    """Return a backend's error, located at the keyword likeliest to have caused it."""
     if spec.kind is not GrammarKind.JSON_SCHEMA or not isinstance(spec.value(), dict):
         return GrammarError(spec.kind.value, "", reason)
     found: dict[str, str] = {}
@@ -39,23 +39,23 @@ def likeliest_part(spec: GrammarSpec, reason: str) -> GrammarError:
     return GrammarError(keyword, found.get(keyword, ""), reason)
 
 
-def deep_part(spec: GrammarSpec, limit: int, reason: str) -> GrammarError:
-    """An error about depth, blamed on the first part of a grammar in JSON that is more than `limit` deep."""
+def depth_error(spec: GrammarSpec, limit: int, reason: str) -> GrammarError:
+    """Return an error about depth, located at the first part of a grammar in JSON that is more than `limit` deep."""
     return _error(spec, _path_at_depth(spec.content, limit), reason)
 
 
-def large_part(spec: GrammarSpec, reason: str) -> GrammarError:
-    """An error about size, blamed on the smallest part of a grammar that holds half of its bytes."""
+def size_error(spec: GrammarSpec, reason: str) -> GrammarError:
+    """Return an error about size, located at the smallest part of a grammar with half of its bytes."""
     return _error(spec, _heaviest(spec, len), reason)
 
 
-def crowded_part(spec: GrammarSpec, reason: str) -> GrammarError:
-    """An error about the number of objects, blamed on the smallest part of a grammar that holds half of them."""
+def count_error(spec: GrammarSpec, reason: str) -> GrammarError:
+    """Return an error about the number of objects, located at the smallest part of a grammar with half of them."""
     return _error(spec, _heaviest(spec, lambda leaf: 0, of_object=1), reason)
 
 
-def anchored(error: GrammarError, schema: Any) -> GrammarError:
-    """The same error, blamed on a keyword that the schema has: the parts that stand for it may have others."""
+def relocated(error: GrammarError, schema: Any) -> GrammarError:
+    """Return an error located at a keyword that the schema has; synthetic subschemas may have others."""
     if not isinstance(schema, dict) or not schema:
         return error
     path: Path = []
@@ -81,7 +81,7 @@ def _members(value: Any) -> dict[Any, Any]:
 
 
 def _error(spec: GrammarSpec, path: Path, reason: str) -> GrammarError:
-    """Blame the last keyword on the way to a part; names of properties are none, nor is what stands in data."""
+    """Locate an error at the last keyword on a path; property names and keys inside of data are no keywords."""
     at = last = 0
     while at < len(path):
         step = path[at]
@@ -96,9 +96,9 @@ def _error(spec: GrammarSpec, path: Path, reason: str) -> GrammarError:
 
 
 def _path_at_depth(content: bytes, limit: int) -> Path:
-    """The keys and indices that lead to the first array or object inside of `limit` others; all of it is JSON.
+    """Return the keys and indices that lead to the first array or object inside of `limit` others, in valid JSON.
 
-    It is not parsed, as what is this deep may be too deep for the parser.
+    The text is scanned, not parsed, as it may be too deep for the parser.
     """
     path: Path = []
     expects_key = False
@@ -123,11 +123,11 @@ def _path_at_depth(content: bytes, limit: int) -> Path:
 
 
 def _heaviest(spec: GrammarSpec, of_text: Callable[[str], int], of_object: int = 2) -> Path:
-    """The way from the whole to the smallest part with half of its weight, one step at the least.
+    """Return the path to the smallest part with half of the whole weight, of at least one step.
 
     Args:
-        of_text: weighs keys and all that is neither array nor object.
-        of_object: what an array or object weighs beside its members.
+        of_text: weight of a key, or of a value that is neither array nor object.
+        of_object: weight of an array or object without its members.
     """
     if spec.kind not in _JSON_KINDS:
         return []

@@ -1,7 +1,7 @@
-"""The table of JSON Schema keywords: what becomes of each. The documentation's table is made from it.
+"""JSON Schema keywords: enforced, annotation or refused, with their drafts and the shapes of their values.
 
-No keyword is ever passed over in silence: it is enforced, or it constrains nothing by the specification, or a schema
-that uses it is refused.
+Every keyword of the specification is enforced, or constrains nothing by the specification, or is refused. The table in
+the documentation is generated from `KEYWORDS`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Treatment(StrEnum):
-    """What happens to a keyword."""
+    """How a keyword is treated."""
 
     ENFORCED = "enforced"
     ANNOTATION = "annotation"
@@ -25,7 +25,7 @@ class Keyword:
     """One row of the table.
 
     Attributes:
-        treatment: what happens.
+        treatment: how the keyword is treated.
         note: where it is narrower than the specification, or why it is refused.
         shape: what its value must be, in words; ``""`` for anything.
     """
@@ -120,11 +120,10 @@ _SINCE = {
     **dict.fromkeys(("$dynamicRef", "prefixItems"), 2020),
 }
 _UNTIL = {"dependencies": 7}
-# Keywords of which it matters what the draft is.
+# Keywords whose meaning depends on the draft.
 DRAFTED = frozenset((*_SINCE, *_UNTIL, "exclusiveMinimum", "exclusiveMaximum"))
 
 _TYPE_NAMES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
-MAX_COUNT = 1 << 53
 
 
 def _is_schema(value: Any) -> bool:
@@ -169,17 +168,16 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
 
 
 def draft_error(keyword: str, schema: dict[str, Any], draft: int, *, negates: bool) -> str | None:
-    """What is wrong with a keyword in the draft that the schema names, or None.
+    """Return what is wrong with a keyword in the draft that the schema names, or None.
 
-    A keyword of another draft is enforced all the same, which no validator minds: those that do not know it admit
-    more. That is refused where it does not hold: where a subschema may have to fail, and beside keywords whose meaning
-    has changed.
+    A keyword of another draft is enforced too, which is sound: validators that do not know it admit more. It is
+    refused where that does not hold: where a subschema may be negated, and beside keywords whose meaning has changed.
 
     Args:
         keyword: one of `KEYWORDS`.
-        schema: the object that it stands in.
+        schema: the object that has it.
         draft: 4, 6, 7, 2019 or 2020.
-        negates: whether it may matter that the schema fails, as in ``oneOf``, ``not`` or ``if``.
+        negates: whether the schema may be negated, as in ``oneOf``, ``not`` or ``if``.
     """
     if keyword in ("exclusiveMinimum", "exclusiveMaximum"):
         if draft >= 6 and isinstance(schema[keyword], bool):
@@ -194,12 +192,7 @@ def draft_error(keyword: str, schema: dict[str, Any], draft: int, *, negates: bo
 
 
 def shape_error(keyword: str, value: Any) -> str | None:
-    """What is wrong with a keyword's value by its mere shape, or None.
-
-    Args:
-        keyword: one of `KEYWORDS`.
-        value: its value, as parsed from JSON.
-    """
+    """Return what is wrong with the shape of the value of one of `KEYWORDS`, or None."""
     shape = KEYWORDS[keyword].shape
     if not shape or _CHECKS[shape](value):
         return None

@@ -1,48 +1,31 @@
-"""Whether a finite value exists for each part of a schema, and how many bytes the shortest one takes at least."""
+"""Satisfiability of each part of a schema, with a lower bound on the bytes of its shortest finite value."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from math import inf
-from typing import TYPE_CHECKING
 
-from .constraints import (
-    ALWAYS,
-    ARRAY,
-    FALSE,
-    NULL,
-    NUMBER,
-    OBJECT,
-    STRING,
-    TRUE,
-    Alternative,
-    Arrays,
-    Conj,
-    Objects,
-    Strings,
-)
-
-if TYPE_CHECKING:
-    from .analysis import Analysis
+from .constraints import ALWAYS, Alternative, Arrays, Conj, Objects, Strings
+from .json_types import ARRAY, BOOLEAN, NULL, NUMBER, OBJECT, STRING
+from .subschemas import Subschemas
 
 
 class Satisfiability:
-    """The least size of every conjunction that a schema can reach, as a least fixed point.
+    """Smallest sizes of all conjunctions that a schema can reach, as a least fixed point.
 
-    A conjunction whose size stays infinite has no finite value: a recursion without end, or a part that nothing
-    satisfies.
+    A conjunction whose size stays infinite has no finite value: an endless recursion, or an unsatisfiable part.
     """
 
-    def __init__(self, analysis: Analysis) -> None:
+    def __init__(self, analysis: Subschemas) -> None:
         self._analysis = analysis
         self._sizes: dict[Conj, float] = {ALWAYS: 1}
-        # Of which the size is final, and whether the last one worked out rests on any that is not.
-        self._settled: set[Conj] = {ALWAYS}
-        self._guessed = False
-        self._live: dict[Conj, list[Alternative]] = {}
+        # Conjunctions with a final size, and whether the size computed last depends on one that is not.
+        self._final: set[Conj] = {ALWAYS}
+        self._provisional = False
+        self._satisfiable: dict[Conj, list[Alternative]] = {}
 
     def explore(self, root: Conj) -> None:
-        """Find everything that is reachable and settle its size."""
+        """Compute the sizes of a conjunction and of all conjunctions that it reaches."""
         order: list[Conj] = []
         seen, todo = set(self._sizes), [root]
         while todo:
@@ -52,28 +35,28 @@ class Satisfiability:
             seen.add(conj)
             order.append(conj)
             for alternative in self._analysis.conjunction(conj):
-                todo += _children(alternative)
+                todo += _parts(alternative)
         order.reverse()
         changed = True
         while changed:
             changed = sum(map(self._resize, order)) > 0
-            order = [conj for conj in order if conj not in self._settled]
+            order = [conj for conj in order if conj not in self._final]
         self._sizes |= {conj: inf for conj in seen if conj not in self._sizes}
-        self._settled |= seen
+        self._final |= seen
 
     def _resize(self, conj: Conj) -> bool:
-        """Whether the size of a conjunction becomes smaller by what is known now."""
-        self._guessed = False
-        size = min(map(self._world, self._analysis.conjunction(conj)), default=inf)
-        if not self._guessed:
-            self._settled.add(conj)
+        """Recompute a size from those known now. Returns whether it became smaller."""
+        self._provisional = False
+        size = min(map(self._alternative_size, self._analysis.conjunction(conj)), default=inf)
+        if not self._provisional:
+            self._final.add(conj)
         if size < self._sizes.get(conj, inf):
             self._sizes[conj] = size
             return True
         return False
 
-    def size(self, conj: Conj) -> float:
-        """Bytes of the shortest value, at least; infinite if there is none."""
+    def min_size(self, conj: Conj) -> float:
+        """Return a lower bound on the bytes of the shortest value; infinite if there is none."""
         known = self._sizes.get(conj)
         if known is None:
             if -1 in conj:
@@ -82,33 +65,30 @@ class Satisfiability:
             known = self._sizes[conj]
         return known
 
-    def possible(self, conj: Conj) -> bool:
-        """Whether a finite value exists."""
-        return self.size(conj) < inf
+    def is_satisfiable(self, conj: Conj) -> bool:
+        return self.min_size(conj) < inf
 
-    def reachable(self) -> list[Conj]:
-        """Everything that was found to have a finite value."""
+    def satisfiable(self) -> list[Conj]:
+        """Return the conjunctions explored so far that have a finite value."""
         return [conj for conj, size in self._sizes.items() if size < inf]
 
-    def live(self, conj: Conj) -> list[Alternative]:
-        """The worlds of a conjunction that have a finite value; its size must have been asked for."""
-        known = self._live.get(conj)
+    def satisfiable_alternatives(self, conj: Conj) -> list[Alternative]:
+        """Return the alternatives that have a finite value; the conjunction must have been explored."""
+        known = self._satisfiable.get(conj)
         if known is None:
             alternatives = self._analysis.conjunction(conj)
-            known = self._live[conj] = [alternative for alternative in alternatives if self._world(alternative) < inf]
+            known = self._satisfiable[conj] = [each for each in alternatives if self._alternative_size(each) < inf]
         return known
 
-    def array_possible(self, arrays: Arrays) -> bool:
-        """Whether a finite array exists."""
+    def array_is_satisfiable(self, arrays: Arrays) -> bool:
         return self._array(arrays) < inf
 
-    def object_possible(self, objects: Objects) -> bool:
-        """Whether a finite object exists."""
+    def object_is_satisfiable(self, objects: Objects) -> bool:
         return self._object(objects) < inf
 
-    def _world(self, alternative: Alternative) -> float:
+    def _alternative_size(self, alternative: Alternative) -> float:
         sizes = [inf]
-        if alternative.types & (NULL | TRUE | FALSE):
+        if alternative.types & (NULL | BOOLEAN):
             sizes.append(4)
         if alternative.types & NUMBER:
             sizes.append(1)
@@ -120,18 +100,18 @@ class Satisfiability:
             sizes.append(self._object(alternative.objects))
         return min(sizes)
 
-    def _known(self, conj: Conj) -> float:
+    def _part_size(self, conj: Conj) -> float:
         if -1 in conj:
             return inf
-        self._guessed = self._guessed or conj not in self._settled
+        self._provisional = self._provisional or conj not in self._final
         return self._sizes.get(conj, inf)
 
     def _array(self, arrays: Arrays) -> float:
         size = 2.0
         for index in range(min(arrays.least, arrays.num_prefix)):
-            size += self._known(arrays.item(index)) + 1
+            size += self._part_size(arrays.item(index)) + 1
         if arrays.least > arrays.num_prefix:
-            size += (arrays.least - arrays.num_prefix) * (self._known(arrays.item(arrays.num_prefix)) + 1)
+            size += (arrays.least - arrays.num_prefix) * (self._part_size(arrays.item(arrays.num_prefix)) + 1)
         needed = [entry.item for entry in arrays.contains if entry.least]
         return inf if any(-1 in conj for conj in needed) else size
 
@@ -140,7 +120,7 @@ class Satisfiability:
         for name in objects.required:
             if not self._analysis.admits_name(objects.names, name):
                 return inf
-            size += len(name) + 4 + self._known(objects.value(name))
+            size += len(name) + 4 + self._part_size(objects.value(name))
         return size
 
 
@@ -150,7 +130,7 @@ def _string(strings: Strings) -> float:
     return strings.least
 
 
-def _children(alternative: Alternative) -> Iterator[Conj]:
+def _parts(alternative: Alternative) -> Iterator[Conj]:
     if alternative.types & ARRAY:
         for index in range(alternative.arrays.num_prefix + 1):
             yield alternative.arrays.item(index)

@@ -1,4 +1,4 @@
-"""The keywords that constrain a value by itself: types, numbers, strings, lengths. What holds, and what denies it."""
+"""Scalar and counting keywords (``type``, ``minimum``, ``pattern``, ``minItems``): when they hold or fail."""
 
 from __future__ import annotations
 
@@ -7,39 +7,16 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from ..errors import GrammarError
-from ..regex.ecma_regex import num_repeats, repeat_product
-from ..regex.pattern_cache import read_pattern
+from ..regex.ecma_regex import read_pattern
 from ..regex.regex_parser import RegexError
 from ..regex.string_formats import FORMATS
-from .constraints import (
-    ALL_TYPES,
-    ARRAY,
-    FALSE,
-    NO_ARRAYS,
-    NO_NUMBERS,
-    NO_OBJECTS,
-    NO_STRINGS,
-    NULL,
-    NUMBER,
-    OBJECT,
-    STRING,
-    TRUE,
-    TYPE_BITS,
-    Alternative,
-    Arrays,
-    Numbers,
-    Objects,
-    Strings,
-)
-from .document import SchemaNode, pointer_join
+from .constraints import NO_ARRAYS, NO_NUMBERS, NO_OBJECTS, NO_STRINGS, Alternative, Arrays, Numbers, Objects, Strings
+from .document import SchemaNode
+from .json_types import ALL_TYPES, ARRAY, BOOLEAN, FALSE, NULL, NUMBER, OBJECT, STRING, TRUE, TYPE_BITS
 
-# Longer than any context: a larger maximum changes nothing, a larger minimum cannot be met.
+# Longer than an answer can be: a larger maximum changes nothing, a larger minimum cannot be met.
 MAX_LENGTH = 8192
 MAX_MULTIPLE = 10_000
-MAX_REPEAT_PRODUCT = 10_000
-# Patterns in use have 15 at most; of hundreds in a row the library loses count.
-MAX_REPEATS = 200
 _OF_NUMBERS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
 _OF_STRINGS = ("pattern", "format", "minLength", "maxLength")
 _OF_ARRAYS = ("minItems", "maxItems", "uniqueItems")
@@ -47,12 +24,12 @@ _OF_OBJECTS = ("required", "minProperties", "maxProperties")
 
 
 def decimal(value: Any) -> Decimal:
-    """A JSON number, exactly as its shortest spelling."""
+    """Return a JSON number as the decimal of its shortest spelling."""
     return Decimal(value) if isinstance(value, int) else Decimal(repr(value))
 
 
 def type_mask(schema: dict[str, Any]) -> int:
-    """The types that ``type`` admits, as bits."""
+    """Return the types that ``type`` admits, as bits."""
     names = schema.get("type")
     if names is None:
         return ALL_TYPES
@@ -63,17 +40,17 @@ def type_mask(schema: dict[str, Any]) -> int:
 
 
 def holds(node: SchemaNode) -> Alternative:
-    """The world in which all scalar and counting keywords of a node hold.
+    """Return the alternative in which all scalar and counting keywords of a node hold.
 
     Raises:
-        GrammarError: for a pattern, a multiple or a minimum that cannot be honoured.
+        GrammarError: for a pattern, a multiple or a minimum that is not supported.
     """
     schema = node.schema
     return Alternative(type_mask(schema), _numbers(node), _strings(node), _arrays(schema, node), _objects(schema, node))
 
 
 def denials(node: SchemaNode) -> Iterator[Alternative]:
-    """Worlds whose union is the failure of the scalar and counting keywords; what cannot be written is left out."""
+    """Yield alternatives in which a scalar or counting keyword fails; see `undeniable` for those left out."""
     schema, alternative = node.schema, holds(node)
     if alternative.types != ALL_TYPES:
         yield Alternative(ALL_TYPES & ~alternative.types)
@@ -87,7 +64,7 @@ def denials(node: SchemaNode) -> Iterator[Alternative]:
     if "maxLength" in schema and strings.most is not None:
         yield Alternative(STRING, strings=Strings(least=strings.most + 1))
     if "pattern" in schema:
-        _checked_pattern(schema["pattern"], node, wide=True)
+        _check_pattern(schema["pattern"], node, wide=True)
         yield Alternative(STRING, strings=Strings(not_patterns=strings.patterns))
     if alternative.arrays.least:
         yield Alternative(ARRAY, arrays=Arrays(most=alternative.arrays.least - 1))
@@ -100,7 +77,7 @@ def denials(node: SchemaNode) -> Iterator[Alternative]:
 
 
 def undeniable(schema: dict[str, Any]) -> str | None:
-    """A scalar keyword of a schema whose failure cannot be written, if there is one."""
+    """Return a scalar keyword of a schema whose failure cannot be written as a grammar, or None."""
     if "multipleOf" in schema:
         return "multipleOf"
     if schema.get("uniqueItems") is True:
@@ -109,7 +86,7 @@ def undeniable(schema: dict[str, Any]) -> str | None:
 
 
 def scalar_values(values: list[Any]) -> Alternative:
-    """The world of the given values that are not arrays or objects."""
+    """Return the alternative of those of the given values that are not arrays or objects."""
     types = 0
     for value in values:
         if value is None:
@@ -126,11 +103,10 @@ def scalar_values(values: list[Any]) -> Alternative:
 
 
 def without_scalars(values: list[Any]) -> Alternative:
-    """The world of everything but the given values, arrays and objects among them not yet left out."""
+    """Return the alternative of everything but the given values; arrays and objects among them are not excluded."""
     alternative = scalar_values(values)
-    taken = alternative.types & (NULL | TRUE | FALSE)
     return Alternative(
-        ALL_TYPES & ~taken,
+        ALL_TYPES & ~(alternative.types & (NULL | BOOLEAN)),
         numbers=Numbers(excluded=alternative.numbers.values or frozenset()),
         strings=Strings(excluded=frozenset(alternative.strings.values or ())),
     )
@@ -146,11 +122,8 @@ def _numbers(node: SchemaNode) -> Numbers:
     if "multipleOf" in schema:
         multiple = Fraction(decimal(schema["multipleOf"]))
         if multiple.numerator > MAX_MULTIPLE or multiple.denominator > 10**9:
-            raise GrammarError(
-                "multipleOf",
-                pointer_join(node.pointer, "multipleOf"),
-                f"{schema['multipleOf']} is too fine or too large; at most {MAX_MULTIPLE} and nine decimal places",
-            )
+            limit = f"at most {MAX_MULTIPLE} and nine decimal places"
+            raise node.error("multipleOf", f"{schema['multipleOf']} is too fine or too large; {limit}")
     divisors = frozenset() if multiple is None else frozenset((multiple,))
     return Numbers(low, high, low_open, high_open, multiple, divisors=divisors)
 
@@ -174,7 +147,7 @@ def _strings(node: SchemaNode) -> Strings:
         return NO_STRINGS
     patterns = frozenset((schema["pattern"],)) if "pattern" in schema else frozenset()
     if patterns:
-        _checked_pattern(schema["pattern"], node, wide=False)
+        _check_pattern(schema["pattern"], node, wide=False)
     formats = frozenset((schema["format"],)) if schema.get("format") in FORMATS else frozenset()
     return Strings(_minimum(node, "minLength"), _maximum(schema, "maxLength"), patterns, formats=formats)
 
@@ -197,8 +170,7 @@ def _objects(schema: dict[str, Any], node: SchemaNode) -> Objects:
 def _minimum(node: SchemaNode, keyword: str) -> int:
     count = int(node.schema.get(keyword, 0))
     if count > MAX_LENGTH:
-        where = pointer_join(node.pointer, keyword)
-        raise GrammarError(keyword, where, f"{count} is more than an answer can hold; the limit is {MAX_LENGTH}")
+        raise node.error(keyword, f"{count} is more than an answer can hold; the limit is {MAX_LENGTH}")
     return count
 
 
@@ -206,13 +178,8 @@ def _maximum(schema: dict[str, Any], keyword: str) -> int | None:
     return min(int(schema[keyword]), MAX_LENGTH) if keyword in schema else None
 
 
-def _checked_pattern(pattern: str, node: SchemaNode, *, wide: bool) -> None:
+def _check_pattern(pattern: str, node: SchemaNode, *, wide: bool) -> None:
     try:
-        read = read_pattern(pattern, wide)
-        if any(repeat_product(term) > MAX_REPEAT_PRODUCT for term in read.must):
-            raise RegexError(f"repeats multiply to more than {MAX_REPEAT_PRODUCT}")
-        if sum(map(num_repeats, (*read.must, *read.must_not))) > MAX_REPEATS:
-            raise RegexError(f"more than {MAX_REPEATS} repeats")
+        read_pattern(pattern, wide).check_repeats()
     except RegexError as error:
-        where = pointer_join(node.pointer, "pattern")
-        raise GrammarError("pattern", where, f"cannot be used: {error}") from None
+        raise node.error("pattern", f"cannot be used: {error}") from None

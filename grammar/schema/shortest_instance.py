@@ -1,71 +1,55 @@
-"""The shortest text of each part of a schema, as far as it is easily found: what a budget's end falls back to."""
+"""Shortest instances of the parts of a schema, from a cheap search, for closing within the budget."""
 
 from __future__ import annotations
 
 from decimal import Decimal
 
 from ..regex.charset import json_string
+from ..regex.ecma_regex import read_pattern
 from ..regex.number_ranges import spelling
-from ..regex.pattern_cache import read_pattern
 from ..regex.string_formats import FORMATS
-from .analysis import Analysis
-from .constraints import (
-    ALWAYS,
-    ARRAY,
-    FALSE,
-    INTEGER,
-    NULL,
-    NUMBER,
-    OBJECT,
-    STRING,
-    TRUE,
-    Alternative,
-    Arrays,
-    Conj,
-    Numbers,
-    Objects,
-    Strings,
-)
+from .constraints import ALWAYS, Alternative, Arrays, Conj, Numbers, Objects, Strings
+from .json_types import ARRAY, INTEGER, NUMBER, OBJECT, STRING, WORDS
 from .satisfiability import Satisfiability
+from .subschemas import Subschemas
 
-MAX_PIECES = 400
-MAX_PIECE_BYTES = 4_096
+MAX_TEXTS = 400
+MAX_TEXT_BYTES = 4_096
 MAX_ANSWER = 256 << 10
 
 
 class ShortestInstance:
-    """Short texts of the parts of one analysed schema."""
+    """Short JSON texts that satisfy the parts of one analysed schema; None where none was found."""
 
-    def __init__(self, analysis: Analysis, completion: Satisfiability) -> None:
+    def __init__(self, analysis: Subschemas, satisfiability: Satisfiability) -> None:
         self._analysis = analysis
-        self._completion = completion
+        self._satisfiability = satisfiability
         self._texts: dict[Conj, str | None] = {ALWAYS: "0"}
         self._open: set[Conj] = set()
 
     def text(self, conj: Conj) -> str | None:
-        """A short value of a conjunction, or None if none was found."""
+        """Return a short value of a conjunction as JSON, or None if none was found."""
         if conj in self._texts:
             return self._texts[conj]
         if -1 in conj or conj in self._open:
             return None
         self._open.add(conj)
-        found = [
-            text for alternative in self._completion.live(conj) for text in self._world(alternative) if text is not None
-        ]
+        alternatives = self._satisfiability.satisfiable_alternatives(conj)
+        found = [text for each in alternatives for text in self._of_types(each) if text is not None]
         self._open.discard(conj)
         text = min(found, key=len, default=None)
         self._texts[conj] = None if text is None or len(text) > MAX_ANSWER else text
         return self._texts[conj]
 
-    def pieces(self, root: Conj) -> tuple[list[str], list[str], str]:
-        """Short (properties, values) that can be needed below the root, shortest first, and the longest detour.
+    def closing_texts(self, root: Conj) -> tuple[list[str], list[str], str]:
+        """Return short properties and values that may be needed below the root, and the longest property.
 
-        A detour is a property that need not be there: once its name is begun it must be brought to an end.
+        A property that is optional counts too: once its name is begun it must be completed.
         """
         values: dict[str, None] = {}
         properties: dict[str, None] = {}
-        detours: list[str] = []
-        for conj in self._completion.reachable():
+        optional: list[str] = []
+        for conj in self._satisfiability.satisfiable():
             text = self.text(conj)
             if text is not None and conj != root:
                 values[text] = None
@@ -74,19 +58,16 @@ class ShortestInstance:
                 if alternative.types & OBJECT:
                     written = self._properties(alternative.objects)
                     properties |= {written[name]: None for name in alternative.objects.required if name in written}
-                    detours += written.values()
-        longest = max((text for text in detours if len(text) <= MAX_PIECE_BYTES), key=len, default="")
+                    optional += written.values()
+        longest = max((text for text in optional if len(text) <= MAX_TEXT_BYTES), key=len, default="")
         return _shortest(properties), _shortest(values | {"0": None}), longest
 
     def _properties(self, objects: Objects) -> dict[str, str]:
-        """The listed properties with short values, by name."""
         texts = {name: self.text(objects.value(name)) for name in objects.declared()}
         return {name: f"{json_string(name)}:{text}" for name, text in texts.items() if text is not None}
 
-    def _world(self, alternative: Alternative) -> list[str | None]:
-        found: list[str | None] = [
-            word for bit, word in ((NULL, "null"), (TRUE, "true"), (FALSE, "false")) if alternative.types & bit
-        ]
+    def _of_types(self, alternative: Alternative) -> list[str | None]:
+        found: list[str | None] = [word for bit, word in WORDS if alternative.types & bit]
         if alternative.types & NUMBER:
             found.append(_number(alternative.types, alternative.numbers))
         if alternative.types & STRING:
@@ -121,7 +102,7 @@ class ShortestInstance:
         return "{" + ",".join(f"{json_string(name)}:{texts[name]}" for name in order) + "}"
 
     def _more_names(self, objects: Objects) -> list[str]:
-        """Keys that may be added to reach a least number: listed ones in order, then one that is not."""
+        """Return keys that may be added to reach ``minProperties``: listed ones in order, then at most one other."""
         listed = [name for name in objects.declared() if name not in objects.required]
         patterns = [pattern for clause in objects.clauses for pattern, _ in clause.patterns]
         tries = [*(text for p in patterns for text in read_pattern(p).examples), "", "a", "key"]
@@ -132,14 +113,13 @@ class ShortestInstance:
 
 
 def _pattern_texts(strings: Strings) -> list[str]:
-    """Strings that end in the different ways that the patterns permit."""
     found = [text for source in strings.patterns for text in read_pattern(source).examples]
     return [json_string(text) for text in found if strings.admits(text)]
 
 
 def _shortest(texts: dict[str, None]) -> list[str]:
     ordered = sorted(texts, key=lambda text: (len(text), text))
-    return [text for text in ordered if len(text) <= MAX_PIECE_BYTES][:MAX_PIECES]
+    return [text for text in ordered if len(text) <= MAX_TEXT_BYTES][:MAX_TEXTS]
 
 
 def _number(types: int, numbers: Numbers) -> str | None:

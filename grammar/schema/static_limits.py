@@ -1,4 +1,4 @@
-"""Limits that hold before anything is compiled, all counted on the parsed grammar in one pass."""
+"""Static limits of a grammar (bytes, depth, properties, enum values), checked in one pass before any compile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from ..errors import GrammarError
 from ..spec import GrammarKind, GrammarSpec
 from .document import pointer_join
-from .error_location import crowded_part, deep_part, large_part
+from .error_location import count_error, depth_error, size_error
 
 _STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _AS_BRACES = bytes.maketrans(b"[]", b"{}")
@@ -21,12 +21,12 @@ _COUNTED = ("properties", "patternProperties", "anyOf", "oneOf", "allOf", "patte
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How large a grammar may be.
+    """Limits on the size of a grammar.
 
     Attributes:
         schema_bytes: canonical bytes of a schema or structural tag.
         grammar_bytes: bytes of a regex, EBNF or Lark text.
-        depth: JSON values inside each other.
+        depth: nesting of arrays and objects.
         subschemas: objects in a schema.
         properties: properties of one object.
         enum_values: values of one ``enum``, and choices.
@@ -50,17 +50,17 @@ DEFAULT_LIMITS = Limits()
 
 
 def check_limits(spec: GrammarSpec, limits: Limits = DEFAULT_LIMITS) -> None:
-    """Refuse a grammar that is too large to be worth a compile.
+    """Check a grammar against limits.
 
     Raises:
-        GrammarError: with the keyword, limit and value.
+        GrammarError: if one is exceeded, with keyword, limit and value.
     """
     json_kind = spec.kind in (GrammarKind.JSON_SCHEMA, GrammarKind.STRUCTURAL_TAG)
     if json_kind:
         _depth(spec, limits)
     most = limits.schema_bytes if json_kind or spec.kind is GrammarKind.CHOICE else limits.grammar_bytes
     if len(spec.content) > most:
-        raise large_part(spec, f"makes the whole too large: {len(spec.content)} bytes; the limit is {most}")
+        raise size_error(spec, f"makes the whole too large: {len(spec.content)} bytes; the limit is {most}")
     if spec.kind is GrammarKind.CHOICE:
         _check_values(spec.value(), "choice", None, limits)
     if json_kind:
@@ -73,29 +73,31 @@ def _depth(spec: GrammarSpec, limits: Limits) -> None:
         return
     brackets = rest = _STRINGS.sub(b"", content).translate(_AS_BRACES, _NO_BRACKETS)
     for _ in range(limits.depth):
-        rest = rest.replace(b"{}", b"")  # what is innermost
+        rest = rest.replace(b"{}", b"")  # the innermost ones
     deepest = _deepest(brackets) if rest else 0
     if deepest > limits.depth:
-        raise deep_part(spec, limits.depth, f"is nested {deepest} deep; the limit is {limits.depth}")
+        raise depth_error(spec, limits.depth, f"is nested {deepest} deep; the limit is {limits.depth}")
 
 
 def _deepest(brackets: bytes) -> int:
     return max(accumulate(1 if bracket in b"{" else -1 for bracket in brackets), default=0)
 
 
-# Where a value stands, as (the place around it, the step to it): a pointer is only wanted for a refusal.
-_Place: TypeAlias = "tuple[_Place | None, str | int]"
+# Path of a value as (path of its parent, last token): only an error needs the pointer.
+_Path: TypeAlias = "tuple[_Path | None, str | int]"
 
 
-def _pointer(place: _Place | None) -> str:
-    steps: list[str | int] = []
-    while place is not None:
-        place, step = place
-        steps.append(step)
-    return pointer_join("", *reversed(steps))
+def _pointer(path: _Path | None) -> str:
+    tokens: list[str | int] = []
+    while path is not None:
+        path, token = path
+        tokens.append(token)
+    return pointer_join("", *reversed(tokens))
 
 
 class _Walk:
+    """Traversal of a grammar in JSON with an explicit stack, counting objects and values of enumerations."""
+
     def __init__(self, spec: GrammarSpec, limits: Limits) -> None:
         self.spec = spec
         self.limits = limits
@@ -104,52 +106,46 @@ class _Walk:
 
     def run(self) -> None:
         root = self.spec.value()
-        stack: list[tuple[Any, _Place | None]] = [(root, None)] if isinstance(root, dict | list) else []
+        stack: list[tuple[Any, _Path | None]] = [(root, None)] if isinstance(root, dict | list) else []
         while stack:
-            at, place = stack.pop()
-            if isinstance(at, dict):
+            parent, path = stack.pop()
+            if isinstance(parent, dict):
                 self.objects += 1
                 if self.objects > self.limits.subschemas:
                     reason = f"makes the whole too large: more than {self.limits.subschemas} objects"
-                    raise crowded_part(self.spec, reason)
-                if not at.keys().isdisjoint(_COUNTED):
-                    self.check(at, place)
-                steps: Any = at.items()
+                    raise count_error(self.spec, reason)
+                if not parent.keys().isdisjoint(_COUNTED):
+                    self.check(parent, path)
+                members: Any = parent.items()
             else:
-                steps = enumerate(at)
-            stack += [(value, (place, step)) for step, value in steps if isinstance(value, _CONTAINERS)]
+                members = enumerate(parent)
+            stack += [(value, (path, token)) for token, value in members if isinstance(value, _CONTAINERS)]
 
-    def check(self, schema: dict[str, Any], place: _Place | None) -> None:
+    def check(self, schema: dict[str, Any], path: _Path | None) -> None:
         for keyword in ("properties", "patternProperties"):
-            listed = schema.get(keyword)
-            if isinstance(listed, dict) and len(listed) > self.limits.properties:
-                self.refuse(keyword, place, f"has {len(listed)} entries; the limit is {self.limits.properties}")
+            if isinstance(listed := schema.get(keyword), dict):
+                self.check_size(keyword, path, "entries", len(listed), self.limits.properties)
         for keyword in ("anyOf", "oneOf", "allOf"):
-            listed = schema.get(keyword)
-            if isinstance(listed, list) and len(listed) > self.limits.branches:
-                self.refuse(keyword, place, f"has {len(listed)} branches; the limit is {self.limits.branches}")
-        pattern = schema.get("pattern")
-        if isinstance(pattern, str) and len(pattern.encode()) > self.limits.pattern_bytes:
-            size = len(pattern.encode())
-            self.refuse("pattern", place, f"has {size} bytes; the limit is {self.limits.pattern_bytes}")
+            if isinstance(listed := schema.get(keyword), list):
+                self.check_size(keyword, path, "branches", len(listed), self.limits.branches)
+        if isinstance(pattern := schema.get("pattern"), str):
+            self.check_size("pattern", path, "bytes", len(pattern.encode()), self.limits.pattern_bytes)
         values = schema.get("enum")
         if isinstance(values, list):
-            self.value_bytes = _check_values(values, "enum", place, self.limits, self.value_bytes)
+            self.value_bytes = _check_values(values, "enum", path, self.limits, self.value_bytes)
 
-    def refuse(self, keyword: str, place: _Place | None, reason: str) -> None:
-        raise GrammarError(keyword, _pointer((place, keyword)), reason)
+    def check_size(self, keyword: str, path: _Path | None, unit: str, size: int, limit: int) -> None:
+        if size > limit:
+            raise GrammarError(keyword, _pointer((path, keyword)), f"has {size} {unit}; the limit is {limit}")
 
 
-def _check_values(values: list[Any], keyword: str, place: _Place | None, limits: Limits, before: int = 0) -> int:
-    if len(values) > limits.enum_values:
-        where = _values_pointer(keyword, place)
-        raise GrammarError(keyword, where, f"has {len(values)} values; the limit is {limits.enum_values}")
+def _check_values(values: list[Any], keyword: str, path: _Path | None, limits: Limits, before: int = 0) -> int:
     total = before + sum(len(str(value)) for value in values)
-    if total > limits.enum_bytes:
-        where = _values_pointer(keyword, place)
-        raise GrammarError(keyword, where, f"values take {total} bytes in all; the limit is {limits.enum_bytes}")
+    reason = ""
+    if len(values) > limits.enum_values:
+        reason = f"has {len(values)} values; the limit is {limits.enum_values}"
+    elif total > limits.enum_bytes:
+        reason = f"values take {total} bytes in all; the limit is {limits.enum_bytes}"
+    if reason:
+        raise GrammarError(keyword, "" if keyword == "choice" else _pointer((path, keyword)), reason)
     return total
-
-
-def _values_pointer(keyword: str, place: _Place | None) -> str:
-    return "" if keyword == "choice" else _pointer((place, keyword))

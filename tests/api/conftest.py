@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from api_live import Live, make_state, serve
+from support.api.api_live import Live, make_state, serve
+from support.api.real_server import RealServer, start
 
 from rootgraft.api.config import ServerConfig
 
@@ -22,16 +23,24 @@ def live(session_live: Live) -> Live:
     return session_live
 
 
+@pytest.fixture(scope="session")
+def real_server() -> Iterator[RealServer]:
+    """One server without options for all heavy tests that leave it as it was."""
+    running = start()
+    yield running
+    running.close()
+
+
 @pytest.fixture
 def serve_with() -> Iterator[Any]:
     """Starts a server with options of the test's own."""
     running: list[Iterator[Live]] = []
 
-    def start(options: ServerConfig) -> Live:
+    def started(options: ServerConfig) -> Live:
         server = serve(make_state(options))
         running.append(server)
         return next(server)
 
-    yield start
+    yield started
     for server in running:
         next(server, None)

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from lora_models import LINEARS, base, make_adapter
-from tiny_tokenizers import train_byte_level, write_folder
+from support.models.lora_models import LINEARS, base, make_adapter
+from support.models.tiny_tokenizers import train_byte_level, write_folder
 
 from rootgraft import LLM, SamplingParams
 from rootgraft.api.config import ServerConfig
@@ -27,15 +27,14 @@ NAMES = ("base", "one", "two")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(bases: Path) -> Path:
     """A tiny model with a tokenizer, and two adapters of it."""
-    root = tmp_path_factory.mktemp("adapted")
-    base("worded", root)
+    base("worded", bases)
     template = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
-    write_folder(root / "worded", train_byte_level().to_str(), eos_token="<|im_end|>", chat_template=template)
+    write_folder(bases / "worded", train_byte_level().to_str(), eos_token="<|im_end|>", chat_template=template)
     for seed, name in enumerate(NAMES[1:]):
-        make_adapter("worded", root, root / "adapters" / name, seed, r=2 + seed, target_modules=LINEARS)
-    return root
+        make_adapter("worded", bases, bases / "adapters" / name, seed, r=2 + seed, target_modules=LINEARS)
+    return bases
 
 
 @pytest.fixture(scope="module")

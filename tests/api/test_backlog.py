@@ -6,7 +6,7 @@ from array import array
 from typing import Any
 
 import pytest
-from test_rate_limits import Clock, limited, refused
+from support.api.limit_fakes import Clock, limited, refused
 
 from rootgraft.api.access.caller import Caller
 from rootgraft.api.access.overload import ROOM, Load, QueueLimits

@@ -5,39 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import bad_fields
-import httpx
 import orjson
 import pytest
-from api_live import Live
-from bad_fields import GOOD
-from bad_inputs import CASES, CHAT, CHAT_NUMBERS, COMPLETION_NUMBERS, COMPLETIONS, HI, RAW
-
-
-def check_error(reply: httpx.Response, status: int, param: str | None, code: str | None) -> str:
-    """The whole shape of an error; its message."""
-    assert reply.status_code == status, reply.text
-    assert reply.headers["x-request-id"] and reply.headers["content-type"] == "application/json"
-    body = reply.json()
-    keys = {"message", "type", "param", "code"}
-    assert list(body) == ["error"]
-    # A form that is refused comes with the place as data.
-    assert set(body["error"]) in (keys, keys | {"keyword", "pointer", "reason"})
-    error = body["error"]
-    assert error["type"] == "invalid_request_error"
-    assert error["param"] == param, error
-    assert error["code"] == code, error
-    message = str(error["message"])
-    assert message.endswith(".") and len(message) < 400 and "Traceback" not in message
-    if param is not None:
-        assert param.partition("[")[0].partition(".")[0] in message or code == "context_length_exceeded", message
-    return message
-
-
-def complete(path: str, fields: dict[str, Any]) -> dict[str, Any]:
-    if path == CHAT:
-        return {"messages": HI, **fields}
-    return {"prompt": "ab", **fields} if path == COMPLETIONS else fields
+from support.api import bad_fields
+from support.api.api_live import Live
+from support.api.bad_fields import GOOD
+from support.api.bad_inputs import CASES, CHAT, CHAT_NUMBERS, COMPLETION_NUMBERS, COMPLETIONS, HI, RAW
+from support.api.reply_checks import check_error, complete
 
 
 def test_the_table_is_large_enough() -> None:

@@ -12,10 +12,10 @@ from typing import Any
 
 import openai
 import pytest
-from api_live import Live, make_state, serve, wait_until
+from support.api.api_live import Live, make_state, serve, wait_until
 
 from rootgraft.api.batches import batch_service as desk_module
-from rootgraft.api.batches.batch_lines import BatchOutput
+from rootgraft.api.batches.batch_files import BatchOutput
 from rootgraft.api.batches.batch_service import BatchService
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.routes import files as files_module
@@ -192,7 +192,7 @@ def test_a_batch_that_is_cancelled_keeps_what_is_answered(
 
 
 def test_a_batch_whose_time_is_up(live: Live, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk_module, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(desk_module, "_POLL_SECONDS", 0.01)
     hold(live)
     batch = begin(client, *map(line, range(3)))
     wait_until(lambda: client.batches.retrieve(batch.id).status == "in_progress")
@@ -220,9 +220,9 @@ def test_a_full_disk_loses_no_answer(live: Live, client: openai.OpenAI, monkeypa
 
 def test_a_batch_that_is_cancelled_before_it_is_read(live: Live, client: openai.OpenAI) -> None:
     batch_service = live.state.batches
-    batch_service._begin = lambda record: None
+    batch_service._start = lambda record: None
     batch = begin(client, "nonsense")
-    del batch_service._begin
+    del batch_service._start
     client.batches.cancel(batch.id)
     done = ended(client, batch)
     assert done.status == "cancelled" and done.output_file_id is None and done.error_file_id is None
@@ -334,13 +334,13 @@ def begin_with(client: openai.OpenAI, file_id: str) -> Any:
 
 def test_a_key_that_is_taken_back_asks_nothing_more(tmp_path: Path) -> None:
     with start(tmp_path / "b", api_key=("one", "two")) as live, live.openai(api_key="one") as client:
-        live.state.batches._turns = asyncio.Semaphore(0)
+        live.state.batches._slots = asyncio.Semaphore(0)
         batch = begin(client, line(1))
         wait_until(lambda: client.batches.retrieve(batch.id).status == "in_progress")
         keys, owner = live.state.keys, live.state.keys.find(b"one")
         batch_service, record = live.state.batches, live.state.batches.records.get(owner.tenant, batch.id)
         keys._keys = keys._given[1:]
-        live.loop.call_soon_threadsafe(batch_service._turns.release)
+        live.loop.call_soon_threadsafe(batch_service._slots.release)
         wait_until(lambda: record.has_ended)
         keys._keys = keys._given
         done = client.batches.retrieve(batch.id)

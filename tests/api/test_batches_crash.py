@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from api_live import wait_until
+from support.api.api_live import wait_until
 
 from rootgraft.api.batches.batch_service import WORKERS
 
@@ -32,7 +32,7 @@ def request(number: int) -> str:
 def python(*words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "tests/api")},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -41,7 +41,7 @@ def python(*words: str) -> subprocess.Popen[str]:
 
 @contextmanager
 def server(folder: Path, asked: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    process = python(str(ROOT / "tests/api/batch_child.py"), str(folder), str(asked))
+    process = python(str(ROOT / "tests/support/api/batch_child.py"), str(folder), str(asked))
     assert process.stdout and process.stdin
     with process:
         try:

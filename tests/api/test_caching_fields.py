@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from api_live import Live
+from support.api.api_live import Live
 
 HI = [{"role": "user", "content": "Hi"}]
 BODIES = {

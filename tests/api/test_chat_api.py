@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from api_live import Live
+from support.api.api_live import Live
 
 HI = [{"role": "user", "content": "hi"}]
 

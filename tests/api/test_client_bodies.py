@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_live import Live
+from support.api.api_live import Live
 
 FOLDER = Path(__file__).parent / "clients"
 BODIES = [

@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from api_fakes import BOS
-from api_live import Live
+from support.api.api_fakes import BOS
+from support.api.api_live import Live
 
 
 def test_a_whole_answer(live: Live) -> None:

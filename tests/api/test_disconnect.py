@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from api_live import Live, wait_until
+from support.api.api_live import Live, wait_until
 
 from rootgraft.api.generate import sse
 

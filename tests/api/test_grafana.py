@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from api_live import Live
-from test_operation import scrape
+from support.api.api_live import Live
+from support.api.reply_checks import scrape
 
 BOARD: dict[str, Any] = json.loads(
     (Path(__file__).parents[2] / "deploy" / "grafana" / "rootgraft.json").read_text("utf-8")

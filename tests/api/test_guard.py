@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from api_live import Live, make_state, serve, wait_until
+from support.api.api_live import Live, make_state, serve, wait_until
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.http import connection, guard

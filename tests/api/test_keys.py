@@ -11,8 +11,9 @@ from typing import Any
 
 import orjson
 import pytest
-from api_live import Live, make_state, serve
-from fake_worker import FakeWorker
+from support.api.api_live import Live, make_state, serve
+from support.api.key_files import entry, sha, write
+from support.engine.fake_worker import FakeWorker
 
 from rootgraft.api.access import keyring
 from rootgraft.api.access.api_keys import ANYBODY, Key, Scope, needed_scope, read_keys
@@ -28,22 +29,6 @@ from rootgraft.engine.types import AdapterInfo, Priority, SamplingParams
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 Start = Callable[[ServerConfig], Live]
-
-
-def sha(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
-
-
-def entry(name: str, **fields: Any) -> dict[str, Any]:
-    """A key that reads as its name."""
-    return {"name": name, "sha256": sha(name), **fields}
-
-
-def write(file: Path, *entries: dict[str, Any]) -> None:
-    """Replace the file at once, as a careful operator does."""
-    new = file.with_suffix(".new")
-    new.write_bytes(orjson.dumps({"keys": entries}))
-    new.rename(file)
 
 
 TOML = f"""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tokenizers
 import torch
-from test_real_server import RealServer, start
+from support.api.real_server import RealServer, start
 
 pytestmark = [
     pytest.mark.heavy,

@@ -7,18 +7,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import bad_fields
-import bad_inputs
 import httpx
 import psutil
 import pytest
 import schemathesis
-from api_live import wait_until
 from hypothesis import HealthCheck, Phase, given, settings
 from prometheus_client.parser import text_string_to_metric_families
 from schemathesis import GenerationMode
-from test_bad_inputs import complete
-from test_real_server import QUESTION, RealServer, start
+from support.api import bad_fields, bad_inputs
+from support.api.api_live import wait_until
+from support.api.real_server import QUESTION, RealServer, start
+from support.api.reply_checks import complete
 
 pytestmark = pytest.mark.heavy
 

@@ -10,17 +10,17 @@ from typing import Any
 import openai.types.responses as sdk
 import pydantic
 import pytest
-from api_live import Live
 from openai.types import completion_create_params as completions
 from openai.types.chat import completion_create_params as chats
 from openai.types.responses import response_create_params as responses
-from responses_asks import TOOLS, events_of, say
-from test_tool_calls_api import TWO
+from support.api.api_live import Live
+from support.api.responses_asks import TOOLS, events_of, say
+from support.api.tool_asks import TWO
 
 from rootgraft.api.protocol.base import RequestModel
 from rootgraft.api.protocol.chat import ChatRequest
 from rootgraft.api.protocol.completions import CompletionRequest
-from rootgraft.api.protocol.response_items import CallItem, MessageItem, OutputItem, TextPart
+from rootgraft.api.protocol.response_items import CallItem, MessageItem, OutputItem, ResponseTextPart
 from rootgraft.api.protocol.responses import FunctionTool, ResponseRequest, TextConfig, TextFormat
 from rootgraft.engine.errors import EngineDead
 
@@ -58,8 +58,8 @@ def known(model: type[pydantic.BaseModel]) -> set[str]:
         (sdk.response_input_item_param.FunctionCallOutput, OutputItem),
         (sdk.EasyInputMessageParam, MessageItem),
         (sdk.ResponseOutputMessageParam, MessageItem),
-        (sdk.ResponseOutputTextParam, TextPart),
-        (sdk.ResponseInputTextParam, TextPart),
+        (sdk.ResponseOutputTextParam, ResponseTextPart),
+        (sdk.ResponseInputTextParam, ResponseTextPart),
     ],
 )
 def test_every_field_of_the_client_is_known_or_known_to_be_unknown(kind: Any, model: type[pydantic.BaseModel]) -> None:

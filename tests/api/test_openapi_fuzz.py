@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import schemathesis
-from api_live import Live, make_state, serve
 from hypothesis import HealthCheck, Phase, settings
 from schemathesis import GenerationMode
+from support.api.api_live import Live, make_state, serve
 
 from rootgraft.api.http.app import create_app
 from rootgraft.engine.errors import RequestError

@@ -11,9 +11,9 @@ from typing import Any
 
 import openai
 import pytest
-from api_fakes import BOS
-from api_live import Live, make_state, serve
-from prometheus_client.parser import text_string_to_metric_families
+from support.api.api_fakes import BOS
+from support.api.api_live import Live, make_state, serve
+from support.api.reply_checks import scrape, value
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.engine.messages import Heartbeat
@@ -105,24 +105,6 @@ def test_tokenize_messages_as_chat_does(live: Live) -> None:
         assert tokens == list(live.async_engine.seen[0].tokens)
         open_ended = http.post("/tokenize", json={"messages": HI, "add_generation_prompt": False}).json()
     assert bytes(open_ended["tokens"]).decode() == "<user>hi\n"
-
-
-def scrape(live: Live, **headers: str) -> dict[str, Any]:
-    with live.http(headers=headers) as http:
-        reply = http.get("/metrics")
-    assert reply.status_code == 200
-    return {family.name: family for family in text_string_to_metric_families(reply.text)}
-
-
-def value(families: dict[str, Any], family: str, sample: str = "", **labels: str) -> float:
-    """One sample's value. The family is named without its prefix, the sample by what follows the family's name."""
-    found = [
-        entry.value
-        for entry in families["rootgraft:" + family].samples
-        if entry.name == "rootgraft:" + family + sample and entry.labels.items() >= labels.items()
-    ]
-    assert len(found) == 1, (family, sample, labels, found)
-    return float(found[0])
 
 
 def test_metrics_of_the_engine(live: Live) -> None:

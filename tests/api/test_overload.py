@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
-from api_live import Live, wait_until
-from test_keys import entry, write
+from support.api.api_live import Live, wait_until
+from support.api.key_files import entry, write
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.errors import Rejection

@@ -4,35 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.api.limit_fakes import Clock, limited, refused
 
-from rootgraft.api.access.api_keys import Key
 from rootgraft.api.access.rate_limits import RateLimits, duration
 from rootgraft.api.errors import Rejection
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def limited(requests: int | None = None, tokens: int | None = None) -> Key:
-    return Key("k", b"", "t", requests_per_minute=requests, tokens_per_minute=tokens)
-
-
-def refused(call: Callable[[], Any]) -> tuple[int, str, int]:
-    """Status, reason and seconds of a refusal."""
-    with pytest.raises(Rejection) as caught:
-        call()
-    headers = caught.value.headers or {}
-    return caught.value.status_code, caught.value.reason, int(headers["retry-after"])
 
 
 def test_requests_per_minute() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import openai
 import pydantic
 import pytest
-from test_real_server import RealServer, start
+from support.api.real_server import RealServer
 
 pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("default")]
 QUESTION = "Ann is 30 years old. Who is it about?"
@@ -27,10 +27,8 @@ class Person(pydantic.BaseModel):
 
 
 @pytest.fixture(scope="module")
-def base_url() -> Iterator[str]:
-    server: RealServer = start()
-    yield str(server.client.base_url)
-    server.close()
+def base_url(real_server: RealServer) -> str:
+    return str(real_server.client.base_url)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from api_live import make_state
+from support.api.api_live import make_state
 
 from rootgraft.api.http.app import create_app
 from rootgraft.engine.config import EngineConfig

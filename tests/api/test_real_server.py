@@ -3,68 +3,18 @@
 from __future__ import annotations
 
 import signal
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from pathlib import Path
 
-import httpx
 import openai
 import psutil
 import pytest
+from support.api.real_server import QUESTION, RealServer, start
 
 pytestmark = pytest.mark.heavy
 
-QUESTION = [{"role": "user", "content": "Name three colours."}]
-
-
-class RealServer:
-    """A server process and a client for it."""
-
-    def __init__(self, port: int, *options: str, cwd: Path | None = None) -> None:
-        command = [sys.executable, "-P", "-m", "rootgraft.api.cli.main", "serve", "--port", str(port)]
-        self.process = subprocess.Popen([*command, "--served-model-name", "small", *options], cwd=cwd)
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False)
-        self.client = openai.OpenAI(
-            base_url=f"http://127.0.0.1:{port}/v1",
-            api_key="none",
-            max_retries=0,
-            http_client=httpx.Client(trust_env=False),
-        )
-
-    def status(self) -> int:
-        try:
-            return self.http.get("/ready").status_code
-        except httpx.ConnectError:
-            return 0
-
-    def wait_ready(self) -> None:
-        while self.status() != 200:
-            assert self.process.poll() is None
-            time.sleep(0.2)
-
-    def close(self) -> None:
-        self.http.close()
-        self.client.close()
-        self.process.kill()
-        self.process.wait()
-
-
-def start(*options: str, cwd: Path | None = None) -> RealServer:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port = sock.getsockname()[1]
-    server = RealServer(port, *options, cwd=cwd)
-    server.wait_ready()
-    return server
-
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RealServer]:
-    running = start()
-    yield running
-    running.close()
+def server(real_server: RealServer) -> RealServer:
+    return real_server
 
 
 def test_streamed_and_whole_answers_are_the_same(server: RealServer) -> None:
@@ -117,16 +67,20 @@ def test_sigterm_ends_it_with_0() -> None:
         server.close()
 
 
-def test_the_end_of_the_engine_ends_it_with_70(server: RealServer) -> None:
-    [engine] = psutil.Process(server.process.pid).children()
-    stream = server.client.completions.create(
-        model="small", prompt="x", max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
-    )
-    next(stream)
-    engine.kill()
-    with pytest.raises(openai.APIError):
-        list(stream)
-    assert server.process.wait(60) == 70
+def test_the_end_of_the_engine_ends_it_with_70() -> None:
+    server = start()
+    try:
+        [engine] = psutil.Process(server.process.pid).children()
+        stream = server.client.completions.create(
+            model="small", prompt="x", max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(stream)
+        engine.kill()
+        with pytest.raises(openai.APIError):
+            list(stream)
+        assert server.process.wait(60) == 70
+    finally:
+        server.close()
 
 
 def test_an_engine_that_hangs_ends_it_with_70() -> None:

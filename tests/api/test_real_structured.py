@@ -11,7 +11,7 @@ import jsonschema
 import openai
 import pydantic
 import pytest
-from test_real_server import RealServer, start
+from support.api.real_server import RealServer
 
 pytestmark = pytest.mark.heavy
 
@@ -49,12 +49,10 @@ QUESTION: Any = [{"role": "user", "content": "What is the weather in Paris? Desc
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RealServer]:
-    running = start()
-    yield running
-    assert "rootgraft:structured_answers_broken_total{" in (metrics := running.http.get("/metrics").text)
+def server(real_server: RealServer) -> Iterator[RealServer]:
+    yield real_server
+    assert "rootgraft:structured_answers_broken_total{" in (metrics := real_server.http.get("/metrics").text)
     assert re.search(r"structured_answers_broken_total\{[^}]*\} 0\.0", metrics)
-    running.close()
 
 
 def check(text: str | None, schema: Any) -> None:

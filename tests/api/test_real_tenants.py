@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
-from test_real_server import RealServer, start
+from support.api.real_server import RealServer, start
 
 pytestmark = pytest.mark.heavy
 

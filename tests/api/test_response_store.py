@@ -87,7 +87,7 @@ def test_the_bounds_hold_whatever_happens(steps: list[tuple[str, str, int]]) -> 
             store.delete("", name)
         alive = [store._records[key] for key in store._records]
         assert store.num_bytes == sum(one.num_bytes for one in alive) <= 8000 and len(store) <= 4
-        assert set(store._holders) == {("", item) for one in alive for item in one.item_ids}
+        assert set(store._response_of_item) == {("", item) for one in alive for item in one.item_ids}
 
 
 @pytest.mark.parametrize("size", [1, 100])

@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pydantic
 import pytest
-from api_live import Live, wait_until
-from responses_asks import ASKED, PATH, TOOLS, events_of, flat, prompt, say
-from test_bad_inputs import check_error
-from test_tool_calls_api import CASES, TWO
+from support.api.api_live import Live, wait_until
+from support.api.reply_checks import check_error
+from support.api.responses_asks import ASKED, PATH, TOOLS, events_of, flat, prompt, say
+from support.api.tool_asks import CASES, TWO
 
 from rootgraft.engine.errors import EngineDead, GrammarRefused
 

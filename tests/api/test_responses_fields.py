@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from api_live import Live
-from bad_structured import tool
-from responses_asks import ASKED, PATH, TOOLS, rendered, say
-from test_bad_inputs import check_error
-from test_tool_calls_api import TWO
+from support.api.api_live import Live
+from support.api.bad_structured import tool
+from support.api.reply_checks import check_error
+from support.api.responses_asks import ASKED, PATH, TOOLS, rendered, say
+from support.api.tool_asks import TWO
 
 
 def test_items_become_messages(live: Live) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import openai
 import pytest
-from api_live import Live, wait_until
-from responses_asks import ASKED, TOOLS, events_of, rendered, say
-from test_tool_calls_api import FORCED
+from support.api.api_live import Live, wait_until
+from support.api.responses_asks import ASKED, TOOLS, events_of, rendered, say
+from support.api.tool_asks import FORCED
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.engine.errors import EngineDead

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_live import Live
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.api.api_live import Live
 
 from rootgraft.api.cli.main import main
 from rootgraft.engine.types import Priority

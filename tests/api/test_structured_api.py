@@ -8,9 +8,9 @@ from typing import Any, Literal
 import openai
 import pydantic
 import pytest
-from api_live import Live
-from bad_structured import FORMS, schema_format
-from test_operation import scrape, value
+from support.api.api_live import Live
+from support.api.bad_structured import FORMS, schema_format
+from support.api.reply_checks import scrape, value
 
 from rootgraft.engine.errors import GrammarRefused, RequestError
 from rootgraft.grammar.spec import GrammarKind, GrammarSpec

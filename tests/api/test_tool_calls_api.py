@@ -9,22 +9,16 @@ import jsonschema
 import openai
 import pydantic
 import pytest
-from api_live import Live
-from bad_structured import named, schema_format, tool
-from test_operation import scrape, value
+from support.api.api_live import Live
+from support.api.bad_structured import named, schema_format, tool
+from support.api.reply_checks import scrape, value
+from support.api.tool_asks import CASES, CITY, FORCED, ONE, SHORT, TOOLS, TWO
 
 from rootgraft.engine.errors import GrammarRefused
 from rootgraft.grammar.spec import GrammarKind
 
 CHAT = "/v1/chat/completions"
 HI: Any = [{"role": "user", "content": "hi"}]
-CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-WEATHER, PING = tool("weather", description="Of a city.", parameters=CITY, strict=True), tool("ping")
-TOOLS = [WEATHER, PING]
-ONE = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
-TWO = ONE + '\n<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'
-FORCED = '[{"name": "weather", "arguments": {"city": "Ulm"}}, {"name":"ping","arguments":{}}]'
-SHORT = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named("ping")]}}
 
 
 def post(live: Live, **fields: Any) -> dict[str, Any]:
@@ -40,19 +34,6 @@ def say(live: Live, text: str) -> None:
 
 def prompt(live: Live) -> str:
     return bytes(live.async_engine.seen[-1].tokens.tolist()).decode()
-
-
-CASES: list[tuple[Any, str, list[tuple[str, str]], str | None]] = [
-    ("auto", ONE, [("weather", '{"city": "Ulm"}')], None),
-    ("auto", TWO, [("weather", '{"city": "Ulm"}'), ("ping", "{}")], None),
-    ("auto", "Well. " + TWO, [("weather", '{"city": "Ulm"}'), ("ping", "{}")], "Well."),
-    ("auto", "No need to.", [], "No need to."),
-    ("none", ONE, [], ONE),
-    ("required", FORCED, [("weather", '{"city": "Ulm"}'), ("ping", "{}")], None),
-    (named("weather"), '{"city":"Ulm"}', [("weather", '{"city":"Ulm"}')], None),
-    (named("ping"), "{}", [("ping", "{}")], None),
-    (SHORT, '[{"name":"ping","arguments":{}}]', [("ping", "{}")], None),
-]
 
 
 @pytest.mark.parametrize(("choice", "text", "calls", "content"), CASES)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rootgraft.api.tools.tool_formats import dialect_of
+from rootgraft.api.structured.tool_formats import dialect_of
 from rootgraft.engine.text.chat_template import ChatTemplates
 
 _TOOLS = "{% if tools %}[{% for tool in tools %}{{ tool | tojson }}{% endfor %}]{% endif %}"

@@ -11,37 +11,15 @@ from typing import Any
 
 import orjson
 import pytest
-from api_live import Live, wait_until
+from support.api.api_live import Live, wait_until
+from support.api.full_snapshot import full_snapshot
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.observe import engine_watch, live_page
 from rootgraft.api.observe.live_page import FILES, PATHS
-from rootgraft.engine.core import debug_snapshot
 from rootgraft.engine.messages import Heartbeat
-from rootgraft.engine.snapshot import EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView
-from rootgraft.engine.types import AdapterInfo
 
 Start = Callable[[ServerConfig], Live]
-
-
-def full_snapshot() -> EngineSnapshot:
-    """As large as one can be, but for the number of slots."""
-    large = 10**9
-    return EngineSnapshot(
-        16,
-        {f"some_counter_{number}": 1e9 / 7 for number in range(60)},
-        tuple(NamespaceView("a" * 60 + str(i), "t" * 64, True) for i in range(debug_snapshot.MOST_NODES)),
-        tuple(NodeView(large + i, i // 3 - 1, i, *[large] * 4, True) for i in range(debug_snapshot.MOST_NODES)),
-        large,
-        tuple(
-            SequenceView(large + i, i, *[large] * 8, "a" * 64, "t" * 64, True, 1e9 / 7, large)
-            for i in range(debug_snapshot.MOST_SEQUENCES)
-        ),
-        tuple(
-            AdapterInfo("a" * 64, "p" * 64, "draining", "device", large) for _ in range(debug_snapshot.MOST_ADAPTERS)
-        ),
-        tuple(SlotView("a" * 64, True, large, True) for _ in range(16)),
-    )
 
 
 def test_files_have_types_and_a_policy(live: Live) -> None:
@@ -137,7 +115,7 @@ def test_an_engine_that_is_gone(live: Live) -> None:
 
 
 def test_data_is_for_admins_and_files_for_all(serve_with: Start, tmp_path: Path) -> None:
-    from test_keys import entry, write
+    from support.api.key_files import entry, write
 
     write(tmp_path / "keys.json", entry("user"), entry("boss", scopes=["admin"]), entry("meter", scopes=["metrics"]))
     live = serve_with(ServerConfig(api_key_file=str(tmp_path / "keys.json")))

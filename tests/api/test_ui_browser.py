@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_live import Live
 from playwright.sync_api import Browser, Page, expect, sync_playwright
-from test_real_server import RealServer, start
-from test_ui_api import full_snapshot
+from support.api.api_live import Live
+from support.api.full_snapshot import full_snapshot
+from support.api.real_server import RealServer, start
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.engine.messages import Heartbeat
@@ -183,7 +183,7 @@ def test_a_key_is_asked_for_and_kept(serve_with: Any, open_page: Open) -> None:
 
 
 def test_a_key_without_the_scope_has_the_playground(serve_with: Any, open_page: Open, tmp_path: Path) -> None:
-    from test_keys import entry, write
+    from support.api.key_files import entry, write
 
     write(tmp_path / "keys.json", entry("user"))
     live = serve_with(ServerConfig(api_key_file=str(tmp_path / "keys.json")))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from aiohttp import web
-from fake_openai import FakeServer
+from support.api.fake_openai import FakeServer
 
 
 @pytest.fixture

@@ -11,16 +11,15 @@ from pathlib import Path
 import numpy as np
 import orjson
 import pytest
-from fake_openai import FakeServer
 from hypothesis import given
 from hypothesis import strategies as st
+from support.api.fake_openai import FakeServer
 
-from rootgraft.api.cli.bench_prompts import TokenScale, random_bodies
-from rootgraft.api.cli.bench_report import Timing, percentile, summarise
-from rootgraft.api.cli.bench_serve import _arrivals
+from rootgraft.api.cli.bench_report import percentile, summarise
+from rootgraft.api.cli.bench_serve import TokenScale, _arrivals, random_bodies
 from rootgraft.api.cli.main import main
 from rootgraft.api.cli.options import BenchOptions
-from rootgraft.api.cli.remote_server import RemoteError, _events
+from rootgraft.api.cli.remote_server import RemoteError, Timing, _events
 
 
 def bench(server: FakeServer, tmp_path: Path, *argv: str) -> dict:

@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_openai import FakeServer
+from support.api.fake_openai import FakeServer
 
 from rootgraft.api.cli.main import main
-from rootgraft.api.cli.terminal import Answer
+from rootgraft.api.cli.remote_server import Timing
+from rootgraft.api.cli.terminal import summary
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,14 +84,8 @@ def test_an_address_that_is_none(url: str, capsys) -> None:
 
 
 def test_the_summary_counts_tokens_and_hits() -> None:
-    answer = Answer(started=1.0)
-    for text in ("a", "b", "c"):
-        answer.add({"choices": [{"delta": {"content": text}}]})
-    usage = {"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}}
-    answer.add({"choices": [], "usage": usage})
-    answer.first, answer.last = 1.5, 2.5
-    assert answer.text == "abc"
-    assert answer.summary() == "3 tokens, first after 0.50 s, 2.0 tokens/s, 8 of 9 prompt tokens cached"
+    timing = Timing(ttft=0.5, gaps=[0.25, 0.75], prompt=9, cached=8, completion=3)
+    assert summary(timing) == "3 tokens, first after 0.50 s, 2.0 tokens/s, 8 of 9 prompt tokens cached"
 
 
 class Screen:

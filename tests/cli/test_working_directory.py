@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.api.real_server import start
 
 NAMES = ("engine", "radix", "lora", "grammar", "kernels", "api", "programs")
 MODULES = ("http.py", "json.py", "queue.py", "select.py", "numpy.py", "torch.py", "rootgraft.py")
 SCRIPT = """
 import asyncio
-from rootgraft.engine.client import EngineClient
+from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import EngineError
-from rootgraft.grammar.compile.worker_handle import Child
+from rootgraft.grammar.compile.worker_handle import WorkerHandle
 from rootgraft.grammar.vocabulary import Vocabulary
 from pathlib import Path
 
@@ -29,7 +31,7 @@ async def main():
 
 asyncio.run(main())
 for yields in (False, True):
-    child = Child(Vocabulary((b"a", b"b", b"<end>"), frozenset((2,)), (2,)), yields=yields)
+    child = WorkerHandle(Vocabulary((b"a", b"b", b"<end>"), frozenset((2,)), (2,)), yields=yields)
     print(child.is_alive)
     child.kill()
 """
@@ -47,6 +49,10 @@ def trapped_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def ran_traps(folder: Path) -> list[str]:
+    return [path.name for path in folder.glob("*.ran")]
+
+
 def test_children_run_nothing_from_the_working_directory(trapped_folder: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-c", SCRIPT],
@@ -56,7 +62,32 @@ def test_children_run_nothing_from_the_working_directory(trapped_folder: Path, t
         text=True,
         check=False,
     )
-    assert [path.name for path in tmp_path.glob("*.ran")] == []
+    assert ran_traps(tmp_path) == []
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[1:] == ["True", "True"]
     assert done.stdout.startswith("ModelError")
+
+
+@pytest.mark.heavy
+def test_a_server_in_a_folder_of_traps_answers_with_a_schema(
+    trapped_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAPPED", str(tmp_path))
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": "integer"}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    server = start(cwd=trapped_folder)
+    try:
+        answer = server.client.chat.completions.create(
+            model="small",
+            messages=[{"role": "user", "content": "Name a number."}],
+            max_tokens=40,
+            response_format={"type": "json_schema", "json_schema": {"name": "number", "schema": schema}},
+        )
+    finally:
+        server.close()
+    assert isinstance(json.loads(answer.choices[0].message.content or "")["n"], int)
+    assert ran_traps(tmp_path) == []

@@ -5,145 +5,27 @@ from __future__ import annotations
 import gc
 import random
 import sys
-import threading
-from array import array
 from collections import Counter
-from pathlib import Path
 
 import pytest
-from fake_worker import FakeWorker, adapter_code, expected_tokens
-from lora_folders import file_of, good_config, good_tensors, small_reader, write_folder
-from test_lora_malformed import CASES
+from support.engine.adapter_engine import Engine, write
+from support.engine.core_hooks import tree_of
+from support.engine.fake_worker import FakeWorker, adapter_code
+from support.models.bad_adapters import CASES
+from support.models.lora_folders import write_folder
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.messages import (
     Abort,
-    AdapterChanged,
-    Adapters,
-    Done,
-    Failed,
     ListAdapters,
     LoadAdapter,
-    Reply,
-    Submit,
-    TokenOut,
     UnloadAdapter,
 )
-from rootgraft.engine.types import FinishReason, SamplingParams
-from rootgraft.lora.adapter_pool import AdapterPool
+from rootgraft.engine.types import FinishReason
 
-PATIENCE = 5
 LINKS = {number for number, name in enumerate(CASES) if "link" in name}  # these need a folder that they lead out of
-
-
-def write(root: Path, name: str, seed: int, invocation: list[int] | None = None) -> str:
-    config = good_config(alora_invocation_tokens=invocation) if invocation else good_config()
-    return str(write_folder(root / name, config, file_of(good_tensors(seed))))
-
-
-class Engine:
-    """A core over a fake device, its client, and what each sequence should have got."""
-
-    def __init__(
-        self,
-        root: Path | None = None,
-        *,
-        slots=2,
-        num_pages=64,
-        max_num_seqs=4,
-        max_cpu_bytes=1 << 20,
-        max_adapters=20,
-        **options,
-    ):
-        reader = small_reader(root)
-        self.gate = threading.Event()
-        self.gate.set()
-        gate = self.gate
-
-        class Gated:
-            layout = reader.layout
-
-            def read(self, path, *, trusted=False):
-                gate.wait()
-                return reader.read(path, trusted=trusted)
-
-            def read_again(self, path, digest, *, trusted=False):
-                gate.wait()
-                return reader.read_again(path, digest, trusted=trusted)
-
-        self.pool = AdapterPool(
-            Gated(), max_loras=slots, max_adapters=max_adapters, max_cpu_bytes=max_cpu_bytes, patience=PATIENCE
-        )
-        self.worker = FakeWorker(num_pages, 4, adapters=self.pool)
-        config = EngineConfig(
-            block_size=4,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=16,
-            enable_lora=True,
-            lora_dir=str(root) if root else None,
-            **options,
-        )
-        self.core = EngineCore(config, self.worker)
-        self.prompts: dict[int, list[int]] = {}
-        self.codes: dict[int, tuple[int, int]] = {}
-        self.tokens: dict[int, list[int]] = {}
-        self.ends: dict[int, Done | Failed] = {}
-        self.replies: dict[int, Reply | Adapters] = {}
-        self.names: dict[str, object] = {info.name: info for info in self.core.ready.adapters}
-
-    def submit(self, prompt, adapter=None, salt="", **params) -> int:
-        number = len(self.prompts)
-        self.prompts[number], self.tokens[number] = list(prompt), []
-        self.core.handle([Submit(number, array("i", prompt), SamplingParams(**params), adapter, salt)])
-        version = adapter and self.pool.registry.get(adapter)
-        self.codes[number] = (adapter_code(version.digest), 0) if version else (0, 0)
-        return number
-
-    def call(self, kind, *fields) -> Reply | Adapters:
-        number = 1000 + len(self.replies)
-        self.core.handle([kind(number, *fields)])
-        self.wait(lambda: number in self.replies)
-        return self.replies[number]
-
-    def load(self, name: str, path: str, replace=False) -> None:
-        assert self.call(LoadAdapter, name, path, replace).failure is None
-
-    def step(self) -> None:
-        for message in self.core.step():
-            if isinstance(message, TokenOut):
-                self.tokens[message.id] += message.tokens
-            elif isinstance(message, (Done, Failed)):
-                assert message.id not in self.ends, "ends twice"
-                self.ends[message.id] = message
-            elif isinstance(message, AdapterChanged):
-                self.names.pop(message.name, None)
-                if message.info:
-                    self.names[message.name] = message.info
-            else:
-                self.replies[message.id] = message
-        self.core.check()
-        for sequence in self.core._scheduler.running:
-            assert (sequence.slot >= 0) == (sequence.adapter >= 0)
-        assert self.pool.slots.num_pinned <= len(self.core._scheduler.running)
-
-    def wait(self, condition, limit=20_000) -> None:
-        while not condition():
-            assert limit, "does not come to it"
-            self.step()
-            limit -= 1
-
-    def run(self) -> None:
-        self.wait(lambda: not self.core.has_work)
-        assert self.ends.keys() == self.prompts.keys()
-        assert not self.core._adapters._pins and self.pool.slots.num_pinned == 0
-        assert all(version.pins == 0 for version in self.pool.registry)
-
-    def check_tokens(self, number: int) -> None:
-        code, first = self.codes[number]
-        tokens = self.tokens[number]
-        assert tokens == expected_tokens(self.prompts[number], len(tokens), self.worker.vocab_size, code, first)
 
 
 @pytest.fixture
@@ -171,7 +53,7 @@ def test_base_and_adapters_share_a_batch_and_no_kv(made, tmp_path):
         engine.check_tokens(number)
     assert engine.tokens[0] != engine.tokens[1] != engine.tokens[2]
     assert [engine.ends[number].usage.cached for number in numbers] == [0, 0, 0, 8]
-    assert len({len(batch.rows) for batch in engine.executor.worker.batches}) > 1
+    assert len({len(batch.rows) for batch in engine.worker.batches}) > 1
 
 
 def test_a_salt_that_equals_a_digest_is_not_the_adapter(made, tmp_path):
@@ -204,7 +86,7 @@ def test_new_bytes_under_an_old_name(made, tmp_path):
     engine.check_tokens(new)
     assert engine.codes[old] != engine.codes[new]
     assert engine.ends[new].usage.cached == 0
-    namespaces = engine.core._cache._tree.tops
+    namespaces = tree_of(engine.core).tops
     assert {namespace.adapter for namespace in namespaces} == {engine.pool.registry.get("a").digest}
 
 
@@ -223,7 +105,7 @@ def test_unloading_drains_and_drops_the_kv_of_every_salt(made, tmp_path):
     engine.run()
     engine.check_tokens(last)
     assert engine.ends[late].kind == "UnknownModel"
-    assert {namespace.adapter for namespace in engine.core._cache._tree.tops} == {None}
+    assert {namespace.adapter for namespace in tree_of(engine.core).tops} == {None}
     assert engine.pool.slots.num_resident == 0 and len(engine.pool.cache) == 0
 
 
@@ -254,7 +136,7 @@ def test_an_activated_adapter_without_its_tokens_is_the_base_model(made, tmp_pat
     engine.codes[number] = 0, 0
     engine.run()
     engine.check_tokens(number)
-    assert all(start.slot == -1 for batch in engine.executor.worker.batches for start in batch.starts)
+    assert all(start.slot == -1 for batch in engine.worker.batches for start in batch.starts)
 
 
 def test_who_waits_for_a_slot_waits_alone(made, tmp_path):

@@ -7,10 +7,8 @@ import os
 import signal
 from array import array
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from lora_models import LINEARS, base, make_adapter
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError, EngineDead, RequestError, UnknownModel
@@ -19,15 +17,6 @@ from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.engine.types import SamplingParams
 
 CONFIG = EngineConfig(dtype="float32", device="cpu", num_gpu_blocks_override=40, threads=1, enable_lora=True)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("adapted")
-    base("llama", root)
-    for seed in (1, 2):
-        make_adapter("llama", root, root / f"a{seed}", seed, r=4, target_modules=LINEARS)
-    return root
 
 
 class Session:
@@ -55,58 +44,58 @@ class Session:
                 self.ends[message.id].set_result(message)
 
 
-async def test_load_use_replace_unload(folder):
-    client = EngineClient(CONFIG, folder / "llama")
+async def test_load_use_replace_unload(adapted_llama):
+    client = EngineClient(CONFIG, adapted_llama / "llama")
     session = Session(client)
     await client.start()
     assert await client.list_adapters() == () and not client.adapters
-    await asyncio.gather(*(client.load_adapter(name, str(folder / name)) for name in ("a1", "a2")))
-    plain, first, second = await asyncio.gather(*(session.ask(name) for name in (None, "a1", "a2")))
+    await asyncio.gather(*(client.load_adapter(name, str(adapted_llama / name)) for name in ("twin_a", "twin_b")))
+    plain, first, second = await asyncio.gather(*(session.ask(name) for name in (None, "twin_a", "twin_b")))
     assert plain != first != second != plain
     with pytest.raises(RequestError, match="loaded already"):
-        await client.load_adapter("a1", str(folder / "a2"))
-    await client.load_adapter("a1", str(folder / "a2"), replace=True)
-    assert client.adapters["a1"].path == str(folder / "a2")
-    assert await session.ask("a1") == second
+        await client.load_adapter("twin_a", str(adapted_llama / "twin_b"))
+    await client.load_adapter("twin_a", str(adapted_llama / "twin_b"), replace=True)
+    assert client.adapters["twin_a"].path == str(adapted_llama / "twin_b")
+    assert await session.ask("twin_a") == second
     states = {info.name: info for info in await client.list_adapters()}
-    assert states["a1"].requests == 2 and states["a2"].tier == "device" and states["a2"].rank == 4
-    await client.unload_adapter("a1")
-    assert client.adapters.keys() == {"a2"}
-    failed = await session.ask("a1")
+    assert states["twin_a"].requests == 2 and states["twin_b"].tier == "device" and states["twin_b"].rank == 4
+    await client.unload_adapter("twin_a")
+    assert client.adapters.keys() == {"twin_b"}
+    failed = await session.ask("twin_a")
     assert isinstance(failed, Failed) and failed.kind == "UnknownModel"
     with pytest.raises(UnknownModel):
-        await client.unload_adapter("a1")
+        await client.unload_adapter("twin_a")
     with pytest.raises(RequestError):
-        await client.load_adapter("x", str(folder / "llama"))
+        await client.load_adapter("x", str(adapted_llama / "llama"))
     await client.close()
     assert client._process.returncode == 0
 
 
-async def test_adapters_of_the_start_and_of_the_folder(folder):
-    config = replace(CONFIG, lora_modules=("named=a1",), lora_dir=str(folder))
-    client = EngineClient(config, folder / "llama")
+async def test_adapters_of_the_start_and_of_the_folder(adapted_llama):
+    config = replace(CONFIG, lora_modules=("named=twin_a",), lora_dir=str(adapted_llama))
+    client = EngineClient(config, adapted_llama / "llama")
     session = Session(client)
     ready = await client.start()
     assert [info.name for info in ready.adapters] == ["named"] == list(client.adapters)
-    assert await session.ask("named") == await session.ask("a1")
-    assert client.adapters.keys() == {"named", "a1"}
+    assert await session.ask("named") == await session.ask("twin_a")
+    assert client.adapters.keys() == {"named", "twin_a"}
     with pytest.raises(RequestError, match="outside"):
         await client.load_adapter("x", "..")
     await client.close()
 
 
-async def test_a_bad_adapter_stops_the_start(folder):
-    client = EngineClient(replace(CONFIG, lora_modules=(f"bad={folder / 'llama'}",)), folder / "llama")
+async def test_a_bad_adapter_stops_the_start(adapted_llama):
+    client = EngineClient(replace(CONFIG, lora_modules=(f"bad={adapted_llama / 'llama'}",)), adapted_llama / "llama")
     with pytest.raises(ConfigError, match="--lora-modules bad"):
         await client.start()
     await client.close()
 
 
-async def test_calls_end_with_the_engine(folder):
-    client = EngineClient(CONFIG, folder / "llama")
+async def test_calls_end_with_the_engine(adapted_llama):
+    client = EngineClient(CONFIG, adapted_llama / "llama")
     await client.start()
     os.kill(client._process.pid, signal.SIGSTOP)
-    call = asyncio.create_task(client.load_adapter("a1", str(folder / "a1")))
+    call = asyncio.create_task(client.load_adapter("twin_a", str(adapted_llama / "twin_a")))
     await asyncio.sleep(0)
     os.kill(client._process.pid, signal.SIGKILL)
     with pytest.raises(EngineDead):
@@ -114,11 +103,11 @@ async def test_calls_end_with_the_engine(folder):
     await client.close()
 
 
-async def test_the_engine_leaves_with_its_client_whatever_it_loads(folder):
+async def test_the_engine_leaves_with_its_client_whatever_it_loads(adapted_llama):
     """More loads than are taken over before the client is gone: their thread must not keep the process."""
-    client = EngineClient(CONFIG, folder / "llama")
+    client = EngineClient(CONFIG, adapted_llama / "llama")
     await client.start()
-    client._send([LoadAdapter(number, f"n{number}", str(folder / "a1")) for number in range(1, 41)])
+    client._send([LoadAdapter(number, f"n{number}", str(adapted_llama / "twin_a")) for number in range(1, 41)])
     while client._transport.get_write_buffer_size():
         await asyncio.sleep(0)
     client._transport.abort()
@@ -126,11 +115,11 @@ async def test_the_engine_leaves_with_its_client_whatever_it_loads(folder):
     await client.close()
 
 
-async def test_closing_leaves_no_socket_open(folder):
-    client = EngineClient(CONFIG, folder / "llama")
+async def test_closing_leaves_no_socket_open(adapted_llama):
+    client = EngineClient(CONFIG, adapted_llama / "llama")
     await client.start()
     transport = client._transport
-    call = asyncio.create_task(client.load_adapter("a1", str(folder / "a1")))
+    call = asyncio.create_task(client.load_adapter("twin_a", str(adapted_llama / "twin_a")))
     await asyncio.sleep(0)
     await client.close()
     await asyncio.gather(call, return_exceptions=True)

@@ -6,7 +6,7 @@ import random
 from array import array
 
 import pytest
-from fake_worker import FakeWorker, expected_tokens
+from support.engine.fake_worker import FakeWorker, expected_tokens
 
 from rootgraft.engine.engine_stats import EngineStats
 from rootgraft.engine.kv_cache.prefix_cache import PrefixCache
@@ -104,7 +104,9 @@ class Engine:
         for sequence in self.scheduler.running:
             self.admitted.setdefault(sequence.id, self.step_number)
         if batch.rows:
-            self.take(self.scheduler.commit(batch, self.worker.launch(batch)(None)()))
+            step = self.worker.launch(batch)
+            step.draw(None)
+            self.take(self.scheduler.commit(batch, step.result()))
         self.slots.check()
         self.cache.check()
 

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lora_models import LINEARS, base, greedy_by_peft, make_adapter
+from support.engine.core_hooks import preempt, scheduler_of
+from support.models.adapted_llama import INVOCATION
+from support.models.lora_models import greedy_by_peft
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Done, Failed, LoadAdapter, Reply, Submit, TokenOut, TokenTexts
-from rootgraft.engine.scheduling.step_plan import StepPlan
 from rootgraft.engine.types import SamplingParams
 from rootgraft.grammar.spec import GrammarSpec
 
-INVOCATION = [7, 8]
 EOS = 2
 # Tokens 3 to 97 are the printable characters; those before them are special, those behind them bytes of their own.
 TEXTS = TokenTexts(
@@ -31,21 +31,6 @@ SCHEMA = {
     "required": ["ok"],
     "additionalProperties": False,
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("mixed")
-    base("llama", root)
-    adapters: dict[str, dict[str, Any]] = {
-        "small": {"r": 4, "target_modules": LINEARS},
-        "equal": {"r": 4, "target_modules": LINEARS},
-        "large": {"r": 11, "target_modules": [*LINEARS, "lm_head"]},
-        "activated": {"r": 6, "target_modules": LINEARS, "alora_invocation_tokens": INVOCATION},
-    }
-    for seed, (name, options) in enumerate(adapters.items()):
-        make_adapter("llama", root, root / name, seed, **options)
-    return root
 
 
 @dataclass
@@ -89,8 +74,8 @@ class Engine:
             self.core.check()
             steps += 1
             if preempt_every and steps % preempt_every == 0:
-                for sequence in [s for s in self.core._scheduler.running if s.adapter >= 0]:
-                    self.core._scheduler._preempt(sequence, StepPlan(0, 0.0))
+                for sequence in [s for s in scheduler_of(self.core).running if s.adapter >= 0]:
+                    preempt(self.core, sequence)
         return list(tokens.values())
 
     def load(self, name: str, path: str) -> None:
@@ -102,11 +87,11 @@ class Engine:
 
 
 @pytest.fixture
-def engine(folder: Path):
+def engine(adapted_llama: Path):
     engines: list[Engine] = []
 
     def make(**options: Any) -> Engine:
-        engines.append(Engine(folder, **options))
+        engines.append(Engine(adapted_llama, **options))
         return engines[-1]
 
     yield make
@@ -115,8 +100,8 @@ def engine(folder: Path):
 
 
 @pytest.fixture(scope="module")
-def oracle(folder: Path):
-    return greedy_by_peft("llama", folder)
+def oracle(adapted_llama: Path):
+    return greedy_by_peft("llama", adapted_llama)
 
 
 def text(tokens: list[int]) -> str:
@@ -126,7 +111,7 @@ def text(tokens: list[int]) -> str:
 PROMPT = [(3 * i + i * i) % 90 + 9 for i in range(23)]
 
 
-@pytest.mark.parametrize("name", ["small", "large"])
+@pytest.mark.parametrize("name", ["twin_a", "headed"])
 def test_a_grammar_and_an_adapter_in_one_request(engine, oracle, name):
     """The adapter's best token among those that the grammar allows, at each place."""
     letters = [ord(letter) - 29 for letter in "abcdefghijklmnopqrstuvwxyz"]
@@ -142,7 +127,7 @@ def mixed() -> list[Asked]:
     penalties = {"repetition_penalty": 1.4, "presence_penalty": 0.5, "frequency_penalty": 0.3}
     sampled = {**penalties, "temperature": 1.0, "max_tokens": 40}
     rows = []
-    for at, adapter in enumerate([None, "small", "large", "activated"]):
+    for at, adapter in enumerate([None, "twin_a", "headed", "activated"]):
         prompt = [*PROMPT[at:], *INVOCATION, 30 + at]
         rows += [
             Asked(prompt, adapter),
@@ -167,14 +152,14 @@ def test_a_row_of_a_mixed_batch_is_what_it_is_alone(engine, options):
     assert len({tuple(tokens) for tokens in wanted}) > len(wanted) // 2
 
 
-@pytest.mark.parametrize("second", ["equal", "activated"])
+@pytest.mark.parametrize("second", ["twin_b", "activated"])
 def test_reload_between_two_turns(engine, oracle, second):
     """The name stands for other weights in the second turn: nothing of the first one's KV is found."""
     ours = engine()
-    ours.load("name", "small")
+    ours.load("name", "twin_a")
     first = [*PROMPT, *INVOCATION, 31]
     [answer] = ours.run([Asked(first, "name")])
-    assert answer == oracle("small", first, 12)[: len(answer)]
+    assert answer == oracle("twin_a", first, 12)[: len(answer)]
     ours.load("name", second)
     turn = [*first, *answer, 40, *INVOCATION, 41]
     [again] = ours.run([Asked(turn, "name")])
@@ -182,11 +167,11 @@ def test_reload_between_two_turns(engine, oracle, second):
     assert ours.cached[0] == 0
 
 
-def test_new_bytes_at_an_old_path(engine, oracle, folder):
+def test_new_bytes_at_an_old_path(engine, oracle, adapted_llama):
     """A folder is written anew and loaded again under its name: answers and KV are the new weights'."""
     ours = engine()
-    for source in ("small", "equal"):
-        shutil.copytree(folder / source, folder / "changing", dirs_exist_ok=True)
+    for source in ("twin_a", "twin_b"):
+        shutil.copytree(adapted_llama / source, adapted_llama / "changing", dirs_exist_ok=True)
         ours.load("changing", "changing")
         [tokens] = ours.run([Asked(PROMPT, "changing")])
         assert tokens == oracle(source, PROMPT, 12)[: len(tokens)]
@@ -195,13 +180,13 @@ def test_new_bytes_at_an_old_path(engine, oracle, folder):
 
 def test_two_adapters_of_equal_rank_share_nothing(engine, oracle):
     ours = engine()
-    for name in ("small", "equal", "small"):
+    for name in ("twin_a", "twin_b", "twin_a"):
         [tokens] = ours.run([Asked(PROMPT, name)])
         assert tokens == oracle(name, PROMPT, 12)[: len(tokens)]
     assert ours.cached[0] > 0
-    together = ours.run([Asked(PROMPT, name) for name in ("equal", "small")])
+    together = ours.run([Asked(PROMPT, name) for name in ("twin_b", "twin_a")])
     assert together == [
-        oracle(name, PROMPT, 12)[: len(t)] for name, t in zip(("equal", "small"), together, strict=True)
+        oracle(name, PROMPT, 12)[: len(t)] for name, t in zip(("twin_b", "twin_a"), together, strict=True)
     ]
 
 
@@ -221,7 +206,7 @@ def test_activated_over_two_turns(engine, oracle, options, length):
     All positions of the activation within a page; in small chunks; and preempted every third step, in chunks as well.
     """
     ours = engine(**options)
-    for name in ("activated", "small"):  # before they are asked for: whether rows meet must not depend on the clock
+    for name in ("activated", "twin_a"):  # before they are asked for: whether rows meet must not depend on the clock
         ours.load(name, name)
     context = [(5 * i) % 80 + 12 for i in range(length)]
     first = [*context, *INVOCATION, 30]
@@ -231,7 +216,7 @@ def test_activated_over_two_turns(engine, oracle, options, length):
     turn = [*first, *answer, 50, 51, *INVOCATION, 33]
     every = 3 if options == {"block_size": 4, "max_num_batched_tokens": 16} else 0
     crowd = [Asked([60 + i], name, None, {"ignore_eos": True, "max_tokens": 48}) for i, name in
-             enumerate((None, "small"))]  # fmt: skip
+             enumerate((None, "twin_a"))]  # fmt: skip
     *_, second = ours.run([*crowd, Asked(turn, "activated", None, {**greedy, "max_tokens": 16})], every)
     assert second == oracle("activated", turn, 16)
     assert ours.cached[2] == len(context)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from lora_models import LINEARS, VOCAB, PeftOracle, base, greedy_by_peft, make_adapter
+from support.models.adapted_llama import INVOCATION
+from support.models.lora_models import VOCAB, PeftOracle, base, greedy_by_peft
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
@@ -18,29 +19,10 @@ from rootgraft.engine.messages import Failed, LoadAdapter, Reply, Submit, TokenO
 from rootgraft.engine.types import SamplingParams
 from rootgraft.kernels import ops
 
-INVOCATION = [7, 8]
-
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The base and adapters of different ranks, kinds and modules."""
-    root = tmp_path_factory.mktemp("adapted")
-    base("llama", root)
-    adapters: dict[str, dict[str, Any]] = {
-        "small": {"r": 1, "target_modules": ["q_proj", "v_proj"]},
-        "large": {"r": 12, "target_modules": LINEARS, "lora_alpha": 20},
-        "dora": {"r": 3, "target_modules": [*LINEARS, "lm_head"], "use_dora": True},
-        "words": {"r": 4, "target_modules": ["embed_tokens", "down_proj"]},
-        "activated": {"r": 6, "target_modules": LINEARS, "alora_invocation_tokens": INVOCATION},
-    }
-    for seed, (name, options) in enumerate(adapters.items()):
-        make_adapter("llama", root, root / name, seed, **options)
-    return root
-
-
-@pytest.fixture(scope="module")
-def oracle(folder: Path):
-    return greedy_by_peft("llama", folder)
+def oracle(adapted_llama: Path):
+    return greedy_by_peft("llama", adapted_llama)
 
 
 class Engine:
@@ -73,11 +55,11 @@ class Engine:
 
 
 @pytest.fixture
-def engine(folder: Path):
+def engine(adapted_llama: Path):
     engines: list[Engine] = []
 
     def make(**options: Any) -> Engine:
-        engines.append(Engine(folder, **options))
+        engines.append(Engine(adapted_llama, **options))
         return engines[-1]
 
     yield make
@@ -126,7 +108,7 @@ def test_an_activated_adapter_goes_on_from_the_base_models_kv_and_back(engine, o
     ]
 
 
-def test_a_new_version_under_an_old_name(engine, oracle, folder):
+def test_a_new_version_under_an_old_name(engine, oracle, adapted_llama):
     ours = engine()
     prompt = ASKED[0][1]
     for path in ("small", "large", "small"):
@@ -143,7 +125,7 @@ def drain(core: EngineCore) -> list[Any]:
     return messages
 
 
-def test_prompt_logprobs_are_the_adapters(engine, oracle, folder):
+def test_prompt_logprobs_are_the_adapters(engine, oracle, adapted_llama):
     """The head's adapter works on the prompt's positions as well, each row with its own."""
     ours = engine()
     prompt = ASKED[3][1]
@@ -155,15 +137,17 @@ def test_prompt_logprobs_are_the_adapters(engine, oracle, folder):
         if isinstance(message, TokenOut):
             scores[message.id] += [each.logprob for each in message.prompt_logprobs]
     for number, name in enumerate((None, "dora")):
-        logits = PeftOracle("llama", folder).logits(folder / name if name else None, prompt).log_softmax(-1)
+        logits = (
+            PeftOracle("llama", adapted_llama).logits(adapted_llama / name if name else None, prompt).log_softmax(-1)
+        )
         wanted = logits[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0].tolist()
         assert scores[number] == pytest.approx(wanted, abs=1e-4)
 
 
-def test_the_layout_gives_the_checkpoints_weights(folder):
-    model = load_model(folder / "llama", dtype=torch.float32, device=torch.device("cpu"))
-    layout = base_layout(model, folder / "llama", dummy=False)
-    theirs = base("llama", folder)
+def test_the_layout_gives_the_checkpoints_weights(adapted_llama):
+    model = load_model(adapted_llama / "llama", dtype=torch.float32, device=torch.device("cpu"))
+    layout = base_layout(model, adapted_llama / "llama", dummy=False)
+    theirs = base("llama", adapted_llama)
     for module in ("model.layers.1.self_attn.k_proj", "model.embed_tokens", "lm_head"):
         assert torch.equal(layout.read_weight(module), theirs.get_submodule(module).weight)
         assert layout.read_bias(module) is None

@@ -9,9 +9,10 @@ import random
 from array import array
 
 import pytest
-from fake_worker import FakeWorker, expected_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engine.core_hooks import scheduler_of, watch_preemptions, worker_of
+from support.engine.fake_worker import FakeWorker, expected_tokens
 
 from rootgraft.engine.batch import RowResult
 from rootgraft.engine.config import EngineConfig
@@ -78,7 +79,7 @@ class Client:
 
     @property
     def batches(self):
-        return self.core._worker.batches
+        return worker_of(self.core).batches
 
     def expected(self, number: int) -> list[int]:
         """All that a sequence would say if nobody aborted it."""
@@ -96,7 +97,7 @@ def ending(end: Done | Failed) -> tuple[object, ...]:
 
 def logged(core: EngineCore) -> dict[tuple[str, int], int]:
     """When the device was asked for what, by the number of the step."""
-    return {event: at for at, event in enumerate(core._worker.log)}
+    return {event: at for at, event in enumerate(worker_of(core).log)}
 
 
 @pytest.mark.parametrize("rows", [1, 128])
@@ -118,7 +119,7 @@ def test_a_device_that_does_not_compute_alone_is_asked_step_by_step():
     client = Client(core)
     client.submit([1, 2], max_tokens=5, ignore_eos=True)
     client.run()
-    assert core._worker.log == [(what, step) for step in range(5) for what in ("launch", "draw", "read")]
+    assert worker_of(core).log == [(what, step) for step in range(5) for what in ("launch", "draw", "read")]
 
 
 def test_an_end_that_is_known_before_takes_no_further_step():
@@ -137,11 +138,11 @@ def test_the_last_step_of_a_stopped_sequence_is_forgotten():
     client.run()
     assert client.ends[0].reason is FinishReason.STOP and client.tokens[0] == client.expected(0)
     drawn = len(client.tokens[0]) + 1
-    assert client.core._worker.num_launched == drawn + 1
+    assert worker_of(client.core).num_launched == drawn + 1
     client.submit([5, 6], max_tokens=2, ignore_eos=True)
     client.run()
     assert client.tokens[1] == client.expected(1)
-    assert ("read", drawn) not in client.core._worker.log
+    assert ("read", drawn) not in worker_of(client.core).log
     assert client.core.stats()["generation_tokens"] == drawn + 2
     assert client.core.stats()["steps"] == drawn + 2
 
@@ -194,9 +195,7 @@ def test_nobody_is_preempted_for_a_step_that_is_planned_ahead():
     client = Client(core)
     for number in range(4):
         client.submit([number, 1, 2, 3, 4], max_tokens=25, ignore_eos=True)
-    preempt = core._scheduler._preempt
-    seen: list[int] = []
-    core._scheduler._preempt = lambda *args: (seen.append(len(core._scheduler._in_flight)), preempt(*args))
+    seen = watch_preemptions(core)
     client.run()
     assert seen and not any(seen)
     assert all(client.tokens[number] == client.expected(number) for number in range(4))
@@ -206,7 +205,7 @@ def test_drafts_that_pay_are_waited_for():
     """A text that repeats itself: once the sources are right, a step brings many tokens and is planned when it can."""
     client = Client(make_core(drafts=True, num_pages=400, budget=64))
     client.submit([1, 2, 3], max_tokens=400, ignore_eos=True)
-    core, worker = client.core, client.core._worker
+    core, worker = client.core, worker_of(client.core)
     worker._draw = lambda row, contents, line: _periodic(row)
     client.run()
     assert client.tokens[0] == [_letter(position) for position in range(400)]
@@ -231,7 +230,7 @@ def _periodic(row):
     return RowResult(tuple(drawn))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     page_size=st.sampled_from([1, 2, 4, 16]),
@@ -251,7 +250,7 @@ def test_any_traffic_brings_the_same_ahead_or_not(seed, page_size, budget, rows,
     aborted: set[int] = set()
     for client in clients:
         rng = random.Random(seed)
-        longest = client.core._worker.max_model_len
+        longest = worker_of(client.core).max_model_len
         stems = [[rng.randrange(VOCAB) for _ in range(longest)] for _ in range(3)]
         for _ in range(50):
             if rng.random() < 0.4:
@@ -274,7 +273,7 @@ def test_any_traffic_brings_the_same_ahead_or_not(seed, page_size, budget, rows,
         client.run()
     plain, ahead = clients
     for number, submit in enumerate(plain.submits):
-        limit = plain.core._worker.max_model_len - len(submit.tokens)
+        limit = worker_of(plain.core).max_model_len - len(submit.tokens)
         expected = plain.expected(number)[:limit]
         for client in clients:
             said = client.tokens[number]
@@ -292,9 +291,9 @@ def test_rows_that_fail_end_alone_and_once():
     for number in range(3):
         client.submit([number, 2], max_tokens=8, ignore_eos=True)
     client.step()
-    client.core._worker.failing_rows = {client.core._scheduler.running[1].row}
+    worker_of(client.core).failing_rows = {scheduler_of(client.core).running[1].row}
     client.step()
-    client.core._worker.failing_rows = set()
+    worker_of(client.core).failing_rows = set()
     client.run()
     assert isinstance(client.ends[1], Failed)
     for number in (0, 2):

@@ -15,28 +15,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lora_models import LINEARS, VOCAB, base, make_adapter
+from support.engine.core_hooks import worker_of
+from support.models.lora_models import VOCAB
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
+from rootgraft.engine.executor.input_builder import DrawnTokens, fill_in
 from rootgraft.engine.executor.worker import Worker
 from rootgraft.engine.messages import Abort, Done, LoadAdapter, Message, Submit, TokenOut, TokenTexts
-from rootgraft.engine.models.forward_inputs import DrawnTokens, fill_in
 from rootgraft.engine.types import Logprob, SamplingParams
 from rootgraft.grammar.spec import GrammarSpec
 
 METHODS = ("off", "auto")
 MODES = [(method, overlaps) for method in METHODS for overlaps in (False, True)]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama and two adapters of it."""
-    root = tmp_path_factory.mktemp("ahead")
-    base("llama", root)
-    make_adapter("llama", root, root / "small", 1, r=1, target_modules=["q_proj", "v_proj"])
-    make_adapter("llama", root, root / "large", 2, r=8, target_modules=LINEARS)
-    return root
 
 
 class Said:
@@ -78,18 +69,20 @@ def make_core(folder: Path, method: str, overlaps: bool, **options: Any) -> Engi
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["recorded", "eager"])
-def cores(folder: Path, request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, bool], EngineCore]]:
+def cores(adapted_llama: Path, request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, bool], EngineCore]]:
     """Engines of all modes, with few pages and fewer slots than adapters."""
     made = {}
     for mode in MODES:
         core = made[mode] = make_core(
-            folder / "llama", *mode, num_gpu_blocks_override=18, enable_lora=True, max_loras=1,
+            adapted_llama / "llama", *mode, num_gpu_blocks_override=18, enable_lora=True, max_loras=1,
             enforce_eager=request.param,
         )  # fmt: skip
-        [end] = core._worker.eos_ids
+        [end] = worker_of(core).eos_ids
         texts = [b"<end>" if token == end else bytes([32 + token % 95]) for token in range(VOCAB)]
         core.handle([TokenTexts(array("i", map(len, texts)), b"".join(texts), (end,))])
-        core.handle([LoadAdapter(1000 + i, name, str(folder / name)) for i, name in enumerate(("small", "large"))])
+        core.handle(
+            [LoadAdapter(1000 + i, name, str(adapted_llama / name)) for i, name in enumerate(("small", "large"))]
+        )
         while core.has_work:
             core.step()
     yield made

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from array import array
 
-from fake_worker import FakeWorker, expected_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engine.core_hooks import scheduler_of, set_clock, set_queue_clock, worker_of
+from support.engine.fake_worker import FakeWorker, expected_tokens
 
 from rootgraft.engine.batch import RowResult, StepResult
 from rootgraft.engine.config import EngineConfig
@@ -36,9 +37,10 @@ class Engine:
             enable_prefix_caching=sharing,
         )
         self.core = EngineCore(config, FakeWorker(num_pages, page_size, vocab_size=VOCAB))
-        self.longest = self.core._worker.max_model_len
+        self.longest = worker_of(self.core).max_model_len
         self.now = 0.0
-        self.core._scheduler._clock = self.core._scheduler._queue._clock = lambda: self.now
+        set_clock(self.core, lambda: self.now)
+        set_queue_clock(self.core, lambda: self.now)
         self.prompts: list[list[int]] = []
         self.tokens: list[list[int]] = []
         self.done: set[int] = set()
@@ -135,7 +137,7 @@ def test_a_batch_sequence_that_gives_way_all_the_time_ends_nevertheless() -> Non
     for _ in range(3):
         engine.step()
     while number not in engine.done:
-        while engine.core._scheduler.num_waiting < 3:
+        while scheduler_of(engine.core).num_waiting < 3:
             engine.submit([rng.randrange(VOCAB) for _ in range(8)], 5, Priority.INTERACTIVE)
         engine.step()
         assert engine.now < PATIENCE[Priority.BATCH] + 100

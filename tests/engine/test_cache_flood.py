@@ -9,7 +9,8 @@ from itertools import count
 from typing import Any
 
 import pytest
-from fake_worker import FakeWorker
+from support.engine.core_hooks import cache_of
+from support.engine.fake_worker import FakeWorker
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
@@ -88,7 +89,7 @@ FLOODS: dict[str, dict[str, Any]] = {
 def test_a_flood_leaves_the_victim_its_hits(name: str, each: int) -> None:
     world = World()
     assert world.hit_rate(4, flood_of(world, **FLOODS[name]), each) >= LEAST * alone()
-    assert world.core._cache.num_evicted > PAGES
+    assert cache_of(world.core).num_evicted > PAGES
 
 
 def test_where_tenants_share_the_flood_does_push_them_out() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from array import array
 
 import pytest
-from fake_worker import FakeWorker
 from hypothesis import given
 from hypothesis import strategies as st
+from support.engine.core_hooks import set_clock
+from support.engine.fake_worker import FakeWorker
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
@@ -27,7 +28,7 @@ class TimedCore:
         self.core = EngineCore(config, self.worker)
         self.per_token = per_token
         self.now = 0.0
-        self.core._scheduler._clock = lambda: self.now
+        set_clock(self.core, lambda: self.now)
         launch = self.worker.launch
 
         def timed_launch(batch):

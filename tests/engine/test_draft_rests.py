@@ -15,7 +15,7 @@ from rootgraft.engine.engine_stats import EngineStats
 from rootgraft.engine.kv_cache.prefix_cache import PrefixCache
 from rootgraft.engine.sequence.sequence import Sequence
 from rootgraft.engine.speculation.prompt_lookup import NgramIndex
-from rootgraft.engine.speculation.proposer import DraftSource, Proposer
+from rootgraft.engine.speculation.proposer import DraftSource, Proposer, _initial_rates
 from rootgraft.engine.types import SamplingParams
 from rootgraft.radix.namespace import Namespace, Path
 
@@ -88,17 +88,17 @@ def test_what_a_guess_was_right_in_between_is_counted(proposer: Proposer) -> Non
     """A guess of 16 tokens whose first eight are drawn before the next look has been right eight times, not once."""
     document = list(range(100, 140))
     each = sequence(1, [*document, 1, 2, 3])
-    proposer._rates.short_match.hits = 0.0  # nobody believes a short match
+    proposer._rates["short_match"].hits = 0.0  # nobody believes a short match
     say(proposer, each, random.Random(3).sample(range(WORDS), 200))
     state = proposer._sequences[1]
-    state.rates.short_match.hits = 0.0
+    state.rates["short_match"].hits = 0.0
     each.tokens.extend(document[:3])
     state.due = each.num_tokens
     assert not proposer.propose(each, 16, 1)
     state.due = each.num_tokens + 8
     each.tokens.extend(document[3:11])
     assert list(proposer.propose(each, 16, 1))[:5] == document[11:16]
-    assert state.rates.short_match.hits == pytest.approx(8)
+    assert state.rates["short_match"].hits == pytest.approx(8)
 
 
 def test_the_grammar_is_asked_while_the_other_sources_rest(proposer: Proposer, looks: list[int]) -> None:
@@ -119,18 +119,18 @@ def test_the_grammar_is_asked_while_the_other_sources_rest(proposer: Proposer, l
 
 
 def test_a_new_sequence_begins_with_what_the_others_learnt(proposer: Proposer) -> None:
-    before = proposer._rates.of_new_sequence().short_match.value
+    before = _initial_rates(proposer._rates)["short_match"].value
     document = list(range(100, 140))
     for number in range(100, 140):  # matches that always go on the same way
         say(proposer, sequence(number, [*document, 1, 2, 3]), document)
-    assert proposer._rates.short_match.value > 0.9
-    assert proposer._rates.of_new_sequence().short_match.value == before
+    assert proposer._rates["short_match"].value > 0.9
+    assert _initial_rates(proposer._rates)["short_match"].value == before
     draw = random.Random(5)
     for number in range(200):  # short matches that never go on the same way
         each = sequence(number, [1, 2, 3])
         for _ in range(10):
             say(proposer, each, [*draw.sample(range(10, WORDS), 2), 1, 2, 3])
         proposer.forget(number)
-    after = proposer._rates.of_new_sequence().short_match
+    after = _initial_rates(proposer._rates)["short_match"]
     assert after.value < before / 2
     assert after.trials < 5  # a few hits of its own outweigh that

@@ -4,135 +4,28 @@ from __future__ import annotations
 
 import random
 from array import array
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import cache
-from unittest.mock import MagicMock
 
 import pytest
-from fake_worker import FakeWorker
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engine.core_hooks import draft_states, scheduler_of, worker_of
+from support.engine.draft_engine import (
+    ASKS,
+    EOS,
+    VOCAB,
+    Ask,
+    Engine,
+)
 
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.core.engine_core import BASE, EngineCore
-from rootgraft.engine.core.structured_output import StructuredOutputManager
+from rootgraft.engine.core.engine_core import BASE
 from rootgraft.engine.errors import ConfigError
-from rootgraft.engine.messages import Abort, Done, Failed, TokenOut
+from rootgraft.engine.messages import Abort
 from rootgraft.engine.sequence.sequence import Sequence
 from rootgraft.engine.speculation.proposer import _HIGHEST_RATE, DraftSource, Proposer, _Proposal, _Rate
 from rootgraft.engine.step_cost import TokenCost
 from rootgraft.engine.types import SamplingParams
-from rootgraft.grammar.compile.compiler import CompiledGrammar, compile
-from rootgraft.grammar.match.mask_buffer import MaskBuffer
-from rootgraft.grammar.spec import GrammarSpec
-from rootgraft.grammar.vocabulary import Vocabulary
 from rootgraft.radix.namespace import Namespace, Path
-
-VOCAB, EOS = 258, 256
-GRAMMARS = [
-    GrammarSpec.json_schema(
-        {
-            "type": "object",
-            "properties": {"customer": {"type": "string", "maxLength": 6}, "ok": {"type": "boolean"}},
-            "required": ["customer", "ok"],
-            "additionalProperties": False,
-        }
-    ),
-    GrammarSpec.regex("[a-f]{3}-long constant part-[0-9]{1,9}"),
-    GrammarSpec.choice(["yes, of course", "yes, but", "no"]),
-]
-
-
-VOCABULARY = Vocabulary((*(bytes([i]) for i in range(256)), b"<eos>"), frozenset((EOS,)), (EOS,), VOCAB)
-
-
-@cache
-def compiled(number: int) -> CompiledGrammar:
-    return compile(GRAMMARS[number], VOCABULARY)
-
-
-def mask_filler(max_lines: int) -> StructuredOutputManager:
-    """Grammars without the compile service, whose child processes take seconds to start."""
-    filler = object.__new__(StructuredOutputManager)
-    filler._mask_seconds = []
-    filler._eos_ids = (EOS,)
-    filler._thread = ThreadPoolExecutor(1)
-    filler._built = Future()
-    filler._built.set_result((MagicMock(), MaskBuffer(max_lines, VOCABULARY)))
-    return filler
-
-
-@dataclass(frozen=True)
-class Ask:
-    prompt: tuple[int, ...]
-    params: SamplingParams
-    grammar: int | None = None
-
-
-@dataclass
-class Engine:
-    """An engine that says what each sequence got: its tokens, and how it ended."""
-
-    core: EngineCore
-    tokens: dict[int, list[int]] = field(default_factory=dict)
-    ends: dict[int, Done | Failed] = field(default_factory=dict)
-
-    @classmethod
-    def make(cls, method: str = "auto", num_pages=200, page_size=4, max_num_seqs=4, budget=64, **worker) -> Engine:
-        config = EngineConfig(
-            block_size=page_size,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=budget,
-            speculative_config=f'{{"method": "{method}"}}',
-        )
-        core = EngineCore(config, FakeWorker(num_pages, page_size, vocab_size=VOCAB, eos=(EOS,), **worker))
-        core._grammars = mask_filler(max_num_seqs + config.max_drafts)
-        return cls(core)
-
-    def submit(self, number: int, ask: Ask) -> None:
-        matcher = None if ask.grammar is None else compiled(ask.grammar).matcher()
-        ends = frozenset((*(() if ask.params.ignore_eos else (EOS,)), *ask.params.stop_token_ids))
-        path = Path(Namespace(BASE))
-        self.tokens[number] = []
-        sequence = Sequence(
-            number, array("i", ask.prompt), ask.params, path, ends, number, 0.0, self.core._worker.max_model_len
-        )
-        self.core._scheduler.add(sequence, matcher)
-
-    def step(self) -> None:
-        for message in self.core.step():
-            if isinstance(message, TokenOut):
-                self.tokens[message.id] += message.tokens
-            else:
-                assert message.id not in self.ends
-                self.ends[message.id] = message
-        self.core.check()
-        for sequence in self.core._scheduler.running:
-            assert sequence.matcher is None or sequence.matcher.num_tokens == sequence.num_generated
-            assert sequence.num_computed < sequence.num_tokens
-            num_tokens = sequence.num_tokens + self.core._worker.overlaps  # one may be under way
-            assert len(sequence.lease.pages) <= -(-num_tokens // self.page_size)
-
-    @property
-    def page_size(self) -> int:
-        return self.core._worker.page_size
-
-    def run(self) -> dict[int, tuple]:
-        limit = 20_000
-        while self.core.has_work:
-            self.step()
-            limit -= 1
-            assert limit, "does not come to an end"
-        assert self.core.stats()["pages_private"] == 0
-        return {number: (self.tokens[number], *ending(self.ends[number])) for number in self.tokens}
-
-    def close(self) -> None:
-        self.core.close()
-
-
-def ending(end: Done | Failed) -> tuple:
-    return (end.reason, end.stop_token, end.usage.completion) if isinstance(end, Done) else (end.kind, end.message)
 
 
 @pytest.fixture
@@ -162,27 +55,6 @@ def guessing(monkeypatch, guess) -> None:
         return [_Proposal(DraftSource.NGRAM, _Rate(_HIGHEST_RATE * 2), tokens, sequence.num_tokens)] if tokens else []
 
     monkeypatch.setattr(Proposer, "_proposals", proposals)
-
-
-PARAMS = st.builds(
-    SamplingParams,
-    max_tokens=st.integers(1, 40),
-    min_tokens=st.sampled_from([0, 0, 3, 12]),
-    ignore_eos=st.booleans(),
-    stop_token_ids=st.sampled_from([(), tuple(range(0, 250, 9))]),
-)
-ASKS = st.lists(
-    st.builds(
-        Ask,
-        prompt=st.one_of(
-            st.lists(st.integers(0, 5), min_size=1, max_size=30).map(tuple), st.integers(1, 50).map(lambda n: (3,) * n)
-        ),
-        params=PARAMS,
-        grammar=st.sampled_from([None, None, 0, 1, 2]),
-    ),
-    min_size=1,
-    max_size=6,
-)
 
 
 @settings(max_examples=60, deadline=None)
@@ -266,7 +138,7 @@ def test_another_namespace_learns_nothing_from_the_tree(engine, eager):
     twice.submit(0, ask)
     twice.run()
     twice.tokens[1] = []
-    twice.core._scheduler.add(
+    scheduler_of(twice.core).add(
         Sequence(1, array("i", ask.prompt), ask.params, Path(Namespace(BASE, None, "salt")), frozenset(), 1, 0.0, 1000)
     )
     twice.run()
@@ -308,9 +180,9 @@ def test_drafts_take_only_what_the_others_leave_of_a_step(engine, eager, monkeyp
         each.submit(number, Ask((number, 1), SamplingParams(max_tokens=30, ignore_eos=True)))
     each.step()
     each.submit(3, Ask(tuple(range(100)), SamplingParams(max_tokens=3)))
-    while each.core._worker.batches[-1].rows[-1].num_generated == 0:
+    while worker_of(each.core).batches[-1].rows[-1].num_generated == 0:
         each.step()
-        batch = each.core._worker.batches[-1]
+        batch = worker_of(each.core).batches[-1]
         assert batch.num_tokens <= 12
         if not batch.rows[-1].draws:
             assert not any(row.num_drafts for row in batch.rows)
@@ -320,17 +192,17 @@ def test_an_abort_forgets_the_record_of_a_sequence(engine):
     each = engine()
     each.submit(0, Ask((1, 2), SamplingParams(max_tokens=30, ignore_eos=True)))
     each.step()
-    assert each.core._scheduler._drafts._proposer._sequences
+    assert draft_states(each.core)
     each.core.handle([Abort((0,))])
     each.run()
-    assert not each.core._scheduler._drafts._proposer._sequences
+    assert not draft_states(each.core)
 
 
 def test_without_drafts_no_row_has_any(engine):
     plain = engine("off")
     plain.submit(0, Ask((3,) * 40, SamplingParams(max_tokens=40, ignore_eos=True)))
     plain.run()
-    assert not any(row.num_drafts for batch in plain.core._worker.batches for row in batch.rows)
+    assert not any(row.num_drafts for batch in worker_of(plain.core).batches for row in batch.rows)
 
 
 @pytest.mark.parametrize(

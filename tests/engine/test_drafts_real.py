@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from lora_models import LINEARS, base, make_adapter
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
@@ -25,15 +24,6 @@ def native_kernels_again():
     """The choice is the process's: leave it to the tests that follow as it was."""
     yield
     ops.use_native(True)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama and an adapter of it."""
-    root = tmp_path_factory.mktemp("drafted")
-    base("llama", root)
-    make_adapter("llama", root, root / "large", 1, r=6, target_modules=LINEARS, lora_alpha=20)
-    return root
 
 
 class Pair:
@@ -73,8 +63,8 @@ class Pair:
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["native", "torch"])
-def pair(folder: Path, request: pytest.FixtureRequest) -> Pair:
-    return Pair(folder, native=request.param)
+def pair(adapted_llama: Path, request: pytest.FixtureRequest) -> Pair:
+    return Pair(adapted_llama, native=request.param)
 
 
 def requests(seed: int, vocab: int = 60) -> list[tuple[list[int], dict[str, Any], str | None]]:

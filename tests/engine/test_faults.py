@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_world import FAULTY, NAMES, SPECS, World
+from support.engine.core_hooks import cache_of, evict_all, scheduler_of
+from support.engine.fault_world import FAULTY, NAMES, SPECS, World
 
 from rootgraft.engine.messages import Abort, Shutdown, encode
 from rootgraft.grammar.compile.compile_service import CompileQueueFull
@@ -52,8 +53,7 @@ def a_step_has_no_memory(world: World) -> None:
 
 @fault
 def the_tree_is_evicted(world: World) -> None:
-    cache = world.core._cache
-    cache._allocator.free(cache._tree.evict(cache._tree.num_pages - cache._tree.num_locked))
+    evict_all(world.core)
 
 
 @fault
@@ -70,9 +70,9 @@ def a_request_as_long_as_the_pool(world: World) -> None:
 
 @fault
 def a_namespace_is_dropped(world: World) -> None:
-    running = world.core._scheduler.running
+    running = scheduler_of(world.core).running
     if running:
-        world.core._cache.drop(world.rng.choice(running).path.namespace)
+        cache_of(world.core).drop(world.rng.choice(running).path.namespace)
 
 
 @fault

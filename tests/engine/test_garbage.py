@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 SERVES = """
 import gc
-from rootgraft.engine.garbage import freeze
+from rootgraft.engine.process_memory import freeze
 
 loaded = [[] for _ in range(1_000_000)]
 freeze()
@@ -36,7 +36,7 @@ def test_garbage_of_requests_is_collected_however_much_was_loaded() -> None:
 
 THREADS = """
 import ctypes, threading
-from rootgraft.engine.garbage import share_heap
+from rootgraft.engine.process_memory import share_heap
 
 share_heap()
 held, together = [], threading.Barrier(6)

@@ -13,17 +13,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import triton_interpreter
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from random_bank import random_bank
+from support.engine.random_bank import random_bank
+from support.kernels import triton_interpreter
 
 from rootgraft.engine.batch import Batch, Row, RowStart
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.executor.cuda_graphs import CudaGraphs, Variant, graphs_for, sizes_up_to
+from rootgraft.engine.executor.input_builder import InputBuilder
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.models.decoder import DecoderModel
-from rootgraft.engine.models.forward_inputs import InputBuilder
 from rootgraft.engine.models.kv_pool import KvPool
 from rootgraft.engine.types import SamplingParams
 from rootgraft.kernels.triton import shared_prefixes
@@ -131,7 +131,7 @@ class World:
         """A step with graphs and one without give the same hidden states and the same KV."""
         arrays = self.builder.build(batch)
         actual = self.graphs.forward(arrays)
-        expected = self.model.forward(self.builder.place(arrays), self.pools[1])
+        expected = self.model.forward(self.builder.to_tensors(arrays), self.pools[1])
         assert actual.shape == expected.shape
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(self.pools[0].k, self.pools[1].k, rtol=1e-4, atol=1e-4)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rootgraft.engine.batch import Batch, Row
-from rootgraft.engine.models.forward_inputs import InputBuilder
+from rootgraft.engine.executor.input_builder import InputBuilder
 
 
 @given(seed=st.integers(0, 2**32), page_size=st.sampled_from([1, 4, 16]))
@@ -33,7 +33,7 @@ def test_tensors_say_what_the_rows_say(seed, page_size):
             computed[row] += count
         if not rows:
             continue
-        inputs = builder.place(builder.build(Batch(tuple(rows))))
+        inputs = builder.to_tensors(builder.build(Batch(tuple(rows))))
         assert inputs.token_ids.tolist() == [t for row in rows for t in row.tokens]
         positions = [row.start + i for row in rows for i in range(len(row.tokens))]
         assert inputs.positions.tolist() == positions

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lora_models import LINEARS, VOCAB, base, make_adapter
+from support.engine.core_hooks import worker_of
+from support.models.lora_models import VOCAB
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
@@ -28,19 +29,15 @@ PENALTIES = {"presence_penalty": 1.5, "frequency_penalty": 0.7, "repetition_pena
 
 
 @pytest.fixture(scope="module")
-def core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineCore]:
+def core(adapted_llama: Path) -> Iterator[EngineCore]:
     """One engine with few pages and two slots, so that rows are preempted and slots change hands."""
-    root = tmp_path_factory.mktemp("isolated")
-    base("llama", root)
-    make_adapter("llama", root, root / "small", 1, r=1, target_modules=["q_proj", "v_proj"])
-    make_adapter("llama", root, root / "large", 2, r=8, target_modules=LINEARS)
     config = EngineConfig(
-        dtype="float32", device="cpu", threads=1, max_num_seqs=6, enable_lora=True, lora_dir=str(root), max_loras=1,
-        block_size=4, num_gpu_blocks_override=24, max_num_batched_tokens=24,
+        dtype="float32", device="cpu", threads=1, max_num_seqs=6, enable_lora=True, max_loras=1,
+        lora_dir=str(adapted_llama), block_size=4, num_gpu_blocks_override=24, max_num_batched_tokens=24,
     )  # fmt: skip
-    made = EngineCore.load(config, Path(root / "llama"))
+    made = EngineCore.load(config, adapted_llama / "llama")
     # All tokens but the end are one printable character, so that grammars of plain text can be followed.
-    [end] = made._worker.eos_ids
+    [end] = worker_of(made).eos_ids
     texts = [b"<end>" if token == end else bytes([32 + token % 95]) for token in range(VOCAB)]
     made.handle([TokenTexts(array("i", map(len, texts)), b"".join(texts), (end,))])
     yield made

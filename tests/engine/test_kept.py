@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_bank import random_bank
+from support.engine.random_bank import random_bank
 
 from rootgraft.engine.batch import Batch, Row, RowStart
 from rootgraft.engine.executor.cpu_graphs import CpuGraphs
+from rootgraft.engine.executor.input_builder import HostInputs, InputBuilder
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.models.decoder import DecoderModel
-from rootgraft.engine.models.forward_inputs import HostInputs, InputBuilder
 from rootgraft.engine.models.kv_pool import KvPool
 from rootgraft.engine.types import SamplingParams
 from rootgraft.kernels import ops
@@ -66,7 +66,7 @@ class Growing:
 
 def whole_pass(model: DecoderModel, growing: Growing, step: HostInputs, pool: KvPool) -> torch.Tensor:
     """The hidden states of all tokens."""
-    return model.forward(growing.builder.place(replace(step, kept=None)), pool)
+    return model.forward(growing.builder.to_tensors(replace(step, kept=None)), pool)
 
 
 def test_the_last_tokens_of_rows_are_kept(tiny_llama: Path) -> None:
@@ -76,7 +76,7 @@ def test_the_last_tokens_of_rows_are_kept(tiny_llama: Path) -> None:
     assert step.kept.tokens.tolist() == [4, 10, 11, 12, 13, 14, 16, 17]
     assert step.kept.query_start.tolist() == [0, 1, 1, 6, 8]
     assert (step.kept.max_query, step.num_kept, step.num_tokens) == (5, 8, 18)
-    assert step.place(step.kept.tokens[2:5]).tolist() == [2, 3, 4]
+    assert step.hidden_index(step.kept.tokens[2:5]).tolist() == [2, 3, 4]
     assert growing.step([(3, True, 2, 0), (1, True, 0, 0), None, (4, False, 0, 4)]).kept is None
 
 
@@ -89,7 +89,7 @@ def test_kept_states_are_those_of_a_whole_pass(tiny_llama: Path, dtype: torch.dt
     pool = KvPool(model.config, ROWS * WIDTH, PAGE_SIZE, dtype, CPU)
     for parts in steps:
         step = growing.step(parts)
-        hidden = model.forward(growing.builder.place(step), growing.pool)
+        hidden = model.forward(growing.builder.to_tensors(step), growing.pool)
         whole = whole_pass(model, growing, step, pool)
         assert torch.equal(hidden, whole if step.kept is None else whole[torch.from_numpy(step.kept.tokens)])
         assert torch.equal(growing.pool.k, pool.k) and torch.equal(growing.pool.v, pool.v)

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rootgraft.engine.batch import Batch, Row
-from rootgraft.engine.models import kv_prefault
-from rootgraft.engine.models.kv_prefault import KvPrefault
+from rootgraft.engine.models import kv_pool
+from rootgraft.engine.models.kv_pool import KvPrefault
 
 PAGE_SIZE, PAGE_BYTES, AT_ONCE = 16, 1024, 4
 
@@ -34,7 +34,7 @@ class Clock:
 class Pool:
     """Notes when memory was taken, page by page."""
 
-    page_size = PAGE_SIZE
+    page_size, page_bytes = PAGE_SIZE, PAGE_BYTES
 
     def __init__(self, num_pages: int, clock: Clock) -> None:
         self.num_pages = num_pages
@@ -63,13 +63,13 @@ def settle() -> None:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(kv_prefault, "time", clock)
-    monkeypatch.setattr(kv_prefault, "_AHEAD_TOKENS", 16 * PAGE_SIZE)
+    monkeypatch.setattr(kv_pool, "time", clock)
+    monkeypatch.setattr(kv_pool, "_AHEAD_TOKENS", 16 * PAGE_SIZE)
     return clock
 
 
 def start(pool: Pool) -> KvPrefault:
-    ahead = KvPrefault(pool, PAGE_BYTES)  # type: ignore[arg-type]
+    ahead = KvPrefault(pool)  # type: ignore[arg-type]
     settle()
     return ahead
 
@@ -81,7 +81,7 @@ def test_the_first_pages_have_memory_before_a_step(clock: Clock) -> None:
 
 
 def test_bytes_are_a_limit_too(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_prefault, "_AHEAD_BYTES", 8 * PAGE_BYTES)
+    monkeypatch.setattr(kv_pool, "_AHEAD_BYTES", 8 * PAGE_BYTES)
     pool = Pool(40, clock)
     start(pool)
     assert [*pool.taken] == [*range(8)]

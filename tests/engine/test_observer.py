@@ -8,8 +8,8 @@ from array import array
 from pathlib import Path
 
 import pytest
-from fake_worker import FakeWorker
-from test_adapter_desk import Engine, write
+from support.engine.adapter_engine import Engine, write
+from support.engine.fake_worker import FakeWorker
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core import debug_snapshot

@@ -95,7 +95,7 @@ def test_a_matcher_has_one_user_at_a_time() -> None:
     guarded.fill_ahead(thread, 9)  # type: ignore[arg-type]
     assert guarded.is_filling_ahead and thread.work[1] == (9,)
     lending = Filling()
-    for call in (lambda: guarded.accept(1), lambda: guarded.num_tokens, lambda: guarded.lend(lending)):  # type: ignore[arg-type]
+    for call in (lambda: guarded.accept(1), lambda: guarded.is_slow(9), lambda: guarded.lend(lending)):  # type: ignore[arg-type]
         with pytest.raises(RuntimeError, match="in use on another thread"):
             call()
     assert guarded.num_shortest == 7

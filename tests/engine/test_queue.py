@@ -8,9 +8,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
-from fake_worker import FakeWorker
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engine.core_hooks import scheduler_of
+from support.engine.fake_worker import FakeWorker
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
@@ -221,7 +222,7 @@ def test_the_bound_of_fair_queueing_holds(
     while core.has_work:
         backlogged = set(waiting.values())
         messages = core.step()
-        for each in core._scheduler.running:
+        for each in scheduler_of(core).running:
             if waiting.pop(each.id, None):
                 served[each.tenant] += INPUT_WEIGHT * (each.num_prompt - each.num_cached)
                 served[each.tenant] += CACHED_WEIGHT * each.num_cached

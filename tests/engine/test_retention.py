@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from fake_worker import FakeWorker
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engine.core_hooks import cache_of, num_matched, session_keys, set_pins_clock, tree_of
+from support.engine.fake_worker import FakeWorker
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
@@ -27,7 +28,7 @@ class World:
         config = EngineConfig(block_size=PAGE, max_num_seqs=4, max_num_batched_tokens=64, **options)
         self.core = EngineCore(config, FakeWorker(num_pages, PAGE))
         self.now = 0.0
-        self.core._scheduler.session_pins._clock = lambda: self.now
+        set_pins_clock(self.core, lambda: self.now)
         self.number = 0
 
     def submit(self, prompt: Iterable[int], max_tokens: int = 1, **fields: Any) -> int:
@@ -55,9 +56,7 @@ class World:
         self.ask([7] * num_tokens)
 
     def cached(self, prompt: Iterable[int]) -> int:
-        tokens = array("i", prompt)
-        path = self.core._adapt(Submit(0, tokens, SamplingParams())).path  # type: ignore[union-attr]
-        return self.core._cache.match(path, tokens, len(tokens))
+        return num_matched(self.core, Submit(0, array("i", prompt), SamplingParams()))
 
     def stats(self) -> dict[str, float]:
         stats = self.core.stats()
@@ -147,7 +146,7 @@ def test_bounds_of_number(world: World, monkeypatch: pytest.MonkeyPatch) -> None
     for number, tenant in enumerate("aabac"):
         world.ask([number] * 4, session=f"s{number}", tenant=tenant)
     assert world.stats()["sessions"] == 3
-    kept = list(world.core._scheduler.session_pins._sessions)
+    kept = session_keys(world.core)
     assert kept == [("b", "s2"), ("a", "s3"), ("c", "s4")]
     assert [world.ask([8, n] * 4, pin_seconds=9.0).pinned for n in range(3)] == [8, 8, 0]
 
@@ -158,7 +157,7 @@ def test_sessions_hold_half_of_the_pool(world: World) -> None:
     assert world.stats()["session_tokens"] == 80 and world.stats()["sessions"] == 4
     world.ask([9] * 81, session="0", tenant="0")
     assert world.stats()["sessions"] == 4
-    assert ("0", "0") not in world.core._scheduler.session_pins._sessions
+    assert ("0", "0") not in session_keys(world.core)
 
 
 def test_usage_tells_what_a_running_sibling_shares(world: World) -> None:
@@ -178,8 +177,8 @@ def test_without_a_cache_nothing_is_held() -> None:
 
 def test_a_pin_dies_with_what_it_pins(world: World) -> None:
     world.ask(A, pin_seconds=60.0)
-    (namespace,) = world.core._cache._tree.tops
-    world.core._cache.drop(namespace)
+    (namespace,) = tree_of(world.core).tops
+    cache_of(world.core).drop(namespace)
     world.core.check()
     assert world.stats()["pinned_tokens"] == 0
     assert world.ask(A, pin_seconds=60.0).pinned == 16
@@ -190,7 +189,7 @@ def test_a_pin_dies_with_what_it_pins(world: World) -> None:
 def test_every_request_ends_whatever_is_held(data: st.DataObject) -> None:
     """Random traffic with sessions and pins on a small pool: nobody waits for ever, bounds and audits hold."""
     world = World(num_pages=data.draw(st.integers(6, 24)))
-    room = world.core._cache.num_pages * PAGE
+    room = cache_of(world.core).num_pages * PAGE
     waiting: set[int] = set()
     for _ in range(data.draw(st.integers(1, 30))):
         match data.draw(st.integers(0, 3)):

@@ -4,9 +4,10 @@ import random
 from array import array
 
 import pytest
-from fake_worker import FakeWorker, expected_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engine.core_hooks import alive_sequences, scheduler_of, worker_of
+from support.engine.fake_worker import FakeWorker, expected_tokens
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
@@ -54,7 +55,7 @@ class Client:
         assert self.ends.keys() == self.prompts.keys()
 
     def expected(self, number: int) -> list[int]:
-        return expected_tokens(self.prompts[number], len(self.tokens[number]), self.core._worker.vocab_size)
+        return expected_tokens(self.prompts[number], len(self.tokens[number]), worker_of(self.core).vocab_size)
 
 
 def test_a_prompt_longer_than_the_budget_comes_in_chunks():
@@ -62,7 +63,7 @@ def test_a_prompt_longer_than_the_budget_comes_in_chunks():
     client = Client(core)
     client.submit(range(50), max_tokens=3)
     client.run()
-    assert [batch.num_tokens for batch in core._worker.batches] == [16, 16, 16, 2, 1, 1]
+    assert [batch.num_tokens for batch in worker_of(core).batches] == [16, 16, 16, 2, 1, 1]
     assert client.tokens[0] == client.expected(0) and len(client.tokens[0]) == 3
 
 
@@ -76,7 +77,7 @@ def test_a_long_prompt_never_stops_running_streams():
         before = len(client.tokens[0])
         client.step()
         assert len(client.tokens[0]) == before + 1
-        assert core._worker.batches[-1].num_tokens <= 8
+        assert worker_of(core).batches[-1].num_tokens <= 8
 
 
 def test_sequences_that_arrive_together_compute_their_common_prompt_once():
@@ -86,7 +87,7 @@ def test_sequences_that_arrive_together_compute_their_common_prompt_once():
     for i in range(8):
         client.submit([*common, i], max_tokens=2)
     client.run()
-    computed = sum(batch.num_tokens for batch in core._worker.batches)
+    computed = sum(batch.num_tokens for batch in worker_of(core).batches)
     assert computed <= 101 + 7 * 2 + 8 * 2
     assert all(client.tokens[i] == client.expected(i) for i in range(8))
     assert [client.ends[i].usage.cached for i in range(8)] == [0] + [100] * 7
@@ -151,9 +152,9 @@ def test_a_row_that_fails_ends_alone():
     client.submit([1, 2], max_tokens=5)
     client.submit([3, 4], max_tokens=5)
     client.step()
-    core._worker.failing_rows = {core._scheduler.running[0].row}
+    worker_of(core).failing_rows = {scheduler_of(core).running[0].row}
     client.step()
-    core._worker.failing_rows = set()
+    worker_of(core).failing_rows = set()
     client.run()
     assert isinstance(client.ends[0], Failed)
     assert client.tokens[1] == client.expected(1) and len(client.tokens[1]) == 5
@@ -204,7 +205,7 @@ def test_any_traffic_gives_what_each_sequence_gives_alone(seed, page_size, budge
     rng = random.Random(seed)
     core = make_core(num_pages, page_size, max_num_seqs, budget, sharing, eos=(7,))
     client = Client(core)
-    longest = core._worker.max_model_len
+    longest = worker_of(core).max_model_len
     stems = [[rng.randrange(11) for _ in range(longest)] for _ in range(3)]
     for _ in range(60):
         if rng.random() < 0.4:
@@ -214,7 +215,7 @@ def test_any_traffic_gives_what_each_sequence_gives_alone(seed, page_size, budge
         if client.prompts and rng.random() < 0.1:
             core.handle([Abort((rng.randrange(len(client.prompts)),))])
         client.step()
-        assert core._worker.batches == [] or core._worker.batches[-1].num_tokens <= budget
+        assert worker_of(core).batches == [] or worker_of(core).batches[-1].num_tokens <= budget
     client.run()
     for number, end in client.ends.items():
         assert client.tokens[number] == client.expected(number)
@@ -255,5 +256,5 @@ def test_a_scored_prompt_that_is_preempted_is_scored_once(num_pages):
         for message in core.step():
             if isinstance(message, TokenOut) and message.id == 9:
                 scored += [entry.token for entry in message.prompt_logprobs]
-        waits += [each.num_preempted for each in core._scheduler._alive.values() if each.id == 9]
+        waits += [each.num_preempted for each in alive_sequences(core) if each.id == 9]
     assert scored == list(range(1001, 1030)) and waits[-1] > 0

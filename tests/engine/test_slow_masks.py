@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_drafts import ASKS, Ask, Engine
+from support.engine.core_hooks import set_slow_mask_thread
+from support.engine.draft_engine import ASKS, Ask, Engine
 
 from rootgraft.engine.messages import Abort, Done
 from rootgraft.engine.types import FinishReason, SamplingParams
@@ -41,7 +42,8 @@ class Later:
 
 def later(engine: Engine) -> Later:
     """Put the filling of slow masks into the test's hands."""
-    thread = engine.core._scheduler.slow_masks._thread = Later()  # type: ignore[assignment]
+    thread = Later()
+    set_slow_mask_thread(engine.core, thread)
     return thread
 
 

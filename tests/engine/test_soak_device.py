@@ -5,9 +5,6 @@ from __future__ import annotations
 import gc
 import sys
 from array import array
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import pytest
 

@@ -11,7 +11,8 @@ from rootgraft.api.cli.bench_step import limit, table
 from rootgraft.api.cli.main import main
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
-from rootgraft.engine.profiling.step_report import Part, StepLoad, StepTimes, measure
+from rootgraft.engine.profiling.step_profiler import measure_steps
+from rootgraft.engine.profiling.step_report import Part, StepLoad, StepTimes
 from rootgraft.kernels import machine_limits, ops
 from rootgraft.kernels.cpu import native_calls
 
@@ -38,7 +39,7 @@ def config(model: Path, **options: object) -> EngineConfig:
 )
 def test_the_parts_are_the_step(tiny_llama: Path, load: StepLoad) -> None:
     """Whether its passes are recorded (the first load) or not."""
-    times = measure(config(tiny_llama), tiny_llama, load)
+    times = measure_steps(config(tiny_llama), tiny_llama, load)
     assert set(times.parts) >= KERNELS | {"schedule", "inputs", "between kernels", "head", "sample", "commit", "encode"}
     assert all(part.seconds > 0 for part in times.parts.values())
     assert sum(part.seconds for part in times.parts.values()) + times.rest == pytest.approx(times.seconds)
@@ -61,7 +62,7 @@ def test_the_parts_are_the_step(tiny_llama: Path, load: StepLoad) -> None:
 )
 def test_a_load_that_does_not_fit(tiny_llama: Path, load: StepLoad, options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        measure(config(tiny_llama, **options), tiny_llama, load)
+        measure_steps(config(tiny_llama, **options), tiny_llama, load)
 
 
 def test_the_command(tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

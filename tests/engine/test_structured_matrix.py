@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 
 import pytest
-from test_structured import Structured
+from support.engine.structured_engine import Structured
 
 from rootgraft.engine.types import FinishReason
 from rootgraft.grammar.spec import GrammarSpec

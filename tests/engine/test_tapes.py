@@ -11,8 +11,8 @@ import torch
 from rootgraft.engine.batch import Batch, Row
 from rootgraft.engine.executor import cpu_graphs
 from rootgraft.engine.executor.cpu_graphs import CpuGraphs
+from rootgraft.engine.executor.input_builder import InputBuilder
 from rootgraft.engine.loading.load_model import load_model
-from rootgraft.engine.models.forward_inputs import InputBuilder
 from rootgraft.engine.models.kv_pool import KvPool
 from rootgraft.kernels import ops
 
@@ -50,7 +50,7 @@ def test_replayed_steps_are_bitwise_the_same(tiny_llama: Path, dtype: torch.dtyp
     for counts in [(3, 5), (1,), (1, 1, 1, 1), (1,), (1, 3), (2, 0, 7), (1, 1, 1, 1), (9,), (1, 1, 2)]:
         inputs = builder.build(rows.batch(counts))
         hidden = replayed.forward(inputs)
-        assert torch.equal(hidden, model.forward(builder.place(inputs), pools[1]))
+        assert torch.equal(hidden, model.forward(builder.to_tensors(inputs), pools[1]))
     assert torch.equal(pools[0].k, pools[1].k) and torch.equal(pools[0].v, pools[1].v)
     assert replayed.recorded == [frozenset()]
 
@@ -64,7 +64,7 @@ def test_a_step_of_more_tokens_than_there_is_room_for(tiny_llama: Path, monkeypa
     rows = Rows(1)
     for counts in [(5,), (4,), (2, 3), (1, 3), (1,)]:
         inputs = builder.build(rows.batch(counts))
-        assert torch.equal(replayed.forward(inputs), model.forward(builder.place(inputs), pools[1]))
+        assert torch.equal(replayed.forward(inputs), model.forward(builder.to_tensors(inputs), pools[1]))
 
 
 def test_a_model_on_plain_torch_is_never_recorded(tiny_llama: Path) -> None:

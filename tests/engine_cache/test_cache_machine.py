@@ -3,7 +3,6 @@
 from array import array
 
 import pytest
-from cache_model import BASE, NAMESPACES, Running, Simulation
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -14,6 +13,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from support.engine.cache_model import BASE, NAMESPACES, Running, Simulation
 
 from rootgraft.radix.namespace import Path
 from rootgraft.radix.soft_pins import PinKind

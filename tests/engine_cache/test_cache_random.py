@@ -4,7 +4,7 @@ import random
 from array import array
 
 import pytest
-from cache_model import BASE, NAMESPACES, Simulation
+from support.engine.cache_model import BASE, NAMESPACES, Simulation
 
 from rootgraft.radix.namespace import Namespace, Path
 from rootgraft.radix.soft_pins import PinKind

@@ -11,7 +11,8 @@ import pytest
 
 from benchmarks.grammar.spelling import MISSING, spell
 from rootgraft.engine.text.tokenizer import Tokenizer
-from rootgraft.grammar.compile.compiler import CompiledGrammar, compile
+from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
+from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.match.matcher import Matcher
 from rootgraft.grammar.schema.analysis import Analysis
 from rootgraft.grammar.schema.document import Document

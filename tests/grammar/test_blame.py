@@ -13,7 +13,7 @@ from rootgraft.api.structured.output_format import requested_format
 from rootgraft.engine.errors import GrammarRefused
 from rootgraft.grammar.compile.compiler import lower
 from rootgraft.grammar.errors import GrammarError
-from rootgraft.grammar.schema.error_location import anchored
+from rootgraft.grammar.schema.error_location import relocated
 from rootgraft.grammar.schema.static_limits import Limits, check_limits
 from rootgraft.grammar.spec import GrammarSpec
 
@@ -34,13 +34,13 @@ SCHEMA = {"items": {"a/b": {"enum": [1, {"x": 2}]}}, "not": {"type": "string"}}
     ],
 )
 def test_a_place_that_the_schema_lacks_becomes_the_one_around_it(keyword, pointer, found):
-    error = anchored(GrammarError(keyword, pointer, "why"), SCHEMA)
+    error = relocated(GrammarError(keyword, pointer, "why"), SCHEMA)
     assert (error.keyword, error.pointer, error.reason) == (*found, "why")
 
 
 def test_a_schema_without_keywords_is_left_as_it_is():
     error = GrammarError("false", "", "why")
-    assert anchored(error, False) is error and anchored(error, {}) is error
+    assert relocated(error, False) is error and relocated(error, {}) is error
 
 
 def _at(schema: Any, pointer: str) -> Any:

@@ -9,9 +9,10 @@ from typing import Any
 
 import jsonschema
 import pytest
-from test_keywords import CASES
+from support.grammar.schema_cases import CASES
 
-from rootgraft.grammar.compile.compiler import CompiledGrammar, compile
+from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
+from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.errors import GrammarError
 from rootgraft.grammar.match.budget_close import BudgetClose
 from rootgraft.grammar.match.matcher import Matcher
@@ -90,7 +91,7 @@ def test_every_schema_of_the_suite_at_every_small_budget(grammars, part):
             compiled = grammars.schema(schema)
         except GrammarError:
             continue
-        shortest = compiled.num_shortest
+        shortest = compiled.matcher().num_shortest
         assert shortest, schema
         validator = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)(schema)
         for budget in sorted({1, shortest - 1, shortest, shortest + 1, shortest + 9} - {0}):
@@ -111,7 +112,7 @@ def test_a_tag_that_is_opened_is_closed_at_every_budget_that_it_fits(grammars, v
         if compiled is None:
             continue
         count += 1
-        assert compiled.num_shortest is None
+        assert compiled.matcher().num_shortest is None
         matcher = compiled.matcher()
         for token in vocabulary.tokenize_named('I say "call it: ' + trigger):
             assert matcher.accept(token)
@@ -173,8 +174,8 @@ def test_budgets_from_one_token_up_inside_of_a_tag(grammars, vocabulary, options
 )  # fmt: skip
 def test_forms_that_are_no_free_text_have_a_shortest_answer(grammars, vocabulary, form):
     compiled = compiled_tag(form, vocabulary)
-    assert compiled is not None and compiled.num_shortest
-    for budget in range(compiled.num_shortest, compiled.num_shortest + 12):
+    assert compiled is not None and compiled.matcher().num_shortest
+    for budget in range(compiled.matcher().num_shortest, compiled.matcher().num_shortest + 12):
         text, whole = drawn(grammars, compiled.matcher(), random.Random(budget), budget)
         assert whole is not None, text
 
@@ -190,7 +191,7 @@ def test_forms_that_are_no_free_text_have_a_shortest_answer(grammars, vocabulary
     ],
 )
 def test_the_shortest_answer_of_each_kind(vocabulary, spec, shortest):
-    assert compile(spec, vocabulary).num_shortest == shortest
+    assert compile(spec, vocabulary).matcher().num_shortest == shortest
 
 
 def test_a_way_to_the_end_that_is_known_is_not_searched_again(grammars, vocabulary, monkeypatch):

@@ -26,20 +26,20 @@ class Starts:
     def __init__(self) -> None:
         self.asked: SimpleQueue[Future[Exception | None]] = SimpleQueue()
 
-    def __call__(self, vocabulary: Vocabulary, *, yields: bool = False) -> FakeChild:
+    def __call__(self, vocabulary: Vocabulary, *, yields: bool = False) -> FakeWorkerHandle:
         outcome: Future[Exception | None] = Future()
         self.asked.put(outcome)
         failure = outcome.result(WAIT)
         if failure is not None:
             raise failure
-        return FakeChild(yields)
+        return FakeWorkerHandle(yields)
 
     def next(self, failure: Exception | None = None) -> None:
         """What comes of the start that waits longest, or of the next one."""
         self.asked.get(timeout=WAIT).set_result(failure)
 
 
-class FakeChild:
+class FakeWorkerHandle:
     def __init__(self, yields: bool) -> None:
         self.yields = yields
         self.is_alive = True
@@ -65,16 +65,16 @@ def takers() -> Iterator[ThreadPoolExecutor]:
 def test_who_waits_for_a_start_takes_whichever_is_free_first(starts, takers, vocabulary):
     workers = WorkerPool(vocabulary, 2, yields=False)
     starts.next()
-    child = workers.take()
-    second = takers.submit(workers.take)
+    worker = workers.acquire()
+    second = takers.submit(workers.acquire)
     unfinished = starts.asked.get(timeout=WAIT)
-    workers.give_back(child)
-    assert second.result(WAIT) is child
+    workers.release(worker)
+    assert second.result(WAIT) is worker
     unfinished.set_result(None)
-    other = takers.submit(workers.take).result(WAIT)
-    assert other is not child
-    third = takers.submit(workers.take)
-    workers.give_back(other)
+    other = takers.submit(workers.acquire).result(WAIT)
+    assert other is not worker
+    third = takers.submit(workers.acquire)
+    workers.release(other)
     assert third.result(WAIT) is other
     assert starts.asked.empty()
     workers.close()
@@ -86,24 +86,24 @@ def test_a_worker_is_replaced_after_so_many_grammars(starts, takers, vocabulary,
     starts.next()
     used = []
     for _ in range(3):
-        child = workers.take()
-        child.num_jobs += 1
-        used.append(child)
-        workers.give_back(child)
+        worker = workers.acquire()
+        worker.num_jobs += 1
+        used.append(worker)
+        workers.release(worker)
     assert used == used[:1] * 3 and not used[0].is_alive
     starts.next()
-    assert workers.take().is_alive
+    assert workers.acquire().is_alive
     workers.close()
 
 
 def test_one_that_failed_is_replaced_at_once(starts, vocabulary):
     workers = WorkerPool(vocabulary, 1, yields=False)
     starts.next()
-    child = workers.take()
-    workers.discard(child)
-    assert not child.is_alive
+    worker = workers.acquire()
+    workers.discard(worker)
+    assert not worker.is_alive
     starts.next()
-    assert workers.take().is_alive
+    assert workers.acquire().is_alive
     workers.close()
 
 
@@ -111,11 +111,11 @@ def test_nobody_waits_for_the_first_one_that_yields(starts, vocabulary):
     workers = WorkerPool(vocabulary, 1, yields=True)
     unfinished = starts.asked.get(timeout=WAIT)
     with pytest.raises(WorkerStarved):
-        workers.take()
+        workers.acquire()
     unfinished.set_result(None)
     while not workers._idle:
         time.sleep(0)
-    assert workers.take().yields
+    assert workers.acquire().yields
     workers.close()
 
 
@@ -124,17 +124,17 @@ def test_one_that_takes_the_place_of_another_is_waited_for_but_not_for_ever(star
     starts.next()
     while not workers._idle:
         time.sleep(0)
-    workers.discard(workers.take())
-    taken = takers.submit(workers.take)
+    workers.discard(workers.acquire())
+    taken = takers.submit(workers.acquire)
     starts.next()
-    child = taken.result(WAIT)
-    another = takers.submit(workers.take)  # waits for the grammar that is being compiled, however long that takes
-    workers.give_back(child)
-    assert another.result(WAIT) is child
+    worker = taken.result(WAIT)
+    another = takers.submit(workers.acquire)  # waits for the grammar that is being compiled, however long that takes
+    workers.release(worker)
+    assert another.result(WAIT) is worker
     monkeypatch.setattr(worker_pool, "START_PATIENCE", 0.01)
-    workers.discard(child)
+    workers.discard(worker)
     with pytest.raises(WorkerStarved):
-        workers.take()
+        workers.acquire()
     starts.next()
     workers.close()
 
@@ -142,13 +142,13 @@ def test_one_that_takes_the_place_of_another_is_waited_for_but_not_for_ever(star
 @pytest.mark.parametrize("failure", [WorkerDied(), OSError(24, "too many open files"), MemoryError()])
 def test_who_waits_hears_of_a_start_that_fails_and_the_next_one_tries_again(starts, takers, vocabulary, failure):
     workers = WorkerPool(vocabulary, 1, yields=False)
-    taken = takers.submit(workers.take)
+    taken = takers.submit(workers.acquire)
     while not workers._waiting:
         time.sleep(0)
     starts.next(failure)
     with pytest.raises(WorkerDied):
         taken.result(WAIT)
-    taken = takers.submit(workers.take)
+    taken = takers.submit(workers.acquire)
     starts.next()
     assert taken.result(WAIT).is_alive
     workers.close()
@@ -157,8 +157,8 @@ def test_who_waits_hears_of_a_start_that_fails_and_the_next_one_tries_again(star
 def test_after_the_end_there_are_none(starts, takers, vocabulary):
     workers = WorkerPool(vocabulary, 2, yields=False)
     starts.next()
-    busy = workers.take()
-    waiting = takers.submit(workers.take)
+    busy = workers.acquire()
+    waiting = takers.submit(workers.acquire)
     late = starts.asked.get(timeout=WAIT)
     closing = threading.Thread(target=workers.close)
     closing.start()
@@ -166,10 +166,10 @@ def test_after_the_end_there_are_none(starts, takers, vocabulary):
         waiting.result(WAIT)
     late.set_result(None)
     closing.join(WAIT)
-    workers.give_back(busy)
+    workers.release(busy)
     assert not busy.is_alive and not workers._idle
     with pytest.raises(WorkerDied):
-        workers.take()
+        workers.acquire()
 
 
 def test_grammars_are_compiled_by_fresh_processes_in_the_end(vocabulary, monkeypatch):

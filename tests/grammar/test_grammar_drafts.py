@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_grammar_matcher import SCHEMAS
+from support.grammar.schema_cases import SCHEMAS
 
-from rootgraft.grammar.compile.compiler import CompiledGrammar, compile, load
+from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
+from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.emit.grammar_artifact import Backend, GrammarArtifact
 from rootgraft.grammar.match.mask_buffer import MaskBuffer, MaskFill
 from rootgraft.grammar.match.matcher import GrammarFailure
@@ -33,7 +34,7 @@ def compiled(vocabulary) -> list[CompiledGrammar]:
 def test_masks_along_drafts_are_those_of_a_replay(compiled, vocabulary, number, seed, spare):
     """Right drafts, absurd ones and refused ones, filled along, kept in part: every mask is the one without drafts."""
     rng = random.Random(seed)
-    budget = (compiled[number].num_shortest or 10) + 1 + spare
+    budget = (compiled[number].matcher().num_shortest or 10) + 1 + spare
     buffer, plain_buffer = MaskBuffer(8, vocabulary), MaskBuffer(1, vocabulary)
     matcher, plain = compiled[number].matcher(), compiled[number].matcher()
     while not plain.is_done and plain.num_tokens < budget:
@@ -104,7 +105,7 @@ XS = [ord("x")] * 390
 
 def test_a_library_that_fails_along_a_draft_is_as_before_when_the_draft_is_taken_back(vocabulary):
     """llguidance takes nothing back once it has failed; the matcher then starts again and reads its tokens anew."""
-    matcher = load(FRAGILE, vocabulary).matcher()
+    matcher = CompiledGrammar(FRAGILE, vocabulary).matcher()
     buffer = MaskBuffer(400, vocabulary)
     [failed] = failures = buffer.fill([MaskFill(0, matcher, None, XS)])
     assert isinstance(failures[failed], GrammarFailure) and not buffer.words[failed:391].any()
@@ -119,12 +120,12 @@ def test_a_library_that_fails_along_a_draft_is_as_before_when_the_draft_is_taken
 
 def test_answers_beside_one_that_makes_the_library_fail_go_on(vocabulary):
     """A lexer that has failed stays so in every copy of its state; the fault must end the one answer only."""
-    compiled = load(FRAGILE, vocabulary)
+    compiled = CompiledGrammar(FRAGILE, vocabulary)
     beside, failing = compiled.matcher(), compiled.matcher()
     buffer = MaskBuffer(400, vocabulary)
-    assert beside.accept(ord("x")) and not compiled.is_spoilt
+    assert beside.accept(ord("x")) and not compiled.has_failed
     assert buffer.fill([MaskFill(0, failing, None, XS)])
-    assert compiled.is_spoilt
+    assert compiled.has_failed
     copied = beside.copy()
     for matcher in (beside, copied):
         assert not buffer.fill([MaskFill(0, matcher, None, b"xyy")])
@@ -144,7 +145,7 @@ def test_ids_that_are_no_tokens_are_refused_and_break_nothing(compiled, vocabula
 def test_the_way_to_an_end_is_its_own_draft(compiled, grammars):
     """Once the budget forces the end, every token of the way is known, and each mask on it allows one token."""
     matcher = compiled[0].matcher()
-    shortest = compiled[0].num_shortest
+    shortest = matcher.num_shortest
     assert shortest
     buffer = MaskBuffer(1, grammars.vocabulary)
     buffer.fill([MaskFill(0, matcher, shortest)])

@@ -10,31 +10,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.grammar.schema_cases import SCHEMAS
 
-from rootgraft.grammar.compile.compiler import compile, load
+from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
+from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.emit.grammar_artifact import Backend, GrammarArtifact
 from rootgraft.grammar.match.budget_close import BudgetClose
 from rootgraft.grammar.match.closing_texts import ClosingTexts
 from rootgraft.grammar.match.mask_buffer import MaskBuffer, MaskFill
 from rootgraft.grammar.match.matcher import GrammarFailure, Matcher
 from rootgraft.grammar.spec import GrammarSpec
-
-SCHEMAS = [
-    {
-        "type": "object",
-        "properties": {"name": {"type": "string"}, "n": {"type": "integer", "minimum": 3}},
-        "required": ["name"],
-    },
-    {"type": "array", "items": {"anyOf": [{"type": "null"}, {"enum": ["ab", "aaa"]}, {"$ref": "#"}]}},
-    {"type": "string", "pattern": "^a+b{2,3}(c|dd)*$"},
-    {
-        "type": "object",
-        "properties": {"d": {"format": "date"}, "k": {"const": "long constant text"}},
-        "required": ["k", "d"],
-    },
-    {"oneOf": [{"type": "object", "required": ["a"]}, {"type": "object", "required": ["b"]}]},
-    {"type": "number"},
-]
 
 
 def state_of(grammars, matcher: Matcher) -> tuple[set[int], bool, bool]:
@@ -139,15 +124,15 @@ def test_masks_that_took_long_are_expected_to_again(grammars, vocabulary, monkey
 def test_an_end_that_was_looked_for_in_vain_is_not_looked_for_again_at_once(vocabulary, monkeypatch):
     searched: list[int] = []
 
-    def search(self: BudgetClose, state: object, inside: int, most: int) -> None:
+    def search(self: BudgetClose, state: object, lexical: int, most: int) -> None:
         searched.append(most)
 
-    monkeypatch.setattr(BudgetClose, "_search_ways", search)
+    monkeypatch.setattr(BudgetClose, "_search_walks", search)
     row = np.zeros(vocabulary.num_words, dtype=np.int32)
-    for is_hopeless, times in ((False, 2), (True, 1)):
+    for search_failed, times in ((False, 2), (True, 1)):
         searched.clear()
-        artifact = GrammarArtifact(Backend.LLGUIDANCE, "start: /[^a]{500}a/", is_hopeless=is_hopeless)
-        matcher = load(artifact, vocabulary).matcher()
+        artifact = GrammarArtifact(Backend.LLGUIDANCE, "start: /[^a]{500}a/", search_failed=search_failed)
+        matcher = CompiledGrammar(artifact, vocabulary).matcher()
         for left in range(16, 0, -1):
             matcher.fill_mask(row, left)
             assert matcher.accept(ord("x"))
@@ -187,10 +172,7 @@ def test_a_special_token_is_never_text(grammars, vocabulary):
 
 def test_a_failed_state_is_a_failure_and_not_an_end(grammars, vocabulary):
     """`a{100000000}` passes a library's own compile and fails in the middle."""
-    from rootgraft.grammar.compile.compiler import load
-    from rootgraft.grammar.emit.grammar_artifact import Backend, GrammarArtifact
-
-    matcher = load(
+    matcher = CompiledGrammar(
         GrammarArtifact(Backend.LLGUIDANCE, "start: /(x{0,1000}){0,1000}(y{0,1000}){0,1000}z/"), vocabulary
     ).matcher()
     row = np.zeros(vocabulary.num_words, dtype=np.int32)
@@ -220,15 +202,13 @@ def test_rows_of_a_batch(vocabulary):
     number = compile(GrammarSpec.json_schema({"const": 7}), vocabulary)
     broken = number.matcher()
     broken.fill_mask = _fail  # type: ignore[method-assign]
-    for threads in (0, 2):
-        buffer = MaskBuffer(4, vocabulary, threads)
-        failures = buffer.fill([MaskFill(0, number.matcher()), MaskFill(2, broken), MaskFill(3, number.matcher(), 10)])
-        assert list(failures) == [2]
-        assert buffer.forced(0) == buffer.forced(3) == ord("7")
-        assert buffer.forced(1) is None
-        assert not buffer.words[2].any()
-        assert (buffer.words[1] == -1).all()
-        buffer.close()
+    buffer = MaskBuffer(4, vocabulary)
+    failures = buffer.fill([MaskFill(0, number.matcher()), MaskFill(2, broken), MaskFill(3, number.matcher(), 10)])
+    assert list(failures) == [2]
+    assert buffer.forced(0) == buffer.forced(3) == ord("7")
+    assert buffer.forced(1) is None
+    assert not buffer.words[2].any()
+    assert (buffer.words[1] == -1).all()
 
 
 def _fail(row: np.ndarray, remaining: int | None = None) -> None:
@@ -272,13 +252,13 @@ def test_a_library_that_fails_in_a_search_for_an_end_ends_nothing_else(vocabular
     artifact = GrammarArtifact(Backend.LLGUIDANCE, "", values=("abc", "d"), is_json=True)
     closer = BudgetClose(ClosingTexts(vocabulary, artifact))
     assert closer.plan(_Failing(), 50) is None
-    remade: list[_Failing] = []
+    rebuilt: list[_Failing] = []
 
-    def remake() -> _Failing:
-        remade.append(_Failing())
-        return remade[-1]
+    def rebuild() -> _Failing:
+        rebuilt.append(_Failing())
+        return rebuilt[-1]
 
-    Matcher(_Failing(), vocabulary, closer.copy(), remake).fill_mask(np.zeros(vocabulary.num_words, np.int32), 50)
+    Matcher(_Failing(), vocabulary, closer.copy(), rebuild).fill_mask(np.zeros(vocabulary.num_words, np.int32), 50)
 
 
 def test_whatever_a_library_raises_is_the_end_of_its_row_alone(vocabulary):

@@ -8,8 +8,8 @@ from typing import Any
 
 import jsonschema
 import pytest
+from support.grammar.schema_cases import CASES, REFUSALS
 from support.keywords_page import page
-from test_keywords import CASES, REFUSALS
 
 from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.errors import GrammarError

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.errors import GrammarError
-from rootgraft.grammar.regex.decimal_multiples import divides, is_safe, listed
-from rootgraft.grammar.regex.multiple_of import step_terms
+from rootgraft.grammar.regex.multiple_of import divides, is_safe, multiple_terms, nearest_multiples
 from rootgraft.grammar.spec import GrammarSpec
 
 STEPS = ["0.1", "0.01", "0.001", "0.05", "0.02", "0.2", "0.04", "0.000001"]
@@ -27,7 +26,7 @@ def _validates(step: str, text: str) -> bool:
 
 @given(st.sampled_from(STEPS), st.integers(0, 10**6), st.sampled_from(["", "0", "00"]), st.booleans())
 def test_what_the_terms_admit_is_a_multiple_to_the_validator(step, count, zeros, negative):
-    must, must_not = step_terms(Fraction(step).denominator, frozenset((Fraction(step),))) or ("", "")
+    must, must_not = multiple_terms(Fraction(step).denominator, frozenset((Fraction(step),))) or ("", "")
     text = "-" * negative + format(count * Decimal(step), "f") + zeros
     admitted = re.fullmatch(must, text) and not (must_not and re.fullmatch(must_not, text))
     assert not admitted or _validates(step, text), text
@@ -35,7 +34,7 @@ def test_what_the_terms_admit_is_a_multiple_to_the_validator(step, count, zeros,
 
 @pytest.mark.parametrize("step", ["0.1", "0.01", "0.05", "0.2"])
 def test_small_multiples_are_admitted_if_and_only_if_the_validator_takes_them(step):
-    must, must_not = step_terms(Fraction(step).denominator, frozenset((Fraction(step),))) or ("", "")
+    must, must_not = multiple_terms(Fraction(step).denominator, frozenset((Fraction(step),))) or ("", "")
     for count in range(2_000):
         text = format(count * Decimal(step), "f")
         admitted = re.fullmatch(must, text) is not None and re.fullmatch(must_not, text) is None
@@ -51,8 +50,9 @@ def test_division_is_exact_and_by_doubles(step, count):
 
 def test_of_unsafe_steps_some_multiples_are_listed():
     assert is_safe(Fraction("0.01")) and not is_safe(Fraction("0.00001"))
-    assert list(listed(Fraction("0.7"), None, None, 4)) == [0, Decimal("0.7"), Decimal("-0.7"), Decimal("1.4")]
-    assert all(value > 6 for value in listed(Fraction("0.7"), Decimal(7), None, 3))
+    found = list(nearest_multiples(Fraction("0.7"), None, None, 4))
+    assert found == [0, Decimal("0.7"), Decimal("-0.7"), Decimal("1.4")]
+    assert all(value > 6 for value in nearest_multiples(Fraction("0.7"), Decimal(7), None, 3))
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,8 @@ def test_limits_can_be_set_and_brackets_in_strings_are_no_depth():
 
 def test_the_api_can_check_a_schema_without_the_libraries():
     program = (
-        "import sys, grammar.spec, grammar.schema.analysis, grammar.schema.static_limits, grammar.schema.keywords\n"
+        "import sys, rootgraft.grammar.spec\n"
+        "from rootgraft.grammar.schema import analysis, keywords, static_limits\n"
         "print([m for m in ('torch', 'llguidance', 'xgrammar', 'numpy') if m in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ragged_batches import ragged_batch
+from support.kernels.ragged_batches import ragged_batch
 
 from rootgraft.kernels import ops
 from rootgraft.kernels.layouts import int8_kv_layout
@@ -113,7 +113,8 @@ GUARDED = '''
 """Every tensor ends (or starts) where unmapped memory starts (or ends): a step outside ends the process."""
 import ctypes, mmap, sys
 import torch
-from rootgraft.kernels import kv_int8, ops
+from rootgraft.kernels import ops
+from rootgraft.kernels.layouts import int8_kv_layout
 
 AT_END = sys.argv[1] == "end"
 libc = ctypes.CDLL(None)

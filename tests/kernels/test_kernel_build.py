@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ragged_batches import assert_close, instruction_sets, ragged_batch
+from support.kernels.ragged_batches import assert_close, instruction_sets, ragged_batch
 
 from rootgraft.kernels import ops, reference
 from rootgraft.kernels.cpu import build

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ragged_batches import RaggedBatch, ragged_batch
+from support.kernels.ragged_batches import RaggedBatch, ragged_batch
 
 from rootgraft.kernels import ops
 

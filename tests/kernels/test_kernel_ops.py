@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ragged_batches import assert_close, ragged_batch, row_shapes
+from support.kernels.ragged_batches import assert_close, ragged_batch, row_shapes
 
 from rootgraft.kernels import memory, ops, reference
 from rootgraft.kernels.token_masks import mask_logits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ragged_batches import ragged_batch
+from support.kernels.ragged_batches import ragged_batch
 from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaConfig

@@ -9,7 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ragged_batches import assert_close, assert_same_bits_as_alone, instruction_sets, ragged_batch, row_shapes
+from support.kernels.ragged_batches import (
+    assert_close,
+    assert_same_bits_as_alone,
+    instruction_sets,
+    ragged_batch,
+    row_shapes,
+)
 
 from rootgraft.kernels import memory, ops, reference
 from rootgraft.kernels.cpu import build

@@ -11,8 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ragged_batches import instruction_sets
-from support import quantised_reference
+from support.kernels import quantised_reference
+from support.kernels.ragged_batches import instruction_sets
 from torch import Tensor
 from torch.nn import functional
 

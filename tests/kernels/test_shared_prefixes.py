@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ragged_batches import RaggedBatch, assert_close, assert_same_bits_as_alone
+from support.kernels.ragged_batches import RaggedBatch, assert_close, assert_same_bits_as_alone
 
 from rootgraft.kernels import ops
 

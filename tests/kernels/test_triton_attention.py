@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ragged_batches import RaggedBatch, assert_close, ragged_batch
+from support.kernels.ragged_batches import RaggedBatch, assert_close, ragged_batch
 
 from rootgraft.kernels import ops
 from rootgraft.kernels.triton import attention

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ragged_batches import assert_close
+from support.kernels.ragged_batches import assert_close
 
 from rootgraft.kernels import reference
 from rootgraft.kernels.triton import activation, norm, pages, rope

@@ -6,7 +6,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-import triton_interpreter
+from support.kernels import triton_interpreter
 from triton.runtime.errors import InterpreterError
 
 pytestmark = pytest.mark.usefixtures("interpreted")

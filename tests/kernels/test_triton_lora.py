@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-import triton_interpreter
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.kernels import triton_interpreter
 from torch import Tensor
 
 from rootgraft.kernels import lora_reference

@@ -1,6 +1,6 @@
 """Every kernel compiles for every architecture, and none needs more of it than it did when the golden file was written.
 
-After a change that is meant: ``python tests/kernels/triton_offline.py --write-golden``.
+After a change that is meant: ``python tests/support/kernels/triton_offline.py --write-golden``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import triton
-import triton_offline
+from support.kernels import triton_offline
 
 SHARED_LIMIT = {"sm_80": 166_912, "sm_90": 232_448, "sm_100": 232_448}  # bytes that a program may have
 

@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from test_load_gguf import HIDDEN, METADATA, SHAPES, VOCAB, tensors, write
+from support.models.small_gguf import HIDDEN, METADATA, SHAPES, VOCAB, tensors, write
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 

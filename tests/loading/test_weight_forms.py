@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from test_load_gguf import HIDDEN, SHAPES, VOCAB, tensors, write
+from support.models.small_gguf import HIDDEN, SHAPES, VOCAB, tensors, write
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError, ModelError

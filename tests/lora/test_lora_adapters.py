@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lora_folders import (
+from support.models.lora_folders import (
     DOWN,
     HIDDEN,
     Q,

@@ -7,8 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import triton_interpreter
-from lora_folders import DOWN, HIDDEN, OUT, Q, file_of, good_tensors, small_layout, small_reader, write_folder
+from support.kernels import triton_interpreter
+from support.models.lora_folders import (
+    DOWN,
+    HIDDEN,
+    OUT,
+    Q,
+    file_of,
+    good_tensors,
+    small_layout,
+    small_reader,
+    write_folder,
+)
 
 from rootgraft.kernels.triton import launch
 from rootgraft.lora.lora_step import AdapterBank

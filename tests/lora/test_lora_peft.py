@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lora_driver import AdaptedRun
-from lora_models import BASES, LINEARS, VOCAB, PeftOracle, base, decoder, layout_of, make_adapter
+from support.models.lora_driver import AdaptedRun
+from support.models.lora_models import BASES, LINEARS, VOCAB, PeftOracle, base, decoder, layout_of, make_adapter
 
 from rootgraft.lora.activated_lora import activation_position
 from rootgraft.lora.lora_step import AdapterBank

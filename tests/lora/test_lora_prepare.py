@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lora_folders import (
+from support.models.lora_folders import (
     DOWN,
     HIDDEN,
     VOCAB,

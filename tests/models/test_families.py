@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from paged_run import CPU, run_ragged, run_whole
-from tiny_models import MODELS, VOCAB, oracle_logits, save, tiny_model
+from support.models.paged_run import CPU, run_ragged, run_whole
+from support.models.tiny_models import MODELS, VOCAB, oracle_logits, save, tiny_model
 from torch import Tensor
 
 from rootgraft.engine.checkpoint.read_config import read_model_config

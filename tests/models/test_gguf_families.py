@@ -8,9 +8,9 @@ from pathlib import Path
 import gguf
 import pytest
 import torch
-from gguf_files import gguf_architecture, gguf_name, write_gguf
-from paged_run import CPU, run_whole
-from tiny_models import VOCAB, oracle_logits, save, tiny_model
+from support.models.gguf_files import gguf_architecture, gguf_name, write_gguf
+from support.models.paged_run import CPU, run_whole
+from support.models.tiny_models import VOCAB, oracle_logits, save, tiny_model
 
 from rootgraft.engine.checkpoint.read_config import read_model_config
 from rootgraft.engine.loading.load_model import load_model

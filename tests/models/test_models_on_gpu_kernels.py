@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from paged_run import CPU, run_ragged
-from tiny_models import VOCAB, save
+from support.models.paged_run import CPU, run_ragged
+from support.models.tiny_models import VOCAB, save
 
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.models.decoder import DecoderModel

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from paged_run import CPU, PagedRun
+from support.models.paged_run import CPU, PagedRun
 from torch import Tensor
 
 from rootgraft.engine.loading.load_model import load_model

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from api_live import Live, make_state, serve
-from fake_worker import FakeWorker
-from tiny_tokenizers import train_byte_level, write_folder
+from support.api.api_live import Live, make_state, serve
+from support.engine.fake_worker import FakeWorker
+from support.models.tiny_tokenizers import train_byte_level, write_folder
 
 from rootgraft import LLM
 from rootgraft.engine.checkpoint.locate import ModelFiles

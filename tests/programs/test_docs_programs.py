@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from api_live import Live
+from support.api.api_live import Live
 
 from rootgraft.api.cli.options import RunBatchOptions
 from rootgraft.programs import Branch, Fork, Report, Session

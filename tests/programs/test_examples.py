@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from test_real_server import RealServer, start
+from support.api.real_server import RealServer, start
 
 from rootgraft.programs import Session
 

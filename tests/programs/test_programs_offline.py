@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from pydantic import BaseModel
+from support.engine.core_hooks import core_of, scheduler_of
 
 from rootgraft.programs import Branch, ProgramError, Session
 
@@ -40,7 +41,7 @@ def test_a_warmed_prompt_is_found(offline: Session) -> None:
 def test_branches_are_sessions_and_a_warmed_prompt_may_be_pinned(offline: Session) -> None:
     offline.system(LONG).warm(pin=60)
     offline.map(lambda branch, number: branch.user(f"{number}").gen("x", max_tokens=1), range(3))
-    session_pins = offline._backend._llm._core._scheduler.session_pins  # type: ignore[attr-defined]
+    session_pins = scheduler_of(core_of(offline._backend._llm)).session_pins  # type: ignore[attr-defined]
     stats = session_pins.stats()
     assert stats["sessions"] == 4 and stats["pins"] == 1  # that of root, and one for each branch
     assert stats["pages_of_sessions"] >= stats["pages_pinned"] > 0
@@ -85,7 +86,7 @@ def test_a_step_that_fails_fails_what_ran(offline: Session, monkeypatch: pytest.
     def broken() -> None:
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr(llm._core, "step", broken)
+    monkeypatch.setattr(core_of(llm), "step", broken)
     with pytest.raises(ProgramError, match="the device is gone"):
         offline.user("?").gen("x")
     monkeypatch.undo()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from api_live import Live
 from pydantic import BaseModel
+from support.api.api_live import Live
 
 from rootgraft.engine.errors import CapacityError
 from rootgraft.engine.types import AdapterInfo

@@ -11,13 +11,13 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from sampler_oracle import Request, packed, step
+from support.engine.sampler_oracle import Request, packed, step
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rootgraft.engine.batch import Batch, Row, RowStart, not_yet
+from rootgraft.engine.batch import Batch, Row, RowStart, placeholder_token
+from rootgraft.engine.executor.input_builder import HostInputs, InputBuilder
 from rootgraft.engine.executor.model_runner import ModelRunner
 from rootgraft.engine.executor.static_inputs import StaticInputs
-from rootgraft.engine.models.forward_inputs import HostInputs, InputBuilder
 from rootgraft.engine.sampling import top_k_top_p
 from rootgraft.engine.sampling.draft_verify import sampling_positions
 from rootgraft.engine.sampling.sampler import Drawing, Sampler
@@ -69,10 +69,10 @@ def draw(requests: list[Request]) -> tuple[Sampler, Drawing]:
     sampler.start([request.start(row) for row, request in enumerate(requests)])
     masks = packed([request.allowed for request in requests], VOCAB)
     if masks is not None:
-        masks = type(masks)(masks.lines.to(GPU, non_blocking=True), masks.words.to(GPU, non_blocking=True))
+        masks = type(masks)(masks.positions.to(GPU, non_blocking=True), masks.words.to(GPU, non_blocking=True))
     logits = torch.empty(len(requests), VOCAB, device=GPU)
     rows = [step(row, 0) for row in range(len(requests))]
-    return sampler, sampler.draw(logits, rows, sampling_positions(rows, {}), masks)
+    return sampler, sampler.draw(logits, sampling_positions(rows, {}), masks)
 
 
 @pytest.mark.parametrize("sorts", [False, True])
@@ -109,7 +109,7 @@ def runner(*, captured: bool) -> ModelRunner:
     room = StaticInputs(8, ROWS, 4, GPU)
 
     def forward(step: HostInputs) -> torch.Tensor:
-        placed = room.inputs(8, ROWS, 8, 64) if captured else inputs.place(step)
+        placed = room.inputs(8, ROWS, 8, 64) if captured else inputs.to_tensors(step)
         if captured:
             room.fill(step)
         assert placed.token_ids.device == GPU
@@ -131,19 +131,21 @@ def test_a_step_is_launched_on_tokens_that_nobody_has_read(captured, reads):
     params = [SamplingParams(temperature=0), SamplingParams(top_k=5, logprobs=2), SamplingParams(prompt_logprobs=1)]
     starts = tuple(RowStart(i, each, [1, 2], 2, (5,), i) for i, each in enumerate(params))
     prompts = [Row(i, 0, [1, 2], 0, (i,), True, 0, prompt_targets=[2] if i == 2 else ()) for i in range(ROWS)]
-    ahead = [tuple(Row(i, n + 1, [not_yet(i)], 1, (), True, n) for i in range(ROWS)) for n in (1, 2)]
+    ahead = [tuple(Row(i, n + 1, [placeholder_token(i)], 1, (), True, n) for i in range(ROWS)) for n in (1, 2)]
     with (
         mock.patch.object(top_k_top_p, "has_kernel", return_value=True),
         mock.patch.object(top_k_top_p, "draw_ranked", lambda x, *_: torch.empty(len(x), dtype=torch.int64, device=GPU)),
         mock.patch("rootgraft.kernels.ops.on_triton", return_value=False),
         Watch() as watch,
     ):
-        read = mine.launch(Batch(tuple(prompts), starts))(None)
+        step = mine.launch(Batch(tuple(prompts), starts))
+        step.draw(None)
         for number, rows in enumerate(ahead):
-            draw = mine.launch(Batch(rows))
+            following = mine.launch(Batch(rows))
             assert len(reads) == number + (number > 0), "one read a step, and one of the prompt's scores"
-            assert len(read().rows) == ROWS
-            read = draw(None)
-        assert len(read().rows) == ROWS
+            assert len(step.result().rows) == ROWS
+            step = following
+            step.draw(None)
+        assert len(step.result().rows) == ROWS
     assert watch.waits == 0
     assert len(reads) == 4

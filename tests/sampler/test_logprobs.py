@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from sampler_oracle import Request, step
+from support.engine.sampler_oracle import Request, step
 
 from rootgraft.engine.sampling.logprobs import prompt_logprobs
 from rootgraft.engine.sampling.sampler import Sampler

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sampler_oracle import Request, edited, may_draw, packed, step
+from support.engine.sampler_oracle import Request, edited, may_draw, packed, step
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,

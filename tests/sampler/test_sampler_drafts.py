@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampler_oracle import Request, packed
+from support.engine.sampler_oracle import Request, packed
 
 from rootgraft.engine.batch import Row, RowResult
 from rootgraft.engine.sampling.sampler import Sampler

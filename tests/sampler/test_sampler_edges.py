@@ -7,12 +7,12 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from sampler_oracle import Request, packed, step
+from support.engine.sampler_oracle import Request, packed, step
 
 from rootgraft.engine.batch import RowResult
 from rootgraft.engine.sampling import top_k_top_p
 from rootgraft.engine.sampling.draft_verify import sampling_positions
-from rootgraft.engine.sampling.sampler import Allowed, Sampler
+from rootgraft.engine.sampling.sampler import DeviceMasks, Sampler
 from rootgraft.engine.types import SamplingParams
 from rootgraft.kernels.ops import largest
 
@@ -28,7 +28,7 @@ MODES = [
 ]
 
 
-def _draw(requests: list[Request], logits: torch.Tensor, masks: Allowed | None = None) -> list[RowResult]:
+def _draw(requests: list[Request], logits: torch.Tensor, masks: DeviceMasks | None = None) -> list[RowResult]:
     sampler = Sampler(len(requests), logits.shape[1], CPU)
     sampler.start([request.start(row) for row, request in enumerate(requests)])
     rows = [step(row, len(request.generated)) for row, request in enumerate(requests)]
@@ -169,9 +169,9 @@ def test_the_largest_logit_is_enough_for_plain_greedy_rows(vocab: int):
     sampler = Sampler(4, vocab, CPU)
     sampler.start([Request(SamplingParams(temperature=0), (1, 2)).start(row) for row in range(4)])
     rows = [step(row, 0) for row in range(4)]
-    lines = sampling_positions(rows, {})
-    assert sampler.takes_best(lines)
-    by_largest = sampler.collect(sampler.draw(largest(logits), rows, lines))
+    positions = sampling_positions(rows, {})
+    assert sampler.takes_best(positions)
+    by_largest = sampler.collect(sampler.draw(largest(logits), positions))
     assert by_largest == sampler.sample(logits, rows)
     assert [result.failed for result in by_largest] == [False, True, False, False]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from sampler_oracle import Request, packed, step
+from support.engine.sampler_oracle import Request, packed, step
 
 from rootgraft.engine.batch import RowResult
 from rootgraft.engine.sampling.sampler import Sampler

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from sampler_oracle import Request, step
+from support.engine.sampler_oracle import Request, step
 
 from rootgraft.engine.sampling.sampler import Sampler
 from rootgraft.engine.sampling.top_k_top_p import uniforms

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from rootgraft.grammar.emit.json_whitespace import MAX_WHITESPACE
+from rootgraft.grammar.emit.lark_rules import MAX_WHITESPACE
 from rootgraft.grammar.regex.number_ranges import MAX_INT_DIGITS
 from rootgraft.grammar.regex.string_formats import FORMATS, NARROWER
 from rootgraft.grammar.schema.keywords import KEYWORDS, Treatment

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny_tokenizers import train_byte_level, write_folder
+from support.models.tiny_tokenizers import train_byte_level, write_folder
 
 from rootgraft.engine.text.tokenizer import Tokenizer
 

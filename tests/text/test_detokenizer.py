@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_tokenizers import sentencepiece_definition, write_folder
+from support.models.tiny_tokenizers import sentencepiece_definition, write_folder
 
 from rootgraft.engine.text.detokenizer import Detokenizer
 from rootgraft.engine.text.tokenizer import Tokenizer

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fake_worker import FakeWorker
-from tiny_tokenizers import train_byte_level, write_folder
+from support.engine.fake_worker import FakeWorker
+from support.models.tiny_tokenizers import train_byte_level, write_folder
 
 from rootgraft import LLM, SamplingParams
 from rootgraft.engine.checkpoint.locate import ModelFiles

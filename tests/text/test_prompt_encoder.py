@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_tokenizers import SPECIAL, TEXTS, sentencepiece_definition, train_byte_level, write_folder
+from support.models.tiny_tokenizers import SPECIAL, TEXTS, sentencepiece_definition, train_byte_level, write_folder
 
 from rootgraft.engine.errors import RequestError
 from rootgraft.engine.text.prompt_cache import Owner, PromptEncoder

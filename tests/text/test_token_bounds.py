@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_tokenizers import TEXTS, sentencepiece_definition, write_folder
+from support.models.tiny_tokenizers import TEXTS, sentencepiece_definition, write_folder
 
 from rootgraft.engine.errors import ContextTooLong
 from rootgraft.engine.messages import Ready

@@ -11,7 +11,7 @@ import tokenizers
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_tokenizers import SPECIAL, TEXTS, sentencepiece_definition, train_byte_level, write_folder
+from support.models.tiny_tokenizers import SPECIAL, TEXTS, sentencepiece_definition, train_byte_level, write_folder
 from tokenizers import processors
 
 from rootgraft.engine.errors import ConfigError, ModelError, RequestError

@@ -10,7 +10,7 @@ import gguf
 import pytest
 import tokenizers
 import transformers
-from tiny_tokenizers import TEXTS, sentencepiece_definition, train_byte_level, write_gguf
+from support.models.tiny_tokenizers import TEXTS, sentencepiece_definition, train_byte_level, write_gguf
 from tokenizers import normalizers, pre_tokenizers
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 

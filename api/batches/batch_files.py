@@ -1,0 +1,195 @@
+"""Batch files in OpenAI's format: read request lines, append answer lines, make output and error files.
+
+A line of the input is ``{"custom_id", "method": "POST", "url", "body"}``. A line of the output is ``{"id", "custom_id",
+"response": {"status_code", "request_id", "body"}, "error": null}``, also for refused requests.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from uuid import uuid4
+
+import orjson
+
+from ...engine.errors import ConfigError
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+_FIELDS = {"custom_id", "method", "url", "body"}
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """One line of the input: a unique ``custom_id``, ``url`` out of ``ENDPOINTS``, and the request's body."""
+
+    custom_id: str
+    url: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResponse:
+    """Answer to a request: HTTP status, request id of the server's log, JSON body."""
+
+    status: int
+    request_id: str
+    body: Any
+
+
+class WrongLine(ConfigError):
+    """A line of the input (number ``line``, from 1) is not a valid request. ``code`` is OpenAI's error code."""
+
+    def __init__(self, name: str, line: int, reason: str, code: str = "invalid_request") -> None:
+        super().__init__(f"{name}, line {line}: {reason}")
+        self.line = line
+        self.reason = reason
+        self.code = code
+
+
+def read_requests(path: Path, endpoint: str | None = None) -> Iterator[BatchRequest]:
+    """Yield the requests of a file; empty lines are skipped.
+
+    Args:
+        endpoint: the only ``url`` allowed; None for any of ``ENDPOINTS``.
+
+    Raises:
+        WrongLine: a line is not a valid request.
+        ConfigError: the file cannot be read.
+    """
+    urls = ENDPOINTS if endpoint is None else (endpoint,)
+    seen: set[str] = set()
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    try:
+                        request = _request(line, urls)
+                    except ValueError as error:
+                        raise WrongLine(path.name, number, str(error)) from None
+                    if request.custom_id in seen:
+                        reason = f"custom_id {request.custom_id!r} is used twice."
+                        raise WrongLine(path.name, number, reason, "duplicate_custom_id")
+                    seen.add(request.custom_id)
+                    yield request
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _request(line: bytes, urls: Sequence[str]) -> BatchRequest:
+    """Parse one line. ValueError with the reason."""
+    try:
+        fields = orjson.loads(line)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict):
+        raise ValueError("is no JSON object.")
+    if missing := _FIELDS - fields.keys():
+        raise ValueError(f"{min(missing)!r} is missing.")
+    custom_id, url, body = fields["custom_id"], fields["url"], fields["body"]
+    if not isinstance(custom_id, str) or not custom_id:
+        raise ValueError("custom_id must be a text that is not empty.")
+    if fields["method"] != "POST" or url not in urls:
+        raise ValueError(f"method must be POST and url {'one of ' if len(urls) > 1 else ''}{', '.join(urls)}.")
+    if not isinstance(body, dict) or body.get("stream"):
+        raise ValueError("body must be a JSON object that does not ask for a stream.")
+    return BatchRequest(custom_id, url, body)
+
+
+class BatchOutput:
+    """Append-only file of answers, from which an interrupted batch resumes.
+
+    Opening the file truncates a last line cut off by a crash, so that its request is answered again.
+
+    Attributes:
+        done: ``custom_id`` of each answer in the file.
+        failed: number of answers with a status other than 200.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.done: set[str] = set()
+        self.failed = 0
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            os.ftruncate(self._file, self._read(path))
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}.") from error
+
+    def _read(self, path: Path) -> int:
+        """Count the answers in the file. Returns the size of its complete lines in bytes."""
+        size = 0
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    fields = orjson.loads(line)
+                    self._count(fields["custom_id"], fields["response"]["status_code"])
+                except (ValueError, KeyError, TypeError):
+                    raise ConfigError(f"{path.name}, line {number}: is no answer; the file is left alone.") from None
+                size += len(line)
+        return size
+
+    def add(self, request: BatchRequest, response: BatchResponse) -> None:
+        """Append an answer with one write to the file. Raises ConfigError if the file cannot be written."""
+        answer = {"status_code": response.status, "request_id": response.request_id, "body": response.body}
+        fields = {"id": f"batch_req_{uuid4().hex}", "custom_id": request.custom_id, "response": answer, "error": None}
+        rest = memoryview(orjson.dumps(fields) + b"\n")
+        try:
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+        except OSError as error:
+            raise ConfigError(f"the output cannot be written: {error.strerror}.") from error
+        self._count(request.custom_id, response.status)
+
+    def _count(self, custom_id: str, status: int) -> None:
+        self.done.add(custom_id)
+        self.failed += status != 200
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        os.close(self._file)
+
+
+_ERRORS = {
+    "cancelled": ("batch_cancelled", "This batch was cancelled before the request was answered."),
+    "expired": ("batch_expired", "This batch's time was up before the request was answered."),
+}
+
+
+def answer_lines(answers: Path, *, failed: bool) -> Iterator[bytes]:
+    """Yield the lines with status 200, or with ``failed`` all others."""
+    with answers.open("rb") as file:
+        for line in file:
+            if (orjson.loads(line)["response"]["status_code"] != 200) == failed:
+                yield line
+
+
+def unanswered_lines(source: Path, answers: Path, outcome: str) -> Iterator[bytes]:
+    """Yield an error line for each request of ``source`` without an answer; ``outcome`` is cancelled or expired."""
+    with answers.open("rb") as file:
+        done = {orjson.loads(line)["custom_id"] for line in file}
+    code, message = _ERRORS[outcome]
+    for request in read_requests(source):
+        if request.custom_id not in done:
+            fields = {"id": f"batch_req_{uuid4().hex}", "custom_id": request.custom_id, "response": None}
+            yield orjson.dumps({**fields, "error": {"code": code, "message": message}}) + b"\n"
+
+
+def sum_usage(answers: Path) -> dict[str, int]:
+    """Sum the tokens of all successful answers: input, cached (part of input), output."""
+    counts = {"input": 0, "cached": 0, "output": 0}
+    for line in answer_lines(answers, failed=False):
+        usage: dict[str, Any] = orjson.loads(line)["response"]["body"].get("usage") or {}
+        details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+        counts["input"] += usage.get("prompt_tokens", usage.get("input_tokens", 0))
+        counts["cached"] += details.get("cached_tokens", 0)
+        counts["output"] += usage.get("completion_tokens", usage.get("output_tokens", 0))
+    return counts

@@ -1,0 +1,266 @@
+"""``InputBuilder``: from the plan of a step to the arrays and tensors of its forward pass, with the page table."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...kernels.layouts.staging import to_device
+from ...kernels.ops import SharedPrefixes, find_shared_prefixes
+from ...lora.lora_step import AdapterBank, LoraStep
+from ...lora.segments import BASE, token_slots
+from ..batch import Batch, Row
+from ..models.forward_inputs import ForwardInputs
+
+Longs = NDArray[np.int64]
+Ints = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnTokens:
+    """Tokens drawn by a step, as inputs of the next step, which is launched before the host has read them.
+
+    Attributes:
+        rows: [S] int64, the row of each token that is on the device.
+        tokens: [S] int64 on the device; None if S is 0. Those of rows that fail may be anything.
+        forced: tokens that the host knows without reading them, by row.
+        vocab_size: every token is below that.
+    """
+
+    rows: Longs
+    tokens: Tensor | None
+    forced: Mapping[int, int]
+    vocab_size: int
+
+    def enter(self, token_ids: Longs) -> Tensor | None:
+        """Replace each ``placeholder_token(row)`` by the row's forced token, or by ~i for ``result[i]``.
+
+        Returns:
+            Tokens [S] on the device, None if none are needed.
+        """
+        pending = np.flatnonzero(token_ids < 0)
+        if not len(pending):
+            return None
+        ids = {**{row: ~i for i, row in enumerate(self.rows.tolist())}, **self.forced}
+        token_ids[pending] = [ids[row] for row in (~token_ids[pending]).tolist()]
+        return None if self.tokens is None else self.tokens.clamp(0, self.vocab_size - 1)
+
+
+def fill_in(token_ids: Tensor, drawn: Tensor | None, out: Tensor | None = None) -> Tensor:
+    """Return token ids [T] with ``drawn[i]`` in place of each ~i."""
+    if drawn is None:
+        return token_ids
+    return torch.where(token_ids < 0, drawn[(~token_ids).clamp_(min=0)], token_ids, out=out)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTokens:
+    """The tokens of a step whose last hidden states are computed: the last ones of some rows, if not all are.
+
+    Of most prompt tokens only K and V are needed, so the last layer's attention and MLP skip them.
+
+    Attributes:
+        tokens: [S] int64, their indices among the step's tokens, ascending.
+        query_start: [R + 1] int32, row r has ``tokens[query_start[r]:query_start[r + 1]]``.
+        max_query: the largest number of a row.
+        shared: as in ``HostInputs``, for these tokens.
+        slots: [S] int32, as in ``HostInputs``.
+    """
+
+    tokens: Longs
+    query_start: Ints
+    max_query: int
+    shared: SharedPrefixes | None = None
+    slots: Ints | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostInputs:
+    """Arrays of one forward pass on the host: ``ForwardInputs`` before the copy to the device.
+
+    Attributes:
+        token_ids: [T] int64; ~i is replaced by ``drawn[i]``.
+        slots: [T] int32, the slot of each token's adapter, -1 for none; None if no row has an adapter.
+        drawn: int64 on the device, tokens that the step before draws; None if all of ``token_ids`` are known.
+        kept: the tokens whose hidden states are wanted, None for all.
+    """
+
+    token_ids: Longs
+    positions: Longs
+    kv_loc: Longs
+    page_table: Ints
+    query_start: Ints
+    context_len: Ints
+    max_query: int
+    max_context: int
+    shared: SharedPrefixes | None = None
+    slots: Ints | None = None
+    drawn: Tensor | None = None
+    kept: KeptTokens | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.context_len)
+
+    @property
+    def num_kept(self) -> int:
+        """S: hidden states that a forward pass returns."""
+        return self.num_tokens if self.kept is None else len(self.kept.tokens)
+
+    def hidden_index(self, tokens: Longs) -> Longs:
+        """Return the indices of the hidden states of some tokens, all of them kept, in the forward pass's result."""
+        return tokens if self.kept is None else np.searchsorted(self.kept.tokens, tokens)
+
+
+class InputBuilder:
+    """Builds the inputs of steps. It keeps the page table, so a step carries only the pages new in it.
+
+    Attributes:
+        bank: the adapters on the device, None for none.
+    """
+
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        page_size: int,
+        device: torch.device,
+        bank: AdapterBank | None = None,
+    ) -> None:
+        self._page_size = page_size
+        self._device = device
+        self.bank = bank
+        self._slots = np.full(max_num_seqs, BASE, np.int32)
+        self._adapted_from = np.zeros(max_num_seqs, np.int32)
+        self._pages = np.zeros((max_num_seqs, -(-max_model_len // page_size)), dtype=np.int32)
+
+    @property
+    def table_width(self) -> int:
+        """Pages of the longest sequence."""
+        return self._pages.shape[1]
+
+    @property
+    def max_context(self) -> int:
+        """Tokens that fit into the pages of the longest sequence."""
+        return self.table_width * self._page_size
+
+    def build(self, batch: Batch, drawn: DrawnTokens | None = None) -> HostInputs:
+        """Enter the batch's new pages in the page table and return the arrays of the step.
+
+        A step planned ahead needs the tokens ``drawn`` by the step before.
+        """
+        rows = batch.rows
+        for start in batch.starts:
+            self._slots[start.row], self._adapted_from[start.row] = start.slot, start.adapted_from
+        for row in rows:
+            if row.new_pages:
+                end = row.first_new_page + len(row.new_pages)
+                self._pages[row.row, row.first_new_page : end] = row.new_pages
+        lengths = np.fromiter((len(row.tokens) for row in rows), np.int32, len(rows))
+        starts = np.fromiter((row.start for row in rows), np.int32, len(rows))
+        index = np.fromiter((row.row for row in rows), np.int64, len(rows))
+        query_start = np.zeros(len(rows) + 1, np.int32)
+        np.cumsum(lengths, out=query_start[1:])
+        context = starts + lengths
+        # Position of a token = start of its row + its distance from the row's first token.
+        positions = np.arange(query_start[-1], dtype=np.int64) + np.repeat(starts - query_start[:-1], lengths)
+        page, cell = np.divmod(positions, self._page_size)
+        kv_loc = self._pages[np.repeat(index, lengths), page].astype(np.int64) * self._page_size + cell
+        max_context = int(context.max())
+        pages = self._pages[index, : -(-max_context // self._page_size)]
+        token_ids = _token_ids(rows)
+        slots = self._token_slots(index, lengths, starts)
+        return HostInputs(
+            token_ids=token_ids,
+            positions=positions,
+            kv_loc=kv_loc,
+            page_table=pages,
+            query_start=query_start,
+            context_len=context,
+            max_query=int(lengths.max()),
+            max_context=max_context,
+            shared=find_shared_prefixes(pages, lengths, context, self._page_size, self._device),
+            slots=slots,
+            drawn=drawn.enter(token_ids) if drawn else None,
+            kept=self._kept(rows, lengths, query_start, pages, context, slots),
+        )
+
+    def to_tensors(self, inputs: HostInputs) -> ForwardInputs:
+        """Copy the arrays of a step to the device."""
+        whole = ForwardInputs(
+            token_ids=fill_in(to_device(inputs.token_ids, self._device), inputs.drawn),
+            positions=to_device(inputs.positions, self._device),
+            kv_loc=to_device(inputs.kv_loc, self._device),
+            page_table=to_device(inputs.page_table, self._device),
+            query_start=to_device(inputs.query_start, self._device),
+            context_len=to_device(inputs.context_len, self._device),
+            max_query=inputs.max_query,
+            max_context=inputs.max_context,
+            shared=inputs.shared and inputs.shared.to(self._device),
+            lora=self._lora(inputs.slots),
+        )
+        kept = inputs.kept
+        if kept is None:
+            return whole
+        of_kept = replace(
+            whole,
+            query_start=to_device(kept.query_start, self._device),
+            max_query=kept.max_query,
+            shared=kept.shared and kept.shared.to(self._device),
+            lora=self._lora(kept.slots),
+        )
+        return replace(whole, kept=to_device(kept.tokens, self._device), of_kept=of_kept)
+
+    def _lora(self, slots: Ints | None) -> LoraStep | None:
+        return None if slots is None or self.bank is None else self.bank.step(slots)
+
+    def _kept(
+        self, rows: Sequence[Row], lengths: Ints, query_start: Ints, pages: Ints, context: Ints, slots: Ints | None
+    ) -> KeptTokens | None:
+        """Return the last tokens of each row that have a sampling position or a prompt target; None for all tokens."""
+        counts = np.fromiter((row.num_positions + len(row.prompt_targets) for row in rows), np.int32, len(rows))
+        if (counts == lengths).all():
+            return None
+        starts = np.zeros_like(query_start)
+        np.cumsum(counts, out=starts[1:])
+        tokens = last_tokens(query_start, counts)
+        return KeptTokens(
+            tokens=tokens,
+            query_start=starts,
+            max_query=int(counts.max()),
+            shared=find_shared_prefixes(pages, counts, context, self._page_size, self._device),
+            slots=None if slots is None else slots[tokens],
+        )
+
+    def _token_slots(self, rows: Longs, lengths: Ints, starts: Ints) -> Ints | None:
+        """Return ``HostInputs.slots`` from the rows' indices, lengths and first positions."""
+        if self.bank is None:
+            return None
+        slots = self._slots[rows]
+        return token_slots(slots, self._adapted_from[rows], lengths, starts) if (slots >= 0).any() else None
+
+
+def last_tokens(query_start: Ints, counts: NDArray[np.integer[Any]]) -> Longs:
+    """Return the indices of the last ``counts[r]`` tokens of each row r in a step, ascending, int64."""
+    ends = np.cumsum(counts)
+    # A row's last tokens end where the next row begins.
+    return np.arange(ends[-1], dtype=np.int64) + np.repeat(query_start[1:] - ends, counts)
+
+
+def _token_ids(rows: Sequence[Row]) -> Longs:
+    """[T] int64 from each row's tokens."""
+    tokens = array("i")
+    for row in rows:
+        tokens.extend(row.tokens)
+    return np.asarray(tokens, np.int64)

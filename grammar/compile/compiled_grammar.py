@@ -1,0 +1,71 @@
+"""A compiled grammar: what matchers are made from, for one vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import llguidance
+
+from ..emit.grammar_artifact import Backend, GrammarArtifact
+from ..match.backends import BackendState, LlguidanceBackend, XgrammarBackend, leads_to_end
+from ..match.budget_close import BudgetClose
+from ..match.closing_texts import ClosingTexts
+from ..match.matcher import Matcher
+from ..vocabulary import Vocabulary
+
+# A vocabulary of 128k tokens needs more items for a mask than the library grants by default.
+_PARSER_LIMITS = llguidance.LLParserLimits(verbose_errors=False, step_max_items=500_000)
+
+
+class CompiledGrammar:
+    """A grammar loaded into its backend, with its closing texts.
+
+    Attributes:
+        artifact: what it was made from.
+        error: why the backend cannot follow the grammar; None for what `compiler.lower` returns.
+        has_failed: whether the backend failed along an answer; its lexer may then fail for all other answers too.
+    """
+
+    def __init__(self, artifact: GrammarArtifact, vocabulary: Vocabulary) -> None:
+        self.artifact = artifact
+        self.has_failed = False
+        self._vocabulary = vocabulary
+        self._state, self.error = _initial_state(artifact, vocabulary)
+        self._closing_texts = ClosingTexts(vocabulary, artifact)
+
+    def matcher(self) -> Matcher:
+        """Return a matcher at the beginning of an answer."""
+        open_ended = self.artifact.open_ended
+        budget_close = BudgetClose(self._closing_texts, free=open_ended and self._state.can_end())
+        return Matcher(
+            self._state,
+            self._vocabulary,
+            budget_close,
+            self._rebuild,
+            open_ended=open_ended,
+            is_slow=self.artifact.is_slow,
+        )
+
+    def _rebuild(self) -> BackendState:
+        self.has_failed = True
+        return _initial_state(self.artifact, self._vocabulary)[0]
+
+    def shortest(self) -> tuple[int, ...] | None:
+        """Return the tokens of a short answer: the artifact's if the backend accepts it, else one from a search."""
+        known = self.artifact.shortest
+        if known and leads_to_end(self._state, known):
+            return known
+        unknown = ClosingTexts(self._vocabulary, replace(self.artifact, shortest=()))
+        found = BudgetClose(unknown).completion(self._state)
+        return None if found is None else tuple(found)
+
+
+def _initial_state(artifact: GrammarArtifact, vocabulary: Vocabulary) -> tuple[BackendState, str | None]:
+    if artifact.backend is Backend.XGRAMMAR:
+        info = vocabulary.xgrammar
+        import xgrammar
+
+        automaton = xgrammar.CompiledGrammar.deserialize_json(artifact.source, info)
+        return XgrammarBackend(xgrammar.GrammarMatcher(automaton)), None
+    matcher = llguidance.LLMatcher(vocabulary.llguidance, artifact.source, log_level=0, limits=_PARSER_LIMITS)
+    return LlguidanceBackend(matcher), matcher.get_error() or None

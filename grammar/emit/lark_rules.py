@@ -1,0 +1,100 @@
+"""Rules and terminals of a schema's Lark grammar while it is written, and errors located at its keywords."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+
+from ..errors import GrammarError
+from ..regex.charset import json_string
+from ..regex.number_ranges import spelling
+from ..schema.constraints import ALWAYS, NEVER, Conj
+from ..schema.satisfiability import Satisfiability
+from ..schema.subschemas import Subschemas
+
+MAX_WHITESPACE = 80
+# White space between the parts of a JSON text: one expression for all parts, or the lexer keeps them apart.
+WHITESPACE = rf"[ \t\r\n]{{1,{MAX_WHITESPACE}}}"
+# Every division of a forced text into tokens stays allowed: the model chooses.
+_HEADER = f'%llguidance {{"ignore_once": true, "no_forcing": true}}\n%ignore /{WHITESPACE}/\n'
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+
+
+def literal_string(value: str) -> str:
+    return _encode(json_string(value))
+
+
+def literal_number(value: Decimal) -> str:
+    return f'"{spelling(value)}"'
+
+
+class LarkRules:
+    """Rules by name, shared terminals, and the conjunctions whose rules are still to be written.
+
+    Attributes:
+        bodies: rule bodies by name.
+        current: the conjunction being written, which errors are located by.
+    """
+
+    def __init__(self, analysis: Subschemas) -> None:
+        self.analysis = analysis
+        self.satisfiability = Satisfiability(analysis)
+        self.bodies: dict[str, str] = {}
+        self.current: Conj = ALWAYS
+        self._terminals: dict[str, str] = {}
+        self._names: dict[Conj, str] = {}
+        self._pending: list[Conj] = []
+
+    def text(self) -> str:
+        """Return the grammar's text."""
+        lines = [f"{name}: {body}" for name, body in self.bodies.items()]
+        lines += [f"{name}: {body}" for body, name in self._terminals.items()]
+        return _HEADER + "\n".join(lines) + "\n"
+
+    def rule(self, conj: Conj) -> str:
+        """Return the name of a conjunction's rule; its body is pending if it is new."""
+        if conj not in self._names:
+            self._names[conj] = f"v{len(self._names)}"
+            self._pending.append(conj)
+        return self._names[conj]
+
+    def next_pending(self) -> Conj | None:
+        """Make the next conjunction without a body the current one; None if all have theirs."""
+        if not self._pending:
+            return None
+        self.current = self._pending.pop()
+        return self.current
+
+    def define(self, name: str, body: str) -> str:
+        """Add an auxiliary rule. Returns its name."""
+        self.bodies[name] = body
+        return name
+
+    def terminal(self, body: str) -> str:
+        """Return the name of the terminal with this body."""
+        return self._terminals.setdefault(body, f"T{len(self._terminals)}")
+
+    def unsatisfiable(self, conj: Conj) -> GrammarError:
+        """Return the error for a conjunction that nothing satisfies."""
+        for narrowing in self.analysis.narrowings_of(conj):
+            return GrammarError(narrowing.keyword, narrowing.pointer, narrowing.reason)
+        node = self.analysis.document.nodes[max(conj) // 2]
+        likely = ("not", "enum", "oneOf", "allOf", "$ref", "required", *node.schema, "schema")
+        keyword = next(key for key in likely if key in node.schema or key == "schema")
+        return node.error(keyword, "no finite value satisfies the schema")
+
+    def unsupported(self, keywords: tuple[str, ...], reason: str) -> GrammarError:
+        """Return an error located at the first of some keywords, near the current conjunction if it has one."""
+        nodes = self.analysis.document.nodes
+        near = [nodes[literal // 2] for literal in sorted(self.current) if literal >= 0]
+        for node in (*near, *nodes):
+            for keyword in keywords:
+                if keyword in node.schema:
+                    return node.error(keyword, reason)
+        return GrammarError(keywords[0], "", reason)
+
+    def check_not_narrowed(self, conj: Conj) -> None:
+        """Raise a GrammarError if an unsatisfiable conjunction is so because of a narrowing: it must not be dropped."""
+        narrowings = self.analysis.narrowings_of(conj)
+        if narrowings and not conj >= NEVER:
+            raise GrammarError(narrowings[0].keyword, narrowings[0].pointer, narrowings[0].reason)

@@ -1,0 +1,1 @@
+"""Fakes of the engine, live servers, and wrong requests for the tests of the API."""

@@ -1,0 +1,97 @@
+"""A server over real HTTP on a free port, with a fake frontend behind it, on a thread of the test's process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import openai
+import uvicorn
+
+from rootgraft.api.config import ServerConfig
+from rootgraft.api.generate.server_state import ServerState
+from rootgraft.api.http.app import create_app
+from rootgraft.api.http.connection import uvicorn_options
+from rootgraft.api.observe.metrics import Metrics
+from support.api.api_fakes import FakeClient, FakeFrontend
+
+
+@dataclass
+class Live:
+    """A running server and what is behind it."""
+
+    url: str
+    state: Any
+    async_engine: Any
+    client: Any
+    loop: asyncio.AbstractEventLoop
+
+    def http(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=20, trust_env=False, **options)
+
+    def openai(self, **options: Any) -> openai.OpenAI:
+        """OpenAI's client; close it, or use it in a ``with``."""
+        settings = {"api_key": "none", "max_retries": 0, "http_client": httpx.Client(trust_env=False), **options}
+        return openai.OpenAI(base_url=f"{self.url}/v1", **settings)
+
+    def reset(self) -> None:
+        """As if the server had just started."""
+        for fake in (self.async_engine, self.client):
+            vars(fake).clear()
+            fake.__init__()
+        self.state.draining = False
+        self.state.__post_init__()
+
+
+def make_state(options: ServerConfig | None = None) -> ServerState:
+    client = FakeClient()
+    return ServerState(
+        options or ServerConfig(),
+        Metrics("tiny", lambda: client.stats),
+        names=("tiny", "org/alias"),
+        async_engine=FakeFrontend(),  # type: ignore[arg-type]
+        client=client,  # type: ignore[arg-type]
+        version="1.2.3",
+    )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn on a thread of its own: no signals, and an event for the test that waits."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.up = threading.Event()
+
+    def capture_signals(self) -> Any:
+        return contextlib.nullcontext()
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets=sockets)
+        self.loop = asyncio.get_running_loop()
+        self.up.set()
+
+
+def serve(state: ServerState) -> Iterator[Live]:
+    server = _Server(uvicorn.Config(create_app(state), **uvicorn_options(), timeout_graceful_shutdown=1))
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        thread = threading.Thread(target=server.run, args=([sock],))
+        thread.start()
+        assert server.up.wait(20)
+        yield Live(f"http://127.0.0.1:{sock.getsockname()[1]}", state, state.async_engine, state.client, server.loop)
+        server.should_exit = True
+        thread.join(20)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Look again and again until another thread has got there."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)

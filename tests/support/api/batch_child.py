@@ -1,0 +1,34 @@
+"""A server with files and batches in a process of its own, to be killed: ``batch_child.py FOLDER ASKED``.
+
+Each request that reaches the engine adds its text as a line to ASKED.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from rootgraft.api.batches.batch_service import BatchService
+from rootgraft.api.config import ServerConfig
+from support.api.api_live import make_state, serve
+
+
+def main(folder: str, asked: str) -> None:
+    state: Any = make_state(ServerConfig(batch_dir=folder))
+    state.batches = BatchService(Path(folder), 1 << 30, state.caller_named)
+
+    def say(request: Any, index: int) -> str:
+        with open(asked, "a") as file:
+            file.write(bytes(token for token in request.tokens if token < 256).decode().split("\n")[0] + "\n")
+        return "answer" * 4
+
+    state.async_engine.say = say
+    for live in serve(state):
+        live.loop.call_soon_threadsafe(state.batches.resume, state.inner)
+        print(live.url, flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

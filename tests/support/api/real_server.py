@@ -1,0 +1,54 @@
+"""The whole server in a process of its own, as its users start it, with a client for it."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import openai
+
+QUESTION = [{"role": "user", "content": "Name three colours."}]
+
+
+class RealServer:
+    """A server process and a client for it."""
+
+    def __init__(self, port: int, *options: str, cwd: Path | None = None) -> None:
+        command = [sys.executable, "-P", "-m", "rootgraft.api.cli.main", "serve", "--port", str(port)]
+        self.process = subprocess.Popen([*command, "--served-model-name", "small", *options], cwd=cwd)
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False)
+        self.client = openai.OpenAI(
+            base_url=f"http://127.0.0.1:{port}/v1",
+            api_key="none",
+            max_retries=0,
+            http_client=httpx.Client(trust_env=False),
+        )
+
+    def status(self) -> int:
+        try:
+            return self.http.get("/ready").status_code
+        except httpx.ConnectError:
+            return 0
+
+    def wait_ready(self) -> None:
+        while self.status() != 200:
+            assert self.process.poll() is None
+            time.sleep(0.2)
+
+    def close(self) -> None:
+        self.http.close()
+        self.client.close()
+        self.process.kill()
+        self.process.wait()
+
+
+def start(*options: str, cwd: Path | None = None) -> RealServer:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+    server = RealServer(port, *options, cwd=cwd)
+    server.wait_ready()
+    return server

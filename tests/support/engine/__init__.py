@@ -1,0 +1,1 @@
+"""Fake devices, oracles and faults for the tests of the engine."""

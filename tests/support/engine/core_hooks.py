@@ -1,0 +1,133 @@
+"""Test hook: private parts of `EngineCore`, its scheduler and prefix cache, for checks, clocks and faults.
+
+Only this module reads them; `tests/test_house.py` checks that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+from unittest.mock import MagicMock
+
+from rootgraft.engine.core.engine_core import EngineCore
+from rootgraft.engine.core.structured_output import StructuredOutputManager
+from rootgraft.engine.kv_cache.prefix_cache import PrefixCache
+from rootgraft.engine.messages import Submit
+from rootgraft.engine.offline.llm import LLM
+from rootgraft.engine.scheduling.scheduler import Scheduler
+from rootgraft.engine.scheduling.step_plan import StepPlan
+from rootgraft.engine.sequence.sequence import Sequence
+from rootgraft.grammar.match.mask_buffer import MaskBuffer
+from rootgraft.grammar.vocabulary import Vocabulary
+from rootgraft.radix.tree import RadixTree
+
+
+def scheduler_of(core: EngineCore) -> Scheduler:
+    return core._scheduler
+
+
+def worker_of(core: EngineCore) -> Any:
+    """Return the core's worker: the fake one, or `Worker`."""
+    return core._worker
+
+
+def cache_of(core: EngineCore) -> PrefixCache:
+    return core._cache
+
+
+def tree_of(core: EngineCore) -> RadixTree:
+    return core._cache._tree
+
+
+def num_matched(core: EngineCore, submit: Submit) -> int:
+    """Return how many prompt tokens of a request the cache holds. Counts as a use of none of them."""
+    adaptation = core._adapt(submit)
+    assert adaptation is not None
+    return core._cache.match(adaptation.path, submit.tokens, len(submit.tokens))
+
+
+def evict_all(core: EngineCore) -> None:
+    """Evict every page that no running sequence holds."""
+    cache = core._cache
+    cache._allocator.free(cache._tree.evict(cache._tree.num_pages - cache._tree.num_locked))
+
+
+def adapter_pins(core: EngineCore) -> Mapping[int, Any]:
+    """Return the adapter versions that requests in flight pin, by sequence id."""
+    assert core._adapters is not None
+    return core._adapters._pins
+
+
+def core_of(llm: LLM) -> EngineCore:
+    return llm._core
+
+
+def structured_output_in_process(max_lines: int, vocabulary: Vocabulary) -> StructuredOutputManager:
+    """Return a manager without the compile service, whose child processes take seconds to start."""
+    manager = object.__new__(StructuredOutputManager)
+    manager._mask_seconds = []
+    manager._eos_ids = vocabulary.eos
+    manager._thread = ThreadPoolExecutor(1)
+    manager._built = Future()
+    manager._built.set_result((MagicMock(), MaskBuffer(max_lines, vocabulary)))
+    return manager
+
+
+def set_structured_output(core: EngineCore, manager: Any) -> None:
+    core._grammars = manager
+
+
+def set_clock(core: EngineCore, clock: Callable[[], float]) -> None:
+    """Set the clock of the scheduler's step lengths."""
+    core._scheduler._clock = clock
+
+
+def set_queue_clock(core: EngineCore, clock: Callable[[], float]) -> None:
+    """Set the clock by which waiting sequences grow urgent."""
+    core._scheduler._queue._clock = clock
+
+
+def set_pins_clock(core: EngineCore, clock: Callable[[], float]) -> None:
+    """Set the clock by which sessions and pins expire."""
+    core._scheduler.session_pins._clock = clock
+
+
+def session_keys(core: EngineCore) -> list[tuple[str, str]]:
+    """Return (tenant, session) of the sessions held, the least recently used first."""
+    return list(core._scheduler.session_pins._sessions)
+
+
+def set_slow_mask_thread(core: EngineCore, thread: Any) -> None:
+    core._scheduler.slow_masks._thread = thread
+
+
+def alive_sequences(core: EngineCore) -> Collection[Sequence]:
+    """Return all sequences that wait or run."""
+    return core._scheduler._alive.values()
+
+
+def free_rows(core: EngineCore) -> list[int]:
+    return core._scheduler._free_rows
+
+
+def draft_states(core: EngineCore) -> Mapping[int, Any]:
+    """Return the proposer's record of each sequence that may draft."""
+    return core._scheduler._drafts._proposer._sequences
+
+
+def preempt(core: EngineCore, sequence: Sequence) -> None:
+    core._scheduler._preempt(sequence, StepPlan(0, 0.0))
+
+
+def watch_preemptions(core: EngineCore) -> list[int]:
+    """Return a list to which each preemption appends the number of steps in flight."""
+    scheduler, seen = core._scheduler, []
+    inner = scheduler._preempt
+
+    def watched(*args: Any) -> None:
+        seen.append(len(scheduler._in_flight))
+        inner(*args)
+
+    scheduler._preempt = watched  # type: ignore[method-assign]
+    return seen

@@ -1,0 +1,136 @@
+"""An engine core with drafts and grammars over the fake device, and random requests for it."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from functools import cache
+
+from hypothesis import strategies as st
+
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core.engine_core import BASE, EngineCore
+from rootgraft.engine.messages import Done, Failed, TokenOut
+from rootgraft.engine.sequence.sequence import Sequence
+from rootgraft.engine.types import SamplingParams
+from rootgraft.grammar.compile.compiler import CompiledGrammar, compile
+from rootgraft.grammar.spec import GrammarSpec
+from rootgraft.grammar.vocabulary import Vocabulary
+from rootgraft.radix.namespace import Namespace, Path
+from support.engine.core_hooks import scheduler_of, set_structured_output, structured_output_in_process, worker_of
+from support.engine.fake_worker import FakeWorker
+
+VOCAB, EOS = 258, 256
+GRAMMARS = [
+    GrammarSpec.json_schema(
+        {
+            "type": "object",
+            "properties": {"customer": {"type": "string", "maxLength": 6}, "ok": {"type": "boolean"}},
+            "required": ["customer", "ok"],
+            "additionalProperties": False,
+        }
+    ),
+    GrammarSpec.regex("[a-f]{3}-long constant part-[0-9]{1,9}"),
+    GrammarSpec.choice(["yes, of course", "yes, but", "no"]),
+]
+VOCABULARY = Vocabulary((*(bytes([i]) for i in range(256)), b"<eos>"), frozenset((EOS,)), (EOS,), VOCAB)
+
+
+@cache
+def compiled(number: int) -> CompiledGrammar:
+    return compile(GRAMMARS[number], VOCABULARY)
+
+
+@dataclass(frozen=True)
+class Ask:
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    grammar: int | None = None
+
+
+@dataclass
+class Engine:
+    """An engine that says what each sequence got: its tokens, and how it ended."""
+
+    core: EngineCore
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    ends: dict[int, Done | Failed] = field(default_factory=dict)
+
+    @classmethod
+    def make(cls, method: str = "auto", num_pages=200, page_size=4, max_num_seqs=4, budget=64, **worker) -> Engine:
+        config = EngineConfig(
+            block_size=page_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            speculative_config=f'{{"method": "{method}"}}',
+        )
+        core = EngineCore(config, FakeWorker(num_pages, page_size, vocab_size=VOCAB, eos=(EOS,), **worker))
+        set_structured_output(core, structured_output_in_process(max_num_seqs + config.max_drafts, VOCABULARY))
+        return cls(core)
+
+    def submit(self, number: int, ask: Ask) -> None:
+        matcher = None if ask.grammar is None else compiled(ask.grammar).matcher()
+        ends = frozenset((*(() if ask.params.ignore_eos else (EOS,)), *ask.params.stop_token_ids))
+        path = Path(Namespace(BASE))
+        self.tokens[number] = []
+        scheduler_of(self.core).add(
+            Sequence(
+                number, array("i", ask.prompt), ask.params, path, ends, number, 0.0, worker_of(self.core).max_model_len
+            ),
+            matcher,
+        )
+
+    def step(self) -> None:
+        for message in self.core.step():
+            if isinstance(message, TokenOut):
+                self.tokens[message.id] += message.tokens
+            else:
+                assert message.id not in self.ends
+                self.ends[message.id] = message
+        self.core.check()
+        for sequence in scheduler_of(self.core).running:
+            assert sequence.matcher is None or sequence.matcher.lent.num_tokens == sequence.num_generated
+            assert sequence.num_computed < sequence.num_tokens
+            num_tokens = sequence.num_tokens + worker_of(self.core).overlaps  # one may be under way
+            assert len(sequence.lease.pages) <= -(-num_tokens // self.page_size)
+
+    @property
+    def page_size(self) -> int:
+        return worker_of(self.core).page_size
+
+    def run(self) -> dict[int, tuple]:
+        limit = 20_000
+        while self.core.has_work:
+            self.step()
+            limit -= 1
+            assert limit, "does not come to an end"
+        assert self.core.stats()["pages_private"] == 0
+        return {number: (self.tokens[number], *ending(self.ends[number])) for number in self.tokens}
+
+    def close(self) -> None:
+        self.core.close()
+
+
+def ending(end: Done | Failed) -> tuple:
+    return (end.reason, end.stop_token, end.usage.completion) if isinstance(end, Done) else (end.kind, end.message)
+
+
+PARAMS = st.builds(
+    SamplingParams,
+    max_tokens=st.integers(1, 40),
+    min_tokens=st.sampled_from([0, 0, 3, 12]),
+    ignore_eos=st.booleans(),
+    stop_token_ids=st.sampled_from([(), tuple(range(0, 250, 9))]),
+)
+ASKS = st.lists(
+    st.builds(
+        Ask,
+        prompt=st.one_of(
+            st.lists(st.integers(0, 5), min_size=1, max_size=30).map(tuple), st.integers(1, 50).map(lambda n: (3,) * n)
+        ),
+        params=PARAMS,
+        grammar=st.sampled_from([None, None, 0, 1, 2]),
+    ),
+    min_size=1,
+    max_size=6,
+)

@@ -1,0 +1,191 @@
+"""A device without tensors: each KV cell holds a hash of all tokens up to it, and the next token follows from it.
+
+A page that is stale, mixed up, freed too early or written by a neighbour changes the hash, and with it every token
+that follows: what ``expected_tokens`` says then differs from what the engine sends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from rootgraft.engine.batch import Batch, Masks, Row, RowResult, StepHandle, StepResult, placeholder_token
+from rootgraft.engine.types import Logprob
+
+_MASK = (1 << 61) - 1
+
+
+def chain(previous: int, token: int) -> int:
+    """The content of a cell from the content of the one before and the cell's token."""
+    return ((previous ^ token) * 0x9E3779B97F4A7C15 + 0x7F4A7C15) & _MASK
+
+
+def adapter_code(digest: str) -> int:
+    """What an adapter with this content adds to each token that it reads."""
+    return int(digest[:10], 16) << 8
+
+
+def next_token(content: int, vocab_size: int) -> int:
+    """The token that the last cell's content leads to."""
+    return (content >> 17) % vocab_size
+
+
+def expected_tokens(
+    prompt: Iterable[int], count: int, vocab_size: int, code: int = 0, adapted_from: int = 0
+) -> list[int]:
+    """What a sequence alone on a fresh engine generates, with an adapter's code from a position on."""
+    content = 0
+    for position, token in enumerate(prompt):
+        content = chain(content, token ^ (code if position >= adapted_from else 0))
+    tokens = []
+    for _ in range(count):
+        tokens.append(next_token(content, vocab_size))
+        content = chain(content, tokens[-1] ^ code)
+    return tokens
+
+
+@dataclass
+class FakeStep:
+    """A launched step. Where the worker overlaps, masks are waited for when it is drawn, else when it is read."""
+
+    worker: FakeWorker
+    batch: Batch
+    number: int
+    masks: Callable[[], Masks] | None = None
+
+    def draw(self, masks: Callable[[], Masks] | None) -> None:
+        self.worker.log.append(("draw", self.number))
+        self.masks = masks
+        if masks and self.worker.overlaps:
+            filled = replace(given := masks(), words=given.words.copy())
+            self.masks = lambda: filled
+
+    def result(self) -> StepResult:
+        self.worker.log.append(("read", self.number))
+        return self.worker.compute(self.batch, self.masks)
+
+
+class FakeWorker:
+    """Runs batches on integers, with the same rules as a device: rows read what earlier steps wrote."""
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        *,
+        vocab_size: int = 11,
+        max_model_len: int = 10**6,
+        eos: tuple[int, ...] = (),
+        adapters: Any = None,
+        overlaps: bool = False,
+    ) -> None:
+        self.num_pages, self.page_size = num_pages, page_size
+        self.vocab_size, self.eos_ids = vocab_size, eos
+        self.max_model_len = min(max_model_len, (num_pages - 1) * page_size - 1)
+        self.summary = ("fake",)
+        self.adapters = adapters
+        self.overlaps = overlaps
+        self.log: list[tuple[str, int]] = []  # what was asked of it, with the number of the step
+        self.slots: dict[int, str] = {}  # digests of the adapters in them, when a step was launched
+        self.drawn: dict[int, int] = {}  # by the last step, by row
+        self.pending: deque[tuple[Batch, dict[int, str]]] = deque()  # launched, and not computed yet
+        self.num_launched = 0
+        self.cells = [-1] * (num_pages * page_size)
+        self.tables: dict[int, list[int]] = {}
+        self.adapted: dict[int, tuple[int, int]] = {}
+        self.batches: list[Batch] = []
+        self.failing_rows: set[int] = set()
+
+    def launch(self, batch: Batch) -> StepHandle:
+        """Compute a step as late as can be: when its result is read, or that of a later one.
+
+        So whatever the engine changes that a step under way still needs, changes its tokens.
+        """
+        number, self.num_launched = self.num_launched, self.num_launched + 1
+        self.log.append(("launch", number))
+        self.pending.append((batch, dict(self.adapters._pinned) if self.adapters else {}))
+        return FakeStep(self, batch, number)
+
+    def compute(self, batch: Batch, masks: Callable[[], Masks] | None) -> StepResult:
+        """Compute all steps up to this one."""
+        while self.pending[0][0] is not batch:
+            forgotten, self.slots = self.pending.popleft()
+            self.run(forgotten)
+        _, self.slots = self.pending.popleft()
+        return self.run(batch, masks)
+
+    def run(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> StepResult:
+        """Compute a step. Of the tokens that a mask allows, the next one at or after the hash's is drawn."""
+        self.batches.append(batch)
+        self.forced: set[int] = set()
+        self.allowed = self._allowed(masks()) if masks else {}
+        self.position = 0
+        for start in batch.starts:
+            self.tables[start.row] = []
+            self.adapted[start.row] = start.slot, start.adapted_from
+        for copy in batch.copies:
+            for i in range(copy.num_tokens):
+                self.cells[copy.target * self.page_size + i] = self.cells[copy.source * self.page_size + i]
+        writes: dict[int, int] = {}
+        results = tuple(self._row(row, writes) for row in batch.rows)
+        for cell, content in writes.items():
+            self.cells[cell] = content
+        return StepResult(results)
+
+    def _row(self, row: Row, writes: dict[int, int]) -> RowResult:
+        table = self.tables[row.row]
+        del table[row.first_new_page :]
+        assert len(table) == row.first_new_page, "a gap in the page table"
+        table.extend(row.new_pages)
+        content = self.cells[self._cell(table, row.start - 1)] if row.start else 0
+        assert content >= 0, "reads a cell that nobody wrote"
+        contents = []
+        for i, token in enumerate(row.tokens):
+            if token < 0:
+                assert token == placeholder_token(row.row), "waits for the token of another row"
+                token = self.drawn[row.row]
+            content = chain(content, token ^ self._weights(row.row, row.start + i))
+            contents.append(content)
+            cell = self._cell(table, row.start + i)
+            assert cell not in writes, "two rows write one cell"
+            writes[cell] = content
+        scores = tuple(Logprob(token, 0.0, 1, ()) for token in row.prompt_targets)
+        first, self.position = self.position, self.position + row.num_positions
+        if row.row in self.failing_rows:
+            return RowResult(failed=True)
+        result = self._draw(row, contents, first)
+        if result.tokens:
+            self.drawn[row.row] = result.tokens[-1]
+        return replace(result, prompt_logprobs=scores)
+
+    def _draw(self, row: Row, contents: list[int], first: int) -> RowResult:
+        """Tokens after the last known one and after each draft, as long as the drafts are those drawn."""
+        drawn: list[int] = []
+        for ahead in range(row.num_positions):
+            token = next_token(contents[len(contents) - row.num_positions + ahead], self.vocab_size)
+            allowed = self.allowed.get(first + ahead, range(self.vocab_size))
+            if not allowed:
+                return RowResult(tuple(drawn), failed=True)
+            drawn.append(min(allowed, key=lambda t: (t - token) % self.vocab_size))
+            if ahead < row.num_drafts and drawn[-1] != row.drafts[ahead]:
+                break
+        return RowResult(tuple(drawn), num_forced=sum(first + i in self.forced for i in range(len(drawn))))
+
+    def _weights(self, row: int, position: int) -> int:
+        """What reads a token: 0 for the base model, else a number that follows from what is in the row's slot."""
+        slot, first = self.adapted[row]
+        return adapter_code(self.slots[slot]) if slot >= 0 and position >= first else 0
+
+    def _allowed(self, masks: Masks) -> dict[int, list[int]]:
+        bits = np.unpackbits(masks.words.view(np.uint8), axis=1, count=self.vocab_size, bitorder="little")
+        allowed = {position: np.flatnonzero(row).tolist() for position, row in zip(masks.positions, bits, strict=True)}
+        self.forced = {position for position, token in zip(masks.positions, masks.forced, strict=True) if token >= 0}
+        assert all(len(allowed[position]) == 1 for position in self.forced)
+        return allowed
+
+    def _cell(self, table: list[int], position: int) -> int:
+        return table[position // self.page_size] * self.page_size + position % self.page_size

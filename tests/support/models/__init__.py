@@ -1,0 +1,1 @@
+"""Tiny models, adapters and tokenizers in the formats that are loaded."""

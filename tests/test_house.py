@@ -1,0 +1,101 @@
+"""The tests' own order: shared helpers live in `support`, tests import no test, and core privates have one hook."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+SUPPORT = TESTS / "support"
+HOOKS = SUPPORT / "engine" / "core_hooks.py"
+MOST_MODULES = 16
+MODULES = sorted(TESTS.rglob("*.py"))
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Dotted names of the imported modules, with the imported names appended."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name_of(path)}: imports in the tests are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def is_test(path: Path) -> bool:
+    return path.name.startswith("test_") or path.name == "conftest.py"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_no_module_imports_a_test(path: Path) -> None:
+    tests = {each.stem for each in MODULES if is_test(each)}
+    found = [name for name in imports(path) if tests & set(name.split("."))]
+    assert not found, "move what is shared to tests/support"
+
+
+def test_helpers_are_in_support_and_imported_from_there_alone() -> None:
+    helpers = {path.stem for path in MODULES if not is_test(path)} - {"__init__"}
+    stray = [name_of(path) for path in MODULES if not is_test(path) and not path.is_relative_to(SUPPORT)]
+    assert not stray
+    tests = [name_of(path) for path in SUPPORT.rglob("*.py") if is_test(path)]
+    assert not tests
+    bare = [(name_of(path), name) for path in MODULES for name in imports(path) if name.split(".")[0] in helpers]
+    assert not bare
+
+
+def test_no_folder_of_support_holds_too_many_modules() -> None:
+    folders = Counter(path.parent for path in SUPPORT.rglob("*.py") if path.stem != "__init__")
+    assert not {name_of(folder): count for folder, count in folders.items() if count > MOST_MODULES}
+
+
+def test_names_of_test_modules_are_unique() -> None:
+    names = Counter(path.name for path in MODULES if path.name not in ("__init__.py", "conftest.py"))
+    assert not [name for name, count in names.items() if count > 1]
+
+
+def private_attributes(path: Path) -> set[str]:
+    """Names of private attributes and methods of the classes in a module."""
+    own = {
+        node.attr
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+    }
+    return {name for name in own if name.startswith("_") and not name.startswith("__")}
+
+
+def last_name(node: ast.expr) -> str:
+    """The last name of ``a.b.c``, or of the function in ``f(x)``; "" of anything else."""
+    if isinstance(node, ast.Call):
+        return last_name(node.func)
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def test_privates_of_the_core_are_read_through_the_hook_alone() -> None:
+    """Attributes of the core by any name, unless on ``self``; of what the hook returns, none that is private."""
+    core = private_attributes(ROOT / "engine" / "core" / "engine_core.py")
+    assert "_scheduler" in core and "_cache" in core
+    hooks = {node.name for node in parsed(HOOKS).body if isinstance(node, ast.FunctionDef)}
+    found = [
+        f"{name_of(path)}:{node.lineno} {node.attr}"
+        for path in MODULES
+        if path != HOOKS
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
+        if (last_name(node.value).lstrip("_").endswith("core") and node.attr in core) or last_name(node.value) in hooks
+    ]
+    assert not found, "add a function to support/engine/core_hooks.py"
