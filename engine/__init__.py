@@ -1,1 +1,1 @@
-"""The engine: from messages to tokens. See ``docs/architecture.md`` for its floors."""
+"""Engine: from messages to tokens. See ``docs/architecture.md``."""

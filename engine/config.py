@@ -1,17 +1,20 @@
-"""Every option once: its type, default, bounds and help. The command line and its help are made from these fields.
+"""Engine options: type, default, bounds and help of each, from which the command line is made.
 
-Names are vLLM's where vLLM has the option. A field with ``choices`` takes one of them; ``low`` and ``high`` are
-inclusive. Nothing changes an ``EngineConfig`` after it is made; what is derived from it (the dtype in use, the
-number of pages) is reported by the engine when it is ready.
+Names are vLLM's where vLLM has the option. ``low`` and ``high`` are inclusive. ``EngineConfig`` is immutable; derived
+values (dtype in use, number of pages) are reported by the engine when it is ready.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from .errors import ConfigError
-from .speculative import SpeculativeConfig
+
+METHODS = ("auto", "ngram", "off")
+MAX_SPECULATIVE_TOKENS = 64
+_SPECULATIVE = "--speculative-config"
 
 
 def option(
@@ -25,11 +28,11 @@ def option(
     short: str = "",
     words: bool = False,
 ) -> Any:
-    """A field of ``EngineConfig`` with what the command line needs to know of it.
+    """Return a dataclass field with the metadata of a command-line option.
 
     Args:
         short: a flag like ``-i``.
-        words: several values may follow one flag.
+        words: several values may follow the flag.
     """
     metadata = {
         "help": help,
@@ -44,8 +47,45 @@ def option(
 
 
 @dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """``--speculative-config``: how tokens are drafted; JSON, as in vLLM. Changes speed, never the output.
+
+    Attributes:
+        method: auto: grammars, prompt lookup, prefix cache and suffix decoding; ngram: prompt lookup alone; off.
+        num_speculative_tokens: most drafts of a sequence in one step, 1 to 64.
+    """
+
+    method: str = "auto"
+    num_speculative_tokens: int = 16
+
+    @classmethod
+    def parse(cls, text: str) -> SpeculativeConfig:
+        """Parse the option. Raises ConfigError."""
+        try:
+            values = json.loads(text)
+        except ValueError:
+            values = None
+        if not isinstance(values, dict):
+            raise ConfigError(f'{_SPECULATIVE} must be a JSON object such as {{"method": "ngram"}}, not {text}.')
+        if unknown := sorted(values.keys() - cls.__slots__):
+            raise ConfigError(f"{_SPECULATIVE} has no {unknown[0]!r}; it has {', '.join(cls.__slots__)}.")
+        config = cls(**values)
+        config._check()
+        return config
+
+    def _check(self) -> None:
+        if self.method not in METHODS:
+            raise ConfigError(f"method of {_SPECULATIVE} must be one of {', '.join(METHODS)}, not {self.method}.")
+        if not _is_speculative_count(self.num_speculative_tokens):
+            raise ConfigError(
+                f"num_speculative_tokens of {_SPECULATIVE} must be a whole number from 1 to {MAX_SPECULATIVE_TOKENS}, "
+                f"not {self.num_speculative_tokens}."
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """All options of the engine and its model. ``__post_init__`` checks each one and the contradictions."""
+    """All options of the engine and its model. ``__post_init__`` checks bounds and contradictions."""
 
     model: str | None = option(
         None,
@@ -143,22 +183,21 @@ class EngineConfig:
 
     @property
     def speculative(self) -> SpeculativeConfig:
-        """``speculative_config`` as a value."""
         return SpeculativeConfig.parse(self.speculative_config)
 
     @property
     def max_drafts(self) -> int:
-        """Most drafts in one step, all sequences together: each takes a row of logits."""
+        """Most drafts in one step, of all sequences together: each takes a row of logits."""
         config = self.speculative
         return 0 if config.method == "off" else max(self.max_num_seqs, config.num_speculative_tokens)
 
     @property
     def named_adapters(self) -> dict[str, str]:
-        """``lora_modules`` by name: the folders."""
+        """Folders of ``lora_modules`` by name."""
         return dict(module.split("=", 1) for module in self.lora_modules)
 
     def __post_init__(self) -> None:
-        """Raise ``ConfigError`` for the first option out of its bounds, or two that contradict each other."""
+        """Raise ``ConfigError`` for the first option out of bounds, or for two that contradict each other."""
         check_options(self)
         self._check_adapters()
         _ = self.speculative
@@ -187,7 +226,7 @@ class EngineConfig:
 
 
 def check_options(config: Any) -> None:
-    """Raise ``ConfigError`` for the first field of a dataclass of options that is out of its bounds."""
+    """Raise ``ConfigError`` for the first option of a dataclass that is out of bounds."""
     for spec in fields(config):
         _check(spec.name, getattr(config, spec.name), spec.metadata)
 
@@ -203,3 +242,7 @@ def _check(name: str, value: Any, metadata: Any) -> None:
         raise ConfigError(f"{flag} must be at least {low}, not {value}.")
     if high is not None and not value <= high:
         raise ConfigError(f"{flag} must be at most {high}, not {value}.")
+
+
+def _is_speculative_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_SPECULATIVE_TOKENS

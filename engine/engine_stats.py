@@ -1,4 +1,4 @@
-"""What the engine counts, by the names under which it reports. Gauges and counters are floats, histograms lists."""
+"""Engine statistics: counters and histogram observations, by the names in metrics."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ _MAX_OBSERVATIONS = 4096
 
 @dataclass(slots=True)
 class EngineStats:
-    """Counters since the start, and observations since the last report. Written by ``Scheduler``, its ``Drafter`` and
-    ``EngineCore``.
+    """Counters since the start and observations since the last report, from ``Scheduler``, ``Proposer`` and core.
 
     Attributes:
         steps: forward passes.
         prompt_tokens: tokens of admitted prompts.
-        prompt_tokens_cached: those of them found in the prefix cache.
-        prompt_tokens_forked: those of them that another running sequence used at that moment.
-        computed_tokens: tokens put through the model.
+        prompt_tokens_cached: prompt tokens found in the prefix cache.
+        prompt_tokens_forked: cached prompt tokens that another running sequence shared at admission.
+        computed_tokens: input tokens of the model.
         generation_tokens: tokens drawn.
-        preemptions: sequences sent back to the queue for lack of pages.
+        preemptions: sequences sent back to the queue.
+        accepted: sequences queued.
         finished: sequences ended, by reason.
-        forced_tokens: tokens drawn that a grammar left no choice about, so that the model was not asked.
-        drafts: times that a sequence had drafts in a step.
-        draft_tokens: the tokens of these; ``drafted`` counts them by source.
-        draft_tokens_accepted: those of them that were accepted; ``drafts_accepted`` counts them by source.
-        seconds: that steps took, and their parts: ``step`` is the whole.
+        forced_tokens: tokens drawn without the model, as the grammar allowed no other.
+        drafts: rows with drafts, over all steps.
+        draft_tokens: drafts; ``drafted`` has the per-source counts.
+        draft_tokens_accepted: accepted drafts; ``drafts_accepted`` has the per-source counts.
+        seconds: of steps, by part; ``step`` is the whole.
     """
 
     steps: int = 0
@@ -48,23 +48,29 @@ class EngineStats:
     observations: dict[str, list[float]] = field(default_factory=dict)
 
     def observe(self, name: str, value: float) -> None:
-        """Add to a histogram; beyond the bound an observation is dropped until the next report."""
+        """Add to a histogram; observations beyond the bound are dropped until the next report."""
         values = self.observations.setdefault(name, [])
         if len(values) < _MAX_OBSERVATIONS:
             values.append(value)
 
     def count_finished(self, reason: str) -> None:
-        """Count the end of a sequence."""
         self.finished[reason] = self.finished.get(reason, 0) + 1
 
-    def count_prompt(self, num_tokens: int, num_cached: int, num_forked: int) -> None:
-        """Count the prompt of an admitted sequence."""
+    def count_step(self, num_tokens: int) -> None:
+        """Count a step and its input tokens."""
+        self.steps += 1
+        self.computed_tokens += num_tokens
+        self.observe("iteration_tokens_total", num_tokens)
+
+    def count_prompt(self, num_tokens: int, num_cached: int, num_forked: int, waited: float) -> None:
+        """Count the prompt of an admitted sequence, and the seconds that it waited."""
         self.prompt_tokens += num_tokens
         self.prompt_tokens_cached += num_cached
         self.prompt_tokens_forked += num_forked
+        self.observe("request_queue_time_seconds", waited)
 
     def count_drafts(self, source: str, num_drafts: int, num_accepted: int) -> None:
-        """Count a sequence's drafts of one step."""
+        """Count the drafts of one row."""
         self.drafts += 1
         self.draft_tokens += num_drafts
         self.draft_tokens_accepted += num_accepted
@@ -72,7 +78,6 @@ class EngineStats:
         self.drafts_accepted[source] = self.drafts_accepted.get(source, 0) + num_accepted
 
     def add_seconds(self, parts: Mapping[str, float]) -> None:
-        """Add what parts of a step took."""
         for part, seconds in parts.items():
             self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
@@ -83,6 +88,5 @@ class EngineStats:
         return {**values, **{f"{name}_{key}": count for name, counts in split.items() for key, count in counts.items()}}
 
     def take_observations(self) -> dict[str, list[float]]:
-        """The observations since the last call."""
         taken, self.observations = self.observations, {}
         return taken

@@ -1,32 +1,32 @@
-"""Every error that the engine raises on purpose, and what it becomes outside.
+"""Error types of the engine and their HTTP status.
 
     EngineError
     ├── RequestError          the request is wrong; asking again will not help       HTTP 400
-    │   ├── GrammarRefused    a form of answer that cannot be promised               HTTP 400
+    │   ├── GrammarRefused    an output format that cannot be guaranteed             HTTP 400
     │   ├── ContextTooLong    prompt + answer exceed the model's length              HTTP 400
     │   └── UnknownModel      no base model or adapter of that name                  HTTP 404
     ├── CapacityError         right request, wrong moment; may be asked again        HTTP 503
-    ├── DeadlineExceeded      it did not begin within the time that it was given       HTTP 504
+    ├── DeadlineExceeded      no token within the time given                       HTTP 504
     ├── EngineDead            the engine process is gone or hangs                    HTTP 503
     ├── ModelError            weights, tokenizer or config that we do not compute    stops the start
     └── ConfigError           options that contradict each other                     stops the start
 
-A message names the field, quotes what was given and says what would be right. It never holds a path, an
-address or a traceback. Anything else that escapes is a bug: HTTP 500, without details.
+A message names the field, quotes the value given and says what is allowed; it holds no path, address or traceback. Any
+other exception is a bug: HTTP 500, without details.
 """
 
 
 class EngineError(Exception):
-    """Root of the tree: an error with a text that its user may read."""
+    """Root of the tree: an error whose text is for the user."""
 
 
 class RequestError(EngineError):
     """The request can never succeed as it stands.
 
     Args:
-        message: what is wrong, with limit and value.
-        param: the request's field, in OpenAI's spelling (``"messages[0].content"``), if there is one.
-        code: a stable machine-readable code, if clients know one (``"context_length_exceeded"``).
+        message: the error, with limit and value.
+        param: the request's field in OpenAI's spelling (``"messages[0].content"``), if any.
+        code: OpenAI's machine-readable code (``"context_length_exceeded"``), if any.
     """
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
@@ -51,23 +51,23 @@ class ContextTooLong(RequestError):
         )
 
 
-_LONGEST_PLACE = 120  # characters of a pointer in a message, from its end; ``GrammarRefused.pointer`` is whole
+_LONGEST_POINTER = 120  # characters of a pointer in a message, from its end; ``GrammarRefused.pointer`` is whole
 
 
 class GrammarRefused(RequestError):
-    """A form of answer that cannot be promised.
+    """An output format that cannot be guaranteed.
 
     Args:
-        keyword: the schema's keyword, or the kind of grammar, that is to blame.
+        keyword: the schema keyword or the kind of grammar that is refused.
         pointer: JSON Pointer to it from the root of ``param``; ``""`` is the root.
-        reason: what is wrong.
-        param: the field that asked for the form; None as long as only the engine has seen it.
+        reason: the error.
+        param: the request's field; None inside the engine.
     """
 
     def __init__(self, keyword: str, pointer: str, reason: str, *, param: str | None = None) -> None:
         subject = f"'{param}'" if param else "The grammar"
-        place = pointer if len(pointer) <= _LONGEST_PLACE else f"...{pointer[-_LONGEST_PLACE:]}"
-        where = f" at {place!r}" if place else ""
+        shown = pointer if len(pointer) <= _LONGEST_POINTER else f"...{pointer[-_LONGEST_POINTER:]}"
+        where = f" at {shown!r}" if shown else ""
         super().__init__(f"{subject} cannot be promised: {keyword!r}{where}: {reason}.", param=param)
         self.keyword = keyword
         self.pointer = pointer
@@ -82,19 +82,19 @@ class UnknownModel(RequestError):
 
 
 class CapacityError(EngineError):
-    """A correct request that cannot be taken now."""
+    """A correct request that cannot be accepted now."""
 
 
 class DeadlineExceeded(EngineError):
-    """The time that a request was given is up, and it has no token yet."""
+    """A request got no token within its deadline."""
 
 
 class EngineDead(EngineError):
-    """The engine process has ended or no longer makes progress."""
+    """The engine process has ended or hangs."""
 
 
 class ModelError(EngineError):
-    """A model that we do not compute exactly, or files that are not what they claim to be."""
+    """A model that is not supported exactly, or malformed files."""
 
 
 class ConfigError(EngineError):

@@ -1,6 +1,6 @@
-"""Frames over a stream socket: a length of four bytes (little-endian), then that many bytes.
+"""IPC: length-prefixed frames over a socket, four bytes little-endian, then the payload.
 
-The two processes hold the ends of one ``socketpair``: there is no name that a third could connect to.
+The two processes hold the ends of an unnamed ``socketpair``, to which no third can connect.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ _LENGTH = 4
 
 
 def frame(payload: bytes) -> bytes:
-    """A payload with its length in front. ValueError if it is longer than ``MAX_FRAME``."""
+    """Return a payload with its length prefix. ValueError beyond ``MAX_FRAME``."""
     if len(payload) > MAX_FRAME:
         raise ValueError(f"a frame of {len(payload)} bytes is longer than {MAX_FRAME}")
     return len(payload).to_bytes(_LENGTH, "little") + payload
 
 
 class FrameReader:
-    """Cuts what a socket delivers into frames."""
+    """Splits received bytes into frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The payloads that are whole after these bytes. ValueError for a length beyond ``MAX_FRAME``."""
+        """Return the payloads completed by ``data``. ValueError for a length beyond ``MAX_FRAME``."""
         self._buffer += data
         payloads = []
         start = 0
@@ -44,11 +44,7 @@ class FrameReader:
 
 
 class Channel:
-    """The engine's end: never waits for the other side, but on purpose.
-
-    What the other side has not taken yet is kept here, so that a client whose event loop is busy for a moment does
-    not stop the step loop.
-    """
+    """The engine's end of the socket. Unsent bytes are buffered, so that a busy client does not stop the step loop."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -57,12 +53,12 @@ class Channel:
         self._unsent = bytearray()
 
     def send(self, payload: bytes) -> None:
-        """Send a frame, or keep what the socket does not take now. ConnectionError if the other side is gone."""
+        """Send a frame, or buffer the rest. ConnectionError if the other side is gone."""
         self._unsent += frame(payload)
         self._flush()
 
     def receive(self, timeout: float) -> list[bytes]:
-        """The frames that have come, waiting up to ``timeout`` seconds for one. ConnectionError at the end."""
+        """Return received frames, waiting up to ``timeout`` seconds for one. ConnectionError at end of stream."""
         deadline_passed = False
         while not deadline_passed:
             writers = [self._socket] if self._unsent else []
@@ -75,7 +71,7 @@ class Channel:
         return []
 
     def drain(self, timeout: float) -> None:
-        """Wait up to ``timeout`` seconds until everything is sent."""
+        """Wait up to ``timeout`` seconds until all is sent."""
         self._socket.settimeout(timeout)
         if self._unsent:
             self._socket.sendall(self._unsent)

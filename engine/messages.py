@@ -1,12 +1,11 @@
-"""What the two processes say to each other: small messages, in msgpack, never pickle.
+"""Messages between the API and the engine process, encoded with msgpack.
 
     to the engine:    TokenTexts, Submit, Abort, LoadAdapter, UnloadAdapter, ListAdapters, TakeSnapshot, Shutdown
     from the engine:  Ready, then TokenOut, Done, Failed, AdapterChanged, Reply, Adapters, SnapshotTaken, Heartbeat
 
 Every ``Submit`` ends in exactly one ``Done`` or ``Failed``; an ``Abort`` of a sequence that has ended is ignored.
-Every ``LoadAdapter`` and ``UnloadAdapter`` is answered by one ``Reply``, every ``ListAdapters`` by one ``Adapters``,
-every ``TakeSnapshot`` by one ``SnapshotTaken``.
-A frame on the socket is a list of messages: what belongs to one step travels together. A message is the array
+``LoadAdapter`` and ``UnloadAdapter`` are answered by ``Reply``, ``ListAdapters`` by ``Adapters``, ``TakeSnapshot`` by
+``SnapshotTaken``. A frame is a list of messages, those of a step together. A message is the array
 ``[tag, field, field, ...]`` in the order of its dataclass's fields.
 """
 
@@ -26,12 +25,12 @@ from .types import AdapterInfo, FinishReason, Logprob, Priority, SamplingParams,
 
 @dataclass(frozen=True, slots=True)
 class TokenTexts:
-    """What the tokens are as bytes, which grammars need to know. Sent once, before the first ``Submit`` with one.
+    """The vocabulary as bytes, for grammars. Sent once, before the first ``Submit`` with a grammar.
 
     Attributes:
         lengths: bytes of each token, ``array('i')``.
         data: the bytes of all tokens, one after the other.
-        special: ids of tokens that are no text.
+        special: ids of special tokens, which are no text.
     """
 
     lengths: array[int]
@@ -45,14 +44,14 @@ class Submit:
 
     Attributes:
         tokens: the prompt, ``array('i')``, at least one token, checked against the vocabulary.
-        grammar: kind and content of the ``GrammarSpec`` that the answer follows, None for free text.
+        grammar: kind and content of the output's ``GrammarSpec``, None for free text.
         adapter: name of an adapter, None for the base model.
-        salt: sets its KV apart from that of other salts of the same ``cache_tenant``.
-        tenant: whose share of the engine it uses up.
-        cache_tenant: who alone may share its KV; "" is a tenant like any other here.
-        priority: its band in the queue.
-        session: name of a session of the tenant's, whose next call will go on from this one; "" for none.
-        pin_seconds: how long its prompt is to stay in the cache, 0 for no longer than others.
+        salt: separates its KV from that of other salts of the same ``cache_tenant``.
+        tenant: whose share of the engine it uses.
+        cache_tenant: the tenant that may share its KV; "" is a tenant like any other.
+        priority: its priority class in the queue.
+        session: name of the tenant's session whose call it is; "" for none.
+        pin_seconds: how long its prompt is to be pinned, 0 for not at all.
     """
 
     id: int
@@ -70,23 +69,23 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The client no longer wants these sequences. No answer follows but their ``Done`` with reason abort."""
+    """End sequences. Each is answered by ``Done`` with reason abort."""
 
     ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """Leave the loop after the running step; sequences still alive get ``Failed``."""
+    """Leave the step loop after the running step; live sequences get ``Failed``."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadAdapter:
-    """Load an adapter under a name. ``id`` is the client's, unique among its calls that have no answer yet.
+    """Load an adapter under a name. ``id`` is the client's, unique among its unanswered calls.
 
     Attributes:
         path: its folder, below the folder of adapters if there is one.
-        replace: the name may be in use; sequences that come later then get the new version.
+        replace: whether the name may be in use; later sequences then get the new version.
     """
 
     id: int
@@ -97,7 +96,7 @@ class LoadAdapter:
 
 @dataclass(frozen=True, slots=True)
 class UnloadAdapter:
-    """Let a name stand for nothing. Sequences that use the adapter go on to their end."""
+    """Unload a name. Running sequences keep the adapter until they end."""
 
     id: int
     name: str
@@ -105,25 +104,25 @@ class UnloadAdapter:
 
 @dataclass(frozen=True, slots=True)
 class ListAdapters:
-    """Tell all adapters as they stand."""
+    """List all adapters and their state."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """Show yourself as you stand."""
+    """Take a debug snapshot."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The engine is up. Facts that only it knows.
+    """The engine is ready, with its derived limits.
 
     Attributes:
         summary: lines for the log: device, dtype, pool size, threads.
-        adapters: those that were loaded at the start.
+        adapters: loaded at the start.
     """
 
     max_model_len: int
@@ -136,10 +135,9 @@ class Ready:
 
 @dataclass(slots=True)
 class TokenOut:
-    """New tokens of one sequence. A token that ends it is not among them: ``Done.stop_token`` names it.
+    """New tokens of one sequence, without a stop token that ends it: see ``Done.stop_token``.
 
-    Nobody changes one. It is not frozen because there is one for each token, and frozen ones take four times as long
-    to make.
+    Immutable by convention: a frozen dataclass takes four times as long to make, and there is one for each token.
     """
 
     id: int
@@ -153,8 +151,7 @@ class Done:
     """The sequence has ended.
 
     Attributes:
-        stop_token: the token that ended it (the model's own end token or one of ``stop_token_ids``), else None. It
-            counts as a completion token but is part of no ``TokenOut``.
+        stop_token: the stop token that ended it, else None: a completion token that is in no ``TokenOut``.
     """
 
     id: int
@@ -165,10 +162,10 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The sequence was refused or broke. ``kind`` names the class in ``errors`` that the client raises.
+    """The sequence was refused or failed. ``kind`` names the class in ``errors`` that the client raises.
 
     Attributes:
-        refusal: keyword, JSON Pointer and reason of a grammar that is refused.
+        refusal: keyword, JSON Pointer and reason of a refused grammar.
     """
 
     id: int
@@ -181,7 +178,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class AdapterChanged:
-    """A name stands for something new, or for nothing (None)."""
+    """An adapter was loaded, replaced, or unloaded (None)."""
 
     name: str
     info: AdapterInfo | None
@@ -189,7 +186,7 @@ class AdapterChanged:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer to a call about adapters: it is done, or why it cannot be."""
+    """Result of ``LoadAdapter`` or ``UnloadAdapter``: None if done."""
 
     id: int
     failure: Failed | None
@@ -197,7 +194,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """The answer to ``ListAdapters``, in order of the names' first load."""
+    """Result of ``ListAdapters``, in order of the names' first load."""
 
     id: int
     adapters: tuple[AdapterInfo, ...]
@@ -205,7 +202,7 @@ class Adapters:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTaken:
-    """The answer to ``TakeSnapshot``."""
+    """Result of ``TakeSnapshot``."""
 
     id: int
     snapshot: EngineSnapshot
@@ -213,10 +210,10 @@ class SnapshotTaken:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The step loop is alive. Sent at least twice a second while it is; carries the gauges and counters.
+    """The step loop is alive: sent at least twice a second, with gauges and counters.
 
     Attributes:
-        stats: flat name -> number, names as in ``stats.EngineStats``.
+        stats: name -> number, names as in ``EngineStats``.
         histograms: name -> observations since the last heartbeat.
     """
 
@@ -251,21 +248,21 @@ _FIELDS = {cls: tuple(f.name for f in fields(cls)) for cls in (*_TYPES, *_VALUES
 
 
 def failure_of(number: int, error: EngineError) -> Failed:
-    """A refusal as the client is told of it."""
+    """Return the message of an error for the client."""
     param, code = (error.param, error.code) if isinstance(error, RequestError) else (None, None)
     refusal = (error.keyword, error.pointer, error.reason) if isinstance(error, GrammarRefused) else None
     return Failed(number, type(error).__name__, str(error), param=param, code=code, refusal=refusal)
 
 
 def _plain(value: Any) -> Any:
-    """msgpack's ``default``: an array becomes its bytes, a value type the list of its fields."""
+    """msgpack's ``default``: arrays as bytes, value types as lists of their fields."""
     if isinstance(value, array):
         return value.tobytes()
     return [getattr(value, name) for name in _FIELDS[type(value)]]
 
 
 def encode(messages: Sequence[Message]) -> bytes:
-    """One frame. Raises TypeError for anything that is not a message."""
+    """Encode one frame. TypeError for anything but messages."""
     rows = [[_TAGS[type(m)], *(getattr(m, name) for name in _FIELDS[type(m)])] for m in messages]
     return cast(bytes, msgpack.packb(rows, default=_plain))
 
@@ -301,8 +298,8 @@ def _snapshot(row: list[Any]) -> EngineSnapshot:
     return EngineSnapshot(**values)
 
 
-# How the fields that msgpack cannot rebuild by itself are rebuilt, by message and field.
-_REBUILD: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
+# Decoders of fields that msgpack cannot restore by itself, by message and field.
+_DECODERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
     (TokenTexts, "lengths"): _tokens,
     (TokenTexts, "special"): tuple,
     (Submit, "tokens"): _tokens,
@@ -323,15 +320,15 @@ _REBUILD: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
     (Adapters, "adapters"): _infos,
     (SnapshotTaken, "snapshot"): _snapshot,
 }
-# The same by place in the row: a row comes for each token.
-_REBUILD_AT = {
-    cls: [(place, _REBUILD[cls, name]) for place, name in enumerate(_FIELDS[cls]) if (cls, name) in _REBUILD]
+# The same by index in the row, for speed: there is a row for each token.
+_DECODERS_AT = {
+    cls: [(index, _DECODERS[cls, name]) for index, name in enumerate(_FIELDS[cls]) if (cls, name) in _DECODERS]
     for cls in _TYPES
 }
 
 
 def decode(frame: bytes) -> list[Message]:
-    """The messages of a frame that ``encode`` made. Raises ValueError for anything else."""
+    """Decode a frame of ``encode``. ValueError for anything else."""
     try:
         return [_decode_one(row) for row in msgpack.unpackb(frame)]
     except (TypeError, IndexError, KeyError) as error:
@@ -343,6 +340,6 @@ def _decode_one(row: list[Any]) -> Message:
     cls = _TYPES[tag]
     if len(values) != len(_FIELDS[cls]):
         raise ValueError(f"a {cls.__name__} with {len(values)} fields")
-    for place, rebuild in _REBUILD_AT[cls]:
-        values[place] = rebuild(values[place])
+    for index, decoder in _DECODERS_AT[cls]:
+        values[index] = decoder(values[index])
     return cast(Message, cls(*values))

@@ -1,7 +1,4 @@
-"""What the engine shows of itself to who watches it: counts, sizes and names, never a token.
-
-A snapshot is bounded, however large tree, queue and registry are: see ``engine.core.debug_snapshot``, which takes it.
-"""
+"""Snapshot types: bounded views of tree, sequences and adapter slots, taken by ``engine.core.debug_snapshot``."""
 
 from __future__ import annotations
 
@@ -12,12 +9,12 @@ from .types import AdapterInfo
 
 @dataclass(frozen=True, slots=True)
 class NamespaceView:
-    """Who computed the KV of some nodes, and for whom.
+    """A namespace of KV.
 
     Attributes:
-        adapter: its name; None for the base model.
-        tenant: "" where keys are not in use, or share.
-        salted: whether the tenant has set it apart.
+        adapter: name; None for the base model.
+        tenant: "" without keys, or where keys share.
+        salted: whether it has a salt.
     """
 
     adapter: str | None
@@ -27,17 +24,17 @@ class NamespaceView:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One run of pages in the prefix tree.
+    """A node of the radix tree.
 
     Attributes:
-        id: its first page, which no other node has at the same time.
-        parent: its place among the nodes, always before this one; -1 if it begins sequences.
-        namespace: the place of its namespace among the namespaces.
+        id: its first page, unique among nodes.
+        parent: index in ``nodes``, lower than its own; -1 for the first nodes of sequences.
+        namespace: index in ``namespaces``.
         tokens: in its pages.
-        hits: times that a sequence was found to begin with it, since the node is there.
-        leases: running sequences that go through it.
-        age: how many uses of the tree ago it was last used; a use is the start or the end of a sequence.
-        pinned: whether a request has asked to keep it, so that it is evicted last.
+        hits: prefix hits that included it.
+        leases: running sequences that share it.
+        age: uses of the tree since its last one; a use is the start or the end of a sequence.
+        pinned: whether a request has pinned it.
     """
 
     id: int
@@ -52,22 +49,20 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class SequenceView:
-    """One running sequence.
+    """A running sequence.
 
     Attributes:
-        node: the place of the node where its pages in the tree end; -1 if none of them is in the tree, -2 if the
-            node is not among those shown.
-        shared: tokens in those pages.
-        tokens: all that it has now; those above ``shared`` are its own.
-        computed: those of them whose KV is there.
-        prompt: tokens of its prompt.
-        cached: those of them that were found in the tree when it was admitted.
-        generated: tokens of its answer.
-        drafted, forced: see ``types.Usage``.
-        adapter: its name, None for the base model.
-        structured: whether its answer follows a grammar.
-        seconds: since it came.
-        preempted: how often it gave way to others.
+        node: index of the node at which its shared pages end; -1 without shared pages, -2 if the node is not shown.
+        shared: tokens in shared pages.
+        tokens: all tokens.
+        computed: tokens with KV.
+        prompt: tokens of the prompt.
+        cached: prefix hit at admission in tokens.
+        generated, drafted, forced: see ``types.Usage``.
+        adapter: name, None for the base model.
+        structured: whether its output follows a grammar.
+        seconds: since its arrival.
+        preempted: number of preemptions.
     """
 
     id: int
@@ -89,13 +84,13 @@ class SequenceView:
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """One place for an adapter on the device.
+    """A device slot for an adapter.
 
     Attributes:
-        adapter: name of the one that it holds or waits for; None if it is empty.
-        ready: whether the adapter is there.
+        adapter: name of the adapter in it or on its way; None if it is empty.
+        ready: whether the adapter is loaded.
         running: sequences that use it.
-        closing: whether it takes no more of them, since another adapter is to have it.
+        closing: whether it takes no more sequences, as another adapter gets it next.
     """
 
     adapter: str | None
@@ -111,11 +106,10 @@ class EngineSnapshot:
     Attributes:
         stats: gauges and counters as in ``Heartbeat``.
         namespaces: of the nodes.
-        nodes: of the prefix tree, those in use first.
-        hidden_tokens: room of the pages in the tree that are in no node shown.
-        sequences: those that run, in order of admission, as far as they are shown.
-        adapters: the busiest ones, as far as they are shown.
-        slots: all of them.
+        nodes: of the radix tree, leased ones first.
+        hidden_tokens: capacity of the tree's pages that are not shown.
+        sequences: running ones in order of admission.
+        adapters: the busiest ones.
     """
 
     page_size: int

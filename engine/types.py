@@ -1,6 +1,6 @@
-"""Small frozen values that travel from a request to the sampler and back: parameters, reasons, logprobs, usage.
+"""Value types of requests and results: sampling parameters, finish reasons, logprobs, usage, adapter info.
 
-Everything here is built from ints, floats, strings and tuples, so that ``messages`` can put it on the wire.
+All are built from ints, floats, strings and tuples, so that ``messages`` can encode them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_PIN_SECONDS = 86400.0
 
 
 class FinishReason(StrEnum):
-    """Why a sequence ended."""
+    """Reason for the end of a sequence."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -28,9 +28,9 @@ class FinishReason(StrEnum):
 
 
 class Priority(IntEnum):
-    """The bands of the queue: nobody of a later one starts while somebody of an earlier one waits and fits.
+    """Priority class: no sequence of a later class is admitted while one of an earlier class waits and fits.
 
-    A sequence that has waited for long in its band goes over to the first: see ``queue.WaitingQueue``.
+    A sequence that has waited for long moves to the first class: see ``WaitingQueue``.
     """
 
     REALTIME = 0
@@ -40,22 +40,22 @@ class Priority(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the tokens of one sequence are chosen. Checked by ``Frontend``; trusted below it.
+    """Sampling parameters of one sequence. Checked by ``RequestLimits``; trusted below.
 
     The order is fixed: grammar mask, ``logit_bias``, penalties, ``min_tokens``, temperature, ``top_k``, ``top_p``,
     ``min_p``, draw. Logprobs are of the raw distribution, before any of these (vLLM's ``raw_logprobs``).
 
     Attributes:
-        max_tokens: most tokens to generate, at least 1. ``Frontend`` has resolved "as many as fit".
+        max_tokens: most tokens to generate, at least 1; "as many as fit" is resolved before.
         temperature: 0 is greedy.
         top_k: 0 is off. Ties at the k-th logit are all kept.
-        seed: None draws from a seed of the engine's own; a given seed gives the same draws in any batch.
+        seed: gives the same draws in any batch; None for one of the engine.
         stop_token_ids: end the sequence like the model's own end tokens, unless ``ignore_eos`` is set for those.
         logit_bias: (token id, bias) pairs, biases in [-100, 100].
         logprobs: None for none; k for the chosen token's and the k best (0 to 20).
-        prompt_logprobs: the same for the tokens of the prompt (the first has none).
-        logprob_start_len: leading tokens of the prompt that ``prompt_logprobs`` leaves out, so that their KV may come
-            from the cache (SGLang's field of that name); 0 and 1 are the same.
+        prompt_logprobs: the same for prompt tokens (the first has none).
+        logprob_start_len: leading prompt tokens without ``prompt_logprobs``, whose KV may come from the prefix cache
+            (as in SGLang); 0 and 1 are the same.
     """
 
     max_tokens: int = 16
@@ -77,7 +77,6 @@ class SamplingParams:
 
     @property
     def needs_counts(self) -> bool:
-        """Whether any penalty is on, so that token counts must be kept."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
 
 
@@ -86,8 +85,8 @@ class Logprob:
     """Log-probabilities at one position.
 
     Attributes:
-        token: the token that stands there.
-        logprob: its natural logarithm of probability.
+        token: the token at the position.
+        logprob: natural logarithm of its probability.
         rank: 1 for the most likely token.
         top: the k best as (token, logprob), best first.
     """
@@ -100,18 +99,18 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one sequence, as counted by the engine.
+    """Token counts of one sequence.
 
     Attributes:
         prompt: tokens of the prompt.
-        cached: those of them whose KV was found in the prefix cache at first admission.
+        cached: prompt tokens found in the prefix cache at first admission.
         completion: generated tokens.
-        shortest: generated tokens that the shortest answer takes which the sequence's grammar permits; None without a
-            grammar, for free text with structured parts, and where none was found.
-        drafted: those of the generated tokens that had been drafted, and so came without a step of their own.
-        forced: those of the generated tokens that a grammar left no choice about; some may be drafted as well.
-        forked: those of the cached tokens that another running sequence used when this one was admitted.
-        pinned: those of the prompt's tokens that its end has pinned in the cache; whole pages.
+        shortest: tokens of the shortest output that the grammar permits; None without a grammar, for free text with
+            structured parts, and where none was found.
+        drafted: generated tokens that were accepted drafts, and so took no step of their own.
+        forced: generated tokens without a choice under the grammar; some may be drafted as well.
+        forked: cached tokens that another running sequence shared at admission.
+        pinned: prompt tokens pinned in the prefix cache at the end; whole pages.
     """
 
     prompt: int
@@ -126,20 +125,19 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class AdapterInfo:
-    """What a name stands for.
+    """State of an adapter under a name.
 
     Attributes:
-        path: its folder, as it was given.
-        state: ``loading``; ``ready`` for requests that name it; ``draining`` if the name stands for something else by
-            now, or for nothing, and sequences still use it.
-        tier: where it is now: ``device``, ``host`` or ``disk``.
-        rank: the largest of its modules. Like all that follows, 0 while it is loading.
+        path: its folder, as given.
+        state: ``loading``, ``ready``, or ``draining`` once the name is unloaded or replaced while sequences use it.
+        tier: its present memory tier: ``device``, ``host`` or ``disk``.
+        rank: the largest of its modules; like the rest, 0 while it is loading.
         bytes: memory of its factors.
-        activated: an activated LoRA, which works from its invocation tokens on.
+        activated: whether it is an activated LoRA, which applies from its invocation tokens on.
         pins: sequences that use it or wait to; it is kept until they end.
-        running: those of them that have a row.
+        running: sequences that use it and have a row.
         requests: sequences that have named it since the name was loaded.
-        hits: those of them that found it on the device.
+        hits: requests that found it on the device.
     """
 
     name: str

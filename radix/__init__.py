@@ -1,1 +1,1 @@
-"""A radix tree of token prefixes. Imports nothing of ours; no torch."""
+"""Radix prefix tree with namespaces, soft pins and tenant-fair eviction. Imports nothing of ours; no torch."""

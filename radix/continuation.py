@@ -1,20 +1,20 @@
-"""What came next when these tokens were last in the tree: a guess at how a sequence goes on, read off its own path."""
+"""Tree continuation: drafts from the radix tree, the tokens that followed a sequence's tokens before."""
 
 from __future__ import annotations
 
 from .namespace import Path
 from .node import TOKEN_BYTES, Node
 
-_CHOICES = 8  # branches that are looked at where several go on from one place
+_CHOICES = 8  # branches considered where a path forks
 
 
 def continuation(node: Node, path: Path, position: int, head: bytes, limit: int, page_size: int) -> bytes:
-    """Up to ``limit`` tokens that once came after ``head``, int32 as memory; those used last, where there are several.
+    """Return up to ``limit`` int32 tokens as bytes that followed ``head``, on the most recently used branch.
 
     Args:
         node: not dropped; ``path`` reaches its end after ``position`` tokens, a multiple of ``page_size``.
         path: the namespaces of the sequence.
-        head: its tokens behind ``node``, at most a page.
+        head: the sequence's tokens after ``node``, at most a page.
     """
     found = b""
     child = _newest(node, path, position, head, page_size)
@@ -26,6 +26,6 @@ def continuation(node: Node, path: Path, position: int, head: bytes, limit: int,
 
 
 def _newest(node: Node, path: Path, position: int, head: bytes, page_size: int) -> Node | None:
-    """The child used last of the first few whose tokens begin with ``head``."""
+    """Return the most recently used of the first few children whose tokens begin with ``head``."""
     siblings = node.children.get(path.origin(position, position + page_size)) if node.children else None
     return siblings.newest(head, _CHOICES) if siblings else None

@@ -1,4 +1,4 @@
-"""Where a walk down the tree stands: a position on a path, and the tokens from there on."""
+"""Tree walk: the cursor that moves down a path, and its outcomes: a match, or pages entered."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .node import TOKEN_BYTES, Node, common_pages
 
 @dataclass(slots=True)
 class Cursor:
-    """Moves by whole pages.
+    """A position on a path and the tokens from it on. Moves by whole pages.
 
     Attributes:
         path: the namespaces of the sequence.
-        tokens: its tokens, int32 as memory, perhaps from some page on.
-        position: where it stands in the sequence, a multiple of ``page_size``.
-        start: the byte of ``tokens`` that ``position`` begins at.
+        tokens: int32 tokens as bytes, from the first page to walk on.
+        position: in the sequence, a multiple of ``page_size``.
+        start: the byte offset of ``position`` in ``tokens``.
     """
 
     path: Path
@@ -27,37 +27,66 @@ class Cursor:
 
     @property
     def page(self) -> bytes:
-        """The tokens of the page that begins here, fewer where they end."""
         return self.tokens[self.start : self.start + self.page_size * TOKEN_BYTES]
 
     @property
     def num_pages(self) -> int:
-        """Whole pages left."""
         return (len(self.tokens) - self.start) // (self.page_size * TOKEN_BYTES)
 
     @property
     def origin(self) -> Origin:
-        """Who computes a whole page here."""
         return self.path.origin(self.position, self.position + self.page_size)
 
     @property
     def run_pages(self) -> int:
-        """Whole pages left that may be one node's run: up to the page that holds the switch."""
+        """Whole pages left that fit in one node: up to the page that holds the namespace switch."""
         _, zone_end = self.path.zone(self.position)
         return min(self.num_pages, (zone_end - self.position) // self.page_size or self.num_pages)
 
     @property
     def pure(self) -> tuple[Namespace, bytes]:
-        """The namespace here, and as many tokens of ``page`` as belong to it."""
+        """The namespace at the cursor, and the tokens of ``page`` that belong to it."""
         namespace, zone_end = self.path.zone(self.position)
         return namespace, self.page[: (zone_end - self.position) * TOKEN_BYTES]
 
     def agreeing(self, node: Node) -> int:
-        """How many first pages of ``node``'s run lie on the path here, given that the first one does."""
+        """Return how many leading pages of ``node`` match the path; the first one is known to."""
         most = min(len(node.pages), self.run_pages)
         return common_pages(self.tokens, self.start, node.tokens, most, self.page_size * TOKEN_BYTES)
 
     def advance(self, num_pages: int) -> None:
-        """Go on by ``num_pages``."""
         self.position += num_pages * self.page_size
         self.start += num_pages * self.page_size * TOKEN_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest reusable prefix of a sequence.
+
+    Attributes:
+        node: the node at which it ends; the root if no whole page matches.
+        inside: pages of ``node`` that belong to it.
+        pages: ids of its whole pages, in order.
+        source: a page whose first ``num_copied`` cells continue after ``pages``; -1 if none.
+    """
+
+    node: Node
+    inside: int
+    pages: list[int]
+    source: int
+    num_copied: int
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """The outcome of ``RadixTree.extend``.
+
+    Attributes:
+        node: the node at which the lease ends now.
+        pages: the tree's pages for the tokens.
+        freed: pages no longer needed: duplicates of given pages, and tails that given pages supersede.
+    """
+
+    node: Node
+    pages: list[int]
+    freed: list[int]

@@ -1,4 +1,4 @@
-"""Every invariant of the tree, recomputed from scratch: for tests after each change, and for an idle engine."""
+"""Invariants of the radix tree, recomputed from scratch: after each change in tests, and in an idle engine."""
 
 from __future__ import annotations
 
@@ -12,21 +12,14 @@ from .tree import RadixTree
 
 
 class BrokenInvariant(Exception):
-    """The state contradicts itself: a bug. The message holds all terms of what does not hold."""
+    """An invariant does not hold: a bug. The message has all its terms."""
 
 
 def check(tree: RadixTree, leases: Sequence[Node]) -> list[int]:
-    """Verify the whole tree, in time linear in its pages.
+    """Check the whole tree and return all its page ids. Linear in pages. Raises BrokenInvariant.
 
     Args:
-        tree: the tree.
-        leases: the end of each lease that is held.
-
-    Returns:
-        All its page ids.
-
-    Raises:
-        BrokenInvariant: something does not hold.
+        leases: the end node of each lease.
     """
     reachable = [node for node in descendants(tree.root) if node is not tree.root]
     for node in reachable:
@@ -38,14 +31,14 @@ def check(tree: RadixTree, leases: Sequence[Node]) -> list[int]:
     _check_switches(tree, reachable)
     _check_tops(tree, reachable)
     _check_locks(tree, reachable, leases)
-    _check_holds(tree, reachable)
+    _check_pins(tree, reachable)
     _check_queue(tree, reachable)
     _check_shares(tree, reachable)
     return _check_pages(tree, reachable)
 
 
-def _require(pins: bool, *terms: object) -> None:
-    if not pins:
+def _require(holds: bool, *terms: object) -> None:
+    if not holds:
         raise BrokenInvariant(" ".join(map(str, terms)))
 
 
@@ -59,7 +52,7 @@ def _check_run(tree: RadixTree, node: Node) -> None:
 
 
 def _check_place(node: Node) -> None:
-    """Uses do not grow downwards, and a switch goes on from the namespace above it."""
+    """No child is used after its parent, and a switch continues the namespace above it."""
     parent, origin = node.parent, node.origin
     assert parent and origin, "only the root has neither"
     _require(parent.last_use >= node.last_use, parent, "was used before its child", node)
@@ -81,7 +74,7 @@ def _check_switches(tree: RadixTree, reachable: list[Node]) -> None:
 
 
 def _check_children(tree: RadixTree, node: Node) -> None:
-    """Children stand under their origin and first page, in order, and no page begins with another; so do heads."""
+    """Children and heads are filed by origin and first page, in order, and no key begins another."""
     heads: Counter[tuple[Namespace, bytes, Node]] = Counter()
     for origin, siblings in node.children.items():
         pairs = list(zip(siblings.keys, siblings.nodes, strict=True))
@@ -106,7 +99,7 @@ def _check_children(tree: RadixTree, node: Node) -> None:
 
 
 def _check_tops(tree: RadixTree, reachable: list[Node]) -> None:
-    """The index from namespaces to where they begin is what the tree says."""
+    """The index of the nodes at which namespaces begin is complete."""
     begun: dict[Namespace, set[Node]] = {}
     for node in reachable:
         assert node.parent and node.origin
@@ -117,7 +110,7 @@ def _check_tops(tree: RadixTree, reachable: list[Node]) -> None:
 
 
 def _check_locks(tree: RadixTree, reachable: list[Node], leases: Sequence[Node]) -> None:
-    """A node's lock counts the leases that end at it or below; only dropped nodes are kept by leases alone."""
+    """A node's lock counts the leases that end at it or below; dropped nodes are kept only while leased."""
     through = Counter(node for lease in leases for node in upwards(lease))
     nodes = {tree.root, *reachable, *tree.dropped}
     for node in nodes:
@@ -130,42 +123,42 @@ def _check_locks(tree: RadixTree, reachable: list[Node], leases: Sequence[Node])
     _require(tree.num_locked == locked, "num_locked is", tree.num_locked, "but locked nodes have", locked, "pages")
 
 
-def _check_holds(tree: RadixTree, reachable: list[Node]) -> None:
-    """A node counts the holds that end at it or below, each of which knows its end."""
+def _check_pins(tree: RadixTree, reachable: list[Node]) -> None:
+    """A node counts the pins that end at it or below, each of which refers to its end."""
     through: dict[PinKind, Counter[Node]] = {kind: Counter() for kind in PinKind}
     for end, pins in tree.pins.ends.items():
         _require(bool(pins), end, "keeps an empty list of holds")
-        for hold in pins:
-            _require(hold.node is end, "a hold that ends at", end, "says that it ends at", hold.node)
-            through[hold.kind].update(upwards(end))
+        for pin in pins:
+            _require(pin.node is end, "a hold that ends at", end, "says that it ends at", pin.node)
+            through[pin.kind].update(upwards(end))
     for kind, counted in through.items():
         for node in (*reachable, *tree.dropped):
             _require(node.pins[kind] == counted[node], node, "has", kind.name, "holds through it:", counted[node])
         _require(counted.keys() <= {tree.root, *reachable}, "holds end outside the tree:", counted.keys())
         pages = sum(len(node.pages) for node in reachable if node.pins[kind])
-        told = tree.pins.num_pages[kind]
-        _require(told == pages, "num_pages of", kind.name, "is", told, "but nodes have", pages)
+        counted_pages = tree.pins.num_pages[kind]
+        _require(counted_pages == pages, "num_pages of", kind.name, "is", counted_pages, "but nodes have", pages)
 
 
 def _check_queue(tree: RadixTree, reachable: list[Node]) -> None:
-    """Every evictable leaf can be found by eviction, and nothing else."""
+    """Eviction finds exactly the evictable leaves."""
     evictable = {node for node in reachable if not node.lock and not node.children}
     queued = tree.tenant_eviction.leaves()
     _require(queued == evictable, "evictable:", evictable, "queued:", queued)
 
 
 def _check_shares(tree: RadixTree, reachable: list[Node]) -> None:
-    """Each tenant has the pages that are counted as its own."""
+    """The pages counted for each tenant are its own."""
     counted: Counter[str] = Counter()
     for node in (*reachable, *tree.dropped):
         assert node.origin
         counted[node.origin.namespace.tenant] += len(node.pages)
-    told = tree.tenant_eviction.num_pages()
-    _require(told == counted, "tenants have", dict(counted), "pages, but are said to have", told)
+    recorded = tree.tenant_eviction.num_pages()
+    _require(recorded == counted, "tenants have", dict(counted), "pages, but are said to have", recorded)
 
 
 def _check_pages(tree: RadixTree, reachable: list[Node]) -> list[int]:
-    """Each page stands in one node once."""
+    """No page is in the tree twice."""
     pages = [page for node in (*reachable, *tree.dropped) for page in node.pages]
     twice = [page for page, count in Counter(pages).items() if count > 1]
     _require(not twice, "pages in the tree twice:", twice)

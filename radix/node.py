@@ -1,11 +1,12 @@
-"""A node of the tree: a run of pages on one path, with its children in the order of their tokens.
+"""Radix tree node: a run of pages on one path, with sorted children; and comparisons of token runs.
 
-Tokens are int32 in the machine's byte order and are only ever compared as memory. The order of keys is that of their
-bytes: it means nothing, but the key that shares the longest beginning with a given one is its neighbour.
+Tokens are int32 in the machine's byte order and are compared as bytes. Keys are sorted by bytes: the key that shares
+the longest prefix with a given one is its neighbour.
 """
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
 
@@ -17,21 +18,21 @@ TOKEN_BYTES = 4
 class Node:
     """A run of pages, all but perhaps the first computed wholly in ``namespace``.
 
-    A node is either whole pages, or a *tail*: one page that is filled only in part, where a sequence ended. A tail is
-    never locked and never has children, because whoever uses it copies it.
+    A node is either whole pages, or a *tail*: one partly filled page, at which a sequence ended. A tail is never locked
+    and has no children, because it is copied for use.
 
     Attributes:
-        origin: who computed the first page; None for the root alone.
+        origin: of the first page; None for the root alone.
         tokens: int32 tokens of the run.
         pages: one page id for each ``page_size`` tokens.
         parent: None for the root and for a node that is no longer in the tree.
         children: by origin of their first page.
-        heads: children whose first page holds a switch, by the namespace before it: the cells before the switch can
-            be copied by any path of that namespace.
-        lock: leases that end here or below.
+        heads: children whose first page holds a namespace switch, by the namespace before it: any path of that
+            namespace can copy the cells before the switch.
+        lock: leases that end at this node or below.
         last_use: logical time of the last lease through it; never less than a child's.
-        pins: sessions and pins that end here or below (``radix.soft_pins``).
-        dropped: cut off from matches, kept only until its leases end.
+        pins: soft pins that end at this node or below, by ``PinKind``.
+        dropped: cut off from matches, kept until its leases end.
         hits: leases that began with its first page.
     """
 
@@ -72,22 +73,21 @@ class Node:
 
     @property
     def evictable(self) -> bool:
-        """Whether its last page may be freed: in the tree, used by nobody, nothing below it."""
+        """Whether its last page may be freed: in the tree, without leases and children."""
         return not self.lock and not self.children and self.parent is not None
 
     @property
     def pinned(self) -> bool:
-        """Whether a pin goes through it."""
         return self.pins[1] > 0
 
     @property
     def rank(self) -> int:
-        """What is evicted first: 0 ordinary pages, 1 those of living sessions, 2 pinned ones."""
+        """Order of eviction: 0 ordinary pages, 1 pages of live sessions, 2 pinned ones."""
         sessions, pins = self.pins
         return 2 if pins else int(sessions > 0)
 
     def only_child(self) -> Node | None:
-        """Its child, if it has exactly one."""
+        """Return its child if it has exactly one, else None."""
         if len(self.children) != 1:
             return None
         (siblings,) = self.children.values()
@@ -104,40 +104,39 @@ class Siblings:
         self.nodes: list[Node] = []
 
     def add(self, key: bytes, node: Node) -> None:
-        """Put ``node`` at its place."""
+        """Insert a node in order."""
         at = bisect_left(self.keys, key)
         self.keys.insert(at, key)
         self.nodes.insert(at, node)
 
     def remove(self, key: bytes, node: Node) -> None:
-        """Take ``node`` out; only heads may have equal keys."""
+        """Remove a node; only heads may have equal keys."""
         at = self.nodes.index(node, bisect_left(self.keys, key))
         del self.keys[at], self.nodes[at]
 
     def find(self, key: bytes) -> Node | None:
-        """The node whose key is exactly ``key``."""
         at = bisect_left(self.keys, key)
         return self.nodes[at] if at < len(self.keys) and self.keys[at] == key else None
 
     def extension_of(self, key: bytes) -> Node | None:
-        """A node whose key is ``key`` or begins with it."""
+        """Return a node whose key begins with ``key``, or None."""
         at = bisect_left(self.keys, key)
         return self.nodes[at] if at < len(self.keys) and self.keys[at].startswith(key) else None
 
     def newest(self, head: bytes, most: int) -> Node | None:
-        """Of the first ``most`` nodes whose key begins with ``head``, the one used last."""
+        """Return the most recently used of the first ``most`` nodes whose key begins with ``head``."""
         at = bisect_left(self.keys, head)
         few = range(at, min(at + most, len(self.keys)))
         found = [self.nodes[i] for i in few if self.keys[i].startswith(head)]
         return max(found, key=lambda node: node.last_use, default=None)
 
     def prefix_of(self, key: bytes) -> Node | None:
-        """The node whose key is a proper beginning of ``key``: no key begins another, so it stands just before."""
+        """Return the node whose key is a proper prefix of ``key``: as no key begins another, it is the one before."""
         at = bisect_left(self.keys, key)
         return self.nodes[at - 1] if at and key.startswith(self.keys[at - 1]) else None
 
     def longest(self, key: bytes) -> tuple[Node | None, int]:
-        """The node that shares the most first tokens with ``key``, and how many."""
+        """Return the node with the longest common prefix with ``key``, and its length in tokens."""
         at = bisect_left(self.keys, key)
         best: tuple[Node | None, int] = (None, 0)
         for i in range(max(at - 1, 0), min(at + 1, len(self.keys))):
@@ -148,7 +147,7 @@ class Siblings:
 
 
 def common_tokens(left: bytes, right: bytes | bytearray) -> int:
-    """How many first tokens are equal. For a page or less: its time goes with the length, whatever the difference."""
+    """Return the number of equal leading tokens. For a page or less: always linear in the length."""
     size = min(len(left), len(right))
     differing = int.from_bytes(left[:size], "little") ^ int.from_bytes(right[:size], "little")
     if not differing:
@@ -157,9 +156,9 @@ def common_tokens(left: bytes, right: bytes | bytearray) -> int:
 
 
 def common_pages(tokens: bytes, start: int, run: bytearray, most: int, page_bytes: int) -> int:
-    """How many of the first ``most`` pages of ``run`` stand in ``tokens`` from byte ``start`` on.
+    """Return how many of the first ``most`` pages of ``run`` are in ``tokens`` from byte ``start`` on.
 
-    One comparison of memory if all do; else the first difference is found by halving, which reads each byte once more.
+    One memory comparison if all are; else bisection for the first difference, which reads each byte once more.
     """
     with memoryview(run) as view:
         if tokens.startswith(view[: most * page_bytes], start):
@@ -174,8 +173,26 @@ def common_pages(tokens: bytes, start: int, run: bytearray, most: int, page_byte
         return low
 
 
+def common_prefix(left: array[int], right: array[int], limit: int) -> int:
+    """Return how many of the first ``limit`` tokens are equal, by bisection: each byte is compared at most twice."""
+    high = min(len(left), len(right), limit)
+    width = left.itemsize
+    tokens = left.tobytes()  # bytes.startswith compares memory; == of memoryviews goes item by item
+    with memoryview(right) as view:
+        if tokens.startswith(view[:high]):
+            return high
+        low = 0
+        while high - low > 1:
+            middle = (low + high) // 2
+            if tokens.startswith(view[low:middle], low * width):
+                low = middle
+            else:
+                high = middle
+    return low
+
+
 def upwards(node: Node | None) -> Iterator[Node]:
-    """The node, its parent and so on to the root; the node at hand may be cleared on the way."""
+    """Yield the node and its ancestors up to the root; the node yielded may be cleared meanwhile."""
     while node:
         parent = node.parent
         yield node
@@ -183,7 +200,7 @@ def upwards(node: Node | None) -> Iterator[Node]:
 
 
 def descendants(node: Node) -> Iterator[Node]:
-    """The node and all below it, parents first."""
+    """Yield the node and all nodes below it, parents first."""
     stack = [node]
     while stack:
         node = stack.pop()

@@ -1,11 +1,11 @@
-"""Which nodes eviction takes last: the path of a living session before other pages, and pins after all others.
+"""Soft pins: paths that eviction takes last, those of live sessions and those pinned by request.
 
-A hold ends at a node and counts there and at every node above it, as a lease's lock does. It locks nothing: where
-nothing else is left, held pages are evicted like all others, from the end, and the hold goes on with what stays::
+A pin ends at a node and counts there and at every node above it, as a lease's lock does. It locks nothing: if nothing
+else is left, pinned pages are evicted like all others, from the end, and the pin shrinks to what remains::
 
-    rank    0 ordinary  <  1 session  <  2 pin          the lowest rank goes first, within it the oldest use
+    rank    0 ordinary  <  1 session  <  2 pin          the lowest rank goes first, within it the least recently used
 
-A session delays the pages of its tenant among that tenant's own, a pin among those of all (``radix.tenant_eviction``).
+A session's pages go last among those of its tenant, pinned ones last among those of all (``radix.tenant_eviction``).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from .tenant_eviction import TenantEviction
 
 
 class PinKind(IntEnum):
-    """Why a path is held; the index of its count in ``Node.holds``."""
+    """Why a path is pinned; the index of its count in ``Node.pins``."""
 
     SESSION = 0
     PIN = 1
 
 
 class SoftPin:
-    """A path that is evicted late, from ``RadixTree.hold`` to ``RadixTree.let_go``.
+    """A path that is evicted late, from ``RadixTree.pin`` to ``RadixTree.unpin``.
 
     Attributes:
-        node: where it ends; None once nothing of it is left in the tree.
+        node: the node at which it ends; None once nothing of it is left in the tree.
     """
 
     __slots__ = ("kind", "node")
@@ -39,11 +39,11 @@ class SoftPin:
 
 
 class SoftPins:
-    """All holds of a tree, by the node at which they end. Each change takes time linear in the depth of a path.
+    """All pins of a tree, by the node at which they end. Each change takes time linear in the depth of a path.
 
     Attributes:
-        ends: holds by their node.
-        num_pages: pages that are held, by kind.
+        ends: pins by their node.
+        num_pages: pinned pages, by kind.
     """
 
     def __init__(self, tenant_eviction: TenantEviction) -> None:
@@ -51,61 +51,58 @@ class SoftPins:
         self.num_pages = dict.fromkeys(PinKind, 0)
         self._tenant_eviction = tenant_eviction
 
-    def begin(self, node: Node, kind: PinKind) -> SoftPin:
-        """Hold the path that ends at a node in the tree, which is not the root."""
-        hold = SoftPin(node, kind)
-        self.ends.setdefault(node, []).append(hold)
+    def pin(self, node: Node, kind: PinKind) -> SoftPin:
+        """Pin the path that ends at a node of the tree other than the root."""
+        pin = SoftPin(node, kind)
+        self.ends.setdefault(node, []).append(pin)
         for each in _path(node):
             if not each.pins[kind]:
                 self.num_pages[kind] += len(each.pages)
             each.pins[kind] += 1
         if node.evictable:
             self._tenant_eviction.push(node)
-        return hold
+        return pin
 
-    def end(self, hold: SoftPin) -> None:
-        """End a hold, of which something may be left or not."""
-        node, hold.node = hold.node, None
+    def unpin(self, pin: SoftPin) -> None:
+        """End a pin, even if nothing of it is left."""
+        node, pin.node = pin.node, None
         if node is None:
             return
-        self._remove(node, hold)
+        self.ends[node].remove(pin)
+        if not self.ends[node]:
+            del self.ends[node]
         for each in _path(node):
-            each.pins[hold.kind] -= 1
-            if not each.pins[hold.kind]:
-                self.num_pages[hold.kind] -= len(each.pages)
+            each.pins[pin.kind] -= 1
+            if not each.pins[pin.kind]:
+                self.num_pages[pin.kind] -= len(each.pages)
         if node.evictable:
             self._tenant_eviction.push(node)
 
     def shrink(self, leaf: Node, num_pages: int) -> None:
-        """So many pages of a leaf are about to be evicted."""
+        """Count the last pages of a leaf out, which are about to be evicted."""
         for kind in PinKind:
             if leaf.pins[kind]:
                 self.num_pages[kind] -= num_pages
 
     def move_up(self, leaf: Node) -> None:
-        """A leaf is about to be evicted as a whole: what ends there ends at its parent from now on."""
+        """Move the pins that end at a leaf, which is about to be evicted as a whole, to its parent."""
         self.shrink(leaf, len(leaf.pages))
         moved = self.ends.pop(leaf, [])
         parent = leaf.parent
         above = parent if parent is not None and parent.parent is not None else None
-        for hold in moved:
-            hold.node = above
+        for pin in moved:
+            pin.node = above
         if above and moved:
             self.ends.setdefault(above, []).extend(moved)
 
     def forget(self, node: Node) -> None:
-        """A node is about to leave the tree with all below it: end what ends there."""
-        for hold in self.ends.get(node, [])[:]:
-            self.end(hold)
-
-    def _remove(self, node: Node, hold: SoftPin) -> None:
-        self.ends[node].remove(hold)
-        if not self.ends[node]:
-            del self.ends[node]
+        """End the pins at a node that is about to be dropped with all below it."""
+        for pin in self.ends.get(node, [])[:]:
+            self.unpin(pin)
 
 
 def _path(node: Node) -> Iterator[Node]:
-    """The node and those above it, but for the root."""
+    """Yield the node and its ancestors, without the root."""
     while node.parent is not None:
         yield node
         node = node.parent

@@ -1,14 +1,13 @@
-"""Which leaf goes first where several tenants share the tree: one of the tenant that has the most in it.
+"""Tenant eviction: fair sharing of the tree, pages of the tenant with the most pages are evicted first.
 
-So nobody loses a page while another has clearly more. A tenant that fills the tree pushes out its own pages, and what
-others come back to stays as long as it takes no more than an equal share. Who needs less than that leaves the rest to
-those who need more, and who is alone has all of it. In this order:
+A tenant that fills the tree evicts its own pages; pages of others stay as long as they are no more than an equal share
+(max-min fairness). Leaves are evicted in this order, the least recently used first in each:
 
-    1. leaves of tenants that have not used the tree for ``IDLE_SECONDS``: they have no share any more
+    1. leaves of tenants that have not used the tree for ``IDLE_SECONDS``
     2. leaves of the tenant with the most pages, its sessions' after its ordinary ones
-    3. pinned leaves, whosever they are
+    3. pinned leaves of all tenants
 
-and in each the oldest use first. Nothing unlocked is ever kept: after these there is nothing left to evict.
+These are all leaves without a lease.
 """
 
 from __future__ import annotations
@@ -18,23 +17,67 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import count
 
-from .lru_heap import EvictionQueue
 from .node import Node
 
 IDLE_SECONDS = 300.0
-_SLACK = 64  # sizes are compared to within this part of them, so that not each page changes the order
+_SLACK = 64  # sizes are compared to within 1/64, so that not every page changes the order
+
+
+LeafEntry = tuple[int, int, int, Node]
+
+
+class EvictionQueue:
+    """Evictable leaves by rank (``Node.rank``), and within a rank by last use.
+
+    A leaf is pushed whenever it becomes evictable or changes its rank. Its entry goes stale when the leaf is used,
+    locked, removed, gets a child or another rank; stale entries are dropped at the top of the heap, and all at once
+    when they may be the majority. So a change is O(log n), with at most about two entries per leaf.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[LeafEntry] = []
+        self._serial = count()
+        self._compact_at = 64
+
+    def push(self, leaf: Node) -> None:
+        """Add a leaf that has become evictable, or whose last use or rank has changed."""
+        heappush(self._heap, (leaf.rank, leaf.last_use, next(self._serial), leaf))
+        if len(self._heap) >= self._compact_at:
+            self._compact()
+
+    def oldest(self) -> Node | None:
+        """Return the least recently used leaf of the lowest rank; it stays in the queue while it is evictable."""
+        while self._heap:
+            entry = self._heap[0]
+            if _valid(entry):
+                return entry[3]
+            heappop(self._heap)
+        return None
+
+    def leaves(self) -> set[Node]:
+        return {entry[3] for entry in self._heap if _valid(entry)}
+
+    def _compact(self) -> None:
+        newest = {entry[3]: entry for entry in self._heap if _valid(entry)}
+        self._heap = list(newest.values())
+        heapify(self._heap)
+        self._compact_at = 2 * len(self._heap) + 64
+
+
+def _valid(entry: LeafEntry) -> bool:
+    rank, last_use, _, leaf = entry
+    return leaf.evictable and leaf.last_use == last_use and leaf.rank == rank
 
 
 class TenantShare:
-    """What one tenant has in the tree.
+    """The pages of one tenant in the tree.
 
     Attributes:
-        tenant: whose it is.
-        num_pages: its pages, those that leases go through included.
-        used: when it last found or entered something.
-        leaves: those of its leaves that may be evicted and are not pinned.
-        entry: where it stands in the order of tenants; None when it has none of these.
-        least, most: pages with which it stays there.
+        num_pages: its pages, leased ones included.
+        used: when it last found or entered a page.
+        leaves: its leaves that are evictable and not pinned.
+        entry: its entry in the order of tenants; None without such leaves.
+        least, most: numbers of pages between which the entry stays valid.
     """
 
     __slots__ = ("entry", "least", "leaves", "most", "num_pages", "tenant", "used")
@@ -54,8 +97,7 @@ Entry = tuple[bool, int, int, TenantShare]
 class TenantEviction:
     """All tenants of a tree, and their evictable leaves. O(log n) in tenants and leaves for each change, amortised.
 
-    The order of tenants is a heap like that of ``EvictionQueue``. It is looked at only to evict, so changes are
-    gathered until then.
+    The order of tenants is a heap like ``EvictionQueue``, updated only when a page is to be evicted.
 
     Args:
         clock: seconds, monotonic.
@@ -63,7 +105,7 @@ class TenantEviction:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._tenant_eviction: dict[str, TenantShare] = {}
+        self._shares: dict[str, TenantShare] = {}
         self._active: OrderedDict[TenantShare, None] = OrderedDict()  # in the order of their last use
         self._changed: dict[TenantShare, None] = {}
         self._order: list[Entry] = []
@@ -71,17 +113,17 @@ class TenantEviction:
         self._pinned = EvictionQueue()
 
     def use(self, node: Node) -> None:
-        """A lease begins or ends at a node, which the root may be: that is nobody's."""
+        """Note that a lease begins or ends at a node; the root belongs to no tenant."""
         if node.origin is not None:
-            self._use(self._tenant_eviction[node.origin.namespace.tenant])
+            self._use(self._shares[node.origin.namespace.tenant])
 
     def count(self, node: Node, num_pages: int) -> None:
-        """A node has been given pages, or has lost some where the number is negative."""
+        """Add to the number of a node's pages; negative for pages lost."""
         assert node.origin
         tenant = node.origin.namespace.tenant
-        share = self._tenant_eviction.get(tenant)
+        share = self._shares.get(tenant)
         if share is None:
-            share = self._tenant_eviction[tenant] = TenantShare(tenant)
+            share = self._shares[tenant] = TenantShare(tenant)
         share.num_pages += num_pages
         if not share.least <= share.num_pages <= share.most:
             self._changed[share] = None
@@ -96,13 +138,13 @@ class TenantEviction:
             self._pinned.push(leaf)
             return
         assert leaf.origin
-        share = self._tenant_eviction[leaf.origin.namespace.tenant]
+        share = self._shares[leaf.origin.namespace.tenant]
         share.leaves.push(leaf)
         if share.entry is None:
             self._changed[share] = None
 
     def next(self) -> tuple[Node, int] | None:
-        """The leaf to evict from, and how many pages before the next look. None if nothing can be evicted."""
+        """Return the leaf to evict from, and how many pages before the next call. None if no leaf is evictable."""
         self._put_in_order()
         while self._order:
             entry = self._order[0]
@@ -116,11 +158,10 @@ class TenantEviction:
         return None if pinned is None else (pinned, len(pinned.pages))
 
     def num_pages(self) -> dict[str, int]:
-        """Pages of each tenant that has any."""
-        return {tenant: share.num_pages for tenant, share in self._tenant_eviction.items()}
+        return {tenant: share.num_pages for tenant, share in self._shares.items()}
 
     def leaves(self) -> set[Node]:
-        """All leaves that eviction would come to."""
+        """Return all leaves that can be evicted."""
         self._put_in_order()
         found = [entry[3] for entry in self._order if entry[3].entry is entry]
         return self._pinned.leaves().union(*(share.leaves.leaves() for share in found))
@@ -134,12 +175,12 @@ class TenantEviction:
             self._changed[share] = None
 
     def _forget(self, share: TenantShare) -> None:
-        del self._tenant_eviction[share.tenant]
+        del self._shares[share.tenant]
         self._active.pop(share, None)
         share.entry = None
 
     def _lead(self, entry: Entry) -> int:
-        """Pages that the first tenant loses before it may be another's turn: all if it is idle or alone."""
+        """Return how many pages the first tenant loses before another comes first: all if it is idle or alone."""
         active, size, _, share = entry
         following = self._order[1:3]
         if not active or not following:
@@ -147,17 +188,17 @@ class TenantEviction:
         return max(1, min(following)[1] - size, share.num_pages // _SLACK)
 
     def _put_in_order(self) -> None:
-        """Give each tenant that has changed its new place."""
+        """Update the entries of tenants that have changed."""
         since = self._clock() - IDLE_SECONDS
-        while self._active and (longest := next(iter(self._active))).used < since:
-            del self._active[longest]
-            self._changed[longest] = None
+        while self._active and (oldest := next(iter(self._active))).used < since:
+            del self._active[oldest]
+            self._changed[oldest] = None
         for share in self._changed:
             if size := share.num_pages:
                 share.least, share.most = size - size // _SLACK, size + size // _SLACK
                 share.entry = (share in self._active, -size, next(self._serial), share)
                 heappush(self._order, share.entry)
         self._changed.clear()
-        if len(self._order) > 2 * len(self._tenant_eviction) + 64:
-            self._order = [share.entry for share in self._tenant_eviction.values() if share.entry is not None]
+        if len(self._order) > 2 * len(self._shares) + 64:
+            self._order = [share.entry for share in self._shares.values() if share.entry is not None]
             heapify(self._order)

@@ -1,13 +1,13 @@
-"""A compressed radix tree over pages of tokens: which page holds the KV of which prefix, computed by whom.
+"""Radix tree over pages of tokens: maps each prefix, in its namespace, to the pages that hold its KV.
 
-A node is a run of pages; a child is found by the origin (``radix.namespace``) and the tokens of its first page. So
-whole pages are shared in place, and the rest of a hit, up to the token, is a page to copy from: any page that stands
-where the match ends and begins with the same tokens::
+A node is a run of pages; a child is found by the origin (``radix.namespace``) and the tokens of its first page. Whole
+pages are shared in place; the rest of a hit, up to the token, is copied from any page that follows the match and begins
+with the same tokens::
 
     tokens of a sequence     |...... matched pages ......|.... copied ....|.. to compute ..
                              root -> node -> ... -> node   source page     private pages
 
-The tree holds page ids and counts, never KV. It frees no page itself: every change returns the ids that left the tree.
+The tree holds page ids and counts, not KV. It frees no page itself: every change returns the ids that left the tree.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from .cursor import Cursor
-from .match_result import Extension, Match
+from .cursor import Cursor, Extension, Match
 from .namespace import Namespace, Origin, Path
 from .node import TOKEN_BYTES, Node, Siblings, common_tokens, descendants, upwards
 from .soft_pins import PinKind, SoftPin, SoftPins
@@ -27,11 +26,11 @@ GroupName = TypeVar("GroupName")
 
 
 class RadixTree:
-    """The tree. ``num_pages`` counts all its pages, ``num_locked`` those that leases go through.
+    """The tree. ``num_pages`` counts all its pages, ``num_locked`` the leased ones.
 
     Args:
         page_size: tokens in a page.
-        clock: seconds, monotonic, by which tenants are idle.
+        clock: seconds, monotonic, for idle tenants.
     """
 
     def __init__(self, page_size: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -54,7 +53,7 @@ class RadixTree:
     # Looking up
 
     def match(self, path: Path, tokens: bytes) -> Match:
-        """Find the longest prefix of ``tokens`` (int32 as memory) that can be reused. Changes nothing."""
+        """Return the longest reusable prefix of ``tokens`` (int32 as bytes). Changes nothing."""
         cursor = Cursor(path, tokens, self.page_size)
         node, inside = self.root, 0
         pages: list[int] = []
@@ -66,29 +65,29 @@ class RadixTree:
         return Match(node, inside, pages, source, num_copied)
 
     def _child(self, node: Node, cursor: Cursor) -> Node | None:
-        """The child whose first page is the one at the cursor."""
+        """Return the child whose first page is the one at the cursor."""
         siblings = node.children.get(cursor.origin)
         key = cursor.page
         return siblings.find(key) if siblings and len(key) == self._page_bytes else None
 
     def _partial(self, node: Node, inside: int, cursor: Cursor) -> tuple[int, int]:
-        """The page that goes on longest from the end of a match, and by how many tokens."""
+        """Return the page that continues a match by the most tokens, and by how many."""
         namespace, pure = cursor.pure
         if inside < len(node.pages):
             following = node.tokens[inside * self._page_bytes :][: self._page_bytes]
             shared = common_tokens(pure, following) if node.namespace == namespace else 0
             return (node.pages[inside], shared) if shared else (-1, 0)
-        places = [(node.children.get(Origin(namespace)), pure), (node.heads.get(namespace), pure)]
+        groups = [(node.children.get(Origin(namespace)), pure), (node.heads.get(namespace), pure)]
         if len(pure) < len(cursor.page):
-            places.append((node.children.get(cursor.origin), cursor.page))
-        found = [siblings.longest(key) for siblings, key in places if siblings]
+            groups.append((node.children.get(cursor.origin), cursor.page))
+        found = [siblings.longest(key) for siblings, key in groups if siblings]
         best, shared = max(found, key=lambda each: each[1], default=(None, 0))
         return (best.pages[0], shared) if best else (-1, 0)
 
     # Leases
 
     def lock(self, match: Match) -> Node:
-        """Begin a lease on the whole pages of a match; nothing may have changed since. Returns where they end."""
+        """Begin a lease on the whole pages of a match, which must be current. Returns the node at which they end."""
         self._clock += 1
         node = self._end(match)
         self.tenant_eviction.use(node)
@@ -99,7 +98,7 @@ class RadixTree:
         return node
 
     def unlock(self, node: Node) -> list[int]:
-        """End a lease at ``node``. Returns the pages that left the tree with it: those of a dropped namespace."""
+        """End a lease at ``node``. Returns the pages of a dropped namespace that left the tree with it."""
         self._clock += 1
         self.tenant_eviction.use(node)
         freed: list[int] = []
@@ -117,28 +116,28 @@ class RadixTree:
         return freed
 
     def num_in_use(self, match: Match) -> int:
-        """How many first pages of a match leases go through now."""
+        """Return how many leading pages of a match are leased."""
         unused, node = 0, match.node
         while not node.lock and node.parent is not None:
             unused += match.inside if node is match.node else len(node.pages)
             node = node.parent
         return len(match.pages) - unused
 
-    def hold(self, match: Match, kind: PinKind) -> SoftPin | None:
-        """Have the whole pages of a match evicted late; nothing may have changed since. None if there are none."""
-        return self.pins.begin(self._end(match), kind) if match.pages else None
+    def pin(self, match: Match, kind: PinKind) -> SoftPin | None:
+        """Soft-pin the whole pages of a match, which must be current. None if it has none."""
+        return self.pins.pin(self._end(match), kind) if match.pages else None
 
-    def unpin(self, hold: SoftPin) -> None:
-        """End a hold."""
-        node = hold.node
-        self.pins.end(hold)
+    def unpin(self, pin: SoftPin) -> None:
+        """End a soft pin."""
+        node = pin.node
+        self.pins.unpin(pin)
         if node is not None:
             below = node.only_child()
             whole = below is not None and len(below.tokens) == len(below.pages) * self._page_bytes
             self._join(below if below and whole else node)  # a tail stays by itself
 
     def _end(self, match: Match) -> Node:
-        """The node that ends where the whole pages of a match do."""
+        """Return the node that ends with the whole pages of a match, after a split if need be."""
         inside = match.inside < len(match.node.pages)
         return self._split(match.node, match.inside) if inside else match.node
 
@@ -150,15 +149,15 @@ class RadixTree:
     # Entering pages
 
     def extend(self, node: Node, path: Path, position: int, tokens: bytes, pages: list[int]) -> Extension:
-        """Enter whole pages below ``node``, where a lease ends, and move the lease to their end.
+        """Enter whole pages below ``node``, at which a lease ends, and move the lease to their end.
 
-        Where the tree has the same tokens already, the given pages are duplicates and are given back.
+        If the tree has the same tokens already, the given pages are duplicates and are returned as freed.
 
         Args:
             node: the end of the lease; not dropped.
             path: the namespaces of the sequence.
-            position: tokens above ``node``'s end, a multiple of the page size.
-            tokens: the tokens of ``pages``, int32 as memory.
+            position: tokens up to the end of ``node``, a multiple of the page size.
+            tokens: the tokens of ``pages``, int32 as bytes.
             pages: page ids.
         """
         cursor = Cursor(path, tokens, self.page_size, position)
@@ -180,7 +179,7 @@ class RadixTree:
         return Extension(node, kept, freed)
 
     def _append(self, node: Node, cursor: Cursor, pages: list[int], freed: list[int]) -> Node:
-        """Enter pages that the tree lacks: in ``node``'s own run if the lease is its only one, else below it."""
+        """Enter pages that the tree lacks: in ``node`` itself if no other lease ends there, else below it."""
         origin, tokens = cursor.origin, cursor.tokens[cursor.start :][: len(pages) * self._page_bytes]
         freed += self._supersede(node, origin, cursor.page)
         alone = node.lock == 1 and not node.children and not node.rank
@@ -197,13 +196,13 @@ class RadixTree:
         return child
 
     def add_tail(self, node: Node, path: Path, position: int, tokens: bytes, page: int) -> list[int]:
-        """Enter a page that is filled only in part, below ``node``. Returns the pages that are not needed (any more).
+        """Enter a partly filled page below ``node``. Returns the pages that are not needed (any more).
 
         Args:
             node: a node in the tree, which ``path`` reaches after ``position`` tokens.
             path: the namespaces of the sequence.
-            position: tokens above ``page``, a multiple of the page size.
-            tokens: the tokens of the page, int32 as memory, at least one and fewer than a page.
+            position: tokens before ``page``, a multiple of the page size.
+            tokens: the tokens of the page, int32 as bytes, at least one and fewer than a page.
             page: the page's id.
         """
         origin = path.origin(position, position + len(tokens) // TOKEN_BYTES)
@@ -229,10 +228,10 @@ class RadixTree:
     # Removing pages
 
     def evict(self, num_pages: int) -> list[int]:
-        """Evict up to ``num_pages`` pages, each from the end of the leaf that ``radix.tenant_eviction`` names next."""
+        """Evict up to ``num_pages`` pages from the ends of leaves, in the order of ``radix.tenant_eviction``."""
         freed: list[int] = []
-        while len(freed) < num_pages and (turn := self.tenant_eviction.next()):
-            leaf, most = turn
+        while len(freed) < num_pages and (victim := self.tenant_eviction.next()):
+            leaf, most = victim
             missing = min(most, num_pages - len(freed))
             if missing < len(leaf.pages):
                 self.pins.shrink(leaf, missing)
@@ -249,9 +248,9 @@ class RadixTree:
         return freed
 
     def drop(self, namespace: Namespace) -> list[int]:
-        """Remove a namespace and all that stands below it. Returns the pages that are free now.
+        """Remove a namespace and all nodes below it. Returns the pages that are free now.
 
-        What leases go through leaves the tree when the last of them ends; until then no match finds it.
+        Leased nodes leave the tree when their last lease ends; until then no match finds them.
         """
         freed: list[int] = []
         for top in tuple(self.tops.get(namespace, ())):
@@ -267,7 +266,7 @@ class RadixTree:
         return freed
 
     def _give_up(self, node: Node) -> list[int]:
-        """Clear a node that matches no longer reach, or leave it to its leases."""
+        """Clear a node that matches no longer reach, or keep it until its leases end."""
         self._end_tops(node)
         if not node.lock:
             return self._clear(node)
@@ -278,21 +277,21 @@ class RadixTree:
         return []
 
     def _clear(self, node: Node) -> list[int]:
-        """Take the pages from a node that is no longer anybody's child."""
+        """Take the pages from a node that has been detached."""
         pages, node.pages, node.parent = node.pages, [], None
         node.tokens.clear()
         self._count(node, -len(pages))
         return pages
 
     def _count(self, node: Node, num_pages: int) -> None:
-        """A node has been given pages, or has lost some where the number is negative."""
+        """Count pages that a node has gained; negative for pages lost."""
         self.num_pages += num_pages
         self.tenant_eviction.count(node, num_pages)
 
     # Changing the shape
 
     def _split(self, node: Node, at: int) -> Node:
-        """Cut the first ``at`` pages off into a new parent, so that leases that end at ``node`` still do."""
+        """Move the first ``at`` pages to a new parent; leases that end at ``node`` still do."""
         assert node.parent and node.origin
         parent, size = node.parent, at * self._page_bytes
         self._detach(node)
@@ -305,7 +304,7 @@ class RadixTree:
         return upper
 
     def _join(self, node: Node) -> None:
-        """Undo splits above ``node`` that tell no leases, holds, uses or branches apart."""
+        """Undo splits above ``node`` that no lease, pin, use or branch needs any more."""
         chain = [node]
         while parent := chain[-1].parent:
             if _inseparable(parent, chain[-1]):
@@ -315,7 +314,7 @@ class RadixTree:
             chain = [parent]
 
     def _merge(self, chain: list[Node]) -> None:
-        """Make one node of a chain, lowest first: the lowest, since leases may end there."""
+        """Merge a chain of nodes, lowest first, into the lowest, as leases may end there."""
         if len(chain) == 1:
             return
         lowest, highest = chain[0], chain[-1]
@@ -333,7 +332,6 @@ class RadixTree:
         self._attach(lowest, parent)
 
     def _attach(self, node: Node, parent: Node) -> None:
-        """Make ``node`` a child of ``parent``."""
         assert node.origin
         node.parent = parent
         key = bytes(node.tokens[: self._page_bytes])
@@ -344,7 +342,7 @@ class RadixTree:
             self.tops.setdefault(namespace, set()).add(node)
 
     def _detach(self, node: Node) -> None:
-        """Undo ``_attach``, but for the link upwards, by which leases through ``node`` still find its parent."""
+        """Undo ``_attach``, but keep the link to the parent, which leases through ``node`` still need."""
         assert node.parent and node.origin
         parent = node.parent
         key = bytes(node.tokens[: self._page_bytes])
@@ -362,21 +360,21 @@ class RadixTree:
 
 
 def _remove(groups: dict[GroupName, Siblings], name: GroupName, key: bytes, node: Node) -> None:
-    """Take a node out of its group, and the group with it if it was the last."""
+    """Remove a node from its group, and the group if it is empty then."""
     groups[name].remove(key, node)
     if not groups[name].nodes:
         del groups[name]
 
 
 def _begun(node: Node) -> set[Namespace]:
-    """The namespaces that begin at a node of the tree: those that its parent does not have."""
+    """Return the namespaces that begin at a node of the tree: those that its parent does not have."""
     assert node.parent and node.origin
     namespaces = {node.origin.namespace, node.origin.before or node.origin.namespace}
     return namespaces - {node.parent.namespace}
 
 
 def _inseparable(parent: Node, child: Node) -> bool:
-    """Whether ``parent`` and its only child could be one node: same leases, holds and use, no switch between."""
+    """Return whether ``parent`` and its only child could be one node: same leases, pins and use, no switch between."""
     return (
         parent.parent is not None
         and parent.lock == child.lock

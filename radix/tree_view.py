@@ -1,4 +1,4 @@
-"""Some nodes of a tree, for a picture of it: those in use, then those used last, at a cost that is bounded."""
+"""Tree view: a bounded number of nodes for the debug snapshot, leased ones first, then the most recently used."""
 
 from __future__ import annotations
 
@@ -9,22 +9,20 @@ from itertools import count, islice
 from .node import Node, upwards
 from .tree import RadixTree
 
-MOST_LOOKS = 2048
-"""Nodes that are looked at, besides those in use."""
+MOST_VISITS = 2048
+"""Nodes visited besides leased ones."""
 MOST_SIBLINGS = 512
-"""Children of one node that are looked at."""
+"""Children visited of one node."""
 
 
 def tree_view(tree: RadixTree, ends: Iterable[Node], most: int) -> list[Node]:
-    """At most ``most`` nodes, each after its parent: the paths to ``ends``, then what was used last.
+    """Return up to ``most`` nodes, each after its parent: the paths to ``ends``, then the most recently used.
 
-    A node is used whenever one below it is, so going on from the one used last finds the next one used last, and no
-    others need be looked at. Where a node has more than ``MOST_SIBLINGS`` children, the others are left out.
+    A node is used whenever one below it is, so a best-first walk from the root visits nodes by last use. Of a node with
+    more than ``MOST_SIBLINGS`` children the others are left out, and so is the root, which holds no tokens.
 
     Args:
-        tree: the tree; its root, which holds no tokens, is not among the nodes.
-        ends: where leases end.
-        most: nodes in the answer.
+        ends: nodes at which leases end.
     """
     chosen = dict.fromkeys(islice(_paths(tree, ends), most))
     frontier = _Frontier()
@@ -37,7 +35,7 @@ def tree_view(tree: RadixTree, ends: Iterable[Node], most: int) -> list[Node]:
 
 
 def _paths(tree: RadixTree, ends: Iterable[Node]) -> Iterator[Node]:
-    """The nodes of all paths, each once and after its parent."""
+    """Yield the nodes of all paths, each once and after its parent."""
     seen: set[Node] = {tree.root}
     for end in ends:
         path: list[Node] = []
@@ -50,21 +48,20 @@ def _paths(tree: RadixTree, ends: Iterable[Node]) -> Iterator[Node]:
 
 
 class _Frontier:
-    """Nodes whose parent is chosen, the one used last first."""
+    """Nodes whose parent is chosen, the most recently used first."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Node]] = []
         self._serial = count()
-        self._left = MOST_LOOKS
+        self._visits_left = MOST_VISITS
 
     def add_children(self, node: Node, chosen: Container[Node]) -> None:
-        """Look at the children of a node that are not chosen, as far as looks are left."""
+        """Add the children of a node that are not chosen, as far as visits are left."""
         nodes = (child for siblings in node.children.values() for child in siblings.nodes)
-        for child in islice(nodes, min(self._left, MOST_SIBLINGS)):
-            self._left -= 1
+        for child in islice(nodes, min(self._visits_left, MOST_SIBLINGS)):
+            self._visits_left -= 1
             if child not in chosen:
                 heappush(self._heap, (-child.last_use, next(self._serial), child))
 
     def pop(self) -> Node | None:
-        """The node used last; None if there is none."""
         return heappop(self._heap)[2] if self._heap else None

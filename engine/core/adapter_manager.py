@@ -1,8 +1,8 @@
-"""What the engine's messages and sequences want of the adapters: loads and their replies, versions held, namespaces.
+"""Adapter manager: loads, unloads and pins LoRA adapters for sequences, and replies to calls about them.
 
 Submit ----> begin ----> pinned version ----> Done or Failed ----> settle: unpinned, at last dropped
                |
-               +-- name not loaded, but being loaded or in the folder of adapters: waits alone, then begins again
+               +-- name not loaded, but loading or in the folder of adapters: waits, then begins again
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 BASE = "base"
 """The base model's part of every namespace: a process has one."""
 
-_PAUSE = 0.001  # seconds between two looks at the loads of the start
+_PAUSE = 0.001  # seconds between two polls of the loads at the start
 
 
 @dataclass(frozen=True, slots=True)
 class Adaptation:
-    """How an adapter takes part in a sequence.
+    """The adapter of a sequence.
 
     Attributes:
         path: the namespaces of the sequence.
@@ -64,7 +64,7 @@ class Adaptation:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A sequence that waited for its adapter: it can begin, or the error says why it never will."""
+    """A sequence that waited for its adapter, which is loaded, or failed with ``error``."""
 
     submit: Submit
     error: EngineError | None
@@ -72,7 +72,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Sequences that cannot go on, because their adapter broke."""
+    """Sequences that cannot go on, as their adapter failed."""
 
     ids: tuple[int, ...]
     error: EngineError
@@ -80,7 +80,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """A load under way: of what, and the call that a reply goes to (None if a sequence asked for it)."""
+    """A load in progress; ``call`` is to be replied to, None if a sequence requested it."""
 
     name: str
     path: str
@@ -88,11 +88,11 @@ class _Load:
 
 
 class AdapterManager:
-    """Stands between the core and the pool of adapters. The core's thread calls it.
+    """Manages the adapters of an engine core, on the core's thread.
 
     Args:
         pool: names, versions, slots and memory.
-        folder: any adapter below it is loaded when a sequence names it; None for no such folder.
+        folder: an adapter below it is loaded when a sequence names it; None for no such folder.
     """
 
     def __init__(self, pool: AdapterPool, folder: Path | None) -> None:
@@ -107,16 +107,14 @@ class AdapterManager:
 
     @property
     def has_work(self) -> bool:
-        """Whether loads are under way or messages wait to be taken."""
         return bool(self._loads or self._outbox)
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait for their adapter to be loaded."""
         return sum(map(len, self._waiting.values()))
 
     def load_named(self, folders: Mapping[str, str]) -> tuple[AdapterInfo, ...]:
-        """Load adapters by name, and wait for them. Raises ConfigError for the first one that cannot be loaded."""
+        """Load adapters by name, and wait for them. ConfigError for the first that cannot be loaded."""
         try:
             for name, folder in folders.items():
                 self._await(name, folder)
@@ -126,7 +124,7 @@ class AdapterManager:
         return tuple(map(self.describe, self._pool.registry))
 
     def load(self, message: LoadAdapter) -> None:
-        """Begin a load; the reply follows."""
+        """Begin a load, which is replied to at its end."""
         try:
             if not message.replace and self._is_known(message.name):
                 raise RequestError(
@@ -137,7 +135,7 @@ class AdapterManager:
             self._reply(message.id, error)
 
     def unload(self, message: UnloadAdapter) -> None:
-        """Let a name stand for nothing, and reply. Running sequences go on with what they have."""
+        """Unload a name, and reply. Running sequences keep the adapter."""
         loaded = self._pool.registry.get(message.name) is not None
         try:
             self._pool.unload(message.name)
@@ -149,19 +147,19 @@ class AdapterManager:
         self._reply(message.id)
 
     def tell(self, message: ListAdapters) -> None:
-        """Answer with all adapters as they stand: those that names stand for, those that drain, those on their way."""
+        """Reply with all adapters: ready, draining and loading."""
         registry = self._pool.registry
         loading = (AdapterInfo(load.name, load.path, "loading", "disk") for load in self._loads)
         self._outbox.append(Adapters(message.id, (*map(self.describe, (*registry, *registry.draining)), *loading)))
 
     def begin(self, submit: Submit) -> Adaptation | None:
-        """Pin the version that a sequence's adapter name stands for, until ``settle`` sees the sequence's end.
+        """Pin the current version of a sequence's adapter, until ``settle`` sees the sequence's end.
 
         Returns:
-            None if the sequence waits for the adapter to be loaded: ``poll`` then brings it back.
+            None if the sequence waits for the adapter to be loaded: ``poll`` then returns it.
 
         Raises:
-            UnknownModel: the name stands for nothing.
+            UnknownModel: no such adapter.
             RequestError: the adapter cannot be loaded.
         """
         name, base = submit.adapter, Namespace(BASE, None, submit.salt, submit.cache_tenant)
@@ -183,14 +181,14 @@ class AdapterManager:
         return Adaptation(path, version.load_id, start)
 
     def poll(self) -> list[Arrival]:
-        """Take over what was loaded, once a step. Returns the sequences that waited for it."""
+        """Finish loads, once a step. Returns the sequences that waited for them."""
         arrivals: list[Arrival] = []
         for result in self._pool.poll():
             arrivals += self._finish(self._loads.popleft(), result)
         return arrivals
 
     def take_lost(self) -> list[Loss]:
-        """Sequences whose adapter broke since the last call."""
+        """Return the sequences whose adapter failed since the last call."""
         losses = []
         for broken in self._pool.take_broken():
             if self._pool.registry.get(broken.version.name) is None:
@@ -200,7 +198,7 @@ class AdapterManager:
         return losses
 
     def take_waiting(self, ids: Container[int] | None = None) -> list[Submit]:
-        """Sequences that shall wait no longer: those with these ids, or all."""
+        """Remove and return waiting sequences: those with these ids, or all."""
         taken = []
         for name, submits in tuple(self._waiting.items()):
             taken += [submit for submit in submits if ids is None or submit.id in ids]
@@ -210,7 +208,7 @@ class AdapterManager:
         return taken
 
     def take_messages(self) -> list[Message]:
-        """Replies and changes since the last call, changes before the reply to what caused them."""
+        """Return replies and changes since the last call; a change precedes the reply to its cause."""
         messages, self._outbox = self._outbox, []
         return messages
 
@@ -218,7 +216,7 @@ class AdapterManager:
         """Unpin the versions of all sequences that these messages end.
 
         Returns:
-            Digests of adapters that nobody uses or can name any more: their KV can go.
+            Digests of adapters that are unloaded and unused: their KV can be dropped.
         """
         if self._pins:
             for message in messages:
@@ -227,7 +225,7 @@ class AdapterManager:
         return self._pool.take_ended()
 
     def describe(self, version: AdapterVersion) -> AdapterInfo:
-        """An adapter as the client is told of it."""
+        """Return the state of an adapter for the client."""
         pool = self._pool
         cached = "host" if version.digest in pool.cache else "disk"
         return AdapterInfo(
@@ -245,28 +243,26 @@ class AdapterManager:
         )
 
     def names(self) -> dict[str, str]:
-        """Names by the digest of what they stand for or, where sequences still use it, stood for."""
         registry = self._pool.registry
         return {version.digest: version.name for version in (*registry.draining, *registry)}
 
     def name(self, load_id: int) -> str | None:
-        """The name that a version was loaded under; None if it has ended, or for the base model's -1."""
+        """Return the name of a version; None if it has ended, or for the base model's -1."""
         version = self._pool.registry.version(load_id)
         return None if version is None else version.name
 
     def busiest(self, most: int) -> tuple[AdapterInfo, ...]:
-        """The adapters in use, then those in slots, then others, at most so many."""
+        """Return up to ``most`` adapters: those in use, then those in slots, then others."""
         slots, registry = self._pool.slots, self._pool.registry
         versions = nlargest(most, (*registry, *registry.draining), lambda v: (v.pins, slots.is_ready(v.load_id)))
         return tuple(map(self.describe, versions))
 
     def slots(self) -> tuple[SlotView, ...]:
-        """All slots with the names of their adapters."""
         states = self._pool.slots.states()
         return tuple(SlotView(self.name(slot.adapter), slot.ready, slot.pins, slot.closing) for slot in states)
 
     def stats(self) -> dict[str, float]:
-        """Gauges and counters, for metrics."""
+        """Return gauges and counters for metrics."""
         pool = self._pool
         return {
             "adapters": len(pool.registry),
@@ -278,7 +274,7 @@ class AdapterManager:
         }
 
     def check(self) -> None:
-        """Raise AssertionError if pins, versions and slots contradict each other."""
+        """Raise AssertionError if pins, versions and slots are inconsistent."""
         self._pool.registry.check()
         self._pool.slots.check()
         pins = Counter(version.load_id for version in self._pins.values())
@@ -287,7 +283,7 @@ class AdapterManager:
             assert version is not None and version.pins == count, f"{count} sequences use {version}"
 
     def close(self) -> None:
-        """End the background threads, and reply to the calls that run."""
+        """End the background threads, and reply to pending calls."""
         for load in self._loads:
             if load.call is not None:
                 self._outbox.append(Reply(load.call, Failed(load.call, "EngineDead", "The engine is shutting down.")))
@@ -295,7 +291,7 @@ class AdapterManager:
         self._pool.close()
 
     def _await(self, name: str, folder: str) -> None:
-        """Load one adapter before the engine is ready, when there are no others."""
+        """Load one adapter before the engine is ready, without other loads in progress."""
         try:
             self._pool.load(name, folder, trusted=True)
             while not (results := self._pool.poll()):
@@ -306,7 +302,6 @@ class AdapterManager:
             raise ConfigError(f"--lora-modules {name}: {error}") from None
 
     def _is_known(self, name: str) -> bool:
-        """Whether a name is loaded or being loaded."""
         return self._pool.registry.get(name) is not None or self._is_loading(name)
 
     def _is_loading(self, name: str) -> bool:
@@ -320,7 +315,7 @@ class AdapterManager:
         self._loads.append(_Load(name, path, call))
 
     def _wait(self, name: str, submit: Submit) -> None:
-        """Keep a sequence until its adapter is loaded, which begins now if nobody has begun it."""
+        """Keep a sequence until its adapter is loaded; begin the load if need be."""
         if not self._is_loading(name):
             if self._folder is None or not _is_adapter(self._folder, name):
                 raise UnknownModel(name)
@@ -348,7 +343,7 @@ def _refusal(error: AdapterError) -> RequestError:
 
 
 def _is_adapter(folder: Path, name: str) -> bool:
-    """Whether a folder of that name lies below the folder of adapters. What is in it, the loader finds out."""
+    """Return whether the folder of adapters has a folder of that name; the loader checks its content."""
     try:
         check_name(name)
         return (folder / name).is_dir()

@@ -1,4 +1,4 @@
-"""The engine's step: where the control plane (ints) and the device (tensors) meet, and nowhere else."""
+"""Engine core: the step loop body, which joins scheduler (ints) and worker (tensors), and handles messages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ...lora.adapter_pool import AdapterPool
     from .structured_output import Compilation, StructuredOutputManager
 
-_PAUSE = 0.001  # seconds between two looks at compiles and loads when there is nothing else to do
+_PAUSE = 0.001  # seconds between two polls of compiles and loads in an idle engine
 
 
 class StepWorker(Protocol):
@@ -83,17 +83,17 @@ class Launched(NamedTuple):
 
 
 class EngineCore:
-    """The sequences on one model. One thread calls it; it waits for nothing but the device.
+    """All sequences of one model. Called by one thread; it blocks on nothing but the device.
 
     Args:
         config: all options.
-        worker: the device's side.
+        worker: runs the model.
 
     Attributes:
-        ready: facts for the client.
+        ready: limits and summary for the client.
 
     Raises:
-        ConfigError: an adapter that the options name cannot be loaded.
+        ConfigError: an adapter of the options cannot be loaded.
     """
 
     def __init__(self, config: EngineConfig, worker: StepWorker) -> None:
@@ -104,7 +104,6 @@ class EngineCore:
             self._cache,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=worker.max_model_len,
             stats=self._stats,
             slots=worker.adapters.slots if worker.adapters else None,
             proposer=Proposer(config.speculative, self._cache, self._stats) if config.max_drafts else None,
@@ -129,24 +128,23 @@ class EngineCore:
 
     @classmethod
     def load(cls, config: EngineConfig, model_path: Path) -> EngineCore:
-        """Load a model and set the engine up on it. Raises ModelError and ConfigError."""
+        """Load a model and make its engine core. Raises ModelError and ConfigError."""
         from ..executor.worker import Worker
 
         return cls(config, Worker(config, model_path))
 
     @property
     def has_work(self) -> bool:
-        """Whether a sequence is alive or a message waits to be taken by ``step``."""
+        """Whether a sequence is alive or a message waits to be returned by ``step``."""
         alive = self._scheduler.num_running or self._scheduler.num_waiting or self._compiling
         return bool(alive or self._outbox or (self._adapters and self._adapters.has_work))
 
     @property
     def overlaps(self) -> bool:
-        """Whether the device computes while the host goes on."""
         return self._worker.overlaps
 
     def handle(self, messages: Iterable[Message]) -> None:
-        """Take messages from the client; answers to them leave with the next step."""
+        """Handle messages from the client; replies are returned by the next step."""
         for message in messages:
             if isinstance(message, Submit):
                 self._submit(message)
@@ -161,7 +159,6 @@ class EngineCore:
                 self._outbox.append(SnapshotTaken(message.id, snapshot))
 
     def step(self) -> list[Message]:
-        """Plan, compute and commit one step. Returns all that the client is to be told."""
         return self.finish(self.launch())
 
     def launch(self) -> Launched | None:
@@ -200,7 +197,7 @@ class EngineCore:
         return self._take_outbox()
 
     def close(self) -> list[Message]:
-        """Fail every sequence that is still alive. Returns what the client is to be told."""
+        """Fail every live sequence. Returns messages to the client."""
         error = EngineDead("The engine is shutting down.")
         if self._grammars:
             self._grammars.close()
@@ -214,7 +211,7 @@ class EngineCore:
         return self._take_outbox()
 
     def stats(self) -> dict[str, float]:
-        """Gauges and counters by name, as ``Heartbeat`` carries them."""
+        """Return gauges and counters by name, as in ``Heartbeat``."""
         cache = self._cache
         return {
             **self._stats.counters(),
@@ -233,11 +230,10 @@ class EngineCore:
         }
 
     def take_observations(self) -> dict[str, list[float]]:
-        """Histogram observations since the last call."""
         return self._stats.take_observations() | (self._grammars.take_observations() if self._grammars else {})
 
     def check(self) -> None:
-        """Raise AssertionError if pages, tree and leases contradict each other, or adapters, slots and pins."""
+        """Raise AssertionError if pages, tree and leases, or adapters, slots and pins are inconsistent."""
         self._cache.check()
         if self._adapters:
             self._adapters.check()
@@ -262,7 +258,7 @@ class EngineCore:
         return None if ahead is None or self._scheduler.forget(ahead.batch) else ahead
 
     def _take_outbox(self) -> list[Message]:
-        """All that the client is to be told; with the sequences that end here end their holds on adapters."""
+        """Return the messages to the client; unpin the adapters of sequences that they end."""
         messages, self._outbox = self._outbox, []
         if self._adapters:
             if ended := self._adapters.settle(messages):
@@ -286,7 +282,7 @@ class EngineCore:
             self._outbox.append(failure_of(submit.id, error))
 
     def _adapt(self, submit: Submit) -> Adaptation | None:
-        """The adapter's part in a sequence; None while the adapter is being loaded."""
+        """Return the adapter of a sequence; None while it is being loaded."""
         if submit.adapter is None:
             return Adaptation(PrefixPath(Namespace(BASE, None, submit.salt, submit.cache_tenant)))
         if self._adapters is None:
@@ -305,7 +301,7 @@ class EngineCore:
             self._adapters.tell(message)
 
     def _poll_adapters(self) -> None:
-        """Begin the sequences whose adapter is there, and end those whose adapter is lost."""
+        """Begin the sequences whose adapter is loaded, and fail those whose adapter failed."""
         if self._adapters is None:
             return
         for arrival in self._adapters.poll():
@@ -319,7 +315,7 @@ class EngineCore:
             self._outbox += [failure_of(number, loss.error) for number in compiling]
 
     def _learn(self, texts: TokenTexts) -> None:
-        """Get ready for grammars, unless the model has no token to end an answer with."""
+        """Set up structured output, unless the model has no end token."""
         if not self._worker.eos_ids:
             return
         from .structured_output import StructuredOutputManager
@@ -327,7 +323,7 @@ class EngineCore:
         self._grammars = StructuredOutputManager(texts, self._worker.eos_ids, self._worker.vocab_size, self._max_lines)
 
     def _poll_compiling(self) -> None:
-        """Queue the sequences whose grammar is there. Each waits alone: nobody else is behind it."""
+        """Queue the sequences whose grammar is compiled; others do not wait for it."""
         for number, (sequence, compilation) in tuple(self._compiling.items()):
             outcome = compilation.poll()
             if outcome is None:
@@ -336,11 +332,10 @@ class EngineCore:
             if isinstance(outcome, EngineError):
                 self._outbox.append(failure_of(number, outcome))
             else:
-                sequence.matcher = outcome
-                self._scheduler.add(sequence)
+                self._scheduler.add(sequence, outcome)
 
     def _abort(self, ids: tuple[int, ...]) -> None:
-        """End sequences, whatever they are doing or waiting for."""
+        """End sequences in whatever state."""
         self._outbox += self._scheduler.abort(ids)
         for number in ids:
             if entry := self._compiling.pop(number, None):
@@ -367,6 +362,7 @@ class EngineCore:
             stop_ids=frozenset((*ends, *params.stop_token_ids)),
             seed=seed,
             arrival=time.monotonic(),
+            max_model_len=self._worker.max_model_len,
             adapter=adaptation.adapter,
             adapted_from=adaptation.adapted_from,
             tenant=submit.tenant,

@@ -1,4 +1,4 @@
-"""The grammars of running sequences: compiled in other processes, masked on another thread. Needs ``llguidance``."""
+"""Structured output: compiles grammars in child processes, fills token masks on a thread. Needs ``llguidance``."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from ...grammar.vocabulary import Vocabulary
 from ..batch import Masks
 from ..errors import CapacityError, EngineError, GrammarRefused
 from ..messages import TokenTexts
-from ..sequence.sequence import MaskJob
+from ..scheduling.mask_jobs import MaskJob
 
 
 class StructuredOutputManager:
-    """Compiles grammars and fills the masks of a step while the forward pass runs.
+    """Compiles grammars and fills the masks of a step beside its forward pass.
 
-    Building the library's view of the vocabulary takes a second, so it is done on the mask thread: nobody waits for
-    it but the first request with a grammar.
+    Building the library's vocabulary takes a second, so it is done on the mask thread: only the first request with a
+    grammar waits for it.
 
     Args:
         texts: the vocabulary as bytes.
         eos_ids: the model's end tokens, at least one.
         vocab_size: width of the logits, which may be padded beyond the vocabulary.
-        max_lines: places of a batch at which tokens are drawn, at most.
+        max_lines: most sampling positions of a batch.
     """
 
     def __init__(self, texts: TokenTexts, eos_ids: tuple[int, ...], vocab_size: int, max_lines: int) -> None:
@@ -44,16 +44,18 @@ class StructuredOutputManager:
         self._built = self._thread.submit(_build, texts, eos_ids, vocab_size, max_lines)
 
     def compile(self, kind: str, content: bytes) -> Compilation:
-        """Begin to compile, or find it done already. The result is polled: ``Compilation.poll``."""
+        """Begin to compile a grammar, or take it from the cache; poll the result with ``Compilation.poll``."""
         return Compilation(self._built, GrammarSpec(GrammarKind(kind), content))
 
     def fill(self, jobs: Sequence[MaskJob]) -> Callable[[], Masks]:
-        """Begin to fill masks; the call that is returned waits for them."""
-        pending = self._thread.submit(self._fill, jobs)
-        return pending.result
+        """Begin to fill masks. Returns a function that waits for them."""
+        filling = self._thread.submit(self._fill, jobs)
+        for job in jobs:
+            job.matcher.lend(filling)
+        return filling.result
 
     def stats(self) -> dict[str, float]:
-        """Counters and gauges of the compiles, for metrics."""
+        """Return counters and gauges of compiles, for metrics."""
         if not self._built.done():
             return {}
         stats = self._built.result()[0].stats
@@ -67,25 +69,25 @@ class StructuredOutputManager:
         }
 
     def take_observations(self) -> dict[str, list[float]]:
-        """Seconds that the masks of each step took, and each compile, since the last call."""
+        """Return the seconds of each step's masks and of each compile since the last call."""
         if not self._built.done():
             return {}
-        taken, self._mask_seconds = self._mask_seconds, []
-        return {"grammar_mask_seconds": taken, "grammar_compile_seconds": self._built.result()[0].take_seconds()}
+        mask_seconds, self._mask_seconds = self._mask_seconds, []
+        return {"grammar_mask_seconds": mask_seconds, "grammar_compile_seconds": self._built.result()[0].take_seconds()}
 
     def close(self) -> None:
-        """End threads and child processes."""
+        """End the thread and the child processes."""
         service, _ = self._built.result()
         service.close()
         self._thread.shutdown()
 
     def _fill(self, jobs: Sequence[MaskJob]) -> Masks:
-        """A row whose matcher fails is left without a single token, and so fails in the sampler, alone."""
+        """Fill masks on the mask thread. A row whose matcher fails allows no token, and fails alone in the sampler."""
         start = perf_counter()
         _, buffer = self._built.result()
         starts = list(accumulate((len(job.drafts) + 1 for job in jobs), initial=0))
         buffer.fill(
-            [MaskFill(at, job.matcher, job.remaining, job.drafts) for at, job in zip(starts, jobs, strict=False)]
+            [MaskFill(at, job.matcher.lent, job.remaining, job.drafts) for at, job in zip(starts, jobs, strict=False)]
         )
         lines: list[int] = []
         forced: list[int] = []
@@ -101,7 +103,7 @@ class StructuredOutputManager:
 
 
 def _postpone_end(words: NDArray[np.int32], eos_ids: tuple[int, ...]) -> None:
-    """Forbid the end tokens in a mask that allows anything else."""
+    """Forbid the end tokens in a mask that allows any other token."""
     kept = words.view(np.uint32).copy()
     for token in eos_ids:
         kept[token // 32] &= ~np.uint32(1 << token % 32)
@@ -110,7 +112,7 @@ def _postpone_end(words: NDArray[np.int32], eos_ids: tuple[int, ...]) -> None:
 
 
 class Compilation:
-    """A compile under way."""
+    """A compile in progress."""
 
     def __init__(self, built: Future[tuple[CompileService, MaskBuffer]], spec: GrammarSpec) -> None:
         self._built = built
@@ -118,7 +120,7 @@ class Compilation:
         self._compiled: Future[CompiledGrammar] | None = None
 
     def poll(self) -> Matcher | EngineError | None:
-        """A matcher at the beginning of an answer, or why there is none, or None while the compile goes on."""
+        """Return a matcher at the start of an output, the error, or None while the compile runs."""
         if not self._built.done():
             return None
         try:
@@ -126,7 +128,7 @@ class Compilation:
                 self._compiled = self._built.result()[0].compile(self._spec)
             if not self._compiled.done():
                 return None
-            # Asked for, not raised: the exception would keep this frame, and with it the future that keeps it.
+            # Not raised: the exception would refer to this frame, and so to the future that refers to the exception.
             error = self._compiled.exception()
             if isinstance(error, GrammarError):
                 return GrammarRefused(error.keyword, error.pointer, error.reason)

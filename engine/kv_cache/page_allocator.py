@@ -1,4 +1,4 @@
-"""The pages of the KV pool that nobody owns."""
+"""Page allocator: the free list of KV pages."""
 
 from __future__ import annotations
 
@@ -15,20 +15,14 @@ class PageAllocator:
 
     @property
     def num_free(self) -> int:
-        """Pages that can be allocated."""
         return len(self._free)
 
     @property
     def free_pages(self) -> tuple[int, ...]:
-        """Their ids, in no order that means anything."""
         return tuple(self._free)
 
     def allocate(self, num_pages: int) -> list[int]:
-        """Take ``num_pages`` pages.
-
-        Raises:
-            ValueError: that many are not free; nothing is taken.
-        """
+        """Take pages. ValueError, and nothing is taken, if that many are not free."""
         if not 0 <= num_pages <= len(self._free):
             raise ValueError(f"cannot allocate {num_pages} pages: {len(self._free)} of {self.num_pages} are free")
         kept = len(self._free) - num_pages
@@ -39,11 +33,7 @@ class PageAllocator:
         return pages
 
     def free(self, pages: Iterable[int]) -> None:
-        """Give pages back.
-
-        Raises:
-            ValueError: a page is free already, or there is no such page. Pages before it in order are freed.
-        """
+        """Free pages. ValueError at the first that is free already or unknown; those before it are freed."""
         for page in pages:
             if not 0 <= page < self.num_pages:
                 raise ValueError(f"there is no page {page}: ids go from 0 to {self.num_pages - 1}")

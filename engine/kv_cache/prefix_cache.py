@@ -1,6 +1,6 @@
-"""The prefix cache: hands out pages of KV, finds those already computed, and takes computed ones back.
+"""Prefix cache: leases KV pages to sequences, finds computed prefixes in the radix tree, and evicts.
 
-It is the only writer of free pages and of the tree. Every page has one owner::
+The only writer of the free list and of the tree. Every page has one owner::
 
     free list ----> a lease's private pages ----> the tree ----> free list
                grow                        commit,          evict,
@@ -30,20 +30,20 @@ from .page_allocator import PageAllocator
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A sequence's hold on pages, from ``acquire`` to ``release``. Written by ``PrefixCache``, but for ``take_*``.
+    """The pages of a running sequence, from ``acquire`` to ``release``. Written by ``PrefixCache`` and ``take_*``.
 
     Attributes:
         path: the namespaces of the sequence.
-        node: where its shared pages end in the tree.
-        pages: its page ids in the order of its tokens.
-        num_shared: the first pages, which belong to the tree.
-        num_tokens: tokens found at ``acquire``, those still to be copied included.
-        num_forked: those of them in pages that other leases went through then.
-        copy: what must be copied before the KV of the last tokens found is there, until ``take_copy``.
-        first_changed: index of the first page that ``take_changes`` has not given as it is now; pages only get more,
-            so it is at most their number, and new ones count as changed.
-        sharing: whether its pages are ever entered in the tree; no longer once its namespace is dropped.
-        released: whether it is over.
+        node: the tree node at which its shared pages end.
+        pages: page ids in token order.
+        num_shared: leading pages that belong to the tree.
+        num_tokens: prefix hit at ``acquire`` in tokens, including those still to be copied.
+        num_forked: tokens of the hit in pages that other leases shared at that time.
+        copy: the copy to make before the last tokens of the hit have KV, until ``take_copy``.
+        first_changed: index of the first page that ``take_changes`` has not returned in its present state; at most
+            ``len(pages)``. New pages count as changed.
+        sharing: whether its pages are entered in the tree; false once its namespace is dropped.
+        released: whether ``release`` was called.
     """
 
     path: Path
@@ -58,13 +58,13 @@ class Lease:
     released: bool = False
 
     def take_changes(self) -> tuple[int, tuple[int, ...]]:
-        """Where ``pages`` changed since the last call, and its ids from there on; the runner's table must follow."""
+        """Return the index from which ``pages`` changed since the last call, and the ids from there on."""
         first = self.first_changed
         self.first_changed = len(self.pages)
         return first, tuple(self.pages[first:])
 
     def take_copy(self) -> PageCopy | None:
-        """The copy, for the next batch. Once taken it must be executed, even if the lease ends before."""
+        """Return the copy for the next batch. Once taken it must be executed, even if the lease ends before."""
         copy, self.copy = self.copy, None
         return copy
 
@@ -72,20 +72,19 @@ class Lease:
 class PrefixCache:
     """Free pages, the tree, and the leases between them.
 
-    Copies: the source of a lease's copy is not locked, so it may be evicted and handed to another sequence before the
-    copy is executed. That is right as long as copies are executed one after the other in the order in which their
-    leases were acquired, all before the forward: what is written to the page since is either the target of a later
-    copy or comes from the forward. For the same reason the source may be the target of an earlier copy. Not right is
-    a runner that reads all sources first, or writes all targets at once.
+    Copies: the source of a copy is not locked, so it may be evicted and leased to another sequence before the copy is
+    executed. That is safe only if copies are executed one by one, in the order in which their leases were acquired, all
+    before the forward pass: later writes to the source are then targets of later copies or come from the forward. For
+    the same reason a source may be the target of an earlier copy. A runner must not read all sources first or write all
+    targets at once.
 
     Attributes:
-        sharing: whether prefixes are found and kept.
         num_evicted: pages evicted since the start.
 
     Args:
         num_pages: pages of the KV pool.
         page_size: tokens in a page.
-        sharing: off, nothing is ever found or kept, and all else is the same.
+        sharing: whether prefixes are found and kept.
     """
 
     def __init__(self, num_pages: int, page_size: int, *, sharing: bool = True) -> None:
@@ -99,33 +98,29 @@ class PrefixCache:
 
     @property
     def num_free(self) -> int:
-        """Pages that nobody owns."""
         return self._allocator.num_free
 
     @property
     def num_cached(self) -> int:
-        """Pages in the tree."""
         return self._tree.num_pages
 
     @property
     def num_private(self) -> int:
-        """Pages that belong to one lease each."""
         return sum(len(lease.pages) - lease.num_shared for lease in self._leases)
 
     def available(self) -> int:
-        """Pages that are free or can be made so by eviction."""
         return self._allocator.num_free + self._tree.num_pages - self._tree.num_locked
 
     def match(self, path: Path, tokens: array[int], limit: int) -> int:
-        """How many of the first ``limit`` tokens could be reused now. Changes nothing."""
+        """Return the prefix hit of the first ``limit`` tokens, in tokens. Changes nothing."""
         found = self._tree.match(path, _memory(tokens, 0, limit))
         return len(found.pages) * self.page_size + found.num_copied
 
     def acquire(self, path: Path, tokens: array[int], limit: int) -> Lease:
-        """Begin a lease on the longest reusable prefix of the first ``limit`` tokens.
+        """Lease the longest reusable prefix of the first ``limit`` tokens. All pages count as changed.
 
-        A prefix that ends inside a page takes a page for a private copy of it, by eviction if need be; if no page can
-        be had, the prefix is cut to whole pages. All pages count as changed.
+        A hit that ends inside a page takes a page for a private copy of it, by eviction if need be; if there is no
+        page, the hit is cut to whole pages.
 
         Args:
             path: the namespaces of the sequence.
@@ -145,11 +140,7 @@ class PrefixCache:
         return lease
 
     def grow(self, lease: Lease, num_tokens: int) -> bool:
-        """Give the lease pages for all positions below ``num_tokens``, by eviction if need be.
-
-        Returns:
-            False if that many pages cannot be had; then nothing has changed.
-        """
+        """Add pages for all positions below ``num_tokens``, by eviction if need be. False, unchanged, if it fails."""
         _check_live(lease)
         missing = -(-num_tokens // self.page_size) - len(lease.pages)
         if missing <= 0:
@@ -160,7 +151,7 @@ class PrefixCache:
         return True
 
     def shrink(self, lease: Lease, num_tokens: int) -> None:
-        """Free the lease's private pages that hold no position below ``num_tokens``."""
+        """Free private pages without a position below ``num_tokens``."""
         _check_live(lease)
         kept = max(lease.num_shared, -(-num_tokens // self.page_size))
         self._allocator.free(lease.pages[kept:])
@@ -168,11 +159,9 @@ class PrefixCache:
         lease.first_changed = min(lease.first_changed, len(lease.pages))
 
     def following(self, lease: Lease, tokens: array[int], limit: int) -> array[int]:
-        """Up to ``limit`` tokens that came next when all of a sequence's tokens were computed before, under its path.
+        """Return up to ``limit`` tokens that followed a sequence's tokens in the tree, under its path.
 
-        Args:
-            lease: its shared pages hold all of ``tokens`` but those of a page; otherwise nothing is found.
-            tokens: int32 tokens of the sequence.
+        Nothing is found unless the lease's shared pages hold all of ``tokens`` (int32) but a page.
         """
         start = lease.num_shared * self.page_size
         found = array("i")
@@ -184,11 +173,11 @@ class PrefixCache:
     def commit(self, lease: Lease, tokens: array[int], num_computed: int) -> None:
         """Enter the lease's whole pages below ``num_computed`` in the tree.
 
-        Pages that the tree already has for the same tokens replace the lease's own, which are freed. A step that is
-        under way may still read those: their next owner writes them in a later step, which begins when it is done.
+        Pages that the tree already has for the same tokens replace the lease's own, which are freed. A step in flight
+        may still read those: their next owner writes them in a later step.
 
         Args:
-            lease: stays, and now locks these pages too.
+            lease: locks these pages too from now on.
             tokens: int32 tokens of the sequence, at least ``num_computed``.
             num_computed: tokens whose KV is in the lease's pages.
         """
@@ -200,12 +189,11 @@ class PrefixCache:
             self._enter(lease, tokens, num_computed // self.page_size)
 
     def release(self, lease: Lease, tokens: array[int], num_computed: int) -> None:
-        """End the lease: enter all that was computed, the last page even if partly filled, and free the rest.
+        """End the lease: enter all computed pages in the tree, a partly filled last page too, and free the rest.
 
         A lease whose copy was not taken has computed nothing beyond the tree.
 
         Args:
-            lease: ends.
             tokens: int32 tokens of the sequence, at least ``num_computed``.
             num_computed: tokens whose KV is in the lease's pages.
         """
@@ -224,31 +212,25 @@ class PrefixCache:
         self._leases.remove(lease)
         lease.released = True
 
-    def keep(self, path: Path, tokens: array[int], num_tokens: int, kind: PinKind) -> SoftPin | None:
-        """Have the whole pages of the first ``num_tokens`` tokens evicted late, as far as they are in the tree.
+    def pin(self, path: Path, tokens: array[int], num_tokens: int, kind: PinKind) -> SoftPin | None:
+        """Soft-pin the whole pages of the first ``num_tokens`` tokens that are in the tree; None if there are none."""
+        return self._tree.pin(self._tree.match(path, _memory(tokens, 0, num_tokens)), kind)
 
-        Returns:
-            What ``let_go`` takes; None if there is no such page.
-        """
-        return self._tree.hold(self._tree.match(path, _memory(tokens, 0, num_tokens)), kind)
+    def unpin(self, pin: SoftPin) -> None:
+        self._tree.unpin(pin)
 
-    def unpin(self, hold: SoftPin) -> None:
-        """End what ``keep`` began."""
-        self._tree.unpin(hold)
-
-    def num_held(self, kind: PinKind) -> int:
-        """Pages that are held, by anybody."""
+    def num_pinned(self, kind: PinKind) -> int:
         return self._tree.pins.num_pages[kind]
 
-    def held(self, pins: Iterable[SoftPin]) -> dict[Node, int]:
-        """The nodes that any of these holds goes through, with their pages. O(depth) for each hold."""
-        return {node: len(node.pages) for hold in pins for node in upwards(hold.node) if node.parent is not None}
+    def pinned_nodes(self, pins: Iterable[SoftPin]) -> dict[Node, int]:
+        """Return the nodes on the paths of pins, with their number of pages. O(depth) for each pin."""
+        return {node: len(node.pages) for pin in pins for node in upwards(pin.node) if node.parent is not None}
 
     def drop(self, namespace: Namespace) -> int:
-        """Forget a namespace: nothing of it is found from now on, and no lease held now enters any more of it.
+        """Drop a namespace: it is no longer found, and present leases enter no more of it in the tree.
 
         Returns:
-            Pages freed. Those that leases still hold are freed when the last of them ends.
+            Pages freed. Leased pages are freed when their last lease ends.
         """
         for lease in self._leases:
             if lease.path.touches(namespace):
@@ -258,27 +240,20 @@ class PrefixCache:
         return len(freed)
 
     def drop_adapters(self, adapters: Container[str]) -> int:
-        """Forget all namespaces of these adapters, whatever their salt: see ``drop``. Returns pages freed."""
+        """Drop all namespaces of these adapters. Returns pages freed."""
         leased = {namespace for lease in self._leases for namespace in lease.path.namespaces}
         return sum(self.drop(each) for each in leased | self._tree.tops.keys() if each.adapter in adapters)
 
     def tree_view(self, most: int) -> list[Node]:
-        """At most ``most`` nodes of the tree, each after its parent: those that leases go through, then those used
-        last. To be read at once, and never written.
-        """
+        """Return up to ``most`` nodes, each after its parent: leased ones, then the most recently used. Read-only."""
         return tree_view(self._tree, [lease.node for lease in self._leases], most)
 
     @property
     def num_uses(self) -> int:
-        """The clock of ``Node.last_use``."""
         return self._tree.num_uses
 
     def check(self) -> None:
-        """Verify that every page has one owner and that the tree is sound, in time linear in pages.
-
-        Raises:
-            BrokenInvariant: with all terms of what does not hold.
-        """
+        """Check that every page has one owner and that the tree is sound. Linear in pages. Raises BrokenInvariant."""
         leases = list(self._leases)
         cached = check(self._tree, [lease.node for lease in leases])
         for lease in leases:
@@ -298,7 +273,7 @@ class PrefixCache:
             )
 
     def _allocate(self, num_pages: int) -> list[int]:
-        """Pages from the free list, filled up by eviction; none if that many cannot be had."""
+        """Take pages from the free list, after eviction if need be; none if there are not as many."""
         missing = num_pages - self._allocator.num_free
         if missing > 0:
             if num_pages > self.available():
@@ -309,7 +284,7 @@ class PrefixCache:
         return self._allocator.allocate(num_pages)
 
     def _enter(self, lease: Lease, tokens: array[int], num_whole: int) -> None:
-        """Give the lease's pages below index ``num_whole`` to the tree, or take the tree's for them."""
+        """Enter the lease's pages below index ``num_whole`` in the tree, or replace them by the tree's."""
         first = lease.num_shared
         if num_whole <= first:
             return
@@ -326,7 +301,7 @@ class PrefixCache:
         self._allocator.free(entered.freed)
 
     def _check_computed(self, lease: Lease, tokens: array[int], num_computed: int) -> None:
-        """Refuse a count that tokens or pages cannot back."""
+        """Raise ValueError for more than there are tokens or positions in pages."""
         most = min(len(tokens), len(lease.pages) * self.page_size)
         if not 0 <= num_computed <= most:
             raise ValueError(
@@ -341,7 +316,7 @@ def _check_live(lease: Lease) -> None:
 
 
 def _memory(tokens: array[int], start: int, stop: int) -> bytes:
-    """Tokens ``start`` to ``stop`` as the tree compares them."""
+    """Return tokens ``start`` to ``stop`` as int32 bytes, which the tree compares."""
     if tokens.itemsize != TOKEN_BYTES:
         raise ValueError(f"tokens must be array('i') of {TOKEN_BYTES} bytes each, not array({tokens.typecode!r})")
     return memoryview(tokens)[start:stop].tobytes()

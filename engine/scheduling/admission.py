@@ -1,4 +1,4 @@
-"""When a waiting sequence may start: are pages and slot to be had, would it compute what another is computing now?"""
+"""Admission: whether a waiting sequence may start, by adapter slot, pages, preemption victims and shared prefix."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
-from ...radix.token_runs import common_prefix
+from ...radix.node import common_prefix
 from ..kv_cache.prefix_cache import Lease, PrefixCache
 from ..sequence.sequence import Sequence
 from ..types import Priority
 
 
 class AdapterSlots(Protocol):
-    """What admission needs of the adapters' slots: ints. ``lora.device_slots.SlotPool``, or a fake in tests."""
+    """Device slots of adapters, by load id and slot index: ``lora.device_slots.SlotPool``, or a fake in tests."""
 
     def acquire(self, adapter: int) -> int:
-        """A slot for one more sequence of an adapter, held until ``release``; negative if it must wait."""
+        """Return a slot for one more sequence of an adapter, held until ``release``; negative if it must wait."""
 
     def release(self, index: int) -> None:
-        """A sequence is done with a slot."""
+        """End one sequence's use of a slot."""
 
     def is_ready(self, adapter: int) -> bool:
-        """Whether an adapter is in a slot."""
+        """Return whether an adapter is in a slot."""
 
     def prefetch(self, adapter: int) -> None:
-        """Bring an adapter to a slot, or keep its place in the line for one."""
+        """Load an adapter to a slot, or keep its position in the queue for one."""
 
 
 class SlotRequests:
-    """The slots that waiting sequences ask for in one step.
+    """Slots that waiting sequences request in one step.
 
     Args:
-        slots: of adapters; None if there are none, and no sequence has one.
-        most_waiting: adapters for which a slot may be asked for in vain. Those on the device already may always ask.
+        slots: of adapters; None if no sequence has an adapter.
+        most_waiting: adapters for which a slot may be requested in vain; those on the device may always be requested.
     """
 
     def __init__(self, slots: AdapterSlots | None, most_waiting: int) -> None:
@@ -41,8 +41,8 @@ class SlotRequests:
         self._most_waiting = most_waiting
         self._waiting: set[int] = set()
 
-    def ask(self, adapter: int) -> int | None:
-        """A slot for a sequence of an adapter, -1 for the base model, which needs none; None if it must wait."""
+    def acquire(self, adapter: int) -> int | None:
+        """Return a slot for a sequence of an adapter, -1 for the base model, None if it must wait."""
         if adapter < 0 or self._slots is None:
             return -1
         is_late = len(self._waiting) >= self._most_waiting
@@ -56,9 +56,9 @@ class SlotRequests:
 
 
 def prefetch(slots: AdapterSlots, coming: Iterable[Sequence]) -> None:
-    """Have the adapters of those who come next loaded, also while rows or pages are what they wait for.
+    """Load the adapters of the next sequences, also while these wait for rows or pages.
 
-    Their place in the line for slots counts from now on: it would not if they asked only when a row is free.
+    Their position in the queue for slots counts from now on, not from when a row is free.
     """
     for adapter in {sequence.adapter: None for sequence in coming}:
         if adapter >= 0:
@@ -66,52 +66,49 @@ def prefetch(slots: AdapterSlots, coming: Iterable[Sequence]) -> None:
 
 
 def pages_missing(sequence: Sequence, page_size: int) -> int:
-    """Pages that a sequence still lacks to hold all its tokens and the next one."""
+    """Return how many pages a sequence lacks to hold all its tokens and the next one."""
     held = len(sequence.lease.pages) if sequence.lease else 0
     return max(0, -(-(sequence.num_tokens + 1) // page_size) - held)
 
 
 def try_acquire(cache: PrefixCache, sequence: Sequence, running: Iterable[Sequence]) -> Lease | None:
-    """Lease the cached prefix of a sequence if the pages for the rest of its tokens are to be had as well.
+    """Lease the prefix hit of a sequence if pages for the rest of its tokens are available too, else return None.
 
-    What the running sequences still need for their prompts, and one page more for each to grow into, is left to
-    them: to admit a sequence and preempt it a step later would be work for nothing. With nothing running every page
-    is free or evictable, and a sequence that fits the pool at all is admitted.
-
-    Returns:
-        The lease, or None (and nothing changed) if it must wait.
+    Pages that running sequences still need for their prompts, and one more for each to grow into, are reserved for
+    them, so that an admitted sequence is not preempted a step later. With nothing running every page is free or
+    evictable, and a sequence that fits the pool at all is admitted.
     """
-    spoken_for = sum(pages_missing(other, cache.page_size) + 1 for other in running)
+    reserved = sum(pages_missing(other, cache.page_size) + 1 for other in running)
     lease = cache.acquire(sequence.path, sequence.tokens, sequence.reusable)
     needed = -(-(sequence.num_tokens + 1) // cache.page_size) - len(lease.pages)
-    if needed + spoken_for > cache.available():
+    if needed + reserved > cache.available():
         cache.release(lease, sequence.tokens, lease.num_tokens)
         return None
     return lease
 
 
-def giving_way(cache: PrefixCache, sequence: Sequence, running: Seq[Sequence]) -> list[Sequence]:
-    """The running sequences that may be preempted to admit one that waits, the first to go first.
+def preemption_victims(cache: PrefixCache, sequence: Sequence, running: Seq[Sequence]) -> list[Sequence]:
+    """Return the running sequences that may be preempted to admit a waiting one, the first to go first.
 
-    Those of the last band give way to those of the others, the last admitted first. Nobody does where even all of
-    them would not make room for it: what the others hold or need is too much.
+    Batch sequences are victims of all other priority classes, the last admitted first. The list is empty if preempting
+    all of them would not make room.
     """
-    late = [other for other in reversed(running) if other.priority is Priority.BATCH]
-    if sequence.priority is Priority.BATCH or not late:
+    victims = [other for other in reversed(running) if other.priority is Priority.BATCH]
+    if sequence.priority is Priority.BATCH or not victims:
         return []
-    spoken_for = sum(
+    reserved = sum(
         pages_missing(other, cache.page_size) + 1 for other in running if other.priority is not Priority.BATCH
     )
-    to_be_had = cache.available() + sum(len(other.lease.pages) for other in late if other.lease)
-    return late if pages_missing(sequence, cache.page_size) + spoken_for <= to_be_had else []
+    available = cache.available() + sum(len(other.lease.pages) for other in victims if other.lease)
+    return victims if pages_missing(sequence, cache.page_size) + reserved <= available else []
 
 
 def prefix_in_progress(cache: PrefixCache, sequence: Sequence, running: Iterable[Sequence]) -> bool:
-    """Whether a running sequence is about to compute a page that this one needs too and the tree does not hold yet.
+    """Return whether a running sequence will compute a page that this one needs too and the tree lacks.
 
-    Then waiting is cheaper than computing it twice, and bounded: the other gets tokens in every step until its
-    prompt is done. Sequences that arrive together thereby compute their common part once. Nobody waits for a sequence
-    of a later band, which may be preempted.
+    Waiting is then cheaper than computing it twice, and bounded: the other sequence gets tokens in every step until its
+    prompt is done. So sequences that arrive together compute a common prefix once. No sequence waits for one of a later
+    priority class, which may be preempted.
     """
     limit = sequence.reusable
     found = -1

@@ -1,4 +1,4 @@
-"""The drafts of a whole step: how many each row gets, and what they would have been worth where a step has none."""
+"""Draft budget: how many drafts each row of a step gets, and whether drafts outweigh overlap scheduling."""
 
 from __future__ import annotations
 
@@ -7,32 +7,29 @@ from collections.abc import Sequence as Seq
 
 from ..kv_cache.prefix_cache import PrefixCache
 from ..sequence.sequence import Sequence
-from ..sequence.stop_check import remaining
 from ..speculation.proposer import Proposer
 from .step_plan import StepInFlight, StepPlan, lease_of
 
 
 class DraftBudget:
-    """Gives drafts to the rows of a step, and learns from the steps what that costs.
+    """Gives drafts to the rows of a step, and learns from the steps what they cost.
 
     Args:
-        drafter: proposes them.
-        cache: lends the pages that they need.
-        most: in one step.
-        max_model_len: no sequence grows beyond.
+        proposer: proposes them.
+        cache: lends their pages.
+        most: drafts in one step.
     """
 
-    def __init__(self, proposer: Proposer, cache: PrefixCache, most: int, max_model_len: int) -> None:
+    def __init__(self, proposer: Proposer, cache: PrefixCache, most: int) -> None:
         self._proposer = proposer
         self._cache = cache
         self._most = most
-        self._max_model_len = max_model_len
 
     def add(self, plan: StepPlan, drawing: Seq[Sequence]) -> None:
-        """Give the rows that draw drafts, in equal parts of the budget left; nobody is preempted for their pages."""
+        """Give drafts to the rows that draw, in equal parts of the budget left. No sequence is preempted for them."""
         left = min(plan.budget, self._most)
         for behind, sequence in enumerate(drawing):
-            if self._proposer.rests(sequence):
+            if self._proposer.in_backoff(sequence):
                 continue
             limit = self._limit(sequence, left // (len(drawing) - behind))
             drafts = self._proposer.propose(sequence, limit, len(drawing))
@@ -40,36 +37,34 @@ class DraftBudget:
                 plan.add_drafts(sequence, drafts)
                 left -= len(drafts)
 
-    def settle(self, sequence: Sequence, num_drafts: int, num_drawn: int) -> None:
-        """Take note of how many tokens a step drew for a sequence, some drafts of which it computed."""
-        self._proposer.settle(sequence, num_drafts, num_drawn)
+    def count_accepted(self, sequence: Sequence, num_drafts: int, num_drawn: int) -> None:
+        self._proposer.count_accepted(sequence, num_drafts, num_drawn)
 
     def learn(
         self, step: StepInFlight, seconds: float, ahead: Iterable[StepInFlight], by_row: Mapping[int, Sequence]
     ) -> None:
-        """A step was committed: note how long it took, and what drafts would be worth in those launched ahead of it.
+        """Learn from a committed step what it cost, and what drafts would gain in the steps launched ahead of it.
 
         Args:
             seconds: that it took.
-            ahead: steps under way, whose tokens are known now.
+            ahead: steps in flight, whose tokens are known now.
             by_row: the running sequences.
         """
         if step.batch.num_tokens == step.batch.num_positions:
-            self._proposer.observe(step.batch.num_tokens, seconds)
+            self._proposer.observe_step(step.batch.num_tokens, seconds)
         for each in ahead:
             for row in each.rows.values():
                 sequence = by_row[row.row]
-                if row.draws and not self._proposer.rests(sequence):
+                if row.draws and not self._proposer.in_backoff(sequence):
                     limit = self._limit(sequence, self._most // max(1, each.num_drawing))
-                    each.draft_worth += self._proposer.worth(sequence, limit, each.num_drawing)
+                    each.draft_gain += self._proposer.expected_gain(sequence, limit, each.num_drawing)
 
-    def are_worth_waiting(self, step: StepInFlight) -> bool:
-        """Whether drafts after a step are likely to gain more than planning before its tokens are known."""
-        return self._proposer.is_worth_waiting(step.draft_worth, step.num_drawing)
+    def outweigh_overlap(self, step: StepInFlight) -> bool:
+        """Return whether drafts after a step are likely to gain more than planning before its tokens are known."""
+        return self._proposer.outweighs_overlap(step.draft_gain, step.num_drawing)
 
     def forget(self, sequence: Sequence) -> None:
-        """A sequence has ended."""
         self._proposer.forget(sequence.id)
 
     def _limit(self, sequence: Sequence, part: int) -> int:
-        return min(part, remaining(sequence, self._max_model_len) - 1)
+        return min(part, sequence.remaining - 1)

@@ -1,27 +1,50 @@
-"""The masks of rows under a grammar: which ones a step needs, and those that are filled before it is planned."""
+"""Mask jobs of structured output: which masks a step needs, and slow ones that are filled before their step."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from ..batch import Batch, Row
-from ..sequence.sequence import MaskJob, Sequence
-from ..sequence.stop_check import remaining
+from ..sequence.guarded_matcher import GuardedMatcher
+from ..sequence.sequence import Sequence
 from .step_plan import StepInFlight
 
-NICENESS = 15  # of the thread, which the step loop and its kernels need not share their cores with
+NICENESS = 15  # of the thread of slow masks, so that it leaves the cores to the step loop and its kernels
 
 
-def mask_jobs(batch: Batch, owner: Callable[[Row], Sequence | None], max_model_len: int) -> list[MaskJob]:
-    """The masks that a batch needs, by the rows that draw under a grammar, in their order.
+@dataclass(frozen=True, slots=True)
+class MaskJob:
+    """The masks to fill for a row of a step: one for each sampling position.
+
+    Attributes:
+        line: the row's first sampling position in the batch.
+        matcher: filling advances it by the drafts.
+        drafts: the row's drafts.
+        remaining: tokens that the sequence may still generate.
+        num_early: of the next tokens, how many come before ``min_tokens``: at these the answer must not end unless the
+            grammar allows nothing else.
+        scored: logprobs are requested, so the model is run even where the mask allows a single token.
+    """
+
+    line: int
+    matcher: GuardedMatcher
+    drafts: Seq[int]
+    remaining: int
+    num_early: int
+    scored: bool
+
+
+def mask_jobs(batch: Batch, owner: Callable[[Row], Sequence | None]) -> list[MaskJob]:
+    """Return the masks that a batch needs, by its rows that draw under a grammar, in their order.
 
     Args:
         batch: with all tokens before it known.
-        owner: the sequence of a row, None if it has left.
-        max_model_len: no sequence grows beyond.
+        owner: returns the sequence of a row, None if it has left the row.
     """
     jobs, line = [], 0
     for row in batch.rows:
@@ -29,59 +52,36 @@ def mask_jobs(batch: Batch, owner: Callable[[Row], Sequence | None], max_model_l
         if row.draws and sequence and sequence.matcher:
             early = max(0, sequence.params.min_tokens - sequence.num_generated)
             scored = sequence.params.logprobs is not None
-            left = remaining(sequence, max_model_len)
-            jobs.append(MaskJob(line, sequence.matcher, row.drafts, left, early, scored))
+            jobs.append(MaskJob(line, sequence.matcher, row.drafts, sequence.remaining, early, scored))
         line += row.num_positions
     return jobs
 
 
 class SlowMasks:
-    """A mask is filled beside the forward pass of its step, which waits for it. Where the last one took long, the next
-    is begun as soon as the tokens before it are known, and its sequence sits out the steps until it is there.
+    """Fills slow masks before their step.
 
-    Args:
-        max_model_len: no sequence grows beyond.
+    A mask is filled beside the forward pass of its step, which waits for it. Where the last one took long, the next one
+    begins as soon as the tokens before it are known, and its sequence sits out the steps until it is there.
     """
 
-    def __init__(self, max_model_len: int) -> None:
-        self._max_model_len = max_model_len
-        self._thread = ThreadPoolExecutor(1, "grammar-slow-masks", _step_back)
-        self._under_way: dict[int, Future[None]] = {}
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "grammar-slow-masks", _lower_priority)
 
     def begin(self, sequence: Sequence, ahead: Iterable[StepInFlight] = ()) -> None:
         """Begin the next mask of a sequence if it is likely to take long.
 
         Args:
-            sequence: waits or runs.
-            ahead: steps under way; one with a row of the sequence is about to ask for that mask itself.
+            sequence: waiting or running.
+            ahead: steps in flight; one with a row of the sequence asks for that mask itself.
         """
-        matcher = sequence.matcher
-        if matcher is None:
-            return
-        left = remaining(sequence, self._max_model_len)
-        if matcher.is_slow(left) and not any(sequence.id in step.rows for step in ahead):
-            self._under_way[sequence.id] = self._thread.submit(matcher.prepare, left)
-
-    def is_filling(self, sequence: Sequence) -> bool:
-        """Whether a mask of the sequence is not there yet: nobody else may touch its matcher."""
-        filling = self._under_way.get(sequence.id)
-        if filling is None:
-            return False
-        if filling.done():
-            del self._under_way[sequence.id]
-            return False
-        return True
-
-    def forget(self, sequence: Sequence) -> None:
-        """A sequence has ended."""
-        if filling := self._under_way.pop(sequence.id, None):
-            filling.cancel()
+        matcher, remaining = sequence.matcher, sequence.remaining
+        if matcher and matcher.is_slow(remaining) and not any(sequence.id in step.rows for step in ahead):
+            matcher.fill_ahead(self._thread, remaining)
 
     def close(self) -> None:
-        """End the thread."""
         self._thread.shutdown(cancel_futures=True)
 
 
-def _step_back() -> None:
+def _lower_priority() -> None:
     if sys.platform == "linux":  # elsewhere niceness is that of the whole process
         os.nice(NICENESS)

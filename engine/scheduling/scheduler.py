@@ -1,22 +1,19 @@
-"""Which sequences get how many tokens in the next step, and what follows from the result.
+"""Scheduler: plans each step (which sequence computes how many tokens) and applies its result to the sequences.
 
-There is one rule: a sequence has ``num_computed`` tokens in the KV pool and wants all ``num_tokens`` there; a step
-gives it ``min(want, budget)``. A sequence that has just drawn a token wants one (decode), one that was just admitted
-wants its prompt less what the cache had (prefill, in chunks), a preempted one wants whatever was evicted meanwhile.
-No branch below asks which of these it is looking at, but for the order: those that want a single token go first, so
-that a long prompt delays running streams by no more than one chunk, cut so that it takes a quarter of a second
-(``engine/chunk_size.py``). What budget and pages are left then goes to drafts.
+One rule: a sequence has ``num_computed`` tokens in the KV pool and wants all ``num_tokens`` there; a step gives it
+``min(want, budget)``. Decode wants one token, a new sequence its prompt less the prefix hit (chunked prefill), a
+preempted one whatever was evicted meanwhile. No branch below asks which of these it is, but for the order: single
+tokens go first, so that a long prompt delays running streams by at most one chunk of about 0.25 s (``ChunkLimit``).
+Budget and pages that are left go to drafts.
 
-A step may be planned while the one before is under way, on a device that computes while the host goes on. What that
-one computes is known, and that each of its rows draws one token; so a row's next input is "the token drawn before",
-whatever it is. Where a sequence turns out to have ended there, or is aborted, its part of the next step is computed
-for nothing and never looked at: steps run one after the other, so pages that it gives back are written by their next
-owner only when that is over. What must know the tokens waits for them: drafts, and the choice of whom to preempt.
+Overlap scheduling: a step may be planned while the one before is in flight. Each row of that one draws a token, so the
+row's next input is "the token drawn before". If its sequence turns out to have ended, its part of the next step is
+ignored; pages that it gives back are written by their next owner in a later step, when that one is over. Drafts, and
+the choice of sequences to preempt, wait for the tokens.
 
-Preemption is "finish without telling the client": the computed pages go to the tree, the sequence to the head of its
-band of the queue, and it comes back as a prefix hit. The victim is the last admitted of the last band, so the first
-admitted of the first band always makes progress and nobody preempts in circles. Batch sequences also give way when one
-of another band is to be admitted and finds no row, page or budget.
+Preemption releases a sequence's pages to the tree and puts it at the head of its priority class in the queue. The
+victim is the sequence of the last class that was admitted last, so the first one of the first class always makes
+progress. Batch sequences are also preempted to admit one of another class.
 """
 
 from __future__ import annotations
@@ -25,50 +22,54 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ..batch import Batch, Row, RowResult, StepResult
-from ..chunk_size import ChunkLimit
 from ..engine_stats import EngineStats
 from ..errors import EngineError
 from ..kv_cache.prefix_cache import Lease, PrefixCache
 from ..messages import Done, Message, TokenOut, failure_of
-from ..sequence.sequence import MaskJob, Sequence, Status
-from ..sequence.stop_check import failure, remaining, take
+from ..sequence.guarded_matcher import GuardedMatcher
+from ..sequence.sequence import Sequence, Status
+from ..sequence.stop_check import StopCheck, check_stop, failure
 from ..speculation.proposer import Proposer
+from ..step_cost import ChunkLimit
 from ..types import FinishReason, Priority
 from .admission import (
     AdapterSlots,
     SlotRequests,
-    giving_way,
     pages_missing,
+    preemption_victims,
     prefetch,
     prefix_in_progress,
     try_acquire,
 )
 from .draft_budget import DraftBudget
-from .mask_jobs import SlowMasks, mask_jobs
+from .mask_jobs import MaskJob, SlowMasks, mask_jobs
 from .session_pins import SessionPins
 from .step_plan import StepInFlight, StepPlan, lease_of
 from .waiting_queue import WaitingQueue
 
+if TYPE_CHECKING:
+    from ...grammar.match.matcher import Matcher
+
 
 class Scheduler:
-    """The only writer of sequences and the queue.
+    """The only writer of sequences and of the queue.
 
     Args:
         cache: pages and tree.
         max_num_seqs: rows, that is, most running sequences.
         max_num_batched_tokens: tokens in one step.
-        max_model_len: a sequence ends with reason length when it holds that many tokens.
         stats: counters to write to.
-        slots: of adapters; None if there are none, and no sequence has one.
-        drafter: proposes drafts; None for none.
+        slots: of adapters; None without adapters.
+        proposer: of drafts; None for none.
         max_drafts: drafts in one step.
         clock: seconds, monotonic.
 
     Attributes:
-        retention: what stays in the cache for calls to come.
-        slow_masks: those that steps do not wait for.
+        session_pins: soft pins of sessions and prompts.
+        slow_masks: fills masks that steps do not wait for.
     """
 
     def __init__(
@@ -77,7 +78,6 @@ class Scheduler:
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
-        max_model_len: int,
         stats: EngineStats,
         slots: AdapterSlots | None = None,
         proposer: Proposer | None = None,
@@ -86,16 +86,15 @@ class Scheduler:
     ) -> None:
         self._cache = cache
         self._max_tokens = max_num_batched_tokens
-        self._max_model_len = max_model_len
         self._stats = stats
         self._slots = slots
-        self._drafts = DraftBudget(proposer, cache, max_drafts, max_model_len) if proposer else None
+        self._drafts = DraftBudget(proposer, cache, max_drafts) if proposer else None
         self._chunks = ChunkLimit()
         self._clock = clock
-        self._committed = 0.0  # when the last step was
-        self._under_way: deque[StepInFlight] = deque()  # at most two, the later one planned ahead
+        self._committed = 0.0  # when the last step was committed
+        self._in_flight: deque[StepInFlight] = deque()  # at most two, the later one planned ahead
         self.session_pins = SessionPins(cache, clock)
-        self.slow_masks = SlowMasks(max_model_len)
+        self.slow_masks = SlowMasks()
         self._queue = WaitingQueue(self._num_cached if cache.sharing else None, clock)
         self._running: list[Sequence] = []  # in order of admission
         self._alive: dict[int, Sequence] = {}
@@ -105,47 +104,41 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences in the queue."""
         return len(self._queue)
 
     @property
     def num_running(self) -> int:
-        """Sequences with a row."""
         return len(self._running)
 
     @property
     def running(self) -> tuple[Sequence, ...]:
-        """The running sequences, for audits."""
         return tuple(self._running)
 
-    def add(self, sequence: Sequence) -> None:
-        """Queue a sequence. ValueError if its id is alive already."""
+    def add(self, sequence: Sequence, matcher: Matcher | None = None) -> None:
+        """Queue a sequence, with the matcher of its grammar if it has one. ValueError if its id is alive already."""
         if sequence.id in self._alive:
             raise ValueError(f"sequence {sequence.id} is alive already")
         self._alive[sequence.id] = sequence
+        if matcher is not None:
+            sequence.matcher = GuardedMatcher(matcher)
         self.slow_masks.begin(sequence)
         self._queue.push(sequence)
         self._stats.accepted += 1
 
     def abort(self, ids: Iterable[int]) -> list[Message]:
-        """End these sequences, whatever they are doing; ids that are not alive are ignored."""
-        alive = [self._alive[i] for i in ids if i in self._alive]
-        return [self._finish(sequence, FinishReason.ABORT) for sequence in alive]
+        """End sequences in whatever state; ids that are not alive are ignored."""
+        return [*self._finish_all(ids, FinishReason.ABORT)]
 
     def fail(self, ids: Iterable[int], error: EngineError) -> list[Message]:
-        """End these sequences with an error; ids that are not alive are ignored."""
-        alive = [self._alive[i] for i in ids if i in self._alive]
-        for sequence in alive:
-            self._finish(sequence, FinishReason.ERROR)
-        return [failure_of(sequence.id, error) for sequence in alive]
+        """End sequences with an error; ids that are not alive are ignored."""
+        return [failure_of(done.id, error) for done in self._finish_all(ids, FinishReason.ERROR)]
 
     def fail_all(self, error: EngineError) -> list[Message]:
-        """End every sequence with an error."""
         return self.fail(tuple(self._alive), error)
 
     def schedule(self) -> Batch:
-        """Plan a step. An empty batch means that nothing can be done now: who waits, waits for a slot to be loaded."""
-        assert not self._under_way
+        """Plan a step. An empty batch means that nothing can be computed before an adapter or a mask is ready."""
+        assert not self._in_flight
         self.session_pins.expire()
         plan = StepPlan(self._max_tokens, self._clock())
         self._fill(plan)
@@ -154,50 +147,47 @@ class Scheduler:
         return self._begin(plan)
 
     def schedule_ahead(self) -> Batch:
-        """Plan the step after the one under way. An empty batch means that its tokens must be known first."""
-        [step] = self._under_way
+        """Plan the step after the one in flight. An empty batch means that its tokens must be known first."""
+        [step] = self._in_flight
         plan = StepPlan(self._max_tokens, self._clock(), step.rows)
         if self._can_plan_ahead(step, plan):
             self._fill(plan)
         return self._begin(plan)
 
     def forget(self, batch: Batch) -> bool:
-        """Forget the only step under way if nobody awaits its result: no sequence is left in it, and none began."""
-        [step] = self._under_way
+        """Drop the only step in flight if all its sequences have left and none began in it. True if dropped."""
+        [step] = self._in_flight
         assert step.batch is batch
-        is_void = not (step.rows or batch.starts)
-        if is_void:
-            self._under_way.clear()
+        if is_void := not (step.rows or batch.starts):
+            self._in_flight.clear()
         return is_void
 
     def mask_jobs(self, batch: Batch) -> list[MaskJob]:
-        """The masks that a batch needs; no other step is under way, so that all tokens before it are known."""
-        [step] = self._under_way
+        """Return the masks that a batch needs. No other step is in flight, so all tokens before it are known."""
+        [step] = self._in_flight
         if not any(sequence.matcher for sequence in self._running):
             return []
-        return mask_jobs(batch, partial(self._owner, step), self._max_model_len)
+        return mask_jobs(batch, partial(self._owner, step))
 
     def commit(self, batch: Batch, result: StepResult) -> list[Message]:
-        """Take the result of a step over: tokens, pages for the tree, ends. Returns what the client is told."""
-        step = self._under_way.popleft()
+        """Apply the result of a step: tokens, pages for the tree, ends. Returns messages to the client."""
+        step = self._in_flight.popleft()
         assert step.batch is batch
         messages: list[Message] = []
-        for row, outcome in zip(batch.rows, result.rows, strict=True):
+        for row, row_result in zip(batch.rows, result.rows, strict=True):
             if sequence := self._owner(step, row):
-                messages += self._commit_row(sequence, row, outcome)
-        self._stats.steps += 1
-        self._stats.computed_tokens += batch.num_tokens
-        self._stats.observe("iteration_tokens_total", batch.num_tokens)
+                messages += self._commit_row(sequence, row, row_result)
+        self._stats.count_step(batch.num_tokens)
         self._learn(step)
         return messages
 
     def _learn(self, step: StepInFlight) -> None:
-        """A step was committed: note how long it took."""
+        """Update the cost estimates with the time that a step took."""
         now = self._clock()
         seconds, self._committed = now - max(step.began, self._committed), now
         self._chunks.observe(step.batch.num_tokens, step.batch.num_positions, seconds)
         if self._drafts:
-            self._drafts.learn(step, seconds, self._under_way, self._by_row)
+            self._drafts.learn(step, seconds, self._in_flight, self._by_row)
 
     def _owner(self, step: StepInFlight, row: Row) -> Sequence | None:
         """The sequence of a row, None if it has left the row since the step was planned."""
@@ -205,11 +195,11 @@ class Scheduler:
         return sequence if sequence and step.rows.get(sequence.id) is row else None
 
     def _fill(self, plan: StepPlan) -> None:
-        """Give running sequences their tokens, then admit others."""
-        turn = self._in_turn(plan)
-        streams = sum(wanted - start == 1 for _, start, wanted in turn)
+        """Give running sequences their tokens, then admit waiting ones."""
+        ordered = self._in_order(plan)
+        streams = sum(wanted - start == 1 for _, start, wanted in ordered)
         plan.budget = self._chunks.cut(plan.budget, streams)
-        for sequence, start, wanted in turn:
+        for sequence, start, wanted in ordered:
             if plan.budget and sequence.status is Status.RUNNING:
                 self._extend(sequence, start, wanted, plan)
         self._admit(plan)
@@ -217,40 +207,39 @@ class Scheduler:
             prefetch(self._slots, self._queue.head(self._num_rows))
 
     def _begin(self, plan: StepPlan) -> Batch:
-        """The plan is made: unless it is empty, its step is under way from now on."""
-        batch = plan.batch
-        if batch.rows:
-            self._under_way.append(StepInFlight(batch, plan.rows, plan.began))
+        """Put the planned step in flight, unless it is empty."""
+        if (batch := plan.batch).rows:
+            self._in_flight.append(StepInFlight(batch, plan.rows, plan.began))
         return batch
 
     def _can_plan_ahead(self, step: StepInFlight, plan: StepPlan) -> bool:
-        """Whether what follows a step can be planned before its tokens are known.
+        """Whether the next step can be planned before the tokens of the one in flight are known.
 
-        Not if it has drafts, of which nobody knows how many will stand; nor if the next one is likely to gain more by
-        drafts than by being planned early; nor if somebody might have to be preempted, for pages or to make room.
+        Not if it has drafts, as the number of accepted ones is unknown; nor if drafts are likely to gain more than
+        overlap; nor if a sequence might have to be preempted, for pages or for an admission.
         """
-        if any(row.num_drafts for row in step.batch.rows) or self._can_make_room():
+        if any(row.num_drafts for row in step.batch.rows) or self._may_preempt_to_admit():
             return False
-        if self._drafts and self._drafts.are_worth_waiting(step):
+        if self._drafts and self._drafts.outweigh_overlap(step):
             return False
         missing = sum(pages_missing(sequence, self._cache.page_size) for sequence in self._running)
         return missing <= self._cache.available()
 
-    def _in_turn(self, plan: StepPlan) -> list[tuple[Sequence, int, int]]:
-        """Running sequences that go on, and what they want: those of one token, then the others, as admitted."""
-        going = [(each, *plan.span(each)) for each in self._running if self._can_go_on(each, plan)]
-        return sorted(going, key=lambda wish: wish[2] - wish[1] > 1)
+    def _in_order(self, plan: StepPlan) -> list[tuple[Sequence, int, int]]:
+        """Running sequences that can go on and the span they want: single tokens first, else by admission."""
+        ready = [(each, *plan.span(each)) for each in self._running if self._can_go_on(each, plan)]
+        return sorted(ready, key=lambda want: want[2] - want[1] > 1)
 
     def _can_go_on(self, sequence: Sequence, plan: StepPlan) -> bool:
-        """Not if the token that the step under way draws is the last one, whatever it is, or if a mask comes first."""
+        """Not if the token drawn by the step in flight is its last one in any case, or if a slow mask comes first."""
         row = plan.before.get(sequence.id)
         if row is None or not row.draws:
-            return not self.slow_masks.is_filling(sequence)
-        left = remaining(sequence, self._max_model_len) - 1
+            return not sequence.awaits_mask
+        left = sequence.remaining - 1
         return left > 0 and not (sequence.matcher and sequence.matcher.is_slow(left))
 
     def _extend(self, sequence: Sequence, start: int, wanted: int, plan: StepPlan) -> None:
-        """Give a running sequence tokens and their pages, if need be at the cost of the last admitted."""
+        """Give a running sequence tokens and their pages; preempt if pages are lacking."""
         end = min(wanted, start + plan.budget)
         while not self._cache.grow(lease_of(sequence), end):
             victim = max(reversed(self._running), key=lambda running: running.priority)
@@ -260,11 +249,10 @@ class Scheduler:
         plan.give(sequence, start, end, draws=end == wanted)
 
     def _num_cached(self, sequence: Sequence) -> int:
-        """Tokens of a waiting sequence that are in the cache now."""
         return self._cache.match(sequence.path, sequence.tokens, sequence.reusable)
 
     def _preempt(self, sequence: Sequence, plan: StepPlan) -> None:
-        """Send a running sequence back to the head of its band; what it computed stays in the tree if it can."""
+        """Send a running sequence back to the queue; its computed pages stay in the tree as long as they can."""
         plan.take_back(sequence)
         self._leave(sequence)
         sequence.status = Status.WAITING
@@ -273,33 +261,34 @@ class Scheduler:
         self._stats.preemptions += 1
 
     def _admit(self, plan: StepPlan) -> None:
-        """Admit from the queue while rows, pages and budget last; batch sequences give way to others.
+        """Admit from the queue while rows, pages and budget last; batch sequences may be preempted for others.
 
-        A sequence whose prefix is just being computed by another is passed over, so that it finds it; at most as
-        many as there are rows, which bounds the work of a step with a long queue. One whose adapter has no slot yet
-        is passed over too: nobody waits with it.
+        A sequence whose prefix is being computed by another is passed over, to find it in the cache later; at most as
+        many as there are rows, which bounds the work of a step. One whose adapter has no slot yet is passed over too.
         """
-        if not self._has_room(plan) and not self._can_make_room():
+        if not self._has_room(plan) and not self._may_preempt_to_admit():
             return
+        for sequence in self._queue.promote():
+            sequence.priority = Priority.REALTIME
         passed_over = 0
         slots = SlotRequests(self._slots, self._num_rows)
         for sequence in self._queue:
             if passed_over > self._num_rows:
                 return
-            if not self._has_room(plan) and not giving_way(self._cache, sequence, self._running):
+            if not self._has_room(plan) and not preemption_victims(self._cache, sequence, self._running):
                 return
-            if self.slow_masks.is_filling(sequence):
+            if sequence.awaits_mask:
                 continue
             if self._cache.sharing and prefix_in_progress(self._cache, sequence, self._running):
                 passed_over += 1
                 continue
-            slot = slots.ask(sequence.adapter)
+            slot = slots.acquire(sequence.adapter)
             if slot is None:
                 continue
             sequence.slot = slot
             lease = self._make_room(sequence, plan)
             if lease is None:
-                self._give_slot_back(sequence)
+                self._release_slot(sequence)
                 return
             self._start(sequence, lease, plan)
             end = min(sequence.num_tokens, lease.num_tokens + plan.budget)
@@ -309,22 +298,22 @@ class Scheduler:
     def _has_room(self, plan: StepPlan) -> bool:
         return bool(plan.budget and self._free_rows)
 
-    def _can_make_room(self) -> bool:
-        """Whether anybody who waits may have a running sequence give way. Cheap, since it is asked in every step."""
-        batch = Priority.BATCH
-        return any(other.priority is batch for other in self._running) and self._queue.has_before(batch)
+    def _may_preempt_to_admit(self) -> bool:
+        """Whether a waiting sequence may have a running one preempted. Cheap, as it is asked in every step."""
+        has_victim = any(other.priority is Priority.BATCH for other in self._running)
+        return has_victim and self._queue.has_before(Priority.BATCH)
 
     def _make_room(self, sequence: Sequence, plan: StepPlan) -> Lease | None:
-        """A lease for the sequence whose turn it is, if need be at the cost of running ones that give way to it."""
+        """Return a lease for the sequence to admit, after preemption if need be; None if it must wait."""
         lease = try_acquire(self._cache, sequence, self._running) if self._has_room(plan) else None
-        late = giving_way(self._cache, sequence, self._running) if lease is None else []
-        for victim in late:
+        victims = preemption_victims(self._cache, sequence, self._running) if lease is None else []
+        for victim in victims:
             self._preempt(victim, plan)
             if self._has_room(plan) and (lease := try_acquire(self._cache, sequence, self._running)):
                 break
         return lease
 
-    def _give_slot_back(self, sequence: Sequence) -> None:
+    def _release_slot(self, sequence: Sequence) -> None:
         if sequence.slot >= 0 and self._slots is not None:
             self._slots.release(sequence.slot)
             sequence.slot = -1
@@ -343,56 +332,68 @@ class Scheduler:
     def _count_admission(self, sequence: Sequence, lease: Lease) -> None:
         sequence.num_cached, sequence.num_forked = lease.num_tokens, lease.num_forked
         self._queue.charge_prompt(sequence)
-        self._stats.count_prompt(sequence.num_prompt, sequence.num_cached, sequence.num_forked)
-        self._stats.observe("request_queue_time_seconds", self._clock() - sequence.arrival)
+        waited = self._clock() - sequence.arrival
+        self._stats.count_prompt(sequence.num_prompt, lease.num_tokens, lease.num_forked, waited)
 
-    def _commit_row(self, sequence: Sequence, row: Row, outcome: RowResult) -> list[Message]:
+    def _commit_row(self, sequence: Sequence, row: Row, result: RowResult) -> list[Message]:
+        """Apply the result of a row. Returns messages to the client."""
         if self._drafts and row.num_drafts:
-            self._drafts.settle(sequence, row.num_drafts, len(outcome.tokens))
-        before = sequence.num_tokens
-        taken = take(sequence, row, outcome, self._max_model_len)
-        self._queue.charge_tokens(sequence, sequence.num_tokens - before)
-        self._stats.generation_tokens += len(outcome.tokens)
-        self._stats.forced_tokens += outcome.num_forced
+            self._drafts.count_accepted(sequence, row.num_drafts, len(result.tokens))
+        check = check_stop(sequence, row, result)
+        self._append(sequence, row, result, check)
         messages: list[Message] = []
-        if taken.kept or outcome.prompt_logprobs:
-            tokens, logprobs = outcome.tokens[: taken.kept], outcome.logprobs[: taken.kept]
-            messages.append(TokenOut(sequence.id, tokens, logprobs, outcome.prompt_logprobs))
-        if taken.failed:
+        if check.num_sent or result.prompt_logprobs:
+            tokens, logprobs = result.tokens[: check.num_sent], result.logprobs[: check.num_sent]
+            messages.append(TokenOut(sequence.id, tokens, logprobs, result.prompt_logprobs))
+        if check.failed:
             self._finish(sequence, FinishReason.ERROR)
             return [*messages, failure(sequence)]
-        sequence.num_computed += len(row.tokens) - row.num_drafts + taken.num_stood
-        if taken.ends:
-            return [*messages, self._finish(sequence, *taken.ends)]
+        sequence.num_computed += len(row.tokens) - row.num_drafts + check.num_accepted
+        if check.stop:
+            return [*messages, self._finish(sequence, *check.stop)]
         self._cache.commit(lease_of(sequence), sequence.tokens, sequence.num_computed)
-        if taken.num_stood < row.num_drafts:
+        if check.num_accepted < row.num_drafts:
             self._cache.shrink(lease_of(sequence), sequence.num_computed)
         if row.draws:
-            self.slow_masks.begin(sequence, self._under_way)
+            self.slow_masks.begin(sequence, self._in_flight)
         return messages
+
+    def _append(self, sequence: Sequence, row: Row, result: RowResult, check: StopCheck) -> None:
+        """Append the tokens of a row, and count them."""
+        sequence.tokens.extend(result.tokens[: check.num_tokens])
+        sequence.num_scored += len(result.prompt_logprobs)
+        sequence.num_drafted += min(check.num_accepted, row.num_drafts)
+        sequence.num_forced += result.num_forced
+        self._queue.charge_tokens(sequence, check.num_tokens)
+        self._stats.generation_tokens += len(result.tokens)
+        self._stats.forced_tokens += result.num_forced
+
+    def _finish_all(self, ids: Iterable[int], reason: FinishReason) -> list[Done]:
+        alive = [self._alive[number] for number in ids if number in self._alive]
+        return [self._finish(sequence, reason) for sequence in alive]
 
     def _finish(self, sequence: Sequence, reason: FinishReason, stop_token: int | None = None) -> Done:
         """End a sequence in whatever state it is."""
         if sequence.status is Status.RUNNING:
             self._leave(sequence)
-            sequence.num_pinned = self.session_pins.note(sequence)
-        elif sequence.status is Status.WAITING:
-            self._queue.remove(sequence)
+            sequence.num_pinned = self.session_pins.add(sequence)
+        self._queue.remove(sequence)
         sequence.status = Status.FINISHED
         del self._alive[sequence.id]
-        self.slow_masks.forget(sequence)
+        if sequence.matcher:
+            sequence.matcher.cancel()
         if self._drafts:
             self._drafts.forget(sequence)
         self._stats.count_finished(reason)
         return Done(sequence.id, reason, sequence.usage, stop_token)
 
     def _leave(self, sequence: Sequence) -> None:
-        """Give row, slot and pages back; the computed pages go to the tree. What is under way of it is for nothing."""
-        for step in self._under_way:
+        """Give row, slot and pages back; computed pages go to the tree, rows in flight are ignored."""
+        for step in self._in_flight:
             step.rows.pop(sequence.id, None)
         self._cache.release(lease_of(sequence), sequence.tokens, sequence.num_computed)
         self._running.remove(sequence)
         del self._by_row[sequence.row]
         self._free_rows.append(sequence.row)
-        self._give_slot_back(sequence)
+        self._release_slot(sequence)
         sequence.lease, sequence.row, sequence.num_computed = None, -1, 0

@@ -1,14 +1,14 @@
-"""What stays in the prefix cache for calls to come: the path of each living session's last call, and pins.
+"""Session pins: soft pins on the prefix of each live session's last call, and on prompts pinned by request.
 
-Neither takes memory from a running sequence. Held pages count as available and are evicted where nothing else is
-left: of a tenant first ordinary pages, then those of sessions, and pinned ones after those of all tenants
-(``radix.tenant_eviction``). So whatever is held, a sequence that fits the pool alone is admitted.
+They take no memory from a running sequence. Pinned pages count as available and are evicted last: of a tenant first
+ordinary pages, then those of sessions; prompts pinned by request go after the pages of all tenants
+(``radix.tenant_eviction``). So a sequence that fits the pool alone is always admitted.
 
-Both are bounded, so that one tenant's do not push out all that others have in the cache::
+Both are bounded, so that one tenant cannot push out all that others have in the cache::
 
     sessions    4,096, with half of the pool; beyond it the tenant with the most of them loses its oldest. A call that
-                takes more alone is not held
-    pins        256 a tenant, with a quarter of the pool, and half of it for all; a longer one is cut to what is left
+                takes more alone is not pinned
+    prompts     256 a tenant, with a quarter of the pool, and half of it for all; a longer one is cut to what is left
 """
 
 from __future__ import annotations
@@ -31,118 +31,120 @@ PINS_SHARE = 0.5
 
 
 @dataclass(slots=True, eq=False)
-class _Kept:
-    """A hold, and when it ends."""
+class _TimedPin:
+    """A soft pin, and when it ends."""
 
-    hold: SoftPin
+    pin: SoftPin
     until: float
 
 
 class SessionPins:
-    """Holds of sessions and pins. Written by ``Scheduler``.
+    """Soft pins of sessions and prompts. Written by ``Scheduler``.
 
     Args:
-        cache: where they are held.
+        cache: in which they are pinned.
         clock: seconds, monotonic.
     """
 
     def __init__(self, cache: PrefixCache, clock: Callable[[], float] = time.monotonic) -> None:
         self._cache = cache
         self._clock = clock
-        self._sessions: OrderedDict[tuple[str, str], _Kept] = OrderedDict()  # by tenant and name, in order of use
+        self._sessions: OrderedDict[tuple[str, str], _TimedPin] = OrderedDict()  # by tenant and name, in order of use
         self._num_sessions: Counter[str] = Counter()
-        self._pins: dict[str, list[_Kept]] = {}
-        self._next_end = float("inf")  # of a pin
+        self._prompts: dict[str, list[_TimedPin]] = {}  # by tenant
+        self._next_end = float("inf")  # of a pinned prompt
 
-    def note(self, sequence: Sequence) -> int:
-        """Take the end of a sequence whose pages have just been released. Returns tokens of its prompt pinned."""
+    def add(self, sequence: Sequence) -> int:
+        """Pin what a finished sequence asks for; its pages have just been released. Returns prompt tokens pinned."""
         if sequence.session:
-            self._note_session(sequence)
-        return self._pin(sequence) * self._cache.page_size if sequence.pin_seconds else 0
+            self._pin_session(sequence)
+        return self._pin_prompt(sequence) * self._cache.page_size if sequence.pin_seconds else 0
 
     def expire(self) -> None:
-        """End what has been held for its time. O(1) when there is nothing to end."""
+        """End the pins whose time is up. O(1) if there are none."""
         now = self._clock()
         while self._sessions and next(iter(self._sessions.values())).until <= now:
             self._end_session(next(iter(self._sessions)))
         if self._next_end <= now:
-            for tenant in tuple(self._pins):
-                self._end_pins(tenant, [pin for pin in self._pins[tenant] if pin.until <= now])
+            for tenant in tuple(self._prompts):
+                self._end_prompts(tenant, [each for each in self._prompts[tenant] if each.until <= now])
 
     def stats(self) -> dict[str, float]:
-        """Gauges for the metrics, as of now."""
+        """Return gauges for metrics, as of now."""
         self.expire()
         return {
             "sessions": len(self._sessions),
-            "pages_of_sessions": self._cache.num_held(PinKind.SESSION),
-            "pins": sum(map(len, self._pins.values())),
-            "pages_pinned": self._cache.num_held(PinKind.PIN),
+            "pages_of_sessions": self._cache.num_pinned(PinKind.SESSION),
+            "pins": sum(map(len, self._prompts.values())),
+            "pages_pinned": self._cache.num_pinned(PinKind.PIN),
         }
 
-    def _note_session(self, sequence: Sequence) -> None:
-        """Hold all that a sequence has computed instead of what its session had before."""
+    def _pin_session(self, sequence: Sequence) -> None:
+        """Pin all that a sequence has computed, in place of the last call of its session."""
         name = sequence.tenant, sequence.session
         if name in self._sessions:
             self._end_session(name)
         most = SESSIONS_SHARE * self._cache.num_pages
         if sequence.num_tokens > most * self._cache.page_size:
             return
-        hold = self._cache.keep(sequence.path, sequence.tokens, sequence.num_tokens, PinKind.SESSION)
-        if hold is None:
+        pin = self._cache.pin(sequence.path, sequence.tokens, sequence.num_tokens, PinKind.SESSION)
+        if pin is None:
             return
-        self._sessions[name] = _Kept(hold, self._clock() + SESSION_SECONDS)
+        self._sessions[name] = _TimedPin(pin, self._clock() + SESSION_SECONDS)
         self._num_sessions[sequence.tenant] += 1
         while len(self._sessions) > 1 and (
-            len(self._sessions) > MAX_SESSIONS or self._cache.num_held(PinKind.SESSION) > most
+            len(self._sessions) > MAX_SESSIONS or self._cache.num_pinned(PinKind.SESSION) > most
         ):
             tenant = max(self._num_sessions, key=self._num_sessions.__getitem__)
             self._end_session(next(name for name in self._sessions if name[0] == tenant))
 
     def _end_session(self, name: tuple[str, str]) -> None:
-        self._cache.unpin(self._sessions.pop(name).hold)
+        self._cache.unpin(self._sessions.pop(name).pin)
         self._num_sessions[name[0]] -= 1
         if not self._num_sessions[name[0]]:
             del self._num_sessions[name[0]]
 
-    def _pin(self, sequence: Sequence) -> int:
-        """Pin a prompt, as far as its tenant's share goes. Returns whole pages pinned.
+    def _pin_prompt(self, sequence: Sequence) -> int:
+        """Pin a prompt within its tenant's share. Returns whole pages pinned.
 
-        It takes the place of the tenant's pins on the same path that end sooner.
+        It replaces the tenant's pins on the same path that end sooner.
         """
         tenant, cache = sequence.tenant, self._cache
-        hold = cache.keep(sequence.path, sequence.tokens, sequence.num_prompt, PinKind.PIN)
-        if hold is None:
+        pin = cache.pin(sequence.path, sequence.tokens, sequence.num_prompt, PinKind.PIN)
+        if pin is None:
             return 0
         until = self._clock() + sequence.pin_seconds
-        path = cache.held([hold])
-        own = self._pins.setdefault(tenant, [])
-        replaced = [pin for pin in own if pin.hold.node is hold.node or (pin.hold.node in path and pin.until <= until)]
-        self._end_pins(tenant, replaced)
-        own = self._pins.setdefault(tenant, [])
+        path = cache.pinned_nodes([pin])
+        own = self._prompts.setdefault(tenant, [])
+        replaced = [
+            each for each in own if each.pin.node is pin.node or (each.pin.node in path and each.until <= until)
+        ]
+        self._end_prompts(tenant, replaced)
+        own = self._prompts.setdefault(tenant, [])
         num_pages = sum(path.values())
-        excess = self._excess([pin.hold for pin in own], hold) if len(own) < MAX_PINS else num_pages
+        excess = self._excess([each.pin for each in own], pin) if len(own) < MAX_PINS else num_pages
         if excess:
-            cache.unpin(hold)
+            cache.unpin(pin)
             num_pages = max(0, num_pages - excess)
-            hold = cache.keep(sequence.path, sequence.tokens, num_pages * cache.page_size, PinKind.PIN)
-        if hold is not None:
-            own.append(_Kept(hold, until))
+            pin = cache.pin(sequence.path, sequence.tokens, num_pages * cache.page_size, PinKind.PIN)
+        if pin is not None:
+            own.append(_TimedPin(pin, until))
             self._next_end = min(self._next_end, until)
         elif not own:
-            del self._pins[tenant]
+            del self._prompts[tenant]
         return num_pages
 
     def _excess(self, own: list[SoftPin], new: SoftPin) -> int:
-        """Pages by which a pin goes beyond its tenant's share or that of all; they are the last of its path."""
+        """Pages of a new pin, the last ones of its path, beyond its tenant's share or that of all tenants."""
         total = self._cache.num_pages
-        of_tenant = sum(self._cache.held([*own, new]).values()) - int(TENANT_SHARE * total)
-        of_all = self._cache.num_held(PinKind.PIN) - int(PINS_SHARE * total)
+        of_tenant = sum(self._cache.pinned_nodes([*own, new]).values()) - int(TENANT_SHARE * total)
+        of_all = self._cache.num_pinned(PinKind.PIN) - int(PINS_SHARE * total)
         return max(0, of_tenant, of_all)
 
-    def _end_pins(self, tenant: str, ended: list[_Kept]) -> None:
-        for pin in ended:
-            self._cache.unpin(pin.hold)
-            self._pins[tenant].remove(pin)
-        if not self._pins[tenant]:
-            del self._pins[tenant]
-        self._next_end = min((pin.until for pins in self._pins.values() for pin in pins), default=float("inf"))
+    def _end_prompts(self, tenant: str, ended: list[_TimedPin]) -> None:
+        for each in ended:
+            self._cache.unpin(each.pin)
+            self._prompts[tenant].remove(each)
+        if not self._prompts[tenant]:
+            del self._prompts[tenant]
+        self._next_end = min((each.until for own in self._prompts.values() for each in own), default=float("inf"))

@@ -1,4 +1,4 @@
-"""A step in the making, and a step under way."""
+"""Step plan: the rows, page tables and copies of a step while it is planned, and the step in flight."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ..sequence.sequence import Sequence
 
 @dataclass(slots=True)
 class StepPlan:
-    """A step in the making.
+    """A step while it is planned.
 
-    It may be made while the step before is under way. A row of that step which draws is taken to draw one token: a
-    sequence then has one token more than is known, and more of them have KV.
+    The step before may still be in flight. Each of its rows that draws counts as drawing one token: its sequence then
+    has one token more than is known.
 
     Attributes:
         budget: tokens left to give.
-        began: when.
-        before: the rows of the step under way by sequence id, none if all tokens are known.
-        rows: what was given, by sequence id.
-        starts: the rows that are taken.
+        began: when planning began.
+        before: the rows of the step in flight by sequence id, none if all tokens are known.
+        rows: the rows planned, by sequence id.
+        starts: rows taken by admitted sequences.
         copies: of pages.
     """
 
@@ -37,24 +37,23 @@ class StepPlan:
 
     @property
     def batch(self) -> Batch:
-        """The plan as it stands."""
         return Batch(tuple(self.rows.values()), tuple(self.starts), tuple(self.copies))
 
     def span(self, sequence: Sequence) -> tuple[int, int]:
-        """From where to where a sequence wants tokens computed: all that have no KV when this step begins."""
+        """Return the positions, start and end, that a sequence wants computed: all without KV when the step begins."""
         row = self.before.get(sequence.id)
         if row is None:
             return sequence.num_computed, sequence.num_tokens
         return sequence.num_computed + len(row.tokens), sequence.num_tokens + row.draws
 
     def give(self, sequence: Sequence, start: int, end: int, *, draws: bool) -> None:
-        """Let a sequence compute tokens ``start`` to ``end``, for which its lease has pages.
+        """Let a sequence compute positions ``start`` to ``end``, for which its lease has pages.
 
         Args:
-            draws: these are the last ones, so that the next is drawn.
+            draws: these are its last tokens, so the next one is drawn.
         """
         first, pages = lease_of(sequence).take_changes()
-        is_drawing = end > sequence.num_tokens  # in the step under way
+        is_drawing = end > sequence.num_tokens  # in the step in flight
         self.rows[sequence.id] = Row(
             row=sequence.row,
             start=start,
@@ -63,17 +62,17 @@ class StepPlan:
             new_pages=pages,
             draws=draws,
             num_generated=sequence.num_generated + is_drawing,
-            prompt_targets=_targets(sequence, start, end),
+            prompt_targets=_prompt_targets(sequence, start, end),
         )
         self.budget -= end - start
 
     def take_back(self, sequence: Sequence) -> None:
-        """Give a sequence nothing after all."""
+        """Undo ``give``."""
         if row := self.rows.pop(sequence.id, None):
             self.budget += len(row.tokens)
 
     def begin(self, sequence: Sequence) -> None:
-        """A sequence has taken a row and a lease: tell the device, and have copied what the lease needs."""
+        """Start the row of an admitted sequence, and copy the page that its lease needs copied."""
         if copy := lease_of(sequence).take_copy():
             self.copies.append(copy)
         self.starts.append(
@@ -91,7 +90,7 @@ class StepPlan:
         )
 
     def add_drafts(self, sequence: Sequence, drafts: Seq[int]) -> None:
-        """Put drafts behind the tokens of a sequence that draws; its lease has pages for them."""
+        """Append drafts to the row of a sequence that draws; its lease has pages for them."""
         row = self.rows[sequence.id]
         tokens = array("i", row.tokens)
         tokens.extend(drafts)
@@ -105,30 +104,28 @@ class StepInFlight:
 
     Attributes:
         batch: the plan.
-        rows: of those sequences that have not left their row since, by sequence id.
-        began: when its planning did.
-        draft_worth: tokens that drafts would have been worth in it, if it was planned ahead and so has none.
+        rows: by sequence id, those of sequences that have not left their row since.
+        began: when its planning began.
+        draft_gain: tokens that drafts were expected to gain in it, if it was planned ahead and so has none.
     """
 
     batch: Batch
     rows: dict[int, Row]
     began: float
-    draft_worth: float = 0.0
+    draft_gain: float = 0.0
 
     @property
     def num_drawing(self) -> int:
-        """Rows that draw."""
         return sum(row.draws for row in self.rows.values())
 
 
-def _targets(sequence: Sequence, start: int, end: int) -> Seq[int]:
-    """``Row.prompt_targets`` of a step that computes the tokens ``start`` to ``end``."""
+def _prompt_targets(sequence: Sequence, start: int, end: int) -> Seq[int]:
+    """``Row.prompt_targets`` of a step that computes positions ``start`` to ``end``."""
     if sequence.num_scored >= sequence.num_prompt:
         return ()
     return sequence.tokens[max(start + 1, sequence.num_scored) : min(end + 1, sequence.num_prompt)]
 
 
 def lease_of(sequence: Sequence) -> Lease:
-    """The lease that every running sequence has."""
     assert sequence.lease is not None
     return sequence.lease

@@ -1,12 +1,12 @@
-"""The sequences that wait for admission, and whose turn it is.
+"""Waiting queue: orders sequences for admission by priority class, by tenant and by prefix hit.
 
-    band          first those that were preempted, in their order; of the others:
-    |- tenant       the tenant that was served least so far (``fairness.TokenCounters``)
-       |- sequence    of its first few the one with the most tokens in the prefix cache
+    priority class   preempted sequences first, in their order; of the others:
+    |- tenant          the tenant with the lowest token counter (``fairness.TokenCounters``)
+       |- sequence       of its first few the one with the longest prefix hit
 
-A band comes before all later ones, so each step down needs a bound. A sequence that has waited for ``PATIENCE``, the
-times before it was preempted included, goes over to the first band. Between tenants the counters are the bound. Within
-a tenant, a sequence that ``MAX_OVERTAKEN`` others have overtaken is overtaken no more.
+A priority class comes before all later ones, so each level needs a bound against starvation. A sequence that has waited
+for ``PATIENCE``, earlier waits included, moves to the first class. Between tenants the counters are the bound. Within a
+tenant, a sequence that ``MAX_OVERTAKEN`` others have overtaken is overtaken no more.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import chain, islice
 
 from ..sequence.sequence import Sequence
@@ -21,162 +22,194 @@ from ..types import Priority
 from .fairness import TokenCounters
 
 PATIENCE = {Priority.INTERACTIVE: 60.0, Priority.BATCH: 600.0}
-"""Seconds that a sequence waits in its band at most, all in all."""
+"""Seconds that a sequence waits in its priority class at most, all waits together."""
 
 WINDOW = 8
-"""Of how many sequences of a tenant the best cached one is taken."""
+"""Sequences of a tenant, the first ones, of which the one with the longest prefix hit is admitted."""
 
 MAX_OVERTAKEN = 16
 
 
+@dataclass(slots=True)
+class _Entry:
+    """A sequence in the queue or, between its admission and its end, a record of how long it waited.
+
+    Attributes:
+        priority: the class in which it waits.
+        since: when it began to wait, as if its earlier waits had come right before.
+        waited: seconds until it was last admitted.
+        num_overtaken: sequences of its tenant and class that came later and were admitted before it.
+    """
+
+    sequence: Sequence
+    priority: Priority
+    since: float
+    waited: float = 0.0
+    num_overtaken: int = 0
+
+
 class WaitingQueue:
-    """All that waits, by band and tenant. ``push``, ``requeue`` and ``remove`` are O(1) in the number of sequences.
+    """All waiting sequences by priority class and tenant. Reads sequences and writes none.
+
+    ``push``, ``requeue`` and ``remove`` are O(1) in the number of sequences.
 
     Args:
-        cached: how many tokens of a sequence are in the prefix cache now; None if there is no cache.
+        cached: returns how many tokens of a sequence are in the prefix cache now; None without a cache.
         clock: seconds, monotonic.
     """
 
     def __init__(
         self, cached: Callable[[Sequence], int] | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._bands = {priority: _Band() for priority in Priority}
-        self._since: dict[int, float] = {}
+        self._classes = {priority: _PriorityClass() for priority in Priority}
+        self._waiting: dict[int, _Entry] = {}
+        self._admitted: dict[int, _Entry] = {}
         self._cached = cached
         self._clock = clock
 
     def push(self, sequence: Sequence) -> None:
-        """Add a sequence that has just come."""
-        self._since[sequence.id] = self._clock()
-        self._bands[sequence.priority].push(sequence)
+        """Add a new sequence."""
+        entry = _Entry(sequence, sequence.priority, self._clock())
+        self._waiting[sequence.id] = entry
+        self._classes[entry.priority].push(entry)
 
     def requeue(self, sequence: Sequence) -> None:
-        """Add a preempted sequence: it is the first of its band, and what it has waited already counts."""
-        self._since[sequence.id] = self._clock() - sequence.waited
-        self._bands[sequence.priority].resume(sequence)
+        """Add a preempted sequence at the head of its priority class; its earlier waits count."""
+        entry = self._waiting[sequence.id] = self._admitted.pop(sequence.id)
+        entry.since = self._clock() - entry.waited
+        self._classes[entry.priority].resume(entry)
 
     def remove(self, sequence: Sequence) -> None:
-        """Take it out. KeyError if it is not in."""
-        del self._since[sequence.id]
-        self._bands[sequence.priority].remove(sequence)
+        """Forget a sequence that has ended, waiting or admitted. KeyError if it is unknown."""
+        if not self._admitted.pop(sequence.id, None):
+            self._leave(sequence)
 
     def admit(self, sequence: Sequence) -> None:
-        """Take it out because it starts."""
-        sequence.waited = self._clock() - self._since[sequence.id]
-        self._bands[sequence.priority].count_overtaken(sequence)
-        self.remove(sequence)
+        """Take a sequence out because it starts."""
+        entry = self._waiting[sequence.id]
+        entry.waited = self._clock() - entry.since
+        self._classes[entry.priority].count_overtaken(entry)
+        self._admitted[sequence.id] = self._leave(sequence)
+
+    def promote(self) -> list[Sequence]:
+        """Move sequences that have waited for too long to the first priority class.
+
+        Returns:
+            These sequences: the caller sets their ``priority``.
+        """
+        now = self._clock()
+        promoted = []
+        for priority, patience in PATIENCE.items():
+            for entry in self._classes[priority].waiting_since(now - patience):
+                self._classes[priority].remove(entry)
+                entry.priority = Priority.REALTIME
+                self._classes[entry.priority].push(entry)
+                promoted.append(entry.sequence)
+        return promoted
 
     def charge_prompt(self, sequence: Sequence) -> None:
-        """Count the prompt of a sequence against its tenant, once ``num_cached`` is known."""
-        counters = self._bands[sequence.priority].counters
+        """Charge the prompt of a sequence to its tenant, once ``num_cached`` is known."""
+        counters = self._classes[sequence.priority].counters
         counters.charge_prompt(sequence.tenant, sequence.num_prompt, sequence.num_cached)
 
     def charge_tokens(self, sequence: Sequence, count: int) -> None:
-        """Count tokens that were drawn against the sequence's tenant."""
-        self._bands[sequence.priority].counters.charge_tokens(sequence.tenant, count)
-
-    def served(self, tenant: str, priority: Priority) -> float:
-        """What a tenant has been served in a band, by the counters."""
-        return self._bands[priority].counters.served(tenant)
+        self._classes[sequence.priority].counters.charge_tokens(sequence.tenant, count)
 
     def has_before(self, priority: Priority) -> bool:
-        """Whether anything waits in an earlier band than this one."""
-        return any(not self._bands[band].is_empty for band in Priority if band < priority)
+        """Return whether a sequence of an earlier priority class waits."""
+        return any(not self._classes[each].is_empty for each in Priority if each < priority)
 
     def __iter__(self) -> Iterator[Sequence]:
-        """In the order in which they should be admitted, each at most once.
+        """Yield the sequences in order of admission, each at most once.
 
-        Between two steps of the iteration the sequence that came last may be admitted, others may come to later bands,
-        and nothing else may happen.
+        Between two steps of the iteration the sequence yielded last may be admitted, others may be added to later
+        priority classes, and nothing else may change.
         """
-        self._promote()
-        for band in self._bands.values():
-            yield from band.in_turn(self._cached)
+        for each in self._classes.values():
+            yield from each.in_order(self._cached)
 
     def head(self, count: int) -> tuple[Sequence, ...]:
-        """About those that come next, at most ``count``: as iteration gives them, but without a look at the cache."""
-        return tuple(islice(chain.from_iterable(band.in_turn(None) for band in self._bands.values()), count))
+        """Return about the next ``count`` sequences: the order of iteration, but without prefix lookups."""
+        return tuple(islice(chain.from_iterable(each.in_order(None) for each in self._classes.values()), count))
 
     def __len__(self) -> int:
-        return len(self._since)
+        return len(self._waiting)
 
-    def _promote(self) -> None:
-        """Let those who have waited for too long go over to the first band."""
-        now = self._clock()
-        for priority, patience in PATIENCE.items():
-            for sequence in self._bands[priority].waiting_since(now - patience, self._since):
-                self._bands[priority].remove(sequence)
-                sequence.priority = Priority.REALTIME
-                self._bands[Priority.REALTIME].push(sequence)
+    def _leave(self, sequence: Sequence) -> _Entry:
+        entry = self._waiting.pop(sequence.id)
+        self._classes[entry.priority].remove(entry)
+        return entry
 
 
-class _Band:
-    """What waits in one band: preempted sequences, and a flow for each tenant of whom something waits."""
+class _PriorityClass:
+    """Waiting sequences of one priority class: preempted ones, and one FIFO for each tenant."""
 
     def __init__(self) -> None:
         self.counters = TokenCounters()
-        self._resumed: OrderedDict[int, Sequence] = OrderedDict()
-        self._flows: dict[str, OrderedDict[int, Sequence]] = {}
+        self._preempted: OrderedDict[int, _Entry] = OrderedDict()
+        self._tenants: dict[str, OrderedDict[int, _Entry]] = {}
 
     @property
     def is_empty(self) -> bool:
-        return not self._resumed and not self._flows
+        return not self._preempted and not self._tenants
 
-    def push(self, sequence: Sequence) -> None:
-        if sequence.tenant not in self._flows:
-            self.counters.join(sequence.tenant, self._flows)
-            self._flows[sequence.tenant] = OrderedDict()
-        self._flows[sequence.tenant][sequence.id] = sequence
+    def push(self, entry: _Entry) -> None:
+        tenant = entry.sequence.tenant
+        if tenant not in self._tenants:
+            self.counters.join(tenant, self._tenants)
+            self._tenants[tenant] = OrderedDict()
+        self._tenants[tenant][entry.sequence.id] = entry
 
-    def resume(self, sequence: Sequence) -> None:
-        self._resumed[sequence.id] = sequence
-        self._resumed.move_to_end(sequence.id, last=False)
+    def resume(self, entry: _Entry) -> None:
+        self._preempted[entry.sequence.id] = entry
+        self._preempted.move_to_end(entry.sequence.id, last=False)
 
-    def remove(self, sequence: Sequence) -> None:
-        if self._resumed.pop(sequence.id, None):
+    def remove(self, entry: _Entry) -> None:
+        sequence = entry.sequence
+        if self._preempted.pop(sequence.id, None):
             return
-        flow = self._flows[sequence.tenant]
-        del flow[sequence.id]
-        if not flow:
-            del self._flows[sequence.tenant]
+        fifo = self._tenants[sequence.tenant]
+        del fifo[sequence.id]
+        if not fifo:
+            del self._tenants[sequence.tenant]
             self.counters.leave(sequence.tenant)
 
-    def count_overtaken(self, sequence: Sequence) -> None:
-        """Note for those who came before ``sequence`` that it starts and they do not."""
-        if sequence.id in self._resumed:
+    def count_overtaken(self, admitted: _Entry) -> None:
+        """Count the admission of an entry for the earlier ones of its tenant."""
+        if admitted.sequence.id in self._preempted:
             return
-        for earlier in islice(self._flows[sequence.tenant].values(), WINDOW):
-            if earlier is sequence:
+        for earlier in islice(self._tenants[admitted.sequence.tenant].values(), WINDOW):
+            if earlier is admitted:
                 return
             earlier.num_overtaken += 1
 
-    def waiting_since(self, latest: float, since: dict[int, float]) -> list[Sequence]:
-        """Those who have waited since ``latest`` or longer."""
-        found = [sequence for sequence in self._resumed.values() if since[sequence.id] <= latest]
-        for flow in self._flows.values():
-            for sequence in flow.values():
-                if since[sequence.id] > latest:
+    def waiting_since(self, latest: float) -> list[_Entry]:
+        """Return the entries that have waited since ``latest`` or longer."""
+        found = [entry for entry in self._preempted.values() if entry.since <= latest]
+        for fifo in self._tenants.values():
+            for entry in fifo.values():
+                if entry.since > latest:
                     break
-                found.append(sequence)
+                found.append(entry)
         return found
 
-    def in_turn(self, cached: Callable[[Sequence], int] | None) -> Iterator[Sequence]:
-        yield from tuple(self._resumed.values())
-        flows = {tenant: list(flow.values()) for tenant, flow in self._flows.items()}
-        while flows:
-            tenant = min(flows, key=self.counters.served)
-            waiting = flows[tenant]
-            yield waiting.pop(_best(waiting[:WINDOW], cached))
+    def in_order(self, cached: Callable[[Sequence], int] | None) -> Iterator[Sequence]:
+        yield from [entry.sequence for entry in self._preempted.values()]
+        tenants = {tenant: list(fifo.values()) for tenant, fifo in self._tenants.items()}
+        while tenants:
+            tenant = min(tenants, key=self.counters.served)
+            waiting = tenants[tenant]
+            yield waiting.pop(_next(waiting[:WINDOW], cached)).sequence
             if not waiting:
-                del flows[tenant]
+                del tenants[tenant]
 
 
-def _best(waiting: list[Sequence], cached: Callable[[Sequence], int] | None) -> int:
-    """Which of these, in order of arrival, comes first."""
+def _next(waiting: list[_Entry], cached: Callable[[Sequence], int] | None) -> int:
+    """Return the index of the entry to admit next; ``waiting`` is in order of arrival."""
     if cached is None or len(waiting) == 1:
         return 0
-    patient = (i for i, sequence in enumerate(waiting) if sequence.num_overtaken >= MAX_OVERTAKEN)
-    if (first := next(patient, None)) is not None:
+    starving = (i for i, entry in enumerate(waiting) if entry.num_overtaken >= MAX_OVERTAKEN)
+    if (first := next(starving, None)) is not None:
         return first
-    counts = [cached(sequence) for sequence in waiting]
-    return counts.index(max(counts))
+    hits = [cached(entry.sequence) for entry in waiting]
+    return hits.index(max(hits))

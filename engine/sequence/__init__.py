@@ -1,1 +1,1 @@
-"""Sequences: the state of one stream of tokens, and the check that stops it. No torch."""
+"""Sequences: state, stop check and guarded grammar matcher of one stream of tokens. No torch."""

@@ -1,23 +1,19 @@
-"""One stream of tokens being generated, and where it stands."""
+"""Sequence: the state of one stream of tokens, from its arrival to its end. Written by the scheduler alone."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from ...radix.namespace import Path
 from ..kv_cache.prefix_cache import Lease
 from ..types import Priority, SamplingParams, Usage
-
-if TYPE_CHECKING:
-    from ...grammar.match.matcher import Matcher
+from .guarded_matcher import GuardedMatcher
 
 
 class Status(Enum):
-    """Where a sequence is in its life. Preemption takes it from RUNNING back to WAITING."""
+    """State of a sequence. Preemption takes it from RUNNING back to WAITING."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -26,32 +22,33 @@ class Status(Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A sequence has ``num_computed`` tokens in the KV pool and wants all ``num_tokens`` there; that is all it does.
+    """A sequence has ``num_computed`` tokens in the KV pool and wants all ``num_tokens`` there.
 
-    Only the ``Scheduler`` writes its fields.
+    ``Scheduler`` is the only writer of its fields after ``__init__`` (``tests/engine/test_one_writer.py``).
 
     Attributes:
-        tokens: int32, the prompt and then what was generated.
+        tokens: int32, the prompt and then the generated tokens.
         path: the namespaces under which its prefix is shared.
         stop_ids: tokens that end it.
         seed: the seed of its draws.
         arrival: ``time.monotonic()`` at the engine.
-        matcher: the state of its grammar after the tokens generated so far, None for free text.
+        max_model_len: most tokens, prompt and generated.
+        matcher: its grammar's state after the tokens generated so far; None for free text.
         adapter: load id of its adapter's version, -1 for the base model.
         adapted_from: position of the first token that the adapter reads.
-        slot: the slot that it holds for its adapter while it runs, else -1.
-        lease: its hold on pages while it runs, else None.
+        slot: device slot of its adapter while it runs, else -1.
+        num_prompt: tokens of the prompt.
+        lease: its lease on pages while it runs, else None.
         row: its row while it runs, else -1.
         num_computed: tokens whose KV is in the pool (0 while it waits).
-        num_cached: tokens found in the cache at its first admission, -1 before.
-        tenant: whose share of the engine it uses up.
-        priority: its band in the queue. Written by the queue alone, when it has waited for long.
-        num_scored: tokens of the prompt whose logprobs have been given or were not asked for.
+        num_cached: prefix hit at its first admission in tokens, -1 before.
+        num_preempted: preemptions so far.
+        num_scored: tokens of the prompt whose logprobs were sent or not requested.
         num_forked, num_pinned, num_drafted, num_forced: see ``Usage``.
+        tenant: whose share of the engine it uses.
+        priority: its priority class in the queue; REALTIME once it has waited for long.
         session: the session whose call it is, "" for none.
         pin_seconds: how long its prompt is to be pinned, 0 for not at all.
-        waited: seconds that it was in the queue until it was last admitted. Written by the queue alone.
-        num_overtaken: sequences of its own tenant and band that came later and were admitted before it.
     """
 
     id: int
@@ -61,7 +58,8 @@ class Sequence:
     stop_ids: frozenset[int]
     seed: int
     arrival: float
-    matcher: Matcher | None = None
+    max_model_len: int
+    matcher: GuardedMatcher | None = None
     adapter: int = -1
     adapted_from: int = 0
     slot: int = -1
@@ -79,31 +77,27 @@ class Sequence:
     num_forced: int = 0
     tenant: str = ""
     priority: Priority = Priority.INTERACTIVE
-    waited: float = 0.0
-    num_overtaken: int = 0
     session: str = ""
     pin_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        """Count the prompt, and what of it needs no logprobs."""
+        """Count the prompt, and the tokens of it that need no logprobs."""
         self.num_prompt = len(self.tokens)
         scored = self.params.prompt_logprobs is not None
         self.num_scored = max(1, self.params.logprob_start_len) if scored else self.num_prompt
 
     @property
     def num_tokens(self) -> int:
-        """All tokens: prompt and generated."""
         return len(self.tokens)
 
     @property
     def num_generated(self) -> int:
-        """Tokens generated so far."""
         return len(self.tokens) - self.num_prompt
 
     @property
     def remaining(self) -> int:
-        """Tokens that it may still generate by its own ``max_tokens``."""
-        return self.params.max_tokens - self.num_generated
+        """Tokens that it may still generate, by ``max_tokens`` and by ``max_model_len``."""
+        return min(self.params.max_tokens - self.num_generated, self.max_model_len - len(self.tokens))
 
     @property
     def prefilling(self) -> bool:
@@ -111,47 +105,28 @@ class Sequence:
         return self.num_computed < len(self.tokens) - 1
 
     @property
-    def reusable(self) -> int:
-        """How many of its tokens may come from the cache: its last one is always computed, for its logits.
+    def awaits_mask(self) -> bool:
+        """Whether it sits out steps until its next mask is filled."""
+        return self.matcher is not None and self.matcher.is_filling_ahead
 
-        A prompt's token that is still to be scored needs the logits of the position before it.
+    @property
+    def reusable(self) -> int:
+        """Most tokens to take from the prefix cache: the last one is always computed, for its logits.
+
+        A prompt token that is still to be scored needs the logits of the position before it.
         """
         return (self.num_scored if self.num_scored < self.num_prompt else len(self.tokens)) - 1
 
     @property
     def usage(self) -> Usage:
-        """Its tokens, as the client is told them."""
-        shortest = self.matcher.num_shortest if self.matcher else None
-        cached = max(self.num_cached, 0)
+        """Token counts for the client."""
         return Usage(
             prompt=self.num_prompt,
-            cached=cached,
+            cached=max(self.num_cached, 0),
             completion=self.num_generated,
-            shortest=shortest,
+            shortest=self.matcher.num_shortest if self.matcher else None,
             drafted=self.num_drafted,
             forced=self.num_forced,
             forked=self.num_forked,
             pinned=self.num_pinned,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class MaskJob:
-    """The masks to fill for a row of a step.
-
-    Attributes:
-        line: the row's first line among all of the batch.
-        matcher: the state of its grammar; filling advances it by the drafts.
-        drafts: the row's drafts.
-        remaining: tokens that it may still generate.
-        num_early: before so many more tokens it has not reached ``min_tokens``, so it must not end while the grammar
-            lets it go on.
-        scored: the logprobs of its tokens are wanted, so the model is asked even where there is no choice.
-    """
-
-    line: int
-    matcher: Matcher
-    drafts: Seq[int]
-    remaining: int
-    num_early: int
-    scored: bool

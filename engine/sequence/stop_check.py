@@ -1,4 +1,4 @@
-"""What a sequence takes over of a step, and whether it is at its end then, for what reason."""
+"""Stop check: how many tokens of a step a sequence keeps, and whether it ends: stop token, grammar or length."""
 
 from __future__ import annotations
 
@@ -10,69 +10,65 @@ from ..types import FinishReason
 from .sequence import Sequence
 
 
-class Ending(NamedTuple):
-    """Why a sequence ends, and the token that ends it if that is a stop token, which is no part of the answer."""
+class Stop(NamedTuple):
+    """Why a sequence ends; ``token`` is the stop token that ended it, which is not part of the output."""
 
     reason: FinishReason
-    stop_token: int | None = None
+    token: int | None = None
 
 
-class Taken(NamedTuple):
-    """What a sequence has taken over.
+class StopCheck(NamedTuple):
+    """The outcome for one row, which the scheduler applies to its sequence.
 
     Attributes:
-        kept: of the tokens drawn, how many the client is to see.
-        num_stood: drafts that stood.
-        failed: there was no token that may be drawn, or the grammar refused the one that was.
-        ends: if the last token ends the sequence.
+        num_tokens: of the row's tokens, how many the sequence takes.
+        num_sent: of these, how many the client receives.
+        num_accepted: accepted drafts.
+        failed: the step gave no valid token, or the grammar refused the one it gave.
+        stop: set if the sequence ends.
     """
 
-    kept: int
-    num_stood: int
+    num_tokens: int
+    num_sent: int
+    num_accepted: int
     failed: bool
-    ends: Ending | None
+    stop: Stop | None = None
 
 
-def take(sequence: Sequence, row: Row, outcome: RowResult, max_model_len: int) -> Taken:
-    """Append what a step drew for a sequence, as far as it does not end before; its matcher goes along."""
-    kept, ends = 0, None
-    num_stood = len(outcome.tokens) - (row.draws and not outcome.failed)
-    sequence.num_scored += len(outcome.prompt_logprobs)
-    sequence.num_drafted += min(num_stood, row.num_drafts)
-    sequence.num_forced += outcome.num_forced
-    if sequence.matcher and row.draws:
-        sequence.matcher.rollback(sequence.matcher.num_tokens - sequence.num_generated - num_stood)
-    for place, token in enumerate(outcome.tokens):
-        sequence.tokens.append(token)
-        if sequence.matcher and place >= num_stood and not sequence.matcher.accept(token):
-            return Taken(kept, num_stood, True, None)
-        ends = ending(sequence, token, remaining(sequence, max_model_len))
-        kept += ends is None or ends.stop_token is None
-    return Taken(kept, num_stood, outcome.failed, ends)
+def check_stop(sequence: Sequence, row: Row, result: RowResult) -> StopCheck:
+    """Check the tokens of a row one by one, and advance the sequence's grammar by them. Writes no sequence.
+
+    Filling the masks has advanced the grammar by all drafts of the row: rejected ones are rolled back first.
+    """
+    num_accepted = len(result.tokens) - (row.draws and not result.failed)
+    matcher = sequence.matcher
+    if matcher and row.draws:
+        matcher.rollback_to(sequence.num_generated + num_accepted)
+    for count, token in enumerate(result.tokens, 1):
+        if matcher and count > num_accepted and not matcher.accept(token):
+            return StopCheck(count, count - 1, num_accepted, True)
+        if stop := _stop(sequence, token, count):
+            return StopCheck(count, count - (stop.token is not None), num_accepted, result.failed, stop)
+    return StopCheck(len(result.tokens), len(result.tokens), num_accepted, result.failed)
 
 
-def remaining(sequence: Sequence, max_model_len: int) -> int:
-    """Tokens that a sequence may still generate, by its own limit and by the model's length."""
-    return min(sequence.remaining, max_model_len - sequence.num_tokens)
+def _stop(sequence: Sequence, token: int, count: int) -> Stop | None:
+    """Return why ``token``, the ``count``-th of a step, ends its sequence, or None.
 
-
-def ending(sequence: Sequence, token: int, num_remaining: int) -> Ending | None:
-    """Whether the token just appended ends its sequence.
-
-    A structured answer that is complete when its tokens are used up has not been cut: it ends with stop.
+    A structured output that is complete when its tokens are used up was not cut: it ends with reason stop.
     """
     matcher = sequence.matcher
-    if token in sequence.stop_ids and sequence.num_generated > sequence.params.min_tokens:
-        return Ending(FinishReason.STOP, token)
+    if token in sequence.stop_ids and sequence.num_generated + count > sequence.params.min_tokens:
+        return Stop(FinishReason.STOP, token)
     if matcher and matcher.is_done:
-        return Ending(FinishReason.STOP, token)
-    if num_remaining > 0:
+        return Stop(FinishReason.STOP, token)
+    if sequence.remaining > count:
         return None
-    return Ending(FinishReason.STOP if matcher and matcher.is_whole else FinishReason.LENGTH)
+    return Stop(FinishReason.STOP if matcher and matcher.is_whole else FinishReason.LENGTH)
 
 
 def failure(sequence: Sequence) -> Failed:
-    """What the client is told of a sequence that cannot go on, because of its logits or of its grammar."""
+    """Return the error message for a sequence that cannot go on, because of its logits or of its grammar."""
     reason = sequence.matcher and sequence.matcher.failure
     if reason:
         return Failed(sequence.id, "ModelError", f"The grammar of this request could not be followed: {reason}.")

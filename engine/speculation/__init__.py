@@ -1,1 +1,1 @@
-"""Speculative decoding without a draft model: proposers, prompt lookup, output lookup. No torch."""
+"""Speculative decoding without a draft model: grammars, radix tree, prompt lookup, suffix decoding. No torch."""

@@ -1,8 +1,7 @@
-"""Where another answer has said the same before: what was generated lately, in each namespace by itself.
+"""Output lookup (suffix decoding): drafts from recent outputs of other sequences in the same namespace.
 
-Answers to like prompts are alike: the grade of a judge, a form filled in, the next turn of an agent. Unlike the prefix
-tree this finds them after prompts that differ. (SuffixDecoding, arXiv 2411.04975, drafts from earlier answers too,
-with suffix trees.)
+Outputs for similar prompts are similar: grades of a judge, a filled form, an agent's next turn. Unlike the prefix tree,
+the lookup works across different prompts. SuffixDecoding (arXiv 2411.04975) does so with suffix trees.
 """
 
 from __future__ import annotations
@@ -13,22 +12,22 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...radix.namespace import Namespace
-from .prompt_lookup import KEY, TOKEN, TOKEN_BITS, key_of, num_alike
+from .prompt_lookup import KEY, TOKEN, TOKEN_BITS, key_of, match_length
 
-_GROUP: Final = 3  # tokens by which places are found
-_TAIL: Final = 8  # of the prompt, by which the beginnings of answers are told apart
-_LONGEST: Final = 16  # tokens by which places are compared
-_CHOICES: Final = 8  # places of a group that are looked at, the latest
-_MOST: Final = 1 << 15  # places, each of a token; some 150 bytes
+_GROUP: Final = 3  # tokens of a trigram
+_TAIL: Final = 8  # last tokens of the prompt, which tell the beginnings of outputs apart
+_LONGEST: Final = 16  # tokens of context that are compared
+_CHOICES: Final = 8  # latest positions of a trigram that are compared
+_MOST: Final = 1 << 15  # positions kept, one for each token, of some 150 bytes
 
 
 @dataclass(slots=True, eq=False)
-class _Answer:
-    """What is known of one answer.
+class _Output:
+    """The indexed tokens of one sequence.
 
     Attributes:
-        tokens: of its sequence, which grow; when it has ended, a copy of those that are indexed.
-        first: where the indexed ones begin: places are counted from there.
+        tokens: of the growing sequence; once it has ended, a copy of its indexed tokens.
+        first: index of the first indexed token, from which positions count.
     """
 
     namespace: Namespace
@@ -40,112 +39,112 @@ class _Answer:
 
 
 class OutputLookup:
-    """The answers that were generated last, those under way included: a ring of places at which groups of tokens end.
+    """Positions of trigrams in recent outputs, of running sequences too: a ring of entries with hash chains.
 
     Args:
-        most: places that are kept, the latest.
+        most: positions that are kept, the latest.
     """
 
     def __init__(self, most: int = _MOST) -> None:
         self._most = most
-        self._count = 0  # of places so far; the slot of each is its number modulo `most`
-        self._entries: list[tuple[_Answer, int, int, int]] = []  # see `enter`
-        self._latest: dict[int, int] = {}  # by group
+        self._count = 0  # of positions so far; the slot of each is its number modulo `most`
+        self._entries: list[tuple[_Output, int, int, int]] = []  # see `add`
+        self._latest: dict[int, int] = {}  # by trigram
 
-    def enter(self, group: int, answer: _Answer, place: int) -> None:
-        """Note that a group of tokens ends there, that a token has come after it, and which place it had before."""
+    def add(self, group: int, output: _Output, position: int) -> None:
+        """Add the position after a trigram, which a token follows; it links to the trigram's previous one."""
         number = self._count
-        entry = answer, place, group, self._latest.get(group, -1)
+        entry = output, position, group, self._latest.get(group, -1)
         if number < self._most:
             self._entries.append(entry)
         else:
             slot = number % self._most
-            gone = self._entries[slot][2]
-            if self._latest[gone] == number - self._most:
-                del self._latest[gone]
+            evicted = self._entries[slot][2]
+            if self._latest[evicted] == number - self._most:
+                del self._latest[evicted]
             self._entries[slot] = entry
         self._latest[group] = number
         self._count = number + 1
 
-    def places(self, group: int) -> Iterator[tuple[_Answer, int]]:
-        """Where a group ended, latest first."""
+    def positions(self, group: int) -> Iterator[tuple[_Output, int]]:
+        """Yield the positions after a trigram, latest first."""
         number = self._latest.get(group, -1)
         for _ in range(_CHOICES):
             if number < max(0, self._count - self._most):
                 return
-            answer, place, _, number = self._entries[number % self._most]
-            yield answer, place
+            output, position, _, number = self._entries[number % self._most]
+            yield output, position
 
 
 class OutputIndex:
-    """One sequence among the answers: it finds what others said, and they find what it says.
+    """One sequence's part in the lookup: adds its own output and finds matches in those of others.
 
     Args:
-        answers: those of all.
-        namespace: whose answers alone are looked at.
-        tokens: int32 tokens of the sequence, which grows at its end and is only read here.
-        num_prompt: how many of them are its prompt.
+        outputs: of all sequences.
+        namespace: in which matches are searched.
+        tokens: int32 tokens of the sequence, which grows at its end and is only read.
+        num_prompt: tokens of its prompt.
     """
 
-    def __init__(self, answers: OutputLookup, namespace: Namespace, tokens: array[int], num_prompt: int) -> None:
-        self._answers = answers
-        self._answer = _Answer(namespace, tokens, max(0, num_prompt - _TAIL))
+    def __init__(self, outputs: OutputLookup, namespace: Namespace, tokens: array[int], num_prompt: int) -> None:
+        self._outputs = outputs
+        self._own = _Output(namespace, tokens, max(0, num_prompt - _TAIL))
         self._seed = hash(namespace)
-        self._key = key_of(tokens[self._answer.first : num_prompt])  # of the last three tokens that are indexed
-        self._num_indexed = num_prompt - self._answer.first
-        self._source: _Answer | None = None  # where the last match was found
-        self._place = 0  # in it, where the sequence stands now if it still says the same
+        self._key = key_of(tokens[self._own.first : num_prompt])  # of the last indexed trigram
+        self._num_indexed = num_prompt - self._own.first
+        self._source: _Output | None = None  # the output of the last match
+        self._position = 0  # in the source, after the match
         self._length = 0  # of the match
 
-    def guess(self, limit: int) -> tuple[int, array[int]]:
-        """What came after the longest match of the last tokens in another answer.
+    def lookup(self, limit: int) -> tuple[int, array[int]]:
+        """Return the tokens that followed the longest match of the last tokens in another output.
 
         Returns:
             The length of the match (3 to 16, or 0) and up to ``limit`` tokens.
         """
         self._extend()
-        if self._source is None or self._place >= len(self._source):
+        if self._source is None or self._position >= len(self._source):
             self._find(limit)
         if self._source is None:
             return 0, array("i")
-        begin = self._source.first + self._place
+        begin = self._source.first + self._position
         return self._length, self._source.tokens[begin : begin + limit]
 
     def end(self) -> None:
-        """The sequence has ended: its tokens are no longer read."""
+        """Copy the indexed tokens of a sequence that has ended."""
         self._extend()
-        answer = self._answer
-        answer.tokens, answer.first = answer.tokens[answer.first :], 0
+        own = self._own
+        own.tokens, own.first = own.tokens[own.first :], 0
 
     def _extend(self) -> None:
-        """Index the tokens that came since the last call, and see whether they were those of the source."""
-        answer, key, source = self._answer, self._key, self._source
-        place = self._num_indexed
-        for token in answer.tokens[answer.first + place :]:
+        """Index the tokens appended since the last call, and follow the source as long as it agrees."""
+        own, key, source = self._own, self._key, self._source
+        position = self._num_indexed
+        for token in own.tokens[own.first + position :]:
             if source is not None:
-                stands = self._place < len(source) and source.tokens[source.first + self._place] == token
-                self._place += 1
+                agrees = self._position < len(source) and source.tokens[source.first + self._position] == token
+                self._position += 1
                 self._length = min(self._length + 1, _LONGEST)
-                source = source if stands else None
-            if place >= _GROUP:
-                self._answers.enter(key ^ self._seed, answer, place)
+                source = source if agrees else None
+            if position >= _GROUP:
+                self._outputs.add(key ^ self._seed, own, position)
             key = (key << TOKEN_BITS | token & TOKEN) & KEY
-            place += 1
-        self._num_indexed, self._key, self._source = place, key, source
+            position += 1
+        self._num_indexed, self._key, self._source = position, key, source
 
     def _find(self, limit: int) -> None:
-        """The longest match; of equal ones that after which most is known, and the latest."""
+        """Find the longest match; of equal ones that with the most tokens to follow, then the latest."""
         self._source, best = None, (0, 0)
-        here = len(self._answer)
-        if here < _GROUP:
+        end = len(self._own)
+        if end < _GROUP:
             return
-        for other, place in self._answers.places(self._key ^ self._seed):
-            if other is self._answer or other.namespace != self._answer.namespace:
+        for other, position in self._outputs.positions(self._key ^ self._seed):
+            if other is self._own or other.namespace != self._own.namespace:
                 continue
-            theirs, mine = other.first + place, self._answer.first + here
-            length = num_alike(other.tokens, theirs, self._answer.tokens, mine, min(_LONGEST, place, here))
-            found = length, min(limit, len(other) - place)
+            other_end, own_end = other.first + position, self._own.first + end
+            length = match_length(other.tokens, other_end, self._own.tokens, own_end, min(_LONGEST, position, end))
+            found = length, min(limit, len(other) - position)
             if length >= _GROUP and found > best:
-                best, self._source, self._place, self._length = found, other, place, length
+                best, self._source, self._position, self._length = found, other, position, length
                 if best == (_LONGEST, limit):
                     return

@@ -1,4 +1,4 @@
-"""Where a sequence has said the same before: an index of its tokens by groups of three."""
+"""Prompt lookup (n-gram drafts): an index of a sequence's own tokens by trigram, and the tokens that followed."""
 
 from __future__ import annotations
 
@@ -8,38 +8,37 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-WINDOW = 1 << 16  # tokens of the prompt that are indexed, its last ones
-_CHOICES = 4  # earlier places that are looked at
-_LONGEST = 16  # tokens by which they are compared
-TOKEN_BITS = 20  # of a token in a key; larger ids may make keys collide, which the comparison finds out
+WINDOW = 1 << 16  # last tokens of the prompt that are indexed
+_CHOICES = 4  # earlier positions that are compared
+_LONGEST = 16  # tokens of context that are compared
+TOKEN_BITS = 20  # of a token in a key; keys of larger ids may collide, which the comparison detects
 TOKEN = (1 << TOKEN_BITS) - 1
 KEY = (1 << 3 * TOKEN_BITS) - 1
 
 
 class NgramIndex:
-    """Finds earlier places at which the last tokens stood, and what came then.
+    """Finds earlier occurrences of a sequence's last tokens, and returns the tokens that followed.
 
-    What is there when the index is made (the prompt) is sorted once by numpy; each token that follows costs a fixed
-    number of steps and one entry.
+    The prompt is sorted once by numpy; each later token costs a fixed number of steps and one entry.
 
     Args:
-        tokens: int32 tokens of the sequence, which grows at its end and is only read here.
+        tokens: int32 tokens of the sequence, which grows at its end and is only read.
     """
 
     def __init__(self, tokens: array[int]) -> None:
         self._tokens = tokens
         self._keys, self._ends = _sorted_keys(tokens)
-        self._key = key_of(tokens[-3:])  # of the last three tokens that are indexed
+        self._key = key_of(tokens[-3:])  # of the last indexed trigram
         self._num_indexed = len(tokens)
         self._first_end = len(tokens)
-        self._last: dict[int, int] = {}  # key of three tokens -> where they ended last, since the index was made
-        self._earlier = array("i")  # by position: where the three tokens that end there ended before, or -1
-        self._source = -1  # where the tokens of the last match go on
+        self._last: dict[int, int] = {}  # trigram key -> its last end, since the index was made
+        self._earlier = array("i")  # by position: the earlier end of the trigram that ends there, or -1
+        self._source = -1  # the position after the last match
 
-    def guess(self, limit: int) -> tuple[int, array[int]]:
-        """What came after the longest earlier match of the last tokens.
+    def lookup(self, limit: int) -> tuple[int, array[int]]:
+        """Return the tokens that followed the longest earlier match of the last tokens.
 
-        A match that reaches into itself repeats: the guess goes on with the period.
+        A match that overlaps the end of the sequence is a period, which the draft repeats.
 
         Returns:
             The length of the match (3 to 16, or 0) and up to ``limit`` tokens.
@@ -47,10 +46,10 @@ class NgramIndex:
         self._extend()
         end = len(self._tokens)
         best, source = 0, -1
-        for place in self._places():
-            length = num_alike(self._tokens, place, self._tokens, end, min(_LONGEST, place))
+        for position in self._candidates():
+            length = match_length(self._tokens, position, self._tokens, end, min(_LONGEST, position))
             if length > best:
-                best, source = length, place
+                best, source = length, position
                 if best == _LONGEST:
                     break
         self._source = source
@@ -62,21 +61,21 @@ class NgramIndex:
         return best, found
 
     def _extend(self) -> None:
-        """Index the tokens that came since the last call."""
+        """Index the tokens appended since the last call."""
         tokens, key, source = self._tokens, self._key, self._source
         last, earlier = self._last, self._earlier
-        place = self._num_indexed
-        for token in tokens[place:]:
-            place += 1
+        position = self._num_indexed
+        for token in tokens[position:]:
+            position += 1
             if source >= 0:
                 source = source + 1 if tokens[source] == token else -1
             key = (key << TOKEN_BITS | token & TOKEN) & KEY
             earlier.append(last.get(key, -1))
-            last[key] = place
-        self._num_indexed, self._key, self._source = place, key, source
+            last[key] = position
+        self._num_indexed, self._key, self._source = position, key, source
 
-    def _places(self) -> Iterator[int]:
-        """Where the last three tokens ended before: where the last match goes on, then latest first."""
+    def _candidates(self) -> Iterator[int]:
+        """Yield earlier ends of the last trigram: the continuation of the last match, then the latest first."""
         end = len(self._tokens)
         if end < 3:
             return
@@ -84,11 +83,11 @@ class NgramIndex:
         if self._source >= 0:
             yield self._source
             left -= 1
-        place = self._earlier[-1] if end > self._first_end else -1
-        while place >= 0 and left > _CHOICES:
-            yield place
+        position = self._earlier[-1] if end > self._first_end else -1
+        while position >= 0 and left > _CHOICES:
+            yield position
             left -= 1
-            place = self._earlier[place - self._first_end - 1]
+            position = self._earlier[position - self._first_end - 1]
         after = bisect_right(self._keys, self._key)
         while left and after and self._keys[after - 1] == self._key:
             after -= 1
@@ -98,15 +97,15 @@ class NgramIndex:
 
 
 def key_of(tokens: Iterable[int]) -> int:
-    """The key of some tokens: of the last three of them."""
+    """Return the trigram key of the last three tokens."""
     key = 0
     for token in tokens:
         key = (key << TOKEN_BITS | token & TOKEN) & KEY
     return key
 
 
-def num_alike(left: array[int], left_end: int, right: array[int], right_end: int, most: int) -> int:
-    """How many tokens before two places are the same, at most so many, which both have."""
+def match_length(left: array[int], left_end: int, right: array[int], right_end: int, most: int) -> int:
+    """Return how many tokens before two positions are equal, at most ``most``, which both have."""
     length = 0
     while length < most and left[left_end - length - 1] == right[right_end - length - 1]:
         length += 1
@@ -114,7 +113,7 @@ def num_alike(left: array[int], left_end: int, right: array[int], right_end: int
 
 
 def _sorted_keys(tokens: array[int]) -> tuple[array[int], array[int]]:
-    """The keys of all groups of three in the window, sorted, and where each ends; equal ones in order."""
+    """Return the sorted keys of all trigrams in the window, and the end of each; equal keys in order."""
     known = np.frombuffer(tokens, np.int32).astype(np.int64)
     start = max(0, len(known) - WINDOW)
     known = known[start:] & TOKEN

@@ -64,7 +64,6 @@ class Engine:
             self.cache,
             max_num_seqs=rows,
             max_num_batched_tokens=64,
-            max_model_len=1000,
             stats=EngineStats(),
             slots=self.slots,
         )
@@ -92,6 +91,7 @@ class Engine:
                 stop_ids=frozenset(),
                 seed=0,
                 arrival=0.0,
+                max_model_len=1000,
                 adapter=adapter,
             )
         )

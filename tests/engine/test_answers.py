@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rootgraft.engine.config import SpeculativeConfig
 from rootgraft.engine.engine_stats import EngineStats
 from rootgraft.engine.kv_cache.prefix_cache import PrefixCache
 from rootgraft.engine.sequence.sequence import Sequence
 from rootgraft.engine.speculation.output_lookup import OutputIndex, OutputLookup
 from rootgraft.engine.speculation.proposer import Proposer
-from rootgraft.engine.speculative import SpeculativeConfig
-from rootgraft.engine.token_cost import TokenCost
+from rootgraft.engine.step_cost import TokenCost
 from rootgraft.engine.types import SamplingParams
 from rootgraft.radix.namespace import Namespace, Path
 
@@ -89,7 +89,7 @@ def test_a_guess_is_what_another_answer_of_the_namespace_said(moves: list, most:
 
 
 def check(mine: Said, others: list[Said]) -> None:
-    length, guess = mine.index.guess(4)
+    length, guess = mine.index.lookup(4)
     if not length:
         assert not guess
         return
@@ -112,7 +112,7 @@ def test_a_like_answer_is_followed(seed: int) -> None:
     right = 0
     for place, token in enumerate(text):
         said = 5000 + place if place % 40 == 39 else token
-        right += list(second.index.guess(1)[1]) == [said]
+        right += list(second.index.lookup(1)[1]) == [said]
         second.say(said)
     assert right >= 200 - 5 * 5
 
@@ -121,20 +121,20 @@ def test_an_answer_in_another_namespace_is_not_known() -> None:
     answers = OutputLookup()
     for number in range(len(NAMESPACES)):
         index = Said.begin(answers, number, [1, 2, 3])
-        assert index.index.guess(4) == (0, array("i"))
+        assert index.index.lookup(4) == (0, array("i"))
         for token in range(10, 20):
             index.say(token)
-            assert index.index.guess(4)[0] == 0
+            assert index.index.lookup(4)[0] == 0
         index.index.end()
         again = Said.begin(answers, number, [1, 2, 3])
-        assert again.index.guess(4) == (3, array("i", [10, 11, 12, 13]))
+        assert again.index.lookup(4) == (3, array("i", [10, 11, 12, 13]))
 
 
 def test_what_a_sequence_said_itself_is_not_another_answer() -> None:
     alone = Said.begin(OutputLookup(), 0, [1, 2, 3])
     for token in [1, 2, 3] * 5:
         alone.say(token)
-        assert alone.index.guess(4)[0] == 0
+        assert alone.index.lookup(4)[0] == 0
 
 
 def test_little_is_kept() -> None:
@@ -156,14 +156,15 @@ def test_little_is_kept() -> None:
 def test_the_latest_places_of_a_group_are_found(groups: list[int], most: int) -> None:
     answers = OutputLookup(most)
     for place, group in enumerate(groups):
-        answers.enter(group, Any, place)  # type: ignore[arg-type]
+        answers.add(group, Any, place)  # type: ignore[arg-type]
         for asked in range(-3, 4):
             kept = [at for at in range(max(0, place + 1 - most), place + 1) if groups[at] == asked]
-            assert [at for _, at in answers.places(asked)] == kept[::-1][:8]
+            assert [at for _, at in answers.positions(asked)] == kept[::-1][:8]
 
 
 def sequence(number: int, prompt: list[int], namespace: Namespace = NAMESPACES[0]) -> Sequence:
-    return Sequence(number, array("i", prompt), SamplingParams(max_tokens=50), Path(namespace), frozenset(), 0, 0.0)
+    params = SamplingParams(max_tokens=50)
+    return Sequence(number, array("i", prompt), params, Path(namespace), frozenset(), 0, 0.0, 1000)
 
 
 @pytest.mark.parametrize(
@@ -187,5 +188,5 @@ def test_drafts_come_from_like_answers(
     assert drafts == answer[: len(drafts)] and bool(drafts) == wanted
     second.tokens.extend(drafts)
     if drafts:
-        proposer.settle(second, len(drafts), len(drafts))
+        proposer.count_accepted(second, len(drafts), len(drafts))
     assert ("answer" in stats.drafted) == wanted

@@ -178,12 +178,13 @@ def test_one_that_waits_for_a_slot_makes_nobody_give_way() -> None:
 
         def release(self, _index: int) -> None: ...
 
-    limits = {"max_num_seqs": 1, "max_num_batched_tokens": 8, "max_model_len": 50}
+    limits = {"max_num_seqs": 1, "max_num_batched_tokens": 8}
     scheduler = Scheduler(PrefixCache(20, 4), **limits, stats=EngineStats(), slots=NoSlot())
 
     def sequence(number: int, priority: Priority, adapter: int) -> Sequence:
         path, tokens = Path(Namespace("base")), array("i", [1, 2, 3])
-        return Sequence(number, tokens, SamplingParams(), path, frozenset(), 0, 0.0, adapter=adapter, priority=priority)
+        params = SamplingParams()
+        return Sequence(number, tokens, params, path, frozenset(), 0, 0.0, 50, adapter=adapter, priority=priority)
 
     batch = sequence(0, Priority.BATCH, -1)
     scheduler.add(batch)

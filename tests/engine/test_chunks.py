@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from support.engine.core_hooks import set_clock
 from support.engine.fake_worker import FakeWorker
 
-from rootgraft.engine.chunk_size import LEAST, STREAM_WAIT, ChunkLimit
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Submit, TokenOut
+from rootgraft.engine.step_cost import LEAST, STREAM_WAIT, ChunkLimit
 from rootgraft.engine.types import SamplingParams
 
 BUDGET = 512

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from rootgraft.engine.config import SpeculativeConfig
 from rootgraft.engine.engine_stats import EngineStats
 from rootgraft.engine.kv_cache.prefix_cache import PrefixCache
 from rootgraft.engine.sequence.sequence import Sequence
 from rootgraft.engine.speculation.prompt_lookup import NgramIndex
-from rootgraft.engine.speculation.proposer import DraftSource, Proposer
-from rootgraft.engine.speculative import SpeculativeConfig
+from rootgraft.engine.speculation.proposer import DraftSource, Proposer, _initial_rates
 from rootgraft.engine.types import SamplingParams
 from rootgraft.radix.namespace import Namespace, Path
 
@@ -24,7 +24,7 @@ WORDS = 50_000
 
 def sequence(number: int, prompt: list[int]) -> Sequence:
     return Sequence(
-        number, array("i", prompt), SamplingParams(max_tokens=1000), Path(Namespace("base")), frozenset(), 0, 0.0
+        number, array("i", prompt), SamplingParams(max_tokens=1000), Path(Namespace("base")), frozenset(), 0, 0.0, 2000
     )
 
 
@@ -32,7 +32,7 @@ def sequence(number: int, prompt: list[int]) -> Sequence:
 def proposer() -> Proposer:
     made = Proposer(SpeculativeConfig(), PrefixCache(20, 4), EngineStats())
     for tokens in range(1, 40):
-        made.observe(tokens, 0.01 + 0.001 * tokens)  # a draft of one row must be likelier than 1 in 11 to stand
+        made.observe_step(tokens, 0.01 + 0.001 * tokens)  # a draft of one row must be likelier than 1 in 11 to stand
     return made
 
 
@@ -40,13 +40,13 @@ def proposer() -> Proposer:
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How long the sequence was each time that its own text was looked through."""
     lengths: list[int] = []
-    guess = NgramIndex.guess
+    lookup = NgramIndex.lookup
 
     def look(self: NgramIndex, limit: int) -> tuple[int, array[int]]:
         lengths.append(len(self._tokens))
-        return guess(self, limit)
+        return lookup(self, limit)
 
-    monkeypatch.setattr(NgramIndex, "guess", look)
+    monkeypatch.setattr(NgramIndex, "lookup", look)
     return lengths
 
 
@@ -54,13 +54,13 @@ def say(proposer: Proposer, each: Sequence, text: Iterator[int] | list[int]) -> 
     """Let the sequence draw a text, a token a step and one for each draft that stands. Returns the steps it took."""
     text, steps = list(text), 0
     while text:
-        drafts = [] if proposer.rests(each) else list(proposer.propose(each, 16, 1))
+        drafts = [] if proposer.in_backoff(each) else list(proposer.propose(each, 16, 1))
         pairs = enumerate(zip(drafts, text, strict=False))
         accepted = next((at for at, (draft, token) in pairs if draft != token), len(drafts))
         drawn, text = text[: accepted + 1], text[accepted + 1 :]
         each.tokens.extend(drawn)
         if drafts:
-            proposer.settle(each, len(drafts), len(drawn))
+            proposer.count_accepted(each, len(drafts), len(drawn))
         steps += 1
     return steps
 
@@ -79,7 +79,7 @@ def test_a_copy_that_begins_late_is_followed_soon(proposer: Proposer, looks: lis
     document = draw.sample(range(10, WORDS), 200)
     each = sequence(1, [*document, 1, 2, 3])
     say(proposer, each, draw.sample(range(WORDS, 2 * WORDS), 200))
-    assert proposer.rests(each) or looks[-1] >= each.num_tokens - 8
+    assert proposer.in_backoff(each) or looks[-1] >= each.num_tokens - 8
     steps = say(proposer, each, document)
     assert steps < 11 + 200 / 10  # 8 tokens until the next look and three by which a copy is known; then 17 a step
 
@@ -88,17 +88,17 @@ def test_what_a_guess_was_right_in_between_is_counted(proposer: Proposer) -> Non
     """A guess of 16 tokens whose first eight are drawn before the next look has been right eight times, not once."""
     document = list(range(100, 140))
     each = sequence(1, [*document, 1, 2, 3])
-    proposer._rates.short_match.hits = 0.0  # nobody believes a short match
+    proposer._rates["short_match"].hits = 0.0  # nobody believes a short match
     say(proposer, each, random.Random(3).sample(range(WORDS), 200))
-    track = proposer._tracks[1]
-    track.rates.short_match.hits = 0.0
+    state = proposer._sequences[1]
+    state.rates["short_match"].hits = 0.0
     each.tokens.extend(document[:3])
-    track.due = each.num_tokens
+    state.due = each.num_tokens
     assert not proposer.propose(each, 16, 1)
-    track.due = each.num_tokens + 8
+    state.due = each.num_tokens + 8
     each.tokens.extend(document[3:11])
     assert list(proposer.propose(each, 16, 1))[:5] == document[11:16]
-    assert track.rates.short_match.hits == pytest.approx(8)
+    assert state.rates["short_match"].hits == pytest.approx(8)
 
 
 def test_the_grammar_is_asked_while_the_other_sources_rest(proposer: Proposer, looks: list[int]) -> None:
@@ -110,27 +110,27 @@ def test_the_grammar_is_asked_while_the_other_sources_rest(proposer: Proposer, l
         proposer.propose(each, 16, 1)
         each.tokens.append(token)
     assert len(looks) < 40
-    proposer._tracks[1].due = each.num_tokens + 5
+    proposer._sequences[1].due = each.num_tokens + 5
     forced = [7, 8, 9]
-    assert not proposer.rests(each)
+    assert not proposer.in_backoff(each)
     assert list(proposer.propose(each, 16, 1)) == forced
-    assert proposer._tracks[1].used is DraftSource.GRAMMAR
+    assert proposer._sequences[1].used is DraftSource.GRAMMAR
     assert len(looks) < 40
 
 
 def test_a_new_sequence_begins_with_what_the_others_learnt(proposer: Proposer) -> None:
-    before = proposer._rates.begin().short_match.value
+    before = _initial_rates(proposer._rates)["short_match"].value
     document = list(range(100, 140))
     for number in range(100, 140):  # matches that always go on the same way
         say(proposer, sequence(number, [*document, 1, 2, 3]), document)
-    assert proposer._rates.short_match.value > 0.9
-    assert proposer._rates.begin().short_match.value == before
+    assert proposer._rates["short_match"].value > 0.9
+    assert _initial_rates(proposer._rates)["short_match"].value == before
     draw = random.Random(5)
     for number in range(200):  # short matches that never go on the same way
         each = sequence(number, [1, 2, 3])
         for _ in range(10):
             say(proposer, each, [*draw.sample(range(10, WORDS), 2), 1, 2, 3])
         proposer.forget(number)
-    after = proposer._rates.begin().short_match
+    after = _initial_rates(proposer._rates)["short_match"]
     assert after.value < before / 2
     assert after.trials < 5  # a few hits of its own outweigh that

@@ -8,7 +8,7 @@ from array import array
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.engine.core_hooks import draft_tracks, scheduler_of, worker_of
+from support.engine.core_hooks import draft_states, scheduler_of, worker_of
 from support.engine.draft_engine import (
     ASKS,
     EOS,
@@ -22,8 +22,8 @@ from rootgraft.engine.core.engine_core import BASE
 from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.messages import Abort
 from rootgraft.engine.sequence.sequence import Sequence
-from rootgraft.engine.speculation.proposer import _SUREST, DraftSource, Proposer, _Guess, _Rate
-from rootgraft.engine.token_cost import TokenCost
+from rootgraft.engine.speculation.proposer import _HIGHEST_RATE, DraftSource, Proposer, _Proposal, _Rate
+from rootgraft.engine.step_cost import TokenCost
 from rootgraft.engine.types import SamplingParams
 from rootgraft.radix.namespace import Namespace, Path
 
@@ -50,11 +50,11 @@ def eager(monkeypatch):
 def guessing(monkeypatch, guess) -> None:
     """Let ``guess(sequence)`` give every draft."""
 
-    def guesses(self, sequence, track):
+    def proposals(self, sequence, state):
         tokens = guess(sequence)
-        return [_Guess(DraftSource.NGRAM, _Rate(_SUREST * 2), tokens, sequence.num_tokens)] if tokens else []
+        return [_Proposal(DraftSource.NGRAM, _Rate(_HIGHEST_RATE * 2), tokens, sequence.num_tokens)] if tokens else []
 
-    monkeypatch.setattr(Proposer, "_guesses", guesses)
+    monkeypatch.setattr(Proposer, "_proposals", proposals)
 
 
 @settings(max_examples=60, deadline=None)
@@ -139,7 +139,7 @@ def test_another_namespace_learns_nothing_from_the_tree(engine, eager):
     twice.run()
     twice.tokens[1] = []
     scheduler_of(twice.core).add(
-        Sequence(1, array("i", ask.prompt), ask.params, Path(Namespace(BASE, None, "salt")), frozenset(), 1, 0.0)
+        Sequence(1, array("i", ask.prompt), ask.params, Path(Namespace(BASE, None, "salt")), frozenset(), 1, 0.0, 1000)
     )
     twice.run()
     assert "drafted_tree" not in twice.core.stats()
@@ -192,10 +192,10 @@ def test_an_abort_forgets_the_record_of_a_sequence(engine):
     each = engine()
     each.submit(0, Ask((1, 2), SamplingParams(max_tokens=30, ignore_eos=True)))
     each.step()
-    assert draft_tracks(each.core)
+    assert draft_states(each.core)
     each.core.handle([Abort((0,))])
     each.run()
-    assert not draft_tracks(each.core)
+    assert not draft_states(each.core)
 
 
 def test_without_drafts_no_row_has_any(engine):

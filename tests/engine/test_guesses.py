@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rootgraft.engine.speculation.prompt_lookup import NgramIndex
-from rootgraft.engine.token_cost import TokenCost
+from rootgraft.engine.step_cost import TokenCost
 
 
 def index_of(prompt: list[int], generated: list[int], *, each: bool) -> NgramIndex:
@@ -19,14 +19,14 @@ def index_of(prompt: list[int], generated: list[int], *, each: bool) -> NgramInd
     for token in generated:
         tokens.append(token)
         if each:
-            index.guess(4)
+            index.lookup(4)
     return index
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=40), st.lists(st.integers(0, 2), max_size=40), st.booleans())
 def test_a_guess_goes_on_where_the_last_tokens_stood_before(prompt, generated, each):
     tokens = [*prompt, *generated]
-    length, guess = index_of(prompt, generated, each=each).guess(5)
+    length, guess = index_of(prompt, generated, each=each).lookup(5)
     places = [end for end in range(3, len(tokens)) if tokens[end - 3 : end] == tokens[-3:]]
     if not places:
         assert (length, list(guess)) == (0, [])
@@ -46,7 +46,7 @@ def test_a_copy_is_followed_through_places_that_look_alike(seed):
     index = NgramIndex(tokens)
     right = 0
     for place, token in enumerate(text):
-        right += list(index.guess(1)[1]) == [token]
+        right += list(index.lookup(1)[1]) == [token]
         tokens.append(token)
         assert place < 300
     assert right > 250
@@ -55,13 +55,13 @@ def test_a_copy_is_followed_through_places_that_look_alike(seed):
 def test_few_tokens_and_large_ids_are_no_trouble():
     for prompt in ([1], [1, 2], [1, 2, 3], [2**31 - 1] * 5):
         index = NgramIndex(array("i", prompt))
-        length, guess = index.guess(3)
+        length, guess = index.lookup(3)
         assert list(guess) in ([], prompt[:3])
         assert length <= len(prompt)
 
 
 def test_a_period_is_gone_on_with():
-    assert list(index_of([9, 1, 2, 3, 1, 2, 3], [], each=False).guess(8)[1]) == [1, 2, 3, 1, 2, 3, 1, 2]
+    assert list(index_of([9, 1, 2, 3, 1, 2, 3], [], each=False).lookup(8)[1]) == [1, 2, 3, 1, 2, 3, 1, 2]
 
 
 @given(st.floats(0.1, 50), st.floats(0.01, 2), st.integers(0, 10**6))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from array import array
 from collections import defaultdict
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -28,7 +29,7 @@ R, I, B = Priority  # noqa: E741
 def sequence(number: int, tenant: str = "", priority: Priority = I, num_prompt: int = 4) -> Sequence:
     tokens = array("i", range(num_prompt))
     return Sequence(
-        number, tokens, SamplingParams(), PATH, frozenset(), 0, 0.0, tenant=tenant, priority=priority, num_cached=0
+        number, tokens, SamplingParams(), PATH, frozenset(), 0, 0.0, 100, tenant=tenant, priority=priority, num_cached=0
     )
 
 
@@ -39,10 +40,17 @@ class Clock:
         return self.now
 
 
+def in_order(queue: WaitingQueue) -> Iterator[Sequence]:
+    """The queue in order of admission, after promotions, as the scheduler goes through it."""
+    for each in queue.promote():
+        each.priority = Priority.REALTIME
+    yield from queue
+
+
 def start(queue: WaitingQueue, count: int = 1) -> list[int]:
     """Admit the next ``count`` sequences, as the scheduler does."""
     started = []
-    for each in queue:
+    for each in in_order(queue):
         queue.admit(each)
         queue.charge_prompt(each)
         started.append(each.id)
@@ -86,10 +94,10 @@ def test_who_waits_for_long_goes_over_to_the_first_band(priority: Priority) -> N
     queue.push(sequence(0, priority=priority))
     clock.now = PATIENCE[priority] - 1
     queue.push(sequence(1, priority=R))
-    assert [each.id for each in queue] == [1, 0]
+    assert [each.id for each in in_order(queue)] == [1, 0]
     clock.now += 1
     queue.push(sequence(2, priority=R))
-    assert [each.id for each in queue] == [1, 2, 0]
+    assert [each.id for each in in_order(queue)] == [1, 2, 0]
     for number in range(3, 9):
         queue.push(sequence(number, priority=R))
     assert 0 in start(queue, 3)

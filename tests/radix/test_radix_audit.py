@@ -5,10 +5,10 @@ from array import array
 import pytest
 
 from rootgraft.radix.invariants import BrokenInvariant, check
-from rootgraft.radix.lru_heap import EvictionQueue
 from rootgraft.radix.namespace import Namespace, Origin, Path
 from rootgraft.radix.node import Node
 from rootgraft.radix.soft_pins import PinKind, SoftPin
+from rootgraft.radix.tenant_eviction import EvictionQueue
 from rootgraft.radix.tree import RadixTree
 
 BASE = Namespace("r1")

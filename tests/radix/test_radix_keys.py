@@ -5,7 +5,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rootgraft.radix.token_runs import common_prefix
+from rootgraft.radix.node import common_prefix
 
 tokens = st.lists(st.integers(0, 1), max_size=40)
 

@@ -88,7 +88,7 @@ def test_what_is_in_use_comes_first_however_old() -> None:
 
 
 def test_a_node_with_very_many_children_is_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_LOOKS", 60)
+    monkeypatch.setattr(module, "MOST_VISITS", 60)
     monkeypatch.setattr(module, "MOST_SIBLINGS", 50)
     shop = Shop()
     for number in range(300):

@@ -54,7 +54,7 @@ class World:
         self.check()
 
     def hold(self, tenant: str, tokens: bytes, kind: PinKind) -> SoftPin | None:
-        return self.tree.hold(self.tree.match(path_of(tenant), tokens), kind)
+        return self.tree.pin(self.tree.match(path_of(tenant), tokens), kind)
 
     def evict(self, num_pages: int = 1) -> str:
         """The tenants that have lost pages, in order."""
@@ -207,6 +207,6 @@ def test_who_has_no_more_than_an_equal_share_loses_nothing(data):
             assert len(world.evict(missing)) == missing
         tokens = world.put(tenant, size, adapter)
         if data.draw(st.booleans()):
-            world.tree.hold(world.tree.match(path_of(tenant, adapter), tokens), PinKind.SESSION)
+            world.tree.pin(world.tree.match(path_of(tenant, adapter), tokens), PinKind.SESSION)
         for name, prompt in kept.items():
             assert world.found(name, prompt) == sizes[name]

@@ -179,8 +179,8 @@ def test_a_drop_forgets_the_namespaces_below_as_well(tree):
 def test_held_paths_go_last_and_pins_after_sessions(tree):
     for first, pages in ((1, [10, 11]), (2, [20, 21]), (3, [30, 31])):
         put(tree, [first, 0, first, 1], pages)
-    session = tree.hold(tree.match(Path(BASE), memory(1, 0)), PinKind.SESSION)
-    pin = tree.hold(tree.match(Path(BASE), memory(2, 0, 2, 1)), PinKind.PIN)
+    session = tree.pin(tree.match(Path(BASE), memory(1, 0)), PinKind.SESSION)
+    pin = tree.pin(tree.match(Path(BASE), memory(2, 0, 2, 1)), PinKind.PIN)
     check(tree, [])
     assert [node.pages for node in descendants(tree.root) if node.pinned] == [[20, 21]]
     assert [tree.evict(1)[0] for _ in range(5)] == [11, 31, 30, 10, 21]
@@ -192,17 +192,17 @@ def test_held_paths_go_last_and_pins_after_sessions(tree):
 
 def test_what_parted_for_a_hold_joins_again_after_it(tree):
     put(tree, [1, 1, 2, 2, 3, 3], [10, 11, 12])
-    hold = tree.hold(tree.match(Path(BASE), memory(1, 1, 2, 2)), PinKind.PIN)
+    hold = tree.pin(tree.match(Path(BASE), memory(1, 1, 2, 2)), PinKind.PIN)
     assert shape(tree) == [[10, 11], [12]]
     tree.unpin(hold)
     assert shape(tree) == [[10, 11, 12]]
     check(tree, [])
-    assert tree.hold(tree.match(Path(BASE), memory(1)), PinKind.PIN) is None
+    assert tree.pin(tree.match(Path(BASE), memory(1)), PinKind.PIN) is None
 
 
 def test_a_lone_lease_does_not_make_a_held_node_longer(tree):
     put(tree, [1, 1, 2, 2], [10, 11])
-    hold = tree.hold(tree.match(Path(BASE), memory(1, 1, 2, 2)), PinKind.PIN)
+    hold = tree.pin(tree.match(Path(BASE), memory(1, 1, 2, 2)), PinKind.PIN)
     lease = tree.lock(tree.match(Path(BASE), memory(1, 1, 2, 2)))
     lease = tree.extend(lease, Path(BASE), 4, memory(3, 3), [12]).node
     assert shape(tree) == [[10, 11], [12]] and tree.pins.num_pages[PinKind.PIN] == 2

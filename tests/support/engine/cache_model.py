@@ -175,7 +175,7 @@ class Simulation:
 
     def keep(self, path: Path, tokens: array[int], kind: PinKind) -> None:
         """Hold what is there of a path."""
-        hold = self.cache.keep(path, tokens, len(tokens), kind)
+        hold = self.cache.pin(path, tokens, len(tokens), kind)
         cells, size = contents(path, tokens), self.cache.page_size
         ends, present = cells[size - 1 :: size], {end for _, _, end in self._pages()}
         while ends and ends[-1] not in present:
@@ -261,7 +261,7 @@ class Simulation:
             assert self._rank(end) == node.rank
         for kind in PinKind:
             of_kind = {end for held in self.held if held.hold.kind is kind for end in held.ends}
-            assert self.cache.num_held(kind) == len(of_kind)
+            assert self.cache.num_pinned(kind) == len(of_kind)
 
     def _rank(self, end: int | None) -> int:
         return max((1 + held.hold.kind for held in self.held if end in held.ends), default=0)

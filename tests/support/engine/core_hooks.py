@@ -111,9 +111,9 @@ def free_rows(core: EngineCore) -> list[int]:
     return core._scheduler._free_rows
 
 
-def draft_tracks(core: EngineCore) -> Mapping[int, Any]:
+def draft_states(core: EngineCore) -> Mapping[int, Any]:
     """Return the proposer's record of each sequence that may draft."""
-    return core._scheduler._drafts._proposer._tracks
+    return core._scheduler._drafts._proposer._sequences
 
 
 def preempt(core: EngineCore, sequence: Sequence) -> None:
@@ -126,7 +126,7 @@ def watch_preemptions(core: EngineCore) -> list[int]:
     inner = scheduler._preempt
 
     def watched(*args: Any) -> None:
-        seen.append(len(scheduler._under_way))
+        seen.append(len(scheduler._in_flight))
         inner(*args)
 
     scheduler._preempt = watched  # type: ignore[method-assign]

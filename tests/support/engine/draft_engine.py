@@ -74,7 +74,10 @@ class Engine:
         path = Path(Namespace(BASE))
         self.tokens[number] = []
         scheduler_of(self.core).add(
-            Sequence(number, array("i", ask.prompt), ask.params, path, ends, number, 0.0, matcher=matcher)
+            Sequence(
+                number, array("i", ask.prompt), ask.params, path, ends, number, 0.0, worker_of(self.core).max_model_len
+            ),
+            matcher,
         )
 
     def step(self) -> None:
@@ -86,7 +89,7 @@ class Engine:
                 self.ends[message.id] = message
         self.core.check()
         for sequence in scheduler_of(self.core).running:
-            assert sequence.matcher is None or sequence.matcher.num_tokens == sequence.num_generated
+            assert sequence.matcher is None or sequence.matcher.lent.num_tokens == sequence.num_generated
             assert sequence.num_computed < sequence.num_tokens
             num_tokens = sequence.num_tokens + worker_of(self.core).overlaps  # one may be under way
             assert len(sequence.lease.pages) <= -(-num_tokens // self.page_size)
