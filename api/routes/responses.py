@@ -23,7 +23,7 @@ from ..responses.chat_translation import as_chat, blaming_responses, renamed_for
 from ..responses.conversation import Conversation, conversation_of
 from ..responses.response_reply import ResponseReply, response_events
 from ..storage.response_store import StoredResponse, packed
-from .dependencies import CallerOf, State
+from .dependencies import CallerOf, State, set_facts
 from .request_body import JsonRoute
 
 MAX_BACKGROUND = 64
@@ -41,12 +41,10 @@ async def create_response(body: ResponseRequest, request: Request, state: State,
         chat = as_chat(body, conversation.messages(body.instructions))
         prepared, output_format = await chat_request(state.serving(), state.dialect(), chat, adapter, caller)
     output_format = renamed_format(output_format)
-    caller.facts.update(model=name, prompt_tokens=len(prepared.tokens), n=1, stream=body.stream)
     reply = ResponseReply(
         body, name, None if output_format is None else output_format.tools, stored=body.store and state.responses.is_on
     )
-
-    caller.facts["response_id"] = reply.id
+    set_facts(caller, [prepared], model=name, stream=body.stream, response_id=reply.id)
 
     def keep(ended: ResponseReply) -> None:
         if body.store:
@@ -64,8 +62,8 @@ async def create_response(body: ResponseRequest, request: Request, state: State,
 
 async def _run(reply: ResponseReply, deltas: Deltas) -> None:
     async with aclosing(deltas) as stream:
-        async for _, several in stream:
-            for delta in several:
+        async for arrived in stream:
+            for delta in arrived:
                 reply.take(delta)
 
 

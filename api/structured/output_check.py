@@ -31,12 +31,12 @@ class OutputCheck:
         self._validators = validators
         self._texts: dict[tuple[int, int], list[str]] = {}
 
-    async def judge(self, prompt: int, deltas: Sequence[TextDelta]) -> list[TextDelta]:
-        """The deltas that came for the prompt of this number, with ends that are right."""
-        return [await self._judged(prompt, delta) for delta in deltas]
+    async def judge(self, deltas: Sequence[TextDelta]) -> list[TextDelta]:
+        """The deltas that came together, with ends that are right."""
+        return [await self._judged(delta) for delta in deltas]
 
-    async def _judged(self, prompt: int, delta: TextDelta) -> TextDelta:
-        texts = self._texts.setdefault((prompt, delta.index), [])
+    async def _judged(self, delta: TextDelta) -> TextDelta:
+        texts = self._texts.setdefault((delta.prompt, delta.index), [])
         texts.append(delta.text)
         finish = delta.finish
         if finish is None or finish.reason is not FinishReason.STOP or finish.stop_reason is not None:
