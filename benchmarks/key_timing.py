@@ -36,9 +36,8 @@ import uvloop
 from starlette.types import Message, Receive, Scope, Send
 
 from benchmarks.serve.server import machine
-from rootgraft.api.access.api_keys import Key, new_key
+from rootgraft.api.access.api_keys import Key, KeyRing, new_key
 from rootgraft.api.access.caller import RequestFacts
-from rootgraft.api.access.keyring import KeyRing
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.generate.server_state import ServerState
 from rootgraft.api.http.app import create_app

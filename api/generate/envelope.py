@@ -1,4 +1,4 @@
-"""What every answer and every chunk of one request starts with."""
+"""Envelope of a response: the fields with which the body and every chunk of one request begin."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fastapi import Response
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """The fields that stay the same.
+    """Fields common to the chunks of one request.
 
     Attributes:
         id: ``chatcmpl-`` or ``cmpl-`` and 32 hexadecimal digits.
-        object: OpenAI's name of the kind of answer; that of its chunks may differ.
-        model: the name that the request asked for.
+        object: OpenAI's name of the kind of object.
+        model: the name in the request.
     """
 
     id: str
@@ -29,11 +29,10 @@ class Envelope:
 
     @staticmethod
     def new(prefix: str, kind: str, model: str, fingerprint: str) -> Envelope:
-        """A head with a new id, made now."""
+        """Return an envelope with a new id and the current time."""
         return Envelope(f"{prefix}-{uuid.uuid4().hex}", kind, int(time.time()), model, fingerprint)
 
     def fields(self) -> dict[str, Any]:
-        """The fields as OpenAI names them."""
         return {
             "id": self.id,
             "object": self.object,
@@ -43,14 +42,13 @@ class Envelope:
         }
 
     def event(self, **fields: Any) -> bytes:
-        """A whole event with these fields after the head's."""
+        """Serialize a whole event with ``fields`` after the envelope's."""
         return b"data: " + orjson.dumps({**self.fields(), **fields}) + b"\n\n"
 
     def event_start(self) -> bytes:
-        """The start of an event up to the first choice's index, to be completed by hand: the fast path."""
+        """Serialize an event's start up to the first choice's index, for chunks joined from bytes."""
         return b"data: " + orjson.dumps(self.fields())[:-1] + b',"choices":[{"index":'
 
 
 def json_response(body: Any) -> Response:
-    """A body as JSON."""
     return Response(orjson.dumps(body), media_type="application/json")

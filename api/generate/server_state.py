@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING
 
 from ...engine.errors import CapacityError, EngineDead, UnknownModel
 from ...engine.types import AdapterInfo, Priority
-from ..access.api_keys import Scope
+from ..access.api_keys import KeyRing, Scope
 from ..access.caller import Caller, RequestFacts
-from ..access.keyring import KeyRing
 from ..access.overload import QueueLimits
 from ..access.rate_limits import RateLimits
 from ..access.request_admission import RequestAdmission
 from ..batches.batch_service import BatchService
 from ..config import ServerConfig
-from ..observe.engine_watch import EngineWatch
+from ..observe.live_page import EngineWatch
 from ..observe.metrics import Metrics
 from ..observe.tracing import Tracer, open_tracer
 from ..observe.usage_ledger import UsageLedger

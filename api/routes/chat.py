@@ -11,8 +11,7 @@ from ..generate.sse import EventStream
 from ..generate.streams import collect, generate, silenced, while_connected
 from ..observe.token_usage import UsageCount
 from ..protocol.chat import ChatRequest
-from .dependencies import CallerOf, State, set_facts
-from .request_body import JsonRoute
+from .dependencies import CallerOf, JsonRoute, State, set_facts
 
 router = APIRouter(route_class=JsonRoute, tags=["generation"])
 

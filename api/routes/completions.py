@@ -12,8 +12,7 @@ from ..generate.streams import collect, generate, while_connected
 from ..observe.token_usage import UsageCount
 from ..protocol.completions import CompletionRequest
 from ..structured.output_format import requested_format
-from .dependencies import CallerOf, State, set_facts
-from .request_body import JsonRoute
+from .dependencies import CallerOf, JsonRoute, State, set_facts
 
 router = APIRouter(route_class=JsonRoute, tags=["generation"])
 

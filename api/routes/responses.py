@@ -1,11 +1,10 @@
-"""``/v1/responses``: create, ask for, list the input of, cancel, delete."""
+"""``/v1/responses``: create, get, list input items of, cancel and delete responses."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import aclosing
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import orjson
 from fastapi import APIRouter, Query, Request, Response
@@ -23,8 +22,7 @@ from ..responses.chat_translation import as_chat, blaming_responses, renamed_for
 from ..responses.conversation import Conversation, conversation_of
 from ..responses.response_reply import ResponseReply, response_events
 from ..storage.response_store import StoredResponse, packed
-from .dependencies import CallerOf, State, set_facts
-from .request_body import JsonRoute
+from .dependencies import CallerOf, JsonRoute, State, page, set_facts
 
 MAX_BACKGROUND = 64
 
@@ -33,7 +31,7 @@ router = APIRouter(route_class=JsonRoute, tags=["responses"])
 
 @router.post("/v1/responses")
 async def create_response(body: ResponseRequest, request: Request, state: State, caller: CallerOf) -> Response:
-    """Answer an input, and remember the answer unless ``store`` is false."""
+    """Answer an input, and store the response unless ``store`` is false."""
     owner = caller.key.tenant
     name, adapter = state.resolve(body.model, caller)
     conversation = conversation_of(body, state.responses, owner)
@@ -84,7 +82,7 @@ def _record(
 def _begin(
     state: ServerState, reply: ResponseReply, deltas: Deltas, owner: str, conversation: Conversation
 ) -> Response:
-    """Answer at once; the store has the response as it stands, and then as it ended."""
+    """Return a background response at once; the store has it, now unfinished and later with its end."""
     if not state.responses.is_on:
         raise RequestError("'background' needs a server that stores responses.", param="background")
     if state.responses.num_jobs >= MAX_BACKGROUND:
@@ -115,7 +113,7 @@ def _find(state: ServerState, caller: Caller, response_id: str) -> StoredRespons
 async def get_response(
     response_id: str, request: Request, caller: CallerOf, state: State, stream: bool = False
 ) -> Response:
-    """A stored response as it stands."""
+    """A stored response."""
     _refuse_include(request)
     if stream:
         raise RequestError("'stream' is not supported: stream a response when it is made.", param="stream")
@@ -124,7 +122,7 @@ async def get_response(
 
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(response_id: str, caller: CallerOf, state: State) -> Response:
-    """Forget a stored response; one that is still being made is given up."""
+    """Delete a stored response; a running one is cancelled."""
     _find(state, caller, response_id)
     state.responses.delete(caller.key.tenant, response_id)
     return json_response({"id": response_id, "object": "response", "deleted": True})
@@ -132,7 +130,7 @@ async def delete_response(response_id: str, caller: CallerOf, state: State) -> R
 
 @router.post("/v1/responses/{response_id}/cancel")
 async def cancel_response(response_id: str, caller: CallerOf, state: State) -> Response:
-    """Give up a background response. One that has ended stays as it is."""
+    """Cancel a background response. One that has ended is unchanged."""
     record = _find(state, caller, response_id)
     if not orjson.loads(record.body)["background"]:
         raise RequestError("Only a response that was made with 'background' can be cancelled.")
@@ -153,33 +151,15 @@ async def list_input_items(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
 ) -> Response:
-    """The items that a response answers, those of the responses that it goes on from included."""
+    """The input items of a response, those of its previous responses included."""
     _refuse_include(request)
     items = _find(state, caller, response_id).items()
     if order == "desc":
         items.reverse()
-    page = _after(items, after)
-    return json_response(
-        {
-            "object": "list",
-            "data": page[:limit],
-            "first_id": page[0]["id"] if page else None,
-            "last_id": page[:limit][-1]["id"] if page else None,
-            "has_more": len(page) > limit,
-        }
-    )
+    return json_response(page(items, after, limit, "response"))
 
 
 def _refuse_include(request: Request) -> None:
     if "include" in request.query_params or "include[]" in request.query_params:
         reason = "what a response holds is settled when it is made"
         raise RequestError(f"'include' is not supported: {reason}.", param="include", code="unsupported_parameter")
-
-
-def _after(items: Sequence[dict[str, Any]], after: str | None) -> Sequence[dict[str, Any]]:
-    if after is None:
-        return items
-    found = next((index for index, item in enumerate(items) if item["id"] == after), None)
-    if found is None:
-        raise RequestError(f"'after' names no item of this response: '{after[:128]}'.", param="after")
-    return items[found + 1 :]

@@ -139,7 +139,7 @@ def test_loading_serving_ending(engine: Engine) -> None:
 
     assert run(steps) == 0
     assert engine.closed
-    assert engine.serving.engine_client.path == Path("model.gguf")
+    assert engine.client.path == Path("model.gguf")
 
 
 def test_names_of_the_operators(engine: Engine) -> None:
@@ -155,13 +155,13 @@ def test_names_of_the_operators(engine: Engine) -> None:
 
 def test_draining_finishes_what_runs_and_takes_nothing_new(engine: Engine) -> None:
     engine.loaded.set()
-    engine.serving.async_engine.gate = gate = asyncio.Event()
+    engine.async_engine.gate = gate = asyncio.Event()
     replies: list[Any] = []
 
     def steps(http: httpx.Client) -> None:
         wait_until(lambda: http.get("/ready").status_code == 200)
         running = in_thread(http, replies)
-        wait_until(lambda: bool(engine.serving.async_engine.seen))
+        wait_until(lambda: bool(engine.async_engine.seen))
         interrupt()
         wait_until(lambda: http.get("/ready").status_code == 503)
         assert http.get("/health").status_code == 200
@@ -172,24 +172,24 @@ def test_draining_finishes_what_runs_and_takes_nothing_new(engine: Engine) -> No
 
     assert run(steps) == 0
     assert [reply.json()["choices"][0]["text"] for reply in replies] == ["answer 0"]
-    assert len(engine.serving.async_engine.seen) == 1 and engine.closed
+    assert len(engine.async_engine.seen) == 1 and engine.closed
 
 
 def test_draining_finishes_a_response_that_nobody_waits_for(engine: Engine) -> None:
     engine.loaded.set()
-    engine.serving.async_engine.gate = gate = asyncio.Event()
+    engine.async_engine.gate = gate = asyncio.Event()
 
     def steps(http: httpx.Client) -> None:
         wait_until(lambda: http.get("/ready").status_code == 200)
         begun = http.post("/v1/responses", json={"input": "hi", "background": True}).json()
-        wait_until(lambda: bool(engine.serving.async_engine.seen))
+        wait_until(lambda: bool(engine.async_engine.seen))
         interrupt()
         wait_until(lambda: http.get("/ready").status_code == 503)
         assert http.get(f"/v1/responses/{begun['id']}").json()["status"] == "in_progress" and not engine.closed
         gate.set()
 
     assert run(steps) == 0
-    assert len(engine.serving.async_engine.seen) == 1 and not engine.serving.async_engine.aborted and engine.closed
+    assert len(engine.async_engine.seen) == 1 and not engine.async_engine.aborted and engine.closed
 
 
 def test_what_is_used_is_in_the_ledger_when_the_server_ends(engine: Engine, tmp_path: Path) -> None:
@@ -215,19 +215,19 @@ def test_a_ledger_or_traces_that_cannot_be(engine: Engine, tmp_path: Path) -> No
     ):
         with pytest.raises(ConfigError, match=flag):
             server.serve(EngineConfig(), ServerConfig(port=0, **options))
-    assert engine.serving.engine_client is None
+    assert engine.client is None
 
 
 @pytest.mark.parametrize("how", ["time is up", "second signal"])
 def test_what_does_not_finish_gets_an_error(engine: Engine, how: str) -> None:
     engine.loaded.set()
-    engine.serving.async_engine.gate = asyncio.Event()
+    engine.async_engine.gate = asyncio.Event()
     replies: list[Any] = []
 
     def steps(http: httpx.Client) -> None:
         wait_until(lambda: http.get("/ready").status_code == 200)
         running = in_thread(http, replies)
-        wait_until(lambda: bool(engine.serving.async_engine.seen))
+        wait_until(lambda: bool(engine.async_engine.seen))
         interrupt()
         if how == "second signal":
             wait_until(lambda: http.get("/ready").status_code == 503)
@@ -247,17 +247,17 @@ def test_a_dead_engine_ends_the_process_with_70(engine: Engine, how: str) -> Non
     def steps(http: httpx.Client) -> None:
         wait_until(lambda: http.get("/ready").status_code == 200)
         if how == "gone":
-            engine.serving.engine_client.is_alive = False
+            engine.client.is_alive = False
         else:
-            engine.serving.engine_client.age = 1e6
+            engine.client.age = 1e6
 
     assert run(steps) == server.EXIT_ENGINE_DEAD == 70
-    assert engine.closed and engine.serving.engine_client.killed
+    assert engine.closed and engine.client.killed
 
 
 def test_a_signal_while_the_model_is_loading(engine: Engine) -> None:
     def steps(http: httpx.Client) -> None:
-        wait_until(lambda: engine.serving.engine_client is not None)
+        wait_until(lambda: engine.client is not None)
         interrupt()
 
     assert run(steps) == 0
@@ -282,7 +282,7 @@ def test_a_port_that_is_taken(engine: Engine) -> None:
             server.serve(EngineConfig(), ServerConfig(port=sock.getsockname()[1]))
     with pytest.raises(ConfigError, match="Cannot listen"):
         server.serve(EngineConfig(), ServerConfig(host="no.such.host.invalid"))
-    assert engine.serving.engine_client is None
+    assert engine.client is None
 
 
 def test_keys_that_cannot_be_read(engine: Engine, tmp_path: Path) -> None:
