@@ -61,7 +61,6 @@ class ErrorReply:
         return "server_error" if self.status >= 500 else "invalid_request_error"
 
     def body(self) -> bytes:
-        """Serialize the body."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return orjson.dumps({"error": {**error, **self.details}})
 
@@ -212,5 +211,4 @@ def _json_type(value: Any) -> str:
 
 
 async def handle(_request: Request, error: Exception) -> Response:
-    """Exception handler for errors of routes."""
     return reply_to(error).response()

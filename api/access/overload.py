@@ -121,7 +121,6 @@ class QueueLimits:
         return sum(tokens for _, tokens in self._waiting.values())
 
     def waiting(self, priority: Priority) -> int:
-        """Return the number of waiting sequences in a priority class."""
         return sum(count for (_, each), (count, _) in self._waiting.items() if each is priority)
 
     def expected_wait(self, tenant: str, priority: Priority) -> float:
@@ -165,7 +164,6 @@ class QueueLimits:
         self._check_share(load)
 
     def join(self, load: Load) -> None:
-        """Add a request to the queue."""
         self._change(load, load.sequences, load.tokens)
 
     def leave(self, load: Load, num_tokens: int, *, begun: bool) -> None:

@@ -34,7 +34,6 @@ class TokenBucket:
         return self._level
 
     def add(self, amount: float, now: float) -> None:
-        """Add to the level, or take from it (negative)."""
         self._level = self.level(now) + amount
         self._level = min(self._level, self.per_minute)
 

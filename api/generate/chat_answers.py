@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -14,8 +13,6 @@ from ..tools.tool_parser import Arguments, CallStart, Content, Event, ToolParser
 from ..tools.tool_plan import ToolPlan
 from .envelope import Envelope
 from .logprob_formats import chat_logprobs, prompt_logprobs
-from .sse import DONE
-from .streams import Deltas
 
 if TYPE_CHECKING:
     from ...engine.serving.output_processor import SequenceOutput, TextDelta
@@ -59,18 +56,6 @@ def _finish_with_calls(finish: dict[str, Any]) -> None:
         finish["finish_reason"] = "tool_calls"
 
 
-async def chat_events(
-    request: ChatRequest, deltas: Deltas, chunks: ChatChunks, usage: UsageCount
-) -> AsyncGenerator[bytes, None]:
-    """Yield the events: role, content and tool calls, finish reason of each choice, usage if asked for, DONE."""
-    async with aclosing(deltas) as stream:
-        async for arrived in stream:
-            if events := b"".join([event for delta in arrived for event in chunks.events(delta)]):
-                yield events
-    end = chunks.envelope.event(choices=[], usage=usage.body()) if request.include_usage else b""
-    yield end + DONE
-
-
 class ChatChunks:
     """Serializes the chunks of one stream. Plain content is joined from prepared bytes.
 
@@ -80,7 +65,7 @@ class ChatChunks:
     """
 
     def __init__(self, request: ChatRequest, envelope: Envelope, num_prompt: int, plan: ToolPlan | None) -> None:
-        self.envelope = envelope
+        self.envelope, self.include_usage = envelope, request.include_usage
         self._num_logprobs = request.num_logprobs
         self._continuous = request.continuous_usage
         self._num_prompt = num_prompt
@@ -91,7 +76,7 @@ class ChatChunks:
         self._start = envelope.event_start()
         self._end = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
 
-    def events(self, delta: TextDelta) -> list[bytes]:
+    def events(self, delta: TextDelta) -> bytes:
         """Return the events for a delta: none while its text is held back."""
         events = []
         self._num_tokens += len(delta.tokens)
@@ -109,7 +94,7 @@ class ChatChunks:
             if delta.index in self._calling:
                 _finish_with_calls(finish)
             events.append(self._event(delta.index, {}, None, finish))
-        return events
+        return b"".join(events)
 
     def _parse(self, delta: TextDelta, logprobs: dict[str, Any] | None) -> list[bytes]:
         """Return the events for a delta that may hold tool calls. Logprobs go with the first one."""

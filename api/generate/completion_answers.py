@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +12,6 @@ from ..observe.token_usage import UsageCount, finish_fields, usage_body
 from ..protocol.completions import CompletionRequest
 from .envelope import Envelope
 from .logprob_formats import CompletionLogprobs, Unscored, prompt_logprobs
-from .sse import DONE
-from .streams import Deltas
 
 if TYPE_CHECKING:
     from ...engine.serving.output_processor import SequenceOutput, TextDelta, TokenLogprob
@@ -84,23 +81,11 @@ def completion_body(
     return {**envelope.fields(), "choices": choices, "usage": usage.body()}
 
 
-async def completion_events(
-    request: CompletionRequest, deltas: Deltas, chunks: CompletionChunks, usage: UsageCount
-) -> AsyncGenerator[bytes, None]:
-    """Yield the events: text, the finish reason with each choice's last one, usage if asked for, DONE."""
-    async with aclosing(deltas) as stream:
-        async for arrived in stream:
-            if events := b"".join([chunks.event(delta) for delta in arrived]):
-                yield events
-    end = chunks.envelope.event(choices=[], usage=usage.body()) if request.include_usage else b""
-    yield end + DONE
-
-
 class CompletionChunks:
     """Serializes the chunks of one stream. Plain text is joined from prepared bytes."""
 
     def __init__(self, request: CompletionRequest, envelope: Envelope, prompts: Sequence[EchoedPrompt]) -> None:
-        self.envelope = envelope
+        self.envelope, self.include_usage = envelope, request.include_usage
         self._request = request
         self._num_prompt = sum(prompt.num_tokens for prompt in prompts)
         self._num_tokens = 0
@@ -108,7 +93,7 @@ class CompletionChunks:
         self._start = envelope.event_start()
         self._end = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
 
-    def event(self, delta: TextDelta) -> bytes:
+    def events(self, delta: TextDelta) -> bytes:
         """Return the event for a delta, empty while its text is held back."""
         index = delta.prompt * self._request.n + delta.index
         if self._request.max_tokens != 0:

@@ -1,14 +1,22 @@
-"""Envelope of a response: the fields with which the body and every chunk of one request begin."""
+"""Envelope of a response: the fields that begin the body and every chunk, and the events of a stream of chunks."""
 
 from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 from fastapi import Response
+
+from ...engine.serving.output_processor import TextDelta
+from ..observe.token_usage import UsageCount
+from .streams import Deltas
+
+_DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +56,25 @@ class Envelope:
     def event_start(self) -> bytes:
         """Serialize an event's start up to the first choice's index, for chunks joined from bytes."""
         return b"data: " + orjson.dumps(self.fields())[:-1] + b',"choices":[{"index":'
+
+
+class Chunks(Protocol):
+    """Serializer of one stream's deltas."""
+
+    envelope: Envelope
+    include_usage: bool
+
+    def events(self, delta: TextDelta) -> bytes: ...
+
+
+async def chunk_events(deltas: Deltas, chunks: Chunks, usage: UsageCount) -> AsyncGenerator[bytes, None]:
+    """Yield the events of deltas that arrived together, at the end usage if asked for and DONE."""
+    async with aclosing(deltas) as stream:
+        async for arrived in stream:
+            if events := b"".join([chunks.events(delta) for delta in arrived]):
+                yield events
+    end = chunks.envelope.event(choices=[], usage=usage.body()) if chunks.include_usage else b""
+    yield end + _DONE
 
 
 def json_response(body: Any) -> Response:

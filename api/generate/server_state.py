@@ -41,20 +41,13 @@ class ServerState:
         ConfigError: the file with keys cannot be read.
 
     Attributes:
-        options: the server's options.
-        metrics: written by ``generate`` and the engine's heartbeats.
         names: names of the base model; responses carry the first one by default.
         finds_adapters: whether the engine loads unknown adapters from ``--lora-dir`` by itself.
         async_engine: None until the model is loaded.
         client: None until the engine process is started.
         draining: the server is shutting down and takes no new work.
-        version: of the server, for ``/version`` and the fingerprint.
         started: start of the server, in seconds since 1970.
         active: running generations. Written by ``generate`` alone.
-        validators: of structured output.
-        keys: the API keys.
-        admission: queue limits and rate limits.
-        responses: stored responses.
         batches: files and batches of clients, None without ``--batch-dir``.
         internal_client: calls the routes for batches. Set by ``create_app``.
         ledger: of usage, None without ``--usage-ledger``.
@@ -123,7 +116,6 @@ class ServerState:
 
     @property
     def is_ready(self) -> bool:
-        """Whether new requests are taken."""
         return self.is_healthy and not self.draining
 
     @property
@@ -182,5 +174,4 @@ class ServerState:
 
     @property
     def adapters(self) -> Mapping[str, AdapterInfo]:
-        """Loaded adapters by name."""
         return {} if self.client is None else self.client.adapters

@@ -12,7 +12,6 @@ from starlette.types import Receive, Scope, Send
 from ..errors import reply_to
 from .streams import ClientGone, while_connected
 
-DONE = b"data: [DONE]\n\n"
 _SEND_TIMEOUT = 60.0
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 

@@ -42,7 +42,6 @@ class UsageCount:
         self._drop_completion = drop_completion
 
     def add(self, prompt: int, usage: Usage) -> None:
-        """Add the usage of a sequence of this prompt that has ended."""
         self._by_prompt.setdefault(prompt, []).append(usage)
 
     def add_aborted(self, prompt: int, num_prompt: int, num_completion: int) -> None:

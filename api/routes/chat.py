@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from ..generate.build_request import chat_request
-from ..generate.chat_answers import ChatChunks, chat_body, chat_events
-from ..generate.envelope import Envelope, json_response
+from ..generate.chat_answers import ChatChunks, chat_body
+from ..generate.envelope import Envelope, chunk_events, json_response
 from ..generate.sse import EventStream
 from ..generate.streams import collect, generate, silenced, while_connected
 from ..observe.token_usage import UsageCount
@@ -31,6 +31,6 @@ async def create_chat_completion(body: ChatRequest, request: Request, state: Sta
         deltas = silenced(deltas)
     if body.stream:
         chunks = ChatChunks(body, envelope, len(prepared.tokens), plan)
-        return EventStream(chat_events(body, deltas, chunks, usage))
+        return EventStream(chunk_events(deltas, chunks, usage))
     outputs = await while_connected(request.receive, collect(deltas))
     return json_response(chat_body(body, envelope, outputs, usage, plan))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from ..generate.build_request import completion_requests, echoed_prompts
-from ..generate.completion_answers import CompletionChunks, completion_body, completion_events
-from ..generate.envelope import Envelope, json_response
+from ..generate.completion_answers import CompletionChunks, completion_body
+from ..generate.envelope import Envelope, chunk_events, json_response
 from ..generate.sse import EventStream
 from ..generate.streams import collect, generate, while_connected
 from ..observe.token_usage import UsageCount
@@ -32,6 +32,6 @@ async def create_completion(body: CompletionRequest, request: Request, state: St
     deltas = generate(state, prepared, caller, output_format, usage)
     if body.stream:
         chunks = CompletionChunks(body, envelope, prompts)
-        return EventStream(completion_events(body, deltas, chunks, usage))
+        return EventStream(chunk_events(deltas, chunks, usage))
     outputs = await while_connected(request.receive, collect(deltas))
     return json_response(completion_body(body, envelope, prompts, outputs, usage))

@@ -258,7 +258,6 @@ class RunningRequest:
 
     @property
     def is_done(self) -> bool:
-        """Whether the request is complete or has failed."""
         return self.error is not None or self._builder.is_complete
 
     def add(self, delta: TextDelta) -> None:

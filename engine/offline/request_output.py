@@ -84,7 +84,6 @@ class OutputBuilder:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every sequence has ended."""
         return all(output.finish is not None for output in self._outputs)
 
     def add(self, delta: TextDelta) -> None:

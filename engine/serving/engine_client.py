@@ -91,7 +91,6 @@ class EngineClient(asyncio.Protocol):
         return self._adapters
 
     def last_heartbeat_age(self) -> float:
-        """Return the seconds since the engine's last heartbeat."""
         return time.monotonic() - self._last_heartbeat
 
     async def start(self) -> Ready:

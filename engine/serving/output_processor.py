@@ -90,7 +90,6 @@ class SequenceOutput:
         return "".join(self.texts)
 
     def add(self, delta: TextDelta) -> None:
-        """Append a delta."""
         self.texts.append(delta.text)
         self.tokens += delta.tokens
         self.logprobs += delta.logprobs
@@ -125,7 +124,6 @@ class OutputProcessor:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string has been found."""
         return self._stop is not None
 
     @property

@@ -101,7 +101,7 @@ class Tokenizer:
                 yield found.start()
 
     def fewest_tokens(self, text: str) -> int:
-        """How many tokens a text has at least, found much faster than by ``encode``; 0 if that is not known."""
+        """Return a lower bound on a text's tokens, much faster than ``encode``; 0 if none is known."""
         return 0 if self._bounds is None else self._bounds.fewest_tokens(text)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
