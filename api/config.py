@@ -1,4 +1,4 @@
-"""Every option of the HTTP server once, in the form of ``engine.config``, from which the command line is made."""
+"""Options of the HTTP server, in the form of ``engine.config``; the command line is generated from them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from ..engine.config import check_options, option
 from ..engine.errors import ConfigError
 
-# "auto" and the formats of api/structured/tool_formats.py, named here so that the command line loads none of that.
+# "auto" and the formats of api/structured/tool_formats.py, repeated so that the command line need not import it.
 TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "generic")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Options of the server in front of the engine. Raises ``ConfigError`` for the first one out of its bounds."""
+    """Options of the HTTP server. Raises ConfigError for the first one out of its bounds."""
 
     host: str = option("127.0.0.1", "Address to listen on. 0.0.0.0: reachable from other machines.", group="server")
     port: int = option(8000, "Port to listen on. 0: any free one.", low=0, high=65535, group="server")

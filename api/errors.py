@@ -1,8 +1,8 @@
-"""What an exception becomes outside: a status, and a body in OpenAI's shape.
+"""Maps exceptions to HTTP error responses: a status and a body in OpenAI's shape.
 
     {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
 
-Whatever is not an error on purpose becomes a 500 that says nothing about its cause; the cause goes to the log.
+An unexpected exception becomes a 500 without its cause, which goes to the log.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ _LONGEST_RETRY = 3600
 
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
-    """A status and what the body of an error says; ``headers`` go out with it.
+    """Status, headers and error object of a response.
 
     Attributes:
         details: fields beyond OpenAI's.
+        kind: overrides ``type``.
     """
 
     status: int
@@ -54,25 +55,23 @@ class ErrorReply:
 
     @property
     def type(self) -> str:
-        """OpenAI's class of the error; of a limit, what is limited (``requests`` or ``tokens``)."""
+        """OpenAI's error type; of a rate limit ``requests`` or ``tokens``."""
         if self.kind is not None:
             return self.kind
         return "server_error" if self.status >= 500 else "invalid_request_error"
 
     def body(self) -> bytes:
-        """The body, as JSON."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return orjson.dumps({"error": {**error, **self.details}})
 
     def response(self) -> Response:
-        """The whole answer."""
         return Response(self.body(), self.status, dict(self.headers), "application/json")
 
 
 class HTTPError(HTTPException):
-    """An error of HTTP rather than of a request's content: wrong key, too large, too slow.
+    """HTTP error that is not about a request's content: wrong key, too large, too slow.
 
-    A subclass of Starlette's exception, which FastAPI lets through where it reads bodies.
+    Derives from Starlette's exception, which FastAPI passes on where it reads bodies.
     """
 
     def __init__(
@@ -83,12 +82,12 @@ class HTTPError(HTTPException):
 
 
 class Rejection(HTTPError):
-    """A right request that is not taken now: 429 if its key or tenant asks for too much, 503 if all together do.
+    """Refusal of a valid request: 429 if its key or tenant is over a limit, 503 if the server is overloaded.
 
     Args:
         reason: for metrics, one of ``REASONS``.
-        seconds: when asking again may help.
-        kind: what is limited, for a 429.
+        seconds: for Retry-After.
+        kind: of the rate limit of a 429, ``requests`` or ``tokens``.
     """
 
     REASONS = ("requests_per_minute", "tokens_per_minute", "tenant_share", "queue_full", "queue_slow")
@@ -102,7 +101,7 @@ class Rejection(HTTPError):
 
 
 def reply_to(error: Exception) -> ErrorReply:
-    """The reply for any exception. Logs those that nobody raised on purpose."""
+    """Return the reply for any exception. Logs unexpected ones."""
     match error:
         case UnknownModel():
             return ErrorReply(404, str(error), error.param, error.code)
@@ -140,7 +139,7 @@ def _reply_to_http(error: HTTPException) -> ErrorReply:
 
 
 def _reply_to_invalid(errors: Sequence[Mapping[str, Any]]) -> ErrorReply:
-    """The first of pydantic's findings, as a sentence that names the field."""
+    """Return the reply for pydantic's first error; its message names the field."""
     first = errors[0]
     if first["type"] == "json_invalid":
         return ErrorReply(400, f"The body is not valid JSON: {first['ctx']['error']}.", code="invalid_json")
@@ -187,7 +186,7 @@ def _wanted(kind: str, context: Mapping[str, Any]) -> str:
 
 
 def _param(location: Sequence[str | int]) -> str | None:
-    """``("messages", 0, "content")`` as ``messages[0].content``; the names of alternatives, in ``<>``, are left out."""
+    """Return ``("messages", 0, "content")`` as ``messages[0].content``, without alternatives' names in ``<>``."""
     text = ""
     for part in location:
         if isinstance(part, int):
@@ -212,5 +211,4 @@ def _json_type(value: Any) -> str:
 
 
 async def handle(_request: Request, error: Exception) -> Response:
-    """Exception handler for all that a route raises."""
     return reply_to(error).response()

@@ -36,8 +36,8 @@ import uvloop
 from starlette.types import Message, Receive, Scope, Send
 
 from benchmarks.serve.server import machine
-from rootgraft.api.access.api_keys import Key, new_key
-from rootgraft.api.access.keyring import KeyRing
+from rootgraft.api.access.api_keys import Key, KeyRing, new_key
+from rootgraft.api.access.caller import RequestFacts
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.generate.server_state import ServerState
 from rootgraft.api.http.app import create_app
@@ -150,7 +150,7 @@ def in_process(key: str, ring: KeyRing, tries: int) -> dict[str, Any]:
 
     def attempt(guess: bytes) -> int:
         headers = [(b"host", b"localhost"), (b"authorization", b"Bearer " + guess)]
-        scope = {"type": "http", "method": "GET", "path": PATH, "state": {"facts": {}}, "headers": headers}
+        scope = {"type": "http", "method": "GET", "path": PATH, "state": {"facts": RequestFacts()}, "headers": headers}
         call = guard(scope, receive, send)
         start = time.perf_counter_ns()
         try:

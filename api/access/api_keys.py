@@ -1,24 +1,27 @@
-"""API keys: what each may do, and the file that says so, which holds their digests and never the keys themselves.
+"""API keys: scopes, limits and tenants; the key file, which holds digests alone; the key ring that finds valid keys.
 
     [[keys]]
     name = "team-a"                   # in logs and metrics
     sha256 = "9f86d081884c7d65..."    # of the key, in hexadecimal
-    tenant = "team-a"                 # whose KV and whose turn; default: the name
+    tenant = "team-a"                 # shares KV and scheduling turns; default: the name
     scopes = ["inference"]            # of inference, metrics, admin; default: inference
     adapters = ["sql", "tickets"]     # by name; default: all, and the base model in any case
     requests_per_minute = 600         # default: no limit
     tokens_per_minute = 100000
-    priority = "interactive"          # the earliest band that its requests may ask for, and the one by default
+    priority = "interactive"          # the default and the highest priority class of its requests
 
-``docs/keys-and-limits.md`` tells the same to operators. JSON has the same fields: ``{"keys": [{...}, ...]}``.
+See ``docs/keys-and-limits.md``. JSON has the same fields: ``{"keys": [{...}, ...]}``.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
+import logging
 import secrets
+import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -33,14 +36,18 @@ from ..protocol.base import StrictModel, rejected
 from ..protocol.sampling import PriorityName, priority_of
 
 MAX_KEYS = 4096
+LOOK_SECONDS = 0.5
+"""Least time between two looks at the file."""
 _MAX_FILE_BYTES = 4 << 20
 _MAX_PER_MINUTE = 1 << 40
 _ADMIN_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/adapters", "/ui/state"})
 _ADMIN_FOLDERS = ("/v1/adapters/",)
 
+logger = logging.getLogger(__name__)
+
 
 class Scope(StrEnum):
-    """What a key opens. None includes another."""
+    """Access of a key. No scope includes another."""
 
     INFERENCE = "inference"
     METRICS = "metrics"
@@ -48,7 +55,7 @@ class Scope(StrEnum):
 
 
 def needed_scope(path: str) -> Scope:
-    """The scope that a path needs, open ones aside."""
+    """Return the scope that a path needs, open paths aside."""
     if path in _ADMIN_PATHS or path.startswith(_ADMIN_FOLDERS):
         return Scope.ADMIN
     return Scope.METRICS if path == "/metrics" else Scope.INFERENCE
@@ -61,12 +68,12 @@ class Key:
     Attributes:
         name: in logs.
         digest: SHA-256 of the key.
-        tenant: who uses it. Keys of one tenant share KV and take turns as one.
-        adapters: names that it may use besides the base model's; None for all.
+        tenant: keys of one tenant share KV and take turns as one.
+        adapters: names that the key may use besides the base model's; None for all.
         requests_per_minute: None for no limit.
         tokens_per_minute: None for no limit.
-        priority: the band of its requests that ask for none.
-        earliest: the first band that they may ask for.
+        priority: default priority class of requests.
+        earliest: highest priority class that requests may name.
     """
 
     name: str
@@ -81,14 +88,14 @@ class Key:
 
     @classmethod
     def given(cls, key: str) -> Key:
-        """A key of the command line's: it may do all, and its name says nothing of it."""
+        """Return the record of a key from the command line: all scopes, and a name made from the digest."""
         digest = hashlib.sha256(key.encode()).digest()
         name = f"key-{digest.hex()[:12]}"
         return cls(name, digest, name)
 
 
 ANYBODY = Key("", b"", "")
-"""Who asks where no keys are in use."""
+"""The key of every request where no keys are in use."""
 
 
 def _check_digest(digest: str) -> str:
@@ -102,7 +109,7 @@ PerMinute = Annotated[int, Field(ge=1, le=_MAX_PER_MINUTE)]
 
 
 class KeyEntry(StrictModel):
-    """A key as the file has it."""
+    """Entry of the key file."""
 
     name: Name
     sha256: Annotated[str, AfterValidator(_check_digest)]
@@ -116,7 +123,6 @@ class KeyEntry(StrictModel):
     priority: PriorityName = "interactive"
 
     def key(self) -> Key:
-        """The entry as a key."""
         return Key(
             name=self.name,
             digest=bytes.fromhex(self.sha256),
@@ -131,13 +137,13 @@ class KeyEntry(StrictModel):
 
 
 class KeyFile(StrictModel):
-    """The whole file."""
+    """The key file."""
 
     keys: Annotated[list[KeyEntry], Field(min_length=1, max_length=MAX_KEYS)]
 
 
 def new_key(name: str) -> tuple[str, str]:
-    """A key made of 32 random bytes, and its entry in a TOML file. ConfigError for a name that the file cannot have."""
+    """Return a key of 32 random bytes and its entry in a TOML file. Raises ConfigError for an invalid name."""
     key = f"rg-{secrets.token_urlsafe(32)}"
     digest = hashlib.sha256(key.encode()).hexdigest()
     try:
@@ -148,10 +154,10 @@ def new_key(name: str) -> tuple[str, str]:
 
 
 def read_keys(path: Path) -> tuple[Key, ...]:
-    """The keys of a file, whose name ends in ``.json`` or ``.toml``.
+    """Read a key file, whose name ends in ``.json`` or ``.toml``.
 
     Raises:
-        ConfigError: it cannot be read, or an entry is wrong or repeats another; the message names the entry.
+        ConfigError: the file cannot be read, or an entry is wrong or repeats another; the message names the entry.
     """
     try:
         entries = KeyFile.model_validate(_parse(path)).keys
@@ -181,7 +187,77 @@ def _parse(path: Path) -> Any:
 
 
 def _first_of(error: ValidationError) -> str:
-    """The first finding. What was given is not quoted: it may be a key in the wrong place."""
+    """Return the first error's text. The value is not quoted, as it may be a key in the wrong field."""
     first = error.errors()[0]
-    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
-    return f"{place or 'the file'}: {first['msg']}."
+    location = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+    return f"{location or 'the file'}: {first['msg']}."
+
+
+class KeyRing:
+    """Finds the key of a token. Belongs to one event loop.
+
+    Args:
+        given: keys of the command line.
+        file: more keys; see ``read_keys``.
+        clock: seconds, monotonic.
+
+    Raises:
+        ConfigError: the file is not valid at the start.
+    """
+
+    def __init__(self, given: Sequence[str], file: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._given = tuple(map(Key.given, given))
+        self._file = file
+        self._clock = clock
+        self._seen = self._look()
+        self._looked_at = clock()
+        self._keys = self._given + (() if file is None else read_keys(file))
+
+    @property
+    def in_use(self) -> bool:
+        return bool(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def find(self, token: bytes) -> Key | None:
+        """Return the key with this text; ``ANYBODY`` where no keys are in use.
+
+        The time depends on the number of keys alone: the digest is compared with all digests, in constant time.
+        """
+        self._refresh()
+        if not self._keys:
+            return ANYBODY
+        digest = hashlib.sha256(token).digest()
+        matches = [key for key in self._keys if hmac.compare_digest(key.digest, digest)]
+        return matches[0] if matches else None
+
+    def named(self, name: str) -> Key | None:
+        """Return the valid key of this name; the name of ``ANYBODY``, where no keys are in use, is empty."""
+        self._refresh()
+        if not self._keys:
+            return None if name else ANYBODY
+        return next((key for key in self._keys if key.name == name), None)
+
+    def _refresh(self) -> None:
+        """Read the file again if it has changed. An invalid file is logged and changes nothing."""
+        if self._file is None or self._clock() < self._looked_at + LOOK_SECONDS:
+            return
+        self._looked_at = self._clock()
+        seen = self._look()
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            self._keys = self._given + read_keys(self._file)
+            logger.info("the file with keys has changed: %d keys are valid now", len(self._keys))
+        except ConfigError as error:
+            logger.error("the file with keys has changed and cannot be taken, so the keys stay as they were: %s", error)
+
+    def _look(self) -> tuple[int, int, int] | None:
+        """Return modification time, size and inode of the file; None if it is missing."""
+        try:
+            found = None if self._file is None else self._file.stat()
+        except OSError:
+            return None
+        return None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)

@@ -1,45 +1,71 @@
-"""Who sends a request, and what that allows."""
+"""The caller of a request: key, tenant, timeout and trace context, and the facts that the access log writes of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
 
 from ...engine.types import Priority
 from ..errors import HTTPError
 from .api_keys import Key
 
 
+@dataclass(slots=True)
+class RequestFacts:
+    """Facts about a request for the access log, in the log's order. None is not logged.
+
+    ``Guard`` sets ``key``, routes set the fields up to ``response_id``, ``generate`` sets the others at the end.
+    """
+
+    key: str | None = None
+    model: str | None = None
+    prompt_tokens: int | None = None
+    n: int | None = None
+    stream: bool | None = None
+    response_id: str | None = None
+    first_token_seconds: float | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    finished: Mapping[str, int] | None = None
+    tenant: str | None = None
+    adapter: str | None = None
+    trace_id: str | None = None
+
+    def log_fields(self) -> dict[str, object]:
+        """Return the facts that are set. Of a generation that has ended, two are logged as null as well."""
+        nullable = () if self.finished is None else ("first_token_seconds", "adapter")
+        values = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return {name: value for name, value in values if value is not None or name in nullable}
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Made by ``Guard`` for each request that it lets through.
+    """Made by ``Guard`` for each request that it admits.
 
     Attributes:
-        key: the key that it came with, ``ANYBODY`` where none are in use.
-        cache_tenant: who alone may share the KV of the request.
-        timeout: seconds that it may take; None for no bound.
-        facts: what the log says of it; routes add to it.
-        path: of its URL.
-        trace_context: its headers ``traceparent`` and ``tracestate``, where it has them.
+        key: the request's key, ``ANYBODY`` where no keys are in use.
+        cache_tenant: tenant whose requests may share the request's KV.
+        timeout: seconds that the request may take; None for no bound.
+        facts: for the access log.
+        path: of the URL.
+        trace_context: the headers ``traceparent`` and ``tracestate``, where the request has them.
     """
 
     key: Key
     cache_tenant: str
     timeout: float | None
-    facts: dict[str, Any]
+    facts: RequestFacts
     path: str = ""
     trace_context: Mapping[str, str] = field(default_factory=dict)
 
     def may_use(self, adapter: str) -> bool:
-        """Whether the key may use an adapter of this name."""
         return self.key.adapters is None or adapter in self.key.adapters
 
-    def band(self, asked: Priority | None) -> Priority:
-        """The band of a request: the one asked for, or the key's. HTTPError 403 if it is too early for the key."""
-        if asked is None:
+    def priority(self, requested: Priority | None) -> Priority:
+        """Return the requested priority class, or the key's. Raises HTTPError 403 if it is above the key's."""
+        if requested is None:
             return self.key.priority
-        if asked < self.key.earliest:
+        if requested < self.key.earliest:
             first = self.key.earliest.name.lower()
             raise HTTPError(403, f"'priority' must be '{first}' or later with this key.", code="priority_not_allowed")
-        return asked
+        return requested

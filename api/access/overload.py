@@ -1,12 +1,12 @@
-"""What waits for its first token, and whether more may join it: limits, room for others, and the expected wait.
+"""Overload protection: queue limits by priority class and tenant, expected wait, 503 and 429 with Retry-After.
 
     0 ........................................ limit
-    |----- batch ------|                               a band leaves room for those before it
+    |----- batch ------|                               a priority class leaves room for the classes above it
     |----- interactive -----------------|
     |----- realtime -----------------------|
 
 A tenant may have as many sequences waiting as there are places left (Choudhury and Hahne, "Dynamic Queue Length
-Thresholds", 1998): alone half of the queue, and whoever comes after it still finds a place.
+Thresholds", 1998): a single tenant gets half of the queue, and the next one still finds a place.
 """
 
 from __future__ import annotations
@@ -20,52 +20,51 @@ from ...engine.types import Priority
 from ..errors import Rejection
 
 ROOM = {Priority.REALTIME: 1.0, Priority.INTERACTIVE: 0.9, Priority.BATCH: 0.5}
-"""Share of the queue that is open to a band."""
+"""Share of the queue that is open to a priority class."""
 
 MEMORY_SECONDS = 10.0
 _LEAST_SECONDS = 0.5  # of observation before a rate means anything
-_BUNCH_SECONDS = 0.1  # between those that began together
+_BUNCH_SECONDS = 0.1  # between sequences of one bunch
 
 
 class DrainRate:
-    """How many sequences and prompt tokens leave the queue in a second, while there is something in it.
+    """Rate at which sequences and prompt tokens leave the queue, while it is not empty.
 
-    Averages over the last ``MEMORY_SECONDS`` in which something waited; earlier ones fade out. Sequences that began
-    together tend to end together, so places come free in bunches, and the moment just after one is when others join.
-    A bunch is counted when it has come, so the pause after it is too: as long as the longest one lately, from its
-    beginning on. Before the first pause is over, ``_LEAST_SECONDS`` stand for it.
+    Exponential average over ``MEMORY_SECONDS`` in which sequences waited. Sequences that began together tend to end
+    together, so places come free in bunches, and new requests arrive just after a bunch. The pause after a bunch is
+    therefore counted with it, at the length of the longest recent pause, at first ``_LEAST_SECONDS``.
 
-    One that waits alone waits for its own prompt, or for a server that warms up: how many could have begun with it is
-    not seen, so such time is not counted.
+    Time with a single waiting sequence is not counted: it waits for its own prompt or for a warm-up, and does not show
+    how many could have begun.
     """
 
     def __init__(self) -> None:
         self._seconds = 0.0
-        self._pause = 0.0  # since something left
+        self._pause = 0.0  # since the last sequence left
         self._longest_pause = _LEAST_SECONDS
         self._sequences = 0.0
         self._tokens = 0.0
 
     def wait(self, seconds: float) -> None:
-        """So much time has passed with several in the queue."""
+        """Count time with several sequences in the queue."""
         self._fade(seconds)
         self._seconds += seconds
         self._pause += seconds
         self._longest_pause = max(self._longest_pause, self._pause)
 
     def wait_alone(self, seconds: float) -> None:
-        """So much time has passed with one in the queue."""
+        """Count time with one sequence in the queue."""
         self._fade(seconds)
         self._pause = 0.0
 
     def leave(self, num_tokens: int) -> None:
-        """A sequence has its first token."""
+        """Count a sequence that has its first token."""
         self._pause = 0.0
         self._sequences += 1
         self._tokens += num_tokens
 
     def seconds_for(self, sequences: int, num_tokens: int) -> float | None:
-        """Until so much has left the queue, whichever of both takes longer; None while nothing is known."""
+        """Return the seconds until so many sequences and tokens have left; None while the rate is unknown."""
         if self._seconds < _LEAST_SECONDS or not self._sequences:
             return None
         seconds = self._seconds + self._longest_pause - self._pause
@@ -83,7 +82,7 @@ class DrainRate:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one HTTP request adds to the queue: sequences, and tokens of their prompts."""
+    """Sequences and prompt tokens that one HTTP request adds to the queue."""
 
     tenant: str
     priority: Priority
@@ -92,12 +91,12 @@ class Load:
 
 
 class QueueLimits:
-    """The sequences that have no token yet. Belongs to one event loop.
+    """Limits on the sequences without a first token. Belongs to one event loop.
 
     Args:
         max_sequences: most that may wait.
         max_tokens: most tokens in their prompts.
-        max_seconds: longest that a tenant's may be expected to wait, if they are not of the last band.
+        max_seconds: longest expected wait of a request, batch class aside.
         clock: seconds, monotonic.
     """
 
@@ -110,50 +109,46 @@ class QueueLimits:
         self._clock = clock
         self._rate = DrainRate()
         self._at = clock()
-        self._left_at = -math.inf  # when one last left that counts
+        self._left_at = -math.inf  # time of the last one counted in the rate
         self._waiting: dict[tuple[str, Priority], list[int]] = {}  # sequences and tokens
 
     @property
     def sequences(self) -> int:
-        """How many wait."""
         return sum(count for count, _ in self._waiting.values())
 
     @property
     def tokens(self) -> int:
-        """Tokens of their prompts."""
         return sum(tokens for _, tokens in self._waiting.values())
 
     def waiting(self, priority: Priority) -> int:
-        """How many wait in a band."""
-        return sum(count for (_, band), (count, _) in self._waiting.items() if band is priority)
+        return sum(count for (_, each), (count, _) in self._waiting.items() if each is priority)
 
     def expected_wait(self, tenant: str, priority: Priority) -> float:
-        """Seconds until all of a tenant's in this band and those before it have begun; 0 while nothing is known.
+        """Return the seconds until a tenant's sequences of this class and above have begun; 0 while unknown.
 
-        Tenants take turns, so it waits for its own, times the number of tenants, and never for more than there is.
+        Tenants take turns, so the wait is for the tenant's own load times the number of tenants, at most for all.
         """
         self._pass_time()
-        ahead = {who: load for who, load in self._waiting.items() if who[1] <= priority}
-        own = [load for who, load in ahead.items() if who[0] == tenant]
-        tenants = len({who[0] for who in ahead})
+        ahead = {group: load for group, load in self._waiting.items() if group[1] <= priority}
+        own = [load for group, load in ahead.items() if group[0] == tenant]
+        tenants = len({group[0] for group in ahead})
         sequences, tokens = (
             min(tenants * sum(load[i] for load in own), sum(load[i] for load in ahead.values())) for i in (0, 1)
         )
         return self._rate.seconds_for(sequences, tokens) or 0.0
 
     def drain_seconds(self, priority: Priority) -> float:
-        """Seconds until all that waits in this band and those before it has begun; 0 while nothing is known."""
+        """Return the seconds until all sequences of this class and above have begun; 0 while unknown."""
         self._pass_time()
-        ahead = [load for who, load in self._waiting.items() if who[1] <= priority]
+        ahead = [load for group, load in self._waiting.items() if group[1] <= priority]
         sequences, tokens = (sum(load[i] for load in ahead) for i in (0, 1))
         return self._rate.seconds_for(sequences, tokens) or 0.0
 
     def check(self, load: Load) -> None:
-        """Whether a request may join. One that finds the queue empty always may.
+        """Check that a request may join the queue. It always may if the queue is empty.
 
         Raises:
-            Rejection: 503 if the queue is full or too slow for it, 429 if its tenant has too much in it; both say
-                when to come back.
+            Rejection: 503 if the queue is full or too slow, 429 if the tenant has too much in it; with Retry-After.
         """
         if not self.sequences:
             return
@@ -169,16 +164,15 @@ class QueueLimits:
         self._check_share(load)
 
     def join(self, load: Load) -> None:
-        """A request waits."""
         self._change(load, load.sequences, load.tokens)
 
     def leave(self, load: Load, num_tokens: int, *, begun: bool) -> None:
-        """A sequence of a request no longer waits: it has its first token, or has ended without one.
+        """Remove a sequence that has its first token, or has ended without one.
 
         Args:
             load: of the request, as it joined.
-            num_tokens: of its tokens, those of this sequence's prompt.
-            begun: whether the engine has taken it.
+            num_tokens: prompt tokens of this sequence in ``load``.
+            begun: it has a token.
         """
         others = self.sequences > 1
         self._change(load, -1, -num_tokens)
@@ -201,18 +195,18 @@ class QueueLimits:
             raise Rejection(429, text, "tenant_share", self._until_room())
 
     def _until_room(self) -> float:
-        """Seconds until a tenth of what waits has begun."""
+        """Return the seconds until a tenth of the queue has begun."""
         self._pass_time()
         return (self._rate.seconds_for(self.sequences, self.tokens) or 0.0) / 10
 
     def _change(self, load: Load, sequences: int, tokens: int) -> None:
         self._pass_time()
-        who = (load.tenant, load.priority)
-        waiting = self._waiting.setdefault(who, [0, 0])
+        group = load.tenant, load.priority
+        waiting = self._waiting.setdefault(group, [0, 0])
         waiting[0] += sequences
         waiting[1] += tokens
         if not waiting[0]:
-            del self._waiting[who]
+            del self._waiting[group]
 
     def _pass_time(self) -> None:
         now = self._clock()

@@ -1,8 +1,7 @@
-"""What each key may use in a minute: token buckets on requests and on tokens, and OpenAI's headers about them.
+"""Rate limits of API keys: token buckets for requests and tokens per minute, and OpenAI's rate limit headers.
 
-A request takes its prompt and all that it may generate out of the bucket of tokens, and gives back at its end what it
-has not used. One that may use more than the bucket ever holds takes what there is at most; what it uses beyond that
-is owed, and later requests wait for it.
+A request reserves its prompt and ``max_tokens`` in the bucket of tokens and returns the unused part at its end. A
+request larger than the bucket reserves a full one; use beyond that makes the level negative, and later requests wait.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from .api_keys import Key
 LIMIT_HEADERS = tuple(
     f"x-ratelimit-{what}-{kind}" for kind in ("requests", "tokens") for what in ("limit", "remaining", "reset")
 )
-"""All names that ``RateLimits.headers`` may give."""
+"""All header names of ``RateLimits.headers``."""
 
 
 class TokenBucket:
-    """Fills evenly, up to what a minute brings. ``level`` is below zero while something is owed."""
+    """Bucket that fills evenly up to ``per_minute``. Its level is negative after use beyond a reservation."""
 
     def __init__(self, per_minute: int, now: float) -> None:
         self.per_minute = per_minute
@@ -30,24 +29,22 @@ class TokenBucket:
         self._at = now
 
     def level(self, now: float) -> float:
-        """What is in it."""
         self._level = min(self.per_minute, self._level + (now - self._at) * self.per_minute / 60)
         self._at = now
         return self._level
 
     def add(self, amount: float, now: float) -> None:
-        """Put something in, or take it out (negative)."""
         self._level = self.level(now) + amount
         self._level = min(self._level, self.per_minute)
 
     def seconds_until(self, amount: float, now: float) -> float:
-        """When that much will be in it, if nobody takes any."""
+        """Return the seconds until the level is ``amount``, without further use."""
         return max(0.0, amount - self.level(now)) * 60 / self.per_minute
 
 
 @dataclass(slots=True)
 class _Buckets:
-    """Of one key, by what they count."""
+    """Buckets of one key, None without a limit."""
 
     requests: TokenBucket | None
     tokens: TokenBucket | None
@@ -59,26 +56,26 @@ class _Buckets:
 
 @dataclass(slots=True)
 class Reservation:
-    """What a running request has taken of its key's tokens."""
+    """Tokens that a running request has taken from its key's bucket."""
 
     bucket: TokenBucket | None
     amount: float
 
     def settle(self, used: int, now: float) -> None:
-        """The request has ended: give back what it did not use, or owe what it used beyond."""
+        """Return the unused part at the request's end, or take what was used beyond it."""
         if self.bucket is not None:
             self.bucket.add(self.amount - used, now)
 
 
 class RateLimits:
-    """The buckets of all keys that have limits. Belongs to one event loop."""
+    """Buckets of all keys with limits. Belongs to one event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._buckets: dict[str, _Buckets] = {}
 
     def reserve(self, key: Key, num_tokens: int) -> Reservation:
-        """Take a request and its tokens. Rejection (429) if one of them is not there; then nothing is taken."""
+        """Reserve a request and its tokens, both or none. Raises Rejection (429) if a bucket has too few."""
         now = self._clock()
         buckets = self._of(key)
         wanted = {"requests": 1.0, "tokens": float(num_tokens)}
@@ -91,11 +88,11 @@ class RateLimits:
         return Reservation(buckets.tokens, wanted["tokens"])
 
     def settle(self, reservation: Reservation, used: int) -> None:
-        """A request has ended and has used so many tokens, prompt included."""
+        """Settle the reservation of a request that has ended, by the tokens used, prompt included."""
         reservation.settle(used, self._clock())
 
     def headers(self, key: Key) -> dict[str, str]:
-        """OpenAI's headers on how the key stands; none for a key without limits."""
+        """Return OpenAI's rate limit headers; none for a key without limits."""
         now = self._clock()
         headers = {}
         for kind, bucket in self._of(key).items():
@@ -105,7 +102,7 @@ class RateLimits:
         return headers
 
     def _of(self, key: Key) -> _Buckets:
-        """The buckets of a key; full ones if its limits are new."""
+        """Return the buckets of a key; full ones if its limits are new."""
         limits = (key.requests_per_minute, key.tokens_per_minute)
         if limits == (None, None):
             self._buckets.pop(key.name, None)
@@ -130,7 +127,7 @@ _NO_BUCKETS = _Buckets(None, None)
 
 
 def duration(seconds: float) -> str:
-    """As OpenAI writes it: ``120ms``, ``1.5s``, ``6m0s``."""
+    """Format seconds like OpenAI: ``120ms``, ``1.5s``, ``6m0s``."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1000)}ms"
     minutes, rest = divmod(seconds, 60)

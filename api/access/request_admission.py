@@ -1,4 +1,4 @@
-"""Whether a request may begin: the queue has room, its key has tokens. And what it holds of both until its end."""
+"""Admission of requests: the queue limits and the key's rate limits, and what a request holds of both until its end."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from .overload import Load, QueueLimits
 from .rate_limits import RateLimits, Reservation
 
 if TYPE_CHECKING:
-    from ...engine.serving.output_processor import TextDelta
     from ...engine.serving.request import TextRequest
 
 
 class RequestAdmission:
-    """Stands before the engine. Belongs to one event loop.
+    """Admits requests to the engine. Belongs to one event loop.
 
     Attributes:
-        backlog: what waits.
-        limits: what keys may use.
+        queue_limits: of the sequences without a first token.
+        limits: rate limits of keys.
     """
 
     def __init__(self, queue_limits: QueueLimits, limits: RateLimits) -> None:
@@ -27,10 +26,10 @@ class RequestAdmission:
         self.limits = limits
 
     def admit(self, caller: Caller, requests: Sequence[TextRequest]) -> Ticket:
-        """Let the requests of one HTTP request in, all or none.
+        """Admit the requests of one HTTP request, all or none.
 
         Raises:
-            Rejection: 503 if the server is too busy, 429 if the key or its tenant asks for too much.
+            Rejection: 503 if the server is too busy, 429 if the key or its tenant is over its limit.
         """
         first = requests[0]
         load = Load(
@@ -47,7 +46,7 @@ class RequestAdmission:
 
 
 class Ticket:
-    """What the requests of one HTTP request hold: places in the queue until their first tokens, tokens of the key."""
+    """Places in the queue that one HTTP request holds until its first tokens, and tokens of its key until its end."""
 
     def __init__(
         self, admission: RequestAdmission, load: Load, reservation: Reservation, requests: Sequence[TextRequest]
@@ -62,24 +61,19 @@ class Ticket:
             for index in range(request.n)
         }
         self._begun = False
-        self._generated = 0
 
-    def note(self, prompt: int, deltas: Sequence[TextDelta]) -> None:
-        """Take what just came for the prompt of this number."""
-        for delta in deltas:
-            self._generated += len(delta.tokens)
-            if delta.tokens or delta.finish is not None:
-                self._leave((prompt, delta.index), begun=True)
+    def begin(self, sequence: tuple[int, int]) -> None:
+        """Give back the place of a sequence (prompt, index) at its first token or end; later calls do nothing."""
+        if sequence in self._waiting:
+            self._begun = True
+            self._leave(sequence, begun=True)
 
-    def close(self) -> None:
-        """Give back what was not used. A request that never got a token has used nothing."""
-        for place in tuple(self._waiting):
-            self._leave(place, begun=False)
-        used = self._load.tokens + self._generated if self._begun else 0
+    def close(self, num_generated: int) -> None:
+        """Give back unused places and tokens. A request without a first token has used no tokens."""
+        for sequence in tuple(self._waiting):
+            self._leave(sequence, begun=False)
+        used = self._load.tokens + num_generated if self._begun else 0
         self._admission.limits.settle(self._reservation, used)
 
-    def _leave(self, place: tuple[int, int], *, begun: bool) -> None:
-        tokens = self._waiting.pop(place, None)
-        if tokens is not None:
-            self._begun = self._begun or begun
-            self._admission.queue_limits.leave(self._load, tokens, begun=begun)
+    def _leave(self, sequence: tuple[int, int], *, begun: bool) -> None:
+        self._admission.queue_limits.leave(self._load, self._waiting.pop(sequence), begun=begun)

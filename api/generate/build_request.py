@@ -1,4 +1,4 @@
-"""From a parsed body to requests that the frontend has checked."""
+"""Builds checked engine requests from a parsed body: chat template, tokens, sampling parameters, output format."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _LONG_TEXT = 50_000
 async def chat_request(
     async_engine: AsyncEngine, dialect: Dialect, body: ChatRequest, adapter: str | None, caller: Caller
 ) -> tuple[TextRequest, OutputFormat | None]:
-    """The one request of a chat, and the form that its answer will have.
+    """Return the request of a chat and the output format of its answers.
 
     Raises:
-        RequestError: with the names that the body used.
+        RequestError: with the names of the body's fields.
     """
     output_format = requested_format(body)
     if body.tools:
@@ -51,7 +51,7 @@ async def chat_request(
             body.tools, body.tool_choice, dialect.format, output_format, parallel=body.parallel_tool_calls
         )
     plan = None if output_format is None else output_format.tools
-    with _blaming("messages"):
+    with _naming_field("messages"):
         tokens = await render(
             async_engine,
             dialect,
@@ -64,17 +64,18 @@ async def chat_request(
             add_special_tokens=body.add_special_tokens,
             owner=_owner(body, caller),
         )
-        # The engine always draws one token; where none is asked for, it is dropped again, and has no form.
-        asked = 1 if body.is_prefill_only else body.max_new_tokens
+        # The engine always draws one token; where none is asked for, it is dropped, and has no output format.
+        max_tokens = 1 if body.is_prefill_only else body.max_new_tokens
         output_format = None if body.is_prefill_only else output_format
-        max_tokens = async_engine.resolve_max_tokens(len(tokens), asked)
+        if max_tokens is None:
+            max_tokens = async_engine.limits.default_max_tokens(len(tokens))
         params = body.sampling(max_tokens, body.num_logprobs, body.prompt_logprobs)
         grammar = None if output_format is None else output_format.spec
         request = _text_request(body, tokens, params, grammar, adapter, caller)
         if plan is not None:
-            # What opens a call may be a special token, and no other one fits the grammar.
+            # A tool call may open with a special token, and the grammar permits no other special token.
             request = replace(request, skip_special_tokens=False)
-        return async_engine.check(request), output_format
+        return async_engine.limits.check(request), output_format
 
 
 async def render(
@@ -90,12 +91,12 @@ async def render(
     add_special_tokens: bool,
     owner: Owner,
 ) -> array[int]:
-    """The tokens of a conversation. By default a new answer is asked for, unless the last message is continued.
+    """Return the tokens of a conversation. By default it ends in a new answer's header, or in the continued message.
 
     Args:
-        tools: functions that the model is told of.
-        prefill: what the answer begins with.
-        owner: whose earlier conversations may make it faster.
+        tools: functions that the model may call.
+        prefill: begin of the answer.
+        owner: tenant and salt, whose earlier conversations are not encoded again.
     """
     tokenizer = async_engine.tokenizer
     if not tokenizer.has_chat_template:
@@ -118,11 +119,11 @@ async def render(
 async def completion_requests(
     async_engine: AsyncEngine, body: CompletionRequest, grammar: GrammarSpec | None, adapter: str | None, caller: Caller
 ) -> list[TextRequest]:
-    """One request for each prompt, all checked before any is begun. Raises RequestError."""
+    """Return one request for each prompt, all checked before any is submitted. Raises RequestError."""
     requests = []
     for number, prompt in enumerate(body.prompts):
         name = "prompt" if len(body.prompts) == 1 else f"prompt[{number}]"
-        with _blaming(name):
+        with _naming_field(name):
             requests.append(await _completion_request(async_engine, body, name, prompt, grammar, adapter, caller))
     return requests
 
@@ -143,15 +144,14 @@ async def _completion_request(
         )
     else:
         tokens = token_array(name, prompt, async_engine.vocab_size)
-    # The engine always draws one token; where none is asked for, it is dropped again.
-    max_tokens = async_engine.resolve_max_tokens(len(tokens), max(1, body.max_tokens))
+    max_tokens = max(1, body.max_tokens)  # the engine always draws one token; where none is asked for, it is dropped
     scored = [count for count in (body.echoed_logprobs, body.prompt_logprobs) if count is not None]
     params = body.sampling(max_tokens, body.logprobs, max(scored, default=None), body.logprob_start_len)
-    return async_engine.check(_text_request(body, tokens, params, grammar, adapter, caller))
+    return async_engine.limits.check(_text_request(body, tokens, params, grammar, adapter, caller))
 
 
 def token_array(field: str, ids: list[int], vocab_size: int) -> array[int]:
-    """Token ids of a client's, from this field. RequestError for one outside of the vocabulary."""
+    """Return a client's token ids. Raises RequestError, with the field's name, for one outside of the vocabulary."""
     for position, token in enumerate(ids):
         if not 0 <= token < vocab_size:
             raise RequestError(
@@ -185,7 +185,7 @@ def _text_request(
         grammar=grammar,
         tenant=caller.key.tenant,
         cache_tenant=caller.cache_tenant,
-        priority=caller.band(body.priority_class),
+        priority=caller.priority(body.priority_class),
         timeout=caller.timeout,
         session=body.prompt_cache_key or "",
         pin_seconds=body.pin_seconds,
@@ -195,7 +195,7 @@ def _text_request(
 def echoed_prompts(
     async_engine: AsyncEngine, body: CompletionRequest, requests: Sequence[TextRequest]
 ) -> list[EchoedPrompt]:
-    """What ``echo`` gives back of each prompt: a text as it came, token ids as the text that they stand for."""
+    """Return the prompts for ``echo``: a text unchanged, token ids as their text."""
     return [
         _echoed_prompt(async_engine.tokenizer, body, prompt, request)
         for prompt, request in zip(body.prompts, requests, strict=True)
@@ -217,8 +217,8 @@ def _echoed_prompt(
 
 
 @contextmanager
-def _blaming(field: str) -> Iterator[None]:
-    """Errors about the prompt name the field that it came in."""
+def _naming_field(field: str) -> Iterator[None]:
+    """Make errors about the prompt name the request's field."""
     try:
         yield
     except RequestError as error:

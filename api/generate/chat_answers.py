@@ -1,46 +1,41 @@
-"""Answers of chat completions, whole and in chunks."""
+"""Chat completion responses: the whole body, and the chunks of a stream."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from ..observe.token_usage import UsageCount, finish_reason, min_completion_tokens, usage_body
+from ..observe.token_usage import UsageCount, finish_fields, usage_body
 from ..protocol.chat import ChatRequest
 from ..structured.tool_parser import Arguments, CallStart, Content, Event, ToolParser, ToolPlan, read_calls
-from .collect import Answer
 from .envelope import Envelope
 from .logprob_formats import chat_logprobs, prompt_logprobs
-from .sse import DONE
-from .streams import Deltas
 
 if TYPE_CHECKING:
-    from ...engine.serving.output_processor import TextDelta
+    from ...engine.serving.output_processor import SequenceOutput, TextDelta
 
 
 def chat_body(
     request: ChatRequest,
-    head: Envelope,
-    answers: Mapping[tuple[int, int], Answer],
+    envelope: Envelope,
+    outputs: Mapping[tuple[int, int], SequenceOutput],
     usage: UsageCount,
     plan: ToolPlan | None,
 ) -> dict[str, Any]:
-    """The whole answer; with a ``plan``, calls are read out of it."""
-    body = head.fields()
-    body["choices"] = [_choice(request, index, answers[0, index], plan) for index in range(request.n)]
+    """Return the whole response; with a ``plan``, tool calls are parsed out of the text."""
+    body = envelope.fields()
+    body["choices"] = [_choice(request, index, outputs[0, index], plan) for index in range(request.n)]
     body["usage"] = usage.body()
     if request.prompt_logprobs is not None:
-        body["prompt_logprobs"] = prompt_logprobs(answers[0, 0].prompt_logprobs, request.prompt_logprobs)
+        body["prompt_logprobs"] = prompt_logprobs(outputs[0, 0].prompt_logprobs, request.prompt_logprobs)
     return body
 
 
-def _choice(request: ChatRequest, index: int, answer: Answer, plan: ToolPlan | None) -> dict[str, Any]:
-    asked = request.num_logprobs
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(answer.text), "refusal": None}
-    reason = answer.reason
+def _choice(request: ChatRequest, index: int, output: SequenceOutput, plan: ToolPlan | None) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": output.text, "refusal": None}
+    finish = finish_fields(output.finish)
     if plan is not None:
         message["content"], calls = read_calls(plan, message["content"])
         if calls:
@@ -49,79 +44,59 @@ def _choice(request: ChatRequest, index: int, answer: Answer, plan: ToolPlan | N
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
                 for call in calls
             ]
-            reason = _with_calls(reason)
-    fields = {
-        "index": index,
-        "message": message,
-        "logprobs": None if asked is None else chat_logprobs(answer.logprobs, asked),
-        "finish_reason": reason,
-        "stop_reason": answer.stop_reason,
-    }
-    return fields if answer.min_tokens is None else fields | {"min_completion_tokens": answer.min_tokens}
+            _finish_with_calls(finish)
+    num_top = request.num_logprobs
+    logprobs = None if num_top is None else chat_logprobs(output.logprobs, num_top)
+    return {"index": index, "message": message, "logprobs": logprobs, **finish}
 
 
-def _with_calls(reason: str) -> str:
-    return "tool_calls" if reason == "stop" else reason
+def _finish_with_calls(finish: dict[str, Any]) -> None:
+    if finish["finish_reason"] == "stop":
+        finish["finish_reason"] = "tool_calls"
 
 
-async def chat_events(
-    request: ChatRequest, head: Envelope, deltas: Deltas, num_prompt: int, plan: ToolPlan | None
-) -> AsyncGenerator[bytes, None]:
-    """The answer in events: role, content and calls, finish reason of each choice, usage if asked for, DONE."""
-    chunks = _Chunks(request, head, num_prompt, plan)
-    usage = UsageCount(drop_completion=request.is_prefill_only)
-    async with aclosing(deltas) as stream:
-        async for _, several in stream:
-            events = []
-            for delta in several:
-                events += chunks.of(delta)
-                if delta.finish is not None:
-                    usage.add(0, delta.finish.usage)
-            if events:
-                yield b"".join(events)
-    end = head.event(choices=[], usage=usage.body()) if request.include_usage else b""
-    yield end + DONE
+class ChatChunks:
+    """Serializes the chunks of one stream. Plain content is joined from prepared bytes.
 
+    Args:
+        num_prompt: tokens of the prompt, for usage in every chunk.
+        plan: how tool calls are parsed out of the text, None if there are none.
+    """
 
-class _Chunks:
-    """Makes the chunks of one stream. Plain content is put together from prepared bytes."""
-
-    def __init__(self, request: ChatRequest, head: Envelope, num_prompt: int, plan: ToolPlan | None) -> None:
-        self._asked = request.num_logprobs
+    def __init__(self, request: ChatRequest, envelope: Envelope, num_prompt: int, plan: ToolPlan | None) -> None:
+        self.envelope, self.include_usage = envelope, request.include_usage
+        self._num_logprobs = request.num_logprobs
         self._continuous = request.continuous_usage
         self._num_prompt = num_prompt
         self._num_tokens = 0
         self._parsers = {} if plan is None else {index: ToolParser(plan) for index in range(request.n)}
         self._calling: set[int] = set()
         self._begun: set[int] = set()
-        self._start = head.event_start()
+        self._start = envelope.event_start()
         self._end = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
 
-    def of(self, delta: TextDelta) -> list[bytes]:
-        """The events for a delta: none if it only holds text back."""
+    def events(self, delta: TextDelta) -> bytes:
+        """Return the events for a delta: none while its text is held back."""
         events = []
         self._num_tokens += len(delta.tokens)
         if delta.index not in self._begun:
             self._begun.add(delta.index)
-            nothing_yet = None if delta.index in self._parsers else ""
-            events.append(self._event(delta.index, {"role": "assistant", "content": nothing_yet}))
-        logprobs = None if self._asked is None else chat_logprobs(delta.logprobs, self._asked)
+            content = None if delta.index in self._parsers else ""
+            events.append(self._event(delta.index, {"role": "assistant", "content": content}))
+        logprobs = None if self._num_logprobs is None else chat_logprobs(delta.logprobs, self._num_logprobs)
         if delta.index in self._parsers:
-            events += self._read(delta, logprobs)
+            events += self._parse(delta, logprobs)
         elif delta.text or delta.logprobs:
             events.append(self._event(delta.index, {"content": delta.text}, logprobs))
         if delta.finish is not None:
-            reason = finish_reason(delta.finish)
-            reason = _with_calls(reason) if delta.index in self._calling else reason
-            end: dict[str, Any] = {"finish_reason": reason, "stop_reason": delta.finish.stop_reason}
-            least = min_completion_tokens(delta.finish)
-            if least is not None:
-                end["min_completion_tokens"] = least
-            events.append(self._event(delta.index, {}, None, end))
-        return events
+            finish = finish_fields(delta.finish)
+            if delta.index in self._calling:
+                _finish_with_calls(finish)
+            events.append(self._event(delta.index, {}, None, finish))
+        return b"".join(events)
 
-    def _read(self, delta: TextDelta, logprobs: dict[str, Any] | None) -> list[bytes]:
-        """The events for a delta in which there may be calls. Logprobs go with the first."""
+    def _parse(self, delta: TextDelta, logprobs: dict[str, Any] | None) -> list[bytes]:
+        """Return the events for a delta that may hold tool calls. Logprobs go with the first one."""
         parser = self._parsers[delta.index]
         found = parser.push(delta.text)
         if delta.finish is not None:
@@ -141,11 +116,11 @@ class _Chunks:
         index: int,
         content: dict[str, Any],
         logprobs: dict[str, Any] | None = None,
-        end_fields: dict[str, Any] | None = None,
+        finish: dict[str, Any] | None = None,
     ) -> bytes:
         rest = b',"logprobs":null,"finish_reason":null}]'
-        if logprobs is not None or end_fields is not None:
-            fields = {"logprobs": logprobs, **(end_fields or {"finish_reason": None})}
+        if logprobs is not None or finish is not None:
+            fields = {"logprobs": logprobs, **(finish or {"finish_reason": None})}
             rest = b"," + orjson.dumps(fields)[1:] + b"]"
         end = self._end
         if self._continuous:
@@ -154,7 +129,7 @@ class _Chunks:
 
 
 def _delta_of(event: Event) -> dict[str, Any]:
-    """OpenAI's delta: id, type and name of a call once, then pieces of its arguments."""
+    """Return OpenAI's delta: id, type and name of a call once, then pieces of its arguments."""
     match event:
         case Content():
             return {"content": event.text}

@@ -1,36 +1,32 @@
-"""Answers of completions, whole and in chunks. Choice ``prompt * n + i`` is the i-th answer to a prompt."""
+"""Completion responses, whole and in chunks; choice ``prompt * n + i`` is the i-th answer to a prompt."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from ..observe.token_usage import UsageCount, finish_reason, min_completion_tokens, usage_body
+from ..observe.token_usage import UsageCount, finish_fields, usage_body
 from ..protocol.completions import CompletionRequest
-from .collect import Answer
 from .envelope import Envelope
 from .logprob_formats import CompletionLogprobs, Unscored, prompt_logprobs
-from .sse import DONE
-from .streams import Deltas
 
 if TYPE_CHECKING:
-    from ...engine.serving.output_processor import TextDelta, TokenLogprob
+    from ...engine.serving.output_processor import SequenceOutput, TextDelta, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
 class EchoedPrompt:
-    """A prompt as ``echo`` gives it back.
+    """A prompt as ``echo`` returns it.
 
     Attributes:
-        text: empty where no echo is asked for.
-        unscored: its first tokens, which have no score: one, or ``logprob_start_len``. Empty where there is no echo.
-        num_tokens: its length.
-        silent: tokens that the text leaves out.
-        lead: characters that its tokens have before the text (see ``CompletionLogprobs``).
+        text: empty without echo.
+        unscored: the first tokens, which have no score: one, or ``logprob_start_len``. Empty without echo.
+        num_tokens: length of the prompt.
+        silent: tokens without text.
+        lead: characters of the tokens before the text (see ``CompletionLogprobs``).
     """
 
     text: str
@@ -41,7 +37,7 @@ class EchoedPrompt:
 
 
 class _Choice:
-    """One choice while its pieces come: the echo goes before the first, ``max_tokens: 0`` leaves nothing after it."""
+    """Text and logprobs of one choice, in pieces: the first begins with the echo; ``max_tokens: 0`` drops the rest."""
 
     def __init__(self, request: CompletionRequest, prompt: EchoedPrompt) -> None:
         self._request = request
@@ -52,7 +48,7 @@ class _Choice:
     def piece(
         self, text: str, tokens: Sequence[TokenLogprob], scored_prompt: Sequence[TokenLogprob]
     ) -> tuple[str, dict[str, Any] | None]:
-        """Text and logprobs to send for what came: the answer's text and tokens, and scores of the prompt's."""
+        """Return text and logprobs to send for the answer's new text and tokens and scores of the prompt's tokens."""
         if self._request.max_tokens == 0:
             text, tokens = "", ()
         entries: list[TokenLogprob | Unscored] = [*scored_prompt, *tokens] if self._request.echo else [*tokens]
@@ -65,85 +61,53 @@ class _Choice:
 
 def completion_body(
     request: CompletionRequest,
-    head: Envelope,
+    envelope: Envelope,
     prompts: Sequence[EchoedPrompt],
-    answers: Mapping[tuple[int, int], Answer],
+    outputs: Mapping[tuple[int, int], SequenceOutput],
     usage: UsageCount,
 ) -> dict[str, Any]:
-    """The whole answer."""
+    """Return the whole response."""
     choices = []
     for number, prompt in enumerate(prompts):
         for index in range(request.n):
-            answer = answers[number, index]
-            text, logprobs = _Choice(request, prompt).piece(
-                "".join(answer.text), answer.logprobs, answer.prompt_logprobs
-            )
-            fields = _fields(number * request.n + index, text, logprobs, answer.reason, answer.stop_reason)
-            if answer.min_tokens is not None:
-                fields["min_completion_tokens"] = answer.min_tokens
+            output = outputs[number, index]
+            text, logprobs = _Choice(request, prompt).piece(output.text, output.logprobs, output.prompt_logprobs)
+            fields = {"index": number * request.n + index, "text": text, "logprobs": logprobs}
+            fields |= finish_fields(output.finish)
             if request.prompt_logprobs is not None:
-                scored = prompt_logprobs(answer.prompt_logprobs, request.prompt_logprobs, request.logprob_start_len)
+                scored = prompt_logprobs(output.prompt_logprobs, request.prompt_logprobs, request.logprob_start_len)
                 fields["prompt_logprobs"] = scored
             choices.append(fields)
-    return {**head.fields(), "choices": choices, "usage": usage.body()}
+    return {**envelope.fields(), "choices": choices, "usage": usage.body()}
 
 
-def _fields(
-    index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None, stop: str | int | None
-) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, "stop_reason": stop}
+class CompletionChunks:
+    """Serializes the chunks of one stream. Plain text is joined from prepared bytes."""
 
-
-async def completion_events(
-    request: CompletionRequest, head: Envelope, prompts: Sequence[EchoedPrompt], deltas: Deltas
-) -> AsyncGenerator[bytes, None]:
-    """The answer in events: text, the last of each choice with its finish reason, usage if asked for, DONE."""
-    chunks = _Chunks(request, head, prompts)
-    usage = UsageCount(drop_completion=request.max_tokens == 0)
-    async with aclosing(deltas) as stream:
-        async for number, several in stream:
-            events = []
-            for delta in several:
-                events += chunks.of(number, delta)
-                if delta.finish is not None:
-                    usage.add(number, delta.finish.usage)
-            if events:
-                yield b"".join(events)
-    end = head.event(choices=[], usage=usage.body()) if request.include_usage else b""
-    yield end + DONE
-
-
-class _Chunks:
-    """Makes the chunks of one stream. Plain text is put together from prepared bytes."""
-
-    def __init__(self, request: CompletionRequest, head: Envelope, prompts: Sequence[EchoedPrompt]) -> None:
+    def __init__(self, request: CompletionRequest, envelope: Envelope, prompts: Sequence[EchoedPrompt]) -> None:
+        self.envelope, self.include_usage = envelope, request.include_usage
         self._request = request
-        self._head = head
         self._num_prompt = sum(prompt.num_tokens for prompt in prompts)
         self._num_tokens = 0
         self._choices = [_Choice(request, prompt) for prompt in prompts for _ in range(request.n)]
-        self._start = head.event_start()
+        self._start = envelope.event_start()
         self._end = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
 
-    def of(self, number: int, delta: TextDelta) -> list[bytes]:
-        """The events for a delta of this prompt: none if it only holds text back."""
-        index = number * self._request.n + delta.index
+    def events(self, delta: TextDelta) -> bytes:
+        """Return the event for a delta, empty while its text is held back."""
+        index = delta.prompt * self._request.n + delta.index
         if self._request.max_tokens != 0:
             self._num_tokens += len(delta.tokens)
         text, logprobs = self._choices[index].piece(delta.text, delta.logprobs, delta.prompt_logprobs)
-        finish: dict[str, Any] = {"finish_reason": None, "stop_reason": None}
-        if delta.finish is not None:
-            finish = {"finish_reason": finish_reason(delta.finish), "stop_reason": delta.finish.stop_reason}
-            least = min_completion_tokens(delta.finish)
-            if least is not None:
-                finish["min_completion_tokens"] = least
         if not text and delta.finish is None and not (logprobs and logprobs["tokens"]):
-            return []
+            return b""
         end = self._end
         if self._request.continuous_usage:
             end = b',"usage":' + orjson.dumps(usage_body(self._num_prompt, self._num_tokens)) + b"}\n\n"
         if logprobs is None and delta.finish is None:
             rest = b',"logprobs":null,"finish_reason":null}]'
         else:
+            unfinished = {"finish_reason": None, "stop_reason": None}
+            finish = unfinished if delta.finish is None else finish_fields(delta.finish)
             rest = b"," + orjson.dumps({"logprobs": logprobs, **finish})[1:] + b"]"
-        return [b'%b%d,"text":%b%b%b' % (self._start, index, orjson.dumps(text), rest, end)]
+        return b'%b%d,"text":%b%b%b' % (self._start, index, orjson.dumps(text), rest, end)

@@ -1,24 +1,32 @@
-"""What every answer and every chunk of one request starts with."""
+"""Envelope of a response: the fields that begin the body and every chunk, and the events of a stream of chunks."""
 
 from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 from fastapi import Response
 
+from ...engine.serving.output_processor import TextDelta
+from ..observe.token_usage import UsageCount
+from .streams import Deltas
+
+_DONE = b"data: [DONE]\n\n"
+
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """The fields that stay the same.
+    """Fields common to the chunks of one request.
 
     Attributes:
         id: ``chatcmpl-`` or ``cmpl-`` and 32 hexadecimal digits.
-        object: OpenAI's name of the kind of answer; that of its chunks may differ.
-        model: the name that the request asked for.
+        object: OpenAI's name of the kind of object.
+        model: the name in the request.
     """
 
     id: str
@@ -29,11 +37,10 @@ class Envelope:
 
     @staticmethod
     def new(prefix: str, kind: str, model: str, fingerprint: str) -> Envelope:
-        """A head with a new id, made now."""
+        """Return an envelope with a new id and the current time."""
         return Envelope(f"{prefix}-{uuid.uuid4().hex}", kind, int(time.time()), model, fingerprint)
 
     def fields(self) -> dict[str, Any]:
-        """The fields as OpenAI names them."""
         return {
             "id": self.id,
             "object": self.object,
@@ -43,14 +50,32 @@ class Envelope:
         }
 
     def event(self, **fields: Any) -> bytes:
-        """A whole event with these fields after the head's."""
+        """Serialize a whole event with ``fields`` after the envelope's."""
         return b"data: " + orjson.dumps({**self.fields(), **fields}) + b"\n\n"
 
     def event_start(self) -> bytes:
-        """The start of an event up to the first choice's index, to be completed by hand: the fast path."""
+        """Serialize an event's start up to the first choice's index, for chunks joined from bytes."""
         return b"data: " + orjson.dumps(self.fields())[:-1] + b',"choices":[{"index":'
 
 
+class Chunks(Protocol):
+    """Serializer of one stream's deltas."""
+
+    envelope: Envelope
+    include_usage: bool
+
+    def events(self, delta: TextDelta) -> bytes: ...
+
+
+async def chunk_events(deltas: Deltas, chunks: Chunks, usage: UsageCount) -> AsyncGenerator[bytes, None]:
+    """Yield the events of deltas that arrived together, at the end usage if asked for and DONE."""
+    async with aclosing(deltas) as stream:
+        async for arrived in stream:
+            if events := b"".join([chunks.events(delta) for delta in arrived]):
+                yield events
+    end = chunks.envelope.event(choices=[], usage=usage.body()) if chunks.include_usage else b""
+    yield end + _DONE
+
+
 def json_response(body: Any) -> Response:
-    """A body as JSON."""
     return Response(orjson.dumps(body), media_type="application/json")

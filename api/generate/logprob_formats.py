@@ -1,4 +1,4 @@
-"""Logprobs in the two shapes that OpenAI gave them: one for chat, an older one for completions."""
+"""Logprobs in OpenAI's shapes for chat and for completions, and vLLM's shape for prompts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ...engine.serving.output_processor import TokenLogprob
 
 FLOOR = -9999.0
-"""OpenAI's number for "very unlikely", which stands in for the infinity that JSON lacks."""
+"""OpenAI's number for "very unlikely", as JSON has no infinity."""
 
 
 def _finite(logprob: float) -> float:
@@ -19,7 +19,7 @@ def _finite(logprob: float) -> float:
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob], num_top: int) -> dict[str, Any]:
-    """Chat's shape: one object a token, with the bytes that join to the text."""
+    """Return chat's shape: one object a token, with the bytes that join to the text."""
     return {
         "content": [
             {
@@ -38,7 +38,7 @@ def chat_logprobs(tokens: Sequence[TokenLogprob], num_top: int) -> dict[str, Any
 
 
 def _name(data: bytes) -> str:
-    """The token's text; for a token that is no text by itself its bytes, spelled like OpenAI's."""
+    """Return the token's text; for a token that is not valid UTF-8 its bytes in OpenAI's spelling."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -46,7 +46,7 @@ def _name(data: bytes) -> str:
 
 
 def _top(token: TokenLogprob, num_top: int) -> dict[str, float]:
-    """The best tokens and the chosen one by name. Of two tokens of the same name the likelier one counts."""
+    """Return the best tokens and the chosen one by name. Of two tokens of one name the likelier counts."""
     best = {_name(token.bytes): _finite(token.logprob)}
     for other in token.top[:num_top]:
         name = _name(other.bytes)
@@ -56,19 +56,19 @@ def _top(token: TokenLogprob, num_top: int) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Unscored:
-    """A prompt's first token, which no logprob comes with: its id and bytes."""
+    """A token at the prompt's start, which has no logprob."""
 
     token: int
     bytes: bytes
 
 
 class CompletionLogprobs:
-    """Completions' shape for one answer, in pieces: four lists, with offsets that go on from piece to piece.
+    """Completions' shape for one answer, in pieces: four lists, with offsets that continue from piece to piece.
 
     Args:
-        num_top: how many of the best tokens to list at each position, the chosen one besides.
-        silent: tokens that the text leaves out.
-        lead: characters of the first tokens that the text leaves out: the space that some tokenizers begin with.
+        num_top: number of best tokens at each position, besides the chosen one.
+        silent: tokens without text.
+        lead: characters of the first tokens that the text lacks, such as the space that some tokenizers begin with.
     """
 
     def __init__(self, num_top: int, silent: frozenset[int] = frozenset(), lead: int = 0) -> None:
@@ -78,7 +78,7 @@ class CompletionLogprobs:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def piece(self, tokens: Iterable[TokenLogprob | Unscored]) -> dict[str, list[Any]]:
-        """The lists for the next tokens."""
+        """Return the lists for the next tokens."""
         lists: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for token in tokens:
             scored = None if isinstance(token, Unscored) else token
@@ -92,7 +92,7 @@ class CompletionLogprobs:
 
 
 def prompt_logprobs(tokens: Sequence[TokenLogprob], num_top: int, start: int = 0) -> list[dict[str, Any] | None]:
-    """vLLM's shape for a prompt: by token id; the first token, or all before ``start``, are not in ``tokens``."""
+    """Return vLLM's shape for a prompt, by token id. ``tokens`` begin at position ``start``, at least 1."""
     return [*[None] * max(1, start), *(_by_id(token, num_top) for token in tokens)]
 
 

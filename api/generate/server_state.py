@@ -1,4 +1,4 @@
-"""What all routes share: the frontend, the engine's health, the names that are served."""
+"""Server state shared by all routes: engine and health, model names, keys, admission, stores, observers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING
 
 from ...engine.errors import CapacityError, EngineDead, UnknownModel
 from ...engine.types import AdapterInfo, Priority
-from ..access.api_keys import Scope
-from ..access.caller import Caller
-from ..access.keyring import KeyRing
+from ..access.api_keys import KeyRing, Scope
+from ..access.caller import Caller, RequestFacts
 from ..access.overload import QueueLimits
 from ..access.rate_limits import RateLimits
 from ..access.request_admission import RequestAdmission
+from ..batches.batch_service import BatchService
 from ..config import ServerConfig
-from ..observe.engine_watch import EngineWatch
+from ..observe.live_page import EngineWatch
 from ..observe.metrics import Metrics
+from ..observe.tracing import Tracer, open_tracer
 from ..observe.usage_ledger import UsageLedger
 from ..storage.response_store import ResponseStore
 from ..structured.output_check import OutputValidators
@@ -29,38 +30,29 @@ if TYPE_CHECKING:
     from ...engine.serving.async_engine import AsyncEngine
     from ...engine.serving.engine_client import EngineClient
     from ...engine.text.tokenizer import Tokenizer
-    from ..batches.batch_service import BatchService
     from ..batches.internal_client import InternalClient
-    from ..observe.tracing import Tracer
 
 
 @dataclass(slots=True)
 class ServerState:
-    """Made before the model is loaded; ``server`` fills in the rest when it is.
+    """Shared state of the routes. ``open`` builds it, ``begin_loading`` and ``async_engine`` add the model.
 
     Raises:
-        ConfigError: the file with keys cannot be taken.
+        ConfigError: the file with keys cannot be read.
 
     Attributes:
-        options: the server's options.
-        metrics: where routes note what they measure.
-        names: the names under which the base model is served, the first one first.
-        finds_adapters: whether the engine looks for adapters that nobody has loaded (``--lora-dir``).
-        frontend: None while the model is loading.
-        client: None before the engine process is started.
-        draining: whether the server is about to end, and takes no new work.
-        validators: of structured answers. Used by ``streams`` alone.
-        active: generations under way. Written by ``streams`` alone.
-        version: of the server, for ``/version`` and the fingerprint.
-        started: when the server began, in seconds since 1970.
-        responses: those that can be asked for again.
-        keys: who may ask.
-        admission: whether more may be asked now. Used by ``streams`` alone.
-        ledger: of usage, if one is kept. Used by ``account`` alone, as is the next one.
-        batches: files and batches of clients, if they are kept.
-        inner: asks the routes themselves, for batches. Set by ``create_app``.
-        tracer: where traces go, if they are wanted.
-        watch: snapshots of the engine, for the live page.
+        names: names of the base model; responses carry the first one by default.
+        finds_adapters: whether the engine loads unknown adapters from ``--lora-dir`` by itself.
+        async_engine: None until the model is loaded.
+        client: None until the engine process is started.
+        draining: the server is shutting down and takes no new work.
+        started: start of the server, in seconds since 1970.
+        active: running generations. Written by ``generate`` alone.
+        batches: files and batches of clients, None without ``--batch-dir``.
+        internal_client: calls the routes for batches. Set by ``create_app``.
+        ledger: of usage, None without ``--usage-ledger``.
+        tracer: None without ``--otlp-traces-endpoint``.
+        watch: snapshots of the engine for the live page.
     """
 
     options: ServerConfig
@@ -70,22 +62,21 @@ class ServerState:
     async_engine: AsyncEngine | None = None
     client: EngineClient | None = None
     draining: bool = False
-    validators: OutputValidators = field(default_factory=OutputValidators)
-    active: int = 0
     version: str = "unknown"
     started: int = field(default_factory=lambda: int(time.time()))
+    active: int = 0
+    validators: OutputValidators = field(default_factory=OutputValidators)
     keys: KeyRing = field(init=False)
-    ledger: UsageLedger | None = None
-    tracer: Tracer | None = None
-    batches: BatchService | None = None
-    inner: InternalClient | None = None
-    watch: EngineWatch = field(init=False)
     admission: RequestAdmission = field(init=False)
     responses: ResponseStore = field(init=False)
+    batches: BatchService | None = None
+    internal_client: InternalClient | None = None
+    ledger: UsageLedger | None = None
+    tracer: Tracer | None = None
+    watch: EngineWatch = field(init=False)
     _dialect: tuple[Tokenizer, Dialect] | None = None
 
     def __post_init__(self) -> None:
-        """Read the keys, open an empty queue and the store of responses."""
         options = self.options
         self.keys = KeyRing(options.api_key, None if options.api_key_file is None else Path(options.api_key_file))
         queue_limits = QueueLimits(options.max_queued_requests, options.max_queued_tokens, options.max_queue_seconds)
@@ -93,35 +84,56 @@ class ServerState:
         self.watch = EngineWatch()
         self.responses = ResponseStore(options.max_stored_response_bytes, options.stored_response_ttl)
 
+    @classmethod
+    def open(cls, options: ServerConfig, version: str) -> ServerState:
+        """Build the state with the stores and the tracer that the options name.
+
+        Raises:
+            ConfigError: a store cannot be opened, or OpenTelemetry is missing.
+        """
+        name = (options.served_model_name or ("loading",))[0]
+        state = cls(options, Metrics(name, lambda: state.stats()), version=version)
+        if options.usage_ledger is not None:
+            state.ledger = UsageLedger(Path(options.usage_ledger))
+        if options.batch_dir is not None:
+            state.batches = BatchService(Path(options.batch_dir), options.max_stored_file_bytes, state.caller_named)
+        if options.otlp_traces_endpoint is not None:
+            state.tracer = open_tracer(options.otlp_traces_endpoint, version)
+        return state
+
+    def begin_loading(self, names: tuple[str, ...], client: EngineClient, *, finds_adapters: bool) -> None:
+        """Take the model's names and its engine's client; metrics begin again under the first name."""
+        self.names, self.client, self.finds_adapters = names, client, finds_adapters
+        self.metrics = Metrics(names[0], self.stats)
+        client.on_heartbeat = self.metrics.on_heartbeat
+
     @property
     def is_healthy(self) -> bool:
-        """Whether the engine runs and gave a sign of life lately."""
+        """Whether the engine runs and its last heartbeat is recent."""
         if self.client is None or self.async_engine is None or not self.client.is_alive:
             return False
         return self.client.last_heartbeat_age() < self.options.heartbeat_timeout
 
     @property
     def is_ready(self) -> bool:
-        """Whether new requests are taken."""
         return self.is_healthy and not self.draining
 
     @property
     def fingerprint(self) -> str:
-        """OpenAI's ``system_fingerprint``: the same as long as version and model are."""
+        """OpenAI's ``system_fingerprint``: a hash of version and model."""
         return "fp_" + hashlib.sha256(f"{self.version}\0{self.names[0]}".encode()).hexdigest()[:10]
 
     def stats(self) -> dict[str, float]:
-        """Gauges and counters for the metrics: the engine's last ones, and those kept here."""
-        waits = {
-            f"queue_seconds_{band.name.lower()}": self.admission.queue_limits.drain_seconds(band) for band in Priority
-        }
+        """Return gauges and counters for the metrics: the engine's last ones and the server's own."""
+        queue = self.admission.queue_limits
+        waits = {f"queue_seconds_{priority.name.lower()}": queue.drain_seconds(priority) for priority in Priority}
         lost = 0 if self.ledger is None else self.ledger.num_lost
         batches = {} if self.batches is None else self.batches.stats()
         own = {**self.responses.stats(), **waits, **batches, "ledger_lost": lost}
         return own | ({} if self.client is None else self.client.stats)
 
     def serving(self) -> AsyncEngine:
-        """The frontend, if new requests are taken. CapacityError or EngineDead if not."""
+        """Return the engine. Raises CapacityError or EngineDead if no new requests are taken."""
         if self.async_engine is None:
             raise CapacityError("The model is still being loaded.")
         if self.draining:
@@ -131,18 +143,19 @@ class ServerState:
         return self.async_engine
 
     def dialect(self) -> Dialect:
-        """How the model that is served writes tool calls. Found out when it is first asked for."""
+        """Return the model's tool call format, read from its chat template at the first call."""
         tokenizer = self.serving().tokenizer
         if self._dialect is None or self._dialect[0] is not tokenizer:
             self._dialect = tokenizer, dialect_of(tokenizer, self.options.tool_call_parser)
         return self._dialect[1]
 
     def resolve(self, model: str | None, caller: Caller) -> tuple[str, str | None]:
-        """The name that the answer carries, and the adapter of that name.
+        """Return the response's model name and the adapter of that name, None for the base model.
 
-        UnknownModel if it is not served, or not to this caller: it cannot find out which of both.
+        With ``finds_adapters`` any other name is passed on, and the engine refuses unknown ones.
 
-        Where the engine looks for adapters itself, it is the one that knows which names there are.
+        Raises:
+            UnknownModel: the name is not served, or not to this caller; the two cannot be told apart.
         """
         if model is None:
             return self.names[0], None
@@ -153,13 +166,12 @@ class ServerState:
         raise UnknownModel(model)
 
     def caller_named(self, tenant: str, key_name: str, path: str) -> Caller | None:
-        """Who asks for a batch of this tenant's; None if the key of this name may no longer ask."""
+        """Return the caller for a batch of this tenant; None if the key was removed or lost its scope."""
         key = self.keys.named(key_name)
         if key is None or key.tenant != tenant or Scope.INFERENCE not in key.scopes:
             return None
-        return Caller(key, "" if self.options.share_cache_between_keys else tenant, None, {}, path)
+        return Caller(key, "" if self.options.share_cache_between_keys else tenant, None, RequestFacts(), path)
 
     @property
     def adapters(self) -> Mapping[str, AdapterInfo]:
-        """The adapters that are loaded, by name."""
         return {} if self.client is None else self.client.adapters

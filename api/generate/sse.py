@@ -1,4 +1,4 @@
-"""Server-sent events: one ASGI message for all that came in one step, and an end when the client is gone."""
+"""Server-sent events: an ASGI response that sends one message per step and stops when the client is gone."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from starlette.types import Receive, Scope, Send
 from ..errors import reply_to
 from .streams import ClientGone, while_connected
 
-DONE = b"data: [DONE]\n\n"
 _SEND_TIMEOUT = 60.0
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 class EventStream(Response):
-    """A response whose body are the events of a generator, which is closed as soon as nobody reads them.
+    """Response with the events of a generator, which is closed when the client disconnects.
 
-    The response starts with the first event: what fails before it still gets a status of its own. An error after it
-    is the last event. A client that takes nothing for a minute counts as gone.
+    The response starts with the first event, so an error before it has its own status. A later error becomes the last
+    event. A client that reads nothing for a minute counts as gone.
 
     Args:
-        events: one or more whole events, ``data: ...`` with an empty line after each, per item.
+        events: one or more whole events per item, each ``data: ...`` and an empty line.
     """
 
     media_type = "text/event-stream"
@@ -36,7 +35,6 @@ class EventStream(Response):
         self.init_headers(_HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send everything, or stop when the client is gone."""
         try:
             await while_connected(receive, self._run(scope, receive, send))
         except (ClientGone, TimeoutError):
@@ -61,17 +59,17 @@ class EventStream(Response):
 
 
 class _Body:
-    """The body of a response on its way. Where the client takes nothing for too long, the limit's time is up.
+    """Sends the body's pieces; a piece that takes longer than ``_SEND_TIMEOUT`` ends ``limit``.
 
-    One timer looks after all pieces: one for each would take longer than to send it.
+    One timer watches all pieces, as one for each would cost more than sending it.
     """
 
     def __init__(self, send: Send, limit: asyncio.Timeout) -> None:
         self._send = send
         self._limit = limit
         self._loop = asyncio.get_running_loop()
-        self._began: float | None = None  # when the piece that is being sent was begun
-        self._timer = self._loop.call_later(_SEND_TIMEOUT, self._look)
+        self._began: float | None = None  # begin of the piece in flight
+        self._timer = self._loop.call_later(_SEND_TIMEOUT, self._check)
 
     async def send(self, piece: bytes, *, more: bool = True) -> None:
         """Send a piece, the last one without ``more``."""
@@ -80,13 +78,12 @@ class _Body:
         self._began = None
 
     def close(self) -> None:
-        """Look no more."""
         self._timer.cancel()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now = self._loop.time()
         due = (now if self._began is None else self._began) + _SEND_TIMEOUT
         if due <= now:
             self._limit.reschedule(now)
         else:
-            self._timer = self._loop.call_at(due, self._look)
+            self._timer = self._loop.call_at(due, self._check)

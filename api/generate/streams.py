@@ -1,43 +1,44 @@
-"""The deltas of all sequences of one HTTP request, measured and counted, and given up when the client leaves."""
+"""Generation of one HTTP request: admission, the stream of its deltas, usage records, abort when the client leaves."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+import uuid
 from collections.abc import AsyncGenerator, Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.types import Receive
 
 from ...engine.errors import DeadlineExceeded
+from ...engine.serving.output_processor import SequenceOutput, TextDelta
 from ...engine.types import FinishReason
 from ..access.caller import Caller
 from ..errors import Rejection
-from ..observe.request_timer import RequestTimer
-from ..observe.usage_ledger import until_written
+from ..observe.request_observer import RequestEnd, RequestObserver
+from ..observe.token_usage import UsageCount
+from ..observe.usage_ledger import UsageRecord, until_written
 from ..structured.output_check import OutputCheck
 from ..structured.output_format import OutputFormat
 from .server_state import ServerState
-from .usage_record import record_usage
 
 if TYPE_CHECKING:
-    from ...engine.serving.async_engine import AsyncEngine
-    from ...engine.serving.output_processor import TextDelta
     from ...engine.serving.request import TextRequest
 
 T = TypeVar("T")
 
-Deltas = AsyncGenerator[tuple[int, "list[TextDelta]"], None]
-"""(number of the prompt, what came for its sequences in one go)."""
+Deltas = AsyncGenerator[list[TextDelta], None]
+"""Per item, the deltas of all sequences that arrived together."""
 
 
 class ClientGone(Exception):
-    """The client closed its connection before it had its answer."""
+    """The client closed its connection before the end of the answer."""
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, which is cancelled, and ClientGone raised, when the client closes its connection."""
+    """Return the result of ``work``. When the client closes its connection, cancels it and raises ClientGone."""
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(_disconnected(receive))
     try:
@@ -61,20 +62,20 @@ async def generate(
     requests: Sequence[TextRequest],
     caller: Caller,
     output_format: OutputFormat | None = None,
-    *,
-    drop_completion: bool = False,
+    usage: UsageCount | None = None,
 ) -> Deltas:
-    """Run requests that ``Frontend.check`` has passed, all at once. Closing it early aborts all of them.
+    """Run checked requests together. Closing the generator early aborts all of them.
 
-    It comes to its end only when what was used is in the ledger, if there is one.
+    It ends when the usage is in the ledger, if there is one. Errors of the engine about the grammar name the request's
+    field, and answers that do not have the output format end in ``error``.
 
     Args:
         caller: whose queue places and tokens they use; counts and times are added to its facts at the end.
-        promise: the form of every answer, watched over here.
-        drop_completion: generated tokens were not asked for, and are not counted as used.
+        output_format: of every answer.
+        usage: adds up the tokens; complete when the generator has ended.
 
     Raises:
-        Rejection: they are not taken now.
+        Rejection: the requests are not admitted.
     """
     async_engine = state.serving()
     try:
@@ -82,23 +83,20 @@ async def generate(
     except Rejection as error:
         state.metrics.count_rejection(error.reason)
         raise
-    timer = RequestTimer(state.metrics, requests, drop_completion=drop_completion)
-    for request in requests:
-        state.metrics.prompt_tokens.observe(len(request.tokens))
-        state.metrics.params_n.observe(request.n)
-        state.metrics.params_max_tokens.observe(request.params.max_tokens)
+    observer = RequestObserver(state.metrics, requests, ticket, usage or UsageCount())
+    check = None
+    if output_format is not None:
+        state.metrics.count_structured(output_format.kind)
+        check = OutputCheck(output_format, state.validators)
     state.active += 1
     reason = "abort"
     try:
-        stream_of_all = _merged(async_engine, requests)
-        if output_format is not None:
-            state.metrics.count_structured(output_format.kind)
-            stream_of_all = _watched(state, stream_of_all, output_format)
-        async with aclosing(stream_of_all) as stream:
-            async for prompt, deltas in stream:
-                timer.note(prompt, deltas)
-                ticket.note(prompt, deltas)
-                yield prompt, deltas
+        with nullcontext() if output_format is None else output_format.locating_errors():
+            async with aclosing(async_engine.stream(*requests)) as stream:
+                async for deltas in stream:
+                    checked = deltas if check is None else await check.check(deltas)
+                    observer.observe(checked)
+                    yield checked
     except DeadlineExceeded:
         reason = "timeout"
         raise
@@ -107,17 +105,44 @@ async def generate(
         raise
     finally:
         state.active -= 1
-        ticket.close()
-        counted = record_usage(state, caller, requests, timer.end(reason))
-    if counted is not None:
-        await until_written(counted)
+        state.metrics.count_broken(0 if check is None else check.num_broken)
+        written = _record(state, caller, requests, observer.end(reason))
+    if written is not None:
+        await until_written(written)
+
+
+def _record(
+    state: ServerState, caller: Caller, requests: Sequence[TextRequest], end: RequestEnd
+) -> asyncio.Future[None] | None:
+    """Write the end of a request to log facts, counters of its key, trace and ledger. The future is of the latter."""
+    facts, tokens = caller.facts, end.tokens
+    first = end.first_token_seconds
+    facts.first_token_seconds = None if first is None else round(first, 6)
+    facts.completion_tokens, facts.cached_tokens, facts.finished = tokens.completion, tokens.cached, end.finished
+    facts.tenant, facts.adapter = caller.key.tenant, requests[0].adapter
+    state.metrics.count_usage(caller.key.name, tokens)
+    if state.tracer is not None:
+        facts.trace_id = state.tracer.record(caller, requests, end)
+    if state.ledger is None:
+        return None
+    return state.ledger.put(
+        UsageRecord(
+            id=uuid.uuid4().hex,
+            ended=time.time(),
+            key=caller.key.name,
+            model=facts.model or state.names[0],
+            prompt_tokens=tokens.prompt,
+            cached_tokens=tokens.cached,
+            completion_tokens=tokens.completion,
+        )
+    )
 
 
 async def silenced(deltas: Deltas) -> Deltas:
-    """The deltas without what was generated: each answer is empty and at its limit."""
+    """Yield the deltas of a request for no tokens: without generated text, each answer ended by its length."""
     async with aclosing(deltas) as stream:
-        async for prompt, several in stream:
-            yield prompt, [_silent(delta) for delta in several]
+        async for arrived in stream:
+            yield [_silent(delta) for delta in arrived]
 
 
 def _silent(delta: TextDelta) -> TextDelta:
@@ -125,47 +150,11 @@ def _silent(delta: TextDelta) -> TextDelta:
     return replace(delta, text="", tokens=(), logprobs=(), finish=finish)
 
 
-async def _watched(state: ServerState, deltas: Deltas, output_format: OutputFormat) -> Deltas:
-    """Refusals name the request's field, and answers that break the promise end in ``error``."""
-    net = OutputCheck(output_format, state.validators)
-    try:
-        with output_format.locating_errors():
-            async with aclosing(deltas) as stream:
-                async for prompt, several in stream:
-                    yield prompt, await net.check(prompt, several)
-    finally:
-        state.metrics.count_broken(net.num_broken)
-
-
-async def _merged(async_engine: AsyncEngine, requests: Sequence[TextRequest]) -> Deltas:
-    if len(requests) == 1:
-        async with aclosing(async_engine.stream(requests[0])) as stream:
-            async for deltas in stream:
-                yield 0, deltas
-        return
-    # Not bounded by itself: each sequence puts at most max_tokens items here.
-    arrived: asyncio.Queue[tuple[int, list[TextDelta]] | None] = asyncio.Queue()
-
-    async def pump(number: int, request: TextRequest) -> None:
-        async with aclosing(async_engine.stream(request)) as stream:
-            async for deltas in stream:
-                arrived.put_nowait((number, deltas))
-
-    async def pump_all() -> None:
-        try:
-            async with asyncio.TaskGroup() as group:
-                for number, request in enumerate(requests):
-                    group.create_task(pump(number, request))
-        finally:
-            arrived.put_nowait(None)
-
-    pumps = asyncio.create_task(pump_all())
-    try:
-        while (item := await arrived.get()) is not None:
-            yield item
-        await pumps
-    except BaseExceptionGroup as group:
-        raise group.exceptions[0] from None
-    finally:
-        pumps.cancel()
-        await asyncio.gather(pumps, return_exceptions=True)
+async def collect(deltas: Deltas) -> dict[tuple[int, int], SequenceOutput]:
+    """Return the whole outputs by (prompt, index), for requests that do not stream."""
+    outputs: dict[tuple[int, int], SequenceOutput] = {}
+    async with aclosing(deltas) as stream:
+        async for arrived in stream:
+            for delta in arrived:
+                outputs.setdefault((delta.prompt, delta.index), SequenceOutput()).add(delta)
+    return outputs

@@ -1,1 +1,1 @@
-"""The HTTP server: the app, what stands around every request, the life of the process."""
+"""The HTTP server: application, middleware, connection limits, and the life of the process."""

@@ -1,4 +1,4 @@
-"""Puts the routes together, with what stands before them and what becomes of their errors."""
+"""The FastAPI application: routes, middleware and error handlers on a server state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .guard import Guard, Identify
 
 
 class ErrorInfo(BaseModel):
-    """What went wrong."""
+    """OpenAI's error object."""
 
     message: str
     type: str
@@ -28,18 +28,16 @@ class ErrorInfo(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """The body of every answer that is not a success."""
+    """Body of every error response."""
 
     error: ErrorInfo
 
 
-async def _nobody_there(_request: Request, _error: Exception) -> Response:
-    """For the log alone: the client that this would go to has left."""
-    return Response(status_code=499)
+async def _client_gone(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=499)  # for the log alone, as the client has left
 
 
 def create_app(state: ServerState) -> FastAPI:
-    """The application on a state."""
     app = FastAPI(
         title="rootgraft",
         version=state.version,
@@ -53,13 +51,13 @@ def create_app(state: ServerState) -> FastAPI:
         app.include_router(module.router)
     for kind in (EngineError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, handle)
-    app.add_exception_handler(ClientGone, _nobody_there)
-    state.inner = InternalClient(app.build_middleware_stack(), app)  # what is added from here on is not asked
-    # The one added last is outermost.
+    app.add_exception_handler(ClientGone, _client_gone)
+    state.internal_client = InternalClient(app.build_middleware_stack(), app)  # without the middleware added below
+    # The middleware added last is outermost.
     app.add_middleware(Guard, state=state)
     origins = state.options.allowed_origins
     if origins:
-        # Outside of the guard: a browser's preflight brings no key.
+        # Outside of the guard, as a browser's preflight has no key.
         app.add_middleware(
             CORSMiddleware,
             allow_origins=origins,

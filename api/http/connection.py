@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with the limits that it lacks: how long and how large a request's head may be."""
+"""uvicorn's HTTP protocol with limits on the time and size of a request's head, and uvicorn's options."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _MAX_HEAD_BYTES = 2 * MAX_HEADER_BYTES
 
 
 class Connection(HttpToolsProtocol):
-    """Closes a connection whose request line and headers do not come in time, or do not end.
+    """Closes a connection whose request line and headers are too slow or do not end.
 
-    A head that ends but is too large is answered by ``Guard``; here the memory is protected while it comes.
+    ``Guard`` refuses a complete head that is too large; this limit protects memory while the head arrives.
     """
 
     _head_timer: asyncio.TimerHandle | None = None
@@ -26,17 +26,15 @@ class Connection(HttpToolsProtocol):
     _in_head = True
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start to wait for the first request."""
         super().connection_made(transport)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop to wait."""
         self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Count what belongs to the head."""
+        """Parse data, and count the bytes of a head."""
         in_head = self._in_head
         super().data_received(data)
         if in_head and self._in_head and not self.transport.is_closing():
@@ -45,18 +43,16 @@ class Connection(HttpToolsProtocol):
                 self._refuse(ErrorReply(431, f"The request's head is longer than {_MAX_HEAD_BYTES} bytes."))
 
     def on_message_begin(self) -> None:
-        """A request begins: the next one on this connection gets its time anew."""
         super().on_message_begin()
         self._await_head()
 
     def on_headers_complete(self) -> None:
-        """The head is whole."""
         self._stop_timer()
         self._in_head = False
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, in the shape of all other errors."""
+        """Answer malformed HTTP in the shape of all other errors."""
         self._refuse(ErrorReply(400, msg, code="invalid_http"))
 
     def _await_head(self) -> None:
@@ -70,7 +66,7 @@ class Connection(HttpToolsProtocol):
             self._head_timer = None
 
     def _refuse(self, reply: ErrorReply) -> None:
-        """Write a whole answer by hand, as there is no request that could carry it, and close."""
+        """Write a whole response to the socket, as there is no request for it, and close."""
         body = reply.body()
         head = [
             b"HTTP/1.1 %d Refused" % reply.status,
@@ -84,7 +80,7 @@ class Connection(HttpToolsProtocol):
 
 
 def uvicorn_options() -> dict[str, Any]:
-    """How uvicorn is set up: this protocol, uvloop, and none of its own logs or headers."""
+    """Return uvicorn's options: this protocol, uvloop, and none of its own logs or headers."""
     return {
         "http": Connection,
         "ws": "none",

@@ -1,6 +1,6 @@
-"""What stands before every route: request ids, keys, limits on what is read, and the last word on errors.
+"""ASGI middleware before every route: request ids, access log, API keys, limits on headers and bodies, 500s.
 
-Both classes are plain ASGI middleware: one call a request, and none for each chunk of a stream.
+Both classes are called once a request; ``Identify`` and the rate limit headers wrap ``send``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...engine.serving.request import MAX_TIMEOUT
 from ..access.api_keys import Key, needed_scope
-from ..access.caller import Caller
+from ..access.caller import Caller, RequestFacts
 from ..errors import HTTPError, reply_to
 from ..generate.server_state import ServerState
 from ..observe.live_page import PATHS
@@ -28,7 +28,7 @@ MAX_HEADERS = 100
 BODY_TIMEOUT = 30.0
 FILES_PATH = "/v1/files"
 FILE_TIMEOUT = 600.0
-_FORM_BYTES = 64 << 10  # what stands around a file
+_FORM_BYTES = 64 << 10  # of a form, beside its file
 
 _SECONDS = re.compile(rb"[0-9]{1,6}(\.[0-9]{1,6})?")
 _QUIET_PATHS = OPEN_PATHS | {"/metrics", "/ui/state"}
@@ -40,24 +40,23 @@ logger = logging.getLogger("rootgraft.access")
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:
-    """The first header of this lower-case name."""
+    """Return the first header with this lower-case name."""
     return next((value for key, value in scope["headers"] if key == name), None)
 
 
 class Identify:
-    """Outermost: gives each request its id, logs its end, and answers what nobody else caught with a 500."""
+    """Outermost middleware: gives each request its id, logs its end, and answers uncaught errors with a 500."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        asked = header(scope, b"x-request-id")
-        request_id = asked if asked and _REQUEST_ID.fullmatch(asked) else uuid.uuid4().hex.encode()
-        facts: dict[str, object] = {}
+        given = header(scope, b"x-request-id")
+        request_id = given if given and _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex.encode()
+        facts = RequestFacts()
         scope.setdefault("state", {}).update(request_id=request_id.decode(), facts=facts)
         start, status = time.perf_counter(), 0
 
@@ -79,7 +78,7 @@ class Identify:
             _log(scope, request_id, status, time.perf_counter() - start, facts)
 
 
-def _log(scope: Scope, request_id: bytes, status: int, seconds: float, facts: dict[str, object]) -> None:
+def _log(scope: Scope, request_id: bytes, status: int, seconds: float, facts: RequestFacts) -> None:
     level = logging.DEBUG if scope["path"] in _QUIET_PATHS else logging.INFO
     if logger.isEnabledFor(level):
         entry = {
@@ -88,20 +87,19 @@ def _log(scope: Scope, request_id: bytes, status: int, seconds: float, facts: di
             "path": scope["path"],
             "status": status,
             "seconds": round(seconds, 6),
-            **facts,
+            **facts.log_fields(),
         }
         logger.log(level, orjson.dumps(entry).decode(), extra={FIELDS: entry})
 
 
 class Guard:
-    """Keys, scopes and limits. Refuses before a route sees anything, and while a body is being read."""
+    """Middleware for keys, scopes and limits. Refuses before the route is called, or while a body is read."""
 
     def __init__(self, app: ASGIApp, *, state: ServerState) -> None:
         self._app = app
         self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the request, or answer it with what is wrong."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -110,14 +108,14 @@ class Guard:
             if scope["path"] not in OPEN_PATHS:
                 key = self._key(scope)
                 scope["state"]["caller"] = self._caller(scope, key)
-                send = self._telling_limits(key, send)
+                send = self._with_limit_headers(key, send)
         except HTTPError as error:
             await reply_to(error).response()(scope, receive, send)
             return
         await self._app(scope, _LimitedBody(receive, *self._limits(scope)), send)
 
     def _limits(self, scope: Scope) -> tuple[int, float]:
-        """Most bytes of a body, and seconds in which it must come."""
+        """Return a body's most bytes, and the seconds in which it must arrive."""
         options = self._state.options
         if scope["path"] == FILES_PATH and options.batch_dir is not None:
             return options.max_file_bytes + _FORM_BYTES, FILE_TIMEOUT
@@ -137,7 +135,7 @@ class Guard:
             raise _too_large(most)
 
     def _key(self, scope: Scope) -> Key:
-        """The key that the request comes with. HTTPError: 401 for none, 403 for one that does not open this path."""
+        """Return the request's key. Raises HTTPError: 401 for an unknown key, 403 without the path's scope."""
         scheme, _, token = (header(scope, b"authorization") or b"").partition(b" ")
         key = self._state.keys.find(token.strip() if scheme.lower() == b"bearer" else b"")
         if key is None:
@@ -148,15 +146,15 @@ class Guard:
                 headers={"www-authenticate": "Bearer"},
             )
         if key.name:
-            scope["state"]["facts"]["key"] = key.name
+            scope["state"]["facts"].key = key.name
         if (needed := needed_scope(scope["path"])) not in key.scopes:
             raise HTTPError(403, f"This needs a key with the scope '{needed}'.", code="insufficient_scope")
         return key
 
     def _caller(self, scope: Scope, key: Key) -> Caller:
         options = self._state.options
-        asked = header(scope, b"x-request-timeout")
-        timeouts = [options.request_timeout, None if asked is None else _seconds(asked)]
+        given = header(scope, b"x-request-timeout")
+        timeouts = [options.request_timeout, None if given is None else _seconds(given)]
         return Caller(
             key,
             "" if options.share_cache_between_keys else key.tenant,
@@ -166,16 +164,16 @@ class Guard:
             {name: value.decode("latin-1") for name in _TRACE_HEADERS if (value := header(scope, name.encode()))},
         )
 
-    def _telling_limits(self, key: Key, send: Send) -> Send:
-        """``send``, with how the key stands in the headers of the answer, if it has limits."""
+    def _with_limit_headers(self, key: Key, send: Send) -> Send:
+        """Return ``send`` with the key's rate limit headers added to the response, if the key has limits."""
         if key.requests_per_minute is None and key.tokens_per_minute is None:
             return send
         limits = self._state.admission.limits
 
         async def send_with_limits(message: Message) -> None:
             if message["type"] == "http.response.start":
-                told = [(name.encode(), value.encode()) for name, value in limits.headers(key).items()]
-                message["headers"] = [*message["headers"], *told]
+                added = [(name.encode(), value.encode()) for name, value in limits.headers(key).items()]
+                message["headers"] = [*message["headers"], *added]
             await send(message)
 
         return send_with_limits
@@ -192,7 +190,7 @@ def _seconds(value: bytes) -> float:
 
 
 class _LimitedBody:
-    """An ASGI receive that counts the body's bytes and gives up when they come too slowly or are too many."""
+    """ASGI ``receive`` that refuses a body that is too large (413) or too slow (408)."""
 
     def __init__(self, receive: Receive, max_body: int, seconds: float) -> None:
         self._receive = receive

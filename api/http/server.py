@@ -1,9 +1,9 @@
-"""The server process: the port, the engine process behind it, and the end of both.
+"""The server process: opens the port, loads the engine process, drains on SIGTERM and sets the exit code.
 
-The port answers from the start: /health and /ready say 503 until the model is loaded. The first SIGTERM or SIGINT
-makes the server finish what it has begun, for a while; the second one ends it at once. The process ends with code 0
-only if everything was finished, with 1 if answers were cut off, and with 70 when the engine ends or hangs, so that a
-supervisor starts it anew.
+The port answers from the start: /health and /ready return 503 until the model is loaded. After the first SIGTERM or
+SIGINT running requests may finish within ``--shutdown-timeout``; the second one ends the server at once. The exit code
+is 0 if every request was finished, 1 if answers were cut off, and 70 when the engine ends or hangs, so that a
+supervisor restarts the server.
 """
 
 from __future__ import annotations
@@ -27,13 +27,9 @@ from ...engine.errors import ConfigError, EngineDead
 from ...engine.serving.async_engine import AsyncEngine
 from ...engine.serving.engine_client import EngineClient
 from ...engine.text.tokenizer import Tokenizer
-from ..batches.batch_service import BatchService
 from ..config import ServerConfig
 from ..generate.server_state import ServerState
 from ..observe.log import set_up_log
-from ..observe.metrics import Metrics
-from ..observe.tracing import open_tracer
-from ..observe.usage_ledger import UsageLedger
 from .app import create_app
 from .connection import uvicorn_options
 
@@ -42,19 +38,15 @@ EXIT_ENGINE_DEAD = 70
 _WATCH_SECONDS = 0.1
 _FLUSH_SECONDS = 2
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("rootgraft.server")
 
 
 def serve(config: EngineConfig, options: ServerConfig) -> int:
-    """Serve until a signal comes or the engine dies.
-
-    Returns:
-        the exit code: 0 after a signal and the end of all requests, 1 if some were cut off, 70 when the engine died
-        or hung.
+    """Serve until a signal or the engine's death. Returns the exit code.
 
     Raises:
-        ConfigError: the port is taken, the file with keys or the ledger cannot be used, an option does not fit the
-            model, what traces need is not installed.
+        ConfigError: the port is taken, the file with keys or a store cannot be used, an option does not fit the model,
+            OpenTelemetry is missing.
         ModelError: the model cannot be loaded.
         EngineDead: the engine ended while it was loading.
     """
@@ -86,40 +78,28 @@ class _Uvicorn(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the signals alone."""
         yield
 
 
 class _Service:
-    """One run of the server, from the open port to the end."""
+    """One run of the server, from the open port to its exit code."""
 
     def __init__(self, config: EngineConfig, options: ServerConfig) -> None:
         self._config = config
         self._options = options
-        name = (options.served_model_name or ("loading",))[0]
-        self._state = ServerState(options, Metrics(name, self._stats), version=_version())
-        if options.usage_ledger is not None:
-            self._state.ledger = UsageLedger(Path(options.usage_ledger))
-        if options.batch_dir is not None:
-            folder, caller_of = Path(options.batch_dir), self._state.caller_named
-            self._state.batches = BatchService(folder, options.max_stored_file_bytes, caller_of)
-        if options.otlp_traces_endpoint is not None:
-            self._state.tracer = open_tracer(options.otlp_traces_endpoint, self._state.version)
+        self._state = ServerState.open(options, _version())
         settings = uvicorn.Config(
             create_app(self._state), **uvicorn_options(), timeout_graceful_shutdown=_FLUSH_SECONDS
         )
         self._http = _Uvicorn(settings)
-        self._asked_to_end = asyncio.Event()
-
-    def _stats(self) -> dict[str, float]:
-        return self._state.stats()
+        self._signalled = asyncio.Event()
 
     async def run(self, sock: socket.socket) -> int:
-        """Load, serve, drain, close. The exit code."""
+        """Load, serve, drain and close. Returns the exit code."""
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
         http = asyncio.create_task(self._http.serve([sock]))
-        end = asyncio.create_task(self._asked_to_end.wait())
+        end = asyncio.create_task(self._signalled.wait())
         load = asyncio.create_task(self._load(sock.getsockname()))
         try:
             await asyncio.wait((load, end), return_when=asyncio.FIRST_COMPLETED)
@@ -142,26 +122,23 @@ class _Service:
         self._state.draining = True
         if self._state.batches is not None:
             self._state.batches.stop()
-        self._asked_to_end.set()
+        self._signalled.set()
 
     async def _load(self, address: tuple[str, int]) -> None:
         logger.info("listening on %s, port %d; loading the model", address[0], address[1])
         files = await asyncio.to_thread(resolve_model, self._config.model, revision=self._config.revision)
         state = self._state
-        state.names = self._options.served_model_name or (files.name,)
-        state.metrics = Metrics(state.names[0], self._stats)
-        state.finds_adapters = self._config.lora_dir is not None
-        for name in self._config.named_adapters.keys() & set(state.names):
+        names = self._options.served_model_name or (files.name,)
+        for name in self._config.named_adapters.keys() & set(names):
             raise ConfigError(f"--lora-modules: {name} is the name of the base model.")
         client = EngineClient(self._config, files.path)
-        client.on_heartbeat = state.metrics.on_heartbeat
-        state.client = client
+        state.begin_loading(names, client, finds_adapters=self._config.lora_dir is not None)
         tokenizer = await asyncio.to_thread(self._load_tokenizer, files.path)
         ready = await client.start()
         process_memory.freeze()
         state.async_engine = AsyncEngine(client, tokenizer, ready)
-        if state.batches is not None and state.inner is not None:
-            state.batches.resume(state.inner)
+        if state.batches is not None and state.internal_client is not None:
+            state.batches.resume(state.internal_client)
         for line in ready.summary:
             logger.info("%s", line)
         logger.info("ready: %s at http://%s:%d/v1", ", ".join(state.names), address[0], address[1])
@@ -173,7 +150,7 @@ class _Service:
         )
 
     async def _watch(self) -> int:
-        """Wait until the server may end: nothing runs after a signal, or the engine is dead. The exit code."""
+        """Wait until the server is drained after a signal, or the engine is dead. Returns the exit code."""
         loop = asyncio.get_running_loop()
         deadline = float("inf")
         while self._state.is_healthy and not self._http.force_exit:
@@ -188,11 +165,11 @@ class _Service:
             return EXIT_CUT_OFF if self._state.active else 0
         logger.error("the engine is gone or hangs: ending")
         if self._state.client is not None:
-            self._state.client.kill()  # one that hangs would not leave when it is told to
+            self._state.client.kill()  # a hung engine would ignore Shutdown
         return EXIT_ENGINE_DEAD
 
     async def _close(self, http: asyncio.Task[None]) -> None:
-        """End the engine, whose streams then end with an error, and after them the server."""
+        """Close the engine, whose streams then end with an error, then the server and its stores."""
         self._state.draining = True
         if self._state.batches is not None:
             await self._state.batches.close()

@@ -1,4 +1,4 @@
-"""The last minutes of the server, point by point, for who opens the live page later than the load began."""
+"""History of throughput and latencies over the last five minutes, for the live page's curves."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 SECONDS = 2.0
-"""Time between two points, at least."""
+"""Least time between two points."""
 POINTS = 150
 """Points kept: five minutes."""
-_MOST_LATENCIES = 4096  # of a kind, for one point; what goes beyond is not looked at
+_MOST_LATENCIES = 4096  # of one kind in one point; further ones are ignored
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What happened since the point before.
+    """Averages since the point before.
 
     Attributes:
-        at: seconds since the history began, the end of the time that the point is about.
-        generated: tokens drawn in a second; ``prompt`` and ``cached``: tokens of admitted prompts, and those of them
-            that were found in the prefix cache.
-        running, waiting: sequences, at the end.
-        first: median and 95th percentile of the seconds to a first token; None if there was none.
-        between: the same of the seconds between two arrivals of tokens.
+        at: end of the interval, in seconds since the history began.
+        generated: sampled tokens a second.
+        prompt, cached: tokens of admitted prompts a second, and of them those found in the prefix cache.
+        running, waiting: sequences at the end.
+        first: median and 95th percentile of the seconds to the first token; None if there was none.
+        between: the same of the seconds between tokens.
     """
 
     at: float
@@ -38,7 +38,7 @@ class Point:
 
 
 class History:
-    """Gathers points from the engine's heartbeats and from latencies as clients see them.
+    """Makes points from the engine's heartbeats and the latencies at the API.
 
     Args:
         clock: seconds, monotonic.
@@ -52,18 +52,18 @@ class History:
         self._first: list[float] = []
         self._between: list[float] = []
 
-    def note_first(self, seconds: float) -> None:
-        """A first token came so long after its request."""
+    def add_first(self, seconds: float) -> None:
+        """Add the seconds from a request to its first token."""
         if len(self._first) < _MOST_LATENCIES:
             self._first.append(seconds)
 
-    def note_between(self, seconds: float) -> None:
-        """A token came so long after the one before it."""
+    def add_between(self, seconds: float) -> None:
+        """Add the seconds from a sequence's token to its next."""
         if len(self._between) < _MOST_LATENCIES:
             self._between.append(seconds)
 
     def take(self, stats: Mapping[str, float]) -> None:
-        """Take the engine's gauges and counters; makes a point when it is time."""
+        """Take the engine's gauges and counters; adds a point every ``SECONDS``."""
         now = self._clock()
         if self._last is None:
             self._last = now, stats
@@ -91,12 +91,11 @@ class History:
         self._first, self._between = [], []
 
     def since(self, at: float) -> Iterable[Point]:
-        """The points after a point in time."""
         return (point for point in self._points if point.at > at)
 
 
 def _percentiles(values: list[float]) -> tuple[float, float] | None:
-    """Median and 95th percentile: of the values in order, those before which lie half and 95 of 100."""
+    """Return median and 95th percentile, None without values."""
     if not values:
         return None
     ordered = sorted(values)

@@ -1,10 +1,19 @@
-"""The files of the live page: read once, sent as they are, with headers that let them talk to this server alone."""
+"""The live page: its static files with their security headers, and a cache of engine snapshots."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+import orjson
+
+from ...engine.errors import CapacityError
+
+if TYPE_CHECKING:
+    from ...engine.serving.engine_client import EngineClient
 
 _FOLDER = Path(__file__).parents[1] / "ui"
 _TYPES = {
@@ -37,9 +46,50 @@ FILES: Final[Mapping[str, bytes]] = {path.name: path.read_bytes() for path in so
 """All files by name."""
 
 PATHS: Final = frozenset({"/ui", "/ui/", *(f"/ui/{name}" for name in FILES if name != INDEX)})
-"""Where they are. They hold no data, so they need no key; what they show comes from ``/ui/state``, which does."""
+"""Paths of the files. They hold no data, so they need no key; their data comes from ``/ui/state``, which does."""
 
 
 def content_type(name: str) -> str:
-    """The type of a file, by the end of its name."""
     return _TYPES[Path(name).suffix]
+
+
+LEAST_SECONDS = 0.5
+"""Least time between two snapshots."""
+PATIENCE = 3.0
+"""Longest wait for a snapshot during a long step, in seconds; then the previous one is returned."""
+
+
+class EngineWatch:
+    """Snapshots of the engine as JSON, shared by concurrent requests. Belongs to one event loop.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._requested_at = float("-inf")
+        self._taking: asyncio.Task[bytes] | None = None
+        self._latest: bytes | None = None
+
+    async def snapshot(self, client: EngineClient) -> bytes:
+        """Return a snapshot at most ``LEAST_SECONDS`` old, or the previous one during a long step.
+
+        Raises:
+            EngineDead: the engine is gone.
+            CapacityError: there is no previous snapshot and none within ``PATIENCE``.
+        """
+        if self._taking is None or (self._taking.done() and self._clock() >= self._requested_at + LEAST_SECONDS):
+            self._requested_at = self._clock()
+            self._taking = asyncio.create_task(self._take(client))
+        taking = self._taking
+        await asyncio.wait((taking,), timeout=PATIENCE)
+        if taking.done():
+            return taking.result()
+        if self._latest is None:
+            raise CapacityError(f"The engine is in a step of more than {PATIENCE:g} seconds.")
+        return self._latest
+
+    async def _take(self, client: EngineClient) -> bytes:
+        self._latest = orjson.dumps(await client.take_snapshot())
+        return self._latest

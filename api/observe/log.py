@@ -1,4 +1,4 @@
-"""The log, as text or as one JSON object a line."""
+"""Logging setup: text, or one JSON object a line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 FIELDS = "fields"
-"""Name of the attribute of a log record whose entries stand beside the others in a line of JSON."""
+"""Attribute of a log record whose entries become fields of the JSON line."""
 
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -18,7 +18,7 @@ class JsonLines(logging.Formatter):
     """One object a line: ``time`` (UTC), ``level``, ``logger``, then the record's fields, or else its ``message``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, without its end."""
+        """Return the line, without its newline."""
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -32,7 +32,7 @@ class JsonLines(logging.Formatter):
 
 
 def set_up_log(level: str, form: str) -> None:
-    """Write the log to standard error, in the form ``text`` or ``json``, from this level on."""
+    """Log to standard error from ``level`` on, in the form ``text`` or ``json``."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(_TEXT))
     logging.basicConfig(level=level.upper(), handlers=[handler])

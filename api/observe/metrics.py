@@ -1,7 +1,7 @@
-"""Prometheus metrics, with vLLM's names under our prefix, so that dashboards and routers know them.
+"""Prometheus metrics, with vLLM's names under our prefix so that dashboards and routers know them.
 
-Gauges and counters of the engine are read from its last heartbeat when somebody asks; its histograms arrive with each
-heartbeat; latencies are measured here, where the client waits. ``docs/metrics.md`` lists all of it.
+Gauges and counters of the engine are read from its last heartbeat at a scrape, and its histograms arrive with each
+heartbeat. Latencies are measured in the API process. ``docs/metrics.md`` lists all metrics.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 PREFIX = "rootgraft:"
 
-# No time of creation beside every counter and histogram: nobody reads those.
+# No time of creation beside every counter and histogram.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _SECONDS_TO_FIRST = (
@@ -108,7 +108,7 @@ _OF_KEYS = (
 
 
 class _EngineCollector:
-    """Reads the engine's last heartbeat at the moment of the scrape."""
+    """Collector that reads the engine's last heartbeat at a scrape."""
 
     def __init__(self, stats: Callable[[], Mapping[str, float]], labels: Sequence[str]) -> None:
         self._stats = stats
@@ -125,8 +125,8 @@ class _EngineCollector:
             "Seconds until all that waits now, in this band and those before it, has its first token.",
             labels=(*_LABELS, "priority"),
         )
-        for band in Priority:
-            name = band.name.lower()
+        for priority in Priority:
+            name = priority.name.lower()
             waits.add_metric((*self._labels, name), stats.get(f"queue_seconds_{name}", 0.0))
         yield waits
         for key, name, text in _ENGINE_COUNTERS:
@@ -141,10 +141,7 @@ class _EngineCollector:
 
 
 class _Histogram:
-    """Counts values up to each bound. It is told of every token, which takes several times as long with the library's.
-
-    Belongs to one event loop.
-    """
+    """Histogram for values of every token, several times as fast as the library's. Belongs to one event loop."""
 
     def __init__(self, name: str, text: str, bounds: Sequence[float], labels: Sequence[str]) -> None:
         self._name = PREFIX + name
@@ -155,7 +152,6 @@ class _Histogram:
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count a value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
@@ -167,10 +163,13 @@ class _Histogram:
 
 
 class Metrics:
-    """All metrics of one server. ``stats`` gives the engine's latest gauges and counters.
+    """All metrics of one server.
+
+    Args:
+        stats: returns the engine's last gauges and counters.
 
     Attributes:
-        history: some of them over the last minutes.
+        history: some of the metrics over the last minutes.
     """
 
     def __init__(self, model_name: str, stats: Callable[[], Mapping[str, float]]) -> None:
@@ -235,7 +234,7 @@ class Metrics:
         return histogram
 
     def on_heartbeat(self, heartbeat: Heartbeat) -> None:
-        """Take the engine's observations since its last heartbeat."""
+        """Add the engine's observations since its last heartbeat."""
         self.history.take(heartbeat.stats)
         for name, values in heartbeat.histograms.items():
             if (histogram := self._engine.get(name)) is not None:
@@ -243,38 +242,34 @@ class Metrics:
                     histogram.observe(value)
 
     def observe_first(self, seconds: float) -> None:
-        """A sequence's first token came so long after its request."""
+        """Add the seconds from a request to a sequence's first token."""
         self._first_token.observe(seconds)
-        self.history.note_first(seconds)
+        self.history.add_first(seconds)
 
     def observe_between(self, seconds: float) -> None:
-        """A sequence's token came so long after the one before it."""
+        """Add the seconds from a sequence's token to its next."""
         self._inter_token.observe(seconds)
-        self.history.note_between(seconds)
+        self.history.add_between(seconds)
 
     def count_end(self, reason: str) -> None:
-        """Count a sequence that ended."""
         self._success.labels(*self._labels, reason).inc()
 
     def count_rejection(self, reason: str) -> None:
-        """Count a request that was not taken."""
         self._rejections.labels(*self._labels, reason).inc()
 
     def count_structured(self, kind: str) -> None:
-        """Count a request for an answer of this kind."""
         self._structured.labels(*self._labels, kind).inc()
 
     def count_broken(self, answers: int) -> None:
-        """Count finished answers that broke their promise."""
         self._broken.inc(answers)
 
     def count_usage(self, key: str, tokens: TokenCounts, *, requests: int = 1) -> None:
-        """Count what a request with this key has used; the name is "" where no keys are in use."""
+        """Add the tokens of requests with this key; its name is "" where no keys are in use."""
         amounts = (requests, tokens.prompt, tokens.cached, tokens.completion)
         for counter, amount in zip(self._of_keys, amounts, strict=True):
             counter.labels(*self._labels, key).inc(amount)
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
-        """All metrics in the format that the Accept header asks for, and its content type."""
+        """Return all metrics in a format of the Accept header, and its content type."""
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type

@@ -1,4 +1,4 @@
-"""Token counts of a whole request, over its prompts and the n answers to each."""
+"""Token usage of one HTTP request over its prompts and the n answers to each, and OpenAI's finish reasons."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def usage_body(prompt: int, completion: int) -> dict[str, Any]:
-    """OpenAI's ``usage`` as far as it is known before the end."""
+    """Return OpenAI's ``usage`` with the counts that are known before the end."""
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -23,7 +23,7 @@ def usage_body(prompt: int, completion: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Tokens of one HTTP request: of its prompts, those of them that were cached, of all answers together."""
+    """Tokens of one HTTP request: of its prompts, of them those that were cached, and of all answers together."""
 
     prompt: int
     cached: int
@@ -31,10 +31,10 @@ class TokenCounts:
 
 
 class UsageCount:
-    """Adds up what the ends of the sequences report. A prompt counts once, however many answers it gets.
+    """Sum of the usage in the ends of the sequences. A prompt counts once, however many answers it gets.
 
     Args:
-        drop_completion: generated tokens were not asked for, and do not count.
+        drop_completion: the client asked for no tokens, so the generated ones do not count.
     """
 
     def __init__(self, *, drop_completion: bool = False) -> None:
@@ -42,16 +42,15 @@ class UsageCount:
         self._drop_completion = drop_completion
 
     def add(self, prompt: int, usage: Usage) -> None:
-        """Take the end of a sequence of this prompt."""
         self._by_prompt.setdefault(prompt, []).append(usage)
 
-    def add_broken_off(self, prompt: int, num_prompt: int, num_completion: int) -> None:
-        """Take a sequence that began and whose end nobody waited for. What was cached for it is not known."""
+    def add_aborted(self, prompt: int, num_prompt: int, num_completion: int) -> None:
+        """Add a sequence that was aborted after its first token; its cached tokens are not known."""
         cached = min((usage.cached for usage in self._by_prompt.get(prompt, ())), default=0)
         self.add(prompt, Usage(num_prompt, cached, num_completion))
 
     def counts(self) -> TokenCounts:
-        """The sum. Of a prompt's n sequences the one with the fewest cached tokens computed it: that one counts."""
+        """Return the sum. Of a prompt's n sequences the one with the fewest cached tokens counts: it computed them."""
         groups = self._by_prompt.values()
         return TokenCounts(
             sum(group[0].prompt for group in groups),
@@ -60,7 +59,7 @@ class UsageCount:
         )
 
     def body(self) -> dict[str, Any]:
-        """The sum as OpenAI's ``usage``."""
+        """Return the sum as OpenAI's ``usage``."""
         counts = self.counts()
         groups = self._by_prompt.values()
         generated = [] if self._drop_completion else [usage for group in groups for usage in group]
@@ -74,7 +73,7 @@ class UsageCount:
             },
             "completion_tokens_details": {
                 "accepted_prediction_tokens": drafted,
-                "rejected_prediction_tokens": 0,  # what did not stand is not counted
+                "rejected_prediction_tokens": 0,  # rejected draft tokens are not counted
                 "drafted_tokens": drafted,
                 "forced_tokens": sum(usage.forced for usage in generated),
             },
@@ -85,13 +84,17 @@ def _cached(usage: Usage) -> int:
     return usage.cached
 
 
-def min_completion_tokens(finish: Finish) -> int | None:
-    """Of an answer that was cut off at its budget: the budget that its form needs at least, if that is known."""
-    return finish.usage.shortest if finish.reason is FinishReason.LENGTH else None
+def finish_fields(finish: Finish | None) -> dict[str, Any]:
+    """Return a choice's ``finish_reason``, ``stop_reason`` and, if cut off at its budget, ``min_completion_tokens``.
 
-
-def finish_reason(finish: Finish) -> str:
-    """OpenAI's word for the end of a sequence, or ``error``. EngineError if it did not come to an end of its own."""
-    if finish.reason is not FinishReason.ABORT:
-        return finish.reason.value
-    raise EngineError("The answer was broken off by the engine.")
+    The latter is the fewest tokens that the grammar permits, where that is known. Raises EngineError for a sequence
+    without an end of its own.
+    """
+    if finish is None:
+        raise EngineError("The engine sent no end of the answer.")
+    if finish.reason is FinishReason.ABORT:
+        raise EngineError("The answer was broken off by the engine.")
+    fields: dict[str, Any] = {"finish_reason": finish.reason.value, "stop_reason": finish.stop_reason}
+    if finish.reason is FinishReason.LENGTH and finish.usage.shortest is not None:
+        fields["min_completion_tokens"] = finish.usage.shortest
+    return fields

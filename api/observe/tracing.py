@@ -1,7 +1,7 @@
-"""Traces: one span for each request that was admitted, in OpenTelemetry's conventions for generative AI.
+"""Traces: one span for each admitted request, in OpenTelemetry's conventions for generative AI.
 
-A span is written at the request's end, with the times of its begin and its end, so that nothing is carried through the
-request and nothing of this is loaded where no traces are wanted. Texts of prompts and answers are never in it.
+A span is written at the request's end, with the times of its begin and end, so requests carry no span, and without
+``--otlp-traces-endpoint`` nothing is loaded. Texts of prompts and answers are never in a span.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...engine.errors import ConfigError
 from ..access.caller import Caller
-from .request_timer import RequestEnd
+from .request_observer import RequestEnd
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
@@ -23,10 +23,10 @@ _EXPORT_SECONDS = 5
 
 
 def open_tracer(endpoint: str, version: str) -> Tracer:
-    """A tracer that sends its spans to this URL by OTLP over HTTP, in batches, on a thread of its own.
+    """Return a tracer that sends spans by OTLP over HTTP, in batches, on a thread of its own.
 
     Raises:
-        ConfigError: OpenTelemetry is not installed, or the URL is none.
+        ConfigError: OpenTelemetry is not installed, or the endpoint is no URL.
     """
     if not endpoint.startswith(("http://", "https://")):
         raise ConfigError(f"--otlp-traces-endpoint must be a URL of http or https, not {endpoint}.")
@@ -41,10 +41,10 @@ def open_tracer(endpoint: str, version: str) -> Tracer:
 
 
 class Tracer:
-    """Makes spans. Resource and sampling follow OpenTelemetry's environment variables (``OTEL_...``).
+    """Writes spans. Resource and sampling follow OpenTelemetry's environment variables (``OTEL_...``).
 
     Args:
-        processor: where spans go.
+        processor: receives the spans.
         version: of the server.
     """
 
@@ -58,16 +58,16 @@ class Tracer:
         self._tracer = self._provider.get_tracer("rootgraft", version)
 
     def record(self, caller: Caller, requests: Sequence[TextRequest], end: RequestEnd) -> str:
-        """Write the span of a request that has ended, as a child of what its headers name. The trace's id."""
+        """Write the span of a request that has ended, a child of the span in its headers. Returns the trace's id."""
         from opentelemetry.trace import SpanKind, Status, StatusCode
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         operation = _OPERATIONS.get(caller.path, "chat")
         span = self._tracer.start_span(
-            f"{operation} {caller.facts.get('model', '')}",
+            f"{operation} {caller.facts.model or ''}",
             TraceContextTextMapPropagator().extract(caller.trace_context),
             SpanKind.SERVER,
-            {"gen_ai.operation.name": operation, **_asked(caller, requests), **_answered(caller, end)},
+            {"gen_ai.operation.name": operation, **_of_requests(caller, requests), **_of_end(caller, end)},
             start_time=round(end.started * 1e9),
         )
         for reason in ("error", "timeout"):
@@ -78,16 +78,16 @@ class Tracer:
         return f"{span.get_span_context().trace_id:032x}"
 
     def close(self) -> None:
-        """Send what is left. Blocks, for a few seconds at most."""
+        """Send the spans left. Blocks, for a few seconds at most."""
         self._provider.shutdown()
 
 
-def _asked(caller: Caller, requests: Sequence[TextRequest]) -> Mapping[str, Any]:
+def _of_requests(caller: Caller, requests: Sequence[TextRequest]) -> Mapping[str, Any]:
     first = requests[0]
     params = first.params
     attributes = {
         "gen_ai.provider.name": "rootgraft",
-        "gen_ai.request.model": caller.facts.get("model"),
+        "gen_ai.request.model": caller.facts.model,
         "gen_ai.request.max_tokens": params.max_tokens,
         "gen_ai.request.temperature": float(params.temperature),
         "gen_ai.request.top_p": float(params.top_p),
@@ -96,7 +96,7 @@ def _asked(caller: Caller, requests: Sequence[TextRequest]) -> Mapping[str, Any]
         "gen_ai.request.presence_penalty": float(params.presence_penalty),
         "gen_ai.request.seed": params.seed,
         "gen_ai.request.choice.count": first.n,
-        "gen_ai.request.stream": caller.facts.get("stream"),
+        "gen_ai.request.stream": caller.facts.stream,
         "gen_ai.output.type": "json" if first.grammar is not None and first.grammar.kind.is_json else "text",
         "rootgraft.adapter": first.adapter,
         "rootgraft.key": caller.key.name or None,
@@ -105,10 +105,10 @@ def _asked(caller: Caller, requests: Sequence[TextRequest]) -> Mapping[str, Any]
     return {name: value for name, value in attributes.items() if value is not None}
 
 
-def _answered(caller: Caller, end: RequestEnd) -> Mapping[str, Any]:
+def _of_end(caller: Caller, end: RequestEnd) -> Mapping[str, Any]:
     attributes = {
-        "gen_ai.response.id": caller.facts.get("response_id"),
-        "gen_ai.response.model": caller.facts.get("model"),
+        "gen_ai.response.id": caller.facts.response_id,
+        "gen_ai.response.model": caller.facts.model,
         "gen_ai.response.finish_reasons": tuple(reason for reason, count in end.finished.items() for _ in range(count)),
         "gen_ai.response.time_to_first_chunk": end.first_token_seconds,
         "gen_ai.usage.input_tokens": end.tokens.prompt,

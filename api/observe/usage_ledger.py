@@ -1,10 +1,10 @@
-"""What each key has used, in a SQLite file that a crash cannot make wrong.
+"""Usage ledger: requests and tokens by day, key and model in a SQLite file, correct after a crash.
 
-    loop      put --> queue (bounded) --> thread: one transaction for all that waits --> future done
+    loop      put --> queue (bounded) --> thread: one transaction for the whole queue --> future done
 
-An answer comes to its end when the future of its record is done, so one that a client has seen to its end is counted,
-whatever happens to this process a moment later. Counts of a day and the ids of the requests in them change in one
-transaction, so a record that is written again, because nobody knows what became of the first try, counts once.
+A response ends when the future of its record is done, so a response that a client has read to its end is counted even
+if this process is killed a moment later. Counts of a day and the ids of the requests in them change in one transaction,
+so a record that is written again after an unclear failure counts once.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ MAX_WAITING = 10_000
 MAX_BATCH = 1000
 WAIT_SECONDS = 2.0
 _RETRY_SECONDS = 0.2
-_CACHE_KIB = 256  # of pages; ids are random, so most pages that are written lie in the system's cache alone anyway
-_DAYS_OF_IDS = 2  # how long an id is known; a try is repeated within seconds
+_CACHE_KIB = 256  # of pages; ids are random, so a larger cache has hardly more hits
+_DAYS_OF_IDS = 2  # ids are kept; a failed write is repeated within seconds
 _APPLICATION_ID = 0x52475547
 
 _SCHEMA = f"""
@@ -57,10 +57,10 @@ class UsageRecord:
     """One request that has ended.
 
     Attributes:
-        id: the server's own, never a client's: who could choose it could be counted once for many.
-        ended: seconds since 1970; its day is that of UTC.
-        key: name of the key, "" where none are in use.
-        model: the name that the request was answered under, an adapter's or the base model's.
+        id: made by the server, as a client could repeat its own ids to be counted once.
+        ended: seconds since 1970; the day is that of UTC.
+        key: name of the key, "" where no keys are in use.
+        model: name of the adapter or base model in the response.
         cached_tokens: those of the prompt's tokens that were cached.
     """
 
@@ -79,10 +79,10 @@ class UsageRecord:
 
 
 class LedgerFile:
-    """The file. Used by one thread at a time; several processes may share it.
+    """The SQLite file. Used by one thread at a time; several processes may share it.
 
     Raises:
-        ConfigError: it cannot be opened, or is the file of something else.
+        ConfigError: the file cannot be opened, or is another application's.
     """
 
     def __init__(self, path: Path) -> None:
@@ -103,7 +103,7 @@ class LedgerFile:
         self._db.executescript(_SCHEMA)
 
     def add(self, records: Iterable[UsageRecord]) -> None:
-        """Count records, all or none; one whose id is known already changes nothing. Raises sqlite3.Error."""
+        """Add records, all or none; a record with a known id changes nothing. Raises sqlite3.Error."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             for record in records:
@@ -121,12 +121,11 @@ class LedgerFile:
             self._db.execute(_COUNT, (record.day, record.key, record.model, *counts))
 
     def forget_ids(self, now: float) -> None:
-        """Drop the ids of days long over."""
+        """Delete the ids of past days, ``_DAYS_OF_IDS`` aside."""
         oldest = datetime.fromtimestamp(now, UTC).date() - timedelta(days=_DAYS_OF_IDS)
         self._db.execute("DELETE FROM counted WHERE day < ?", (oldest.isoformat(),))
 
     def close(self) -> None:
-        """Write all to the file itself and close it."""
         self._db.close()
 
 
@@ -134,8 +133,7 @@ class UsageLedger:
     """Writes records from an event loop, on a thread of its own. Raises ConfigError as ``LedgerFile`` does.
 
     Attributes:
-        num_lost: records that were given up, because the file could not be written for so long that the queue was
-            full.
+        num_lost: records dropped because the file could not be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -148,7 +146,7 @@ class UsageLedger:
         self._thread.start()
 
     def put(self, record: UsageRecord) -> asyncio.Future[None]:
-        """Count a request. The future is done when it is in the file, or is given up."""
+        """Queue a record. The future is done when the record is in the file, or dropped."""
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             self._queue.put_nowait((record, written))
@@ -159,7 +157,7 @@ class UsageLedger:
         return written
 
     async def close(self) -> None:
-        """Write what waits, and close the file; gives up on a file that cannot be written."""
+        """Write the queue and close the file; drops records if the file cannot be written."""
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
@@ -176,11 +174,11 @@ class UsageLedger:
             entries = [entry for entry in batch if entry is not None]
             going = len(entries) == len(batch)
             self._save([record for record, _ in entries])
-            _tell(future for _, future in entries)
+            _resolve_all(future for _, future in entries)
         self._file.close()
 
     def _save(self, records: Sequence[UsageRecord]) -> None:
-        """Try until it works; when the server is closing, once more."""
+        """Write records, and repeat until it works; while closing, once more at most."""
         failed = False
         while records:
             last = self._closing.is_set()
@@ -199,22 +197,21 @@ class UsageLedger:
             self._closing.wait(_RETRY_SECONDS)
 
     def _forget(self, record: UsageRecord) -> None:
-        """Once a day, forget ids."""
         if record.day != self._day:
             self._file.forget_ids(record.ended)
             self._day = record.day
 
 
 async def until_written(written: asyncio.Future[None]) -> None:
-    """Wait for what ``put`` returned; no longer than ``WAIT_SECONDS`` for a file that cannot be written."""
+    """Wait for a future of ``put``, at most ``WAIT_SECONDS`` in case the file cannot be written."""
     await asyncio.wait((written,), timeout=WAIT_SECONDS)
 
 
-def _tell(futures: Iterable[asyncio.Future[None]]) -> None:
+def _resolve_all(futures: Iterable[asyncio.Future[None]]) -> None:
     for future in futures:
         try:
             future.get_loop().call_soon_threadsafe(_resolve, future)
-        except RuntimeError:  # The loop is closed: nobody waits any more.
+        except RuntimeError:  # the loop is closed
             return
 
 

@@ -174,7 +174,7 @@ async def response_events(
     writer = _Writer()
     try:
         async with aclosing(deltas) as stream:
-            async for _, several in stream:
+            async for several in stream:
                 events = []
                 if not writer.num_events:
                     body = reply.body()

@@ -12,8 +12,7 @@ from ...engine.errors import EngineDead, RequestError, UnknownModel
 from ...engine.serving.engine_client import EngineClient
 from ..generate.server_state import ServerState
 from ..protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
-from .dependencies import State, shown_path
-from .request_body import JsonRoute
+from .dependencies import JsonRoute, State, shown_path
 
 router = APIRouter(route_class=JsonRoute, tags=["adapters"])
 
@@ -21,7 +20,7 @@ _FIELDS = {"name": "lora_name", "path": "lora_path"}
 
 
 def _client(state: ServerState) -> EngineClient:
-    """The engine's client, if new work is taken. CapacityError or EngineDead if not."""
+    """Return the engine's client. Raises CapacityError or EngineDead if no new work is taken."""
     state.serving()
     if state.client is None:
         raise EngineDead("The engine is not running.")
@@ -32,7 +31,7 @@ def _client(state: ServerState) -> EngineClient:
 async def load_lora_adapter(body: LoadAdapterRequest, state: State) -> PlainTextResponse:
     """Load an adapter; the answer comes when requests can name it. 400 if it cannot be loaded or the name is in use.
 
-    Who may send requests is not thereby one who may have any folder read: only what lies below ``--lora-dir`` is.
+    Only folders below ``--lora-dir`` are read, as clients may not have any folder of the machine read.
     """
     client = _client(state)
     if not state.finds_adapters:
@@ -63,6 +62,6 @@ async def unload_lora_adapter(body: UnloadAdapterRequest, state: State) -> Plain
 
 @router.get("/v1/adapters")
 async def list_adapters(state: State) -> dict[str, Any]:
-    """All adapters as they stand now: ready, on their way, and those that only running requests still use."""
+    """All adapters: ready, loading, and unloaded ones that running requests still use."""
     infos = await _client(state).list_adapters()
     return {"object": "list", "data": [{**asdict(info), "path": shown_path(info)} for info in infos]}

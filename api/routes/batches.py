@@ -1,4 +1,4 @@
-"""``/v1/batches``: have a file of requests answered, ask how far that is, give it up."""
+"""``/v1/batches``: create, list, get and cancel batches."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from ..errors import HTTPError
 from ..generate.envelope import json_response
 from ..protocol.batches import BatchBody
 from ..storage.batch_store import BatchRecord
-from .dependencies import CallerOf, State
-from .files import batch_service_of, find_file, page
-from .request_body import JsonRoute
+from .dependencies import CallerOf, JsonRoute, State, page
+from .files import batch_service_of, find_file
 
 router = APIRouter(route_class=JsonRoute, tags=["batches"])
 
 
 @router.post("/v1/batches")
 async def create_batch(body: BatchBody, state: State, caller: CallerOf) -> Response:
-    """Answer all requests of a file within a day, when there is time."""
+    """Answer all requests of a file within a day, in the lowest priority class."""
     batch_service = batch_service_of(state)
     state.serving()
     source = find_file(batch_service, caller, body.input_file_id)
@@ -57,13 +56,13 @@ async def list_batches(
 
 @router.get("/v1/batches/{batch_id}")
 async def get_batch(batch_id: str, state: State, caller: CallerOf) -> Response:
-    """A batch as it stands."""
+    """A batch."""
     return json_response(_find(batch_service_of(state), caller, batch_id).body())
 
 
 @router.post("/v1/batches/{batch_id}/cancel")
 async def cancel_batch(batch_id: str, state: State, caller: CallerOf) -> Response:
-    """Give up a batch; what is answered by then is kept."""
+    """Cancel a batch; answers so far are kept."""
     batch_service = batch_service_of(state)
     record = _find(batch_service, caller, batch_id)
     if record.has_ended and record.status != "cancelled":

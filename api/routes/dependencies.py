@@ -1,15 +1,26 @@
-"""What several routes need: the server's state, who asks, and how an adapter's path is told."""
+"""Shared by the routes: strict JSON bodies, the server's state, the caller and its log facts, pages of lists."""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import PurePath
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
-from fastapi import Depends, Request
+import orjson
+from fastapi import Depends, Request, Response
+from fastapi.routing import APIRoute
 
+from ...engine.errors import RequestError
+from ...engine.serving.request import TextRequest
 from ...engine.types import AdapterInfo
 from ..access.caller import Caller
+from ..errors import HTTPError
 from ..generate.server_state import ServerState
+
+_WITH_SCHEMAS = frozenset(("response_format", "structured_outputs", "guided_json", "tools"))
+_LONG_INTEGER = re.compile(rb"[0-9]{19}")
 
 
 async def _state(request: Request) -> ServerState:
@@ -24,7 +35,56 @@ State = Annotated[ServerState, Depends(_state)]
 CallerOf = Annotated[Caller, Depends(_caller)]
 
 
+def set_facts(caller: Caller, requests: Sequence[TextRequest], *, model: str, stream: bool, response_id: str) -> None:
+    """Set what the access log says of a generation before it runs."""
+    facts = caller.facts
+    facts.model, facts.stream, facts.response_id = model, stream, response_id
+    facts.prompt_tokens, facts.n = sum(len(request.tokens) for request in requests), requests[0].n
+
+
 def shown_path(info: AdapterInfo) -> str:
-    """An adapter's path as clients may see it: below ``--lora-dir``; of one from elsewhere the folder's name alone."""
+    """Return an adapter's path for clients: relative to ``--lora-dir``, or the folder's name if it lies elsewhere."""
     path = PurePath(info.path)
     return path.name if path.is_absolute() or ".." in path.parts else info.path
+
+
+class _StrictRequest(Request):
+    async def json(self) -> Any:
+        """Parse the body, without NaN, infinities or lone surrogates. Of repeated keys the last one counts.
+
+        Integers beyond 64 bits are exact in the fields with schemas, and floats elsewhere.
+        """
+        body = await self.body()
+        value = orjson.loads(body)
+        if isinstance(value, dict) and not value.keys().isdisjoint(_WITH_SCHEMAS) and _LONG_INTEGER.search(body):
+            # orjson has checked the syntax, and that every number is within a double's range.
+            value |= {name: part for name, part in json.loads(body).items() if name in _WITH_SCHEMAS}
+        return value
+
+
+class JsonRoute(APIRoute):
+    """Route whose body must be declared as JSON."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the framework's handler, on a request with a strict parser."""
+        handle = super().get_route_handler()
+
+        async def handle_strictly(request: Request) -> Response:
+            kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if self.body_field is not None and kind != "application/json":
+                raise HTTPError(415, "The body must be JSON: send it with Content-Type: application/json.")
+            return await handle(_StrictRequest(request.scope, request.receive))
+
+        return handle_strictly
+
+
+def page(items: list[dict[str, Any]], after: str | None, limit: int, kind: str = "list") -> dict[str, Any]:
+    """Return one page of a list in OpenAI's form. Raises RequestError if ``after`` is no item's id."""
+    if after is not None:
+        found = next((index for index, item in enumerate(items) if item["id"] == after), None)
+        if found is None:
+            raise RequestError(f"'after' names no item of this {kind}: '{after[:128]}'.", param="after")
+        items = items[found + 1 :]
+    shown = items[:limit]
+    ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {"first_id": None, "last_id": None}
+    return {"object": "list", "data": shown, **ends, "has_more": len(items) > limit}

@@ -1,10 +1,10 @@
-"""``/v1/files``: upload, list, ask for, read, delete. Only what batches read and write is kept."""
+"""``/v1/files``: upload, list, get, read and delete the input and output files of batches."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, BinaryIO, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -21,8 +21,7 @@ from ..generate.envelope import json_response
 from ..generate.server_state import ServerState
 from ..protocol.batches import ExpiresAfter
 from ..storage.file_store import StoredFile
-from .dependencies import CallerOf, State
-from .request_body import JsonRoute
+from .dependencies import CallerOf, JsonRoute, State, page
 
 MAX_LINES = 50_000
 _CHUNK = 1 << 20
@@ -32,14 +31,14 @@ router = APIRouter(route_class=JsonRoute, tags=["batches"])
 
 
 def batch_service_of(state: ServerState) -> BatchService:
-    """Where files and batches are. RequestError if this server keeps none."""
+    """Return the batch service. Raises RequestError if the server has none."""
     if state.batches is None:
         raise RequestError("This server keeps no files and batches: it was started without --batch-dir.")
     return state.batches
 
 
 def find_file(batch_service: BatchService, caller: Caller, file_id: str) -> StoredFile:
-    """A file of the caller's. HTTPError 404 if there is none of this id, or it is another's."""
+    """Return a file of the caller's tenant. Raises HTTPError 404 for another id."""
     file = batch_service.files.get(caller.key.tenant, file_id)
     if file is None:
         raise HTTPError(404, f"No such File object: {file_id[:128]}", code="file_not_found")
@@ -73,14 +72,14 @@ async def _keep(batch_service: BatchService, form: FormData, caller: Caller, max
     if not 1 <= lines <= MAX_LINES:
         raise RequestError(f"'file' must have 1 to {MAX_LINES} lines, not {lines}.", param="file")
     batch_service.files.check_room(caller.key.tenant, size)
-    facts = batch_service.files.new(caller.key.tenant, upload.filename or "upload", "batch", size, expiry)
-    written = await asyncio.to_thread(batch_service.files.write, facts, _chunks(upload.file))
+    file = batch_service.files.new(caller.key.tenant, upload.filename or "upload", "batch", size, expiry)
+    written = await asyncio.to_thread(batch_service.files.write, file, _chunks(upload.file))
     batch_service.files.add(written)
     return json_response(written.body())
 
 
 def _checked(form: FormData) -> tuple[UploadFile, int | None]:
-    """The file of a form, and after how many seconds it expires. RequestError for anything that is wrong."""
+    """Return a form's file and its seconds to expiry. Raises RequestError for a malformed form."""
     for name in form:
         if name not in _FIELDS:
             raise RequestError(
@@ -134,21 +133,9 @@ async def list_files(
     return json_response(page([file.body() for file in (files if order == "asc" else reversed(files))], after, limit))
 
 
-def page(items: list[dict[str, Any]], after: str | None, limit: int) -> dict[str, Any]:
-    """One page of a list, as OpenAI gives it. RequestError if ``after`` is no item's id."""
-    if after is not None:
-        found = next((index for index, item in enumerate(items) if item["id"] == after), None)
-        if found is None:
-            raise RequestError(f"'after' names no item of this list: '{after[:128]}'.", param="after")
-        items = items[found + 1 :]
-    shown = items[:limit]
-    ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {"first_id": None, "last_id": None}
-    return {"object": "list", "data": shown, **ends, "has_more": len(items) > limit}
-
-
 @router.get("/v1/files/{file_id}")
 async def get_file(file_id: str, state: State, caller: CallerOf) -> Response:
-    """What is known of a file."""
+    """A file's description."""
     return json_response(find_file(batch_service_of(state), caller, file_id).body())
 
 
@@ -163,7 +150,7 @@ async def get_file_content(file_id: str, state: State, caller: CallerOf) -> Resp
 
 @router.delete("/v1/files/{file_id}")
 async def delete_file(file_id: str, state: State, caller: CallerOf) -> Response:
-    """Forget a file that no batch under way reads."""
+    """Delete a file that no running batch reads."""
     batch_service = batch_service_of(state)
     file = find_file(batch_service, caller, file_id)
     if (reader := batch_service.reader_of(file)) is not None:

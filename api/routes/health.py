@@ -1,4 +1,4 @@
-"""Probes, version and metrics."""
+"""``/health``, ``/ready``, ``/version`` and ``/metrics``."""
 
 from __future__ import annotations
 

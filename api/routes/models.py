@@ -35,7 +35,7 @@ async def list_models(state: State, caller: CallerOf) -> dict[str, Any]:
 
 @router.get("/v1/models/{name:path}")
 async def get_model(name: str, state: State, caller: CallerOf) -> dict[str, Any]:
-    """One of them."""
+    """One model or adapter."""
     if name not in state.names and not (name in state.adapters and caller.may_use(name)):
         raise UnknownModel(name)
     return _card(state, name)

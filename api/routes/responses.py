@@ -1,11 +1,10 @@
-"""``/v1/responses``: create, ask for, list the input of, cancel, delete."""
+"""``/v1/responses``: create, get, list input items of, cancel and delete responses."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import aclosing
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import orjson
 from fastapi import APIRouter, Query, Request, Response
@@ -23,8 +22,7 @@ from ..responses.chat_translation import chat_request_of, naming_response_fields
 from ..responses.conversation import Conversation, load_conversation
 from ..responses.response_reply import ResponseReply, response_events
 from ..storage.response_store import StoredResponse, packed
-from .dependencies import CallerOf, State
-from .request_body import JsonRoute
+from .dependencies import CallerOf, JsonRoute, State, page, set_facts
 
 MAX_BACKGROUND = 64
 
@@ -33,7 +31,7 @@ router = APIRouter(route_class=JsonRoute, tags=["responses"])
 
 @router.post("/v1/responses")
 async def create_response(body: ResponseRequest, request: Request, state: State, caller: CallerOf) -> Response:
-    """Answer an input, and remember the answer unless ``store`` is false."""
+    """Answer an input, and store the response unless ``store`` is false."""
     owner = caller.key.tenant
     name, adapter = state.resolve(body.model, caller)
     conversation = load_conversation(body, state.responses, owner)
@@ -41,9 +39,8 @@ async def create_response(body: ResponseRequest, request: Request, state: State,
         chat = chat_request_of(body, conversation.messages(body.instructions))
         prepared, output_format = await chat_request(state.serving(), state.dialect(), chat, adapter, caller)
     output_format = with_response_fields(output_format)
-    caller.facts.update(model=name, prompt_tokens=len(prepared.tokens), n=1, stream=body.stream)
     reply = ResponseReply(body, name, output_format, stored=body.store and state.responses.is_on)
-    caller.facts["response_id"] = reply.id
+    set_facts(caller, [prepared], model=name, stream=body.stream, response_id=reply.id)
 
     def keep(ended: ResponseReply) -> None:
         if body.store:
@@ -61,8 +58,8 @@ async def create_response(body: ResponseRequest, request: Request, state: State,
 
 async def _run(reply: ResponseReply, deltas: Deltas) -> None:
     async with aclosing(deltas) as stream:
-        async for _, several in stream:
-            for delta in several:
+        async for arrived in stream:
+            for delta in arrived:
                 reply.take(delta)
 
 
@@ -83,7 +80,7 @@ def _record(
 def _begin(
     state: ServerState, reply: ResponseReply, deltas: Deltas, owner: str, conversation: Conversation
 ) -> Response:
-    """Answer at once; the store has the response as it stands, and then as it ended."""
+    """Return a background response at once; the store has it, now unfinished and later with its end."""
     if not state.responses.is_on:
         raise RequestError("'background' needs a server that stores responses.", param="background")
     if state.responses.num_jobs >= MAX_BACKGROUND:
@@ -114,7 +111,7 @@ def _find(state: ServerState, caller: Caller, response_id: str) -> StoredRespons
 async def get_response(
     response_id: str, request: Request, caller: CallerOf, state: State, stream: bool = False
 ) -> Response:
-    """A stored response as it stands."""
+    """A stored response."""
     _refuse_include(request)
     if stream:
         raise RequestError("'stream' is not supported: stream a response when it is made.", param="stream")
@@ -123,7 +120,7 @@ async def get_response(
 
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(response_id: str, caller: CallerOf, state: State) -> Response:
-    """Forget a stored response; one that is still being made is given up."""
+    """Delete a stored response; a running one is cancelled."""
     _find(state, caller, response_id)
     state.responses.delete(caller.key.tenant, response_id)
     return json_response({"id": response_id, "object": "response", "deleted": True})
@@ -131,7 +128,7 @@ async def delete_response(response_id: str, caller: CallerOf, state: State) -> R
 
 @router.post("/v1/responses/{response_id}/cancel")
 async def cancel_response(response_id: str, caller: CallerOf, state: State) -> Response:
-    """Give up a background response. One that has ended stays as it is."""
+    """Cancel a background response. One that has ended is unchanged."""
     record = _find(state, caller, response_id)
     if not orjson.loads(record.body)["background"]:
         raise RequestError("Only a response that was made with 'background' can be cancelled.")
@@ -152,33 +149,15 @@ async def list_input_items(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
 ) -> Response:
-    """The items that a response answers, those of the responses that it goes on from included."""
+    """The input items of a response, those of its previous responses included."""
     _refuse_include(request)
     items = _find(state, caller, response_id).items()
     if order == "desc":
         items.reverse()
-    page = _after(items, after)
-    return json_response(
-        {
-            "object": "list",
-            "data": page[:limit],
-            "first_id": page[0]["id"] if page else None,
-            "last_id": page[:limit][-1]["id"] if page else None,
-            "has_more": len(page) > limit,
-        }
-    )
+    return json_response(page(items, after, limit, "response"))
 
 
 def _refuse_include(request: Request) -> None:
     if "include" in request.query_params or "include[]" in request.query_params:
         reason = "what a response holds is settled when it is made"
         raise RequestError(f"'include' is not supported: {reason}.", param="include", code="unsupported_parameter")
-
-
-def _after(items: Sequence[dict[str, Any]], after: str | None) -> Sequence[dict[str, Any]]:
-    if after is None:
-        return items
-    found = next((index for index, item in enumerate(items) if item["id"] == after), None)
-    if found is None:
-        raise RequestError(f"'after' names no item of this response: '{after[:128]}'.", param="after")
-    return items[found + 1 :]

@@ -10,8 +10,7 @@ from fastapi import APIRouter
 from ...engine.text.prompt_cache import Owner
 from ..generate.build_request import render, token_array
 from ..protocol.tokenize import DetokenizeRequest, TokenizeRequest
-from .dependencies import CallerOf, State
-from .request_body import JsonRoute
+from .dependencies import CallerOf, JsonRoute, State
 
 router = APIRouter(route_class=JsonRoute, tags=["tokens"])
 

@@ -1,4 +1,4 @@
-"""``GET /ui``, the live page, and ``GET /ui/state``, what it shows."""
+"""``GET /ui``, the live page, and ``GET /ui/state``, its data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ router = APIRouter(tags=["operation"])
 
 @router.get("/ui/state")
 async def ui_state(state: State, since: Annotated[float, Query(ge=-1)] = -1) -> Response:
-    """The engine as it stood at most half a second ago, and the points of the curves after ``since``.
+    """A snapshot of the engine at most half a second old, and the points of the curves after ``since``.
 
     Raises:
         CapacityError: the model is being loaded, or the engine does not answer in time.
@@ -41,7 +41,6 @@ async def ui_state(state: State, since: Annotated[float, Query(ge=-1)] = -1) -> 
 
 
 async def _file(request: Request) -> Response:
-    """A file of the page."""
     name = request.url.path.rpartition("/ui")[2].lstrip("/") or INDEX
     return Response(FILES[name], headers={**HEADERS, "content-type": content_type(name)})
 
@@ -51,6 +50,6 @@ async def _to_page(_request: Request) -> Response:
     return RedirectResponse("../ui", 308)
 
 
-# Plain routes: files are no part of the interface that OpenAPI describes.
+# Plain routes, so that OpenAPI does not describe files.
 for path in sorted(PATHS):
     router.add_route(path, _to_page if path == "/ui/" else _file, methods=["GET"])

@@ -56,12 +56,12 @@ class OutputCheck:
         self._validators = validators
         self._texts: dict[tuple[int, int], list[str]] = {}
 
-    async def check(self, prompt: int, deltas: Sequence[TextDelta]) -> list[TextDelta]:
-        """Return the deltas of prompt number ``prompt``; the finish reason of an invalid answer becomes ``error``."""
-        return [await self._checked(prompt, delta) for delta in deltas]
+    async def check(self, deltas: Sequence[TextDelta]) -> list[TextDelta]:
+        """Return the deltas of one step; the finish reason of an invalid answer becomes ``error``."""
+        return [await self._checked(delta) for delta in deltas]
 
-    async def _checked(self, prompt: int, delta: TextDelta) -> TextDelta:
-        texts = self._texts.setdefault((prompt, delta.index), [])
+    async def _checked(self, delta: TextDelta) -> TextDelta:
+        texts = self._texts.setdefault((delta.prompt, delta.index), [])
         texts.append(delta.text)
         finish = delta.finish
         if finish is None or finish.reason is not FinishReason.STOP or finish.stop_reason is not None:

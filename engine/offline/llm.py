@@ -1,11 +1,11 @@
-"""The offline face: many prompts in, all answers back in order, in this process and without a server."""
+"""Offline inference: the ``LLM`` class runs prompts through an engine in this process, without a server."""
 
 from __future__ import annotations
 
 import itertools
 import time
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,12 @@ from ...grammar.spec import GrammarSpec
 from ..checkpoint.locate import resolve_model
 from ..config import EngineConfig
 from ..core.engine_core import EngineCore
-from ..errors import ConfigError, EngineError, RequestError
-from ..messages import Abort, Done, Failed, LoadAdapter, Message, Reply, TokenOut, UnloadAdapter
+from ..errors import ConfigError, RequestError
+from ..messages import Abort, LoadAdapter, Reply, Submit, TokenTexts, UnloadAdapter
 from ..serving.output_processor import OutputProcessor, TextDelta, error_of
 from ..serving.request import RequestLimits, TextRequest, token_array
+from ..serving.sequence_table import SequenceTable
 from ..text.prompt_cache import Owner, PromptEncoder
-from ..text.stop_strings import StopStrings
 from ..text.tokenizer import Tokenizer
 from ..types import SamplingParams
 from .request_output import OutputBuilder, RequestOutput
@@ -33,14 +33,14 @@ _SHOW_EVERY = 0.5  # seconds between updates of the progress bar
 
 
 class LLM:
-    """A model in this process. Not for use from several threads at once.
+    """A model in this process. Not thread-safe.
 
     Args:
         model: folder in Hugging Face format, GGUF file or name on the hub; None for the default model.
         options: of ``EngineConfig``.
 
     Raises:
-        ModelError: no such model, or one that is not computed exactly.
+        ModelError: the model does not exist or is not supported exactly.
         ConfigError: options that do not exist, are out of bounds or contradict each other.
 
     >>> llm = LLM()
@@ -59,9 +59,8 @@ class LLM:
         self._core = EngineCore.load(config, files.path)
         self._limits = RequestLimits(self._core.ready.max_model_len, self._core.ready.vocab_size)
         self._prompts = PromptEncoder(self.tokenizer)
-        self._ids = itertools.count(1)
-        self._described = False  # whether the engine knows its tokens as bytes
-        self._sequences: dict[int, _Sequence] = {}  # those that have not ended
+        self._sequences = SequenceTable(_CoreLink(self._core), self.tokenizer)
+        self._call_ids = itertools.count(1)
 
     def generate(
         self,
@@ -74,15 +73,15 @@ class LLM:
         adapter: str | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Continue texts.
+        """Continue prompts.
 
         Args:
             prompts: one text or list of token ids, or a list of such.
             params: for all prompts, or one for each; None for the defaults.
             stop: strings that end an answer and are no part of it.
             n: answers to each prompt.
-            grammar: what every answer must follow, such as ``GrammarSpec.json_schema({...})``.
-            adapter: name of the adapter that answers, None for the base model.
+            grammar: structured output, such as ``GrammarSpec.json_schema({...})``.
+            adapter: name of a LoRA adapter, None for the base model.
             use_tqdm: show a progress bar.
 
         Returns:
@@ -94,7 +93,7 @@ class LLM:
         """
         texts = _listed(prompts)
         tokens = [self._encoded(prompt) for prompt in texts]
-        return self._run(tokens, texts, params, _Form(stop, n, grammar, adapter), use_tqdm)
+        return self._run(tokens, texts, params, _Options(stop, n, grammar, adapter), use_tqdm)
 
     def chat(
         self,
@@ -124,7 +123,7 @@ class LLM:
             for conversation in conversations
         ]
         tokens = [self._prompts.encode(self._prompts.cut(text), Owner()) for text in texts]
-        return self._run(tokens, texts, params, _Form(stop, n, grammar, adapter), use_tqdm)
+        return self._run(tokens, texts, params, _Options(stop, n, grammar, adapter), use_tqdm)
 
     def begin(
         self,
@@ -138,62 +137,54 @@ class LLM:
         pin_seconds: float = 0.0,
         on_delta: Callable[[TextDelta], None] | None = None,
     ) -> RunningRequest:
-        """Begin a request beside those that run already. ``step`` brings all of them on.
+        """Begin a request beside the running ones; ``step`` advances all of them.
 
         Args:
             tokens: the prompt.
-            session: a name; what the last request of this name computed is evicted from the prefix cache last.
-            pin_seconds: how long the prompt is to stay there, even beyond that.
-            on_delta: called in ``step`` with each piece of the answer as it comes.
+            session: a name; the KV of the last request of this name is evicted from the prefix cache last.
+            pin_seconds: how long the prompt is pinned in the prefix cache.
+            on_delta: called in ``step`` with each delta.
 
         Raises:
             RequestError: the prompt or a parameter is out of bounds.
         """
-        form = _Form(stop, 1, grammar, adapter)
-        request = replace(
-            form.request(token_array(tokens), params or SamplingParams()), session=session, pin_seconds=pin_seconds
-        )
-        request = self._limits.check(request)
+        request = _Options(stop, 1, grammar, adapter).request(token_array(tokens), params or SamplingParams())
+        request = self._limits.check(replace(request, session=session, pin_seconds=pin_seconds))
         running = RunningRequest(_builder(request.tokens, request), on_delta)
-        self._submit([request], [running])
+        self._sequences.start([request], running)
         return running
 
     def step(self) -> bool:
-        """Compute one step of all requests that ``begin`` began. Returns whether any of them still runs."""
-        for message in self._core.step():
-            self._take(message)
-        return bool(self._sequences)
+        """Compute one step of all running requests. Returns whether any of them still runs."""
+        self._sequences.take(self._core.step())
+        return len(self._sequences) > 0
 
     def abort(self, running: RunningRequest) -> None:
-        """Give a request up; nothing more comes of it."""
-        numbers = [number for number, sequence in self._sequences.items() if sequence.running is running]
-        for number in numbers:
-            del self._sequences[number]
-        if numbers:
-            self._core.handle([Abort(tuple(numbers))])
+        """Abort a request; it gets no more deltas."""
+        self._sequences.stop(running)
 
     def load_adapter(self, name: str, path: str, *, replace: bool = False) -> None:
         """Load a LoRA adapter under a name. Needs ``enable_lora=True``.
 
         Args:
-            path: its folder, as PEFT saves it.
+            path: folder in PEFT format.
             replace: the name may be in use.
 
         Raises:
-            RequestError: it cannot be loaded.
+            RequestError: the adapter cannot be loaded.
         """
-        self._call(LoadAdapter(next(self._ids), name, path, replace))
+        self._call(LoadAdapter(next(self._call_ids), name, path, replace))
 
     def unload_adapter(self, name: str) -> None:
-        """Let a name stand for nothing. Raises UnknownModel if it does already."""
-        self._call(UnloadAdapter(next(self._ids), name))
+        """Unload an adapter. Raises UnknownModel if no adapter has the name."""
+        self._call(UnloadAdapter(next(self._call_ids), name))
 
     def close(self) -> None:
-        """End what runs beside the model: threads that load adapters, processes that compile grammars."""
+        """End the engine's helpers: threads that load adapters, processes that compile grammars."""
         self._core.close()
 
     def _call(self, call: LoadAdapter | UnloadAdapter) -> None:
-        """Have the engine do something, and wait for its reply."""
+        """Send a call to the engine and step until its reply. Raises the error in the reply."""
         self._core.handle([call])
         replies: list[Reply] = []
         while not replies:
@@ -211,17 +202,18 @@ class LLM:
         prompts: list[array[int]],
         texts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
-        form: _Form,
+        options: _Options,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         each = _one_for_each(params, len(prompts))
-        requests = [self._limits.check(form.request(tokens, one)) for tokens, one in zip(prompts, each, strict=True)]
-        progress = _Progress(len(requests) * form.n, shown=use_tqdm)
+        requests = [self._limits.check(options.request(tokens, one)) for tokens, one in zip(prompts, each, strict=True)]
+        progress = _Progress(len(requests) * options.n, shown=use_tqdm)
         running = [
             RunningRequest(_builder(text, request), progress.add) for text, request in zip(texts, requests, strict=True)
         ]
         try:
-            self._submit(requests, running)
+            for request, one in zip(requests, running, strict=True):
+                self._sequences.start([request], one)
             while not all(one.is_done for one in running):
                 self.step()
                 for one in running:
@@ -233,92 +225,72 @@ class LLM:
                 self.abort(one)
         return [one.output() for one in running]
 
-    def _submit(self, requests: list[TextRequest], running: list[RunningRequest]) -> None:
-        """Hand all requests to the engine."""
-        if not self._described and any(request.grammar for request in requests):
-            self._core.handle([self.tokenizer.texts()])
-            self._described = True
-        for request, one in zip(requests, running, strict=True):
-            stops = StopStrings(request.stop) if request.stop else None
-            submits = request.submits(self._ids)
-            for index, submit in enumerate(submits):
-                generation = OutputProcessor(self.tokenizer, request, stops, index)
-                self._sequences[submit.id] = _Sequence(generation, one)
-            self._core.handle(submits)
 
-    def _take(self, message: Message) -> None:
-        """Add what a message says to its request. Sequences that were given up are unknown."""
-        if not isinstance(message, (TokenOut, Done, Failed)) or message.id not in self._sequences:
-            return
-        sequence = self._sequences[message.id]
-        if isinstance(message, (Done, Failed)):
-            del self._sequences[message.id]
-        if isinstance(message, Failed):
-            sequence.running.error = error_of(message)
-            return
-        was_stopped = sequence.generation.stopped
-        if (delta := sequence.generation.push(message)) is not None:
-            sequence.running.add(delta)
-        if isinstance(message, TokenOut) and sequence.generation.stopped and not was_stopped:
-            self._core.handle([Abort((message.id,))])
+@dataclass(frozen=True, slots=True)
+class _CoreLink:
+    """The ``EngineLink`` of an engine in this process."""
+
+    core: EngineCore
+
+    def describe_tokens(self, texts: TokenTexts) -> None:
+        self.core.handle([texts])
+
+    def submit(self, submits: Sequence[Submit]) -> None:
+        self.core.handle(submits)
+
+    def abort(self, ids: Iterable[int]) -> None:
+        self.core.handle([Abort(tuple(ids))])
 
 
 class RunningRequest:
-    """A request that ``LLM.begin`` began.
+    """A request begun by ``LLM.begin``: the ``DeltaReceiver`` of its sequences.
 
     Attributes:
-        error: what ended it, None as long as nothing did.
+        running: output processors of the sequences that have not ended, by id.
+        error: failure that ended the request, None if there is none.
     """
 
     def __init__(self, builder: OutputBuilder, on_delta: Callable[[TextDelta], None] | None) -> None:
         self._builder = builder
         self._on_delta = on_delta
-        self.error: EngineError | None = None
+        self.running: dict[int, OutputProcessor] = {}
+        self.error: Exception | None = None
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended, well or not."""
         return self.error is not None or self._builder.is_complete
 
     def add(self, delta: TextDelta) -> None:
-        """Take what came. Called by ``LLM.step``."""
         self._builder.add(delta)
         if self._on_delta is not None:
             self._on_delta(delta)
 
+    def fail(self, error: Exception) -> None:
+        self.error = error
+
     def output(self) -> RequestOutput:
-        """The answer, once ``is_done``. Raises ``error`` if there is one."""
+        """Return the output, once ``is_done``. Raises ``error`` if there is one."""
         if self.error is not None:
             raise self.error
         return self._builder.build()
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
-    """What all requests of a call have in common beside their parameters."""
+class _Options:
+    """Options of a call that hold for all its requests, sampling parameters aside."""
 
     stop: str | Sequence[str]
     n: int
     grammar: GrammarSpec | None
     adapter: str | None
 
-    @property
-    def stops(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
     def request(self, tokens: array[int], params: SamplingParams) -> TextRequest:
-        """The request of this form for a prompt."""
-        return TextRequest(tokens, params, stop=self.stops, n=self.n, adapter=self.adapter, grammar=self.grammar)
-
-
-@dataclass(frozen=True, slots=True)
-class _Sequence:
-    generation: OutputProcessor
-    running: RunningRequest
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        return TextRequest(tokens, params, stop=stop, n=self.n, adapter=self.adapter, grammar=self.grammar)
 
 
 class _Progress:
-    """The bar: answers done, and tokens a second over all of them."""
+    """Progress bar: finished answers, and tokens per second over all of them."""
 
     def __init__(self, total: int, *, shown: bool) -> None:
         self._bar = tqdm(total=total, disable=not shown, unit="answer", desc="Generating", dynamic_ncols=True)
@@ -349,7 +321,7 @@ def _config(model: str | None, options: dict[str, Any]) -> EngineConfig:
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """A list of prompts, also for one text or one list of token ids."""
+    """Return a list of prompts, also for one text or one list of token ids."""
     if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
         return [prompts]  # type: ignore[list-item]
     return prompts  # type: ignore[return-value]

@@ -1,8 +1,9 @@
-"""The API process's handle on the engine process: submit, abort, and a call for each frame that comes back."""
+"""The API process's client of the engine process: starts it, sends it messages and dispatches the frames it returns."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import socket
 import subprocess
@@ -17,26 +18,49 @@ from .. import errors
 from ..config import EngineConfig
 from ..errors import EngineDead, EngineError
 from ..ipc import FrameReader, frame
-from ..messages import Abort, Failed, Heartbeat, Message, Ready, Shutdown, Submit, TokenTexts, decode, encode
+from ..messages import (
+    Abort,
+    AdapterChanged,
+    Adapters,
+    Failed,
+    Heartbeat,
+    ListAdapters,
+    LoadAdapter,
+    Message,
+    Ready,
+    Reply,
+    Shutdown,
+    SnapshotTaken,
+    Submit,
+    TakeSnapshot,
+    TokenTexts,
+    UnloadAdapter,
+    decode,
+    encode,
+)
 from ..snapshot import EngineSnapshot
 from ..types import AdapterInfo
-from .engine_calls import EngineCalls
+from .output_processor import error_of
 
 _SOCKET_BUFFER = 4 << 20
 
+Call = LoadAdapter | UnloadAdapter | ListAdapters | TakeSnapshot
+CallReply = Reply | Adapters | SnapshotTaken
+_HANDLED_HERE = (AdapterChanged, Reply, Adapters, SnapshotTaken)
 
-class EngineClient:
-    """Starts an engine process and talks to it. All methods belong to one event loop.
+
+class EngineClient(asyncio.Protocol):
+    """Starts an engine process and exchanges messages with it over a socket. All methods belong to one event loop.
 
     Args:
         config: the engine's options.
         model_path: folder in Hugging Face format or GGUF file.
 
     Attributes:
-        on_frame: called with the messages of each frame about sequences, in order. Set before ``start``.
+        on_frame: called with each frame's messages about sequences, in order. Set before ``start``.
         on_heartbeat: called with each heartbeat.
-        on_death: called once if the engine ends without having been told to.
-        stats: the last heartbeat's gauges and counters.
+        on_death: called once if the engine ends without a ``close``.
+        stats: gauges and counters of the last heartbeat.
     """
 
     def __init__(self, config: EngineConfig, model_path: Path) -> None:
@@ -44,36 +68,37 @@ class EngineClient:
         self._model_path = model_path
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.Transport | None = None
+        self._reader = FrameReader()
         self._ready: asyncio.Future[Ready] | None = None
         self._last_heartbeat = time.monotonic()
         self._closing = False
-        self._lost_transport = asyncio.Event()
+        self._disconnected = asyncio.Event()
+        self._adapters: dict[str, AdapterInfo] = {}
+        self._call_ids = itertools.count(1)
+        self._calls: dict[int, asyncio.Future[CallReply]] = {}
         self.on_frame: Callable[[list[Message]], None] = lambda messages: None
         self.on_heartbeat: Callable[[Heartbeat], None] = lambda heartbeat: None
         self.on_death: Callable[[EngineDead], None] = lambda error: None
         self.stats: dict[str, float] = {}
-        self._calls = EngineCalls(self._send)
 
     @property
     def is_alive(self) -> bool:
-        """Whether the engine process is connected."""
         return self._transport is not None and not self._transport.is_closing()
 
     @property
     def adapters(self) -> Mapping[str, AdapterInfo]:
-        """Names that are loaded, and what each stood for when it last changed."""
-        return self._calls.names
+        """Loaded adapters by name; tier and counts are those of the adapter's last change."""
+        return self._adapters
 
     def last_heartbeat_age(self) -> float:
-        """Seconds since the step loop last said that it is alive."""
         return time.monotonic() - self._last_heartbeat
 
     async def start(self) -> Ready:
         """Start the process and wait until its model is loaded.
 
         Raises:
-            ModelError, ConfigError: what the engine says is wrong with the model or the options.
-            EngineDead: it ended without saying why; its own output tells.
+            ModelError, ConfigError: the engine's reason, if model or options are wrong.
+            EngineDead: the process ended without a reason; see its own output.
         """
         loop = asyncio.get_running_loop()
         self._ready = loop.create_future()
@@ -82,19 +107,19 @@ class EngineClient:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
         with theirs:
             self._process = self._spawn(theirs.fileno())
-        await loop.create_connection(lambda: _Protocol(self), sock=ours)
+        await loop.create_connection(lambda: self, sock=ours)
         return await self._ready
 
     def describe_tokens(self, texts: TokenTexts) -> None:
-        """Tell the engine what its tokens are as bytes, before the first sequence with a grammar."""
+        """Send the bytes of all tokens, needed before the first sequence with a grammar."""
         self._send([texts])
 
     def submit(self, submits: Sequence[Submit]) -> None:
-        """Start sequences; those of one call arrive together. EngineDead if there is no engine."""
+        """Start sequences; those of one call arrive in one frame. Raises EngineDead if the engine is gone."""
         self._send(submits)
 
     def abort(self, ids: Iterable[int]) -> None:
-        """End sequences. Does nothing if the engine is gone: they ended with it."""
+        """End sequences. Does nothing if the engine is gone, as they ended with it."""
         if self.is_alive:
             self._send([Abort(tuple(ids))])
 
@@ -102,37 +127,72 @@ class EngineClient:
         """Load an adapter under a name, which may be in use with ``replace``. Returns when requests can name it.
 
         Raises:
-            RequestError: it cannot be loaded.
-            EngineDead: there is no engine, or it ended before it answered.
+            RequestError: the adapter cannot be loaded.
+            EngineDead: the engine is gone, before the call or before its reply.
         """
-        await self._calls.load(name, path, replace=replace)
+        await self._call(LoadAdapter(next(self._call_ids), name, path, replace))
 
     async def unload_adapter(self, name: str) -> None:
-        """Let a name stand for nothing; requests that run go on. Raises UnknownModel, and EngineDead as above."""
-        await self._calls.unload(name)
+        """Unload an adapter; running requests keep it. Raises UnknownModel, and EngineDead as ``load_adapter``."""
+        await self._call(UnloadAdapter(next(self._call_ids), name))
 
     async def list_adapters(self) -> tuple[AdapterInfo, ...]:
-        """All adapters as they stand now. RequestError if the engine was started without, EngineDead as above."""
-        return await self._calls.tell()
+        """Return all adapters. Raises RequestError if the engine runs without LoRA, EngineDead as above."""
+        reply = await self._call(ListAdapters(next(self._call_ids)))
+        return reply.adapters if isinstance(reply, Adapters) else ()
 
     async def take_snapshot(self) -> EngineSnapshot:
-        """The engine as it stands between two steps, which may be seconds away. EngineDead as above."""
-        return await self._calls.take_snapshot()
+        """Return the engine's state between two steps, which may be seconds away. Raises EngineDead as above."""
+        reply = await self._call(TakeSnapshot(next(self._call_ids)))
+        assert isinstance(reply, SnapshotTaken)
+        return reply.snapshot
 
     def kill(self) -> None:
-        """End the process without asking it, since it hangs. Does nothing if it is gone."""
+        """Kill a process that hangs. Does nothing if it has ended."""
         if self._process is not None:
             self._process.kill()
 
     async def close(self) -> None:
-        """Tell the engine to leave and wait for its process, at most ten seconds, and for the end of its socket."""
+        """Shut the engine down and wait for its process, at most ten seconds, and for the end of its socket."""
         self._closing = True
         if self.is_alive:
             self._send([Shutdown()])
         if self._process is not None:
             await asyncio.to_thread(_reap, self._process)
         if self._transport is not None:  # the socket's end follows that of the process
-            await self._lost_transport.wait()
+            await self._disconnected.wait()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Not asserted: uvloop's transports have the methods, but not the base class.
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Decode the frames in ``data`` and dispatch their messages."""
+        for payload in self._reader.feed(data):
+            messages = decode(payload)
+            assert self._ready is not None
+            if not self._ready.done():
+                self._finish_start(messages.pop(0))
+            if messages and isinstance(messages[-1], Heartbeat):
+                self._on_heartbeat(cast(Heartbeat, messages.pop()))
+            if any(isinstance(message, _HANDLED_HERE) for message in messages):
+                messages = [message for message in messages if not self._handle(message)]
+            if messages:
+                self.on_frame(messages)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Fail what waits for the engine: its start, calls, and through ``on_death`` all streams."""
+        self._transport = None
+        self._disconnected.set()
+        death = EngineDead("The engine process has ended.")
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(death)
+        self._calls.clear()
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(death)
+        elif not self._closing:
+            self.on_death(death)
 
     def _spawn(self, fd: int) -> subprocess.Popen[bytes]:
         # -P: without the working directory on its path, which may hold an `engine/` or `http.py` of the user's own.
@@ -144,62 +204,48 @@ class EngineClient:
             raise EngineDead("The engine is not running.")
         self._transport.write(frame(encode(messages)))
 
-    def _connected(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
+    async def _call(self, call: Call) -> CallReply:
+        """Send a call and wait for its reply. Raises the error that the reply carries."""
+        self._send([call])
+        future: asyncio.Future[CallReply] = asyncio.get_running_loop().create_future()
+        self._calls[call.id] = future
+        try:
+            reply = await future
+        finally:
+            self._calls.pop(call.id, None)
+        if isinstance(reply, Reply) and reply.failure is not None:
+            raise error_of(reply.failure)
+        return reply
 
-    def _received(self, messages: list[Message]) -> None:
-        assert self._ready is not None
-        if not self._ready.done():
-            self._begin(messages.pop(0))
-        if messages and isinstance(messages[-1], Heartbeat):
-            heartbeat = messages.pop()
-            assert isinstance(heartbeat, Heartbeat)
-            self._last_heartbeat = time.monotonic()
-            self.stats = heartbeat.stats
-            self.on_heartbeat(heartbeat)
-        if messages := self._calls.take(messages):
-            self.on_frame(messages)
-
-    def _begin(self, message: Message) -> None:
+    def _finish_start(self, message: Message) -> None:
         """Take the engine's first message: Ready, or Failed with the reason."""
         assert self._ready is not None
         if isinstance(message, Ready):
             self._last_heartbeat = time.monotonic()
-            self._calls.names = {info.name: info for info in message.adapters}
+            self._adapters = {info.name: info for info in message.adapters}
             self._ready.set_result(message)
         elif isinstance(message, Failed):
             self._closing = True
             kind: type[EngineError] = getattr(errors, message.kind)
             self._ready.set_exception(kind(message.message))
 
-    def _lost(self) -> None:
-        self._transport = None
-        self._lost_transport.set()
-        error = EngineDead("The engine process has ended.")
-        self._calls.fail(error)
-        if self._ready is not None and not self._ready.done():
-            self._ready.set_exception(error)
-        elif not self._closing:
-            self.on_death(error)
+    def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
+        self._last_heartbeat = time.monotonic()
+        self.stats = heartbeat.stats
+        self.on_heartbeat(heartbeat)
 
-
-class _Protocol(asyncio.Protocol):
-    """Bytes from the engine to frames to the client's ``_received``."""
-
-    def __init__(self, client: EngineClient) -> None:
-        self._client = client
-        self._reader = FrameReader()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not asserted: uvloop's transports have the methods, but not the base class.
-        self._client._connected(cast(asyncio.Transport, transport))
-
-    def data_received(self, data: bytes) -> None:
-        for payload in self._reader.feed(data):
-            self._client._received(decode(payload))
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._client._lost()
+    def _handle(self, message: Message) -> bool:
+        """Take a reply to a call or a change of an adapter. Returns whether ``message`` was one."""
+        if isinstance(message, AdapterChanged):
+            if message.info is None:
+                self._adapters.pop(message.name, None)
+            else:
+                self._adapters[message.name] = message.info
+        elif isinstance(message, (Reply, Adapters, SnapshotTaken)):
+            future = self._calls.get(message.id)
+            if future is not None and not future.done():
+                future.set_result(message)
+        return isinstance(message, _HANDLED_HERE)
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:

@@ -1,9 +1,9 @@
-"""The text side of one sequence: messages of the engine in, pieces of text out. It does no input or output itself."""
+"""Output of one sequence: the engine's token messages to text deltas with stop strings and logprobs. No I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from .. import errors
 from ..errors import EngineError, GrammarRefused, RequestError
@@ -39,12 +39,12 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """How a sequence ended.
+    """End of a sequence.
 
     Attributes:
         usage: tokens as the engine counts them; after a stop string, up to the token that completed it.
-        stop_reason: the stop string or the one of ``stop_token_ids`` that ended it; None for the model's own end
-            token and for every other reason (vLLM's field of that name).
+        stop_reason: the stop string or the one of ``stop_token_ids`` that ended the sequence; None for the model's own
+            end token and for every other reason (vLLM's field of that name).
     """
 
     reason: FinishReason
@@ -54,7 +54,7 @@ class Finish:
 
 @dataclass(slots=True)
 class TextDelta:
-    """What one message added to one of a request's sequences. Not frozen, for ``TokenOut``'s reason.
+    """Addition of one message to one sequence. Not frozen, for ``TokenOut``'s reason.
 
     Attributes:
         index: which of the request's ``n`` sequences.
@@ -63,6 +63,7 @@ class TextDelta:
         logprobs: of ``tokens``, if they were asked for.
         prompt_logprobs: of the prompt's tokens from the second on, if they were asked for.
         finish: set in the sequence's last delta.
+        prompt: which of the requests that run together.
     """
 
     index: int
@@ -71,21 +72,47 @@ class TextDelta:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     finish: Finish | None = None
+    prompt: int = 0
+
+
+@dataclass(slots=True)
+class SequenceOutput:
+    """The whole output of one sequence, gathered from its deltas. ``finish`` is None before its end."""
+
+    texts: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: Finish | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def add(self, delta: TextDelta) -> None:
+        self.texts.append(delta.text)
+        self.tokens += delta.tokens
+        self.logprobs += delta.logprobs
+        self.prompt_logprobs += delta.prompt_logprobs
+        self.finish = delta.finish
 
 
 class OutputProcessor:
-    """One sequence of a request.
+    """Detokenization and stop check of one sequence.
 
-    When a stop string is found, ``stopped`` becomes true and the caller must abort the sequence. What the engine still
-    sends of it is ignored, but for its ``Done``, which tells what only the engine knows (the cached tokens) and gives
-    the last delta.
+    When a stop string is found, ``stopped`` becomes true and the caller must abort the sequence. Later tokens are
+    ignored; the sequence's ``Done`` gives the last delta, with the counts that only the engine knows (cached tokens).
 
     Args:
         stops: the automaton of the request's stop strings, None if it has none.
         index: which of the request's sequences this is.
+        prompt: which of the requests that run together.
     """
 
-    def __init__(self, tokenizer: Tokenizer, request: TextRequest, stops: StopStrings | None, index: int = 0) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, request: TextRequest, stops: StopStrings | None, index: int = 0, prompt: int = 0
+    ) -> None:
+        self.prompt = prompt
         self._tokenizer = tokenizer
         self._request = request
         self._index = index
@@ -97,43 +124,48 @@ class OutputProcessor:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string has been found."""
         return self._stop is not None
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether a stop string or the timeout ends the sequence, so that its abort is on the way."""
+        return self.stopped or self._expired
+
     def expire(self) -> None:
-        """Its time is up: the caller aborts it, and the ``Done`` that follows ends it with ``TIMEOUT``."""
+        """End with ``TIMEOUT`` at the ``Done`` that follows the caller's abort."""
         self._expired = True
 
     def push(self, message: TokenOut | Done) -> TextDelta | None:
-        """The delta that ``message`` makes, None if it makes none."""
+        """Return the delta of ``message``, None for tokens after a stop string."""
         if isinstance(message, Done):
             return self._finish(message)
         if self.stopped:
             return None
-        text, taken = self._read(message.tokens)
+        text, count = self._read(message.tokens)
         return TextDelta(
             self._index,
             text,
-            message.tokens[:taken],
-            token_logprobs(self._tokenizer, message.logprobs[:taken]),
+            message.tokens[:count],
+            token_logprobs(self._tokenizer, message.logprobs[:count]),
             token_logprobs(self._tokenizer, message.prompt_logprobs),
+            prompt=self.prompt,
         )
 
     def _read(self, tokens: tuple[int, ...]) -> tuple[str, int]:
-        """The text of ``tokens`` up to a stop string, and how many of them belong to it."""
+        """Return the text of ``tokens`` up to a stop string, and how many tokens it takes."""
         if self._matcher is None:
             self._num_tokens += len(tokens)
             return self._detokenizer.push(tokens), len(tokens)
         texts = []
-        for taken, token in enumerate(tokens, 1):
+        for count, token in enumerate(tokens, 1):
             self._num_tokens += 1
             texts.append(self._match(self._detokenizer.push((token,))))
             if self.stopped:
-                return "".join(texts), taken
+                return "".join(texts), count
         return "".join(texts), len(tokens)
 
     def _match(self, text: str) -> str:
-        """The part of ``text``, and of what was held back before, that may leave."""
+        """Return the certain part of the text held back so far and ``text``: no stop string can still begin in it."""
         if self._matcher is None:
             return text
         armed = self._num_tokens > self._request.params.min_tokens
@@ -142,26 +174,26 @@ class OutputProcessor:
 
     def _finish(self, done: Done) -> TextDelta:
         text = "" if self.stopped else self._rest(done.stop_token)
-        return TextDelta(self._index, text, finish=self._how(done))
+        return TextDelta(self._index, text, finish=self._end(done), prompt=self.prompt)
 
     def _rest(self, stop_token: int | None) -> str:
-        """The text that was held back, and that of the token that ended the sequence if it was asked for."""
+        """Return the text held back, and with ``include_stop`` that of the token that ended the sequence."""
         shown = (stop_token,) if stop_token is not None and self._request.include_stop else ()
         text = self._match(self._detokenizer.push(shown) + self._detokenizer.finish())
         return text if self.stopped or self._matcher is None else text + self._matcher.finish()
 
-    def _how(self, done: Done) -> Finish:
+    def _end(self, done: Done) -> Finish:
         if self._stop is not None:
             usage = replace(done.usage, completion=self._num_tokens)
             return Finish(FinishReason.STOP, usage, self._stop)
         if self._expired and done.reason is FinishReason.ABORT:
             return Finish(FinishReason.TIMEOUT, done.usage)
-        asked = done.stop_token in self._request.params.stop_token_ids
-        return Finish(done.reason, done.usage, done.stop_token if asked else None)
+        is_requested = done.stop_token in self._request.params.stop_token_ids
+        return Finish(done.reason, done.usage, done.stop_token if is_requested else None)
 
 
 def token_logprobs(tokenizer: Tokenizer, positions: Sequence[Logprob]) -> tuple[TokenLogprob, ...]:
-    """The engine's logprobs with the texts and bytes of their tokens."""
+    """Return the engine's logprobs with the texts and bytes of their tokens."""
     if not positions:
         return ()
     return tuple(
@@ -182,7 +214,7 @@ def _text_and_bytes(tokenizer: Tokenizer, token: int) -> tuple[str, bytes]:
 
 
 def error_of(failed: Failed) -> EngineError:
-    """The exception that ``failed`` stands for, of the class in ``errors`` that it names."""
+    """Return the exception in ``failed``, of the class in ``errors`` that it names."""
     if failed.refusal is not None:
         return GrammarRefused(*failed.refusal, param=failed.param)
     kind = getattr(errors, failed.kind, EngineError)

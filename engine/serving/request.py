@@ -1,4 +1,4 @@
-"""A request in tokens: what is asked, the bounds that it is checked against, and the sequences that it becomes."""
+"""A request in tokens: its fields, the limits that check them, and the sequences it is submitted as."""
 
 from __future__ import annotations
 
@@ -51,23 +51,23 @@ _OPTIONAL = ("seed", "logprobs", "prompt_logprobs", "timeout")
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """Text wanted for a prompt in tokens.
+    """Request for ``n`` continuations of a prompt in tokens.
 
     Attributes:
         tokens: the prompt, ``array('i')``.
         stop: strings that end a sequence where they appear in its text.
-        include_stop: leave in the text what stopped it, a stop string or an end token.
-        n: how many sequences.
-        adapter: name of an adapter, None for the base model.
-        salt: sets its KV apart from that of other salts of the same ``cache_tenant``.
+        include_stop: keep the stop string or end token in the text.
+        n: number of sequences.
+        adapter: name of a LoRA adapter, None for the base model.
+        salt: separates KV from that of other salts of the same ``cache_tenant``.
         skip_special_tokens: special tokens have no text.
-        grammar: what the text must follow, None for free text.
-        tenant: whose share of the engine it uses up.
-        cache_tenant: who alone may share its KV.
-        priority: its band in the queue.
-        timeout: seconds after which it ends, wherever it is; None: never.
-        session: name of a session of the tenant's, whose next call will go on from this one; "" for none.
-        pin_seconds: how long its prompt is to stay in the prefix cache, 0 for no longer than others.
+        grammar: structured output, None for free text.
+        tenant: counted in fair scheduling.
+        cache_tenant: tenant whose requests may share the KV.
+        priority: priority class.
+        timeout: seconds after which the request ends, waiting or running; None: never.
+        session: name of the tenant's session, whose next call continues this one; "" for none.
+        pin_seconds: how long the prompt is pinned in the prefix cache, 0 for no pin.
     """
 
     tokens: array[int]
@@ -87,7 +87,7 @@ class TextRequest:
     pin_seconds: float = 0.0
 
     def submits(self, ids: Iterator[int]) -> list[Submit]:
-        """One ``Submit`` for each of the ``n`` sequences; a given seed is counted up from one to the next."""
+        """Return one ``Submit`` for each of the ``n`` sequences; sequence i gets the seed plus i."""
         seed = self.params.seed
         grammar = None if self.grammar is None else (self.grammar.kind.value, self.grammar.content)
         return [
@@ -110,7 +110,7 @@ class TextRequest:
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What a model can take. Every number of a request is checked here and trusted below.
+    """Bounds of requests to a model. Every number of a request is checked here and trusted below.
 
     Attributes:
         max_model_len: most tokens in prompt and answer together.
@@ -121,17 +121,19 @@ class RequestLimits:
     vocab_size: int
 
     def check(self, request: TextRequest) -> TextRequest:
-        """The request in the form that the engine takes (``top_k`` -1 becomes 0).
+        """Return the request in the engine's form (``top_k`` -1 becomes 0).
 
         Raises:
             ContextTooLong: prompt and ``max_tokens`` exceed the model's length.
-            RequestError: anything else out of its bounds; it names field, value and bounds.
+            RequestError: another field is out of bounds; the message has field, value and bounds.
         """
         params = request.params
         if params.top_k == -1:
             params = replace(params, top_k=0)
         for name, kind, low, high in _BOUNDS:
             _check_number(name, getattr(params, name), kind, low, high)
+        if (num_prompt := len(request.tokens)) + params.max_tokens > self.max_model_len:
+            raise ContextTooLong(num_prompt, params.max_tokens, self.max_model_len)
         _check_number("n", request.n, int, 1, MAX_N)
         _check_number("timeout", request.timeout, float, 0, MAX_TIMEOUT)
         _check_number("pin_seconds", request.pin_seconds, float, 0, MAX_PIN_SECONDS)
@@ -142,25 +144,14 @@ class RequestLimits:
         _check_stops(request.stop)
         self._check_tokens(params)
         self._check_prompt(request.tokens)
-        _check_scored(params, len(request.tokens))
-        self.resolve_max_tokens(len(request.tokens), params.max_tokens)
+        _check_scored(params, num_prompt)
         return request if params is request.params else replace(request, params=params)
 
-    def resolve_max_tokens(self, num_prompt: int, asked: int | None) -> int:
-        """Most tokens to generate after ``num_prompt``: those asked for, or as many as fit if None.
-
-        Raises:
-            ContextTooLong: they do not fit, or none fits.
-            RequestError: fewer than one was asked for.
-        """
-        if asked is not None:
-            _check_number("max_tokens", asked, int, 1, None)
+    def default_max_tokens(self, num_prompt: int) -> int:
+        """Return the number of tokens that fit after a prompt. Raises ContextTooLong if none fits."""
         if num_prompt >= self.max_model_len:
-            raise ContextTooLong(num_prompt, asked or 1, self.max_model_len)
-        room = self.max_model_len - num_prompt
-        if asked is not None and asked > room:
-            raise ContextTooLong(num_prompt, asked, self.max_model_len)
-        return room if asked is None else asked
+            raise ContextTooLong(num_prompt, 1, self.max_model_len)
+        return self.max_model_len - num_prompt
 
     def _check_prompt(self, tokens: array[int]) -> None:
         if not tokens:
@@ -170,7 +161,7 @@ class RequestLimits:
             self._check_token("prompt", token)
 
     def _check_tokens(self, params: SamplingParams) -> None:
-        """Token ids inside the parameters."""
+        """Check the token ids in the parameters."""
         _check_count("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS)
         _check_count("logit_bias", params.logit_bias, MAX_LOGIT_BIAS)
         for token in params.stop_token_ids:
@@ -185,7 +176,7 @@ class RequestLimits:
 
 
 def token_array(ids: Sequence[int]) -> array[int]:
-    """A prompt given as token ids in the form of ``TextRequest.tokens``. Raises RequestError if one is no id."""
+    """Return token ids in the form of ``TextRequest.tokens``. Raises RequestError for entries that are no ids."""
     try:
         return array("i", ids)
     except (TypeError, OverflowError):
@@ -193,7 +184,7 @@ def token_array(ids: Sequence[int]) -> array[int]:
 
 
 def _check_number(name: str, value: object, kind: type[int] | type[float], low: float, high: float | None) -> None:
-    """Raise ``RequestError`` unless ``value`` is a number of that kind within its bounds."""
+    """Raise RequestError unless ``value`` is a number of ``kind`` within its bounds."""
     if value is None and name in _OPTIONAL:
         return
     fits = isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
@@ -216,7 +207,7 @@ def _check_count(name: str, values: tuple[object, ...], most: int) -> None:
 
 
 def _check_scored(params: SamplingParams, num_prompt: int) -> None:
-    """Some of the prompt must be left to score."""
+    """Raise RequestError if ``logprob_start_len`` leaves no token of the prompt to score."""
     start = params.logprob_start_len
     if start and params.prompt_logprobs is None:
         raise RequestError("logprob_start_len needs logprobs of the prompt.", param="logprob_start_len")

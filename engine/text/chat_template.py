@@ -1,8 +1,8 @@
-"""Chat templates: messages to the text that a model was trained on, with Jinja in a sandbox.
+"""Chat templates: renders messages to the model's prompt text with Jinja in a sandbox.
 
-Templates see what those of Hugging Face models expect: ``messages``, ``tools``, ``documents``,
-``add_generation_prompt``, the special tokens by name, ``raise_exception``, ``strftime_now``, ``tojson`` that leaves
-characters as they are, ``break`` and ``continue``, and the ``generation`` tag, which only training looks at.
+Templates have the environment of Hugging Face's: ``messages``, ``tools``, ``documents``, ``add_generation_prompt``, the
+special tokens by name, ``raise_exception``, ``strftime_now``, ``tojson`` without escapes, ``break`` and ``continue``,
+and the ``generation`` tag, which matters in training alone.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ class ChatTemplates:
     """A model's chat templates.
 
     Args:
-        sources: Jinja templates by name. ``default`` is the usual one, ``tool_use`` the one for requests with tools,
-            if it is there.
-        special: special tokens by role, visible to the templates.
+        sources: Jinja templates by name: ``default`` and, optionally, ``tool_use`` for requests with tools.
+        special: special tokens by role, variables of the templates.
 
     Raises:
-        ModelError: a template that is not valid Jinja.
+        ModelError: a template is not valid Jinja.
     """
 
     def __init__(self, sources: Mapping[str, str], special: Mapping[str, str]) -> None:
@@ -58,15 +57,15 @@ class ChatTemplates:
         tools: Sequence[Mapping[str, Any]] | None = None,
         kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The text of a conversation.
+        """Return the text of a conversation.
 
         Args:
-            messages: as Hugging Face's templates take them: ``role``, ``content`` and what else the template knows;
-                the arguments of tool calls as objects.
+            messages: in Hugging Face's form: ``role``, ``content`` and further fields of the template; the arguments of
+                tool calls as objects.
             add_generation_prompt: end with the header of the answer.
-            continue_final_message: end inside the last message, so that the model goes on with it.
+            continue_final_message: end inside the last message, so that the model continues it.
             tools: functions in OpenAI's form.
-            kwargs: further variables of the template; they win over special tokens of the same name.
+            kwargs: further variables of the template, before special tokens of the same name.
 
         Raises:
             RequestError: no template, or the template refuses these messages or fails on them.
@@ -91,7 +90,7 @@ class ChatTemplates:
             raise
         except TemplateError as error:
             raise _refusal(f"The chat template refuses the messages: {error.message}") from error
-        except Exception as error:  # a template is a program: on messages it does not expect, anything may come out
+        except Exception as error:  # a template is a program and may raise anything
             raise _refusal(f"The chat template fails on the messages: {error}") from error
         return _cut_at_mark(text) if continue_final_message else text
 
@@ -110,7 +109,7 @@ def _refusal(text: str) -> RequestError:
 
 
 def _bounded(pieces: Any) -> str:
-    """The pieces joined. Raises ``RequestError`` as soon as they are too long together."""
+    """Join the pieces. Raises RequestError as soon as they exceed ``MAX_TEXT``."""
     collected, size = [], 0
     for piece in pieces:
         collected.append(piece)
@@ -121,7 +120,7 @@ def _bounded(pieces: Any) -> str:
 
 
 def _marked(messages: Sequence[Message]) -> list[Message]:
-    """A copy of the messages with a mark at the end of the last one's text."""
+    """Return a copy of the messages with a mark at the end of the last one's text."""
     if not messages:
         raise RequestError("continue_final_message needs a message to continue.", param="messages")
     last = copy.deepcopy(dict(messages[-1]))
@@ -137,7 +136,7 @@ def _marked(messages: Sequence[Message]) -> list[Message]:
 
 
 def _cut_at_mark(text: str) -> str:
-    """The text up to the mark."""
+    """Return the text before the mark."""
     before, mark, _ = text.rpartition(_MARK)
     if not mark:
         raise RequestError(
@@ -163,7 +162,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without HTML escapes, which Jinja's own filter would put in."""
+    """Dump JSON without the HTML escapes of Jinja's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -176,11 +175,11 @@ def _strftime_now(form: str) -> str:
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks the assistant's words for training; its body is rendered as it is."""
+    """``{% generation %}`` marks the assistant's text for training; its body is rendered unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        """The body alone, in a scope of its own as transformers has it."""
+        """Parse to the body, in a scope of its own as in transformers."""
         line = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)

@@ -1,4 +1,4 @@
-"""Tokens to text, as they come: only whole characters leave, and nothing that left is ever revised."""
+"""Incremental detokenization: emits whole characters only and never revises emitted text."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ _DECODER = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
-    """The text of one sequence of tokens that goes on from a prompt.
+    """Text of one sequence of tokens that continues a prompt.
 
-    The texts that ``push`` and ``finish`` return, joined, are the UTF-8 text of the tokens' bytes, whatever way the
-    tokens were split over the calls. Bytes that no later token could complete to a character become U+FFFD, one for
-    each maximal ill-formed part; bytes that may still be completed are held back. Time is linear in the bytes.
+    The results of ``push`` and ``finish``, joined, are the UTF-8 text of the tokens' bytes, for any split of the tokens
+    over calls. Bytes that no later token can complete to a character become U+FFFD, one for each maximal ill-formed
+    part; bytes that may still be completed are held back. Time is linear in the bytes.
 
-    A space that stands at the very beginning is kept, unlike in ``Tokenizer.decode``: it separates the answer from
-    the prompt.
+    A leading space is kept, unlike in ``Tokenizer.decode``, as it separates the answer from the prompt.
 
     Args:
         skip_special_tokens: special tokens have no text.
@@ -30,11 +29,11 @@ class Detokenizer:
         self._decoder = _DECODER("replace")
 
     def push(self, tokens: Iterable[int]) -> str:
-        """The text that ``tokens`` make certain."""
+        """Return the text that is complete with ``tokens``."""
         return self._decoder.decode(self._join(tokens, self._skip))
 
     def finish(self) -> str:
-        """What was held back: an incomplete character becomes U+FFFD. The next ``push`` starts anew."""
+        """Return the text held back, an incomplete character as U+FFFD, and reset."""
         text = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return text

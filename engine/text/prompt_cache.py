@@ -1,4 +1,4 @@
-"""Prompts to token ids, where the parts that prompts share are encoded once."""
+"""Tokenization cache: encodes prompts to token ids, with shared parts encoded once."""
 
 from __future__ import annotations
 
@@ -11,37 +11,36 @@ from typing import Final, NamedTuple
 
 from .tokenizer import Tokenizer
 
-_PART: Final = 256  # characters from which a part is kept: encoding it takes some twenty times as long as finding it
-_MOST_CHARACTERS: Final = 1 << 23  # of all parts that are kept; their token ids take about as much memory again
+_PART: Final = 256  # least characters of a cached part; encoding it takes about twenty times as long as a lookup
+_MOST_CHARACTERS: Final = 1 << 23  # of all cached parts; their token ids take about as much memory again
 
 
 class Owner(NamedTuple):
-    """Who may notice, by the time that encoding takes, that a text was there before: as with KV, nobody else."""
+    """Scope of cached texts. As with KV, no other tenant or salt can tell from timing that a text is cached."""
 
     tenant: str = ""
     salt: str = ""
 
 
 class PromptEncoder:
-    """Keeps the tokens of what was encoded, the parts used last. Threads may share it.
+    """LRU cache of the tokens of text parts. Thread-safe.
 
     A text is cut before special tokens only, where tokenizers cut it too, so its tokens are those of its parts, joined.
-    Conversations grow at their end, and parts are counted from their beginning: what one has in common with the last
-    is cut alike.
+    Cuts depend on the text before them alone, so a conversation that grows at its end keeps its parts.
 
     Args:
-        most: characters of all parts together that are kept.
+        most: characters of all cached parts together.
     """
 
     def __init__(self, tokenizer: Tokenizer, most: int = _MOST_CHARACTERS) -> None:
         self._tokenizer = tokenizer
         self._most = most
         self._size = 0
-        self._kept: OrderedDict[tuple[Owner, str], Future[array[int]]] = OrderedDict()
+        self._parts: OrderedDict[tuple[Owner, str], Future[array[int]]] = OrderedDict()
         self._lock = Lock()
 
     def cut(self, text: str) -> list[str]:
-        """The parts of a text, each but the last long enough to be kept."""
+        """Return the parts of a text, each but the last long enough for the cache."""
         parts, begin = [], 0
         for at in self._tokenizer.cuts(text):
             if at - begin >= _PART:
@@ -50,15 +49,15 @@ class PromptEncoder:
         return [*parts, text[begin:]]
 
     def num_missing(self, parts: Sequence[str], owner: Owner) -> int:
-        """Characters of the parts whose tokens are not at hand."""
+        """Return the characters in parts that are not cached."""
         with self._lock:
-            found = [self._kept.get((owner, part)) for part in parts]
+            found = [self._parts.get((owner, part)) for part in parts]
         return sum(len(part) for part, tokens in zip(parts, found, strict=True) if tokens is None or not tokens.done())
 
     def encode(self, parts: Sequence[str], owner: Owner) -> array[int]:
-        """Token ids of a text by its parts, without special tokens around it.
+        """Return the token ids of a text's parts, without special tokens around it.
 
-        What another thread is encoding is waited for. Raises RequestError for a lone surrogate.
+        Waits for parts that another thread is encoding. Raises RequestError for a lone surrogate.
         """
         tokens: array[int] = array("i")
         for part in parts:
@@ -68,13 +67,13 @@ class PromptEncoder:
     def _tokens(self, owner: Owner, part: str) -> array[int]:
         key = owner, part
         with self._lock:
-            tokens = self._kept.get(key)
+            tokens = self._parts.get(key)
             if is_new := tokens is None:
-                tokens = self._kept[key] = Future()
+                tokens = self._parts[key] = Future()
                 self._size += len(part)
-                self._drop()
+                self._evict()
             else:
-                self._kept.move_to_end(key)
+                self._parts.move_to_end(key)
         if is_new:
             try:
                 tokens.set_result(self._tokenizer.encode(part, False))
@@ -84,14 +83,13 @@ class PromptEncoder:
         return tokens.result()
 
     def _forget(self, key: tuple[Owner, str], tokens: Future[array[int]]) -> None:
-        """Let a later call try again, unless the part was dropped already."""
+        """Remove a part whose encoding failed, unless it was evicted already."""
         with self._lock:
-            if self._kept.get(key) is tokens:
-                del self._kept[key]
+            if self._parts.get(key) is tokens:
+                del self._parts[key]
                 self._size -= len(key[1])
 
-    def _drop(self) -> None:
-        """Keep no more than may be kept, and those that were used last."""
+    def _evict(self) -> None:
         while self._size > self._most:
-            (_, part), _ = self._kept.popitem(last=False)
+            (_, part), _ = self._parts.popitem(last=False)
             self._size -= len(part)

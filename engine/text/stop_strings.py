@@ -1,11 +1,10 @@
-"""Stop strings in a text that comes in pieces: one pass, nothing looked at twice.
+"""Stop check: finds stop strings in streamed text in one pass with an Aho-Corasick automaton.
 
-All stop strings are searched at once by an Aho-Corasick automaton (Aho and Corasick, 1975). Its state after some text
-is the longest end of that text which begins a stop string, so the state's depth is exactly the number of characters
-that must be held back: they may yet turn out to belong to a match.
+The automaton (Aho and Corasick, 1975) searches all stop strings at once. Its state is the text's longest suffix that is
+a prefix of a stop string, so the state's depth is the number of characters to hold back: they may belong to a match.
 
-Of several matches the one that ends first wins, and of those that end together the longest. That does not depend on
-how the text was cut into pieces, so neither do answers depend on the way they were cut into tokens.
+Of several matches the one that ends first wins, and of those with the same end the longest. The result does not depend
+on how the text was cut into pieces or tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections import deque
 
 
 class StopStrings:
-    """The automaton of some stop strings, all of them non-empty. Immutable: sequences may share it."""
+    """Automaton of non-empty stop strings. Immutable: sequences may share it."""
 
     __slots__ = ("_depth", "_fallback", "_match", "_next")
 
@@ -28,21 +27,20 @@ class StopStrings:
         self._link()
 
     def matcher(self) -> StopMatcher:
-        """A search that begins with an empty text."""
         return StopMatcher(self)
 
     def step(self, state: int, character: str) -> int:
-        """The state after one more character."""
+        """Return the state after one more character."""
         while state and character not in self._next[state]:
             state = self._fallback[state]
         return self._next[state].get(character, 0)
 
     def match(self, state: int) -> int:
-        """Length of the longest stop string that ends here, 0 if none does."""
+        """Return the length of the longest stop string that ends in ``state``, 0 if none does."""
         return self._match[state]
 
     def depth(self, state: int) -> int:
-        """How many characters at the end of the text may belong to a match that is still forming."""
+        """Return the number of last characters that may belong to an unfinished match."""
         return self._depth[state]
 
     def _insert(self, stop: str) -> int:
@@ -57,7 +55,7 @@ class StopStrings:
         return state
 
     def _link(self) -> None:
-        """Set each state's fallback, the state of its longest proper end, parents before children."""
+        """Set each state's fallback, the state of its longest proper suffix, parents before children."""
         waiting = deque(self._next[0].values())
         while waiting:
             state = waiting.popleft()
@@ -68,7 +66,7 @@ class StopStrings:
 
 
 class StopMatcher:
-    """The search along one text."""
+    """Search in one text."""
 
     __slots__ = ("_automaton", "_held", "_state")
 
@@ -78,14 +76,14 @@ class StopMatcher:
         self._held = ""
 
     def feed(self, text: str, *, armed: bool = True) -> tuple[str, str | None]:
-        """Take more text.
+        """Search in more text.
 
         Args:
             armed: whether a stop string that ends in ``text`` counts.
 
         Returns:
-            The text that is certain to stand before any match, and the stop string that was found, if one was. Text
-            after it is dropped; the matcher is of no further use.
+            The text that lies before any match, and the stop string if one was found. Text after it is dropped, and the
+            matcher must not be used again.
         """
         automaton, state = self._automaton, self._state
         whole = self._held + text
@@ -100,6 +98,6 @@ class StopMatcher:
         return whole[:certain], None
 
     def finish(self) -> str:
-        """The text that was held back: no match will come of it."""
+        """Return the text held back, at the end of the text."""
         held, self._held, self._state = self._held, "", 0
         return held

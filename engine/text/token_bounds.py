@@ -1,7 +1,7 @@
-"""How many tokens a text has at least, found without encoding it: a text that is far too long is refused at once.
+"""Lower bounds on a text's number of tokens without encoding it, to refuse texts that are far too long at once.
 
-A token stands for so many bytes at most, and for so many letters and digits at most. The latter is much the smaller
-bound: the longest tokens are runs of spaces and dashes.
+One token has at most a certain number of bytes, and of letters and digits. The second bound is much the smaller, as the
+longest tokens are runs of spaces and dashes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _STEPS = frozenset({"ByteLevel", "Split", "Digits", "Metaspace", "Punctuation", 
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """One token stands for at most so many bytes, those of ``ignored`` left out."""
+    """Most bytes of one token, without those in ``ignored``."""
 
     most: int
     ignored: bytes
@@ -24,13 +24,13 @@ class _Bound:
 
 @dataclass(frozen=True, slots=True)
 class TokenBounds:
-    """Attributes: bounds, each of which holds; ascii_only, of what texts they are known."""
+    """Bounds of a tokenizer's tokens. ``ascii_only``: they hold for ASCII texts alone."""
 
     bounds: tuple[_Bound, ...]
     ascii_only: bool
 
     def fewest_tokens(self, text: str) -> int:
-        """A text has at least so many tokens; 0 where nothing is known."""
+        """Return the fewest tokens that a text can have; 0 where nothing is known."""
         if self.ascii_only and not text.isascii():
             return 0
         data = text.encode(errors="ignore")
@@ -38,7 +38,7 @@ class TokenBounds:
 
 
 def read_bounds(definition: dict[str, Any], pieces: Iterable[bytes]) -> TokenBounds | None:
-    """The bounds of a tokenizer; None if it may leave out parts of a text, so that nothing is certain.
+    """Return the bounds of a tokenizer; None if it may drop parts of a text.
 
     Args:
         definition: as in ``tokenizer.json``.
@@ -51,7 +51,7 @@ def read_bounds(definition: dict[str, Any], pieces: Iterable[bytes]) -> TokenBou
     swallows = any(added.get("lstrip") or added.get("rstrip") for added in definition.get("added_tokens", ()))
     if swallows or model.get("type", "BPE") != "BPE" or not by_bytes or not all(map(_keeps_all, steps)):
         return None
-    # A byte without a token of its own may be left out.
+    # A byte without a token of its own may be dropped.
     missing = frozenset(byte for byte in range(256) if bytes([byte]) not in pieces)
     others = frozenset(range(256)) - _ALPHANUMERIC
     return TokenBounds(
@@ -73,7 +73,7 @@ def _steps(part: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _keeps_all(step: dict[str, Any]) -> bool:
-    """Whether every letter and digit is still there after a step, and no fewer bytes than before."""
+    """Whether a step keeps every letter and digit and the number of bytes."""
     if step["type"] == "Replace":
         return bool(step["pattern"] == {"String": " "} and step["content"] == "\u2581")
     return step["type"] in _STEPS and step.get("behavior") != "Removed"

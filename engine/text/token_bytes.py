@@ -1,7 +1,7 @@
-"""The exact bytes that each token stands for, from the decoder of a ``tokenizer.json``.
+"""Exact bytes of each token, from the decoder of a ``tokenizer.json``.
 
-Three decoders cover generating models. Each makes a text by joining what its tokens stand for, one by one, and may
-then drop a space that encoding put before the text:
+Three decoders cover generating models. Each joins the texts of single tokens and may then drop a space that encoding
+put before the text:
 
     ByteLevel    a piece spells bytes in GPT-2's alphabet
     Sequence     of Replace (U+2581 to a space), ByteFallback (<0x0A> is that byte), Fuse, Strip
@@ -22,13 +22,13 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class DecoderRules:
-    """How pieces become bytes.
+    """Rules that turn pieces into bytes.
 
     Attributes:
         byte_level: pieces spell bytes in GPT-2's alphabet.
         byte_fallback: ``<0x0A>`` is one byte.
-        replacements: (what, by what) in each piece, in order.
-        strip: how many leading spaces of a whole text are dropped.
+        replacements: (old, new) in each piece, in order.
+        strip: number of leading spaces that are dropped from a whole text.
         strip_mark: a character that is dropped from the first token of a text.
     """
 
@@ -39,7 +39,7 @@ class DecoderRules:
     strip_mark: str | None = None
 
     def bytes_of(self, piece: str) -> bytes:
-        """The bytes of one piece of the model's vocabulary."""
+        """Return the bytes of one piece of the model's vocabulary."""
         if self.byte_level:
             return _spelled(piece)
         for old, new in self.replacements:
@@ -50,7 +50,7 @@ class DecoderRules:
 
 
 def read_rules(decoder: dict[str, Any] | None) -> DecoderRules:
-    """The rules that a definition's ``decoder`` states. Raises ``ModelError`` for what cannot be followed exactly."""
+    """Return the rules of a definition's ``decoder``. Raises ModelError for steps that are not supported exactly."""
     values: dict[str, Any] = {"replacements": ()}
     for step in _steps(decoder):
         kind = step["type"]
@@ -75,7 +75,7 @@ def read_rules(decoder: dict[str, Any] | None) -> DecoderRules:
 
 
 def _steps(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    """The decoder's steps, sequences opened."""
+    """Yield the decoder's steps, those of sequences one by one."""
     if decoder is None:
         return
     if decoder["type"] != "Sequence":
@@ -86,7 +86,7 @@ def _steps(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
 
 
 def _alphabet() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 characters stand for themselves, other bytes for those from U+0100 on."""
+    """Return GPT-2's alphabet: printable Latin-1 characters are themselves, other bytes those from U+0100 on."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -96,7 +96,7 @@ _ALPHABET = _alphabet()
 
 
 def _spelled(piece: str) -> bytes:
-    """The bytes that ``piece`` spells; a piece with a character outside of the alphabet is a plain text."""
+    """Return the bytes spelled by ``piece``; with a character outside of the alphabet it is plain text."""
     try:
         return bytes([_ALPHABET[character] for character in piece])
     except KeyError:

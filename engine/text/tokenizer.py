@@ -1,4 +1,4 @@
-"""Text to token ids and back, for one model. The only importer of the ``tokenizers`` library."""
+"""The model's tokenizer: text to token ids and back. The only importer of the ``tokenizers`` library."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from .tokenizer_gguf import read_gguf
 class Tokenizer:
     """A model's tokenizer and chat templates. Immutable: threads may share it.
 
-    Texts of special tokens inside a text that is encoded become those tokens, as chat templates need it and as
-    transformers does; who must not be able to write ``<|im_end|>`` has to be kept from it before.
+    Texts of special tokens inside an encoded text become those tokens, as chat templates need it and as transformers
+    does; untrusted text has to be filtered before.
 
     Attributes:
         vocab_size: number of ids with a token, which may be less than the model's rows of logits.
-        bos_id: the token that begins a text, if the model has one.
-        eos_ids: the tokens that end an answer, as far as the tokenizer's files know.
+        bos_id: the token that begins a text, None if the model has none.
+        eos_ids: the tokens that end an answer, from the tokenizer's files.
         special_ids: tokens without text of their own (``skip_special_tokens``).
     """
 
     def __init__(self, files: TokenizerFiles) -> None:
-        """Build the tokenizer of ``files``; ``load`` is the usual way here. Raises ``ModelError``."""
+        """Build the tokenizer of ``files``; see ``load``. Raises ModelError."""
         self._backend = _build(files.definition)
         rules = read_rules(files.definition.get("decoder"))
         self._rules = rules
@@ -51,15 +51,15 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path, *, tokenizer_path: Path | None = None, chat_template: str | None = None) -> Tokenizer:
-        """The tokenizer of a model.
+        """Load the tokenizer of a model.
 
         Args:
             path: the model: a folder in Hugging Face format or a GGUF file.
-            tokenizer_path: another folder or GGUF file to take the tokenizer from.
+            tokenizer_path: another folder or GGUF file with the tokenizer.
             chat_template: a file with a Jinja template, or the template itself, in place of the model's own.
 
         Raises:
-            ModelError: no tokenizer there, or one that we do not compute exactly.
+            ModelError: no tokenizer, or one that is not supported exactly.
             ConfigError: the chat template cannot be read.
         """
         source = tokenizer_path or path
@@ -73,15 +73,14 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether ``render_chat`` can work."""
         return bool(self._templates)
 
     def encode(self, text: str, add_special_tokens: bool) -> array[int]:
-        """Token ids of ``text``. Other threads run meanwhile.
+        """Return the token ids of ``text``. Releases the interpreter's lock.
 
         Args:
-            add_special_tokens: put around the text what the model wants there (often a bos token). False for a text
-                from ``render_chat``, whose template has written them.
+            add_special_tokens: add the model's special tokens around the text (often a bos token). False for texts of
+                ``render_chat``, whose template has written them.
 
         Raises:
             RequestError: the text has lone surrogates, which are no characters and have no UTF-8 form.
@@ -92,23 +91,23 @@ class Tokenizer:
         return array("i", encoding.ids)
 
     def cuts(self, text: str) -> Iterator[int]:
-        """Where a text can be cut, rising: its tokens, without ``add_special_tokens``, are those of the parts, joined.
+        """Yield rising positions to cut a text. Without ``add_special_tokens`` its tokens are those of its parts.
 
-        These are the beginnings of special tokens, where the library cuts before it does anything else: what comes
-        after one does not depend on what comes before it, nor is it ever taken for the beginning of a text.
+        These are the starts of special tokens, where the library cuts first: the tokens after one do not depend on the
+        text before it, nor are they treated as the beginning of a text.
         """
         if self._separator is not None:
             for found in self._separator.finditer(text):
                 yield found.start()
 
     def fewest_tokens(self, text: str) -> int:
-        """How many tokens a text has at least, found much faster than by ``encode``; 0 if that is not known."""
+        """Return a lower bound on a text's tokens, much faster than ``encode``; 0 if none is known."""
         return 0 if self._bounds is None else self._bounds.fewest_tokens(text)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of a whole sequence of tokens; ill-formed bytes become U+FFFD, unknown ids nothing.
+        """Return the text of a whole sequence of tokens; ill-formed bytes become U+FFFD, unknown ids nothing.
 
-        A space that encoding puts before every text is dropped again.
+        The space that encoding puts before every text is dropped.
         """
         ids = [token for token in ids if not (skip_special_tokens and token in self.special_ids)]
         data = self.join_bytes(ids, False)
@@ -119,16 +118,15 @@ class Tokenizer:
         return text[min(spaces, self._rules.strip) :]
 
     def token_bytes(self, token: int) -> bytes:
-        """The exact bytes that a token adds to a text; a special token's are its name, an unknown id has none."""
+        """Return the exact bytes of a token in a text; a special token's are its name, an unknown id has none."""
         return self._bytes.get(token, b"")
 
     def texts(self) -> TokenTexts:
-        """All tokens as bytes, for the engine's grammars. An id without a token has none."""
+        """Return the bytes of all tokens, for the engine's grammars. An id without a token has none."""
         data = [self._bytes.get(token, b"") for token in range(self.vocab_size)]
         return TokenTexts(array("i", map(len, data)), b"".join(data), tuple(sorted(self.special_ids)))
 
     def join_bytes(self, tokens: Iterable[int], skip_special_tokens: bool) -> bytes:
-        """The bytes of several tokens, joined."""
         known = self._bytes.get
         if skip_special_tokens:
             special = self.special_ids
@@ -144,7 +142,7 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The text of a conversation: see ``ChatTemplates.render``. Encode it without adding special tokens."""
+        """Return the text of a conversation, to be encoded without special tokens. See ``ChatTemplates.render``."""
         return self._templates.render(
             messages,
             add_generation_prompt=add_generation_prompt,
@@ -158,7 +156,7 @@ class Tokenizer:
 
 
 def _build(definition: dict[str, Any]) -> tokenizers.Tokenizer:
-    """The library's tokenizer, without the truncation and padding that some files ask for."""
+    """Return the library's tokenizer, without the truncation and padding that some files ask for."""
     try:
         backend = tokenizers.Tokenizer.from_str(json.dumps(definition | {"truncation": None, "padding": None}))
     except Exception as error:  # the library raises nothing more precise
@@ -181,10 +179,10 @@ def check_unicode(text: str) -> None:
 
 
 def _separator(added: Sequence[Mapping[str, Any]]) -> re.Pattern[str] | None:
-    """Finds the tokens that the library looks for in a text as it stands: from the left, the longest of each place.
+    """Return a pattern of the tokens that the library finds before normalization, leftmost longest.
 
-    None if there are none, or if one takes spaces around it along or has to stand alone, so that more than the token
-    itself decides where to cut.
+    None if there are none, or if one swallows spaces around it or matches whole words only, so that the cut depends on
+    more than the token.
     """
     tokens = [token for token in added if not token.get("normalized")]
     if not tokens or any(token.get(flag) for token in tokens for flag in ("lstrip", "rstrip", "single_word")):
@@ -194,7 +192,7 @@ def _separator(added: Sequence[Mapping[str, Any]]) -> re.Pattern[str] | None:
 
 
 def _vocabulary(backend: tokenizers.Tokenizer, rules: DecoderRules) -> tuple[dict[int, bytes], frozenset[int]]:
-    """Bytes by id, and the ids of special tokens. An added token stands for its text, not for what it would spell."""
+    """Return bytes by id, and the ids of special tokens. An added token's bytes are its text, never spelled."""
     added = backend.get_added_tokens_decoder()
     pieces = backend.get_vocab(with_added_tokens=True).items()
     table = {token: rules.bytes_of(piece) for piece, token in pieces if token not in added}
@@ -203,7 +201,7 @@ def _vocabulary(backend: tokenizers.Tokenizer, rules: DecoderRules) -> tuple[dic
 
 
 def _marked_first_tokens(backend: tokenizers.Tokenizer, rules: DecoderRules) -> dict[int, bytes]:
-    """Bytes that a token stands for at the beginning of a text, where they differ (see ``DecoderRules.strip_mark``)."""
+    """Return the bytes of tokens at the beginning of a text, where they differ (see ``DecoderRules.strip_mark``)."""
     if (mark := rules.strip_mark) is None:
         return {}
     pieces = backend.get_vocab(with_added_tokens=True).items()
@@ -211,7 +209,7 @@ def _marked_first_tokens(backend: tokenizers.Tokenizer, rules: DecoderRules) -> 
 
 
 def _read_template(chat_template: str) -> str:
-    """A template given as such has braces; everything else is the name of a file."""
+    """Return a template given as text, known by its braces, or read the file of that name."""
     if "{{" in chat_template or "{%" in chat_template:
         return chat_template
     try:

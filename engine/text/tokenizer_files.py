@@ -1,10 +1,10 @@
-"""What a folder in Hugging Face's format says about its tokenizer: plain data, no tokenizer yet.
+"""Reads the tokenizer files of a folder in Hugging Face's format to plain data.
 
-tokenizer.json              the tokenizer itself; without it there is only Python code, which we do not run
+tokenizer.json              the tokenizer itself; without it there is only Python code, which is never run
 tokenizer_config.json       names of special tokens, further added tokens, whether bos and eos are put around a text
 special_tokens_map.json     names of special tokens, in older folders
 generation_config.json      further end tokens
-chat_template.jinja         chat templates, the first of these three that is there
+chat_template.jinja         chat templates, the first of these three that exists
 chat_template.json
 tokenizer_config.json
 """
@@ -26,10 +26,10 @@ class TokenizerFiles:
     """A tokenizer as data.
 
     Attributes:
-        definition: what ``tokenizer.json`` holds.
+        definition: content of ``tokenizer.json``.
         special: texts of the special tokens by role (``bos_token``, ...), only those that the model has.
         eos_ids: tokens that end an answer, besides ``special["eos_token"]``.
-        chat_templates: Jinja templates by name; the usual one is ``default``.
+        chat_templates: Jinja templates by name, see ``ChatTemplates``.
     """
 
     definition: dict[str, Any]
@@ -39,10 +39,10 @@ class TokenizerFiles:
 
 
 def read_folder(folder: Path) -> TokenizerFiles:
-    """The tokenizer of a model folder.
+    """Read the tokenizer of a model folder.
 
     Raises:
-        ModelError: no ``tokenizer.json``, a tokenizer that is Python code, or files that are not what they should be.
+        ModelError: no ``tokenizer.json``, a tokenizer that is Python code, or malformed files.
     """
     config = _read_json(folder / "tokenizer_config.json") or {}
     _refuse_code(folder, config)
@@ -57,7 +57,7 @@ def read_folder(folder: Path) -> TokenizerFiles:
 
 
 def added_token(token: int, text: str, *, special: bool, rstrip: bool = False) -> dict[str, Any]:
-    """An entry of a definition's ``added_tokens``: found in the text as it stands, before anything else is done."""
+    """Return an entry of a definition's ``added_tokens``, found in a text before normalization."""
     return {
         "id": token,
         "content": text,
@@ -70,7 +70,7 @@ def added_token(token: int, text: str, *, special: bool, rstrip: bool = False) -
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file, None if there is no such file."""
+    """Return the object in a JSON file, None if there is no such file."""
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -83,7 +83,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _refuse_code(folder: Path, config: dict[str, Any]) -> None:
-    """Raise ``ModelError`` for a tokenizer that needs Python code: the folder's own or a class of another library."""
+    """Raise ModelError for a tokenizer that needs Python code: the folder's own or a class of another library."""
     code = config.get("auto_map", {})
     if isinstance(code, dict) and code.get("AutoTokenizer"):
         raise ModelError(f"The tokenizer is code in the model's folder (auto_map {code['AutoTokenizer']}): never run.")
@@ -95,7 +95,7 @@ def _refuse_code(folder: Path, config: dict[str, Any]) -> None:
 
 
 def _text(token: Any) -> str | None:
-    """A special token's text: written as a string or as an object with its ``content``."""
+    """Return a special token's text, given as a string or as an object with its ``content``."""
     value = token.get("content") if isinstance(token, dict) else token
     return value if isinstance(value, str) and value else None
 
@@ -103,7 +103,7 @@ def _text(token: Any) -> str | None:
 def _complete_added_tokens(
     definition: dict[str, Any], config: dict[str, Any], special: dict[str, str], named: dict[str, Any]
 ) -> None:
-    """Add the tokens that only the configuration names, and mark as special what it says is special."""
+    """Add the tokens that only the configuration names, and mark those that it calls special."""
     added: list[dict[str, Any]] = definition.setdefault("added_tokens", [])
     known = {token["id"] for token in added}
     for key, token in (config.get("added_tokens_decoder") or {}).items():
@@ -122,7 +122,7 @@ def _complete_added_tokens(
 
 
 def _model_ids(model: dict[str, Any]) -> dict[str, int]:
-    """Ids by piece: BPE writes an object, Unigram a list of (piece, score)."""
+    """Return ids by piece: BPE has an object, Unigram a list of (piece, score)."""
     vocabulary = model.get("vocab", {})
     if isinstance(vocabulary, dict):
         return vocabulary
@@ -130,12 +130,11 @@ def _model_ids(model: dict[str, Any]) -> dict[str, int]:
 
 
 def _ids(value: Any) -> tuple[int, ...]:
-    """``eos_token_id`` is a number, a list of them, or absent."""
+    """Return the ids in ``eos_token_id``: a number, a list, or absent."""
     return (value,) if isinstance(value, int) else tuple(value or ())
 
 
 def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Chat templates by name."""
     value = config.get("chat_template")
     if (stored := _read_json(folder / "chat_template.json")) is not None:
         value = stored.get("chat_template")

@@ -1,13 +1,13 @@
-"""The tokenizer that a GGUF file describes, in the form of a ``tokenizer.json``.
+"""Reads the tokenizer of a GGUF file in the form of a ``tokenizer.json``.
 
-A GGUF file holds the vocabulary under llama.cpp's names (``tokenizer.ggml.*``). Two kinds are built here:
+A GGUF file holds the vocabulary under llama.cpp's names (``tokenizer.ggml.*``). Two kinds are supported:
 
     gpt2     byte-level BPE: pieces spell bytes in GPT-2's alphabet; ``tokenizer.ggml.pre`` names how text is cut into
              words before merging
     llama    SentencePiece BPE: a space is written as U+2581, unknown characters fall back to byte pieces, and the order
              of merges follows from the scores of the pieces
 
-Where llama.cpp and the model's original tokenizer differ we follow the original (Qwen2 composes Unicode first).
+Where llama.cpp and the model's original tokenizer differ, the original is followed (Qwen2 composes Unicode first).
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ _PRE_TOKENIZERS = {
     "deepseek-r1-qwen": _QWEN2,
     "tekken": _TEKKEN,
 }
-_WHOLE_WORDS_FIRST = (_LLAMA3, _TEKKEN)  # a word that is a piece is taken as it is, without merging
+_WHOLE_WORDS_FIRST = (_LLAMA3, _TEKKEN)  # a word that is a piece is not merged from smaller ones
 
 
 def read_gguf(path: Path) -> TokenizerFiles:
-    """The tokenizer in a GGUF file.
+    """Read the tokenizer in a GGUF file.
 
     Raises:
-        ModelError: not a GGUF file, no tokenizer in it, or one of a kind that we do not compute exactly.
+        ModelError: not a GGUF file, no tokenizer in it, or one of a kind that is not supported exactly.
     """
     metadata = GgufFile.open(path).metadata
     kind = _get(metadata, "model")
@@ -98,7 +98,7 @@ def _has(metadata: dict[str, Any], key: str) -> bool:
 
 
 def _get(metadata: dict[str, Any], key: str, default: Any = None) -> Any:
-    """A value of the tokenizer. Raises ``ModelError`` if it is not there and has no default."""
+    """Return a value of the tokenizer. Raises ModelError if it is missing without a default."""
     value = metadata.get(f"tokenizer.ggml.{key}", default)
     if value is None:
         raise ModelError(f"The GGUF file has no tokenizer.ggml.{key}.")
@@ -122,7 +122,7 @@ def _templates(metadata: dict[str, Any]) -> dict[str, str]:
 
 
 def _wrap(definition: dict[str, Any], first: str | None, last: str | None) -> None:
-    """Make ``definition`` put the tokens ``first`` and ``last`` around a text that is encoded with special tokens."""
+    """Add the tokens ``first`` and ``last`` around texts that are encoded with special tokens."""
     ids = {token["content"]: token["id"] for token in definition["added_tokens"]}
     pieces: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
     if first is not None:
@@ -141,7 +141,7 @@ def _wrap(definition: dict[str, Any], first: str | None, last: str | None) -> No
 
 
 def _byte_level_bpe(metadata: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """A definition, and whether the beginning token stands before each text where the file does not say."""
+    """Return a definition, and whether texts begin with the bos token where the file does not say."""
     pre = _get(metadata, "pre", "nothing")
     if pre not in _PRE_TOKENIZERS:
         known = ", ".join(_PRE_TOKENIZERS)
@@ -166,7 +166,7 @@ def _sentencepiece_bpe(metadata: dict[str, Any]) -> dict[str, Any]:
     tokens, scores = list(_get(metadata, "tokens")), list(_get(metadata, "scores"))
     architecture = metadata.get("general.architecture")
     if architecture in _GEMMA:
-        # Runs of spaces are written as such, and pieces were merged in the order of their ids, not of their scores.
+        # Runs of spaces are pieces, and pieces were merged in the order of their ids, not of their scores.
         tokens = [_SPACE * len(text) if text and not text.strip(" ") else text for text in tokens]
         scores = [-token for token in range(len(tokens))]
     prefix = bool(_get(metadata, "add_space_prefix", True))
@@ -194,14 +194,14 @@ def _bpe(tokens: list[str], merges: list[list[str]], **options: Any) -> dict[str
     return {"type": "BPE", "vocab": vocabulary, "merges": merges, **options}
 
 
-# Phi-3 drops white space after its control tokens, but for these.
+# Phi-3 drops white space after its control tokens except these.
 _KEEP_SPACE_AFTER = ("<unk>", "<s>", "<|endoftext|>")
 
 
 def _added_tokens(
     metadata: dict[str, Any], tokens: list[str], special: tuple[int, ...], *, rstrip: bool = False
 ) -> list[dict[str, Any]]:
-    """Tokens that are found in the text as they stand: control tokens and those that the model's makers added."""
+    """Return the tokens that are found in a text before normalization: control and user-defined tokens."""
     types = [int(kind) for kind in _get(metadata, "token_type")]
     if len(types) != len(tokens):
         raise ModelError(f"The GGUF file has {len(tokens)} tokens, but types for {len(types)}.")
@@ -218,7 +218,7 @@ def _added_tokens(
 
 
 def _merges(tokens: list[str], scores: list[float]) -> list[list[str]]:
-    """All ways to put a piece together from two others, best piece first."""
+    """Return all merges of two pieces to a third, best piece first."""
     if len(scores) != len(tokens):
         raise ModelError(f"The GGUF file has {len(tokens)} tokens, but scores for {len(scores)}.")
     known = set(tokens)

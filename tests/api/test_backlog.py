@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 from support.api.limit_fakes import Clock, limited, refused
 
-from rootgraft.api.access.caller import Caller
+from rootgraft.api.access.caller import Caller, RequestFacts
 from rootgraft.api.access.overload import ROOM, Load, QueueLimits
 from rootgraft.api.access.rate_limits import RateLimits
 from rootgraft.api.access.request_admission import RequestAdmission
 from rootgraft.api.errors import Rejection
+from rootgraft.api.observe.metrics import Metrics
+from rootgraft.api.observe.request_observer import RequestObserver
+from rootgraft.api.observe.token_usage import UsageCount
 from rootgraft.engine.serving.output_processor import Finish, TextDelta
 from rootgraft.engine.serving.request import TextRequest
 from rootgraft.engine.types import FinishReason, Priority, SamplingParams, Usage
@@ -174,33 +177,34 @@ def request(num_prompt: int = 10, n: int = 1, max_tokens: int = 20) -> TextReque
     return TextRequest(array("i", range(num_prompt)), SamplingParams(max_tokens=max_tokens), n=n)
 
 
-def delta(index: int, tokens: int = 1, ended: bool = False) -> TextDelta:
+def delta(index: int, tokens: int = 1, ended: bool = False, prompt: int = 0) -> TextDelta:
     finish = Finish(FinishReason.STOP, Usage(0, 0, 0)) if ended else None
-    return TextDelta(index, "", tuple(range(tokens)), finish=finish)
+    return TextDelta(index, "", tuple(range(tokens)), finish=finish, prompt=prompt)
 
 
 def test_a_ticket_holds_places_until_first_tokens_and_tokens_until_its_end() -> None:
     queue_limits, limits = QueueLimits(100, 10**6, 60, Clock()), RateLimits(Clock())
     key = limited(tokens=1000)
-    caller = Caller(key, "", None, {})
-    ticket = RequestAdmission(queue_limits, limits).admit(caller, [request(n=2), request(num_prompt=5)])
+    caller = Caller(key, "", None, RequestFacts())
+    requests = [request(n=2), request(num_prompt=5)]
+    ticket = RequestAdmission(queue_limits, limits).admit(caller, requests)
+    observer = RequestObserver(Metrics("tiny", dict), requests, ticket, UsageCount())
 
     def left() -> str:
         return limits.headers(key)["x-ratelimit-remaining-tokens"]
 
     assert (queue_limits.sequences, queue_limits.tokens, left()) == (3, 15, str(1000 - 15 - 60))
-    ticket.note(0, [delta(0, 3), delta(1, 0)])
+    observer.observe([delta(0, 3), delta(1, 0)])
     assert (queue_limits.sequences, queue_limits.tokens) == (2, 5)
-    ticket.note(0, [delta(0), delta(1, 0, ended=True)])
-    ticket.note(1, [delta(0, 2)])
+    observer.observe([delta(0), delta(1, 0, ended=True), delta(0, 2, prompt=1)])
     assert (queue_limits.sequences, queue_limits.tokens) == (0, 0)
-    ticket.close()
+    observer.end("abort")
     assert left() == str(1000 - 15 - 6)
 
 
 def test_a_ticket_that_was_never_used_gives_all_back() -> None:
     queue_limits, limits = QueueLimits(100, 10**6, 60, Clock()), RateLimits(Clock())
     key = limited(requests=10, tokens=1000)
-    RequestAdmission(queue_limits, limits).admit(Caller(key, "", None, {}), [request()]).close()
+    RequestAdmission(queue_limits, limits).admit(Caller(key, "", None, RequestFacts()), [request()]).close(0)
     assert queue_limits.sequences == 0
     assert limits.headers(key)["x-ratelimit-remaining-tokens"] == "1000"

@@ -162,7 +162,7 @@ def test_errors_of_the_engine(live: Live, error: Exception, status: int, code: s
 
 
 def test_a_bug_in_a_route_is_a_500_without_details(live: Live) -> None:
-    live.async_engine.resolve_max_tokens = None
+    live.async_engine.limits = None
     with live.http() as http:
         reply = http.post(COMPLETIONS, json={"prompt": "x"})
     assert reply.status_code == 500 and reply.headers["x-request-id"]

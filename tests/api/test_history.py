@@ -22,9 +22,9 @@ def test_a_point_is_about_the_time_since_the_one_before() -> None:
         clock.now = 100 + seconds
         history.take({"generation_tokens": 1000})
     assert not list(history.since(-1))
-    history.note_first(0.3)
+    history.add_first(0.3)
     for latency in range(100):
-        history.note_between(latency / 1000)
+        history.add_between(latency / 1000)
     clock.now = 104.0
     history.take({"generation_tokens": 90, "prompt_tokens": 50, "prompt_tokens_cached": 20, "running": 3, "waiting": 1})
     [point] = history.since(-1)

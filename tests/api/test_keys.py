@@ -15,9 +15,8 @@ from support.api.api_live import Live, make_state, serve
 from support.api.key_files import entry, sha, write
 from support.engine.fake_worker import FakeWorker
 
-from rootgraft.api.access import keyring
-from rootgraft.api.access.api_keys import ANYBODY, Key, Scope, needed_scope, read_keys
-from rootgraft.api.access.keyring import KeyRing
+from rootgraft.api.access import api_keys
+from rootgraft.api.access.api_keys import ANYBODY, Key, KeyRing, Scope, needed_scope, read_keys
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.http.guard import OPEN_PATHS
 from rootgraft.api.observe.live_page import PATHS
@@ -118,7 +117,7 @@ class Clock:
     now = 0.0
 
     def __call__(self) -> float:
-        self.now += keyring.LOOK_SECONDS
+        self.now += api_keys.LOOK_SECONDS
         return self.now
 
 
@@ -133,7 +132,7 @@ def test_the_ring_follows_its_file(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert valid() == "ab" and len(ring) == 3
     write(file, entry("b"), entry("c"))
     assert valid() == "bc"
-    with caplog.at_level(logging.ERROR, logger="rootgraft.api.access.keyring"):
+    with caplog.at_level(logging.ERROR, logger="rootgraft.api.access.api_keys"):
         for broken in (b"{", b'{"keys": []}', b'{"keys": [{"name": "secret"}]}'):
             file.write_bytes(broken)
             assert valid() == "bc"
@@ -161,7 +160,7 @@ def test_every_key_is_compared_whatever_the_token(monkeypatch: pytest.MonkeyPatc
 
     keys = [f"key {number}" for number in range(50)]
     ring = KeyRing(keys, None)
-    monkeypatch.setattr(keyring.hmac, "compare_digest", compare)
+    monkeypatch.setattr(api_keys.hmac, "compare_digest", compare)
     for token in (b"key 0", b"key 49", b"key", b"", b"key 00", b"x" * 10_000):
         compared.clear()
         ring.find(token)

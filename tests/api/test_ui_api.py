@@ -15,7 +15,7 @@ from support.api.api_live import Live, wait_until
 from support.api.full_snapshot import full_snapshot
 
 from rootgraft.api.config import ServerConfig
-from rootgraft.api.observe import engine_watch, live_page
+from rootgraft.api.observe import live_page
 from rootgraft.api.observe.live_page import FILES, PATHS
 from rootgraft.engine.messages import Heartbeat
 
@@ -83,17 +83,17 @@ def test_answers_are_bounded(live: Live, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_engine_is_asked_seldom_however_many_watch(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     with live.http() as http:
-        monkeypatch.setattr(engine_watch, "LEAST_SECONDS", 1000.0)
+        monkeypatch.setattr(live_page, "LEAST_SECONDS", 1000.0)
         assert {http.get("/ui/state").status_code for _ in range(20)} == {200}
         assert live.client.num_snapshots == 1
-        monkeypatch.setattr(engine_watch, "LEAST_SECONDS", 0.0)
+        monkeypatch.setattr(live_page, "LEAST_SECONDS", 0.0)
         assert http.get("/ui/state").status_code == 200
         assert live.client.num_snapshots == 2
 
 
 def test_a_long_step_shows_the_snapshot_of_before(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_watch, "LEAST_SECONDS", 0.0)
-    monkeypatch.setattr(engine_watch, "PATIENCE", 0.05)
+    monkeypatch.setattr(live_page, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(live_page, "PATIENCE", 0.05)
     gate = live.client.gate = asyncio.Event()
     with live.http() as http:
         reply = http.get("/ui/state")

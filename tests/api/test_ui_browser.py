@@ -157,7 +157,7 @@ def test_curves_have_points(live: Live, open_page: Open) -> None:
     history = live.state.metrics.history
     for number in range(4):
         history._last = (history._clock() - 2.0, {"generation_tokens": 100.0 * number})
-        history.note_between(0.02)
+        history.add_between(0.02)
         live.state.metrics.on_heartbeat(Heartbeat({"generation_tokens": 100.0 * number + 80, "running": 5}, {}))
     page = open_page(live.url)
     expect(page.locator(".curve .now").first).to_contain_text("40 tokens/s")

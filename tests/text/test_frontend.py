@@ -278,11 +278,11 @@ async def test_bug_in_one_stream_ends_no_other(
 
 async def test_requests_are_checked(async_engine: AsyncEngine, client: FakeClient) -> None:
     with pytest.raises(ContextTooLong):
-        async_engine.check(replace(REQUEST, params=replace(REQUEST.params, max_tokens=98)))
+        async_engine.limits.check(replace(REQUEST, params=replace(REQUEST.params, max_tokens=98)))
     with pytest.raises(RequestError, match="prompt must be a token id from 0 to 419"):
-        await collect(async_engine, replace(REQUEST, tokens=array("i", [420])))
+        async_engine.limits.check(replace(REQUEST, tokens=array("i", [420])))
     assert client.submitted == []
-    assert async_engine.resolve_max_tokens(3, None) == 97
+    assert async_engine.limits.default_max_tokens(3) == 97
     assert (async_engine.max_model_len, async_engine.vocab_size) == (100, 420)
 
 
@@ -331,4 +331,4 @@ async def test_an_answer_in_time_leaves_no_timer(
     assert client.aborted == []
     for timeout in (0.0, -1.0, float("nan"), float("inf"), True, 1e6):
         with pytest.raises(RequestError, match="timeout"):
-            async_engine.check(replace(REQUEST, timeout=timeout))
+            async_engine.limits.check(replace(REQUEST, timeout=timeout))

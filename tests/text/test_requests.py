@@ -113,15 +113,17 @@ def test_top_k_of_minus_one_is_off() -> None:
 
 
 def test_context_length() -> None:
-    assert LIMITS.resolve_max_tokens(3, None) == 97
-    assert LIMITS.resolve_max_tokens(99, None) == 1
-    assert LIMITS.resolve_max_tokens(3, 97) == 97
+    assert LIMITS.default_max_tokens(3) == 97
+    assert LIMITS.default_max_tokens(99) == 1
+    LIMITS.check(with_params(max_tokens=97))
     with pytest.raises(RequestError, match="max_tokens must be at least 1, not 0"):
-        LIMITS.resolve_max_tokens(3, 0)
-    for num_prompt, asked in ((3, 98), (100, None), (100, 1), (101, None)):
+        LIMITS.check(with_params(max_tokens=0))
+    for num_prompt in (100, 101):
         with pytest.raises(ContextTooLong, match="maximum context length is 100 tokens") as caught:
-            LIMITS.resolve_max_tokens(num_prompt, asked)
+            LIMITS.default_max_tokens(num_prompt)
         assert caught.value.code == "context_length_exceeded"
+        with pytest.raises(ContextTooLong, match="maximum context length is 100 tokens"):
+            LIMITS.check(replace(REQUEST, tokens=array("i", [1] * num_prompt)))
     with pytest.raises(ContextTooLong):
         LIMITS.check(with_params(max_tokens=98))
 

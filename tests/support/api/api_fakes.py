@@ -78,7 +78,7 @@ class FakeFrontend:
         self.tokenizer = ByteTokenizer()
         self.max_model_len = MAX_LEN
         self.vocab_size = VOCAB
-        self._limits = RequestLimits(MAX_LEN, VOCAB)
+        self.limits = RequestLimits(MAX_LEN, VOCAB)
         self.say: Callable[[TextRequest, int], str] = lambda request, index: f"answer {index}"
         self.fail_after: tuple[int, Exception] | None = None
         self.gate: asyncio.Event | None = None
@@ -89,7 +89,7 @@ class FakeFrontend:
 
     def set_max_len(self, max_model_len: int) -> None:
         self.max_model_len = max_model_len
-        self._limits = RequestLimits(max_model_len, VOCAB)
+        self.limits = RequestLimits(max_model_len, VOCAB)
 
     def check_length(self, text: str) -> None:
         self.checked.append(len(text))
@@ -97,39 +97,40 @@ class FakeFrontend:
     async def encode(self, text: str, *, add_special_tokens: bool, owner: Owner) -> array[int]:
         return self.tokenizer.encode(text, add_special_tokens)
 
-    def resolve_max_tokens(self, num_prompt: int, asked: int | None) -> int:
-        return self._limits.resolve_max_tokens(num_prompt, asked)
-
-    def check(self, request: TextRequest) -> TextRequest:
-        return self._limits.check(request)
-
-    async def stream(self, request: TextRequest) -> AsyncIterator[list[TextDelta]]:
-        self.seen.append(request)
+    async def stream(self, *requests: TextRequest) -> AsyncIterator[list[TextDelta]]:
+        self.seen += requests
         finished = False
         try:
-            async for frame in self._frames(request):
+            async for frame in self._frames(requests):
                 yield frame
             finished = True
         finally:
             if not finished:
-                self.aborted.append(request)
+                self.aborted += requests
 
-    async def _frames(self, request: TextRequest) -> AsyncIterator[list[TextDelta]]:
-        answers = [self.say(request, index).encode() for index in range(request.n)]
-        live = set(range(request.n))
+    async def _frames(self, requests: Sequence[TextRequest]) -> AsyncIterator[list[TextDelta]]:
+        answers = {
+            (prompt, index): self.say(request, index).encode()
+            for prompt, request in enumerate(requests)
+            for index in range(request.n)
+        }
+        live = set(answers)
         step = 0
         while live:
             if self.gate is not None:
                 await self.gate.wait()
             if self.fail_after is not None and step >= self.fail_after[0]:
                 raise self.fail_after[1]
-            frame = [self._delta(request, index, answers[index], step) for index in sorted(live)]
-            live -= {delta.index for delta in frame if delta.finish is not None}
+            frame = [
+                self._delta(requests[prompt], prompt, index, answers[prompt, index], step)
+                for prompt, index in sorted(live)
+            ]
+            live -= {(delta.prompt, delta.index) for delta in frame if delta.finish is not None}
             yield frame
             await asyncio.sleep(0)
             step += 1
 
-    def _delta(self, request: TextRequest, index: int, answer: bytes, step: int) -> TextDelta:
+    def _delta(self, request: TextRequest, prompt: int, index: int, answer: bytes, step: int) -> TextDelta:
         params = request.params
         limit = min(len(answer), params.max_tokens)
         token = answer[step]
@@ -145,6 +146,7 @@ class FakeFrontend:
             logprobs=(_logprob(token, params.logprobs),) if params.logprobs is not None else (),
             prompt_logprobs=_prompt_logprobs(request) if step == 0 else (),
             finish=finish,
+            prompt=prompt,
         )
 
 

@@ -25,7 +25,7 @@ def main(folder: str, asked: str) -> None:
 
     state.async_engine.say = say
     for live in serve(state):
-        live.loop.call_soon_threadsafe(state.batches.resume, state.inner)
+        live.loop.call_soon_threadsafe(state.batches.resume, state.internal_client)
         print(live.url, flush=True)
         sys.stdin.read()
 

@@ -1,0 +1,110 @@
+"""Observer of one HTTP request's deltas: latencies, usage, ends and queue places in one pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..access.request_admission import Ticket
+from .metrics import Metrics
+from .token_usage import TokenCounts, UsageCount
+
+if TYPE_CHECKING:
+    from ...engine.serving.output_processor import Finish, TextDelta
+    from ...engine.serving.request import TextRequest
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnd:
+    """Times and counts of a request that has ended.
+
+    Attributes:
+        started: admission, in seconds since 1970.
+        seconds: from admission to end.
+        first_token_seconds: from admission to the first token; None if there was none.
+        tokens: usage. Of a sequence that the client did not wait for, the tokens that came.
+        finished: number of sequences by reason of their end.
+    """
+
+    started: float
+    seconds: float
+    first_token_seconds: float | None
+    tokens: TokenCounts
+    finished: dict[str, int]
+
+
+class RequestObserver:
+    """Made when the requests of one HTTP request have been admitted; walks each delta once.
+
+    Args:
+        metrics: for latencies, lengths and ends.
+        requests: the admitted ones, by prompt.
+        ticket: their places in the queue and tokens of the key.
+        usage: sum of their tokens, written here alone.
+    """
+
+    def __init__(self, metrics: Metrics, requests: Sequence[TextRequest], ticket: Ticket, usage: UsageCount) -> None:
+        self._metrics = metrics
+        self._requests = requests
+        self._ticket = ticket
+        self._usage = usage
+        self._started = time.time()
+        self._start = time.perf_counter()
+        self._first: float | None = None
+        self._last: dict[tuple[int, int], float] = {}
+        self._running = {
+            (prompt, index): 0 for prompt, request in enumerate(requests) for index in range(request.n)
+        }  # tokens of the sequences that have not ended
+        self._num_generated = 0
+        self._ends: dict[str, int] = {}
+        for request in requests:
+            metrics.prompt_tokens.observe(len(request.tokens))
+            metrics.params_n.observe(request.n)
+            metrics.params_max_tokens.observe(request.params.max_tokens)
+
+    def observe(self, deltas: Sequence[TextDelta]) -> None:
+        """Count deltas that arrived together."""
+        now = time.perf_counter() - self._start
+        for delta in deltas:
+            sequence = delta.prompt, delta.index
+            if delta.tokens:
+                self._ticket.begin(sequence)
+                self._count_tokens(sequence, len(delta.tokens), now)
+            if delta.finish is not None:
+                self._ticket.begin(sequence)
+                self._count_finish(sequence, delta.finish, now)
+
+    def end(self, reason: str) -> RequestEnd:
+        """Count the sequences that did not end by themselves and give back the ticket."""
+        for (prompt, _), num_tokens in self._running.items():
+            self._count_end(reason)
+            if num_tokens:
+                self._usage.add_aborted(prompt, len(self._requests[prompt].tokens), num_tokens)
+        self._running.clear()
+        self._ticket.close(self._num_generated)
+        seconds = time.perf_counter() - self._start
+        return RequestEnd(self._started, seconds, self._first, self._usage.counts(), self._ends)
+
+    def _count_tokens(self, sequence: tuple[int, int], count: int, now: float) -> None:
+        last = self._last.get(sequence)
+        if last is None:
+            self._metrics.observe_first(now)
+            self._first = self._first or now
+        else:
+            self._metrics.observe_between(now - last)
+        self._last[sequence] = now
+        self._running[sequence] += count
+        self._num_generated += count
+
+    def _count_finish(self, sequence: tuple[int, int], finish: Finish, now: float) -> None:
+        self._metrics.end_to_end.observe(now)
+        self._metrics.generated_tokens.observe(finish.usage.completion)
+        self._usage.add(sequence[0], finish.usage)
+        del self._running[sequence]
+        self._count_end(finish.reason)
+
+    def _count_end(self, reason: str) -> None:
+        self._metrics.count_end(reason)
+        self._ends[str(reason)] = self._ends.get(str(reason), 0) + 1

@@ -1,0 +1,140 @@
+"""The running sequences by id: sends requests to the engine as sequences and turns its messages into their deltas."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from ..errors import EngineDead
+from ..messages import Done, Failed, Message, Submit, TokenOut, TokenTexts
+from ..text.stop_strings import StopStrings
+from ..text.tokenizer import Tokenizer
+from .output_processor import OutputProcessor, TextDelta, error_of
+from .request import TextRequest
+
+
+class EngineLink(Protocol):
+    """What a table sends to an engine, in this process or in another."""
+
+    def describe_tokens(self, texts: TokenTexts) -> None: ...
+
+    def submit(self, submits: Sequence[Submit]) -> None: ...
+
+    def abort(self, ids: Iterable[int]) -> None: ...
+
+
+class DeltaReceiver(Protocol):
+    """The reader of one or more requests' deltas.
+
+    Attributes:
+        running: output processors of the sequences that have not ended, by id. Written by ``SequenceTable`` alone.
+    """
+
+    running: dict[int, OutputProcessor]
+
+    def add(self, delta: TextDelta) -> None: ...
+
+    def fail(self, error: Exception) -> None: ...
+
+
+class SequenceTable:
+    """Numbers, submits, feeds and aborts sequences; each is aborted once at most.
+
+    Args:
+        engine: where sequences run.
+    """
+
+    def __init__(self, engine: EngineLink, tokenizer: Tokenizer) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._ids = itertools.count(1)
+        self._receivers: dict[int, DeltaReceiver] = {}
+        self._described = False  # whether the engine has the bytes of the tokens
+
+    def __len__(self) -> int:
+        return len(self._receivers)
+
+    def start(self, requests: Sequence[TextRequest], receiver: DeltaReceiver) -> None:
+        """Submit the sequences of requests that ``RequestLimits.check`` has passed. Raises EngineDead."""
+        if not self._described and any(request.grammar is not None for request in requests):
+            self._engine.describe_tokens(self._tokenizer.texts())
+            self._described = True
+        submits = []
+        for prompt, request in enumerate(requests):
+            stops = StopStrings(request.stop) if request.stop else None
+            for index, submit in enumerate(request.submits(self._ids)):
+                receiver.running[submit.id] = OutputProcessor(self._tokenizer, request, stops, index, prompt)
+                submits.append(submit)
+        self._receivers.update(dict.fromkeys(receiver.running, receiver))
+        try:
+            self._engine.submit(submits)
+        except EngineDead:
+            self._forget(receiver)
+            raise
+
+    def take(self, messages: Iterable[Message]) -> None:
+        """Give the engine's messages to their receivers and abort sequences in which a stop string was found now.
+
+        Messages of sequences that were stopped by ``stop`` are ignored.
+        """
+        found_stop = []
+        for message in messages:
+            if not isinstance(message, (TokenOut, Done, Failed)):
+                continue
+            receiver = self._receivers.get(message.id)
+            if receiver is not None and self._push(message, receiver):
+                found_stop.append(message.id)
+        if found_stop:
+            self._engine.abort(found_stop)
+
+    def expire(self, receiver: DeltaReceiver) -> None:
+        """Abort what still runs of a receiver's sequences; it ends with reason ``TIMEOUT``."""
+        if unfinished := _unfinished(receiver):
+            for number in unfinished:
+                receiver.running[number].expire()
+            self._engine.abort(unfinished)
+
+    def stop(self, receiver: DeltaReceiver) -> None:
+        """Abort what still runs of a receiver's sequences and forget all of them."""
+        unfinished = _unfinished(receiver)
+        self._forget(receiver)
+        if unfinished:
+            self._engine.abort(unfinished)
+
+    def fail_all(self, error: EngineDead) -> None:
+        """Fail all receivers: the engine is gone."""
+        receivers = {id(receiver): receiver for receiver in self._receivers.values()}.values()
+        for receiver in receivers:
+            self._forget(receiver)
+            receiver.fail(EngineDead(str(error)))  # one for each, as raising adds a traceback
+
+    def _push(self, message: TokenOut | Done | Failed, receiver: DeltaReceiver) -> bool:
+        """Process a message. Returns whether a stop string in it ends the sequence.
+
+        A bug in the text of one sequence fails its receiver and no other.
+        """
+        processor = receiver.running[message.id]
+        if has_ended := isinstance(message, (Done, Failed)):
+            del receiver.running[message.id], self._receivers[message.id]
+        was_ending = processor.is_ending
+        try:
+            if isinstance(message, Failed):
+                raise error_of(message)
+            delta = processor.push(message)
+        except Exception as error:
+            receiver.fail(error)
+        else:
+            if delta is not None:
+                receiver.add(delta)
+        return processor.is_ending and not was_ending and not has_ended
+
+    def _forget(self, receiver: DeltaReceiver) -> None:
+        for number in receiver.running:
+            self._receivers.pop(number, None)
+        receiver.running.clear()
+
+
+def _unfinished(receiver: DeltaReceiver) -> list[int]:
+    """Ids of the sequences that run and were not aborted."""
+    return [number for number, processor in receiver.running.items() if not processor.is_ending]
