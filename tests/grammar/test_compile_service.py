@@ -140,7 +140,7 @@ def test_a_worker_yields_the_cores_unless_it_starves(vocabulary, monkeypatch):
 
 
 def test_a_worker_that_yields_is_of_the_class_of_what_is_idle():
-    program = f"{_YIELD}; sys.exit(os.sched_getscheduler(0))"
+    program = f"import sys; {_YIELD}; sys.exit(os.sched_getscheduler(0))"
     assert subprocess.run([sys.executable, "-I", "-S", "-c", program], check=False).returncode == os.SCHED_IDLE
 
 
@@ -177,7 +177,7 @@ def test_a_worker_that_starves_at_its_start_keeps_no_grammar_waiting(vocabulary,
 def test_a_grammar_along_which_the_library_failed_is_compiled_again(service):
     spec = GrammarSpec.json_schema({"const": "spoilt"})
     first = service.compile(spec).result(WAIT)
-    first._remake()
+    first._rebuild()
     second = service.compile(spec).result(WAIT)
     assert second is not first
     assert service.compile(spec).result(WAIT) is second
