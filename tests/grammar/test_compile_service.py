@@ -177,7 +177,7 @@ def test_a_worker_that_starves_at_its_start_keeps_no_grammar_waiting(vocabulary,
 def test_a_grammar_along_which_the_library_failed_is_compiled_again(service):
     spec = GrammarSpec.json_schema({"const": "spoilt"})
     first = service.compile(spec).result(WAIT)
-    first._remake()
+    first._rebuild()
     second = service.compile(spec).result(WAIT)
     assert second is not first
     assert service.compile(spec).result(WAIT) is second

@@ -44,7 +44,7 @@ def test_names_are_cut_as_by_the_tokenizer(real_vocabulary, smollm2_gguf: Path):
         value = {rng.choice(NAMES): rng.choice(["", True, None, {}, [], {"a_b": "Some words, and more."}])}
         for indent in (None, 2):
             text = json.dumps(value, indent=indent, ensure_ascii=False)
-            assert real_vocabulary.merged(text.encode()) == list(tokenizer.encode(text, False))
+            assert real_vocabulary.tokenize_bpe(text.encode()) == list(tokenizer.encode(text, False))
 
 
 def test_a_draft_of_forced_text_is_cut_as_the_tokenizer_cuts_it(real_grammars, smollm2_gguf: Path):
