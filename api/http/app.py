@@ -38,6 +38,7 @@ async def _client_gone(_request: Request, _error: Exception) -> Response:
 
 
 def create_app(state: ServerState) -> FastAPI:
+    """Assemble the ASGI application: routes, error handlers, middleware."""
     app = FastAPI(
         title="rootgraft",
         version=state.version,
