@@ -21,7 +21,7 @@ class EngineError(Exception):
 
 
 class RequestError(EngineError):
-    """The request can never succeed as it stands.
+    """A wrong request, which cannot succeed unchanged.
 
     Args:
         message: the error, with limit and value.
