@@ -181,6 +181,7 @@ def repeat_product(node: RegexNode) -> int:
 
 
 def num_repeats(node: RegexNode) -> int:
+    """Count the repeats in an expression, nested ones included."""
     if isinstance(node, Repeat):
         return 1 + num_repeats(node.item)
     return sum(map(num_repeats, node.items)) if isinstance(node, Alt | Cat) else 0
