@@ -299,8 +299,8 @@ def capture_for(k_cache: Tensor) -> Capture | None:
     if not (k_cache.is_cuda and on_triton(k_cache.device)):
         return None
     from .triton import attention as gpu
-    from .triton import cuda_graph
+    from .triton import graph_capture
 
     q = k_cache.new_empty(0, 1, k_cache.shape[3])
     table = torch.empty(0, 1, dtype=torch.int32, device=k_cache.device)
-    return cuda_graph.Capture(k_cache.device) if gpu.takes(q, k_cache, k_cache, table) else None
+    return graph_capture.Capture(k_cache.device) if gpu.takes(q, k_cache, k_cache, table) else None

@@ -23,7 +23,7 @@ from ..protocol.sampling import SamplingFields
 from ..protocol.tools import Tool
 from ..structured.output_format import OutputFormat, requested_format
 from ..structured.tool_formats import Dialect, for_dialect
-from ..structured.tool_output import tool_output_format
+from ..structured.tool_grammar import tool_output_format
 from .completion_answers import EchoedPrompt
 from .logprob_formats import Unscored
 

@@ -17,8 +17,8 @@ from ..schema.constraints import ALWAYS, NO_STRINGS, Alternative, Conj, ObjectCl
 from ..schema.json_types import ARRAY, NUMBER, OBJECT, STRING, WORDS
 from ..schema.shortest_instance import MAX_ANSWER, ShortestInstance
 from ..schema.subschemas import Subschemas
+from .container_members import Field, array_fields, object_fields
 from .lark_rules import LarkRules, literal_string
-from .members import Field, array_fields, object_fields
 from .number_terminals import number_terminal
 
 MAX_PATTERN_SETS = 4

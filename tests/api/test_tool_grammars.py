@@ -10,7 +10,7 @@ from rootgraft.api.config import TOOL_CALL_PARSERS
 from rootgraft.api.protocol.tools import Function, NamedChoice, Tool
 from rootgraft.api.structured.output_format import OutputFormat
 from rootgraft.api.structured.tool_formats import FORMATS, ToolFormat
-from rootgraft.api.structured.tool_output import tool_output_format
+from rootgraft.api.structured.tool_grammar import tool_output_format
 from rootgraft.api.structured.tool_parser import read_calls
 from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
 from rootgraft.grammar.compile.compiler import compile

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rootgraft.api.protocol.tools import Function, NamedChoice, Tool
 from rootgraft.api.structured.tool_formats import FORMATS
-from rootgraft.api.structured.tool_output import tool_output_format
+from rootgraft.api.structured.tool_grammar import tool_output_format
 from rootgraft.api.structured.tool_parser import Arguments, CallStart, Content, Event, ToolParser, ToolPlan, read_calls
 
 TOOLS = [Tool(type="function", function=Function(name=name)) for name in ("f", "get-weather.v2", "Z_9")]

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from rootgraft.kernels import backend, ops
-from rootgraft.kernels.triton import cuda_graph, launch
+from rootgraft.kernels.triton import graph_capture
+from rootgraft.kernels.triton import launch
 
 
 class FakeStream:
@@ -49,7 +50,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_pass_is_run_then_captured_then_replayed(log: list[str]) -> None:
-    capture = cuda_graph.Capture(torch.device("cuda", 0))
+    capture = graph_capture.Capture(torch.device("cuda", 0))
     replays = [capture(lambda: log.append("pass")) for _ in range(2)]
     once = ["side waits for main", "on side", "pass", "capture in pool on side, thread_local", "pass", "captured"]
     assert log == [*once, "main waits for side"] * 2
@@ -64,7 +65,7 @@ def test_only_what_reads_nothing_back_is_captured(log: list[str], monkeypatch: p
     assert ops.capture_for(cache) is None, "a CPU captures nothing"
     monkeypatch.setattr(launch, "_device_types", {"cuda", "cpu"})
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
-    assert isinstance(ops.capture_for(cache), cuda_graph.Capture)
+    assert isinstance(ops.capture_for(cache), graph_capture.Capture)
     assert ops.capture_for(cache.float()) is None, "fp32 runs in plain torch"
     assert ops.capture_for(torch.zeros(4, 1, 16, 24, dtype=torch.bfloat16)) is None, "heads of 24 too"
     monkeypatch.setattr(backend.LIBRARY, "enabled", False)
