@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from rootgraft.kernels import backend, ops
-from rootgraft.kernels.triton import graph_capture
-from rootgraft.kernels.triton import launch
+from rootgraft.kernels.triton import graph_capture, launch
 
 
 class FakeStream:
