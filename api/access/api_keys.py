@@ -123,6 +123,7 @@ class KeyEntry(StrictModel):
     priority: PriorityName = "interactive"
 
     def key(self) -> Key:
+        """Return the entry as a ``Key``."""
         return Key(
             name=self.name,
             digest=bytes.fromhex(self.sha256),

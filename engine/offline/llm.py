@@ -261,6 +261,7 @@ class RunningRequest:
         return self.error is not None or self._builder.is_complete
 
     def add(self, delta: TextDelta) -> None:
+        """Gather a delta and pass it to ``on_delta``."""
         self._builder.add(delta)
         if self._on_delta is not None:
             self._on_delta(delta)

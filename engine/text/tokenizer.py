@@ -127,6 +127,7 @@ class Tokenizer:
         return TokenTexts(array("i", map(len, data)), b"".join(data), tuple(sorted(self.special_ids)))
 
     def join_bytes(self, tokens: Iterable[int], skip_special_tokens: bool) -> bytes:
+        """Join the bytes of tokens."""
         known = self._bytes.get
         if skip_special_tokens:
             special = self.special_ids
