@@ -123,7 +123,7 @@ class KeyEntry(StrictModel):
     priority: PriorityName = "interactive"
 
     def key(self) -> Key:
-        """Return the key as requests are checked against it: digest as bytes, scopes and adapters as sets."""
+        """Return the entry as a ``Key``."""
         return Key(
             name=self.name,
             digest=bytes.fromhex(self.sha256),

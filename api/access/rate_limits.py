@@ -29,7 +29,7 @@ class TokenBucket:
         self._at = now
 
     def level(self, now: float) -> float:
-        """Refill the bucket up to ``now`` (seconds) and return its level in units."""
+        """Return the level after filling up to ``now``."""
         self._level = min(self.per_minute, self._level + (now - self._at) * self.per_minute / 60)
         self._at = now
         return self._level

@@ -41,7 +41,7 @@ class Envelope:
         return Envelope(f"{prefix}-{uuid.uuid4().hex}", kind, int(time.time()), model, fingerprint)
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields that every answer and chunk begins with."""
+        """Return the fields by OpenAI's names."""
         return {
             "id": self.id,
             "object": self.object,

@@ -38,7 +38,7 @@ async def _client_gone(_request: Request, _error: Exception) -> Response:
 
 
 def create_app(state: ServerState) -> FastAPI:
-    """Assemble the ASGI application: routes, error handlers, middleware."""
+    """Build the application and set ``state.internal_client``."""
     app = FastAPI(
         title="rootgraft",
         version=state.version,

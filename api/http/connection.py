@@ -47,7 +47,7 @@ class Connection(HttpToolsProtocol):
         self._await_head()
 
     def on_headers_complete(self) -> None:
-        """Stop the timer of the request's head."""
+        """End the time limit of the head."""
         self._stop_timer()
         self._in_head = False
         super().on_headers_complete()

@@ -261,7 +261,7 @@ class RunningRequest:
         return self.error is not None or self._builder.is_complete
 
     def add(self, delta: TextDelta) -> None:
-        """Append a delta to the output and pass it to the caller's ``on_delta``."""
+        """Gather a delta and pass it to ``on_delta``."""
         self._builder.add(delta)
         if self._on_delta is not None:
             self._on_delta(delta)

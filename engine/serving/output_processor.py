@@ -90,7 +90,7 @@ class SequenceOutput:
         return "".join(self.texts)
 
     def add(self, delta: TextDelta) -> None:
-        """Append a delta: text, tokens, logprobs, and the finish of the last one."""
+        """Append a delta."""
         self.texts.append(delta.text)
         self.tokens += delta.tokens
         self.logprobs += delta.logprobs

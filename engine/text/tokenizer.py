@@ -127,7 +127,7 @@ class Tokenizer:
         return TokenTexts(array("i", map(len, data)), b"".join(data), tuple(sorted(self.special_ids)))
 
     def join_bytes(self, tokens: Iterable[int], skip_special_tokens: bool) -> bytes:
-        """Concatenate the bytes of tokens; unknown ids have none."""
+        """Join the bytes of tokens."""
         known = self._bytes.get
         if skip_special_tokens:
             special = self.special_ids
