@@ -78,14 +78,13 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def interpreted() -> Iterator[None]:
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The GPU's kernels take tensors on the CPU, interpreted, and what is undefined on a GPU is found."""
     from support.kernels import triton_interpreter
 
     from rootgraft.kernels.triton import launch
 
     triton_interpreter.install()
-    launch.use_for("cpu")
+    monkeypatch.setattr(launch, "DEVICE_TYPES", frozenset(("cuda", "cpu")))
     yield
-    launch.use_for("cpu", False)
     triton_interpreter.forget_allowed()

@@ -54,7 +54,7 @@ def _machine(tiny: bool) -> Machine:
         return Machine(torch.device("cuda"), torch.bfloat16, tiny=False)
     if not triton.knobs.runtime.interpret:
         raise SystemExit("--tiny runs the kernels in Triton's interpreter: set TRITON_INTERPRET=1.")
-    launch.use_for("cpu")
+    launch.DEVICE_TYPES = frozenset(("cuda", "cpu"))
     return Machine(torch.device("cpu"), torch.float32, tiny=True)
 
 

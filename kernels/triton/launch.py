@@ -16,19 +16,12 @@ ALIGNMENT = 16  # bytes; Triton compiles another kernel where an address, or a n
 _NARROW = frozenset(NARROW_TYPES.values())
 _INTERPRETED_SMS = 4  # of the interpreted device: few, so that small tests cover both kinds of split
 
-_device_types = {"cuda"}
-
-
-def use_for(device_type: str, enabled: bool = True) -> None:
-    """Enable or disable the kernels for a device type; only "cuda" is enabled at first.
-
-    "cpu" is for Triton's interpreter, in tests and in dry runs of benchmarks.
-    """
-    (_device_types.add if enabled else _device_types.discard)(device_type)
+DEVICE_TYPES = frozenset(("cuda",))
+"""Types of devices that the kernels serve. Tests and dry runs in Triton's interpreter put another set in its place."""
 
 
 def serves(device: torch.device) -> bool:
-    return device.type in _device_types
+    return device.type in DEVICE_TYPES
 
 
 def is_placed(*tensors: Tensor) -> bool:

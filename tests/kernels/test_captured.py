@@ -62,7 +62,7 @@ def test_a_pass_is_run_then_captured_then_replayed(log: list[str]) -> None:
 def test_only_what_reads_nothing_back_is_captured(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     cache = torch.zeros(4, 1, 16, 32, dtype=torch.bfloat16)
     assert ops.capture_for(cache) is None, "a CPU captures nothing"
-    monkeypatch.setattr(launch, "_device_types", {"cuda", "cpu"})
+    monkeypatch.setattr(launch, "DEVICE_TYPES", {"cuda", "cpu"})
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
     assert isinstance(ops.capture_for(cache), graph_capture.Capture)
     assert ops.capture_for(cache.float()) is None, "fp32 runs in plain torch"

@@ -50,23 +50,26 @@ def inputs() -> list[tuple[str, torch.Tensor, torch.Tensor]]:
     return [(name, torch.randn(4, k, generator=g), torch.randn(4, n, generator=g)) for name, k, n in widths]
 
 
-def test_steps_on_the_device_and_replays_of_a_captured_one(adapters, interpreted):
+def test_steps_on_the_device_and_replays_of_a_captured_one(adapters, interpreted, monkeypatch):
+    def serve(*types: str) -> None:
+        monkeypatch.setattr(launch, "DEVICE_TYPES", frozenset(types))
+
     bank, room = bank_of(adapters[:2]), StaticSegments(4, CPU)
     captured = bank.recorded_step(bank.reserve(8), room.segments(4))
     for of_tokens in SLOTS:
         room.fill(of_tokens)
         step = bank.step(of_tokens)
-        launch.use_for("cpu", False)
+        serve("cuda")
         native = bank.step(of_tokens)
-        launch.use_for("cpu")
+        serve("cuda", "cpu")
         assert step is not None and native is not None
         for name, x, y in inputs():
             results = [y.clone() for _ in range(3)]
             step.project(name, x, results[0])
             captured.project(name, x, results[1])
-            launch.use_for("cpu", False)
+            serve("cuda")
             native.project(name, x, results[2])
-            launch.use_for("cpu")
+            serve("cuda", "cpu")
             torch.testing.assert_close(results[0], results[2])
             torch.testing.assert_close(results[1], results[2])
         bank.install(0, adapters[2])
