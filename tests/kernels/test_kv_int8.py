@@ -218,7 +218,7 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:
     assert actual.dtype is expected.dtype
     apart = (actual.float() - expected.float()).abs()
     assert apart.max() < 0.06
-    assert apart.mean() < 0.006
+    assert apart.mean() < 0.006 + 0.02 / apart.numel() ** 0.5  # three standard errors: few numbers scatter more
 
 
 def _places(tokens: int, pages: int, page_size: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
