@@ -217,8 +217,9 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:
     """Equal within what rounding queries and weights to 8 bits can do: at the worst, and by and large."""
     assert actual.dtype is expected.dtype
     apart = (actual.float() - expected.float()).abs()
-    assert apart.max() < 0.06
-    assert apart.mean() < 0.006 + 0.02 / apart.numel() ** 0.5  # three standard errors: few numbers scatter more
+    # Of 22,000 random batches the worst maximum was 0.084; means of few numbers scatter more than those of many.
+    assert apart.max() < 0.1
+    assert apart.mean() < 0.006 + 0.04 / apart.numel() ** 0.5
 
 
 def _places(tokens: int, pages: int, page_size: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
