@@ -28,12 +28,14 @@ from ..engine.errors import (
     GrammarRefused,
     RequestError,
     UnknownModel,
+    shortened,
 )
 
 logger = logging.getLogger(__name__)
 
 _RETRY = {"retry-after": "1"}
 _LONGEST_RETRY = 3600
+_LONGEST_PARAM = 400  # characters of a field's name, which a request may have made up
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,14 +188,17 @@ def _wanted(kind: str, context: Mapping[str, Any]) -> str:
 
 
 def _param(location: Sequence[str | int]) -> str | None:
-    """Return ``("messages", 0, "content")`` as ``messages[0].content``, without alternatives' names in ``<>``."""
+    """Return ``("messages", 0, "content")`` as ``messages[0].content``, without alternatives' names in ``<>``.
+
+    A name of more than 400 characters loses its middle.
+    """
     text = ""
     for part in location:
         if isinstance(part, int):
             text += f"[{part}]"
         elif not part.startswith("<") and part != "[key]":
             text += f".{part}" if text else part
-    return text or None
+    return shortened(text, _LONGEST_PARAM) or None
 
 
 _JSON_TYPES: tuple[tuple[type, str], ...] = (

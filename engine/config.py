@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from .errors import ConfigError
+from .types import MAX_SEED, MIN_SEED
 
 METHODS = ("auto", "ngram", "off")
 MAX_SPECULATIVE_TOKENS = 64
@@ -94,6 +95,13 @@ class EngineConfig:
     )
     tokenizer: str | None = option(None, "Folder with tokenizer.json, if not the model's.", group="model")
     chat_template: str | None = option(None, "File with a Jinja chat template, if not the model's.", group="model")
+    generation_config: str = option(
+        "auto",
+        "Sampling parameters of requests that name none. auto: those of the model's generation_config.json; vllm: "
+        "neutral ones.",
+        choices=("auto", "vllm"),
+        group="model",
+    )
     revision: str | None = option(None, "Branch, tag or commit of a model on the hub.", group="model")
     dtype: str = option(
         "auto",
@@ -117,7 +125,7 @@ class EngineConfig:
     max_model_len: int | None = option(
         None, "Most tokens in prompt and answer together. Default: the model's own, if the KV pool holds it.", low=1
     )
-    seed: int = option(0, "Seed of requests that name none.", low=0, high=(1 << 63) - 1)
+    seed: int = option(0, "Seed of requests that name none.", low=MIN_SEED, high=MAX_SEED)
     block_size: int = option(16, "Tokens in a page of KV.", choices=(1, 2, 4, 8, 16, 32, 64, 128))
     kv_cache_dtype: str = option(
         "auto",

@@ -15,9 +15,26 @@ A message names the field, quotes the value given and says what is allowed; it h
 other exception is a bug: HTTP 500, without details.
 """
 
+MOST_CHARACTERS = 2000  # of a message
+MOST_QUOTED = 80  # characters of a value in it
+
+
+def shortened(text: str, most: int = MOST_QUOTED) -> str:
+    """Return a text of at most ``most`` characters, with dots in the place of its middle where it is longer."""
+    half = (most - 3) // 2
+    return text if len(text) <= most else f"{text[: most - 3 - half]}...{text[-half:]}"
+
+
+def quoted(value: object) -> str:
+    """Return a value from a file or a request as a message quotes it: its ``repr``, shortened."""
+    return shortened(repr(value))
+
 
 class EngineError(Exception):
-    """Root of the tree: an error whose text is for the user."""
+    """Root of the tree: an error whose text is for the user, of at most 2,000 characters whatever it quotes."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(shortened(message, MOST_CHARACTERS))
 
 
 class RequestError(EngineError):
@@ -78,7 +95,7 @@ class UnknownModel(RequestError):
     """The ``model`` field names neither the base model nor an adapter."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"The model {name!r} does not exist.", param="model", code="model_not_found")
+        super().__init__(f"The model {quoted(name)} does not exist.", param="model", code="model_not_found")
 
 
 class CapacityError(EngineError):

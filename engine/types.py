@@ -10,7 +10,7 @@ from enum import IntEnum, StrEnum
 
 MAX_LOGPROBS = 20
 MAX_TOP_K = 1 << 20
-MAX_SEED = (1 << 63) - 1
+MIN_SEED, MAX_SEED = -(1 << 63), (1 << 63) - 1
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 300
 MAX_SESSION_NAME = 256
@@ -49,7 +49,7 @@ class SamplingParams:
         max_tokens: most tokens to generate, at least 1; "as many as fit" is resolved before.
         temperature: 0 is greedy.
         top_k: 0 is off. Ties at the k-th logit are all kept.
-        seed: gives the same draws in any batch; None for one of the engine.
+        seed: any 64-bit integer, gives the same draws in any batch; None for one of the engine.
         stop_token_ids: end the sequence like the model's own end tokens, unless ``ignore_eos`` is set for those.
         logit_bias: (token id, bias) pairs, biases in [-100, 100].
         logprobs: None for none; k for the chosen token's and the k best (0 to 20).
@@ -78,6 +78,22 @@ class SamplingParams:
     @property
     def needs_counts(self) -> bool:
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """Sampling parameters of requests that name none: the neutral ones, or those that the model's publisher recommends.
+
+    Attributes:
+        max_tokens: most tokens of an answer; None: as ``SamplingParams`` offline, as many as fit in a chat.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    max_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

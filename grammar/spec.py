@@ -122,11 +122,11 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise GrammarError("schema", "", f"repeats the key {twice[:100]!r}")
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise GrammarError("schema", "", f"repeats the key {name[:100]!r}")
+        found[name] = value
     return found
 
 

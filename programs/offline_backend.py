@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -78,7 +78,8 @@ class OfflineBackend:
 
     def stream(self, prompt: Prompt, params: CallParams) -> Generator[str, None, Completion]:
         """Generate one sequence."""
-        sampling = SamplingParams(max_tokens=params.max_tokens, temperature=params.temperature, seed=params.seed)
+        defaults = self._llm.get_default_sampling_params()
+        sampling = replace(defaults, max_tokens=params.max_tokens, temperature=params.temperature, seed=params.seed)
         grammar = _grammar(params.format) if params.format else None
         call = _Call(self._tokens(prompt), sampling, params.stop, grammar, prompt.adapter, self._name(prompt))
         self._send(call)

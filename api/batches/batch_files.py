@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import orjson
 
-from ...engine.errors import ConfigError
+from ...engine.errors import ConfigError, quoted
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 _FIELDS = {"custom_id", "method", "url", "body"}
@@ -71,7 +71,7 @@ def read_requests(path: Path, endpoint: str | None = None) -> Iterator[BatchRequ
                     except ValueError as error:
                         raise WrongLine(path.name, number, str(error)) from None
                     if request.custom_id in seen:
-                        reason = f"custom_id {request.custom_id!r} is used twice."
+                        reason = f"custom_id {quoted(request.custom_id)} is used twice."
                         raise WrongLine(path.name, number, reason, "duplicate_custom_id")
                     seen.add(request.custom_id)
                     yield request

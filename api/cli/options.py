@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ...engine.config import check_options, option
 from ...engine.errors import ConfigError
+from ...engine.types import MAX_SEED, MIN_SEED
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class SamplingOptions:
     top_p: float | None = option(
         None, "Share of the probability to draw from. Default: the server's.", low=0, high=1, group="answer"
     )
-    seed: int | None = option(None, "Seed of the draws.", low=0, group="answer")
+    seed: int | None = option(None, "Seed of the draws.", low=MIN_SEED, high=MAX_SEED, group="answer")
 
     def __post_init__(self) -> None:
         check_options(self)

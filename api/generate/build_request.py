@@ -7,10 +7,9 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...engine.errors import RequestError
+from ...engine.errors import ContextTooLong, RequestError
 from ...engine.serving.request import TextRequest
 from ...engine.text.prompt_cache import Owner
 from ...engine.types import SamplingParams
@@ -67,9 +66,12 @@ async def chat_request(
         # The engine always draws one token; where none is asked for, it is dropped, and has no output format.
         max_tokens = 1 if body.is_prefill_only else body.max_new_tokens
         output_format = None if body.is_prefill_only else output_format
+        defaults = async_engine.defaults
         if max_tokens is None:
-            max_tokens = async_engine.limits.default_max_tokens(len(tokens))
-        params = body.sampling(max_tokens, body.num_logprobs, body.prompt_logprobs)
+            max_tokens = async_engine.limits.default_max_tokens(len(tokens), defaults.max_tokens)
+        params = body.sampling(
+            defaults, max_tokens=max_tokens, logprobs=body.num_logprobs, prompt_logprobs=body.prompt_logprobs
+        )
         grammar = None if output_format is None else output_format.spec
         request = _text_request(body, tokens, params, grammar, adapter, caller)
         if plan is not None:
@@ -102,18 +104,31 @@ async def render(
     if not tokenizer.has_chat_template:
         raise RequestError("This model has no chat template: use /v1/completions.", param="messages")
     definitions = [tool.for_template() for tool in tools]
-    job = partial(
-        tokenizer.render_chat,
-        for_dialect(for_template(messages), definitions, dialect),
-        add_generation_prompt=not continue_final_message if add_generation_prompt is None else add_generation_prompt,
-        continue_final_message=continue_final_message,
-        tools=definitions if dialect.by_template and definitions else None,
-        kwargs=template_kwargs,
-    )
-    is_long = len(messages) > _MANY_MESSAGES or sum(len(message.text or "") for message in messages) > _LONG_TEXT
-    text = await asyncio.to_thread(job) if is_long else job()
+
+    def rendered() -> str:
+        return tokenizer.render_chat(
+            for_dialect(for_template(messages), definitions, dialect),
+            add_generation_prompt=not continue_final_message
+            if add_generation_prompt is None
+            else add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=definitions if dialect.by_template and definitions else None,
+            kwargs=template_kwargs,
+        )
+
+    is_short = len(messages) <= _MANY_MESSAGES and _size(messages, definitions, template_kwargs) <= _LONG_TEXT
+    text = rendered() if is_short else await asyncio.to_thread(rendered)
     async_engine.check_length(text)
     return await async_engine.encode(text + prefill, add_special_tokens=add_special_tokens, owner=owner)
+
+
+def _size(messages: Sequence[ChatMessage], tools: list[dict[str, Any]], template_kwargs: dict[str, Any]) -> int:
+    """Return the characters that a chat template is given, counted until there are too many for the event loop."""
+    size = sum(len(value) for value in template_kwargs.values() if isinstance(value, str))
+    for message in messages:
+        size += len(message.text or "") + len(message.reasoning_content or "")
+        size += sum(len(call.function.arguments) for call in message.tool_calls)
+    return size if size > _LONG_TEXT or not tools else size + len(repr(tools))
 
 
 async def completion_requests(
@@ -143,10 +158,18 @@ async def _completion_request(
             prompt, add_special_tokens=body.add_special_tokens, owner=_owner(body, caller)
         )
     else:
+        if len(prompt) > async_engine.max_model_len:  # before every id is looked at
+            raise ContextTooLong(len(prompt), body.max_tokens, async_engine.max_model_len)
         tokens = token_array(name, prompt, async_engine.vocab_size)
     max_tokens = max(1, body.max_tokens)  # the engine always draws one token; where none is asked for, it is dropped
     scored = [count for count in (body.echoed_logprobs, body.prompt_logprobs) if count is not None]
-    params = body.sampling(max_tokens, body.logprobs, max(scored, default=None), body.logprob_start_len)
+    params = body.sampling(
+        async_engine.defaults,
+        max_tokens=max_tokens,
+        logprobs=body.logprobs,
+        prompt_logprobs=max(scored, default=None),
+        logprob_start_len=body.logprob_start_len,
+    )
     return async_engine.limits.check(_text_request(body, tokens, params, grammar, adapter, caller))
 
 

@@ -26,6 +26,7 @@ from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError, EngineDead
 from ...engine.serving.async_engine import AsyncEngine
 from ...engine.serving.engine_client import EngineClient
+from ...engine.serving.sampling_defaults import read_sampling_defaults
 from ...engine.text.tokenizer import Tokenizer
 from ..config import ServerConfig
 from ..generate.server_state import ServerState
@@ -131,16 +132,19 @@ class _Service:
         names = self._options.served_model_name or (files.name,)
         for name in self._config.named_adapters.keys() & set(names):
             raise ConfigError(f"--lora-modules: {name} is the name of the base model.")
+        defaults = await asyncio.to_thread(read_sampling_defaults, self._config, files.path)
         client = EngineClient(self._config, files.path)
         state.begin_loading(names, client, finds_adapters=self._config.lora_dir is not None)
         tokenizer = await asyncio.to_thread(self._load_tokenizer, files.path)
         ready = await client.start()
         process_memory.freeze()
-        state.async_engine = AsyncEngine(client, tokenizer, ready)
+        state.async_engine = AsyncEngine(client, tokenizer, ready, defaults.defaults)
         if state.batches is not None and state.internal_client is not None:
             state.batches.resume(state.internal_client)
-        for line in ready.summary:
+        for line in (*ready.summary, *([defaults.applied] if defaults.applied else [])):
             logger.info("%s", line)
+        for line in defaults.ignored:
+            logger.warning("%s", line)
         logger.info("ready: %s at http://%s:%d/v1", ", ".join(state.names), address[0], address[1])
 
     def _load_tokenizer(self, path: Path) -> Tokenizer:

@@ -135,8 +135,8 @@ class ResponseRequest(RequestModel):
     instructions: str | None = None
     previous_response_id: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
+    temperature: float | None = None
+    top_p: float | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
     text: TextConfig = Field(default_factory=TextConfig)
     tools: Tools = Field(default_factory=list)
@@ -152,9 +152,9 @@ class ResponseRequest(RequestModel):
     safety_identifier: str | None = None
     prompt_cache_key: CacheKey | None = None
     cache_control: CacheControl | None = None
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
     seed: int | None = None
     stop: Stop = Field(default_factory=list)
     ignore_eos: bool = False

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from ...engine.types import MAX_LOGPROBS, MAX_PIN_SECONDS, MAX_SESSION_NAME, Priority, SamplingParams
+from ...engine.types import (
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_PIN_SECONDS,
+    MAX_SESSION_NAME,
+    Priority,
+    SamplingDefaults,
+    SamplingParams,
+)
 from .base import Refusal, RequestModel, StrictModel, rejected, string_or_list
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
@@ -16,6 +24,7 @@ _PRINTABLE = re.compile(r"[\x20-\x7e]{1,128}")
 _TTL = re.compile(r"([1-9][0-9]{0,4})([smh])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
+Number = TypeVar("Number", int, float)
 PriorityName = Literal["realtime", "interactive", "batch"]
 MAX_MODEL_NAME = 256
 ModelName = Annotated[str, Field(max_length=MAX_MODEL_NAME)]
@@ -40,6 +49,8 @@ def priority_of(name: PriorityName) -> Priority:
 
 
 def _check_logit_bias(bias: dict[str, float]) -> dict[str, float]:
+    if len(bias) > MAX_LOGIT_BIAS:
+        raise rejected(f"must have at most {MAX_LOGIT_BIAS} entries")
     for token in bias:
         if not _TOKEN_ID.fullmatch(token):
             raise rejected("must have token ids as keys", token)
@@ -99,7 +110,10 @@ class StreamOptions(StrictModel):
 
 
 class SamplingFields(RequestModel):
-    """Fields shared by chat and completions. Their bounds are checked by ``AsyncEngine.check``."""
+    """Fields shared by chat and completions. Their bounds are checked by ``AsyncEngine.check``.
+
+    Those of ``SamplingDefaults`` are None where the request names no value.
+    """
 
     ignored: ClassVar[frozenset[str]] = IGNORED
     refused: ClassVar[Mapping[str, Refusal]] = {
@@ -108,13 +122,13 @@ class SamplingFields(RequestModel):
     }
 
     model: ModelName | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = None
     seed: int | None = None
     n: int = 1
     min_tokens: int = 0
@@ -161,18 +175,24 @@ class SamplingFields(RequestModel):
         return None if self.priority is None else priority_of(self.priority)
 
     def sampling(
-        self, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None, logprob_start_len: int = 0
+        self,
+        defaults: SamplingDefaults,
+        *,
+        max_tokens: int,
+        logprobs: int | None,
+        prompt_logprobs: int | None,
+        logprob_start_len: int = 0,
     ) -> SamplingParams:
-        """Sampling parameters for the engine; the arguments are named differently in chat and completions."""
+        """Sampling parameters for the engine; the keywords are named differently in chat and completions."""
         return SamplingParams(
             max_tokens=max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
+            temperature=_given(self.temperature, defaults.temperature),
+            top_p=_given(self.top_p, defaults.top_p),
+            top_k=_given(self.top_k, defaults.top_k),
+            min_p=_given(self.min_p, defaults.min_p),
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
+            repetition_penalty=_given(self.repetition_penalty, defaults.repetition_penalty),
             seed=self.seed,
             stop_token_ids=tuple(self.stop_token_ids),
             min_tokens=self.min_tokens,
@@ -182,3 +202,7 @@ class SamplingFields(RequestModel):
             prompt_logprobs=prompt_logprobs,
             logprob_start_len=logprob_start_len,
         )
+
+
+def _given(value: Number | None, default: Number) -> Number:
+    return default if value is None else value

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from ...engine.types import FinishReason
+from ...engine.types import FinishReason, SamplingParams
 from ..errors import ErrorReply, reply_to
 from ..generate.streams import Deltas
 from ..protocol.responses import ResponseRequest
@@ -30,6 +30,7 @@ class ResponseReply:
 
     Args:
         body: the request.
+        params: its sampling parameters, the model's defaults included.
         model: model name in the response.
         output_format: of the answer; its tool calls become items.
         stored: whether the response can be retrieved later.
@@ -38,14 +39,22 @@ class ResponseReply:
         status: ``in_progress``, then ``completed``, ``incomplete``, ``failed`` or ``cancelled``.
     """
 
-    def __init__(self, body: ResponseRequest, model: str, output_format: OutputFormat | None, *, stored: bool) -> None:
+    def __init__(
+        self,
+        body: ResponseRequest,
+        params: SamplingParams,
+        model: str,
+        output_format: OutputFormat | None,
+        *,
+        stored: bool,
+    ) -> None:
         self.id = new_id("resp")
         self.status = "in_progress"
         self._output = OutputItems(tool_parser(output_format), body.num_logprobs)
         self._finish: Finish | None = None
         self._error: dict[str, Any] | None = None
         self._completed_at: int | None = None
-        self._request_fields = _request_fields(body, model, stored=stored)
+        self._request_fields = _request_fields(body, params, model, stored=stored)
         self._created_at = int(time.time())
 
     def take(self, delta: TextDelta) -> list[Event]:
@@ -126,7 +135,7 @@ def _usage(finish: Finish) -> dict[str, Any]:
     }
 
 
-def _request_fields(body: ResponseRequest, model: str, *, stored: bool) -> dict[str, Any]:
+def _request_fields(body: ResponseRequest, params: SamplingParams, model: str, *, stored: bool) -> dict[str, Any]:
     """The request's fields that the response repeats, with their defaults."""
     text_format = body.text.format.model_dump(by_alias=True, exclude_none=True)
     if text_format["type"] != "json_schema":
@@ -138,8 +147,8 @@ def _request_fields(body: ResponseRequest, model: str, *, stored: bool) -> dict[
         "previous_response_id": body.previous_response_id,
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": None,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
         "top_logprobs": body.top_logprobs,
         "text": {"format": text_format, "verbosity": "medium"},
         "tools": [_tool(tool.model_dump()) for tool in body.tools],

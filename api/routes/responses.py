@@ -39,7 +39,7 @@ async def create_response(body: ResponseRequest, request: Request, state: State,
         chat = chat_request_of(body, conversation.messages(body.instructions))
         prepared, output_format = await chat_request(state.serving(), state.dialect(), chat, adapter, caller)
     output_format = with_response_fields(output_format)
-    reply = ResponseReply(body, name, output_format, stored=body.store and state.responses.is_on)
+    reply = ResponseReply(body, prepared.params, name, output_format, stored=body.store and state.responses.is_on)
     set_facts(caller, [prepared], model=name, stream=body.stream, response_id=reply.id)
 
     def keep(ended: ResponseReply) -> None:

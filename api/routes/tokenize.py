@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
@@ -11,6 +13,8 @@ from ...engine.text.prompt_cache import Owner
 from ..generate.build_request import render, token_array
 from ..protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from .dependencies import CallerOf, JsonRoute, State
+
+_MANY_TOKENS = 4096  # more are decoded on another thread
 
 router = APIRouter(route_class=JsonRoute, tags=["tokens"])
 
@@ -54,4 +58,5 @@ async def detokenize(body: DetokenizeRequest, state: State, caller: CallerOf) ->
     async_engine = state.serving()
     state.resolve(body.model, caller)
     tokens = token_array("tokens", body.tokens, async_engine.vocab_size)
-    return {"prompt": async_engine.tokenizer.decode(tokens, skip_special_tokens=False)}
+    decode = partial(async_engine.tokenizer.decode, tokens, skip_special_tokens=False)
+    return {"prompt": decode() if len(tokens) <= _MANY_TOKENS else await asyncio.to_thread(decode)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import ModelError
+from ..errors import ModelError, quoted
 
 
 class Fields:
@@ -21,7 +21,7 @@ class Fields:
     def wrong(self, key: str, wanted: str) -> ModelError:
         """Return the error for a value that is not as ``wanted``."""
         value = self.values.get(key)
-        return ModelError(f"{self.where}: {key} must be {wanted}, not {value!r}.")
+        return ModelError(f"{self.where}: {key} must be {wanted}, not {quoted(value)}.")
 
     def has(self, key: str) -> bool:
         return self.values.get(key) is not None

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ModelError
+from ..errors import ModelError, quoted
 
 MAGIC = b"GGUF"
 MAX_DIMS = 4
@@ -121,7 +121,7 @@ class GgufFile:
 
 def _add(table: dict[str, Any], name: str, value: Any, what: str) -> None:
     if name in table:
-        raise ModelError(f"the {what} {name!r} is there twice")
+        raise ModelError(f"the {what} {quoted(name)} is there twice")
     table[name] = value
 
 
@@ -199,7 +199,7 @@ def _read_header(reader: _Reader) -> tuple[int, int]:
 
 def _read_metadata(reader: _Reader) -> tuple[str, Any]:
     key = reader.string("a metadata key")
-    what = f"the metadata value {key!r}"
+    what = f"the metadata value {quoted(key)}"
     kind = reader.u32(what)
     if kind == _ARRAY:
         return key, _read_array(reader, what)
@@ -223,7 +223,7 @@ def _numbers(reader: _Reader, kind: int, count: int, what: str) -> npt.NDArray[A
 def _read_tensor(reader: _Reader) -> GgufTensor:
     """Read an entry of the table of tensors; its offset is relative to the start of the data."""
     name = reader.string("a tensor's name")
-    what = f"the tensor {name!r}"
+    what = f"the tensor {quoted(name)}"
     num_dims = reader.u32(what)
     if not 1 <= num_dims <= MAX_DIMS:
         raise ModelError(f"malformed: {what} has {num_dims} dimensions, not 1 to {MAX_DIMS}")
@@ -248,7 +248,7 @@ def _read_tensor(reader: _Reader) -> GgufTensor:
 def _alignment(metadata: dict[str, Any]) -> int:
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
-        raise ModelError(f"malformed: general.alignment is {alignment!r}, not a power of two")
+        raise ModelError(f"malformed: general.alignment is {quoted(alignment)}, not a power of two")
     return alignment
 
 
@@ -257,7 +257,7 @@ def _located(tensor: GgufTensor, start: int, alignment: int, size: int) -> GgufT
     offset = start + tensor.offset
     if tensor.offset % alignment or offset + tensor.num_bytes > size:
         raise ModelError(
-            f"truncated or malformed: the tensor {tensor.name!r} has {tensor.num_bytes} bytes at {offset} in a file of "
-            f"{size} bytes aligned to {alignment}"
+            f"truncated or malformed: the tensor {quoted(tensor.name)} has {tensor.num_bytes} bytes at {offset} in a "
+            f"file of {size} bytes aligned to {alignment}"
         )
     return GgufTensor(tensor.name, tensor.shape, tensor.type, offset, tensor.num_bytes)

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ModelError
+from ..errors import ModelError, quoted, shortened
 from .config_fields import Fields
 from .families import BY_GGUF_NAME, Family
 from .gguf import GgufFile
+from .gguf_end_tokens import gguf_end_tokens
 from .hf_config import FULL, SLIDING, model_config
 from .model_config import FrequencyFactors, ModelConfig, Rope
 
@@ -43,8 +44,6 @@ _NO_EFFECT = {"rope.scaling.finetuned", "rope.scaling.original_context_length", 
 # Without effect at these values, refused at others.
 _HARMLESS = {"attention.causal": True, "expert_count": 0, "expert_used_count": 0, "rope.scaling.attn_factor": 1.0}
 
-_EOS_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-
 
 def gguf_model_config(file: GgufFile) -> ModelConfig:
     """Check and translate the metadata. Raises ``ModelError`` naming the key of an unsupported feature."""
@@ -61,7 +60,7 @@ def gguf_model_config(file: GgufFile) -> ModelConfig:
         "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": [file.metadata[key] for key in _EOS_KEYS if key in file.metadata],
+        "eos_token_id": gguf_end_tokens(file.metadata),
     }
     return _with_factors(model_config(config), file)
 
@@ -70,7 +69,7 @@ def _family(file: GgufFile) -> Family:
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in BY_GGUF_NAME:
         raise ModelError(
-            f"The GGUF architecture {name!r} is not supported; supported are {', '.join(sorted(BY_GGUF_NAME))}."
+            f"The GGUF architecture {quoted(name)} is not supported; supported are {', '.join(sorted(BY_GGUF_NAME))}."
         )
     return BY_GGUF_NAME[name]
 
@@ -80,7 +79,7 @@ def _refuse(own: dict[str, Any], prefix: str) -> None:
         if key in _RENAMED or key in _READ or key in _NO_EFFECT:
             continue
         if key not in _HARMLESS or isinstance(value, np.ndarray) or value != _HARMLESS[key]:
-            raise ModelError(f"GGUF metadata {prefix}{key} is not supported.")
+            raise ModelError(f"GGUF metadata {prefix}{shortened(key)} is not supported.")
 
 
 def _shape(file: GgufFile, fields: Fields, family: Family) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import ModelError
+from ..errors import ModelError, quoted, shortened
 from .config_fields import Fields
 from .families import BY_ARCHITECTURE, Family
 from .model_config import Activation, LayerConfig, ModelConfig
@@ -90,10 +90,11 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
 def _family(config: Mapping[str, Any]) -> Family:
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
-        raise ModelError(f"{WHERE}: architectures must name one class, not {names!r}.")
+        raise ModelError(f"{WHERE}: architectures must name one class, not {quoted(names)}.")
     if names[0] not in BY_ARCHITECTURE:
         raise ModelError(
-            f"{WHERE}: the architecture {names[0]} is not supported; these are: {', '.join(sorted(BY_ARCHITECTURE))}."
+            f"{WHERE}: the architecture {shortened(names[0])} is not supported; these are: "
+            f"{', '.join(sorted(BY_ARCHITECTURE))}."
         )
     return BY_ARCHITECTURE[names[0]]
 
@@ -103,7 +104,7 @@ def _refuse(config: Mapping[str, Any], family: Family) -> None:
     for key, harmless in (_REFUSED | _unused(family)).items():
         value = config.get(key)
         if value is not None and value not in harmless:
-            raise ModelError(f"{WHERE}: {key} = {_short(value)} is not supported for {family.architecture}.")
+            raise ModelError(f"{WHERE}: {key} = {quoted(value)} is not supported for {family.architecture}.")
     remote = config.get("auto_map")
     named = remote.values() if isinstance(remote, dict) else [remote]
     if remote is not None and not all(name in family.remote_code for name in named):
@@ -129,11 +130,6 @@ def _unused(family: Family) -> dict[str, tuple[Any, ...]]:
         unused["sliding_window"] = ()
         unused["use_sliding_window"] = (False,)
     return unused
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def _head_dim(fields: Fields, hidden: int, heads: int) -> int:

@@ -29,11 +29,28 @@ def read_model_config(path: Path) -> ModelConfig:
     if not path.is_dir():
         return gguf_model_config(_open_gguf(path))
     config = model_config(_read_json(path / CONFIG))
-    if not (path / GENERATION_CONFIG).is_file():
-        return config
-    fields = Fields(_read_json(path / GENERATION_CONFIG), GENERATION_CONFIG)
+    fields = Fields(read_generation_config(path), GENERATION_CONFIG)
     eos = fields.token_ids("eos_token_id", config.vocab_size)
     return replace(config, eos_token_ids=eos) if eos else config
+
+
+def read_generation_config(path: Path) -> dict[str, Any]:
+    """Return the content of a folder's ``generation_config.json``; an empty one for none, and for a GGUF file.
+
+    Raises:
+        ModelError: it is malformed.
+    """
+    file = path / GENERATION_CONFIG
+    return _read_json(file) if path.is_dir() and file.is_file() else {}
+
+
+def config_end_tokens(path: Path, vocab_size: int) -> tuple[int, ...]:
+    """Return the end tokens that a folder's ``config.json`` itself names, whatever ``generation_config.json`` says.
+
+    Raises:
+        ModelError: the file is missing or malformed.
+    """
+    return Fields(_read_json(path / CONFIG), CONFIG).token_ids("eos_token_id", vocab_size)
 
 
 def _open_gguf(path: Path) -> GgufFile:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
-from ..errors import ModelError
+from ..errors import ModelError, quoted, shortened
 from .config_fields import Fields
 from .families import Family
 from .model_config import LinearScaling, Llama3Scaling, Rope
@@ -51,7 +51,8 @@ def _merged(new: dict[str, Any], old: dict[str, Any], where: str) -> dict[str, A
     for key in new.keys() & old.keys():
         if new[key] != old[key]:
             raise ModelError(
-                f"{where}: rope_parameters and rope_scaling disagree on {key}: {new[key]!r} against {old[key]!r}."
+                f"{where}: rope_parameters and rope_scaling disagree on {shortened(key)}: {quoted(new[key])} against "
+                f"{quoted(old[key])}."
             )
     return {**new, **old}
 
@@ -61,12 +62,12 @@ def _rope(fields: Fields, parameters: dict[str, Any], theta_key: str, family: Fa
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if not isinstance(kind, str) or kind not in _KEYS or parameters.get("type", kind) != kind:
         raise ModelError(
-            f"{fields.where}: rope type {kind!r} is not supported; {', '.join(_KEYS)} are. "
+            f"{fields.where}: rope type {quoted(kind)} is not supported; {', '.join(_KEYS)} are. "
             "It cannot be left out without changing the model's answers."
         )
     for key, value in parameters.items():
         if key not in _KEYS[kind] and value is not None:
-            raise ModelError(f"{fields.where}: rope parameter {key} is not supported with rope type {kind}.")
+            raise ModelError(f"{fields.where}: rope parameter {shortened(key)} is not supported with rope type {kind}.")
     return Rope(
         theta=own.positive("rope_theta", default=DEFAULT_THETA),
         dim=_rotary_dim(fields, parameters, family, head_dim),
@@ -80,7 +81,7 @@ def _rotary_dim(fields: Fields, parameters: dict[str, Any], family: Family, head
         factor = 1
     if not isinstance(factor, int | float | Fraction) or not 0 < factor <= 1:
         raise ModelError(
-            f"{fields.where}: partial_rotary_factor must be a number above 0 and at most 1, not {factor!r}."
+            f"{fields.where}: partial_rotary_factor must be a number above 0 and at most 1, not {quoted(factor)}."
         )
     dim = int(head_dim * factor)
     if dim % 2 or dim == 0 or (dim != head_dim and not family.partial_rotary):

@@ -109,7 +109,7 @@ class EngineCore:
             proposer=Proposer(config.speculative, self._cache, self._stats) if config.max_drafts else None,
             max_drafts=config.max_drafts,
         )
-        self._seeds = random.Random(config.seed)
+        self._seeds = random.Random(config.seed % (1 << 64))  # which takes -1 for 1
         self._outbox: list[Message] = []
         self._ahead: StepHandle | None = None  # launched while the step before it was in flight
         self._max_lines = config.max_num_seqs + config.max_drafts

@@ -27,6 +27,7 @@ from ..models.decoder import DecoderModel
 from ..models.kv_pool import KvPool, KvPrefault, bytes_per_page
 from ..sampling.sampler import Sampler
 from ..step_timer import StepTimer
+from ..text.end_tokens import read_end_tokens
 from .cpu_graphs import CpuGraphs
 from .cuda_graphs import graphs_for
 from .device import choose_device, choose_dtype, choose_kv_dtype, kv_bytes, num_threads
@@ -61,7 +62,7 @@ class Worker:
 
     Attributes:
         vocab_size: width of the logits.
-        eos_ids: the model's own end tokens.
+        eos_ids: the tokens that end an answer, see ``read_end_tokens``.
         max_model_len: tokens that a sequence may have: the model's limit, or the pool's where that is less.
         adapters: names, memory and slots of adapters; None without ``enable_lora``.
         overlaps: whether the device computes while the host goes on. CPU kernels run on the engine's own thread.
@@ -77,7 +78,7 @@ class Worker:
         device = _set_up_device(config)
         self.overlaps = device.type == "cuda"
         self.model = model = _load(config, model_path, device)
-        self.vocab_size, self.eos_ids = model.config.vocab_size, model.config.eos_token_ids
+        self.vocab_size, self.eos_ids = model.config.vocab_size, _end_tokens(config, model.config, model_path)
         loaded = time.monotonic()
         layout = base_layout(model, model_path, dummy=config.load_format == "dummy") if config.enable_lora else None
         self.adapters = _adapters(config, layout) if layout else None
@@ -149,6 +150,10 @@ def _load(config: EngineConfig, model_path: Path, device: torch.device) -> Decod
         dummy=config.load_format == "dummy",
         weights=choose_weight_form(config, device, dtype),
     )
+
+
+def _end_tokens(config: EngineConfig, model: ModelConfig, model_path: Path) -> tuple[int, ...]:
+    return read_end_tokens(model, model_path, None if config.tokenizer is None else Path(config.tokenizer))
 
 
 def _shape(config: ModelConfig) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from ..checkpoint.model_config import ModelConfig
-from ..errors import ModelError
+from ..errors import ModelError, shortened
 
 Shape = tuple[int, ...]
 
@@ -79,7 +79,7 @@ def check_tensors(expected: Mapping[str, Shape], found: Mapping[str, Shape], opt
 
 def _listed(names: Iterable[str]) -> str:
     ordered = sorted(names)
-    shown = ", ".join(ordered[:5])
+    shown = ", ".join(map(shortened, ordered[:5]))
     return shown if len(ordered) <= 5 else f"{shown} and {len(ordered) - 5} more"
 
 

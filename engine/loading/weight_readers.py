@@ -19,7 +19,7 @@ from torch import Tensor
 from ..checkpoint.families import BY_NAME
 from ..checkpoint.gguf import GgufFile
 from ..checkpoint.model_config import ModelConfig
-from ..errors import ModelError
+from ..errors import ModelError, quoted, shortened
 from .dequantise import dequantise
 from .tensor_names import Shape, expected_shapes, from_gguf
 
@@ -62,10 +62,11 @@ class SafetensorsFolder:
     def _add(self, name: str, file: Any, shard: str) -> None:
         view = file.get_slice(name)
         if name in self._files:
-            raise ModelError(f"The tensor {name} is there twice, the second time in {shard}.")
+            raise ModelError(f"The tensor {shortened(name)} is there twice, the second time in {shortened(shard)}.")
         if view.get_dtype() not in _FLOATS:
             raise ModelError(
-                f"The tensor {name} is stored as {view.get_dtype()}, which is not supported; {', '.join(_FLOATS)} are."
+                f"The tensor {shortened(name)} is stored as {view.get_dtype()}, which is not supported; "
+                f"{', '.join(_FLOATS)} are."
             )
         self.shapes[name] = tuple(view.get_shape())
         self._files[name] = file
@@ -105,7 +106,7 @@ def _indexed(index: Path) -> list[str]:
         raise ModelError(f"{INDEX} is malformed: it must be JSON with an object 'weight_map' of file names.") from error
     for name in files:
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise ModelError(f"{INDEX} names {name!r}, which is not a .safetensors file in the same folder.")
+            raise ModelError(f"{INDEX} names {quoted(name)}, which is not a .safetensors file in the same folder.")
     return files
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,14 +21,17 @@ from ..errors import ConfigError, RequestError
 from ..messages import Abort, LoadAdapter, Reply, Submit, TokenTexts, UnloadAdapter
 from ..serving.output_processor import OutputProcessor, TextDelta, error_of
 from ..serving.request import RequestLimits, TextRequest, token_array
+from ..serving.sampling_defaults import default_params, read_sampling_defaults
 from ..serving.sequence_table import SequenceTable
 from ..text.prompt_cache import Owner, PromptEncoder
 from ..text.tokenizer import Tokenizer
-from ..types import SamplingParams
+from ..types import SamplingDefaults, SamplingParams
 from .request_output import OutputBuilder, RequestOutput
 
 Prompt = str | Sequence[int]
 Conversation = Sequence[Mapping[str, Any]]
+
+logger = logging.getLogger("rootgraft.llm")
 
 _SHOW_EVERY = 0.5  # seconds between updates of the progress bar
 
@@ -56,11 +60,19 @@ class LLM:
             tokenizer_path=Path(config.tokenizer) if config.tokenizer is not None else None,
             chat_template=config.chat_template,
         )
+        self._defaults = _sampling_defaults(config, files.path)
         self._core = EngineCore.load(config, files.path)
         self._limits = RequestLimits(self._core.ready.max_model_len, self._core.ready.vocab_size)
         self._prompts = PromptEncoder(self.tokenizer)
         self._sequences = SequenceTable(_CoreLink(self._core), self.tokenizer)
         self._call_ids = itertools.count(1)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the parameters of requests without any: what the model's ``generation_config.json`` recommends.
+
+        The name is vLLM's. ``generation_config="vllm"`` leaves the file aside.
+        """
+        return default_params(self._defaults)
 
     def generate(
         self,
@@ -77,7 +89,7 @@ class LLM:
 
         Args:
             prompts: one text or list of token ids, or a list of such.
-            params: for all prompts, or one for each; None for the defaults.
+            params: for all prompts, or one for each; None for those of ``get_default_sampling_params``.
             stop: strings that end an answer and are no part of it.
             n: answers to each prompt.
             grammar: structured output, such as ``GrammarSpec.json_schema({...})``.
@@ -148,7 +160,8 @@ class LLM:
         Raises:
             RequestError: the prompt or a parameter is out of bounds.
         """
-        request = _Options(stop, 1, grammar, adapter).request(token_array(tokens), params or SamplingParams())
+        prompt = token_array(tokens)
+        request = _Options(stop, 1, grammar, adapter).request(prompt, params or self._params_for(prompt))
         request = self._limits.check(replace(request, session=session, pin_seconds=pin_seconds))
         running = RunningRequest(_builder(request.tokens, request), on_delta)
         self._sequences.start([request], running)
@@ -192,6 +205,13 @@ class LLM:
         if (failure := replies[0].failure) is not None:
             raise error_of(failure)
 
+    def _params_for(self, prompt: array[int]) -> SamplingParams:
+        """Return the default parameters; an answer as long as the model's file says ends where the context does."""
+        params, most = self.get_default_sampling_params(), self._defaults.max_tokens
+        return (
+            params if most is None else replace(params, max_tokens=self._limits.default_max_tokens(len(prompt), most))
+        )
+
     def _encoded(self, prompt: Prompt) -> array[int]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, add_special_tokens=True)
@@ -205,7 +225,7 @@ class LLM:
         options: _Options,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        each = _one_for_each(params, len(prompts))
+        each = _one_for_each(params, len(prompts)) or [self._params_for(prompt) for prompt in prompts]
         requests = [self._limits.check(options.request(tokens, one)) for tokens, one in zip(prompts, each, strict=True)]
         progress = _Progress(len(requests) * options.n, shown=use_tqdm)
         running = [
@@ -314,6 +334,13 @@ class _Progress:
         self._bar.set_postfix_str(f"{self._tokens / max(now - self._started, 1e-9):.1f} tokens/s")
 
 
+def _sampling_defaults(config: EngineConfig, model: Path) -> SamplingDefaults:
+    read = read_sampling_defaults(config, model)
+    for line in read.ignored:
+        logger.warning("%s", line)
+    return read.defaults
+
+
 def _config(model: str | None, options: dict[str, Any]) -> EngineConfig:
     known = {field.name for field in fields(EngineConfig)}
     if unknown := sorted(options.keys() - known):
@@ -332,9 +359,11 @@ def _is_conversation(messages: Conversation | Sequence[Conversation]) -> bool:
     return len(messages) > 0 and isinstance(messages[0], Mapping)
 
 
-def _one_for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
+def _one_for_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> Sequence[SamplingParams] | None:
     if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
+        return None if params is None else [params] * count
     if len(params) != count:
         raise RequestError(f"There are {len(params)} params for {count} prompts: give one, or one for each.")
     return params

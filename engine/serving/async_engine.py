@@ -11,11 +11,13 @@ from ..errors import ContextTooLong, DeadlineExceeded
 from ..messages import Ready
 from ..text.prompt_cache import Owner, PromptEncoder
 from ..text.tokenizer import Tokenizer, check_unicode
+from ..types import SamplingDefaults
 from .engine_client import EngineClient
 from .output_processor import OutputProcessor, TextDelta
 from .request import RequestLimits, TextRequest
 from .sequence_table import SequenceTable
 
+_NEUTRAL = SamplingDefaults()
 _LONG_TEXT = 2048  # characters; encoding fewer takes less time than handing them to a thread
 
 
@@ -27,13 +29,17 @@ class AsyncEngine:
 
     Attributes:
         tokenizer: the model's.
+        defaults: sampling parameters of requests that name none.
         limits: bounds of requests; every request must pass ``limits.check`` before ``stream``.
         max_model_len: most tokens in prompt and answer together.
         vocab_size: token ids are below this.
     """
 
-    def __init__(self, client: EngineClient, tokenizer: Tokenizer, ready: Ready) -> None:
+    def __init__(
+        self, client: EngineClient, tokenizer: Tokenizer, ready: Ready, defaults: SamplingDefaults = _NEUTRAL
+    ) -> None:
         self.tokenizer = tokenizer
+        self.defaults = defaults
         self.limits = RequestLimits(ready.max_model_len, ready.vocab_size)
         self.max_model_len = ready.max_model_len
         self.vocab_size = ready.vocab_size
@@ -54,7 +60,7 @@ class AsyncEngine:
             raise ContextTooLong(fewest, 0, self.max_model_len, at_least=True)
 
     async def encode(self, text: str, *, add_special_tokens: bool, owner: Owner) -> array[int]:
-        """Return the token ids of ``text``; long texts are encoded on another thread.
+        """Return the token ids of ``text``; long texts are cut and encoded on another thread.
 
         Args:
             add_special_tokens: see ``Tokenizer.encode``. False: parts that the owner had encoded before are reused.
@@ -63,13 +69,14 @@ class AsyncEngine:
         Raises:
             RequestError: lone surrogates in the text.
         """
+        job = partial(self._encode, text, add_special_tokens, owner)
+        return job() if len(text) < _LONG_TEXT else await asyncio.to_thread(job)
+
+    def _encode(self, text: str, add_special_tokens: bool, owner: Owner) -> array[int]:
         check_unicode(text)
         if add_special_tokens:
-            length, job = len(text), partial(self.tokenizer.encode, text, True)
-        else:
-            parts = self._prompts.cut(text)
-            length, job = self._prompts.num_missing(parts, owner), partial(self._prompts.encode, parts, owner)
-        return job() if length < _LONG_TEXT else await asyncio.to_thread(job)
+            return self.tokenizer.encode(text, True)
+        return self._prompts.encode(self._prompts.cut(text), owner)
 
     async def stream(self, *requests: TextRequest) -> AsyncGenerator[list[TextDelta], None]:
         """Run checked requests together. The engine gets them when the first item is asked for.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...grammar.spec import GrammarSpec
-from ..errors import ContextTooLong, RequestError
+from ..errors import ContextTooLong, RequestError, shortened
 from ..messages import Submit
 from ..types import (
     MAX_LOGIT_BIAS,
@@ -20,6 +20,7 @@ from ..types import (
     MAX_SESSION_NAME,
     MAX_STOP_TOKEN_IDS,
     MAX_TOP_K,
+    MIN_SEED,
     Priority,
     SamplingParams,
 )
@@ -30,21 +31,21 @@ MAX_STOP_LENGTH = 256
 MAX_TIMEOUT = 86400.0
 
 # Numbers of SamplingParams with their inclusive bounds; None is no bound. OpenAI's where OpenAI has the field.
-_BOUNDS: tuple[tuple[str, type[int] | type[float], float, float | None], ...] = (
-    ("temperature", float, 0, 2),
-    ("top_p", float, 0, 1),
-    ("top_k", int, 0, MAX_TOP_K),
-    ("min_p", float, 0, 1),
-    ("presence_penalty", float, -2, 2),
-    ("frequency_penalty", float, -2, 2),
-    ("repetition_penalty", float, 0, 2),
-    ("max_tokens", int, 1, None),
-    ("min_tokens", int, 0, None),
-    ("seed", int, 0, MAX_SEED),
-    ("logprobs", int, 0, MAX_LOGPROBS),
-    ("prompt_logprobs", int, 0, MAX_LOGPROBS),
-    ("logprob_start_len", int, 0, None),
-)
+_BOUNDS: dict[str, tuple[type[int] | type[float], float, float | None]] = {
+    "temperature": (float, 0, 2),
+    "top_p": (float, 0, 1),
+    "top_k": (int, 0, MAX_TOP_K),
+    "min_p": (float, 0, 1),
+    "presence_penalty": (float, -2, 2),
+    "frequency_penalty": (float, -2, 2),
+    "repetition_penalty": (float, 0, 2),
+    "max_tokens": (int, 1, None),
+    "min_tokens": (int, 0, None),
+    "seed": (int, MIN_SEED, MAX_SEED),
+    "logprobs": (int, 0, MAX_LOGPROBS),
+    "prompt_logprobs": (int, 0, MAX_LOGPROBS),
+    "logprob_start_len": (int, 0, None),
+}
 _ABOVE_ZERO = ("top_p", "repetition_penalty", "timeout")
 _OPTIONAL = ("seed", "logprobs", "prompt_logprobs", "timeout")
 
@@ -87,14 +88,14 @@ class TextRequest:
     pin_seconds: float = 0.0
 
     def submits(self, ids: Iterator[int]) -> list[Submit]:
-        """Return one ``Submit`` for each of the ``n`` sequences; sequence i gets the seed plus i."""
+        """Return one ``Submit`` for each of the ``n`` sequences; sequence i gets the seed plus i, in 64 bits."""
         seed = self.params.seed
         grammar = None if self.grammar is None else (self.grammar.kind.value, self.grammar.content)
         return [
             Submit(
                 id=next(ids),
                 tokens=self.tokens,
-                params=self.params if seed is None else replace(self.params, seed=(seed + index) & MAX_SEED),
+                params=self.params if seed is None else replace(self.params, seed=_wrapped(seed + index)),
                 adapter=self.adapter,
                 salt=self.salt,
                 grammar=grammar,
@@ -130,8 +131,8 @@ class RequestLimits:
         params = request.params
         if params.top_k == -1:
             params = replace(params, top_k=0)
-        for name, kind, low, high in _BOUNDS:
-            _check_number(name, getattr(params, name), kind, low, high)
+        for name in _BOUNDS:
+            check_parameter(name, getattr(params, name))
         if (num_prompt := len(request.tokens)) + params.max_tokens > self.max_model_len:
             raise ContextTooLong(num_prompt, params.max_tokens, self.max_model_len)
         _check_number("n", request.n, int, 1, MAX_N)
@@ -147,11 +148,16 @@ class RequestLimits:
         _check_scored(params, num_prompt)
         return request if params is request.params else replace(request, params=params)
 
-    def default_max_tokens(self, num_prompt: int) -> int:
-        """Return the number of tokens that fit after a prompt. Raises ContextTooLong if none fits."""
+    def default_max_tokens(self, num_prompt: int, most: int | None = None) -> int:
+        """Return the number of tokens that fit after a prompt, ``most`` if more do.
+
+        Raises:
+            ContextTooLong: none fits.
+        """
         if num_prompt >= self.max_model_len:
             raise ContextTooLong(num_prompt, 1, self.max_model_len)
-        return self.max_model_len - num_prompt
+        room = self.max_model_len - num_prompt
+        return room if most is None else min(room, most)
 
     def _check_prompt(self, tokens: array[int]) -> None:
         if not tokens:
@@ -175,12 +181,22 @@ class RequestLimits:
             raise _out_of_bounds(field, token, f"a token id from 0 to {self.vocab_size - 1}")
 
 
+def _wrapped(seed: int) -> int:
+    """Return a seed beyond the largest as counted on from the smallest."""
+    return (seed - MIN_SEED) % (1 << 64) + MIN_SEED
+
+
 def token_array(ids: Sequence[int]) -> array[int]:
     """Return token ids in the form of ``TextRequest.tokens``. Raises RequestError for entries that are no ids."""
     try:
         return array("i", ids)
     except (TypeError, OverflowError):
         raise RequestError("A prompt of tokens must be a list of token ids.", param="prompt") from None
+
+
+def check_parameter(name: str, value: object) -> None:
+    """Raise RequestError unless a number of ``SamplingParams`` is within its bounds."""
+    _check_number(name, value, *_BOUNDS[name])
 
 
 def _check_number(name: str, value: object, kind: type[int] | type[float], low: float, high: float | None) -> None:
@@ -223,4 +239,4 @@ def _check_stops(stops: tuple[str, ...]) -> None:
 
 
 def _out_of_bounds(name: str, value: object, right: str) -> RequestError:
-    return RequestError(f"{name} must be {right}, not {value}.", param=name)
+    return RequestError(f"{name} must be {right}, not {shortened(str(value))}.", param=name)

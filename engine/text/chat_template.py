@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from ..errors import ModelError, RequestError
 
 MAX_TEXT = 1 << 24  # characters; more than any model's context
-_MARK = "<<CONTINUE-HERE>>"
+_MARK = "<<CONTINUE-HERE>> "  # its space tells whether the template trims the message
 
 Message = Mapping[str, Any]
 
@@ -63,7 +63,8 @@ class ChatTemplates:
             messages: in Hugging Face's form: ``role``, ``content`` and further fields of the template; the arguments of
                 tool calls as objects.
             add_generation_prompt: end with the header of the answer.
-            continue_final_message: end inside the last message, so that the model continues it.
+            continue_final_message: end inside the last message, so that the model continues it. As in transformers,
+                white space at its end is dropped where the template trims messages.
             tools: functions in OpenAI's form.
             kwargs: further variables of the template, before special tokens of the same name.
 
@@ -92,7 +93,7 @@ class ChatTemplates:
             raise _refusal(f"The chat template refuses the messages: {error.message}") from error
         except Exception as error:  # a template is a program and may raise anything
             raise _refusal(f"The chat template fails on the messages: {error}") from error
-        return _cut_at_mark(text) if continue_final_message else text
+        return _cut_at_mark(text, messages[-1]) if continue_final_message else text
 
     def _choose(self, *, with_tools: bool) -> Any:
         name = "tool_use" if with_tools and "tool_use" in self._templates else "default"
@@ -125,24 +126,31 @@ def _marked(messages: Sequence[Message]) -> list[Message]:
         raise RequestError("continue_final_message needs a message to continue.", param="messages")
     last = copy.deepcopy(dict(messages[-1]))
     content = last.get("content")
-    texts = [part for part in content if "text" in part] if isinstance(content, list) else []
     if isinstance(content, str):
         last["content"] = content + _MARK
-    elif texts:
+    elif texts := _text_parts(content):
         texts[-1]["text"] += _MARK
     else:
         raise RequestError("continue_final_message needs a last message with text.", param="messages")
     return [*messages[:-1], last]
 
 
-def _cut_at_mark(text: str) -> str:
-    """Return the text before the mark."""
-    before, mark, _ = text.rpartition(_MARK)
-    if not mark:
+def _text_parts(content: Any) -> list[Any]:
+    return [part for part in content if "text" in part] if isinstance(content, list) else []
+
+
+def _cut_at_mark(text: str, last: Message) -> str:
+    """Return the text before the mark. Raises RequestError if not all of the last message's text is in it."""
+    content = last["content"]
+    continued = content if isinstance(content, str) else _text_parts(content)[-1]["text"]
+    at = text.rfind(_MARK.rstrip())
+    if at < 0 or continued.strip() not in text:
         raise RequestError(
-            "The chat template drops the last message's text, so it cannot be continued.", param="messages"
+            "The chat template drops the last message's text or changes it, so it cannot be continued.",
+            param="messages",
         )
-    return before
+    before = text[:at]
+    return before if text.startswith(_MARK, at) else before.rstrip()
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

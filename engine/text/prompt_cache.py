@@ -48,12 +48,6 @@ class PromptEncoder:
                 begin = at
         return [*parts, text[begin:]]
 
-    def num_missing(self, parts: Sequence[str], owner: Owner) -> int:
-        """Return the characters in parts that are not cached."""
-        with self._lock:
-            found = [self._parts.get((owner, part)) for part in parts]
-        return sum(len(part) for part, tokens in zip(parts, found, strict=True) if tokens is None or not tokens.done())
-
     def encode(self, parts: Sequence[str], owner: Owner) -> array[int]:
         """Return the token ids of a text's parts, without special tokens around it.
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ModelError
+from ..errors import ModelError, quoted
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -67,7 +67,7 @@ def read_rules(decoder: dict[str, Any] | None) -> DecoderRules:
         elif kind == "Strip" and step["content"] == " " and step["stop"] == 0:
             values["strip"] = step["start"]
         elif kind != "Fuse":
-            raise ModelError(f"The tokenizer's decoder has a step that is not supported: {step}.")
+            raise ModelError(f"The tokenizer's decoder has a step that is not supported: {quoted(step)}.")
     rules = DecoderRules(**values)
     if not (rules.byte_level or rules.replacements) or (rules.byte_level and rules.replacements):
         raise ModelError("The tokenizer's decoder is neither ByteLevel nor SentencePiece's: not supported.")

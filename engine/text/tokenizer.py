@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,12 +11,13 @@ from typing import Any
 
 import tokenizers
 
-from ..errors import ConfigError, ModelError, RequestError
+from ..errors import ConfigError, ModelError, RequestError, quoted, shortened
 from ..messages import TokenTexts
+from .added_token_search import search_of
 from .chat_template import ChatTemplates, Message
 from .token_bounds import read_bounds
 from .token_bytes import DecoderRules, read_rules
-from .tokenizer_files import TokenizerFiles, read_folder
+from .tokenizer_files import TokenizerFiles, read_folder, refusing_malformed
 from .tokenizer_gguf import read_gguf
 
 
@@ -41,7 +41,7 @@ class Tokenizer:
         self._rules = rules
         self._bytes, self.special_ids = _vocabulary(self._backend, rules)
         self._marked = _marked_first_tokens(self._backend, rules)
-        self._separator = _separator(files.definition["added_tokens"])
+        self._search = search_of(files.definition["added_tokens"])
         self._bounds = read_bounds(files.definition, self._bytes.values())
         self.vocab_size = max(self._bytes, default=-1) + 1
         self.bos_id = self._id_of(files.special.get("bos_token"))
@@ -63,10 +63,8 @@ class Tokenizer:
             ConfigError: the chat template cannot be read.
         """
         source = tokenizer_path or path
-        try:
+        with refusing_malformed():
             files = read_folder(source) if source.is_dir() else read_gguf(source)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:  # an entry missing or of another type
-            raise ModelError(f"The tokenizer's files are malformed: {error!r}.") from error
         if chat_template is not None:
             files = dataclasses.replace(files, chat_templates={"default": _read_template(chat_template)})
         return cls(files)
@@ -96,9 +94,8 @@ class Tokenizer:
         These are the starts of special tokens, where the library cuts first: the tokens after one do not depend on the
         text before it, nor are they treated as the beginning of a text.
         """
-        if self._separator is not None:
-            for found in self._separator.finditer(text):
-                yield found.start()
+        if self._search is not None:
+            yield from self._search.starts(text)
 
     def fewest_tokens(self, text: str) -> int:
         """Return a lower bound on a text's tokens, much faster than ``encode``; 0 if none is known."""
@@ -161,10 +158,12 @@ def _build(definition: dict[str, Any]) -> tokenizers.Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_str(json.dumps(definition | {"truncation": None, "padding": None}))
     except Exception as error:  # the library raises nothing more precise
-        raise ModelError(f"The tokenizer's definition is not valid: {error}.") from error
+        raise ModelError(f"The tokenizer's definition is not valid: {shortened(str(error), 200)}.") from error
     for token in definition["added_tokens"]:
         if backend.token_to_id(token["content"]) != token["id"]:
-            raise ModelError(f"The token {token['content']!r} cannot have the id {token['id']} in this vocabulary.")
+            raise ModelError(
+                f"The token {quoted(token['content'])} cannot have the id {token['id']} in this vocabulary."
+            )
     return backend
 
 
@@ -177,19 +176,6 @@ def check_unicode(text: str) -> None:
             f"The text has a lone surrogate, U+{ord(text[error.start]):04X}, at position {error.start}: "
             "send valid Unicode."
         ) from None
-
-
-def _separator(added: Sequence[Mapping[str, Any]]) -> re.Pattern[str] | None:
-    """Return a pattern of the tokens that the library finds before normalization, leftmost longest.
-
-    None if there are none, or if one swallows spaces around it or matches whole words only, so that the cut depends on
-    more than the token.
-    """
-    tokens = [token for token in added if not token.get("normalized")]
-    if not tokens or any(token.get(flag) for token in tokens for flag in ("lstrip", "rstrip", "single_word")):
-        return None
-    texts = sorted((token["content"] for token in tokens), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, texts)))
 
 
 def _vocabulary(backend: tokenizers.Tokenizer, rules: DecoderRules) -> tuple[dict[int, bytes], frozenset[int]]:

@@ -1,7 +1,7 @@
 """Reads the tokenizer files of a folder in Hugging Face's format to plain data.
 
 tokenizer.json              the tokenizer itself; without it there is only Python code, which is never run
-tokenizer_config.json       names of special tokens, further added tokens, whether bos and eos are put around a text
+tokenizer_config.json       names of special tokens, further added tokens, and flags of all added tokens
 special_tokens_map.json     names of special tokens, in older folders
 generation_config.json      further end tokens
 chat_template.jinja         chat templates, the first of these three that exists
@@ -12,12 +12,15 @@ tokenizer_config.json
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import ModelError
+from ..errors import ModelError, quoted, shortened
 
+DEFINITION = "tokenizer.json"
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -38,6 +41,15 @@ class TokenizerFiles:
     chat_templates: dict[str, str] = field(default_factory=dict)
 
 
+@contextmanager
+def refusing_malformed() -> Iterator[None]:
+    """Within the block, an entry of a tokenizer's files that is missing or of another type raises ModelError."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ModelError(f"The tokenizer's files are malformed: {quoted(error)}.") from error
+
+
 def read_folder(folder: Path) -> TokenizerFiles:
     """Read the tokenizer of a model folder.
 
@@ -46,7 +58,7 @@ def read_folder(folder: Path) -> TokenizerFiles:
     """
     config = _read_json(folder / "tokenizer_config.json") or {}
     _refuse_code(folder, config)
-    definition = _read_json(folder / "tokenizer.json")
+    definition = _read_json(folder / DEFINITION)
     if definition is None or not isinstance(definition.get("model"), dict):
         raise ModelError("tokenizer.json is not a definition of a tokenizer.")
     named = {**(_read_json(folder / "special_tokens_map.json") or {}), **config}
@@ -86,11 +98,13 @@ def _refuse_code(folder: Path, config: dict[str, Any]) -> None:
     """Raise ModelError for a tokenizer that needs Python code: the folder's own or a class of another library."""
     code = config.get("auto_map", {})
     if isinstance(code, dict) and code.get("AutoTokenizer"):
-        raise ModelError(f"The tokenizer is code in the model's folder (auto_map {code['AutoTokenizer']}): never run.")
-    if (folder / "tokenizer.json").is_file():
+        named = quoted(code["AutoTokenizer"])
+        raise ModelError(f"The tokenizer is code in the model's folder (auto_map {named}): never run.")
+    if (folder / DEFINITION).is_file():
         return
     slow = [name for name in ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json") if (folder / name).exists()]
-    kind = f"{config.get('tokenizer_class', 'an unnamed tokenizer')} with {', '.join(slow)}" if slow else "none"
+    name = shortened(str(config.get("tokenizer_class", "an unnamed tokenizer")))
+    kind = f"{name} with {', '.join(slow)}" if slow else "none"
     raise ModelError(f"The tokenizer must be a tokenizer.json; the folder has {kind}. Save it as a fast tokenizer.")
 
 
@@ -103,14 +117,21 @@ def _text(token: Any) -> str | None:
 def _complete_added_tokens(
     definition: dict[str, Any], config: dict[str, Any], special: dict[str, str], named: dict[str, Any]
 ) -> None:
-    """Add the tokens that only the configuration names, and mark those that it calls special."""
+    """Add the tokens that only the configuration names, apply its flags, and mark those that it calls special.
+
+    As in transformers a token is known by its text, the flags of ``added_tokens_decoder`` replace those of
+    ``tokenizer.json``, and what one of the two calls special is special.
+    """
     added: list[dict[str, Any]] = definition.setdefault("added_tokens", [])
-    known = {token["id"] for token in added}
+    known = {token["content"]: token for token in added}
+    roles = set(special.values())
     for key, token in (config.get("added_tokens_decoder") or {}).items():
-        if int(key) not in known:
-            entry = added_token(int(key), token["content"], special=bool(token.get("special")))
-            added.append(entry | {name: token[name] for name in entry if name in token and name != "id"})
-    texts = {*special.values(), *filter(None, map(_text, named.get("additional_special_tokens") or ()))}
+        entry = _configured(int(key), token, has_role=token["content"] in roles)
+        if (old := known.get(entry["content"])) is not None:
+            old.update(entry | {"id": old["id"], "special": old["special"] or entry["special"]})
+        else:
+            added.append(entry)
+    texts = {*roles, *filter(None, map(_text, named.get("additional_special_tokens") or ()))}
     for token in added:
         token["special"] = token["special"] or token["content"] in texts
     present = {token["content"] for token in added}
@@ -119,6 +140,14 @@ def _complete_added_tokens(
     added.sort(key=lambda token: int(token["id"]))
     for name in [name for name, text in special.items() if text not in {token["content"] for token in added}]:
         del special[name]
+
+
+def _configured(token_id: int, token: dict[str, Any], *, has_role: bool) -> dict[str, Any]:
+    """Return the entry of a token in ``added_tokens_decoder``; it is found in normalized text unless it is special."""
+    special = bool(token.get("special")) or has_role
+    entry = added_token(token_id, token["content"], special=special) | {"normalized": not special}
+    flags = {name: token[name] for name in ("single_word", "lstrip", "rstrip", "normalized") if name in token}
+    return entry | flags
 
 
 def _model_ids(model: dict[str, Any]) -> dict[str, int]:

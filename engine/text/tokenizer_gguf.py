@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.gguf import GgufFile
-from ..errors import ModelError
+from ..checkpoint.gguf_end_tokens import gguf_end_tokens
+from ..errors import ModelError, quoted
 from .tokenizer_files import TokenizerFiles, added_token
 
 # tokenizer.ggml.token_type
@@ -84,12 +85,12 @@ def read_gguf(path: Path) -> TokenizerFiles:
     elif kind == "llama":
         definition, bos_default = _sentencepiece_bpe(metadata), True
     else:
-        raise ModelError(f"The GGUF file's tokenizer is of the kind {kind!r}; supported are 'gpt2' and 'llama'.")
+        raise ModelError(f"The GGUF file's tokenizer is of the kind {quoted(kind)}; supported are 'gpt2' and 'llama'.")
     special = _special(metadata)
     first = special.get("bos_token") if _get(metadata, "add_bos_token", bos_default) else None
     last = special.get("eos_token") if _get(metadata, "add_eos_token", False) else None
     _wrap(definition, first, last)
-    ends = tuple(int(_get(metadata, key)) for key in ("eot_token_id", "eom_token_id") if _has(metadata, key))
+    ends = tuple(map(int, gguf_end_tokens(metadata)))
     return TokenizerFiles(definition, special, ends, _templates(metadata))
 
 
@@ -131,7 +132,9 @@ def _wrap(definition: dict[str, Any], first: str | None, last: str | None) -> No
         pieces.append({"SpecialToken": {"id": last, "type_id": 0}})
     around = [text for text in (first, last) if text is not None]
     if missing := [text for text in around if text not in ids]:
-        raise ModelError(f"The GGUF file's token {missing[0]!r} is to stand around texts, but is no control token.")
+        raise ModelError(
+            f"The GGUF file's token {quoted(missing[0])} is to stand around texts, but is no control token."
+        )
     definition["post_processor"] = {
         "type": "TemplateProcessing",
         "single": pieces,
@@ -145,7 +148,9 @@ def _byte_level_bpe(metadata: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     pre = _get(metadata, "pre", "nothing")
     if pre not in _PRE_TOKENIZERS:
         known = ", ".join(_PRE_TOKENIZERS)
-        raise ModelError(f"The GGUF file names {pre!r} as its pre-tokenizer (tokenizer.ggml.pre); known are {known}.")
+        raise ModelError(
+            f"The GGUF file names {quoted(pre)} as its pre-tokenizer (tokenizer.ggml.pre); known are {known}."
+        )
     if _get(metadata, "add_space_prefix", False):
         raise ModelError("The GGUF file asks for a space before each text (add_space_prefix): not supported for gpt2.")
     tokens = _get(metadata, "tokens")

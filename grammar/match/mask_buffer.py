@@ -40,6 +40,10 @@ class MaskBuffer:
 
     def __init__(self, rows: int, vocabulary: Vocabulary) -> None:
         self.words: NDArray[np.int32] = np.full((rows, vocabulary.num_words), -1, dtype=np.int32)
+        self._eos = vocabulary.eos
+        self._ends = np.zeros(vocabulary.num_words, np.uint32)
+        for token in vocabulary.eos:
+            self._ends[token >> 5] |= np.uint32(1 << (token & 31))
 
     def fill(self, jobs: Sequence[MaskFill]) -> dict[int, GrammarFailure]:
         """Fill the rows of some matchers; each row and matcher belongs to one job.
@@ -51,13 +55,20 @@ class MaskBuffer:
         return dict(failure for failure in map(self._fill_one, jobs) if failure is not None)
 
     def forced(self, row: int) -> int | None:
-        """Return the only token that a row allows; None if there are more or none."""
+        """Return the only token that a row allows, one of the end tokens if it allows no other; None if there are more.
+
+        Which end token ends an answer changes nothing of it. None too if the row allows no token.
+        """
         words = self.words[row].view(np.uint32)
         nonzero = np.flatnonzero(words)
-        if len(nonzero) != 1:
+        if not 1 <= len(nonzero) <= len(self._eos):
             return None
         word = int(words[nonzero[0]])
-        return None if word & (word - 1) else int(nonzero[0]) * 32 + word.bit_length() - 1
+        if len(nonzero) == 1 and not word & (word - 1):
+            return int(nonzero[0]) * 32 + word.bit_length() - 1
+        if (words[nonzero] & ~self._ends[nonzero]).any():
+            return None
+        return next(token for token in self._eos if words[token >> 5] >> (token & 31) & 1)
 
     def _fill_one(self, job: MaskFill) -> tuple[int, GrammarFailure] | None:
         for ahead in range(len(job.drafts) + 1):

@@ -89,6 +89,25 @@ def test_bounds_themselves_are_taken(live: Live) -> None:
                         assert reply.status_code == 200, (name, value, reply.text)
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/responses", "/tokenize"])
+def test_names_that_a_request_makes_up_are_quoted_shortened(live: Live, path: str) -> None:
+    long = "x" * 1_000_000
+    bodies = [{long: 1}]
+    if path in (CHAT, COMPLETIONS):
+        bodies += [{"stream": True, "stream_options": {long: 1}}, {"logit_bias": {long: 1}}]
+    with live.http() as http:
+        for fields in bodies:
+            reply = http.post(path, json={**GOOD[path], **fields})
+            assert reply.status_code == 400 and len(reply.content) < 1_200, (path, reply.text[:200])
+            assert "xxx...xxx" in reply.json()["error"]["param"]
+
+
+def test_a_model_that_is_not_there_is_quoted_shortened(live: Live) -> None:
+    with live.http() as http:
+        reply = http.get(f"/v1/models/{'x' * 20_000}")
+    assert reply.status_code == 404 and len(reply.content) < 400
+
+
 def test_of_repeated_keys_the_last_counts(live: Live) -> None:
     with live.http(headers={"content-type": "application/json"}) as http:
         assert http.post(COMPLETIONS, content=b'{"prompt": 5, "prompt": "x"}').status_code == 200

@@ -10,6 +10,8 @@ import openai
 import pytest
 from support.api.api_live import Live
 
+from rootgraft.engine.types import MAX_SEED, MIN_SEED
+
 HI = [{"role": "user", "content": "hi"}]
 
 
@@ -187,6 +189,22 @@ def test_parameters_reach_the_engine(live: Live) -> None:
     assert (params.logprobs, params.prompt_logprobs) == (None, None)
     assert (seen.stop, seen.include_stop, seen.skip_special_tokens) == (("a", "b"), True, False)
     assert (seen.n, seen.salt, seen.adapter) == (2, "mine", None)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+def test_any_seed_of_64_bits_is_taken(live: Live, path: str) -> None:
+    asked = {
+        "/v1/chat/completions": {"messages": HI},
+        "/v1/completions": {"prompt": "Hi"},
+        "/v1/responses": {"input": "Hi"},
+    }
+    with live.http() as http:
+        for seed in (-1, MIN_SEED, MAX_SEED):
+            assert http.post(path, json=asked[path] | {"seed": seed}).status_code == 200
+        assert [request.params.seed for request in live.async_engine.seen] == [-1, MIN_SEED, MAX_SEED]
+        for seed in (MIN_SEED - 1, MAX_SEED + 1):
+            reply = http.post(path, json=asked[path] | {"seed": seed})
+            assert reply.status_code == 400 and reply.json()["error"]["param"] == "seed"
 
 
 def test_nulls_and_fields_without_effect_are_taken(live: Live) -> None:

@@ -146,6 +146,7 @@ def test_the_document_says_what_the_code_does() -> None:
         MAX_SESSION_NAME,
         MAX_STOP_TOKEN_IDS,
         MAX_TOP_K,
+        MIN_SEED,
     )
 
     text = (Path(__file__).parents[2] / "docs" / "keys-and-limits.md").read_text("utf-8")
@@ -168,7 +169,7 @@ def test_the_document_says_what_the_code_does() -> None:
         "`logit_bias`": [MAX_LOGIT_BIAS, -100, 100],
         "`logprobs`, `top_logprobs`, `prompt_logprobs`": [MAX_LOGPROBS],
         "`top_k`": [MAX_TOP_K],
-        "`seed`": [MAX_SEED],
+        "`seed`": [MIN_SEED, MAX_SEED],
         "`cache_salt`": [128],
         "`prompt_cache_key`": [MAX_SESSION_NAME],
         "`cache_control.ttl`": [1, int(MAX_PIN_SECONDS)],

@@ -20,6 +20,7 @@ from rootgraft.grammar.match.closing_texts import ClosingTexts
 from rootgraft.grammar.match.mask_buffer import MaskBuffer, MaskFill
 from rootgraft.grammar.match.matcher import GrammarFailure, Matcher
 from rootgraft.grammar.spec import GrammarSpec
+from rootgraft.grammar.vocabulary import Vocabulary
 
 
 def state_of(grammars, matcher: Matcher) -> tuple[set[int], bool, bool]:
@@ -196,6 +197,26 @@ def test_drafts_are_what_must_come_next(grammars, vocabulary):
     assert all(map(matcher.copy().accept, draft))
     assert matcher.draft(2) == draft[:2]
     assert matcher.num_tokens == 0
+
+
+@pytest.mark.parametrize("eos", [(257,), (257, 256), (256, 300, 257), (5, 200)])
+def test_an_end_is_forced_whichever_token_makes_it(eos: tuple[int, ...]) -> None:
+    """Several end tokens end an answer alike: where nothing else may follow the first of them is taken."""
+    tokens = tuple(bytes([token % 256]) for token in range(310))
+    buffer = MaskBuffer(1, Vocabulary(tokens, frozenset(eos), eos))
+
+    def forced(*allowed: int) -> int | None:
+        buffer.words[0] = 0
+        for token in allowed:
+            buffer.words[0].view(np.uint32)[token >> 5] |= np.uint32(1 << (token & 31))
+        return buffer.forced(0)
+
+    assert forced(*eos) == eos[0]
+    assert [forced(token) for token in eos] == list(eos)
+    assert forced(*eos, 7) is None and forced(*eos, 255) is None and forced(7, 255) is None
+    assert forced(7) == 7 and forced(31) == 31 and forced() is None
+    if len(eos) > 2:
+        assert forced(*eos[1:]) == eos[1]
 
 
 def test_rows_of_a_batch(vocabulary):

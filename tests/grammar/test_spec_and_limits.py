@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from rootgraft.grammar import spec
 from rootgraft.grammar.errors import GrammarError
 from rootgraft.grammar.schema.static_limits import Limits, check_limits
 from rootgraft.grammar.spec import GrammarKind, GrammarSpec, parse_json
@@ -113,3 +114,26 @@ def test_the_api_can_check_a_schema_without_the_libraries():
 
 def test_numbers_keep_their_value():
     assert parse_json('{"minimum": 0.1, "maximum": 10000000000000000000000}') == {"minimum": 0.1, "maximum": 10**22}
+
+
+class CountedKey(str):
+    """Counts how often keys are compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountedKey.compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_a_repeated_key_is_found_in_one_pass() -> None:
+    """Schemas come as texts of up to the size of a body: with its last key twice, others must not be compared."""
+    keys = [CountedKey(f"k{number}") for number in range(20_000)]
+    pairs = [(key, 0) for key in (*keys, CountedKey("k19999"))]
+    CountedKey.compared = 0
+    with pytest.raises(GrammarError, match="repeats the key 'k19999'"):
+        spec._unique(pairs)
+    assert CountedKey.compared < len(pairs)
+    assert spec._unique(pairs[:-1]) == dict(pairs[:-1])

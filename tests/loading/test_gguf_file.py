@@ -161,6 +161,31 @@ def test_malformed(case: str, tmp_path: Path) -> None:
     assert str(tmp_path) not in str(caught.value)
 
 
+LONG = "k" * 2_000_000
+LONG_NAMES = {
+    "key cut off": header(0, 1) + text(LONG),
+    "key of an unknown type": header(0, 1) + text(LONG) + struct.pack("<I", 13) + bytes(64),
+    "key twice": header(0, 2) + 2 * (text(LONG) + struct.pack("<IB", 0, 1)) + bytes(64),
+    "key of a text": header(0, 1) + text(LONG) + struct.pack("<IQB", 8, 1, 0xFF) + bytes(64),
+    "key of an absurd array": header(0, 1) + text(LONG) + struct.pack("<IIQ", 9, 8, 1 << 60) + bytes(64),
+    "alignment": header(0, 1) + text("general.alignment") + struct.pack("<I", 8) + text(LONG) + bytes(64),
+    "tensor of an unknown type": header(1) + tensor(LONG, kind=999) + bytes(256),
+    "tensor twice": header(2) + 2 * tensor(LONG) + bytes(256),
+    "tensor beyond the end": header(1) + tensor(LONG, offset=1 << 40) + bytes(256),
+}
+
+
+@pytest.mark.parametrize("case", LONG_NAMES)
+def test_a_long_name_is_quoted_shortened(case: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(LONG_NAMES[case])
+    with pytest.raises(ModelError) as caught:
+        GgufFile.open(path)
+    assert len(str(caught.value)) < 300
+    if case != "key cut off":
+        assert "'kkkkkk" in str(caught.value)
+
+
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"none\.gguf cannot be read: No such file"):
         GgufFile.open(tmp_path / "none.gguf")

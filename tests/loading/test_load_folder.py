@@ -45,6 +45,15 @@ def folder(source_model: LlamaForCausalLM, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_names_of_tensors_are_quoted_shortened(folder: Path, known: bool) -> None:
+    long = f"model.{'x' * 1_000_000}"
+    rewrite(folder, {long: torch.zeros(1, dtype=torch.float32 if known else torch.int64)})
+    with pytest.raises(ModelError) as caught:
+        load(folder)
+    assert "model.xxxx" in str(caught.value) and len(str(caught.value)) < 400
+
+
 def load(folder: Path, **options: Any) -> DecoderModel:
     return load_model(folder, dtype=torch.float32, device=CPU, **options)
 

@@ -15,7 +15,7 @@ from rootgraft.engine.checkpoint.families import FAMILIES, Family
 from rootgraft.engine.checkpoint.hf_config import model_config
 from rootgraft.engine.checkpoint.model_config import LinearScaling, Llama3Scaling, Rope
 from rootgraft.engine.checkpoint.read_config import read_model_config
-from rootgraft.engine.errors import ModelError
+from rootgraft.engine.errors import ModelError, quoted
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -214,6 +214,43 @@ def test_refused(case: str) -> None:
     with pytest.raises(ModelError) as caught:
         model_config(LLAMA | changes)
     assert message in str(caught.value)
+
+
+LONG = "x" * 1_000_000
+LONG_VALUES: dict[str, dict[str, Any]] = {
+    "class": {"architectures": [LONG]},
+    "classes": {"architectures": [LONG, LONG]},
+    "number": {"hidden_size": LONG},
+    "list": {"eos_token_id": [LONG] * 10},
+    "object": {"quantization_config": {LONG: LONG}},
+    "activation": {"hidden_act": LONG},
+    "rope type": {"rope_scaling": {"rope_type": LONG}},
+    "rope parameter": {"rope_scaling": {"rope_type": "default", LONG: 1}},
+    "rope contradiction": {"rope_scaling": {LONG: 1}, "rope_parameters": {LONG: LONG}},
+    "rotary share": of("Phi3", partial_rotary_factor=LONG),
+}
+
+
+@pytest.mark.parametrize("case", LONG_VALUES)
+def test_a_long_value_is_quoted_shortened(case: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        model_config(LLAMA | LONG_VALUES[case])
+    assert "xxxxx" in str(caught.value) and len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize("length", [1, 1_999, 2_000, 2_001, 10_000])
+def test_no_message_of_an_error_is_longer_than_2000_characters(length: int) -> None:
+    message = "a" * (length // 2) + "z" * (length - length // 2)
+    shown = str(ModelError(message))
+    assert len(shown) == min(length, 2_000) and shown[-1] == "z"
+    assert (shown == message) == (length <= 2_000) and ("a...z" in shown) == (length > 2_000)
+
+
+@pytest.mark.parametrize("length", [0, 78, 79, 1_000_000])
+def test_a_quoted_value_has_at_most_80_characters(length: int) -> None:
+    shown = quoted("y" * length)
+    assert len(shown) == min(length + 2, 80)
+    assert (shown == "'" + "y" * length + "'") == (length <= 78)
 
 
 def test_end_tokens_of_the_generation_config(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from rootgraft.engine.batch import RowResult
 from rootgraft.engine.sampling import top_k_top_p
 from rootgraft.engine.sampling.draft_verify import sampling_positions
 from rootgraft.engine.sampling.sampler import DeviceMasks, Sampler
-from rootgraft.engine.types import SamplingParams
+from rootgraft.engine.types import MAX_SEED, MIN_SEED, SamplingParams
 from rootgraft.kernels.ops import largest
 
 CPU = torch.device("cpu")
@@ -134,6 +134,15 @@ def test_top_k_beyond_the_vocabulary_is_off():
     beyond = [Request(SamplingParams(top_k=1 << 20), seed=seed) for seed in range(50)]
     without = [Request(SamplingParams(), seed=seed) for seed in range(50)]
     assert _draw(beyond, logits) == _draw(without, logits)
+
+
+def test_every_seed_of_64_bits_has_draws_of_its_own():
+    """Negative ones too: none is another's, none is an error, and each repeats itself."""
+    seeds = [MIN_SEED, MIN_SEED + 1, -2, -1, 0, 1, 2, MAX_SEED - 1, MAX_SEED]
+    requests = [Request(SamplingParams(), seed=seed) for seed in seeds]
+    drawn = [result.tokens[0] for result in _draw(requests, torch.zeros(len(seeds), 1 << 20))]
+    assert drawn == [result.tokens[0] for result in _draw(requests, torch.zeros(len(seeds), 1 << 20))]
+    assert len(set(drawn)) == len(seeds)
 
 
 def test_a_bias_of_100_decides():

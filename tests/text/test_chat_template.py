@@ -177,23 +177,58 @@ def test_equals_transformers(
         assert ours.render(messages, add_generation_prompt=prompt, tools=tools, kwargs=kwargs) == expected
 
 
-@pytest.mark.parametrize("name", ["llama3", "smollm2", "gemma"])
-@pytest.mark.parametrize("content", ["The answer is", "The answer is\n", "", "a</s>b"])
+THINK = (  # drops what an earlier answer thought, as Qwen 3 and DeepSeek R1 do
+    "{% for message in messages %}{% set content = message['content'] %}"
+    "{% if '</think>' in content %}{% set content = content.split('</think>')[-1] %}{% endif %}"
+    "{{ '<|' + message['role'] + '|>' + content }}{% endfor %}"
+)
+CONTINUED = ["The answer is", "The answer is\n", "  lead and trail  ", "\n", "", "a</s>b", "x\u3000", "5 < 6 & ü"]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("content", CONTINUED)
 def test_continued_message(name: str, content: str) -> None:
     ours = ChatTemplates({"default": TEMPLATES[name]}, SPECIAL)
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": content}]
     expected = theirs(TEMPLATES[name], messages, continue_final_message=True)
-    text = ours.render(messages, add_generation_prompt=False, continue_final_message=True)
-    assert text.rstrip("\n") == expected.rstrip("\n")
-    assert text.endswith(content)  # spaces at its end stay as they were sent
+    assert ours.render(messages, add_generation_prompt=False, continue_final_message=True) == expected
     assert messages[1]["content"] == content
+
+
+@pytest.mark.parametrize("name", ["llama3", "gemma"])
+def test_white_space_that_the_template_trims_is_not_continued(name: str) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "The sum is \n"}]
+    text = ChatTemplates({"default": TEMPLATES[name]}, SPECIAL).render(
+        messages, add_generation_prompt=False, continue_final_message=True
+    )
+    assert text.endswith("\nThe sum is")
+
+
+@pytest.mark.parametrize(
+    "template", [THINK, "{{ messages[0]['content'] | upper }}", "{{ messages[0].content | tojson }}"]
+)
+@pytest.mark.parametrize("content", ["so it is", "<think>\nhm\n</think>\n\nso it is ", 'he said "x', "IT IS"])
+def test_what_transformers_refuses_to_continue(template: str, content: str) -> None:
+    """The template drops or changes a part of the message: whatever follows would not continue what was sent."""
+    messages = [{"role": "assistant", "content": content}]
+    try:
+        expected = theirs(template, messages, continue_final_message=True)
+    except ValueError:
+        expected = None
+    ours = ChatTemplates({"default": template}, SPECIAL)
+    try:
+        text = ours.render(messages, add_generation_prompt=False, continue_final_message=True)
+    except RequestError as error:
+        assert error.param == "messages" and "cannot be continued" in str(error)
+        text = None
+    assert text == expected
 
 
 def test_continued_message_of_parts() -> None:
     ours = ChatTemplates({"default": QWEN}, SPECIAL)
     messages = [{"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
     text = ours.render(messages, add_generation_prompt=False, continue_final_message=True)
-    assert text == "<|im_start|>assistant\nab"
+    assert text == "<|im_start|>assistant\nab" == theirs(QWEN, messages, continue_final_message=True)
 
 
 @pytest.mark.parametrize(

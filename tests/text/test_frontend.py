@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
 from array import array
+from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from support.models.tiny_tokenizers import train_byte_level, write_folder
 
 from rootgraft.engine.errors import CapacityError, ContextTooLong, DeadlineExceeded, EngineDead, RequestError
 from rootgraft.engine.messages import Done, Failed, Message, Ready, Submit, TokenOut
@@ -295,6 +299,58 @@ async def test_encode_short_and_long(async_engine: AsyncEngine, tiny: Tokenizer)
     for special in (False, True):
         with pytest.raises(RequestError, match=r"surrogate, U\+D800, at position 3000"):
             await async_engine.encode("x" * 3000 + "\ud800", add_special_tokens=special, owner=Owner())
+
+
+class Watched(Tokenizer):
+    """Notes which threads cut and encode, and whether the event loop turned meanwhile."""
+
+    threads: set[int]
+
+    def cuts(self, text: str) -> Iterator[int]:
+        self.threads.add(threading.get_ident())
+        return super().cuts(text)
+
+    def encode(self, text: str, add_special_tokens: bool) -> array[int]:
+        self.threads.add(threading.get_ident())
+        return super().encode(text, add_special_tokens)
+
+
+@pytest.fixture(scope="module")
+def many_tokens(tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    """A tokenizer with as many added tokens as Gemma's, most of them alike."""
+    definition = json.loads(train_byte_level().to_str())
+    first = definition["added_tokens"][0]
+    names = [f"<unused{number}>" for number in range(6_400)]
+    definition["added_tokens"] += [first | {"id": 420 + at, "content": name} for at, name in enumerate(names)]
+    tokenizer = Watched.load(write_folder(tmp_path_factory.mktemp("many"), definition))
+    assert isinstance(tokenizer, Watched)
+    tokenizer.threads = set()
+    return tokenizer
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("text", ["<" * 400_000, "<unused" * 60_000, "<unused17> the fox " * 20_000], ids=str.__len__)
+async def test_long_texts_leave_the_event_loop_alone(
+    client: FakeClient, many_tokens: Watched, text: str, special: bool
+) -> None:
+    async_engine = AsyncEngine(cast(EngineClient, client), many_tokens, Ready(100, 6_820, 10, 16, ()))
+    many_tokens.threads.clear()
+    job = asyncio.create_task(async_engine.encode(text, add_special_tokens=special, owner=Owner()))
+    beats = 0
+    while not job.done():
+        await asyncio.sleep(0)
+        beats += 1
+    assert (await job)[-5:] == Tokenizer.encode(many_tokens, text, special)[-5:]
+    assert threading.get_ident() not in many_tokens.threads
+    assert beats > 10
+
+
+async def test_short_texts_are_encoded_at_once(client: FakeClient, many_tokens: Watched) -> None:
+    async_engine = AsyncEngine(cast(EngineClient, client), many_tokens, Ready(100, 6_820, 10, 16, ()))
+    many_tokens.threads.clear()
+    for special in (False, True):
+        await async_engine.encode("<unused17>" * 200, add_special_tokens=special, owner=Owner())
+    assert many_tokens.threads == {threading.get_ident()}
 
 
 async def test_time_that_is_up_before_the_first_token_is_an_error(

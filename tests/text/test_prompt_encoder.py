@@ -121,16 +121,18 @@ def test_a_conversation_that_grows_is_encoded_once(counting: Counting) -> None:
         encoder.encode(encoder.cut(text + "<|im_end|>\n<|im_start|>assistant\n"), US)
     assert counting.encoded.count(LONG) == 1
     assert sum(map(len, counting.encoded)) < 2.5 * len(text)
-    assert encoder.num_missing(encoder.cut(text), US) < 2 * len(turn)
+    counting.encoded.clear()
+    encoder.encode(encoder.cut(text), US)
+    assert sum(map(len, counting.encoded)) < 2 * len(turn)
 
 
 def test_nobody_notices_what_others_had_encoded(counting: Counting) -> None:
     encoder = PromptEncoder(counting)
     parts = encoder.cut(LONG)
     for owner in (US, THEM, Owner("us", "salt"), Owner("us", "pepper"), US):
-        known = owner == US and len(counting.encoded) > 0
-        assert encoder.num_missing(parts, owner) == (0 if known else len(LONG))
+        before = len(counting.encoded)
         encoder.encode(parts, owner)
+        assert len(counting.encoded) - before == (0 if owner == US and before else 1)
     assert counting.encoded == [LONG] * 4
 
 
@@ -139,10 +141,17 @@ def test_parts_used_last_are_kept(counting: Counting) -> None:
     encoder = PromptEncoder(counting, most=3 * len(texts[0]))
     for number in (0, 1, 2, 0, 3):
         encoder.encode(encoder.cut(texts[number]), US)
-    assert [encoder.num_missing([text], US) > 0 for text in texts] == [False, True, False, False]
+    counting.encoded.clear()
+    for number in (0, 2, 3, 1):
+        encoder.encode([texts[number]], US)
+    assert counting.encoded == [texts[1]]
     huge = "y" * 2000  # more than may be kept
-    assert encoder.encode([huge], US) == Tokenizer.encode(counting, huge, False)
-    assert [encoder.num_missing([text], US) > 0 for text in [*texts, huge]] == [True] * 5
+    counting.encoded.clear()
+    for _ in range(2):
+        assert encoder.encode([huge], US) == Tokenizer.encode(counting, huge, False)
+    for text in texts:
+        encoder.encode([text], US)
+    assert counting.encoded == [huge, huge, *texts]
 
 
 def test_what_another_thread_encodes_is_waited_for(counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +169,6 @@ def test_what_another_thread_encodes_is_waited_for(counting: Counting, monkeypat
     for thread in threads:
         thread.start()
     assert begun.wait(10)
-    assert encoder.num_missing([LONG], US) == len(LONG)
     go_on.set()
     for thread in threads:
         thread.join(10)
@@ -174,4 +182,3 @@ def test_what_cannot_be_encoded_is_not_kept(counting: Counting) -> None:
         with pytest.raises(RequestError, match="lone surrogate"):
             encoder.encode([LONG + "\ud800"], US)
     assert len(counting.encoded) == 2
-    assert encoder.num_missing([LONG + "\ud800"], US) > 0

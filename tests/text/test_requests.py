@@ -12,7 +12,7 @@ import pytest
 
 from rootgraft.engine.errors import ContextTooLong, RequestError
 from rootgraft.engine.serving.request import RequestLimits, TextRequest, token_array
-from rootgraft.engine.types import MAX_SEED, SamplingParams
+from rootgraft.engine.types import MAX_SEED, MIN_SEED, SamplingParams
 
 LIMITS = RequestLimits(max_model_len=100, vocab_size=50)
 REQUEST = TextRequest(array("i", [1, 2, 3]), SamplingParams(max_tokens=10))
@@ -36,7 +36,9 @@ def with_params(**values: Any) -> TextRequest:
         {"min_tokens": 10},
         {"logprobs": 0, "prompt_logprobs": 20},
         {"seed": 0},
+        {"seed": -1},
         {"seed": MAX_SEED},
+        {"seed": MIN_SEED},
         {"logit_bias": tuple((token % 50, -100.0) for token in range(300))},
         {"stop_token_ids": tuple(token % 50 for token in range(128))},
         {"max_tokens": 97},
@@ -71,8 +73,9 @@ def test_bounds_are_inclusive(values: dict[str, Any]) -> None:
         ({"min_tokens": -1}, "min_tokens"),
         ({"logprobs": 21}, "logprobs must be at least 0 and at most 20, not 21"),
         ({"prompt_logprobs": -1}, "prompt_logprobs"),
-        ({"seed": -1}, "seed"),
+        ({"seed": MIN_SEED - 1}, f"seed must be at least {MIN_SEED} and at most {MAX_SEED}, not {MIN_SEED - 1}"),
         ({"seed": MAX_SEED + 1}, "seed"),
+        ({"seed": -1.0}, "seed must be an integer"),
         ({"seed": 10**400}, "seed"),
         ({"max_tokens": 0}, "max_tokens must be at least 1, not 0"),
         ({"logit_bias": ((50, 1.0),)}, "logit_bias must be a token id from 0 to 49, not 50"),
@@ -87,6 +90,13 @@ def test_parameters_out_of_bounds(values: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message) as caught:
         LIMITS.check(with_params(**values))
     assert caught.value.param == next(iter(values))
+
+
+def test_a_long_value_is_quoted_shortened() -> None:
+    for values in ({"temperature": "x" * 1_000_000}, {"seed": 10**4000}):
+        with pytest.raises(RequestError, match=r"\.\.\.") as caught:
+            LIMITS.check(with_params(**values))
+        assert len(str(caught.value)) < 250
 
 
 @pytest.mark.parametrize(
@@ -115,6 +125,7 @@ def test_top_k_of_minus_one_is_off() -> None:
 def test_context_length() -> None:
     assert LIMITS.default_max_tokens(3) == 97
     assert LIMITS.default_max_tokens(99) == 1
+    assert [LIMITS.default_max_tokens(3, most) for most in (1, 96, 97, 98, None)] == [1, 96, 97, 97, 97]
     LIMITS.check(with_params(max_tokens=97))
     with pytest.raises(RequestError, match="max_tokens must be at least 1, not 0"):
         LIMITS.check(with_params(max_tokens=0))
@@ -132,7 +143,9 @@ def test_one_submit_for_each_sequence() -> None:
     request = replace(REQUEST, n=3, adapter="sql", salt="t", params=replace(REQUEST.params, seed=MAX_SEED - 1))
     submits = request.submits(itertools.count(7))
     assert [submit.id for submit in submits] == [7, 8, 9]
-    assert [submit.params.seed for submit in submits] == [MAX_SEED - 1, MAX_SEED, 0]
+    assert [submit.params.seed for submit in submits] == [MAX_SEED - 1, MAX_SEED, MIN_SEED]
+    below = replace(request, params=replace(request.params, seed=-2)).submits(itertools.count())
+    assert [submit.params.seed for submit in below] == [-2, -1, 0]
     assert {(submit.adapter, submit.salt) for submit in submits} == {("sql", "t")}
     assert [submit.params.seed for submit in replace(REQUEST, n=2).submits(itertools.count())] == [None, None]
 

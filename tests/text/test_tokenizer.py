@@ -128,6 +128,52 @@ def test_configuration_completes_the_definition(tmp_path: Path) -> None:
     assert tokenizer.decode([1, 420, 2]) == "<tool>"
 
 
+FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
+AROUND = [
+    "Hello<|im_end|>  there",
+    "a <|im_end|> b",
+    "a<|im_end|>b",
+    "A <|IM_END|> b",
+    "<|im_end|>",
+    " <|im_end|>\n\n<|im_end|>",
+]
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        *({flag: value} for flag in FLAGS for value in (False, True)),
+        {"lstrip": True, "rstrip": True, "special": True},
+        {"single_word": True, "normalized": False, "special": False},
+    ],
+    ids=str,
+)
+def test_flags_of_the_configuration_win(tmp_path: Path, flags: dict[str, bool], named: bool) -> None:
+    """Over those of a token that tokenizer.json has; ``named``: the token also has a role."""
+    definition = json.loads(train_byte_level().to_str()) | {"normalizer": {"type": "Lowercase"}}
+    decoder = {"2": {"content": "<|im_end|>", **flags}}
+    roles = {"eos_token": "<|im_end|>"} if named else {}
+    folder = write_folder(tmp_path, definition, added_tokens_decoder=decoder, **roles)
+    ours, theirs = Tokenizer.load(folder), oracle(folder)
+    for text in AROUND:
+        ids = ours.encode(text, False).tolist()
+        assert ids == theirs.encode(text, add_special_tokens=False), text
+        for skip in (False, True):
+            assert ours.decode(ids, skip) == theirs.decode(ids, skip_special_tokens=skip)
+
+
+def test_flags_of_a_token_that_only_the_configuration_has(tmp_path: Path) -> None:
+    """Without ``normalized`` a plain token is found in normalized text, as in transformers."""
+    definition = json.loads(train_byte_level().to_str()) | {"normalizer": {"type": "Lowercase"}}
+    decoder = {"420": {"content": "<Tool>", "special": False}, "421": {"content": "<End>", "special": True}}
+    folder = write_folder(tmp_path, definition, added_tokens_decoder=decoder)
+    ours, theirs = Tokenizer.load(folder), oracle(folder)
+    for text in ("a<Tool>b<End>c", "a<tool>b<end>c", "a<TOOL>b<END>c"):
+        assert ours.encode(text, False).tolist() == theirs.encode(text, add_special_tokens=False)
+
+
 @pytest.mark.parametrize("flags", [{}, {"add_bos_token": False, "add_eos_token": False}])
 def test_tokenizer_json_alone_says_what_stands_around_a_text(tmp_path: Path, flags: dict[str, bool]) -> None:
     trained = train_byte_level()
@@ -190,6 +236,26 @@ def test_refused_folders(tmp_path: Path, files: dict[str, str], message: str) ->
     with pytest.raises(ModelError, match=message) as caught:
         Tokenizer.load(tmp_path)
     assert str(tmp_path) not in str(caught.value)
+
+
+LONG = "x" * 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("changes", "config"),
+    [
+        ({}, {"auto_map": {"AutoTokenizer": LONG}}),
+        ({"added_tokens": [{LONG: 1}]}, {}),
+        ({"model": {"type": LONG}}, {}),
+        ({"decoder": {"type": LONG}}, {}),
+        ({}, {"added_tokens_decoder": {"999": {"content": LONG, "special": True}}}),
+    ],
+)
+def test_texts_of_the_files_are_quoted_shortened(tmp_path: Path, changes: Any, config: Any) -> None:
+    definition = json.loads(train_byte_level().to_str()) | changes
+    with pytest.raises(ModelError) as caught:
+        Tokenizer.load(write_folder(tmp_path, definition, **config))
+    assert len(str(caught.value)) < 500
 
 
 @pytest.mark.parametrize(

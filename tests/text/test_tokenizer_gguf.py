@@ -45,7 +45,7 @@ def test_default_model(smollm2: tuple[Tokenizer, Any], text: str) -> None:
 
 def test_default_model_facts(smollm2: tuple[Tokenizer, Any]) -> None:
     ours, theirs = smollm2
-    assert (ours.vocab_size, ours.bos_id, ours.eos_ids) == (49152, 1, (2,))
+    assert (ours.vocab_size, ours.bos_id, ours.eos_ids) == (49152, 1, (0, 2, 4))
     assert ours.special_ids == set(range(17))
     assert b"".join(map(ours.token_bytes, ours.encode("a 12 é🎉<|im_end|>", False))) == "a 12 é🎉<|im_end|>".encode()
     conversation = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
@@ -140,7 +140,7 @@ def test_templates_ends_and_user_defined_tokens(tmp_path: Path) -> None:
         "chat_template__tool_use": "with tools",
     }
     ours = Tokenizer.load(write_gguf(tmp_path / "a.gguf", definition, "gpt2", **values))
-    assert ours.eos_ids == (1, 2)
+    assert ours.eos_ids == (0, 1, 2)
     ids = ours.encode("the", True)
     assert (ids[0], ids[-1]) == (0, 2)
     assert ours.render_chat([{}]) == "usual <|im_end|>"

@@ -12,7 +12,7 @@ from rootgraft.engine.serving.output_processor import Finish, TextDelta, TokenLo
 from rootgraft.engine.serving.request import RequestLimits, TextRequest
 from rootgraft.engine.snapshot import EngineSnapshot
 from rootgraft.engine.text.prompt_cache import Owner
-from rootgraft.engine.types import AdapterInfo, FinishReason, Usage
+from rootgraft.engine.types import AdapterInfo, FinishReason, SamplingDefaults, Usage
 
 BOS, EOS, VOCAB = 256, 257, 260
 MAX_LEN = 2048
@@ -79,6 +79,7 @@ class FakeFrontend:
         self.max_model_len = MAX_LEN
         self.vocab_size = VOCAB
         self.limits = RequestLimits(MAX_LEN, VOCAB)
+        self.defaults = SamplingDefaults()
         self.say: Callable[[TextRequest, int], str] = lambda request, index: f"answer {index}"
         self.fail_after: tuple[int, Exception] | None = None
         self.gate: asyncio.Event | None = None

@@ -19,7 +19,7 @@ NUMBERS: list[tuple[str, str, float | None, float | None]] = [
     ("presence_penalty", "float", -2, 2),
     ("frequency_penalty", "float", -2, 2),
     ("repetition_penalty", "float", None, 2),
-    ("seed", "int", 0, (1 << 63) - 1),
+    ("seed", "int", None, (1 << 63) - 1),  # any 64 bits; an integer beyond them is none for the parser
     ("n", "int", 1, 16),
     ("min_tokens", "int", 0, None),
     ("prompt_logprobs", "int", 0, 20),
@@ -39,7 +39,8 @@ def number_cases(path: str, numbers: list[tuple[str, str, float | None, float | 
         beyond += [high + 1] if high is not None else []
         if kind == "int":
             wrong += [1.5, 1e308, -0.5]
-            beyond += [-(1 << 63)] if name.startswith("max") else [(1 << 64) - 1, -(1 << 63)]
+            beyond += [] if name.startswith("max") else [(1 << 64) - 1]
+            beyond += [-(1 << 63)] if low is not None else []
         else:
             beyond += [1e308, -1e308, 1 << 63]
         cases += [(path, {name: value}, name, "invalid_type") for value in wrong]

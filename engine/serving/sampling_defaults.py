@@ -1,0 +1,72 @@
+"""Sampling defaults: what ``generation_config.json`` recommends for requests that name no value (as in vLLM)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..checkpoint.read_config import GENERATION_CONFIG, read_generation_config
+from ..config import EngineConfig
+from ..errors import RequestError
+from ..types import SamplingDefaults, SamplingParams
+from .request import check_parameter
+
+# Keys of the file that are applied, and their parameters. Others (do_sample, max_length, ...) are vLLM's to ignore too.
+_APPLIED = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+
+
+class DefaultsRead(NamedTuple):
+    """Sampling defaults of a model, with lines for people about what is applied and what is ignored."""
+
+    defaults: SamplingDefaults
+    applied: str = ""
+    ignored: tuple[str, ...] = ()
+
+
+def read_sampling_defaults(config: EngineConfig, model: Path) -> DefaultsRead:
+    """Read the sampling defaults of a model's folder, unless ``--generation-config`` is ``vllm``.
+
+    A value that is out of a request's bounds is ignored, with a line about it. A GGUF file has no such values.
+
+    Raises:
+        ModelError: the file is not a JSON object.
+    """
+    content = read_generation_config(model) if config.generation_config == "auto" else {}
+    values: dict[str, Any] = {}
+    ignored = []
+    for key, name in _APPLIED.items():
+        value = content.get(key)
+        if value is None:
+            continue
+        value = 0 if (name, value) == ("top_k", -1) else value
+        try:
+            check_parameter(name, value)
+        except RequestError as error:
+            ignored.append(f"{GENERATION_CONFIG}: ignored: {str(error).replace(name, key, 1)}")
+        else:
+            values[name] = value
+    if not values:
+        return DefaultsRead(SamplingDefaults(), ignored=tuple(ignored))
+    shown = ", ".join(f"{key} {values[name]:g}" for key, name in _APPLIED.items() if name in values)
+    applied = f"sampling defaults of {GENERATION_CONFIG}: {shown} (--generation-config vllm: none)"
+    return DefaultsRead(SamplingDefaults(**values), applied, tuple(ignored))
+
+
+def default_params(defaults: SamplingDefaults) -> SamplingParams:
+    """Return the parameters of an offline request that names none."""
+    params = SamplingParams(
+        temperature=defaults.temperature,
+        top_p=defaults.top_p,
+        top_k=defaults.top_k,
+        min_p=defaults.min_p,
+        repetition_penalty=defaults.repetition_penalty,
+    )
+    return params if defaults.max_tokens is None else replace(params, max_tokens=defaults.max_tokens)

@@ -1,0 +1,46 @@
+"""The tokens that end an answer: the tokenizer's own end token and those that the model's files name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..checkpoint.gguf import GgufFile
+from ..checkpoint.gguf_end_tokens import gguf_end_tokens
+from ..checkpoint.model_config import ModelConfig
+from ..checkpoint.read_config import config_end_tokens
+from .tokenizer_files import DEFINITION, read_folder, refusing_malformed
+
+
+def read_end_tokens(config: ModelConfig, model: Path, tokenizer: Path | None = None) -> tuple[int, ...]:
+    """Return the ids of the tokens that end an answer, the tokenizer's own end token first.
+
+    Its end token counts whatever the model's files say, as in vLLM: fine-tunes for chat often change it alone. What
+    ``config.json`` names counts beside ``generation_config.json`` if it is a special token: the id of another model's
+    end token, left over in a config, may be an ordinary word.
+
+    Args:
+        config: the model's, with the end tokens that its files name.
+        model: the model's folder or GGUF file.
+        tokenizer: another folder or GGUF file with the tokenizer.
+
+    Raises:
+        ModelError: the files are malformed.
+    """
+    with refusing_malformed():
+        own, special = _tokenizer_ends(tokenizer or model)
+    ends = [*own, *config.eos_token_ids]
+    if model.is_dir():
+        ends += [token for token in config_end_tokens(model, config.vocab_size) if token in special]
+    return tuple(token for token in dict.fromkeys(ends) if token < config.vocab_size)
+
+
+def _tokenizer_ends(source: Path) -> tuple[list[int], frozenset[int]]:
+    """Return the end tokens of a tokenizer and its special tokens; nothing for a folder without one."""
+    if not source.is_dir():
+        return [int(token) for token in gguf_end_tokens(GgufFile.open(source).metadata)], frozenset()
+    if not (source / DEFINITION).is_file():
+        return [], frozenset()
+    files = read_folder(source)
+    added = files.definition["added_tokens"]
+    ends = [token["id"] for token in added if token["content"] == files.special.get("eos_token")]
+    return ends, frozenset(token["id"] for token in added if token["special"])
