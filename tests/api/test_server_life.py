@@ -21,12 +21,14 @@ from rootgraft.api.config import ServerConfig
 from rootgraft.api.http import server
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError, EngineDead, ModelError
+from rootgraft.engine.types import SamplingDefaults
 
 
 class Engine:
     """What the server finds in place of the real engine, and what has become of it."""
 
     def __init__(self) -> None:
+        self.model = Path("model.gguf")
         self.client: Any = None
         self.async_engine = FakeFrontend()
         self.closed = False
@@ -38,6 +40,10 @@ class Engine:
         self.client.config, self.client.path = config, path
         self.client.start, self.client.close, self.client.on_death = self._start, self._close, self._on_death
         return self.client
+
+    def make_async_engine(self, client: Any, tokenizer: Any, ready: Any, defaults: SamplingDefaults) -> Any:
+        self.async_engine.defaults = defaults
+        return self.async_engine
 
     async def _start(self) -> Any:
         while not self.loaded.is_set():
@@ -58,11 +64,12 @@ class Engine:
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     fake = Engine()
-    files = SimpleNamespace(path=Path("model.gguf"), name="org/small")
-    monkeypatch.setattr(server, "resolve_model", lambda model, revision: files)
+    monkeypatch.setattr(
+        server, "resolve_model", lambda model, revision: SimpleNamespace(path=fake.model, name="org/small")
+    )
     monkeypatch.setattr(server, "EngineClient", fake.make_client)
     monkeypatch.setattr(server.Tokenizer, "load", lambda *args, **options: fake.async_engine.tokenizer)
-    monkeypatch.setattr(server, "AsyncEngine", lambda client, tokenizer, ready: fake.async_engine)
+    monkeypatch.setattr(server, "AsyncEngine", fake.make_async_engine)
     yield fake
     fake.loaded.set()
 
@@ -102,13 +109,13 @@ def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def run(steps: Callable[[httpx.Client], None], **options: Any) -> int:
+def run(steps: Callable[[httpx.Client], None], *, engine: EngineConfig | None = None, **options: Any) -> int:
     """Serve while ``steps`` happen; the exit code."""
     with server._listen(ServerConfig(port=0)) as probe:
         port = probe.getsockname()[1]
     script = Script(steps, port)
     try:
-        return server.serve(EngineConfig(model="m"), ServerConfig(port=port, **options))
+        return server.serve(engine or EngineConfig(model="m"), ServerConfig(port=port, **options))
     finally:
         script.finish()
 
@@ -140,6 +147,28 @@ def test_loading_serving_ending(engine: Engine) -> None:
     assert run(steps) == 0
     assert engine.closed
     assert engine.client.path == Path("model.gguf")
+
+
+@pytest.mark.parametrize("mode", ["auto", "vllm"])
+def test_the_first_lines_tell_the_models_sampling_defaults(
+    engine: Engine, tmp_path: Path, capfd: pytest.CaptureFixture[str], mode: str
+) -> None:
+    engine.model = tmp_path
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_p": 0.9, "top_k": -7}')
+
+    def steps(http: httpx.Client) -> None:
+        engine.loaded.set()
+        wait_until(lambda: http.get("/ready").status_code == 200)
+        assert http.post("/v1/completions", json={"prompt": "x", "top_p": 1}).status_code == 200
+        interrupt()
+
+    assert run(steps, engine=EngineConfig(model="m", generation_config=mode)) == 0
+    [request] = engine.async_engine.seen
+    lines = capfd.readouterr().err
+    assert (request.params.temperature, request.params.top_p) == (0.6 if mode == "auto" else 1, 1)
+    applied = "sampling defaults of generation_config.json: temperature 0.6, top_p 0.9 (--generation-config vllm: none)"
+    assert (applied in lines) == (mode == "auto")
+    assert ("generation_config.json: ignored: top_k must be at least 0" in lines) == (mode == "auto")
 
 
 def test_names_of_the_operators(engine: Engine) -> None:
