@@ -131,7 +131,7 @@ def _complete_added_tokens(
             old.update(entry | {"id": old["id"], "special": old["special"] or entry["special"]})
         else:
             added.append(entry)
-    texts = {*roles, *filter(None, map(_text, named.get("additional_special_tokens") or ()))}
+    texts = {*roles, *_further_special(named)}
     for token in added:
         token["special"] = token["special"] or token["content"] in texts
     present = {token["content"] for token in added}
@@ -140,6 +140,12 @@ def _complete_added_tokens(
     added.sort(key=lambda token: int(token["id"]))
     for name in [name for name, text in special.items() if text not in {token["content"] for token in added}]:
         del special[name]
+
+
+def _further_special(named: dict[str, Any]) -> Iterator[str]:
+    """Yield the texts of special tokens without a role, under the name of transformers 5 or else the older one."""
+    tokens = named.get("extra_special_tokens") or named.get("additional_special_tokens") or ()
+    yield from filter(None, map(_text, tokens.values() if isinstance(tokens, dict) else tokens))
 
 
 def _configured(token_id: int, token: dict[str, Any], *, has_role: bool) -> dict[str, Any]:

@@ -164,6 +164,25 @@ def test_flags_of_the_configuration_win(tmp_path: Path, flags: dict[str, bool], 
             assert ours.decode(ids, skip) == theirs.decode(ids, skip_special_tokens=skip)
 
 
+@pytest.mark.parametrize(
+    "tokens", [["<|im_end|>", "the"], {"end": "<|im_end|>", "word": "the"}], ids=["list", "object"]
+)
+@pytest.mark.parametrize("name", ["additional_special_tokens", "extra_special_tokens"])
+def test_special_tokens_without_a_role(tmp_path: Path, name: str, tokens: Any) -> None:
+    """A piece that the configuration calls special is found whole in every text, and is none when it is decoded."""
+    definition = json.loads(train_byte_level().to_str())
+    definition["added_tokens"] = definition["added_tokens"][:1]
+    if name == "additional_special_tokens" and isinstance(tokens, dict):
+        return  # transformers knows the older name with a list alone
+    folder = write_folder(tmp_path, definition, **{name: tokens})
+    ours, theirs = Tokenizer.load(folder), oracle(folder)
+    for text in ("a<|im_end|>other", "the fox", "<|im_start|>"):
+        ids = ours.encode(text, False).tolist()
+        assert ids == theirs.encode(text, add_special_tokens=False)
+        for skip in (False, True):
+            assert ours.decode(ids, skip) == theirs.decode(ids, skip_special_tokens=skip)
+
+
 def test_flags_of_a_token_that_only_the_configuration_has(tmp_path: Path) -> None:
     """Without ``normalized`` a plain token is found in normalized text, as in transformers."""
     definition = json.loads(train_byte_level().to_str()) | {"normalizer": {"type": "Lowercase"}}
