@@ -315,12 +315,13 @@ class EngineCore:
             self._outbox += [failure_of(number, loss.error) for number in compiling]
 
     def _learn(self, texts: TokenTexts) -> None:
-        """Set up structured output, unless the model has no end token."""
-        if not self._worker.eos_ids:
+        """Set up structured output, unless the model has no end token among the tokenizer's tokens."""
+        ends = tuple(token for token in self._worker.eos_ids if token < len(texts.lengths))
+        if not ends:
             return
         from .structured_output import StructuredOutputManager
 
-        self._grammars = StructuredOutputManager(texts, self._worker.eos_ids, self._worker.vocab_size, self._max_lines)
+        self._grammars = StructuredOutputManager(texts, ends, self._worker.vocab_size, self._max_lines)
 
     def _poll_compiling(self) -> None:
         """Queue the sequences whose grammar is compiled; others do not wait for it."""

@@ -128,8 +128,10 @@ def test_an_abort_while_the_grammar_compiles(engine):
     assert structured.core.stats()["waiting"] == 0
 
 
-def test_a_model_without_end_token_follows_no_grammar():
-    core = EngineCore(EngineConfig(), FakeWorker(50, 16, vocab_size=VOCAB))
+@pytest.mark.parametrize("eos", [(), (VOCAB - 1,)], ids=["none", "none that is a token"])
+def test_a_model_without_end_token_follows_no_grammar(eos: tuple[int, ...]):
+    """An id of a padded vocabulary without a token ends no structured answer; neither does it end the engine."""
+    core = EngineCore(EngineConfig(), FakeWorker(50, 16, vocab_size=VOCAB, eos=eos))
     core.handle([TEXTS, Submit(0, array("i", [1]), SamplingParams(), grammar=("choice", b'["a"]'))])
     [failed] = core.step()
     assert isinstance(failed, Failed) and "end token" in failed.message
