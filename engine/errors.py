@@ -31,10 +31,14 @@ def quoted(value: object) -> str:
 
 
 class EngineError(Exception):
-    """Root of the tree: an error whose text is for the user, of at most 2,000 characters whatever it quotes."""
+    """Root of the tree: an error whose text is for the user.
+
+    Whatever it quotes, it has at most 2,000 characters, and lone surrogates (of a JSON file) are escaped: it can be
+    printed and sent.
+    """
 
     def __init__(self, message: str) -> None:
-        super().__init__(shortened(message, MOST_CHARACTERS))
+        super().__init__(shortened(message, MOST_CHARACTERS).encode(errors="backslashreplace").decode())
 
 
 class RequestError(EngineError):

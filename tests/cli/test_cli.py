@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,9 +14,11 @@ from hypothesis import strategies as st
 
 from rootgraft.api.cli.flag_parser import parse
 from rootgraft.api.cli.main import COMMANDS, main
-from rootgraft.api.cli.options import BenchOptions
+from rootgraft.api.cli.options import BenchOptions, SamplingOptions
 from rootgraft.api.config import ServerConfig
 from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.errors import ConfigError
+from rootgraft.engine.types import MAX_SEED, MIN_SEED
 
 ROOT = Path(__file__).parents[2]
 HEAVY_MODULES = ("torch", "aiohttp", "fastapi", "uvicorn", "transformers", "numpy", "tqdm", "huggingface_hub")
@@ -99,6 +102,16 @@ def test_flags_become_fields() -> None:
     assert engine == EngineConfig(model="models/x", enable_prefix_caching=False, max_num_seqs=8, kv_cache_memory=0.5)
     assert server == ServerConfig(api_key=("a", "b"))
     assert parse("p", "about", (EngineConfig, ServerConfig), "model", []) == [EngineConfig(), ServerConfig()]
+
+
+@pytest.mark.parametrize("kind", [EngineConfig, SamplingOptions])
+def test_seeds_are_any_integer_of_64_bits(kind: type[Any]) -> None:
+    for seed in (-1, MIN_SEED, MAX_SEED):
+        [options] = parse("p", "about", (kind,), "", ["--seed", str(seed)])
+        assert options.seed == seed
+    for seed in (MIN_SEED - 1, MAX_SEED + 1):
+        with pytest.raises(ConfigError, match="--seed must be at"):
+            parse("p", "about", (kind,), "", ["--seed", str(seed)])
 
 
 def test_several_adapters_follow_one_flag_as_with_vllm() -> None:

@@ -42,7 +42,7 @@ params = st.builds(
     SamplingParams,
     max_tokens=ints,
     temperature=floats,
-    seed=st.none() | st.integers(0, 2**63 - 1),
+    seed=st.none() | st.integers(-(2**63), 2**63 - 1),
     stop_token_ids=st.lists(ints, max_size=3).map(tuple),
     logit_bias=st.lists(st.tuples(ints, floats), max_size=3).map(tuple),
     logprobs=st.none() | st.integers(0, 20),

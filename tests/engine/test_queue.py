@@ -19,7 +19,7 @@ from rootgraft.engine.messages import Done, Submit, TokenOut
 from rootgraft.engine.scheduling.fairness import CACHED_WEIGHT, INPUT_WEIGHT, OUTPUT_WEIGHT, TokenCounters
 from rootgraft.engine.scheduling.waiting_queue import MAX_OVERTAKEN, PATIENCE, WINDOW, WaitingQueue
 from rootgraft.engine.sequence.sequence import Sequence
-from rootgraft.engine.types import Priority, SamplingParams
+from rootgraft.engine.types import MAX_SEED, MIN_SEED, Priority, SamplingParams
 from rootgraft.radix.namespace import Namespace, Path
 
 PATH = Path(Namespace("base"))
@@ -255,3 +255,15 @@ def test_two_tenants_with_very_different_demand_get_the_same() -> None:
             if isinstance(message, TokenOut):
                 tokens["few" if message.id % 11 == 10 else "many"] += len(message.tokens)
     assert abs(tokens["few"] - tokens["many"]) < 0.1 * tokens["few"]
+
+
+def test_an_engine_of_each_seed_draws_seeds_of_its_own() -> None:
+    """Requests without a seed get one of the engine's: -1 is no other spelling of 1."""
+
+    def first(seed: int) -> int:
+        core = EngineCore(EngineConfig(seed=seed), FakeWorker(50, 16))
+        return core._seeds.getrandbits(63)
+
+    seeds = (MIN_SEED, -2, -1, 0, 1, 2, MAX_SEED)
+    assert [first(seed) for seed in seeds] == [first(seed) for seed in seeds]
+    assert len({first(seed) for seed in seeds}) == len(seeds)

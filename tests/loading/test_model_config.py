@@ -246,6 +246,12 @@ def test_no_message_of_an_error_is_longer_than_2000_characters(length: int) -> N
     assert (shown == message) == (length <= 2_000) and ("a...z" in shown) == (length > 2_000)
 
 
+def test_a_name_that_is_no_text_can_be_printed() -> None:
+    with pytest.raises(ModelError, match=r"the architecture a\\ud800 is not supported") as caught:
+        model_config(LLAMA | {"architectures": json.loads('["a\\ud800"]')})
+    assert str(caught.value).encode()
+
+
 @pytest.mark.parametrize("length", [0, 78, 79, 1_000_000])
 def test_a_quoted_value_has_at_most_80_characters(length: int) -> None:
     shown = quoted("y" * length)
