@@ -59,11 +59,13 @@ class Connection(HttpToolsProtocol):
     is_closing = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a connection and await its first request's head."""
         super().connection_made(cast(asyncio.Transport, _LastingTransport(transport, self)))
         self._socket = transport
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """End all timers with the connection."""
         self._stop_timer()
         self._stop_draining()
         super().connection_lost(exc)
