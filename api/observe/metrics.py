@@ -52,6 +52,8 @@ _COUNTS = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 # Name in the heartbeat, name outside, help.
 _ENGINE_GAUGES = (
+    ("engine_healthy", "engine_healthy", "1 while the engine's process runs and does not hang, else 0."),
+    ("engine_silent_seconds", "engine_silent_seconds", "Seconds since the last sign of life of the engine's process."),
     ("running", "num_requests_running", "Sequences that take part in steps."),
     ("waiting", "num_requests_waiting", "Sequences that wait to be admitted."),
     ("pages", "kv_cache_pages", "Pages of the KV pool."),

@@ -8,6 +8,7 @@ from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+from rootgraft.engine.errors import EngineDead
 from rootgraft.engine.serving.output_processor import Finish, TextDelta, TokenLogprob, TopLogprob
 from rootgraft.engine.serving.request import RequestLimits, TextRequest
 from rootgraft.engine.snapshot import EngineSnapshot
@@ -180,7 +181,8 @@ class FakeClient:
 
     def __init__(self) -> None:
         self.is_alive = True
-        self.age = 0.0
+        self.death: EngineDead | None = None
+        self.silent_seconds = 0.0
         self.adapters: dict[str, AdapterInfo] = {}
         self.snapshot = EngineSnapshot(16, {}, (), (), 0, ())
         self.num_snapshots = 0
@@ -197,5 +199,7 @@ class FakeClient:
     def kill(self) -> None:
         self.killed = True
 
-    def last_heartbeat_age(self) -> float:
-        return self.age
+    def hang(self) -> None:
+        """As the client is once its watchdog has found that the engine hangs."""
+        self.is_alive, self.silent_seconds = False, 5.0
+        self.death = EngineDead("The engine process hangs: it gives no sign of life.")
