@@ -61,6 +61,13 @@ class ServerConfig:
         choices=TOOL_CALL_PARSERS,
         group="server",
     )
+    stream_interval: int = option(
+        1,
+        "Tokens of an answer in each event of a stream; fewer at its begin and end. 1: those of a step, at once.",
+        low=1,
+        high=1 << 20,
+        group="server",
+    )
     max_request_bytes: int = option(
         4 << 20, "Longest request body that is read.", low=1024, high=1 << 30, group="server"
     )

@@ -144,6 +144,51 @@ async def silenced(deltas: Deltas) -> Deltas:
         async for arrived in stream:
             yield [_silent(delta) for delta in arrived]
 
+def at_intervals(deltas: Deltas, num_tokens: int) -> Deltas:
+    """Return the deltas of a stream in pieces of at least ``num_tokens`` tokens of a sequence (vLLM's stream interval).
+
+    The first tokens of a sequence come at once, the last with its end or before an error; 1 changes nothing.
+    """
+    return deltas if num_tokens == 1 else _gathered(deltas, num_tokens)
+
+
+async def _gathered(deltas: Deltas, num_tokens: int) -> Deltas:
+    held: dict[tuple[int, int], TextDelta] = {}
+    begun: set[tuple[int, int]] = set()
+    try:
+        async with aclosing(deltas) as stream:
+            async for arrived in stream:
+                due = []
+                for new in arrived:
+                    sequence = new.prompt, new.index
+                    delta = _joined(held.pop(sequence), new) if sequence in held else new
+                    if sequence in begun and delta.finish is None and len(delta.tokens) < num_tokens:
+                        held[sequence] = delta
+                    else:
+                        due.append(delta)
+                    if delta.tokens:
+                        begun.add(sequence)
+                if due:
+                    yield due
+    except Exception:
+        if held:
+            yield list(held.values())
+        raise
+
+
+def _joined(first: TextDelta, second: TextDelta) -> TextDelta:
+    """Return two successive deltas of a sequence as one."""
+    return TextDelta(
+        first.index,
+        first.text + second.text,
+        first.tokens + second.tokens,
+        first.logprobs + second.logprobs,
+        first.prompt_logprobs + second.prompt_logprobs,
+        second.finish,
+        first.prompt,
+    )
+
+
 
 def _silent(delta: TextDelta) -> TextDelta:
     finish = delta.finish and replace(delta.finish, reason=FinishReason.LENGTH, stop_reason=None)

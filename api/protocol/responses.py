@@ -154,6 +154,8 @@ class ResponseRequest(RequestModel):
     cache_control: CacheControl | None = None
     top_k: int = 0
     min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     seed: int | None = None
     stop: Stop = Field(default_factory=list)

@@ -140,6 +140,8 @@ def _request_fields(body: ResponseRequest, model: str, *, stored: bool) -> dict[
         "max_tool_calls": None,
         "temperature": body.temperature,
         "top_p": body.top_p,
+        "presence_penalty": body.presence_penalty,
+        "frequency_penalty": body.frequency_penalty,
         "top_logprobs": body.top_logprobs,
         "text": {"format": text_format, "verbosity": "medium"},
         "tools": [_tool(tool.model_dump()) for tool in body.tools],
