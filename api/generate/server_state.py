@@ -130,9 +130,10 @@ class ServerState:
         """Return gauges and counters for the metrics: the engine's last ones and the server's own."""
         queue = self.admission.queue_limits
         waits = {f"queue_seconds_{priority.name.lower()}": queue.drain_seconds(priority) for priority in Priority}
-        lost = 0 if self.ledger is None else self.ledger.num_lost
+        ledger = self.ledger
+        usage = {} if ledger is None else {"ledger_lost": ledger.num_lost, "ledger_waiting": ledger.num_waiting}
         batches = {} if self.batches is None else self.batches.stats()
-        own = {**self.responses.stats(), **waits, **batches, "ledger_lost": lost}
+        own = {**self.responses.stats(), **waits, **batches, **usage}
         if self.client is None:
             return own
         health = {"engine_healthy": float(self.is_healthy), "engine_silent_seconds": self.client.silent_seconds}

@@ -71,6 +71,7 @@ _ENGINE_GAUGES = (
     ("responses_stored_bytes", "responses_stored_bytes", "What those take in memory, about."),
     ("files_stored_bytes", "files_stored_bytes", "What files of clients take in the folder of batches."),
     ("batches_unfinished", "batches_unfinished", "Batches that have not ended."),
+    ("ledger_waiting", "usage_ledger_waiting", "Requests that are to be written to the usage ledger."),
 )
 _ENGINE_COUNTERS = (
     ("prompt_tokens", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),

@@ -20,6 +20,7 @@ from ..errors import HTTPError
 from ..generate.envelope import json_response
 from ..generate.server_state import ServerState
 from ..protocol.batches import ExpiresAfter
+from ..storage.disk_space import refusing_without_space
 from ..storage.file_store import StoredFile
 from .dependencies import CallerOf, JsonRoute, State, page
 
@@ -51,16 +52,17 @@ async def create_file(request: Request, state: State, caller: CallerOf) -> Respo
     batch_service = batch_service_of(state)
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise HTTPError(415, "A file is sent as multipart/form-data.")
-    try:
-        form = await request.form(max_files=1, max_fields=len(_FIELDS), max_part_size=1024)
-    except HTTPException as error:
-        if isinstance(error, HTTPError):
-            raise
-        raise RequestError(f"The form cannot be read: {error.detail}") from None
-    try:
-        return await _keep(batch_service, form, caller, state.options.max_file_bytes)
-    finally:
-        await form.close()
+    with refusing_without_space("this file"):
+        try:
+            form = await request.form(max_files=1, max_fields=len(_FIELDS), max_part_size=1024)
+        except HTTPException as error:
+            if isinstance(error, HTTPError):
+                raise
+            raise RequestError(f"The form cannot be read: {error.detail}") from None
+        try:
+            return await _keep(batch_service, form, caller, state.options.max_file_bytes)
+        finally:
+            await form.close()
 
 
 async def _keep(batch_service: BatchService, form: FormData, caller: Caller, max_bytes: int) -> Response:
