@@ -143,10 +143,12 @@ async def get_file(file_id: str, state: State, caller: CallerOf) -> Response:
 
 @router.get("/v1/files/{file_id}/content")
 async def get_file_content(file_id: str, state: State, caller: CallerOf) -> Response:
-    """A file's content."""
+    """A file's content, which no browser may take for a page: it is a client's."""
     batch_service = batch_service_of(state)
     return FileResponse(
-        batch_service.files.path(find_file(batch_service, caller, file_id)), media_type="application/octet-stream"
+        batch_service.files.path(find_file(batch_service, caller, file_id)),
+        media_type="application/octet-stream",
+        headers={"x-content-type-options": "nosniff", "content-disposition": "attachment"},
     )
 
 
