@@ -130,8 +130,8 @@ class ServerState:
         """Return gauges and counters for the metrics: the engine's last ones and the server's own."""
         queue = self.admission.queue_limits
         waits = {f"queue_seconds_{priority.name.lower()}": queue.drain_seconds(priority) for priority in Priority}
-        ledger = self.ledger
-        usage = {} if ledger is None else {"ledger_lost": ledger.num_lost, "ledger_waiting": ledger.num_waiting}
+        lost, waiting = (0, 0) if self.ledger is None else (self.ledger.num_lost, self.ledger.num_waiting)
+        usage = {"ledger_lost": lost, "ledger_waiting": waiting}
         batches = {} if self.batches is None else self.batches.stats()
         own = {**self.responses.stats(), **waits, **batches, **usage}
         if self.client is None:
