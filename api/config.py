@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..engine.config import check_options, option
 from ..engine.errors import ConfigError
+from ..engine.serving.watchdog import HEARTBEAT_TIMEOUT, WATCHDOG_TIMEOUT
 
 # "auto" and the formats of api/structured/tool_formats.py, repeated so that the command line need not import it.
 TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "generic")
@@ -60,6 +61,13 @@ class ServerConfig:
         choices=TOOL_CALL_PARSERS,
         group="server",
     )
+    stream_interval: int = option(
+        1,
+        "Tokens of an answer in each event of a stream; fewer at its begin and end. 1: those of a step, at once.",
+        low=1,
+        high=1 << 20,
+        group="server",
+    )
     max_request_bytes: int = option(
         4 << 20, "Longest request body that is read.", low=1024, high=1 << 30, group="server"
     )
@@ -85,7 +93,18 @@ class ServerConfig:
         30.0, "Seconds that running requests get to finish after the first SIGTERM.", low=0, high=86400, group="server"
     )
     heartbeat_timeout: float = option(
-        60.0, "Seconds without a sign of life after which the engine counts as hung.", low=1, high=86400, group="server"
+        HEARTBEAT_TIMEOUT,
+        "Seconds without a sign of life of the engine's process, as when it is stopped, after which it counts as hung.",
+        low=1,
+        high=86400,
+        group="server",
+    )
+    watchdog_timeout: float = option(
+        WATCHDOG_TIMEOUT,
+        "Seconds that one step may take, such as a prompt's on a slow machine, before the engine counts as hung.",
+        low=1,
+        high=86400,
+        group="server",
     )
     log_level: str = option("info", "Least severe lines in the log.", choices=_LOG_LEVELS, group="observability")
     log_format: str = option(

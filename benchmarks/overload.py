@@ -69,6 +69,8 @@ class SimulatedClient:
     """An ``EngineClient`` whose engine lives in the same event loop."""
 
     is_alive = True
+    death = None
+    silent_seconds = 0.0
     adapters: dict[str, Any] = {}  # noqa: RUF012
     stats: dict[str, float] = {}  # noqa: RUF012
 
@@ -78,9 +80,6 @@ class SimulatedClient:
         self.on_frame: Any = None
         self.on_death: Any = None
         self._wake = asyncio.Event()
-
-    def last_heartbeat_age(self) -> float:
-        return 0.0
 
     def submit(self, submits: list[Submit]) -> None:
         self._tell(*submits)

@@ -1,6 +1,7 @@
 """IPC: length-prefixed frames over a socket, four bytes little-endian, then the payload.
 
-The two processes hold the ends of an unnamed ``socketpair``, to which no third can connect.
+The two processes hold the ends of an unnamed ``socketpair``, to which no third can connect. Signs of life, each the
+number of passes of the step loop in eight bytes, have a pipe of their own, as another thread writes them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ import select
 import socket
 
 MAX_FRAME = 1 << 28
+LIVENESS_SECONDS = 0.25
+"""Between two signs of life."""
 _LENGTH = 4
+_LIVENESS = 8  # less than PIPE_BUF: a sign is written whole or not at all
 
 
 def frame(payload: bytes) -> bytes:
@@ -88,3 +92,14 @@ class Channel:
                 del self._unsent[: self._socket.send(self._unsent)]
         except BlockingIOError:
             pass
+
+
+def pack_liveness(num_passes: int) -> bytes:
+    """Return a sign of life."""
+    return num_passes.to_bytes(_LIVENESS, "little")
+
+
+def last_liveness(signs: bytes) -> int | None:
+    """Return the number in the last sign of life of ``signs``, which begin with a whole one; None for none."""
+    end = len(signs) - len(signs) % _LIVENESS
+    return int.from_bytes(signs[end - _LIVENESS : end], "little") if end else None

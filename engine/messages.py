@@ -210,7 +210,7 @@ class SnapshotTaken:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The step loop is alive: sent at least twice a second, with gauges and counters.
+    """Gauges and counters, sent between two steps, at least twice a second while steps are short.
 
     Attributes:
         stats: name -> number, names as in ``EngineStats``.

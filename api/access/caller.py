@@ -40,7 +40,7 @@ class RequestFacts:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Made by ``Guard`` for each request that it admits.
+    """Made by ``Guard`` for each request that it admits, and for each line of a batch.
 
     Attributes:
         key: the request's key, ``ANYBODY`` where no keys are in use.
@@ -49,6 +49,8 @@ class Caller:
         facts: for the access log.
         path: of the URL.
         trace_context: the headers ``traceparent`` and ``tracestate``, where the request has them.
+        usage_id: under which a line of a batch counts in the usage ledger, once and when it has been answered. None:
+            the request counts whatever becomes of it.
     """
 
     key: Key
@@ -57,6 +59,7 @@ class Caller:
     facts: RequestFacts
     path: str = ""
     trace_context: Mapping[str, str] = field(default_factory=dict)
+    usage_id: str | None = None
 
     def may_use(self, adapter: str) -> bool:
         return self.key.adapters is None or adapter in self.key.adapters

@@ -114,7 +114,8 @@ class BatchOutput:
         self.failed = 0
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-            os.ftruncate(self._file, self._read(path))
+            self._size = self._read(path)
+            os.ftruncate(self._file, self._size)
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}.") from error
 
@@ -134,15 +135,18 @@ class BatchOutput:
         return size
 
     def add(self, request: BatchRequest, response: BatchResponse) -> None:
-        """Append an answer with one write to the file. Raises ConfigError if the file cannot be written."""
+        """Append an answer with one write to the file. ConfigError if it cannot be written, also in part."""
         answer = {"status_code": response.status, "request_id": response.request_id, "body": response.body}
         fields = {"id": f"batch_req_{uuid4().hex}", "custom_id": request.custom_id, "response": answer, "error": None}
-        rest = memoryview(orjson.dumps(fields) + b"\n")
+        line = orjson.dumps(fields) + b"\n"
+        rest = memoryview(line)
         try:
             while rest:
                 rest = rest[os.write(self._file, rest) :]
         except OSError as error:
+            os.ftruncate(self._file, self._size)  # a line that is there in part would be no answer
             raise ConfigError(f"the output cannot be written: {error.strerror}.") from error
+        self._size += len(line)
         self._count(request.custom_id, response.status)
 
     def _count(self, custom_id: str, status: int) -> None:

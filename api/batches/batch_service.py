@@ -1,16 +1,20 @@
 """Batch service: accepts batches, answers them beside live traffic, and resumes them after a crash.
 
 Each worker appends an answer to the batch's answer file before it sends its next request, and the file determines the
-requests left. So a request is answered twice only if the server ended between an answer and its line.
+requests left. An answer that finds no space on the disk is kept in memory until it does, and its worker waits. So a
+request is answered twice only if the server ended between an answer and its line; usage counts it once even then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
+import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +23,16 @@ from ..access.caller import Caller
 from ..errors import HTTPError, reply_to
 from ..storage.batch_store import BatchRecord, BatchRecords
 from ..storage.file_store import FileStore, StoredFile, new_file_id
-from .batch_files import BatchOutput, WrongLine, answer_lines, read_requests, sum_usage, unanswered_lines
+from .batch_files import (
+    BatchOutput,
+    BatchRequest,
+    BatchResponse,
+    WrongLine,
+    answer_lines,
+    read_requests,
+    sum_usage,
+    unanswered_lines,
+)
 from .batch_work import answer_all
 from .internal_client import InternalClient
 
@@ -89,6 +102,7 @@ class BatchService:
 
         Raises:
             HTTPError: 429 if the owner has ``MAX_UNFINISHED`` unfinished batches.
+            OSError: the record cannot be written; there is no batch then.
         """
         owner = caller.key.tenant
         own = self.records.of(owner)
@@ -96,11 +110,11 @@ class BatchService:
         if unfinished >= MAX_UNFINISHED:
             text = f"{unfinished} batches have not ended yet: wait for some, or cancel them."
             raise HTTPError(429, text, code="rate_limit_exceeded", headers={"retry-after": "60"})
-        if len(own) >= MAX_RECORDS:
-            self.records.forget(next(record for record in reversed(own) if record.has_ended))
         record = self.records.new(
             owner=owner, key=caller.key.name, endpoint=endpoint, input_file_id=source.id, **fields
         )
+        if len(own) >= MAX_RECORDS:
+            self.records.forget(next(old for old in reversed(own) if old.has_ended))
         self._start(record)
         return record
 
@@ -109,7 +123,11 @@ class BatchService:
         if record.status not in ("validating", "in_progress"):
             return
         record.outcome = "cancelled"
-        self.records.move(record, "cancelling")
+        self.records.mark(record, "cancelling")
+        try:
+            self.records.save(record)
+        except OSError as error:  # `_advance` saves it before it ends the batch
+            logger.error("batch %s is cancelled, and waits for its folder: %s", record.id, error)
         if (task := self._tasks.get(record.id)) is not None:
             task.cancel()
         self._start(record)
@@ -141,7 +159,10 @@ class BatchService:
             return False
         except Exception:
             logger.exception("batch %s failed", record.id)
-            self._fail(record, "The server made an error; its log has the details.", "internal_error")
+            with suppress(OSError):
+                self._fail(record, "The server made an error; its log has the details.", "internal_error")
+                return True
+            return False
         return True
 
     async def _advance(self, record: BatchRecord) -> None:
@@ -149,6 +170,8 @@ class BatchService:
         if source is None:
             return self._fail(record, "The input file is no longer there.", "file_not_found")
         path = self.files.path(source)
+        if record.status == "cancelling":
+            self.records.save(record)
         if record.status == "validating":
             if not await self._validate(record, path):
                 return None
@@ -174,22 +197,21 @@ class BatchService:
     async def _answer(self, record: BatchRecord, path: Path, output: BatchOutput) -> None:
         """Answer the requests without an answer, until all are done or the batch expires."""
 
-        async def post(url: str, body: Mapping[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
+        async def post(request: BatchRequest) -> tuple[int, Mapping[str, str], bytes]:
             assert self._client is not None
-            caller = self._find_caller(record.owner, record.key, url)
+            caller = self._find_caller(record.owner, record.key, request.url)
             if caller is None:
                 reply = reply_to(HTTPError(401, "The key of this batch is no longer valid.", code="invalid_api_key"))
                 return reply.status, {}, reply.body()
-            return await self._client.post(url, body, caller)
+            caller = replace(caller, usage_id=_usage_id(record, request))
+            return await self._client.post(request.url, request.body, caller)
 
-        def count() -> None:
-            self._count(record, output)
+        async def keep(request: BatchRequest, response: BatchResponse) -> None:
+            await self._write(record, output, request, response)
 
         remaining = (request for request in read_requests(path) if request.custom_id not in output.done)
         async with self._slots:
-            work = asyncio.ensure_future(
-                answer_all(post, remaining, output, concurrency=WORKERS, fields={}, done=count)
-            )
+            work = asyncio.ensure_future(answer_all(post, remaining, keep, concurrency=WORKERS, fields={}))
             try:
                 while not work.done() and not self.records.is_over(record):
                     await asyncio.wait([work], timeout=_POLL_SECONDS)
@@ -200,6 +222,22 @@ class BatchService:
             finally:
                 work.cancel()
                 await asyncio.gather(work, return_exceptions=True)
+
+    async def _write(
+        self, record: BatchRecord, output: BatchOutput, request: BatchRequest, response: BatchResponse
+    ) -> None:
+        """Write an answer, and try again until there is space for it."""
+        failed = False
+        while True:
+            try:
+                output.add(request, response)
+                break
+            except ConfigError as error:
+                if not failed:
+                    logger.error("batch %s keeps an answer until there is space: %s", record.id, error)
+                failed = True
+            await asyncio.sleep(_RETRY_SECONDS)
+        self._count(record, output)
 
     def _count(self, record: BatchRecord, output: BatchOutput) -> None:
         record.completed, record.failed = len(output.done) - output.failed, output.failed
@@ -236,3 +274,8 @@ class BatchService:
         record.output_file_id = record.error_file_id = None
         self.records.move(record, "failed")
         self.records.answers_path(record).unlink(missing_ok=True)
+
+
+def _usage_id(record: BatchRecord, request: BatchRequest) -> str:
+    """Return the id under which the usage of a line counts, the same however often the line is asked."""
+    return hashlib.sha256(f"{record.id}\0{request.custom_id}".encode()).hexdigest()[:32]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
-from .batch_files import BatchOutput, BatchRequest, BatchResponse
+from .batch_files import BatchRequest, BatchResponse
 
-Post = Callable[[str, Mapping[str, Any]], Awaitable[tuple[int, Mapping[str, str], bytes]]]
-"""Sends (path, body) and returns (status, headers, body). Header lookups are in lower case."""
+Post = Callable[[BatchRequest], Awaitable[tuple[int, Mapping[str, str], bytes]]]
+"""Sends a request and returns (status, headers, body). Header lookups are in lower case."""
+Keep = Callable[[BatchRequest, BatchResponse], Awaitable[None]]
+"""Writes an answer to the output."""
 
 _RETRIED = (429, 503)
 _LONGEST_PAUSE = 60.0  # seconds
@@ -20,48 +23,39 @@ _LONGEST_PAUSE = 60.0  # seconds
 async def answer_all(
     post: Post,
     requests: Iterator[BatchRequest],
-    output: BatchOutput,
+    keep: Keep,
     *,
     concurrency: int,
     fields: Mapping[str, Any],
-    done: Callable[[], object],
 ) -> None:
-    """Answer each request once and append the answer to the output.
+    """Answer each request once and keep the answer. No request begins before an answer of its worker is kept.
 
     Args:
-        requests: requests without an answer in ``output``.
+        requests: requests without an answer.
         concurrency: most requests in flight.
         fields: defaults for fields of the bodies.
-        done: called after each answer.
 
     Raises:
-        Exception: the first error of ``post`` or the output; requests in flight are cancelled.
+        Exception: the first error of ``post`` or ``keep``; requests in flight are cancelled.
     """
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(concurrency):
-                group.create_task(_work(post, requests, output, fields, done))
+                group.create_task(_work(post, requests, keep, fields))
     except* Exception as errors:
         raise _first(errors) from None
 
 
-async def _work(
-    post: Post,
-    requests: Iterator[BatchRequest],
-    output: BatchOutput,
-    fields: Mapping[str, Any],
-    done: Callable[[], object],
-) -> None:
+async def _work(post: Post, requests: Iterator[BatchRequest], keep: Keep, fields: Mapping[str, Any]) -> None:
     for request in requests:
-        output.add(request, await _answer(post, request, fields))
-        done()
+        await keep(request, await _answer(post, request, fields))
 
 
 async def _answer(post: Post, request: BatchRequest, fields: Mapping[str, Any]) -> BatchResponse:
     """Send one request in the priority class ``batch``; retry 429 and 503 after the server's Retry-After."""
-    body = {"priority": "batch", **fields, **request.body}
+    sent = replace(request, body={"priority": "batch", **fields, **request.body})
     while True:
-        status, headers, raw = await post(request.url, body)
+        status, headers, raw = await post(sent)
         if status not in _RETRIED:
             return BatchResponse(status, headers.get("x-request-id", ""), _json(raw))
         pause = headers.get("retry-after", "")

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError, EngineDead
-from ..batches.batch_files import BatchOutput, read_requests
+from ..batches.batch_files import BatchOutput, BatchRequest, BatchResponse, read_requests
 from ..batches.batch_work import answer_all
 from ..config import ServerConfig
 from .options import RemoteOptions, RunBatchOptions
@@ -54,13 +54,17 @@ async def _run(engine: EngineConfig, options: RunBatchOptions, output: BatchOutp
         async with _connected(remote, wait=options.url is None) as server:
             requests = read_requests(Path(options.input_file))
             remaining = (request for request in requests if request.custom_id not in output.done)
+
+            async def keep(request: BatchRequest, response: BatchResponse) -> None:
+                output.add(request, response)
+                bar.update()
+
             await answer_all(
-                lambda path, body: server.post(path.removeprefix("/v1/"), body),
+                lambda request: server.post(request.url.removeprefix("/v1/"), request.body),
                 remaining,
-                output,
+                keep,
                 concurrency=options.max_concurrency,
                 fields={"model": server.model},
-                done=bar.update,
             )
 
 

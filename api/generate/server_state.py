@@ -109,14 +109,17 @@ class ServerState:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the engine runs and its last heartbeat is recent."""
-        if self.client is None or self.async_engine is None or not self.client.is_alive:
-            return False
-        return self.client.last_heartbeat_age() < self.options.heartbeat_timeout
+        """Whether the model is loaded and its engine process runs and does not hang."""
+        return self.client is not None and self.async_engine is not None and self.client.is_alive
 
     @property
     def is_ready(self) -> bool:
         return self.is_healthy and not self.draining
+
+    def death(self) -> EngineDead:
+        """Return the error that says why the engine is not running."""
+        death = None if self.client is None else self.client.death
+        return EngineDead("The engine is not running." if death is None else str(death))
 
     @property
     def fingerprint(self) -> str:
@@ -127,10 +130,14 @@ class ServerState:
         """Return gauges and counters for the metrics: the engine's last ones and the server's own."""
         queue = self.admission.queue_limits
         waits = {f"queue_seconds_{priority.name.lower()}": queue.drain_seconds(priority) for priority in Priority}
-        lost = 0 if self.ledger is None else self.ledger.num_lost
+        lost, waiting = (0, 0) if self.ledger is None else (self.ledger.num_lost, self.ledger.num_waiting)
+        usage = {"ledger_lost": lost, "ledger_waiting": waiting}
         batches = {} if self.batches is None else self.batches.stats()
-        own = {**self.responses.stats(), **waits, **batches, "ledger_lost": lost}
-        return own | ({} if self.client is None else self.client.stats)
+        own = {**self.responses.stats(), **waits, **batches, **usage}
+        if self.client is None:
+            return own
+        health = {"engine_healthy": float(self.is_healthy), "engine_silent_seconds": self.client.silent_seconds}
+        return own | health | self.client.stats
 
     def serving(self) -> AsyncEngine:
         """Return the engine. Raises CapacityError or EngineDead if no new requests are taken."""
@@ -139,7 +146,7 @@ class ServerState:
         if self.draining:
             raise CapacityError("The server is shutting down.")
         if not self.is_healthy:
-            raise EngineDead("The engine is not running.")
+            raise self.death()
         return self.async_engine
 
     def dialect(self) -> Dialect:

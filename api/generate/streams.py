@@ -19,7 +19,7 @@ from ..access.caller import Caller
 from ..errors import Rejection
 from ..observe.request_observer import RequestEnd, RequestObserver
 from ..observe.token_usage import UsageCount
-from ..observe.usage_ledger import UsageRecord, until_written
+from ..observe.usage_ledger import UsageRecord
 from ..structured.output_check import OutputCheck
 from ..structured.output_format import OutputFormat
 from .server_state import ServerState
@@ -106,15 +106,16 @@ async def generate(
     finally:
         state.active -= 1
         state.metrics.count_broken(0 if check is None else check.num_broken)
-        written = _record(state, caller, requests, observer.end(reason))
-    if written is not None:
-        await until_written(written)
+        counts = caller.usage_id is None or observer.is_complete
+        end = observer.end(reason)
+        _tell(state, caller, requests, end)
+        written = _record(state, caller, end) if counts else None
+    if written is not None and state.ledger is not None:
+        await state.ledger.until_written(written)
 
 
-def _record(
-    state: ServerState, caller: Caller, requests: Sequence[TextRequest], end: RequestEnd
-) -> asyncio.Future[None] | None:
-    """Write the end of a request to log facts, counters of its key, trace and ledger. The future is of the latter."""
+def _tell(state: ServerState, caller: Caller, requests: Sequence[TextRequest], end: RequestEnd) -> None:
+    """Write the end of a request to log facts, counters of its key and trace."""
     facts, tokens = caller.facts, end.tokens
     first = end.first_token_seconds
     facts.first_token_seconds = None if first is None else round(first, 6)
@@ -123,18 +124,68 @@ def _record(
     state.metrics.count_usage(caller.key.name, tokens)
     if state.tracer is not None:
         facts.trace_id = state.tracer.record(caller, requests, end)
+
+
+def _record(state: ServerState, caller: Caller, end: RequestEnd) -> asyncio.Future[None] | None:
+    """Write the tokens of a request that has ended to the ledger; None if there is none."""
     if state.ledger is None:
         return None
+    tokens = end.tokens
     return state.ledger.put(
         UsageRecord(
-            id=uuid.uuid4().hex,
+            id=caller.usage_id or uuid.uuid4().hex,
             ended=time.time(),
             key=caller.key.name,
-            model=facts.model or state.names[0],
+            model=caller.facts.model or state.names[0],
             prompt_tokens=tokens.prompt,
             cached_tokens=tokens.cached,
             completion_tokens=tokens.completion,
         )
+    )
+
+
+def at_intervals(deltas: Deltas, num_tokens: int) -> Deltas:
+    """Return the deltas of a stream in pieces of at least ``num_tokens`` tokens of a sequence (vLLM's stream interval).
+
+    The first tokens of a sequence come at once, the last with its end or before an error; 1 changes nothing.
+    """
+    return deltas if num_tokens == 1 else _gathered(deltas, num_tokens)
+
+
+async def _gathered(deltas: Deltas, num_tokens: int) -> Deltas:
+    held: dict[tuple[int, int], TextDelta] = {}
+    begun: set[tuple[int, int]] = set()
+    try:
+        async with aclosing(deltas) as stream:
+            async for arrived in stream:
+                due = []
+                for new in arrived:
+                    sequence = new.prompt, new.index
+                    delta = _joined(held.pop(sequence), new) if sequence in held else new
+                    if sequence in begun and delta.finish is None and len(delta.tokens) < num_tokens:
+                        held[sequence] = delta
+                    else:
+                        due.append(delta)
+                    if delta.tokens:
+                        begun.add(sequence)
+                if due:
+                    yield due
+    except Exception:
+        if held:
+            yield list(held.values())
+        raise
+
+
+def _joined(first: TextDelta, second: TextDelta) -> TextDelta:
+    """Return two successive deltas of a sequence as one."""
+    return TextDelta(
+        first.index,
+        first.text + second.text,
+        first.tokens + second.tokens,
+        first.logprobs + second.logprobs,
+        first.prompt_logprobs + second.prompt_logprobs,
+        second.finish,
+        first.prompt,
     )
 
 

@@ -133,7 +133,12 @@ class _Service:
         for name in self._config.named_adapters.keys() & set(names):
             raise ConfigError(f"--lora-modules: {name} is the name of the base model.")
         defaults = await asyncio.to_thread(read_sampling_defaults, self._config, files.path)
-        client = EngineClient(self._config, files.path)
+        client = EngineClient(
+            self._config,
+            files.path,
+            heartbeat_timeout=self._options.heartbeat_timeout,
+            watchdog_timeout=self._options.watchdog_timeout,
+        )
         state.begin_loading(names, client, finds_adapters=self._config.lora_dir is not None)
         tokenizer = await asyncio.to_thread(self._load_tokenizer, files.path)
         ready = await client.start()
@@ -167,7 +172,7 @@ class _Service:
             if self._state.active:
                 logger.warning("cutting off %d requests", self._state.active)
             return EXIT_CUT_OFF if self._state.active else 0
-        logger.error("the engine is gone or hangs: ending")
+        logger.error("%s The server ends.", self._state.death())
         if self._state.client is not None:
             self._state.client.kill()  # a hung engine would ignore Shutdown
         return EXIT_ENGINE_DEAD

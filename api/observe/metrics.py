@@ -52,6 +52,8 @@ _COUNTS = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 # Name in the heartbeat, name outside, help.
 _ENGINE_GAUGES = (
+    ("engine_healthy", "engine_healthy", "1 while the engine's process runs and does not hang, else 0."),
+    ("engine_silent_seconds", "engine_silent_seconds", "Seconds since the last sign of life of the engine's process."),
     ("running", "num_requests_running", "Sequences that take part in steps."),
     ("waiting", "num_requests_waiting", "Sequences that wait to be admitted."),
     ("pages", "kv_cache_pages", "Pages of the KV pool."),
@@ -69,6 +71,7 @@ _ENGINE_GAUGES = (
     ("responses_stored_bytes", "responses_stored_bytes", "What those take in memory, about."),
     ("files_stored_bytes", "files_stored_bytes", "What files of clients take in the folder of batches."),
     ("batches_unfinished", "batches_unfinished", "Batches that have not ended."),
+    ("ledger_waiting", "usage_ledger_waiting", "Requests that are to be written to the usage ledger."),
 )
 _ENGINE_COUNTERS = (
     ("prompt_tokens", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),

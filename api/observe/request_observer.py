@@ -64,6 +64,11 @@ class RequestObserver:
             metrics.params_n.observe(request.n)
             metrics.params_max_tokens.observe(request.params.max_tokens)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all sequences have ended by themselves."""
+        return not self._running
+
     def observe(self, deltas: Sequence[TextDelta]) -> None:
         """Count deltas that arrived together."""
         now = time.perf_counter() - self._start

@@ -3,8 +3,9 @@
     loop      put --> queue (bounded) --> thread: one transaction for the whole queue --> future done
 
 A response ends when the future of its record is done, so a response that a client has read to its end is counted even
-if this process is killed a moment later. Counts of a day and the ids of the requests in them change in one transaction,
-so a record that is written again after an unclear failure counts once.
+if this process is killed a moment later. While the file cannot be written, no response waits for it but the first ones:
+records stay in the bounded queue, and are tried again every second. Counts of a day and the ids of the requests in them
+change in one transaction, so a record that is written again after an unclear failure counts once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ...engine.errors import ConfigError
 MAX_WAITING = 10_000
 MAX_BATCH = 1000
 WAIT_SECONDS = 2.0
-_RETRY_SECONDS = 0.2
+_RETRY_SECONDS = 1.0
 _CACHE_KIB = 256  # of pages; ids are random, so a larger cache has hardly more hits
 _DAYS_OF_IDS = 2  # ids are kept; a failed write is repeated within seconds
 _APPLICATION_ID = 0x52475547
@@ -134,6 +135,7 @@ class UsageLedger:
 
     Attributes:
         num_lost: records dropped because the file could not be written.
+        is_stalled: whether the file could not be written lately, so that nobody waits for it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -142,19 +144,36 @@ class UsageLedger:
         self._closing = threading.Event()
         self._day = ""
         self.num_lost = 0
+        self.is_stalled = False
+        self._num_put = 0  # counted by the loop
+        self._num_settled = 0  # counted by the thread: written or dropped
         self._thread = threading.Thread(target=self._run, name="usage-ledger", daemon=True)
         self._thread.start()
+
+    @property
+    def num_waiting(self) -> int:
+        """Records that are neither in the file nor dropped."""
+        return self._num_put - self._num_settled
 
     def put(self, record: UsageRecord) -> asyncio.Future[None]:
         """Queue a record. The future is done when the record is in the file, or dropped."""
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             self._queue.put_nowait((record, written))
+            self._num_put += 1
         except Full:
             self.num_lost += 1
             logger.error("the usage ledger cannot be written: request %s of key %r is lost", record.id, record.key)
             written.set_result(None)
         return written
+
+    async def until_written(self, written: asyncio.Future[None]) -> None:
+        """Wait for a future of ``put``, at most ``WAIT_SECONDS``, and not at all while the ledger is stalled."""
+        if self.is_stalled:
+            return
+        await asyncio.wait((written,), timeout=WAIT_SECONDS)
+        if not written.done():
+            self.is_stalled = True
 
     async def close(self) -> None:
         """Write the queue and close the file; drops records if the file cannot be written."""
@@ -174,6 +193,7 @@ class UsageLedger:
             entries = [entry for entry in batch if entry is not None]
             going = len(entries) == len(batch)
             self._save([record for record, _ in entries])
+            self._num_settled += len(entries)
             _resolve_all(future for _, future in entries)
         self._file.close()
 
@@ -185,11 +205,15 @@ class UsageLedger:
             try:
                 self._file.add(records)
                 self._forget(records[-1])
+                if failed:
+                    logger.warning("the usage ledger is written again: nothing that waited is lost")
+                self.is_stalled = False
                 return
             except sqlite3.Error as error:
                 if not failed:
-                    logger.error("the usage ledger cannot be written, and is tried again: %s", error)
-                failed = True
+                    text = "the usage ledger cannot be written: answers go on without it, and it is tried again: %s"
+                    logger.error(text, error)
+                failed = self.is_stalled = True
             if last:
                 self.num_lost += len(records)
                 logger.error("the usage ledger cannot be written: %d requests are lost", len(records))
@@ -200,11 +224,6 @@ class UsageLedger:
         if record.day != self._day:
             self._file.forget_ids(record.ended)
             self._day = record.day
-
-
-async def until_written(written: asyncio.Future[None]) -> None:
-    """Wait for a future of ``put``, at most ``WAIT_SECONDS`` in case the file cannot be written."""
-    await asyncio.wait((written,), timeout=WAIT_SECONDS)
 
 
 def _resolve_all(futures: Iterable[asyncio.Future[None]]) -> None:

@@ -154,6 +154,8 @@ class ResponseRequest(RequestModel):
     cache_control: CacheControl | None = None
     top_k: int | None = None
     min_p: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     repetition_penalty: float | None = None
     seed: int | None = None
     stop: Stop = Field(default_factory=list)

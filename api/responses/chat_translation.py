@@ -25,7 +25,8 @@ _FIELD_NAMES = (
     (re.compile(r"\b(tools\[\d+\])\.function\b"), r"\1"),
 )
 _SHARED_FIELDS = (
-    *("model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop", "ignore_eos"),
+    *("model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("parallel_tool_calls", "cache_salt", "priority", "chat_template_kwargs", "prompt_cache_key"),
 )
 

@@ -149,6 +149,8 @@ def _request_fields(body: ResponseRequest, params: SamplingParams, model: str, *
         "max_tool_calls": None,
         "temperature": params.temperature,
         "top_p": params.top_p,
+        "presence_penalty": body.presence_penalty,
+        "frequency_penalty": body.frequency_penalty,
         "top_logprobs": body.top_logprobs,
         "text": {"format": text_format, "verbosity": "medium"},
         "tools": [_tool(tool.model_dump()) for tool in body.tools],

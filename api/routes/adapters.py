@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 
-from ...engine.errors import EngineDead, RequestError, UnknownModel
+from ...engine.errors import RequestError, UnknownModel
 from ...engine.serving.engine_client import EngineClient
 from ..generate.server_state import ServerState
 from ..protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
@@ -23,7 +23,7 @@ def _client(state: ServerState) -> EngineClient:
     """Return the engine's client. Raises CapacityError or EngineDead if no new work is taken."""
     state.serving()
     if state.client is None:
-        raise EngineDead("The engine is not running.")
+        raise state.death()
     return state.client
 
 

@@ -13,6 +13,7 @@ from ..errors import HTTPError
 from ..generate.envelope import json_response
 from ..protocol.batches import BatchBody
 from ..storage.batch_store import BatchRecord
+from ..storage.disk_space import refusing_without_space
 from .dependencies import CallerOf, JsonRoute, State, page
 from .files import batch_service_of, find_file
 
@@ -28,13 +29,14 @@ async def create_batch(body: BatchBody, state: State, caller: CallerOf) -> Respo
     if source.purpose != "batch":
         raise RequestError("'input_file_id' must be a file of the purpose 'batch'.", param="input_file_id")
     expiry = body.output_expires_after
-    record = batch_service.create(
-        caller,
-        source,
-        body.endpoint,
-        metadata=body.metadata,
-        output_expiry=None if expiry is None else expiry.seconds,
-    )
+    with refusing_without_space("this batch"):
+        record = batch_service.create(
+            caller,
+            source,
+            body.endpoint,
+            metadata=body.metadata,
+            output_expiry=None if expiry is None else expiry.seconds,
+        )
     return json_response(record.body())
 
 

@@ -8,7 +8,7 @@ from ..generate.build_request import chat_request
 from ..generate.chat_answers import ChatChunks, chat_body
 from ..generate.envelope import Envelope, chunk_events, json_response
 from ..generate.sse import EventStream
-from ..generate.streams import collect, generate, silenced, while_connected
+from ..generate.streams import at_intervals, collect, generate, silenced, while_connected
 from ..observe.token_usage import UsageCount
 from ..protocol.chat import ChatRequest
 from .dependencies import CallerOf, JsonRoute, State, set_facts
@@ -31,6 +31,6 @@ async def create_chat_completion(body: ChatRequest, request: Request, state: Sta
         deltas = silenced(deltas)
     if body.stream:
         chunks = ChatChunks(body, envelope, len(prepared.tokens), plan)
-        return EventStream(chunk_events(deltas, chunks, usage))
+        return EventStream(chunk_events(at_intervals(deltas, state.options.stream_interval), chunks, usage))
     outputs = await while_connected(request.receive, collect(deltas))
     return json_response(chat_body(body, envelope, outputs, usage, plan))

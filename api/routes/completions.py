@@ -8,7 +8,7 @@ from ..generate.build_request import completion_requests, echoed_prompts
 from ..generate.completion_answers import CompletionChunks, completion_body
 from ..generate.envelope import Envelope, chunk_events, json_response
 from ..generate.sse import EventStream
-from ..generate.streams import collect, generate, while_connected
+from ..generate.streams import at_intervals, collect, generate, while_connected
 from ..observe.token_usage import UsageCount
 from ..protocol.completions import CompletionRequest
 from ..structured.output_format import requested_format
@@ -32,6 +32,6 @@ async def create_completion(body: CompletionRequest, request: Request, state: St
     deltas = generate(state, prepared, caller, output_format, usage)
     if body.stream:
         chunks = CompletionChunks(body, envelope, prompts)
-        return EventStream(chunk_events(deltas, chunks, usage))
+        return EventStream(chunk_events(at_intervals(deltas, state.options.stream_interval), chunks, usage))
     outputs = await while_connected(request.receive, collect(deltas))
     return json_response(completion_body(body, envelope, prompts, outputs, usage))

@@ -20,6 +20,7 @@ from ..errors import HTTPError
 from ..generate.envelope import json_response
 from ..generate.server_state import ServerState
 from ..protocol.batches import ExpiresAfter
+from ..storage.disk_space import refusing_without_space
 from ..storage.file_store import StoredFile
 from .dependencies import CallerOf, JsonRoute, State, page
 
@@ -51,16 +52,17 @@ async def create_file(request: Request, state: State, caller: CallerOf) -> Respo
     batch_service = batch_service_of(state)
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise HTTPError(415, "A file is sent as multipart/form-data.")
-    try:
-        form = await request.form(max_files=1, max_fields=len(_FIELDS), max_part_size=1024)
-    except HTTPException as error:
-        if isinstance(error, HTTPError):
-            raise
-        raise RequestError(f"The form cannot be read: {error.detail}") from None
-    try:
-        return await _keep(batch_service, form, caller, state.options.max_file_bytes)
-    finally:
-        await form.close()
+    with refusing_without_space("this file"):
+        try:
+            form = await request.form(max_files=1, max_fields=len(_FIELDS), max_part_size=1024)
+        except HTTPException as error:
+            if isinstance(error, HTTPError):
+                raise
+            raise RequestError(f"The form cannot be read: {error.detail}") from None
+        try:
+            return await _keep(batch_service, form, caller, state.options.max_file_bytes)
+        finally:
+            await form.close()
 
 
 async def _keep(batch_service: BatchService, form: FormData, caller: Caller, max_bytes: int) -> Response:
@@ -141,10 +143,12 @@ async def get_file(file_id: str, state: State, caller: CallerOf) -> Response:
 
 @router.get("/v1/files/{file_id}/content")
 async def get_file_content(file_id: str, state: State, caller: CallerOf) -> Response:
-    """A file's content."""
+    """A file's content, which no browser may take for a page: it is a client's."""
     batch_service = batch_service_of(state)
     return FileResponse(
-        batch_service.files.path(find_file(batch_service, caller, file_id)), media_type="application/octet-stream"
+        batch_service.files.path(find_file(batch_service, caller, file_id)),
+        media_type="application/octet-stream",
+        headers={"x-content-type-options": "nosniff", "content-disposition": "attachment"},
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from ..errors import ErrorReply
+from ..errors import ErrorReply, reply_to
 from ..generate.envelope import json_response
 from .dependencies import State
 
@@ -14,12 +14,12 @@ router = APIRouter(tags=["operation"])
 @router.get("/health")
 @router.get("/ping", include_in_schema=False)
 async def health(state: State) -> Response:
-    """200 as long as the engine makes progress."""
+    """200 as long as the engine runs and does not hang."""
     if state.is_healthy:
         return json_response({"status": "ok"})
     if state.async_engine is None:
         return ErrorReply(503, "The model is still being loaded.", code="loading").response()
-    return ErrorReply(503, "The engine is not running.", code="engine_dead").response()
+    return reply_to(state.death()).response()
 
 
 @router.get("/ready")

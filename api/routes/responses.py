@@ -16,7 +16,7 @@ from ..generate.build_request import chat_request
 from ..generate.envelope import json_response
 from ..generate.server_state import ServerState
 from ..generate.sse import EventStream
-from ..generate.streams import Deltas, generate, while_connected
+from ..generate.streams import Deltas, at_intervals, generate, while_connected
 from ..protocol.responses import ResponseRequest
 from ..responses.chat_translation import chat_request_of, naming_response_fields, with_response_fields
 from ..responses.conversation import Conversation, load_conversation
@@ -48,7 +48,7 @@ async def create_response(body: ResponseRequest, request: Request, state: State,
 
     deltas = generate(state, [prepared], caller, output_format)
     if body.stream:
-        return EventStream(response_events(reply, deltas, keep))
+        return EventStream(response_events(reply, at_intervals(deltas, state.options.stream_interval), keep))
     if body.background:
         return _begin(state, reply, deltas, owner, conversation)
     await while_connected(request.receive, _run(reply, deltas))

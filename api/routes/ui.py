@@ -8,7 +8,7 @@ import orjson
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
-from ...engine.errors import CapacityError, EngineDead
+from ...engine.errors import CapacityError
 from ..generate.envelope import json_response
 from ..observe.live_page import FILES, HEADERS, INDEX, PATHS, content_type
 from .dependencies import State
@@ -27,7 +27,7 @@ async def ui_state(state: State, since: Annotated[float, Query(ge=-1)] = -1) -> 
     if state.client is None or state.async_engine is None:
         raise CapacityError("The model is still being loaded.")
     if not state.is_healthy:
-        raise EngineDead("The engine is not running.")
+        raise state.death()
     engine = await state.watch.snapshot(state.client)
     server = {
         "version": state.version,

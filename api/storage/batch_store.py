@@ -113,18 +113,28 @@ class BatchRecords:
         return [record for record in self._records.values() if not record.has_ended]
 
     def new(self, **fields: Any) -> BatchRecord:
-        """Create and save a record."""
+        """Create and save a record. OSError leaves none."""
         now = int(self._clock())
         record = BatchRecord(created_at=now, expires_at=now + WINDOW, **fields)
-        self._records[record.id] = record
         self.save(record)
+        self._records[record.id] = record
         return record
 
     def move(self, record: BatchRecord, status: str) -> None:
-        """Set the state and its time, and save the record."""
+        """Set the state and its time, and save the record. OSError leaves it in its state."""
+        before = record.status
+        self.mark(record, status)
+        try:
+            self.save(record)
+        except OSError:
+            record.status = before
+            setattr(record, f"{status}_at", None)
+            raise
+
+    def mark(self, record: BatchRecord, status: str) -> None:
+        """Set the state and its time in memory alone."""
         record.status = status
         setattr(record, f"{status}_at", int(self._clock()))
-        self.save(record)
 
     def save(self, record: BatchRecord) -> None:
         write_json(self._folder / f"{record.id}.json", asdict(record))

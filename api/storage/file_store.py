@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -85,17 +85,22 @@ class FileStore:
         return StoredFile(file_id or new_file_id(), owner, filename[:255], purpose, size, now, expires_at)
 
     def write(self, file: StoredFile, chunks: Iterable[bytes]) -> StoredFile:
-        """Write content and metadata, durably. Returns the metadata with the size written."""
+        """Write content and metadata, durably. Returns the metadata with the size written; OSError leaves no file."""
         size = 0
-        part = self._folder / f"{file.id}.part"
-        with part.open("wb") as out:
+
+        def counted() -> Iterator[bytes]:
+            nonlocal size
             for chunk in chunks:
-                size += out.write(chunk)
-            out.flush()
-            os.fsync(out.fileno())
-        part.replace(self.path(file))
+                size += len(chunk)
+                yield chunk
+
+        _write(self.path(file), counted())
         metadata = {**asdict(file), "bytes": size}
-        write_json(self._folder / f"{file.id}.json", metadata)
+        try:
+            write_json(self._folder / f"{file.id}.json", metadata)
+        except OSError:
+            self.path(file).unlink(missing_ok=True)
+            raise
         return StoredFile(**metadata)
 
     def add(self, file: StoredFile) -> None:
@@ -143,10 +148,18 @@ def new_file_id() -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON to a file, durably and atomically."""
+    """Write JSON to a file, durably and atomically. OSError leaves the file as it was."""
+    _write(path, [orjson.dumps(value)])
+
+
+def _write(path: Path, chunks: Iterable[bytes]) -> None:
     part = path.with_suffix(".part")
-    with part.open("wb") as out:
-        out.write(orjson.dumps(value))
-        out.flush()
-        os.fsync(out.fileno())
-    part.replace(path)
+    try:
+        with part.open("wb") as out:
+            out.writelines(chunks)
+            out.flush()
+            os.fsync(out.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)  # it would keep the space that it was short of
+        raise

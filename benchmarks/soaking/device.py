@@ -1,6 +1,6 @@
 """What the soak serves: an engine process whose device is made of integers, and an API process in front of it.
 
-    python -m benchmarks.soaking.device engine FD FOLDER OPTIONS    started by the API process
+    python -m benchmarks.soaking.device engine FD LIVENESS FOLDER OPTIONS    started by the API process
     python -m benchmarks.soaking.device api FOLDER PORT             the real server; only what loads a model is replaced
 
 Scheduler, prefix cache, adapters with their slots, grammars and their compilers, frames between the processes, HTTP,
@@ -38,6 +38,7 @@ from rootgraft.engine.batch import Batch, StepResult
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core import engine_process, structured_output
 from rootgraft.engine.core.engine_core import EngineCore, Launched
+from rootgraft.engine.core.liveness_thread import LivenessThread
 from rootgraft.engine.ipc import Channel
 from rootgraft.engine.messages import Done, Failed, Message, Submit, TokenOut, TokenTexts
 from rootgraft.engine.serving.engine_client import EngineClient
@@ -165,7 +166,7 @@ class CheckedCore(EngineCore):
                 self.counts["done" if isinstance(message, Done) else "failed"] += 1
 
 
-def engine(fd: str, folder: str, options: str) -> int:
+def engine(fd: str, liveness: str, folder: str, options: str) -> int:
     """The engine process. At its end it writes what it counted, and whether everything was given back."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -183,7 +184,7 @@ def engine(fd: str, folder: str, options: str) -> int:
     channel = Channel(socket.socket(fileno=int(fd)))
     channel.send(engine_process.encode([core.ready]))
     process_memory.freeze()
-    engine_process.serve(core, channel)
+    engine_process.serve(core, channel, LivenessThread(int(liveness)))
     core.check()
     stats = core.stats()
     left = {
@@ -199,13 +200,10 @@ def engine(fd: str, folder: str, options: str) -> int:
 class SoakClient(EngineClient):
     """Starts the engine process above in place of the real one."""
 
-    def _spawn(self, fd: int) -> subprocess.Popen[bytes]:
+    def _spawn(self, fd: int, liveness: int) -> subprocess.Popen[bytes]:
         options = json.dumps(asdict(self._config))
-        return subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.soaking.device", "engine", str(fd), str(self._model_path), options],
-            pass_fds=[fd],
-            cwd=ROOT,
-        )
+        command = [sys.executable, "-m", "benchmarks.soaking.device", "engine", str(fd), str(liveness)]
+        return subprocess.Popen([*command, str(self._model_path), options], pass_fds=[fd, liveness], cwd=ROOT)
 
 
 def api(folder: str, port: str) -> int:

@@ -1,8 +1,8 @@
 """The engine process: receives messages, runs steps, sends messages. ``EngineClient`` starts one per model.
 
-    python -P -m rootgraft.engine.core.engine_process FD PATH OPTIONS
+    python -P -m rootgraft.engine.core.engine_process FD LIVENESS PATH OPTIONS
 
-FD: its end of a socketpair. OPTIONS: an `EngineConfig` as JSON.
+FD: its end of a socketpair. LIVENESS: the end of a pipe for its signs of life. OPTIONS: an `EngineConfig` as JSON.
 
 It exits when the channel closes, so it never outlives its parent process, which alone handles signals.
 Exit codes: 0 after Shutdown or when the client is gone, 70 after an error.
@@ -26,6 +26,7 @@ from ..errors import EngineError
 from ..ipc import Channel
 from ..messages import Failed, Heartbeat, Message, Shutdown, decode, encode
 from .engine_core import EngineCore
+from .liveness_thread import LivenessThread
 
 HEARTBEAT_SECONDS = 0.25
 GOODBYE_SECONDS = 5.0  # for the client to take the last frame
@@ -34,7 +35,7 @@ EXIT_SOFTWARE = 70
 SWITCH_SECONDS = 0.0005  # for which the mask thread may hold the GIL while the step loop returns from a kernel
 
 
-def serve(core: EngineCore, channel: Channel) -> None:
+def serve(core: EngineCore, channel: Channel, liveness: LivenessThread) -> None:
     """Run steps until Shutdown, which fails the sequences still alive. Raises ConnectionError if the client goes away.
 
     On a device that overlaps, a step's messages are sent after the next launch; elsewhere at once, so that the client
@@ -43,6 +44,7 @@ def serve(core: EngineCore, channel: Channel) -> None:
     due = 0.0
     out: list[Message] = []
     while True:
+        liveness.num_passes += 1
         waiting = 0.0 if core.has_work or out else max(0.0, due - time.monotonic())
         messages = [message for payload in channel.receive(waiting) for message in decode(payload)]
         core.handle(messages)
@@ -88,14 +90,15 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_SECONDS)
     process_memory.share_heap()
-    fd, path, options = arguments
+    fd, liveness_fd, path, options = arguments
     channel = Channel(socket.socket(fileno=int(fd)))
     try:
-        core = start(_config(options), Path(path), channel)
-        if core is None:
-            return EXIT_SOFTWARE
-        with closing(core):  # even if the client is gone: threads that wait for a step would keep the process alive
-            serve(core, channel)
+        with closing(LivenessThread(int(liveness_fd))) as liveness:
+            core = start(_config(options), Path(path), channel)
+            if core is None:
+                return EXIT_SOFTWARE
+            with closing(core):  # even if the client is gone: threads that wait for a step would keep the process alive
+                serve(core, channel, liveness)
     except ConnectionError:
         return 0
     except Exception:

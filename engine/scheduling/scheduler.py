@@ -362,8 +362,9 @@ class Scheduler:
         """Append the tokens of a row, and count them."""
         sequence.tokens.extend(result.tokens[: check.num_tokens])
         sequence.num_scored += len(result.prompt_logprobs)
-        sequence.num_drafted += min(check.num_accepted, row.num_drafts)
-        sequence.num_forced += result.num_forced
+        # Of accepted drafts behind the end of the sequence none is a token of its answer.
+        sequence.num_drafted += min(check.num_accepted, row.num_drafts, check.num_tokens)
+        sequence.num_forced += min(result.num_forced, check.num_tokens)
         self._queue.charge_tokens(sequence, check.num_tokens)
         self._stats.generation_tokens += len(result.tokens)
         self._stats.forced_tokens += result.num_forced

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -12,12 +13,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import cast
+from typing import BinaryIO, cast
+
+import psutil
 
 from .. import errors
 from ..config import EngineConfig
 from ..errors import EngineDead, EngineError
-from ..ipc import FrameReader, frame
+from ..ipc import FrameReader, frame, last_liveness
 from ..messages import (
     Abort,
     AdapterChanged,
@@ -41,8 +44,10 @@ from ..messages import (
 from ..snapshot import EngineSnapshot
 from ..types import AdapterInfo
 from .output_processor import error_of
+from .watchdog import HEARTBEAT_TIMEOUT, TICK_SECONDS, WATCHDOG_TIMEOUT, Watchdog
 
 _SOCKET_BUFFER = 4 << 20
+_SIGNS_AT_ONCE = 1 << 16  # bytes of signs of life in one read: all that a pipe holds
 
 Call = LoadAdapter | UnloadAdapter | ListAdapters | TakeSnapshot
 CallReply = Reply | Adapters | SnapshotTaken
@@ -55,22 +60,34 @@ class EngineClient(asyncio.Protocol):
     Args:
         config: the engine's options.
         model_path: folder in Hugging Face format or GGUF file.
+        heartbeat_timeout, watchdog_timeout: seconds after which the engine counts as hung, see ``Watchdog``. Loading
+            is not watched.
 
     Attributes:
         on_frame: called with each frame's messages about sequences, in order. Set before ``start``.
         on_heartbeat: called with each heartbeat.
-        on_death: called once if the engine ends without a ``close``.
+        on_death: called once if the engine ends without a ``close``, or hangs.
+        death: why it is gone; None while it runs.
         stats: gauges and counters of the last heartbeat.
     """
 
-    def __init__(self, config: EngineConfig, model_path: Path) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        model_path: Path,
+        *,
+        heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
+        watchdog_timeout: float = WATCHDOG_TIMEOUT,
+    ) -> None:
         self._config = config
         self._model_path = model_path
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader()
         self._ready: asyncio.Future[Ready] | None = None
-        self._last_heartbeat = time.monotonic()
+        self._watchdog = Watchdog(heartbeat_timeout, watchdog_timeout, self._processor_seconds)
+        self._liveness: BinaryIO | None = None  # our end of the pipe, until the process or the connection ends
+        self._timer: asyncio.TimerHandle | None = None
         self._closing = False
         self._disconnected = asyncio.Event()
         self._adapters: dict[str, AdapterInfo] = {}
@@ -79,19 +96,22 @@ class EngineClient(asyncio.Protocol):
         self.on_frame: Callable[[list[Message]], None] = lambda messages: None
         self.on_heartbeat: Callable[[Heartbeat], None] = lambda heartbeat: None
         self.on_death: Callable[[EngineDead], None] = lambda error: None
+        self.death: EngineDead | None = None
         self.stats: dict[str, float] = {}
 
     @property
     def is_alive(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
+        return self._transport is not None and not self._transport.is_closing() and self.death is None
+
+    @property
+    def silent_seconds(self) -> float:
+        """Seconds since the engine's last sign of life."""
+        return self._watchdog.silent_seconds
 
     @property
     def adapters(self) -> Mapping[str, AdapterInfo]:
         """Loaded adapters by name; tier and counts are those of the adapter's last change."""
         return self._adapters
-
-    def last_heartbeat_age(self) -> float:
-        return time.monotonic() - self._last_heartbeat
 
     async def start(self) -> Ready:
         """Start the process and wait until its model is loaded.
@@ -105,8 +125,11 @@ class EngineClient(asyncio.Protocol):
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
-        with theirs:
-            self._process = self._spawn(theirs.fileno())
+        reader, writer = os.pipe()
+        self._liveness = open(reader, "rb", buffering=0)  # noqa: SIM115
+        with theirs, open(writer, "wb", buffering=0) as signs:
+            self._process = self._spawn(theirs.fileno(), signs.fileno())
+        loop.add_reader(reader, self._read_liveness)
         await loop.create_connection(lambda: self, sock=ours)
         return await self._ready
 
@@ -157,6 +180,8 @@ class EngineClient(asyncio.Protocol):
         self._closing = True
         if self.is_alive:
             self._send([Shutdown()])
+        elif self._transport is not None:  # it hangs, and would not read it
+            self.kill()
         if self._process is not None:
             await asyncio.to_thread(_reap, self._process)
         if self._transport is not None:  # the socket's end follows that of the process
@@ -181,10 +206,17 @@ class EngineClient(asyncio.Protocol):
                 self.on_frame(messages)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Fail what waits for the engine: its start, calls, and through ``on_death`` all streams."""
+        """End with the engine process."""
         self._transport = None
         self._disconnected.set()
-        death = EngineDead("The engine process has ended.")
+        self._end(EngineDead("The engine process has ended."))
+
+    def _end(self, death: EngineDead) -> None:
+        """Fail what waits for the engine, once: its start, calls, and through ``on_death`` all streams."""
+        self._stop_watching()
+        if self.death is not None:
+            return
+        self.death = death
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(death)
@@ -194,14 +226,54 @@ class EngineClient(asyncio.Protocol):
         elif not self._closing:
             self.on_death(death)
 
-    def _spawn(self, fd: int) -> subprocess.Popen[bytes]:
+    def _spawn(self, fd: int, liveness: int) -> subprocess.Popen[bytes]:
+        """Start the process with its ends of the socket and of the pipe for signs of life."""
         # -P: without the working directory on its path, which may hold an `engine/` or `http.py` of the user's own.
-        command = [sys.executable, "-P", "-m", "rootgraft.engine.core.engine_process", str(fd), str(self._model_path)]
-        return subprocess.Popen([*command, json.dumps(asdict(self._config))], pass_fds=[fd], stdin=subprocess.DEVNULL)
+        command = [sys.executable, "-P", "-m", "rootgraft.engine.core.engine_process", str(fd), str(liveness)]
+        command += [str(self._model_path), json.dumps(asdict(self._config))]
+        return subprocess.Popen(command, pass_fds=[fd, liveness], stdin=subprocess.DEVNULL)
+
+    def _read_liveness(self) -> None:
+        """Take the signs of life that have come. Their end alone means nothing: that of the connection follows."""
+        assert self._liveness is not None
+        signs = self._liveness.read(_SIGNS_AT_ONCE)
+        if not signs:
+            self._close_liveness()
+        elif (num_passes := last_liveness(signs)) is not None:
+            self._watchdog.sign_of_life(num_passes)
+
+    def _watch(self) -> None:
+        """Let the watchdog look at the engine, and again after each ``TICK_SECONDS`` until it hangs."""
+        reason = self._watchdog.tick(time.monotonic())
+        if reason is not None:
+            return self._end(EngineDead(f"The engine process hangs: {reason}."))
+        self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._watch)
+        return None
+
+    def _stop_watching(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._close_liveness()
+
+    def _close_liveness(self) -> None:
+        if self._liveness is not None:
+            asyncio.get_running_loop().remove_reader(self._liveness.fileno())
+            self._liveness.close()
+            self._liveness = None
+
+    def _processor_seconds(self) -> float | None:
+        """Return the processor time that the engine process has used; None if it cannot be known."""
+        assert self._process is not None
+        try:
+            times = psutil.Process(self._process.pid).cpu_times()
+        except psutil.Error:
+            return None
+        return float(times.user + times.system)
 
     def _send(self, messages: Sequence[Message]) -> None:
         if not self.is_alive or self._transport is None:
-            raise EngineDead("The engine is not running.")
+            raise EngineDead("The engine is not running." if self.death is None else str(self.death))
         self._transport.write(frame(encode(messages)))
 
     async def _call(self, call: Call) -> CallReply:
@@ -221,7 +293,7 @@ class EngineClient(asyncio.Protocol):
         """Take the engine's first message: Ready, or Failed with the reason."""
         assert self._ready is not None
         if isinstance(message, Ready):
-            self._last_heartbeat = time.monotonic()
+            self._watch()
             self._adapters = {info.name: info for info in message.adapters}
             self._ready.set_result(message)
         elif isinstance(message, Failed):
@@ -230,7 +302,6 @@ class EngineClient(asyncio.Protocol):
             self._ready.set_exception(kind(message.message))
 
     def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
-        self._last_heartbeat = time.monotonic()
         self.stats = heartbeat.stats
         self.on_heartbeat(heartbeat)
 

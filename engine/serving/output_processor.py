@@ -185,12 +185,17 @@ class OutputProcessor:
 
     def _end(self, done: Done) -> Finish:
         if self._stop is not None:
-            usage = replace(done.usage, completion=self._num_tokens)
-            return Finish(FinishReason.STOP, usage, self._stop)
+            return Finish(FinishReason.STOP, _cut(done.usage, self._num_tokens), self._stop)
         if self._expired and done.reason is FinishReason.ABORT:
             return Finish(FinishReason.TIMEOUT, done.usage)
         is_requested = done.stop_token in self._request.params.stop_token_ids
         return Finish(done.reason, done.usage, done.stop_token if is_requested else None)
+
+
+def _cut(usage: Usage, completion: int) -> Usage:
+    """Return the usage of an answer that ends after ``completion`` of its tokens; no more of them were drafted."""
+    drafted, forced = min(usage.drafted, completion), min(usage.forced, completion)
+    return replace(usage, completion=completion, drafted=drafted, forced=forced)
 
 
 def token_logprobs(tokenizer: Tokenizer, positions: Sequence[Logprob]) -> tuple[TokenLogprob, ...]:

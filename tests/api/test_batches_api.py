@@ -116,6 +116,8 @@ def test_files(client: openai.OpenAI) -> None:
     assert made[0].expires_at == made[0].created_at + 30 * 86400
     assert client.files.retrieve(made[1].id) == made[1]
     assert client.files.content(made[2].id).text == line(2) + "\n"
+    told = client.files.with_raw_response.content(made[2].id).headers
+    assert (told["x-content-type-options"], told["content-disposition"]) == ("nosniff", "attachment")
     assert [file.id for file in client.files.list(order="asc")] == [file.id for file in made]
     assert [file.id for file in client.files.list(limit=1)] == [file.id for file in reversed(made)]
     assert client.files.list(purpose="batch_output").data == []

@@ -17,7 +17,7 @@ BOARD: dict[str, Any] = json.loads(
 FROM_PROMETHEUS = {"job", "instance"}  # labels that the scrape adds
 NAME = r"[a-zA-Z_:][\w:]*"
 SELECTOR = re.compile(rf"({NAME})\{{([^}}]*)\}}")
-WORDS = {"sum", "max", "by", "rate", "increase", "histogram_quantile"}
+WORDS = {"sum", "max", "min", "by", "rate", "increase", "histogram_quantile"}
 
 
 def expressions() -> Iterator[tuple[str, str, str]]:

@@ -19,7 +19,7 @@ import pytest
 from support.api.ledger_child import record
 
 from rootgraft.api.observe import usage_ledger
-from rootgraft.api.observe.usage_ledger import LedgerFile, UsageLedger, UsageRecord, until_written
+from rootgraft.api.observe.usage_ledger import LedgerFile, UsageLedger, UsageRecord
 from rootgraft.engine.errors import ConfigError
 
 CHILD = Path(__file__).parents[1] / "support" / "api" / "ledger_child.py"
@@ -97,7 +97,7 @@ async def test_writes_at_a_time_share_transactions(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(LedgerFile, "add", counted)
     book = UsageLedger(path)
     records = [record(0, number) for number in range(1000)]
-    await asyncio.gather(*(until_written(book.put(one)) for one in records))
+    await asyncio.gather(*(book.until_written(book.put(one)) for one in records))
     await book.close()
     assert stored(path) == sums(records) and sum(batches) == 1000 and max(batches) > 1
 
@@ -105,7 +105,7 @@ async def test_writes_at_a_time_share_transactions(tmp_path: Path, monkeypatch: 
 async def test_an_id_counts_once(tmp_path: Path) -> None:
     book = UsageLedger(tmp_path / "usage.db")
     for _ in range(3):
-        await until_written(book.put(record(0, 9)))
+        await book.until_written(book.put(record(0, 9)))
     await book.close()
     assert stored(tmp_path / "usage.db") == sums([record(0, 9)])
 
@@ -115,7 +115,7 @@ async def test_ids_of_days_long_over_are_forgotten(tmp_path: Path) -> None:
     book = UsageLedger(path)
     days = [replace(record(0, day), ended=1.7e9 + 86400 * day) for day in range(6)]
     for one in days:
-        await until_written(book.put(one))
+        await book.until_written(book.put(one))
     await book.close()
     assert Counter(day for (day,) in read(path, "SELECT day FROM counted")) == Counter(one.day for one in days[3:])
     assert stored(path) == sums(days)
@@ -136,7 +136,7 @@ async def test_a_full_disk_delays_and_loses_nothing(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(usage_ledger, "_RETRY_SECONDS", 0.001)
     book = UsageLedger(tmp_path / "usage.db")
     records = [record(0, number) for number in range(20)]
-    await asyncio.gather(*(until_written(book.put(one)) for one in records))
+    await asyncio.gather(*(book.until_written(book.put(one)) for one in records))
     await book.close()
     assert stored(tmp_path / "usage.db") == sums(records) and book.num_lost == 0
 
@@ -149,7 +149,7 @@ async def test_a_disk_that_stays_full_holds_nobody_up(tmp_path: Path, monkeypatc
     monkeypatch.setattr(usage_ledger, "WAIT_SECONDS", 0.01)
     monkeypatch.setattr(usage_ledger, "MAX_WAITING", 4)
     book = UsageLedger(tmp_path / "usage.db")
-    await asyncio.gather(*(until_written(book.put(record(0, number))) for number in range(40)))
+    await asyncio.gather(*(book.until_written(book.put(record(0, number))) for number in range(40)))
     assert book.num_lost >= 30
     await book.close()
     assert book.num_lost == 40

@@ -84,11 +84,11 @@ def test_events_are_those_of_the_client_to_the_field(live: Live) -> None:
     found += events_of(live)
     for name, data in found:
         event = EVENT.validate_python(data)
-        # OpenAI's server sends "store" and a name too, and ours the bytes of tokens and what calls had in common; the
-        # client declares none of them.
+        # OpenAI's server sends "store" and a name too, Open Responses has the penalties, ours the bytes of tokens and
+        # what calls had in common; the client declares none of them.
         extra = {path.rpartition(".")[2] for path in undeclared(event)}
         ours = {"bytes", "forked_tokens", "pinned_tokens", "drafted_tokens", "forced_tokens"}
-        assert event.type == name and extra <= {"store", "name"} | ours, name
+        assert event.type == name and extra <= {"store", "name", "presence_penalty", "frequency_penalty"} | ours
     [stream] = re.findall(r"^A stream is (.*)$", PAGE, re.MULTILINE)
     written = set(re.findall(r"`(response\.[a-z_.]+)`", stream)) | {"response.function_call_arguments.done", "error"}
     assert {name for name, _ in found} == written

@@ -32,9 +32,14 @@ def test_probes(live: Live) -> None:
     live.state.draining = True
     assert statuses(live) == (200, 503, 200)
     live.state.draining = False
-    live.client.age = live.state.options.heartbeat_timeout + 1
+    live.client.hang()
     assert statuses(live) == (503, 503, 503)
-    live.client.age, live.client.is_alive = 0.0, False
+    with live.http() as http:
+        for path in ("/health", "/ready"):
+            error = http.get(path).json()["error"]
+            assert error["code"] == "engine_dead" and "no sign of life" in error["message"]
+        assert "no sign of life" in http.post("/v1/completions", json={"prompt": "x"}).json()["error"]["message"]
+    live.client.death = None
     assert statuses(live) == (503, 503, 503)
 
 

@@ -128,7 +128,7 @@ def test_timeouts_that_are_none(live: Live, value: str) -> None:
 def test_the_document_says_what_the_code_does() -> None:
     """Every number of the table of limits, every reason, header, option and field of a key."""
     from rootgraft.api.access.api_keys import MAX_KEYS, KeyEntry
-    from rootgraft.api.http.connection import HEAD_TIMEOUT
+    from rootgraft.api.http.connection import DRAIN_BYTES, DRAIN_SECONDS, HEAD_TIMEOUT
     from rootgraft.api.http.guard import BODY_TIMEOUT, FILE_TIMEOUT, MAX_HEADER_BYTES, MAX_HEADERS
     from rootgraft.api.protocol.chat_messages import MAX_MESSAGES
     from rootgraft.api.protocol.completions import MAX_PROMPTS
@@ -158,6 +158,7 @@ def test_the_document_says_what_the_code_does() -> None:
         "headers": [MAX_HEADERS, MAX_HEADER_BYTES],
         "time for the head of a request": [int(HEAD_TIMEOUT)],
         "time for its body": [int(BODY_TIMEOUT), int(FILE_TIMEOUT)],
+        "what is received of a body after its answer": [int(DRAIN_SECONDS), DRAIN_BYTES],
         "a file of `/v1/files`": [ServerConfig().max_file_bytes, MAX_LINES],
         "`x-request-timeout`": [0, int(MAX_TIMEOUT)],
         "`model`, names of adapters": [MAX_MODEL_NAME],

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import signal
+import time
+from typing import Any
 
 import openai
 import psutil
@@ -52,6 +56,46 @@ def test_stop_and_n(server: RealServer) -> None:
     assert [choice.finish_reason for choice in answer.choices] == ["stop"] * 2
 
 
+def test_no_draft_behind_a_stop_string_is_counted(server: RealServer) -> None:
+    """The second time nearly all of an answer is drafted from the first, and much of it lies behind the stop string."""
+    asked: dict[str, Any] = {"temperature": 0, "stop": [".", "a"]}
+    prompt = {"prompt": "Once upon a time", "max_tokens": 24}
+    chat = {"messages": QUESTION, "max_tokens": 24}
+    server.http.post("/v1/completions", json={**prompt, "temperature": 0}).raise_for_status()
+    for path, body, n in (
+        ("/v1/completions", prompt, 1),
+        ("/v1/completions", prompt, 3),
+        ("/v1/chat/completions", chat, 2),
+        ("/v1/responses", {"input": "Name three colours.", "max_output_tokens": 24}, 1),
+    ):
+        body = {**body, **asked, **({"n": n} if n > 1 else {})}
+        for _ in range(2):
+            usage = server.http.post(path, json=body).raise_for_status().json()["usage"]
+            total = usage.get("completion_tokens", usage.get("output_tokens"))
+            details = usage.get("completion_tokens_details") or usage["output_tokens_details"]
+            assert 0 < total < 24 * n and max(details.values()) <= total, usage
+        if path != "/v1/responses":
+            streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
+            *_, last, _ = server.http.post(path, json=streamed).text.strip().split("\n\n")
+            assert json.loads(last.removeprefix("data: "))["usage"] == usage
+
+
+def test_an_event_holds_the_tokens_of_one_step(server: RealServer) -> None:
+    """From the second time on the answer is drafted from the first, as far as that is worth it on this machine."""
+    body = {"prompt": "1, 2, 3, 4, 5, 6, 7, 8,", "max_tokens": 60, "temperature": 0, "stream": True}
+    told = {**body, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    most = 1
+    for _ in range(6):
+        events = server.http.post("/v1/completions", json=told).text.strip().split("\n\n")[:-1]
+        usages = [json.loads(event.removeprefix("data: "))["usage"] for event in events]
+        counts = [0, *(usage["completion_tokens"] for usage in usages)]
+        pieces = [after - before for before, after in itertools.pairwise(counts)]
+        assert counts[-1] == 60 and max(pieces) <= 17  # 16 drafts and the token after them
+        assert sum(piece > 0 for piece in pieces) >= 60 - usages[-1]["completion_tokens_details"]["drafted_tokens"]
+        most = max(most, *pieces)
+    assert most > 1
+
+
 def test_sigterm_ends_it_with_0() -> None:
     server = start()
     try:
@@ -84,7 +128,7 @@ def test_the_end_of_the_engine_ends_it_with_70() -> None:
 
 
 def test_an_engine_that_hangs_ends_it_with_70() -> None:
-    server = start("--heartbeat-timeout", "5")
+    server = start()  # found after 5 seconds
     try:
         [engine] = psutil.Process(server.process.pid).children()
         stream = server.client.completions.create(
@@ -92,11 +136,33 @@ def test_an_engine_that_hangs_ends_it_with_70() -> None:
         )
         next(stream)
         engine.suspend()
-        with pytest.raises(openai.APIError):
+        with pytest.raises(openai.APIError, match=r"hangs.*5 seconds \(--heartbeat-timeout\)"):
             list(stream)
-        assert server.http.get("/health").status_code == 503
+        health = server.http.get("/health")
+        assert health.status_code == 503 and "hangs" in health.json()["error"]["message"]
         assert server.process.wait(60) == 70
         assert not engine.is_running()
+    finally:
+        server.close()
+
+
+def test_a_server_that_was_stopped_with_its_engine_goes_on() -> None:
+    """A terminal's Ctrl-Z, a container that is frozen: longer than an engine may be silent."""
+    server = start("--heartbeat-timeout", "2")
+    try:
+        processes = [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children()]
+        stream = server.client.completions.create(
+            model="small", prompt="x", max_tokens=100, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(stream)
+        for process in reversed(processes):
+            process.suspend()
+        time.sleep(5)
+        for process in processes:
+            process.resume()
+        *_, last = stream
+        assert last.choices[0].finish_reason == "length"
+        assert server.http.get("/health").status_code == 200
     finally:
         server.close()
 

@@ -46,6 +46,26 @@ def test_what_was_answered_may_be_sent_back(live: Live) -> None:
     assert [message["role"] for message in rendered(live)] == ["user", "assistant", "tool", "tool"]
 
 
+def test_penalties_reach_the_engine_and_come_back(live: Live) -> None:
+    """A response object has both, as the types of Open Responses require, asked for or not."""
+    penalties = {"presence_penalty": -2, "frequency_penalty": 2}
+    with live.http() as http:
+        told = [
+            http.post(PATH, json={"input": "hi", **each}).json() for each in ({}, penalties, dict.fromkeys(penalties))
+        ]
+        stream = http.post(PATH, json={"input": "hi", "stream": True, **penalties}).text
+        kept = http.get(f"{PATH}/{told[1]['id']}").json()
+    wanted = [(0.0, 0.0), (-2.0, 2.0), (0.0, 0.0)]
+    assert [(each["presence_penalty"], each["frequency_penalty"]) for each in told] == wanted
+    assert (kept["presence_penalty"], kept["frequency_penalty"]) == (-2.0, 2.0)
+    assert stream.count('"presence_penalty":-2.0') == stream.count('"frequency_penalty":2.0') == 3
+    params = [request.params for request in live.async_engine.seen]
+    assert [(each.presence_penalty, each.frequency_penalty) for each in params] == [*wanted, (-2.0, 2.0)]
+    with live.openai() as client:
+        sent = client.responses.create(model="tiny", input="hi", extra_body=penalties)
+    assert sent.model_dump()["frequency_penalty"] == 2.0
+
+
 LARGE = {"type": "object", "properties": {"a": {"enum": ["x" * 50 + str(n) for n in range(20_000)]}}}
 BAD: list[tuple[dict[str, Any], str | None, str | None]] = [
     ({"input": None}, "input", "missing_required_parameter"),
@@ -65,6 +85,11 @@ BAD: list[tuple[dict[str, Any], str | None, str | None]] = [
     ({"messages": []}, "messages", "unknown_parameter"),
     ({"temperature": 3}, "temperature", "invalid_value"),
     ({"temperature": True}, "temperature", "invalid_type"),
+    ({"presence_penalty": 2.01}, "presence_penalty", "invalid_value"),
+    ({"presence_penalty": -2.01}, "presence_penalty", "invalid_value"),
+    ({"frequency_penalty": 2.01}, "frequency_penalty", "invalid_value"),
+    ({"frequency_penalty": -2.01}, "frequency_penalty", "invalid_value"),
+    ({"frequency_penalty": "1"}, "frequency_penalty", "invalid_type"),
     ({"max_output_tokens": 0}, "max_output_tokens", "invalid_value"),
     ({"max_output_tokens": 1 << 20}, "input", "context_length_exceeded"),
     ({"top_logprobs": 21}, "top_logprobs", "invalid_value"),

@@ -36,9 +36,9 @@ class Engine:
         self.loaded = threading.Event()
         self.start_error: Exception | None = None
 
-    def make_client(self, config: EngineConfig, path: Path) -> Any:
+    def make_client(self, config: EngineConfig, path: Path, **watched: float) -> Any:
         self.client = FakeClient()
-        self.client.config, self.client.path = config, path
+        self.client.config, self.client.path, self.client.watched = config, path, watched
         self.client.start, self.client.close, self.client.on_death = self._start, self._close, self._on_death
         return self.client
 
@@ -273,7 +273,7 @@ def test_what_does_not_finish_gets_an_error(engine: Engine, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["gone", "hanging"])
-def test_a_dead_engine_ends_the_process_with_70(engine: Engine, how: str) -> None:
+def test_a_dead_engine_ends_the_process_with_70(engine: Engine, how: str, caplog: pytest.LogCaptureFixture) -> None:
     engine.loaded.set()
 
     def steps(http: httpx.Client) -> None:
@@ -281,10 +281,13 @@ def test_a_dead_engine_ends_the_process_with_70(engine: Engine, how: str) -> Non
         if how == "gone":
             engine.client.is_alive = False
         else:
-            engine.client.age = 1e6
+            engine.client.hang()
 
-    assert run(steps) == server.EXIT_ENGINE_DEAD == 70
+    with caplog.at_level(logging.ERROR, logger="rootgraft.server"):
+        assert run(steps, heartbeat_timeout=7.5, watchdog_timeout=42) == server.EXIT_ENGINE_DEAD == 70
     assert engine.closed and engine.client.killed
+    assert engine.client.watched == {"heartbeat_timeout": 7.5, "watchdog_timeout": 42}
+    assert ("no sign of life" if how == "hanging" else "not running") in caplog.text
 
 
 def test_a_signal_while_the_model_is_loading(engine: Engine) -> None:

@@ -20,7 +20,7 @@ from support.engine.draft_engine import (
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import BASE
 from rootgraft.engine.errors import ConfigError
-from rootgraft.engine.messages import Abort
+from rootgraft.engine.messages import Abort, Failed
 from rootgraft.engine.sequence.sequence import Sequence
 from rootgraft.engine.speculation.proposer import _HIGHEST_RATE, DraftSource, Proposer, _Proposal, _Rate
 from rootgraft.engine.step_cost import TokenCost
@@ -101,6 +101,8 @@ def test_any_drafts_change_nothing_but_the_number_of_steps(asks, seed, page_size
         assert drafted.run() == expected
         stats = drafted.core.stats()
         assert stats["draft_tokens_accepted"] <= stats["draft_tokens"]
+        for end in drafted.ends.values():
+            assert isinstance(end, Failed) or max(end.usage.drafted, end.usage.forced) <= end.usage.completion
         drafted.close()
 
 

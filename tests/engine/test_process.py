@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from array import array
 
 import pytest
@@ -113,3 +114,47 @@ async def test_a_folder_that_is_no_model_is_refused(tmp_path):
     with pytest.raises(ModelError):
         await client.start()
     await client.close()
+
+
+async def test_an_engine_that_hangs_is_found(tiny_llama):
+    """Stopped, it is found by its silence, and all that waits for it fails; what comes later changes nothing."""
+    client = EngineClient(CONFIG, tiny_llama, heartbeat_timeout=1.5)
+    listener = Listener(client)
+    await client.start()
+    client.submit([submit(1, max_tokens=400, ignore_eos=True)])
+    while 1 not in listener.tokens:
+        await asyncio.sleep(0.01)
+    os.kill(client._process.pid, signal.SIGSTOP)
+    with pytest.raises(EngineDead, match=r"hangs.*no sign of life.*1\.5 seconds"):
+        await client.list_adapters()
+    assert "--heartbeat-timeout" in str(await listener.death)
+    assert not client.is_alive and client.silent_seconds > 1
+    with pytest.raises(EngineDead, match="hangs"):
+        client.submit([submit(2)])
+    os.kill(client._process.pid, signal.SIGCONT)
+    await client.close()
+    assert client._process.returncode == -signal.SIGKILL
+
+
+async def test_a_step_without_end_is_found(tiny_llama, monkeypatch):
+    client = EngineClient(CONFIG, tiny_llama, watchdog_timeout=1.0)
+    listener = Listener(client)
+    monkeypatch.setattr(client._watchdog, "sign_of_life", lambda passes, take=client._watchdog.sign_of_life: take(7))
+    await client.start()
+    assert "--watchdog-timeout" in str(await listener.death) and client.silent_seconds < 1
+    await client.close()
+
+
+async def test_a_stopped_client_does_not_count_its_own_absence(tiny_llama):
+    """Its loop stands still for longer than the engine may be silent, and the engine with it."""
+    client = EngineClient(CONFIG, tiny_llama, heartbeat_timeout=1.0)
+    listener = Listener(client)
+    await client.start()
+    os.kill(client._process.pid, signal.SIGSTOP)
+    time.sleep(2)
+    os.kill(client._process.pid, signal.SIGCONT)
+    client.submit([submit(1, max_tokens=5)])
+    assert (await listener.end(1)).reason is FinishReason.LENGTH
+    assert client.is_alive and not listener.death.done()
+    await client.close()
+    assert client._process.returncode == 0

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rootgraft.api.observe.token_usage import UsageCount
 from rootgraft.engine import errors
 from rootgraft.engine.messages import Done, Failed, TokenOut
 from rootgraft.engine.serving.output_processor import OutputProcessor, TextDelta, error_of
@@ -93,6 +94,26 @@ def test_messages_after_a_stop_string_are_ignored(tiny: Tokenizer) -> None:
     assert last is not None and last.finish is not None
     assert (last.text, last.finish.reason, last.finish.stop_reason) == ("", FinishReason.STOP, "b")
     assert last.finish.usage == Usage(3, 2, 2)
+
+
+@given(portions=st.lists(st.integers(1, 17), min_size=1, max_size=6), at=st.integers(0, 40), n=st.integers(1, 3))
+def test_drafts_behind_a_stop_string_do_not_count(tiny: Tokenizer, portions: list[int], at: int, n: int) -> None:
+    """All but one token of a step were drafted, all were forced: of the answer's never more than it has."""
+    total = sum(portions)
+    a, b = (tiny.encode(letter, False)[0] for letter in "ab")
+    tokens = [b if index == at else a for index in range(total)]
+    starts = [sum(portions[:index]) for index in range(len(portions))]
+    steps = [tokens[start : start + size] for start, size in zip(starts, portions, strict=True)]
+    usage = Usage(3, 2, total, drafted=total - len(portions), forced=total)
+    count = UsageCount()
+    for _ in range(n):
+        finish = run(tiny, replace(REQUEST, stop=("b",)), steps, Done(1, FinishReason.LENGTH, usage))[-1].finish
+        assert finish is not None and finish.usage.completion == min(at + 1, total)
+        assert max(finish.usage.drafted, finish.usage.forced) <= finish.usage.completion
+        assert finish.usage.drafted == min(usage.drafted, finish.usage.completion)
+        count.add(0, finish.usage)
+    told = count.body()
+    assert max(told["completion_tokens_details"].values()) <= told["completion_tokens"] == count.counts().completion
 
 
 @pytest.mark.parametrize(

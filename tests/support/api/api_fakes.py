@@ -8,6 +8,7 @@ from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+from rootgraft.engine.errors import EngineDead
 from rootgraft.engine.serving.output_processor import Finish, TextDelta, TokenLogprob, TopLogprob
 from rootgraft.engine.serving.request import RequestLimits, TextRequest
 from rootgraft.engine.snapshot import EngineSnapshot
@@ -62,11 +63,12 @@ class ByteTokenizer:
 
 
 class FakeFrontend:
-    """Answers with the text of ``say``, one token a frame, every sequence of a request in the same frame.
+    """Answers with the text of ``say``, every sequence of a request in the same frame.
 
     Attributes:
         say: makes the answer's text out of request and index.
         fail_after: raise this error once so many frames are out.
+        step_tokens: tokens of a sequence in one frame, as many as a step with drafts brings.
         gate: when set, every frame waits for it.
         shortest: what the engine says of the shortest answer.
         seen: requests that were started.
@@ -82,6 +84,7 @@ class FakeFrontend:
         self.defaults = SamplingDefaults()
         self.say: Callable[[TextRequest, int], str] = lambda request, index: f"answer {index}"
         self.fail_after: tuple[int, Exception] | None = None
+        self.step_tokens = 1
         self.gate: asyncio.Event | None = None
         self.shortest: int | None = None
         self.seen: list[TextRequest] = []
@@ -134,17 +137,17 @@ class FakeFrontend:
     def _delta(self, request: TextRequest, prompt: int, index: int, answer: bytes, step: int) -> TextDelta:
         params = request.params
         limit = min(len(answer), params.max_tokens)
-        token = answer[step]
+        tokens = answer[step * self.step_tokens : min((step + 1) * self.step_tokens, limit)]
         finish = None
-        if step + 1 == limit:
+        if (step + 1) * self.step_tokens >= limit:
             reason = FinishReason.STOP if limit == len(answer) else FinishReason.LENGTH
             usage = Usage(len(request.tokens), len(request.tokens) // 2 + index, limit, self.shortest)
             finish = Finish(reason, usage, request.stop[0] if request.stop and reason == "stop" else None)
         return TextDelta(
             index=index,
-            text=chr(token) if token < 128 else "",
-            tokens=(token,),
-            logprobs=(_logprob(token, params.logprobs),) if params.logprobs is not None else (),
+            text="".join(chr(token) for token in tokens if token < 128),
+            tokens=tuple(tokens),
+            logprobs=() if params.logprobs is None else tuple(_logprob(token, params.logprobs) for token in tokens),
             prompt_logprobs=_prompt_logprobs(request) if step == 0 else (),
             finish=finish,
             prompt=prompt,
@@ -181,7 +184,8 @@ class FakeClient:
 
     def __init__(self) -> None:
         self.is_alive = True
-        self.age = 0.0
+        self.death: EngineDead | None = None
+        self.silent_seconds = 0.0
         self.adapters: dict[str, AdapterInfo] = {}
         self.snapshot = EngineSnapshot(16, {}, (), (), 0, ())
         self.num_snapshots = 0
@@ -198,5 +202,7 @@ class FakeClient:
     def kill(self) -> None:
         self.killed = True
 
-    def last_heartbeat_age(self) -> float:
-        return self.age
+    def hang(self) -> None:
+        """As the client is once its watchdog has found that the engine hangs."""
+        self.is_alive, self.silent_seconds = False, 5.0
+        self.death = EngineDead("The engine process hangs: it gives no sign of life.")

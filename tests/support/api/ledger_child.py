@@ -9,7 +9,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from rootgraft.api.observe.usage_ledger import UsageLedger, UsageRecord, until_written
+from rootgraft.api.observe.usage_ledger import UsageLedger, UsageRecord
 
 DAYS = 1_700_000_000.0, 1_700_086_400.0
 
@@ -28,7 +28,7 @@ async def main(path: str, round_: int) -> None:
 
     async def writer() -> None:
         for number in numbers:
-            await until_written(ledger.put(record(round_, number)))
+            await ledger.until_written(ledger.put(record(round_, number)))
             sys.stdout.write(f"{number}\n")
             sys.stdout.flush()
 

@@ -1,0 +1,30 @@
+"""Disk space: turns the error of a full disk into HTTP 507 with OpenAI's error shape."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ..errors import HTTPError
+
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def refusing_without_space(what: str) -> Iterator[None]:
+    """Within the block, an ``OSError`` for lack of space becomes HTTPError 507 with the code ``storage_full``.
+
+    Args:
+        what: that cannot be kept, for the client.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise
+        logger.error("no space is left for %s: %s", what, error)
+        raise HTTPError(507, f"The server's disk has no space for {what}.", code="storage_full") from None

@@ -1,0 +1,80 @@
+"""Watchdog of the engine process: finds from its signs of life and its steps whether it hangs. No I/O but a clock's.
+
+A process that is stopped, or that waits for ever while it holds the interpreter, sends no signs of life and uses no
+processor time. One that computes without letting its liveness thread run (native code that holds the interpreter) uses
+some, as does one on a machine that is too busy: neither hangs. A step that never ends sends signs of life for ever, so
+that a step has a limit of its own, which is generous: prompts on a slow machine and kernels compiled at first use take
+long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+HEARTBEAT_TIMEOUT = 5.0
+WATCHDOG_TIMEOUT = 300.0
+TICK_SECONDS = 0.1
+"""Between two calls of ``tick``."""
+_MOST_SECONDS = 2 * TICK_SECONDS  # that one tick counts: more have passed if this process itself did not run
+_OVERDUE = 1.0  # seconds of silence after which processor time is looked at
+_LEAST_PROCESSOR_SECONDS = 0.01  # that tell a slow process from a stopped one; the kernel's clock tick
+
+
+class Watchdog:
+    """Counts the seconds without a sign of life and those of the present step, as far as this process ran itself.
+
+    Args:
+        heartbeat_timeout: seconds without a sign of life and without use of the processor after which a process hangs.
+        watchdog_timeout: seconds of one step after which it hangs.
+        processor_seconds: reads the processor time that the process has used; None where it is not known.
+
+    Attributes:
+        silent_seconds: since the last sign of life.
+        step_seconds: since the step loop's last pass.
+    """
+
+    def __init__(
+        self, heartbeat_timeout: float, watchdog_timeout: float, processor_seconds: Callable[[], float | None]
+    ) -> None:
+        self._heartbeat_timeout = heartbeat_timeout
+        self._watchdog_timeout = watchdog_timeout
+        self._processor_seconds = processor_seconds
+        self.silent_seconds = 0.0
+        self.step_seconds = 0.0
+        self._num_passes = -1
+        self._last_tick: float | None = None
+        self._used_before: float | None = None  # processor time when the silence was found to be overdue
+
+    def sign_of_life(self, num_passes: int) -> None:
+        """Take a sign of life with the number of passes that the step loop has made."""
+        self._end_silence()
+        if num_passes != self._num_passes:
+            self._num_passes, self.step_seconds = num_passes, 0.0
+
+    def tick(self, now: float) -> str | None:
+        """Return why the process hangs, or None. Call every ``TICK_SECONDS`` with the monotonic clock's seconds."""
+        passed = 0.0 if self._last_tick is None else min(now - self._last_tick, _MOST_SECONDS)
+        self._last_tick = now
+        self.silent_seconds += passed
+        self.step_seconds += passed
+        self._look_at_processor()
+        if self.silent_seconds > self._heartbeat_timeout - TICK_SECONDS:
+            return f"it has given no sign of life for {self._heartbeat_timeout:g} seconds (--heartbeat-timeout)"
+        if self.step_seconds > self._watchdog_timeout - TICK_SECONDS:
+            return f"it has been in one step for {self._watchdog_timeout:g} seconds (--watchdog-timeout)"
+        return None
+
+    def _look_at_processor(self) -> None:
+        """End a silence in which the process computes: its liveness thread waits for its turn."""
+        if self.silent_seconds < min(_OVERDUE, self._heartbeat_timeout / 2):
+            return
+        used = self._processor_seconds()
+        if used is None:
+            return
+        if self._used_before is None:
+            self._used_before = used
+        elif used - self._used_before >= _LEAST_PROCESSOR_SECONDS:
+            self._end_silence()
+
+    def _end_silence(self) -> None:
+        self.silent_seconds, self._used_before = 0.0, None
