@@ -71,7 +71,7 @@ def triton_status() -> str:
         return "GPU kernels: plain torch, kernels are turned off"
     if not _has_triton():
         return "GPU kernels: plain torch, because Triton is not installed"
-    return f"GPU kernels: Triton {importlib.metadata.version('triton')}, but plain torch for float32"
+    return f"GPU kernels: Triton {importlib.metadata.version('triton')}, but plain torch for models in float32"
 
 
 def set_threads(count: int) -> None:

@@ -12,6 +12,7 @@ they are the same in every run of the same step.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from . import lora_reference, ops
@@ -28,7 +29,7 @@ def lora_shrink_expand(y: Tensor, x: Tensor, table: SlotTable, segments: Segment
 
     Raises:
         IndexError: a segment names a token or a slot that does not exist; nothing is written.
-        ValueError: x or y has another shape or type than the table's.
+        ValueError: x or y has another shape or type than the table's, or segments lack the slots that this path reads.
     """
     _run(y, x, None, table, segments)
 
@@ -40,7 +41,7 @@ def lora_embed(y: Tensor, token_ids: Tensor, table: SlotTable, segments: Segment
 
     Raises:
         IndexError: a segment or a token id is out of range; nothing is written.
-        ValueError: y or token_ids has another shape than the table's.
+        ValueError: y or token_ids has another shape than the table's, or segments lack the slots that this path reads.
     """
     _run(y, None, token_ids, table, segments)
 
@@ -67,5 +68,10 @@ def _run(y: Tensor, x: Tensor | None, token_ids: Tensor | None, table: SlotTable
 
 
 def _takes_triton(table: SlotTable, y: Tensor, *others: Tensor) -> bool:
-    types = launch.TYPES.values()
-    return ops.on_triton(y.device) and launch.is_known(y, *others) and y.dtype in types and table.dtype in types
+    """Return whether the kernels take factors and x of a model's type, and y of it or, as residual and logits, fp32."""
+    return (
+        ops.on_triton(y.device)
+        and launch.is_model_type(table.dtype, on_gpu=y.is_cuda)
+        and launch.is_placed(y, *others)
+        and y.dtype in (table.dtype, torch.float32)
+    )

@@ -22,7 +22,11 @@ def lora_shrink_expand(
         token_ids: [T] int64 for an embedding, whose A x is the token's column of A; else None.
         table: the factors of each slot.
         segments: the tokens of each slot.
+
+    Raises:
+        ValueError: the segments have tiles alone, no slots.
     """
+    segments.check_slots()
     starts = segments.starts.tolist()
     for index, slot in enumerate(segments.slots.tolist()):
         adapter = table.factors[slot]

@@ -22,7 +22,7 @@ def mask_logits(logits: Tensor, lines: Tensor, words: Tensor) -> None:
     Raises:
         IndexError: a row is outside of the logits. Not raised on a CUDA device.
     """
-    if ops.on_triton(logits.device) and launch.is_known(logits, words) and logits.dtype is torch.float32:
+    if ops.on_triton(logits.device) and _takes_mask(logits, lines, words):
         from .triton import sampling_mask
 
         sampling_mask.mask_logits(logits, lines, words)
@@ -42,9 +42,14 @@ def _banned(words: Tensor, width: int) -> Tensor:
     return ((words[:, :, None] >> bit) & 1).flatten(1)[:, :width] == 0
 
 
+def _takes_mask(logits: Tensor, lines: Tensor, words: Tensor) -> bool:
+    types = ((torch.float32, logits), (torch.int64, lines), (torch.int32, words))
+    return all(launch.is_of(dtype, tensor) for dtype, tensor in types)
+
+
 def has_kernel(logits: Tensor) -> bool:
-    """Return whether ``draw_ranked`` has a kernel for these logits [n, V]."""
-    return ops.on_triton(logits.device) and launch.is_known(logits)
+    """Return whether ``draw_ranked`` has a kernel for these logits [n, V]: on a GPU, fp32 and contiguous."""
+    return ops.on_triton(logits.device) and launch.is_of(torch.float32, logits)
 
 
 def draw_ranked(logits: Tensor, probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, u: Tensor) -> Tensor:

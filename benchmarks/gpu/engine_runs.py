@@ -123,6 +123,11 @@ class Engine:
         self.core = EngineCore(config, worker)
         self.random = random.Random(0)
 
+    def close(self) -> None:
+        """Close the engine and let go of it: a name that still stands for this object keeps no device memory."""
+        self.core.close()
+        del self.core
+
     @property
     def kv_tokens(self) -> int:
         """Tokens that the pool holds."""
@@ -193,13 +198,12 @@ class Engine:
 
 @contextmanager
 def engine(machine: Machine, shape: Shape, folder: Path, **options: Any) -> Iterator[Engine]:
-    """An engine for a while; its memory is free for the next one afterwards."""
+    """An engine for a while; its memory is free for the next one afterwards, whoever still holds the object."""
     made = Engine(machine, shape, folder, options)
     try:
         yield made
     finally:
-        made.core.close()
-        del made
+        made.close()
         gc.collect()
         if machine.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import torch
+
+from rootgraft.kernels.triton.launch import Launch
 
 Call = Callable[[], object]
 
@@ -88,3 +92,17 @@ def synchronize(machine: Machine) -> None:
     """Wait until the device has done all it was given."""
     if machine.device.type == "cuda":
         torch.cuda.synchronize()
+
+
+@contextmanager
+def launches() -> Iterator[set[str]]:
+    """The names of the Triton kernels that run inside."""
+    names: set[str] = set()
+    run = Launch.run
+
+    def noting(launch: Launch) -> None:
+        names.add(launch.kernel.__name__)
+        run(launch)
+
+    with patch.object(Launch, "run", noting):
+        yield names

@@ -1,4 +1,8 @@
-"""Runs the parts in order, prints a table and writes JSON. See ``run.sh``."""
+"""Runs the parts in order, prints a table and writes JSON. See ``run.sh``.
+
+Each part has a process of its own: an error on a device spoils every later call of the process that met it. What a part
+found before it failed is kept, and the results are written anew after each line and each part.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,14 @@ import argparse
 import dataclasses
 import json
 import math
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Iterable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import triton
@@ -17,36 +26,122 @@ from benchmarks.gpu import ceilings, correctness, end_to_end, kernel_times, lora
 from benchmarks.gpu.measure import Line, Machine
 from rootgraft.kernels.triton import launch
 
-PARTS = ("correctness", "ceilings", "kernels", "lora", "sampling", "end_to_end")
+Section = Callable[[Machine], Iterator[Line]]
+
+
+def _under_ceilings(run: Callable[..., Iterator[Line]]) -> Section:
+    """A section that is compared with the ceilings of the device, which it measures first."""
+    return lambda machine: run(machine, ceilings.measure(machine))
+
+
+# The sections of each part; one that fails does not keep the next ones from running.
+PARTS: dict[str, tuple[Section, ...]] = {
+    "correctness": (correctness.run, lora_correctness.run),
+    "ceilings": (lambda machine: ceilings.lines(ceilings.measure(machine)),),
+    "kernels": (_under_ceilings(kernel_times.run),),
+    "lora": (_under_ceilings(lora_times.run),),
+    "sampling": (_under_ceilings(sampling_times.run),),
+    "end_to_end": (_under_ceilings(end_to_end.run),),
+}
+
+
+class Results:
+    """What was found, and what failed; every change is written to the file."""
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+        self._began = time.perf_counter()
+        self.device = "unknown"
+        self.lines: list[dict[str, Any]] = []
+        self.failures: list[dict[str, str]] = []
+
+    def add(self, line: Line) -> None:
+        self.lines.append({**dataclasses.asdict(line), "share": line.share})
+        self.write()
+
+    def fail(self, part: str, error: str, log: str = "") -> None:
+        self.failures.append({"part": part, "error": error, "traceback": log})
+        self.write()
+
+    def take(self, file: Path) -> None:
+        """Add what a part's process has written."""
+        found = json.loads(file.read_text())
+        self.device = found["device"]
+        self.lines += found["results"]
+        self.failures += found["failures"]
+        self.write()
+
+    def write(self) -> None:
+        content = {
+            "device": self.device,
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            "seconds": round(time.perf_counter() - self._began, 1),
+            "failures": self.failures,
+            "results": self.lines,
+        }
+        self._out.write_text(json.dumps(content, indent=1) + "\n")
+
+    def report(self) -> int:
+        """Print what is wrong, last, where a cut output still shows it. Returns the exit code."""
+        wrong = [line["name"] for line in self.lines if line["part"] == "correctness" and not line["value"] <= 1]
+        print(f"{len(self.lines)} results, written to {self._out}")
+        print("".join(f"WRONG: {name}\n" for name in wrong), end="")
+        print("".join(f"FAILED: {each['part']}: {each['error']}\n" for each in self.failures), end="", flush=True)
+        return int(bool(wrong or self.failures))
 
 
 def main() -> None:
     options = _options()
-    machine = _machine(options.tiny)
-    began = time.perf_counter()
-    found: list[Line] = []
-    for line in _lines(machine, options.parts):
-        print(_text(line), flush=True)
-        found.append(line)
-    content = {
-        "device": _device_name(machine),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "seconds": round(time.perf_counter() - began, 1),
-        "results": [{**dataclasses.asdict(line), "share": line.share} for line in found],
-    }
-    options.out.write_text(json.dumps(content, indent=1) + "\n")
-    wrong = [line.name for line in found if line.part == "correctness" and not line.value <= 1]
-    print(f"{content['seconds']} s, written to {options.out}" + "".join(f"\nWRONG: {name}" for name in wrong))
-    raise SystemExit(bool(wrong))
+    results = Results(options.out)
+    if len(options.parts) == 1:
+        run_part(options.parts[0], options.tiny, results)
+    else:
+        run_parts(options.parts, options.tiny, results)
+    raise SystemExit(results.report())
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("gpu-results.json"))
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--tiny", action="store_true", help="rehearse on a CPU, with sizes that mean nothing")
     return parser.parse_args()
+
+
+def run_parts(parts: Sequence[str], tiny: bool, results: Results) -> None:
+    """Run each part in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        for part in parts:
+            file = Path(folder) / f"{part}.json"
+            code = start(part, tiny, file)
+            if file.exists():
+                results.take(file)
+            if code not in (0, 1):  # which it says itself, in its file
+                results.fail(part, f"its process ended with code {code}")
+
+
+def start(part: str, tiny: bool, file: Path) -> int:
+    """Run a part in another process; returns its exit code."""
+    command = [sys.executable, "-m", "benchmarks.gpu.run", "--parts", part, "--out", str(file)]
+    return subprocess.run([*command, *(["--tiny"] if tiny else [])]).returncode
+
+
+def run_part(part: str, tiny: bool, results: Results) -> None:
+    """Run the sections of a part in this process; an exception in one of them is a result too."""
+    machine = _machine(tiny)
+    results.device = "cpu, interpreted" if tiny else torch.cuda.get_device_name()
+    results.write()
+    torch.manual_seed(0)
+    for section in PARTS[part]:
+        try:
+            for line in section(machine):
+                print(_text(line), flush=True)
+                results.add(line)
+        except Exception as error:
+            log = traceback.format_exc()
+            print(log, flush=True)
+            results.fail(part, f"{type(error).__name__}: {error}", log)
 
 
 def _machine(tiny: bool) -> Machine:
@@ -56,29 +151,6 @@ def _machine(tiny: bool) -> Machine:
         raise SystemExit("--tiny runs the kernels in Triton's interpreter: set TRITON_INTERPRET=1.")
     launch.DEVICE_TYPES = frozenset(("cuda", "cpu"))
     return Machine(torch.device("cpu"), torch.float32, tiny=True)
-
-
-def _device_name(machine: Machine) -> str:
-    return "cpu, interpreted" if machine.tiny else torch.cuda.get_device_name()
-
-
-def _lines(machine: Machine, parts: Iterable[str]) -> Iterator[Line]:
-    torch.manual_seed(0)
-    if "correctness" in parts:
-        yield from correctness.run(machine)
-        yield from lora_correctness.run(machine)
-    if set(parts) == {"correctness"}:
-        return
-    roof = ceilings.measure(machine)
-    yield from ceilings.lines(roof)
-    if "kernels" in parts:
-        yield from kernel_times.run(machine, roof)
-    if "lora" in parts:
-        yield from lora_times.run(machine, roof)
-    if "sampling" in parts:
-        yield from sampling_times.run(machine, roof)
-    if "end_to_end" in parts:
-        yield from end_to_end.run(machine, roof)
 
 
 def _text(line: Line) -> str:

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Everything that needs a GPU, in one run of at most ten minutes. Needs torch and triton; the part with the engine also
-# what the engine imports, and says so where that is missing. Prints a table and writes gpu-results.json.
+# what the engine imports, and says so where that is missing. Prints a table and writes gpu-results.json, which is whole
+# after every part: each has a process of its own, and one that fails is in the results with its traceback.
 #
 #   benchmarks/gpu/run.sh [--out FILE] [--parts correctness ceilings kernels lora sampling end_to_end] [--tiny]
 set -eu

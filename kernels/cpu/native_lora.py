@@ -38,7 +38,9 @@ class LoraKernels:
         Raises:
             IndexError: a token or a slot is out of range; nothing is written.
             MemoryError: the intermediate could not be allocated.
+            ValueError: the segments have tiles alone, no slots.
         """
+        segments.check_slots()
         num_slots = len(table.factors)
         failed = self._shrink_expand(
             _OP.pack(

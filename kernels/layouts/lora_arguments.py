@@ -185,3 +185,12 @@ class Segments:
     slots: Tensor
     starts: Tensor
     tiles: Tiles | None = None
+
+    def check_slots(self) -> None:
+        """Raise ValueError if slots and starts are missing, as in captured passes, where kernels read tiles alone."""
+        if self.starts.shape[0] != self.slots.shape[0] + 1:
+            raise ValueError(
+                f"segments of {self.tokens.shape[0]} tokens have {self.slots.shape[0]} slots and "
+                f"{self.starts.shape[0]} starts: only kernels that read tiles compute them; others need one start more "
+                "than slots"
+            )

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import NARROW_TYPES, Launch, cdiv, is_known, meta
+from .launch import NARROW_TYPES, Launch, cdiv, is_narrow, meta
 
 BLOCK = 1024  # columns of a program
 KINDS = ("silu", "gelu_tanh")
@@ -42,7 +42,7 @@ def _gated_activation(gate_up, out, width, KIND: tl.constexpr, BLOCK: tl.constex
 
 def takes(gate_up: Tensor) -> bool:
     """Return whether the kernel supports this: rows must begin at aligned addresses."""
-    return is_known(gate_up) and gate_up.shape[1] % 32 == 0
+    return is_narrow(gate_up) and gate_up.shape[1] % 32 == 0
 
 
 def gated_activation(gate_up: Tensor, kind: str) -> Tensor:

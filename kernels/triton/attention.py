@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..layouts.attention_arguments import AttentionParams, PagedBatch, SharedPrefixes
 from . import attention_kernels
-from .launch import NARROW_TYPES, Launch, cdiv, is_known, meta, num_sms, power_of_two
+from .launch import NARROW_TYPES, Launch, cdiv, is_narrow, meta, num_sms, power_of_two
 
 _BLOCKS_D = (64, 128, 256)  # dimensions of a head, rounded up
 _NO_WINDOW = 1 << 30
@@ -68,7 +68,7 @@ def takes(q: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor) -> bo
     """Return whether the kernels support this: heads of 16, 32 ... 256 dimensions, pages of a power of two."""
     page_size = k_cache.shape[2]
     return (
-        is_known(q, k_cache, v_cache)
+        is_narrow(q, k_cache, v_cache)
         and page_table.is_contiguous()
         and q.dtype is k_cache.dtype
         and q.shape[2] % 16 == 0

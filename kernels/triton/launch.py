@@ -31,14 +31,25 @@ def is_placed(*tensors: Tensor) -> bool:
     )
 
 
-def is_known(*tensors: Tensor) -> bool:
-    """Return whether kernels compute with these tensors: ``is_placed``, and of a 16-bit type.
+def is_of(dtype: torch.dtype, *tensors: Tensor) -> bool:
+    """Return whether kernels can address these tensors and all are of one type: ``is_placed``, and ``dtype``.
+
+    For tensors whose type does not follow from the model's, such as logits and the residual stream in fp32.
+    """
+    return is_placed(*tensors) and all(tensor.dtype is dtype for tensor in tensors)
+
+
+def is_narrow(*tensors: Tensor) -> bool:
+    """Return whether these tensors are of a model that kernels compute: ``is_placed``, and ``is_model_type``."""
+    return is_placed(*tensors) and all(is_model_type(tensor.dtype, on_gpu=tensor.is_cuda) for tensor in tensors)
+
+
+def is_model_type(dtype: torch.dtype, *, on_gpu: bool) -> bool:
+    """Return whether kernels compute models of this type: fp16 and bf16.
 
     The interpreter also takes fp32, for tests. A model in fp32 on a GPU runs in plain torch, as a reference.
     """
-    return is_placed(*tensors) and all(
-        tensor.dtype in _NARROW or (tensor.dtype is torch.float32 and not tensor.is_cuda) for tensor in tensors
-    )
+    return dtype in _NARROW or (dtype is torch.float32 and not on_gpu)
 
 
 def num_sms(device: torch.device) -> int:

@@ -22,13 +22,14 @@ from torch import Tensor
 
 from ..layouts.lora_arguments import BLOCK, MOST_MODULES, ROW_FIELDS, Segments, SlotTable, Tiles
 from . import lora_config
-from .launch import TYPES, Launch, cdiv, meta, num_sms
+from .launch import NARROW_TYPES, TYPES, Launch, cdiv, meta, num_sms
 from .lora_config import ExpandConfig, ShrinkConfig
 
 _BLOCK = tl.constexpr(BLOCK)
 _FIELDS = tl.constexpr(ROW_FIELDS)
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 _GATHERED = 32  # ranks of an embedding that a program copies in one iteration
+_ODD_VOCABULARY = 50_257  # of GPT-2: columns of a head that are no multiple of 64
 
 
 @triton.jit
@@ -279,7 +280,7 @@ def _expand_launch(
 
 
 def variants() -> Iterator[tuple[str, Launch]]:
-    """Yield every compilation of the op in a model whose widths are multiples of 64."""
+    """Yield every compilation of the op in a model whose widths are multiples of 64, but for its vocabulary."""
     tokens, ids = meta(1, dtype=torch.int32), meta(1, dtype=torch.int64)
     for kind, dtype in TYPES.items():
         table = SlotTable((6144,), 4096, 1, dtype, torch.device("meta"))
@@ -291,10 +292,12 @@ def variants() -> Iterator[tuple[str, Launch]]:
             for shrink in lora_config.shrink_configs(size, dtype.itemsize):
                 name = f"lora_shrink/{kind}-tile{size}-ranks{shrink.ranks}"
                 yield name, _shrink_launch(x, table, tokens, tiles, shrunk, shrink)
-            shapes = itertools.product(lora_config.expand_configs(size), lora_config.numbers_of_splits(size))
-            for expand, parts in shapes:
-                several = meta(parts, 1, 48, dtype=torch.float32)
-                for y_kind in dict.fromkeys((kind, "fp32")):
-                    y = meta(1, 6144, dtype=TYPES[y_kind])
-                    name = f"lora_expand/{kind}-{y_kind}-tile{size}-columns{expand.columns}-parts{parts}"
-                    yield name, _expand_launch(y, table, tokens, tiles, several, expand)
+            kinds = [(kind, 6144), ("fp32", 6144)] + [("fp32", _ODD_VOCABULARY)] * (kind in NARROW_TYPES)
+            for y_kind, columns in dict.fromkeys(kinds):
+                y, columned = meta(1, columns, dtype=TYPES[y_kind]), SlotTable((columns,), 4096, 1, dtype, x.device)
+                end = "-odd" if columns == _ODD_VOCABULARY else ""
+                shapes = itertools.product(lora_config.expand_configs(size), lora_config.numbers_of_splits(size))
+                for expand, parts in shapes:
+                    several = meta(parts, 1, 48, dtype=torch.float32)
+                    name = f"lora_expand/{kind}-{y_kind}-tile{size}-columns{expand.columns}-parts{parts}{end}"
+                    yield name, _expand_launch(y, columned, tokens, tiles, several, expand)

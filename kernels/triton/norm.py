@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import NARROW_TYPES, Launch, is_known, is_placed, meta
+from .launch import NARROW_TYPES, Launch, is_narrow, is_of, is_placed, meta
 
 # Columns of a program -> warps. A program computes one row.
 _CONFIGS = {1024: 4, 4096: 8, 8192: 16, 16384: 16}
@@ -34,7 +34,7 @@ def takes(x: Tensor, weight: Tensor, out_dtype: torch.dtype) -> bool:
     """Return whether the kernel supports a norm of x, which may be fp32, in the weight's type."""
     return (
         is_placed(x)
-        and is_known(weight)
+        and is_narrow(weight)
         and x.dtype in (weight.dtype, torch.float32)
         and out_dtype is weight.dtype
         and _has_block(x)
@@ -43,7 +43,7 @@ def takes(x: Tensor, weight: Tensor, out_dtype: torch.dtype) -> bool:
 
 def takes_sum(x: Tensor, residual: Tensor, weight: Tensor) -> bool:
     """Return whether the kernel supports the norm of x plus an fp32 residual, in the type of x and weight."""
-    return is_known(x, weight) and x.dtype is weight.dtype and is_placed(residual) and _has_block(x)
+    return is_narrow(x, weight) and x.dtype is weight.dtype and is_of(torch.float32, residual) and _has_block(x)
 
 
 def _has_block(x: Tensor) -> bool:

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import NARROW_TYPES, Launch, cdiv, is_known, meta
+from .launch import NARROW_TYPES, Launch, cdiv, is_narrow, meta
 
 _BLOCK = 1024  # numbers of a program
 
@@ -30,7 +30,7 @@ def _copy_page(k, v, source, target, cells, num_pages, kv_heads, page, dim, BLOC
 
 def takes(k: Tensor, v: Tensor) -> bool:
     """Return whether the kernel supports these caches [L, num_pages, Hkv, page_size, D]."""
-    return is_known(k, v) and k.shape[4] % 16 == 0
+    return is_narrow(k, v) and k.shape[4] % 16 == 0
 
 
 def copy_pages(k: Tensor, v: Tensor, source: Sequence[int], target: Sequence[int], count: Sequence[int]) -> None:

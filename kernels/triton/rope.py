@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..layouts.attention_arguments import RopeParams
-from .launch import NARROW_TYPES, Launch, cdiv, is_known, meta, power_of_two
+from .launch import NARROW_TYPES, Launch, cdiv, is_narrow, meta, power_of_two
 
 _HEADS = {64: 8, 128: 4, 256: 2}  # heads of a program, by the dimensions of one, rounded up
 
@@ -73,7 +73,7 @@ def takes(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, params: RopeParams) -> 
     page_size, dim = k_cache.shape[2:]
     norms = [norm for norm in (params.q_norm, params.k_norm) if norm is not None]
     return (
-        is_known(qkv, k_cache, v_cache, *norms)
+        is_narrow(qkv, k_cache, v_cache, *norms)
         and len({tensor.dtype for tensor in (qkv, k_cache, *norms)}) == 1
         and len(norms) != 1
         and dim % 16 == 0

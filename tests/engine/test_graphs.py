@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from support.engine.random_bank import random_bank
 from support.kernels import triton_interpreter
 
+from benchmarks.gpu.measure import launches
 from rootgraft.engine.batch import Batch, Row, RowStart
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.executor.cuda_graphs import CudaGraphs, Variant, graphs_for, sizes_up_to
@@ -35,6 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encount
 PAGE_SIZE, WIDTH, ROWS = 4, 12, 6  # tokens of a page, pages of a sequence, sequences
 PAGES = 2 * ROWS * WIDTH
 CPU = torch.device("cpu")
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2}
 
 PHASES = (Phase.explicit, Phase.generate)  # an example takes seconds: shrinking one would take minutes
 Counts = st.lists(st.sampled_from([0, 1, 1, 3]), min_size=ROWS, max_size=ROWS).filter(lambda counts: sum(counts) > 0)
@@ -71,8 +73,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @functools.cache
-def model_of(folder: Path) -> DecoderModel:
-    return load_model(folder, dtype=torch.float32, device=CPU, max_positions=WIDTH * PAGE_SIZE, dummy=True)
+def model_of(folder: Path, dtype: torch.dtype = torch.float32) -> DecoderModel:
+    return load_model(folder, dtype=dtype, device=CPU, max_positions=WIDTH * PAGE_SIZE, dummy=True)
 
 
 @pytest.fixture
@@ -94,7 +96,8 @@ class World:
 
     def __init__(self, model: DecoderModel, bank: AdapterBank | None = None, common: int = 3) -> None:
         self.model = model
-        self.pools = [KvPool(model.config, PAGES, PAGE_SIZE, torch.float32, CPU) for _ in range(2)]
+        self.pools = [KvPool(model.config, PAGES, PAGE_SIZE, model.dtype, CPU) for _ in range(2)]
+        self.tolerance = TOLERANCE[model.dtype]
         self.builder = InputBuilder(ROWS, WIDTH * PAGE_SIZE, PAGE_SIZE, CPU, bank)
         self.graphs = CudaGraphs(
             model, self.pools[0], self.builder, keep, max_rows=ROWS, max_tokens=2 * ROWS, max_rank=4
@@ -133,9 +136,9 @@ class World:
         actual = self.graphs.forward(arrays)
         expected = self.model.forward(self.builder.to_tensors(arrays), self.pools[1])
         assert actual.shape == expected.shape
-        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(self.pools[0].k, self.pools[1].k, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(self.pools[0].v, self.pools[1].v, rtol=1e-4, atol=1e-4)
+        pairs = [(actual, expected), (self.pools[0].k, self.pools[1].k), (self.pools[0].v, self.pools[1].v)]
+        for ours, theirs in pairs:
+            torch.testing.assert_close(ours, theirs, rtol=self.tolerance, atol=self.tolerance)
 
 
 @pytest.mark.usefixtures("low_gate")
@@ -146,6 +149,20 @@ def test_decoding_drafts_adapters_and_shared_prefixes(folder: Path) -> None:
     world.start()
     for counts in ([1, 1, 1, 0, 0, 0], [1, 3, 0, 1, 0, 0], [0, 0, 2, 0, 0, 0], [1, 0, 0, 1, 0, 0]):
         world.step(counts)
+
+
+@pytest.mark.usefixtures("low_gate")
+def test_in_the_types_of_a_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model in bf16 whose tensors say that they are on a GPU: kernels are chosen as there, fp32 y of adapters too."""
+    model = model_of(folder, torch.bfloat16)
+    world = World(model, bank_of(model, folder))
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
+    world.graphs.capture(world.graphs.variants)
+    world.start()
+    with launches() as launched:
+        for counts in ([1, 1, 1, 0, 0, 0], [1, 3, 0, 1, 0, 0], [0, 0, 2, 0, 0, 0]):
+            world.step(counts)
+    assert launched >= {"_gather", "_shrink", "_expand", "_rms_norm", "_rope_store_kv", "decode", "extend"}
 
 
 @pytest.mark.heavy

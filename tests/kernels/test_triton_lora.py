@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from support.kernels import triton_interpreter
 from torch import Tensor
 
+from benchmarks.gpu.measure import launches
 from rootgraft.kernels import lora_reference
 from rootgraft.kernels.lora_ops import Factors, Segments, SlotTable, Tiles, lora_embed, lora_shrink_expand
 from rootgraft.kernels.triton import lora_config
@@ -128,17 +129,23 @@ def test_sums_are_fp32_between_the_kernels():
     assert torch.equal(y, torch.full((1, 64), 2.0**-12))
 
 
-@pytest.mark.parametrize(("dtype", "y_dtype"), [(t, t) for t in TYPES] + [(torch.bfloat16, torch.float32)])
-def test_embedding(dtype, y_dtype):
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize(("dtype", "y_dtype"), [(t, t) for t in TYPES] + [(t, torch.float32) for t in TYPES[1:]])
+def test_embedding(dtype, y_dtype, captured):
+    """In an eager step and in a captured one, whose segments are tiles alone."""
     table = SlotTable((37,), 50, 2, dtype)
     table.put(1, factors((37,), 50, (140,), dtype, 1, embed=True))
+    slots = [1, -1] * 10
     ids = torch.randint(50, (20,))
     y = torch.randn(20, 37).to(y_dtype)
     y_aligned = torch.zeros(20, 48, dtype=y_dtype)[:, :37].contiguous().copy_(y)
     actual, expected = y_aligned.clone(), y.clone()
-    segments = segments_of([1, -1] * 10)
-    lora_embed(actual, ids, table, segments)
-    lora_reference.lora_shrink_expand(expected, None, ids, table, segments)
+    room = StaticSegments(32, CPU)
+    room.fill(np.array(slots, np.int32))
+    with launches() as launched:
+        lora_embed(actual, ids, table, room.segments(20) if captured else segments_of(slots))
+    assert launched == {"_gather", "_expand"}
+    lora_reference.lora_shrink_expand(expected, None, ids, table, segments_of(slots))
     assert close(actual, expected)
     assert torch.equal(actual[1::2], y[1::2])
 

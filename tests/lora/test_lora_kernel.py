@@ -215,3 +215,16 @@ def test_nothing_is_written_outside():
     lora_shrink_expand(y, guarded(torch.randn(5, width)), table, segments_of([0] * 5))
     room = torch.as_strided(y, (5 * 22 + 128,), (1,), y.storage_offset() - 64)
     assert room.isnan().nonzero().flatten().tolist() == [*range(64), *range(64 + 110, 128 + 110)]
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_segments_without_slots_are_refused(native):
+    """As in a captured pass, whose kernels read tiles: others would find no segment, and adapt nothing."""
+    tiles = Segments(torch.zeros(2, dtype=torch.int32), *(torch.zeros(0, dtype=torch.int32),) * 2)
+    table = table_of((8,), 8, [(2,)], torch.float32)
+    ops.use_native(native)
+    try:
+        with pytest.raises(ValueError, match="segments of 2 tokens have 0 slots and 0 starts"):
+            lora_shrink_expand(torch.zeros(2, 8), torch.ones(2, 8), table, tiles)
+    finally:
+        ops.use_native(True)

@@ -1,8 +1,10 @@
-"""Whole-model logits with adapters are those of peft: every option alone, mixtures, and mixed batches."""
+"""Whole-model logits with adapters are those of peft: mixtures of options, and mixed batches.
+
+Each option alone: ``test_peft_matrix.py``.
+"""
 
 from __future__ import annotations
 
-import json
 import random
 from array import array
 from pathlib import Path
@@ -13,104 +15,12 @@ import pytest
 import torch
 from support.models.lora_driver import AdaptedRun
 from support.models.lora_models import BASES, LINEARS, VOCAB, PeftOracle, base, decoder, layout_of, make_adapter
+from support.models.peft_matrix import bank_of, off, options_of, prompt, reader
 
 from rootgraft.lora.activated_lora import activation_position
 from rootgraft.lora.lora_step import AdapterBank
-from rootgraft.lora.prepare_factors import PreparedAdapter
-from rootgraft.lora.read_adapter import AdapterReader
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "rank 1": {"r": 1, "lora_alpha": 3},
-    "rank 23": {"r": 23, "lora_alpha": 7.5},
-    "all linear": {"target_modules": "all-linear"},
-    "all named": {"target_modules": LINEARS},
-    "regex": {"target_modules": r".*\.(q_proj|down_proj)"},
-    "rslora": {"use_rslora": True, "target_modules": LINEARS, "r": 5},
-    "rank_pattern": {"target_modules": LINEARS, "rank_pattern": {"k_proj": 3, r"layers\.1\.mlp\..*": 11}},
-    "alpha_pattern": {"target_modules": LINEARS, "alpha_pattern": {"v_proj": 3, "model.layers.0.self_attn.q_proj": 50}},
-    "patterns and rslora": {
-        "target_modules": LINEARS,
-        "use_rslora": True,
-        "rank_pattern": {"(q|v)_proj": 2, ".*_proj": 6},
-        "alpha_pattern": {r"^model\.layers\.[01]\.self_attn\.q_proj": 5, r"mlp\.\w+": 9},
-    },
-    "dora": {"use_dora": True, "target_modules": LINEARS},
-    "dora and rslora": {"use_dora": True, "use_rslora": True, "target_modules": ["v_proj", "up_proj"], "r": 3},
-    "lora_bias": {"lora_bias": True, "target_modules": LINEARS, "lora_alpha": 20},
-    "layers": {"layers_to_transform": [1], "target_modules": LINEARS},
-    "one layer": {"layers_to_transform": 0, "layers_pattern": "layers", "target_modules": LINEARS},
-    "excluded": {"exclude_modules": ["k_proj"], "target_modules": LINEARS},
-    "embedding": {"target_modules": ["embed_tokens"], "r": 4},
-    "dora embedding": {"target_modules": ["embed_tokens", "q_proj"], "use_dora": True},
-    "head": {"target_modules": ["lm_head"], "r": 6},
-    "dora head": {"target_modules": ["lm_head", "o_proj"], "use_dora": True},
-    "everything": {"target_modules": [*LINEARS, "embed_tokens", "lm_head"], "use_dora": True, "use_rslora": True},
-    "mica": {"init_lora_weights": "mica", "target_modules": LINEARS, "r": 4},
-    "orthogonal": {"init_lora_weights": "orthogonal", "target_modules": LINEARS, "r": 4},
-    "monteclora": {"monteclora_config": {"num_samples": 2}, "target_modules": ["q_proj"]},
-}
 PROMPTS = 5
-
-
-def prompt(seed: int, length: int | None = None) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(VOCAB) for _ in range(length or rng.randint(3, 24))]
-
-
-def reader(name: str, bases: Path) -> AdapterReader:
-    return AdapterReader(layout_of(decoder(name, bases), base(name, bases)), max_rank=64)
-
-
-def bank_of(name: str, bases: Path, adapters: list[PreparedAdapter]) -> AdapterBank:
-    bank = AdapterBank(layout_of(decoder(name, bases), base(name, bases)), len(adapters))
-    for slot, adapter in enumerate(adapters):
-        bank.install(slot, adapter)
-    return bank
-
-
-def off(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference, relative to the largest value."""
-    return ((actual - expected).abs().max() / expected.abs().max()).item()
-
-
-def phi3(options: dict[str, Any]) -> dict[str, Any]:
-    """The same for a base with fused modules."""
-    swaps = {"q_proj": "qkv_proj", "gate_proj": "gate_up_proj", "k_proj": "o_proj"}
-    text = json.dumps(options)
-    for old, new in swaps.items():
-        text = text.replace(f'"{old}"', f'"{new}"')
-    fields = json.loads(text)
-    if isinstance(fields.get("target_modules"), list):
-        gone = ("v_proj", "up_proj")
-        fields["target_modules"] = [name for name in fields["target_modules"] if name not in gone] or ["qkv_proj"]
-    return fields
-
-
-def check(name: str, options: dict[str, Any], bases: Path, out: Path) -> None:
-    folder = make_adapter(name, bases, out, **options)
-    adapter = reader(name, bases).read(str(folder))
-    run = AdaptedRun(decoder(name, bases), bank_of(name, bases, [adapter]), [0])
-    tokens = prompt(1, 20)
-    oracle = PeftOracle(name, bases)
-    expected, plain = oracle.logits(folder, tokens), oracle.logits(None, tokens)
-    actual = torch.cat([run.extend([tokens[:13]])[0], run.extend([tokens[13:]])[0]])
-    assert off(actual, expected) < 1e-4
-    assert off(plain, expected) > 1e-2, "the adapter does too little to prove anything"
-
-
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-def test_each_option(options, bases, tmp_path):
-    check("llama", options, bases, tmp_path)
-
-
-@pytest.mark.parametrize("name", [name for name in BASES if name != "llama"])
-@pytest.mark.parametrize(
-    "option", ["all linear", "patterns and rslora", "lora_bias", "dora", "everything", "embedding"]
-)
-def test_each_base(name, option, bases, tmp_path):
-    options = OPTIONS[option] if name != "phi3" else phi3(OPTIONS[option])
-    check(name, options, bases, tmp_path)
 
 
 def mixture(rng: random.Random) -> dict[str, Any]:
@@ -144,7 +54,7 @@ def test_mixed_batches(name, seed, bases, tmp_path):
     for index in range(3):
         options = mixture(rng)
         folder = tmp_path / str(index)
-        folders.append(make_adapter(name, bases, folder, seed=index, **(phi3(options) if name == "phi3" else options)))
+        folders.append(make_adapter(name, bases, folder, seed=index, **options_of(name, options)))
     adapters = [reader(name, bases).read(str(folder)) for folder in folders if folder]
     choice = [0, 1, 2, 3, rng.randrange(4), rng.randrange(4)]
     rows = [prompt(rng.randrange(1000)) for _ in choice]

@@ -11,9 +11,9 @@ import torch
 from support.models.paged_run import CPU, run_ragged
 from support.models.tiny_models import VOCAB, save
 
+from benchmarks.gpu.measure import launches
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.models.decoder import DecoderModel
-from rootgraft.kernels.triton import launch
 
 # In sizes that the kernels take: heads of 16 dimensions, widths of 16 and 32 columns.
 SIZES = {"head_dim": 16, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
@@ -28,27 +28,14 @@ def random_model(name: str, folder: Path) -> DecoderModel:
     return load_model(folder, dtype=torch.float32, device=CPU, dummy=True)
 
 
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Names of the kernels that ran."""
-    names: set[str] = set()
-    run = launch.Launch.run
-
-    def recording(self: launch.Launch) -> None:
-        names.add(self.kernel.__name__)
-        run(self)
-
-    monkeypatch.setattr(launch.Launch, "run", recording)
-    return names
-
-
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen3", "gemma2", "gemma3", "smollm3_window"])
-def test_logits_are_those_of_the_cpu(name, tmp_path, launched, request):
+def test_logits_are_those_of_the_cpu(name, tmp_path, request):
     model = random_model(name, tmp_path)
-    expected = run_ragged(model, PROMPTS, 16, random.Random(0))
-    assert not launched
-    request.getfixturevalue("interpreted")
-    actual = run_ragged(model, PROMPTS, 16, random.Random(0))
+    with launches() as launched:
+        expected = run_ragged(model, PROMPTS, 16, random.Random(0))
+        assert not launched
+        request.getfixturevalue("interpreted")
+        actual = run_ragged(model, PROMPTS, 16, random.Random(0))
     assert launched >= {"_rms_norm", "_rope_store_kv", "extend", "decode", "_gated_activation"}
     for ours, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)

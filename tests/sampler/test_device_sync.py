@@ -6,25 +6,24 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from support.engine.sampler_oracle import Request, packed, step
+from support.kernels.meta_gpu import GPU, posing_gpu
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rootgraft.engine.batch import Batch, Row, RowStart, placeholder_token
 from rootgraft.engine.executor.input_builder import HostInputs, InputBuilder
 from rootgraft.engine.executor.model_runner import ModelRunner
 from rootgraft.engine.executor.static_inputs import StaticInputs
-from rootgraft.engine.sampling import top_k_top_p
 from rootgraft.engine.sampling.draft_verify import sampling_positions
 from rootgraft.engine.sampling.sampler import Drawing, Sampler
 from rootgraft.engine.types import SamplingParams
+from rootgraft.kernels import backend
 
 VOCAB = 200
-GPU = torch.device("meta")
 REQUESTS = {
     "greedy": SamplingParams(temperature=0),
     "any": SamplingParams(),
@@ -75,29 +74,25 @@ def draw(requests: list[Request]) -> tuple[Sampler, Drawing]:
     return sampler, sampler.draw(logits, sampling_positions(rows, {}), masks)
 
 
-@pytest.mark.parametrize("sorts", [False, True])
+@pytest.mark.parametrize("with_kernels", [False, True])
 @pytest.mark.parametrize("name", [*REQUESTS, "mask", "all"])
-def test_a_step_reads_once_and_waits_for_nothing_else(name, sorts, reads):
-    """Whether the kernel finds a kept token (as if it were there), or a sort of the whole row does."""
+def test_a_step_reads_once_and_waits_for_nothing_else(name, with_kernels, reads, monkeypatch):
+    """With the kernels that find a kept token and apply masks, and in plain torch, which sorts whole rows."""
     only_even = tuple(token % 2 == 0 for token in range(VOCAB))
     requests = [
         Request(params, (1, 2), stops=(5,), seed=seed, allowed=only_even if each == "mask" else None)
         for seed, (each, params) in enumerate([*REQUESTS.items(), ("mask", SamplingParams(temperature=0))])
         if name in (each, "all")
     ]
-    kernel = mock.Mock(side_effect=lambda logits, *rest: torch.empty(len(logits), dtype=torch.int64, device=GPU))
-    with (
-        mock.patch.object(top_k_top_p, "has_kernel", return_value=not sorts),
-        mock.patch.object(top_k_top_p, "draw_ranked", kernel),
-        mock.patch("rootgraft.kernels.ops.on_triton", return_value=False),
-        Watch() as watch,
-    ):
+    monkeypatch.setattr(backend.LIBRARY, "enabled", with_kernels)
+    with posing_gpu() as launched, Watch() as watch:
         sampler, drawing = draw(requests)
     assert not reads
     assert len(sampler.collect(drawing)) == len(requests)
     assert len(reads) == 1
     assert watch.waits == 0
-    assert bool(kernel.called) == (not sorts and name in ("top_k", "top_p", "all"))
+    assert ("_draw" in launched) == (with_kernels and name in ("top_k", "top_p", "all"))
+    assert ("_mask" in launched) == (with_kernels and name in ("mask", "all"))
 
 
 HIDDEN, ROWS = 8, 3
@@ -132,12 +127,7 @@ def test_a_step_is_launched_on_tokens_that_nobody_has_read(captured, reads):
     starts = tuple(RowStart(i, each, [1, 2], 2, (5,), i) for i, each in enumerate(params))
     prompts = [Row(i, 0, [1, 2], 0, (i,), True, 0, prompt_targets=[2] if i == 2 else ()) for i in range(ROWS)]
     ahead = [tuple(Row(i, n + 1, [placeholder_token(i)], 1, (), True, n) for i in range(ROWS)) for n in (1, 2)]
-    with (
-        mock.patch.object(top_k_top_p, "has_kernel", return_value=True),
-        mock.patch.object(top_k_top_p, "draw_ranked", lambda x, *_: torch.empty(len(x), dtype=torch.int64, device=GPU)),
-        mock.patch("rootgraft.kernels.ops.on_triton", return_value=False),
-        Watch() as watch,
-    ):
+    with posing_gpu() as launched, Watch() as watch:
         step = mine.launch(Batch(tuple(prompts), starts))
         step.draw(None)
         for number, rows in enumerate(ahead):
@@ -149,3 +139,4 @@ def test_a_step_is_launched_on_tokens_that_nobody_has_read(captured, reads):
         assert len(step.result().rows) == ROWS
     assert watch.waits == 0
     assert len(reads) == 4
+    assert launched.count("_draw") == 3, "one row draws by rank in each step"

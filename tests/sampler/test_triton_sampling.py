@@ -10,6 +10,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.gpu.measure import launches
 from rootgraft.engine.sampling import top_k_top_p
 from rootgraft.engine.sampling.top_k_top_p import Draws
 from rootgraft.kernels import ops, sampling_ops
@@ -56,9 +57,10 @@ def test_the_same_token_as_by_sorting(rows, vocab, spread, seed):
     """Logits in quarters tie often; chunks of 512 columns make several of a small vocabulary."""
     rng = np.random.default_rng(seed)
     logits = torch.from_numpy(rng.integers(-spread, spread + 1, (len(rows), vocab)).astype(np.float32) / 4)
-    with mock.patch.object(sampling_draw, "CHUNK", 512):
+    with mock.patch.object(sampling_draw, "CHUNK", 512), launches() as launched:
         by_kernel, by_sorting = drawn(logits, columns(*map(list, zip(*rows, strict=True))))
     assert by_kernel == by_sorting
+    assert launched == {"_levels", "_pick", "_draw"}
 
 
 def test_a_nucleus_of_thousands():
@@ -93,7 +95,9 @@ def test_mask(vocab):
     words = torch.from_numpy(rng.integers(-(1 << 31), 1 << 31, (2, -(-vocab // 32))).astype(np.int32)).clone()
     logits = torch.randn(4, vocab)
     actual, expected = logits.clone(), logits.clone()
-    sampling_ops.mask_logits(actual, torch.tensor([3, 1]), words)
+    with launches() as launched:
+        sampling_ops.mask_logits(actual, torch.tensor([3, 1]), words)
+    assert launched == {"_mask"}
     with mock.patch.object(ops, "on_triton", return_value=False):
         sampling_ops.mask_logits(expected, torch.tensor([3, 1]), words)
     assert torch.equal(actual, expected)

@@ -155,3 +155,12 @@ def test_prompts_of_token_ids() -> None:
     for wrong in ([1 << 31], ["a"], [1.5], [None]):
         with pytest.raises(RequestError, match="list of token ids"):
             token_array(wrong)
+
+
+@pytest.mark.parametrize("token", [-1, -(1 << 31), 50, 51, 1 << 30])
+def test_no_id_outside_of_the_vocabulary_comes_further_than_the_check(token: int) -> None:
+    """Not in front of or behind right ones either: ids are trusted below."""
+    params = [{"stop_token_ids": (1, token)}, {"logit_bias": ((1, 1.0), (token, 1.0))}]
+    for request in (*(with_params(**each) for each in params), replace(REQUEST, tokens=array("i", [1, token, 2]))):
+        with pytest.raises(RequestError, match="49"):
+            LIMITS.check(request)

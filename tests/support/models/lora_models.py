@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import warnings
 from collections.abc import Callable
@@ -11,15 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 from rootgraft.engine.loading.load_model import load_model
@@ -48,20 +57,38 @@ _COMMON = {
     "eos_token_id": 2,
     "tie_word_embeddings": False,
 }
-BASES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
+Kind = tuple[type[Any], type[Any], dict[str, Any]]
+_TIED: dict[str, Any] = {"tie_word_embeddings": True}
+BASES: dict[str, Kind] = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
-    "worded": (LlamaConfig, LlamaForCausalLM, {"vocab_size": 440}),  # for the tests' tokenizer
     "llama_biased": (LlamaConfig, LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
-    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, {"tie_word_embeddings": True, "sliding_window": 6}),
+    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 7}),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, _TIED),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {}),
+    "smollm3": (SmolLM3Config, SmolLM3ForCausalLM, _TIED | {"no_rope_layer_interval": 2}),
+    "gemma2": (Gemma2Config, Gemma2ForCausalLM, _TIED | {"sliding_window": 5, "query_pre_attn_scalar": 10}),
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, _TIED | {"sliding_window": 6}),
     "phi3": (Phi3Config, Phi3ForCausalLM, {}),
+}
+"""A base of every family that the engine loads, and more."""
+
+# Their heads are of a size that native attention takes, so that bits do not depend on the batch, and so do GPU kernels.
+NATIVE_BASES: dict[str, Kind] = {
+    f"native_{name}": (config, model, {**options, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16})
+    for name, (config, model, options) in BASES.items()
+    if name in ("llama", "qwen2", "qwen3", "gemma3")
+}
+_ALL: dict[str, Kind] = {
+    **BASES,
+    **NATIVE_BASES,
+    "worded": (LlamaConfig, LlamaForCausalLM, {"vocab_size": 440}),  # for the tests' tokenizer
 }
 
 
 @functools.cache
 def base(name: str, folder: Path) -> PreTrainedModel:
     """A random base, saved to ``folder / name``."""
-    config_class, model_class, options = BASES[name]
+    config_class, model_class, options = _ALL[name]
     torch.manual_seed(sum(map(ord, name)))
     fields = {key: value for key, value in _COMMON.items() if not (name == "phi3" and key == "head_dim")}
     model = model_class(config_class(**fields | options)).eval()
@@ -104,8 +131,7 @@ def bias_of(hf: PreTrainedModel) -> Callable[[str], Tensor | None]:
 
 def copy_of(name: str, folder: Path) -> PreTrainedModel:
     """A base of its own, for peft to change."""
-    base(name, folder)
-    return BASES[name][1].from_pretrained(folder / name, dtype=torch.float32).eval()
+    return copy.deepcopy(base(name, folder))
 
 
 def make_adapter(name: str, folder: Path, out: Path, seed: int = 0, **options: Any) -> Path:

@@ -1,0 +1,60 @@
+"""Random requests in a cramped engine, each against the same request alone: tokens, logprobs and ends, bit for bit.
+
+    python -m benchmarks.fuzz [--seed N] [--requests 2000] [--minutes M]
+
+Each *world* is an engine with options drawn from the seed: model family, types of weights and KV, page size, few pages
+and rows, small steps, drafts, steps planned ahead, fewer adapter slots than adapters. Its requests are drawn too, with
+shared prefixes, adapters, grammars, penalties, seeds, scored prompts, several answers; some are aborted. After each
+step every equation of cache, adapters and slots is checked. The engine in which each request is alone has no prefix
+cache, no drafts, room for all and no recorded passes.
+
+Where a world fails, it is run again with fewer and fewer requests; the seed and the last ones that still fail are
+printed as a command. Exit code 1 then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.fuzzing.fuzzer import OF_A_WORLD, Fuzzer, fuzz, report
+from benchmarks.fuzzing.worlds import draw_world
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=None, help="a random one, which is printed, by default")
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after the world that runs then")
+    parser.add_argument("--world", help="run one world by its seed, such as 17.3")
+    parser.add_argument(
+        "--only", help="requests of that world, such as 4,17", type=lambda text: [*map(int, text.split(","))]
+    )
+    options = parser.parse_args()
+    seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        fuzzer = Fuzzer(Path(folder))
+        if options.world:
+            wrong = fuzzer.check_world(options.world, options.only or range(OF_A_WORLD))
+            print(wrong or "nothing is wrong")
+            return int(wrong is not None)
+        print(f"seed {seed}")
+        for name, wrong in fuzz(fuzzer, seed, options.requests, time.monotonic() + 60 * options.minutes):
+            print(f"{name}: {draw_world(name)}: {'WRONG' if wrong else 'right'}", flush=True)
+            if wrong:
+                print(report(fuzzer, name, wrong))
+                return 1
+        print(", ".join(f"{name} {number:,}" for name, number in fuzzer.counts.items()))
+        fuzzer.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""Random requests in cramped engines say what each says alone: some of what ``benchmarks/fuzz.py`` runs for hours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.fuzzing.fuzzer import Fuzzer, Said, fuzz, report
+from benchmarks.fuzzing.worlds import MOST_ANSWERS
+from rootgraft.engine.core import adapter_manager
+from rootgraft.radix.namespace import Namespace
+
+SEED = 1
+HEAVY_REQUESTS = 2000
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fuzz")
+
+
+@pytest.fixture
+def fuzzer(folder: Path) -> Iterator[Fuzzer]:
+    made = Fuzzer(folder)
+    yield made
+    made.close()
+
+
+def run(fuzzer: Fuzzer, seed: int, requests: int) -> None:
+    for name, wrong in fuzz(fuzzer, seed, requests):
+        assert wrong is None, report(fuzzer, name, wrong)
+    assert fuzzer.counts["requests"] == requests
+    assert min(fuzzer.counts.values()) > 0, "what could go wrong was there"
+
+
+def test_some_requests(fuzzer: Fuzzer) -> None:
+    run(fuzzer, SEED, 150)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+def test_two_thousand_requests(fuzzer: Fuzzer) -> None:
+    run(fuzzer, SEED + 1, HEAVY_REQUESTS)
+
+
+def test_shared_kv_of_different_adapters_is_found(fuzzer: Fuzzer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault that is made on purpose: all adapters have the base model's namespace."""
+
+    def mixed(revision: str, adapter: str | None, *rest: Any) -> Namespace:
+        return Namespace(revision, None, *rest)
+
+    monkeypatch.setattr(adapter_manager, "Namespace", mixed)
+    assert "together" in (fuzzer.check_world("1.0", range(60)) or "")
+
+
+def test_a_fault_is_narrowed_down_to_its_requests(fuzzer: Fuzzer, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = Fuzzer._say_alone
+
+    def wrong(self: Fuzzer, world: Any, submit: Any) -> Said:
+        said = inner(self, world, submit)
+        return said if submit.id // MOST_ANSWERS != 5 else Said([*said.tokens, 3], [], [], ("stop", None, 1))
+
+    monkeypatch.setattr(Fuzzer, "_say_alone", wrong)
+    found = report(fuzzer, "1.0", "", requests=12)
+    assert found.endswith("Again: python -m benchmarks.fuzz --world 1.0 --only 5")

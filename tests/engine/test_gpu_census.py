@@ -1,0 +1,125 @@
+"""The kernels that steps of the engine launch on a GPU, counted on a model without memory: none is missing.
+
+Model, adapters, input buffers and sampler are the engine's own, so tensors have the types that they have on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from support.kernels.meta_gpu import GPU, posing_gpu
+from support.models.lora_models import LINEARS, VOCAB, base, make_adapter
+
+from rootgraft.engine.batch import Batch, Masks, PageCopy, Row, RowStart
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.executor import cuda_graphs, worker
+from rootgraft.engine.executor.worker import Worker
+from rootgraft.engine.loading.base_layout import base_layout
+from rootgraft.engine.types import SamplingParams
+from rootgraft.lora.read_adapter import AdapterReader
+
+LAYERS, ROWS, PAGE = 2, 4, 16
+GREEDY = SamplingParams(temperature=0.0)
+PASS = {"_rms_norm": 2 * LAYERS + 1, "_rope_store_kv": LAYERS, "decode": LAYERS, "_gated_activation": LAYERS}
+DRAW = {"_levels": 1, "_pick": 1, "_draw": 1}
+# An adapter of all modules: each projection of the layers and the head, and the gather of the embedding.
+ADAPTED = {"_gather": 1, "_shrink": 4 * LAYERS + 1, "_expand": 4 * LAYERS + 2}
+
+
+@pytest.fixture(scope="module")
+def folder(bases: Path) -> Path:
+    """A base and an adapter of all its modules."""
+    base("native_llama", bases)
+    modules = [*LINEARS, "embed_tokens", "lm_head"]
+    make_adapter("native_llama", bases, bases / "of_all_modules", r=4, target_modules=modules)
+    return bases
+
+
+class World:
+    """A worker on the GPU of meta tensors, with the adapter in slot 0; captured passes are run again at a replay."""
+
+    def __init__(self, folder: Path, launched: list[str], *, eager: bool) -> None:
+        self.launched = launched
+        self.num_replays = 0
+        config = EngineConfig(
+            dtype="bfloat16", max_num_seqs=ROWS, block_size=PAGE, num_gpu_blocks_override=40, enable_lora=True,
+            max_loras=1, max_lora_rank=8, enforce_eager=eager, speculative_config='{"method": "off"}',
+        )  # fmt: skip
+
+        def capture(forward: Callable[[], None]) -> Callable[[], None]:
+            def replay() -> None:
+                self.num_replays += 1
+                forward()
+
+            return replay
+
+        with (
+            mock.patch.object(worker, "choose_device", lambda _: GPU),
+            mock.patch.object(cuda_graphs, "capture_for", lambda _: capture),
+        ):
+            self.worker = Worker(config, folder / "native_llama")
+        self.worker.overlaps = True
+        assert self.worker.adapters is not None
+        layout = base_layout(self.worker.model, folder / "native_llama", dummy=False)
+        self.worker.adapters.bank.install(0, AdapterReader(layout, 8).read(str(folder / "of_all_modules")))
+
+    def step(
+        self, params: SamplingParams, *, slot: int = -1, masked: bool = False, copies: tuple[PageCopy, ...] = ()
+    ) -> Counter[str]:
+        """A step of one token in each row; returns the launches by kernel."""
+        starts = tuple(RowStart(row, params, [1, 2], 2, (), row, slot) for row in range(ROWS))
+        rows = tuple(Row(row, 1, [2], 0, (row,), True, 0) for row in range(ROWS))
+        words = np.ones((ROWS, -(-VOCAB // 32)), np.int32)
+        masks = Masks(tuple(range(ROWS)), words, (-1,) * ROWS)
+        # The first step gives rows their adapter; the second is the one that is counted.
+        for batch in (Batch(rows, starts), Batch(rows, copies=copies)):
+            self.launched.clear()
+            step = self.worker.launch(batch)
+            step.draw((lambda: masks) if masked else None)
+            assert len(step.result().rows) == ROWS
+        return Counter(self.launched)
+
+
+@pytest.fixture(params=[False, True], ids=["captured", "eager"])
+def world(folder: Path, request: pytest.FixtureRequest) -> Iterator[World]:
+    tolist = torch.Tensor.tolist
+
+    def zeros(tensor: torch.Tensor) -> Any:
+        """What the host reads at the end of a step is made up."""
+        return tolist(torch.zeros_like(tensor, device="cpu") if tensor.device == GPU else tensor)
+
+    with posing_gpu() as launched, mock.patch.object(torch.Tensor, "tolist", zeros):
+        made = World(folder, launched, eager=request.param)
+        yield made
+        assert bool(made.num_replays) != request.param
+
+
+def test_a_step_of_the_base_model(world: World) -> None:
+    assert world.step(GREEDY) == PASS
+
+
+def test_masks(world: World) -> None:
+    assert world.step(GREEDY, masked=True) == PASS | {"_mask": 1}
+
+
+@pytest.mark.parametrize("params", [{"top_k": 5}, {"top_p": 0.9}, {"top_p": 0.9, "min_p": 0.1}])
+def test_draws_by_rank(world: World, params: dict[str, float]) -> None:
+    assert world.step(SamplingParams(**params)) == PASS | DRAW
+
+
+def test_an_adapter_of_every_module(world: World) -> None:
+    """Embedding and head included: their y, the residual stream and the logits, is fp32."""
+    assert world.step(GREEDY, slot=0) == PASS | ADAPTED
+
+
+def test_all_together(world: World) -> None:
+    copies = (PageCopy(0, 20, 5),)
+    found = world.step(SamplingParams(top_k=5, logprobs=2), slot=0, masked=True, copies=copies)
+    assert found == PASS | ADAPTED | DRAW | {"_mask": 1, "_copy_page": 1}

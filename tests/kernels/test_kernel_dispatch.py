@@ -1,0 +1,228 @@
+"""Which kernels each public op reaches on a GPU, for the types that the engine passes; without a GPU.
+
+Logits and the residual stream are fp32 in every model, weights and hidden states bf16 or fp16. A predicate that refuses
+one of them loses a kernel silently: results stay right where plain torch computes them, only slow, or the host waits.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from support.kernels.meta_gpu import GPU, gpu_tensor, posing_gpu
+
+from rootgraft.kernels import lora_ops, memory, ops, sampling_ops
+from rootgraft.kernels.layouts.attention_arguments import AttentionParams, PagedBatch, RopeParams
+from rootgraft.kernels.lora_ops import Segments, SlotTable
+from rootgraft.kernels.triton import graph_capture, shared_prefixes
+from rootgraft.lora.segments import StaticSegments, make_segments
+
+TOKENS, WIDTH, VOCAB, HEADS, KV_HEADS, DIM, PAGES, PAGE = 6, 64, 200, 4, 2, 32, 8, 16
+MODEL_TYPES = [torch.bfloat16, torch.float16]
+FP32, INT64, INT32 = torch.float32, torch.int64, torch.int32
+
+
+def hidden(dtype: torch.dtype, width: int = WIDTH) -> torch.Tensor:
+    return gpu_tensor(TOKENS, width, dtype=dtype)
+
+
+def logits(width: int = VOCAB) -> torch.Tensor:
+    return gpu_tensor(TOKENS, width, dtype=FP32)
+
+
+def caches(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    first, second = gpu_tensor(2, PAGES, KV_HEADS, PAGE, DIM, dtype=dtype)
+    return first, second
+
+
+def norm(dtype: torch.dtype) -> None:
+    ops.rms_norm(hidden(dtype), gpu_tensor(WIDTH, dtype=dtype), 1e-5)
+
+
+def norm_of_residual(dtype: torch.dtype) -> None:
+    ops.rms_norm(hidden(FP32), gpu_tensor(WIDTH, dtype=dtype), 1e-5, out_dtype=dtype)
+
+
+def add_norm(dtype: torch.dtype) -> None:
+    ops.add_rms_norm(hidden(dtype), hidden(FP32), gpu_tensor(WIDTH, dtype=dtype), 1e-5)
+
+
+def rope(dtype: torch.dtype, *, normed: bool = False) -> None:
+    norms = [gpu_tensor(DIM, dtype=dtype) if normed else None for _ in range(2)]
+    params = RopeParams(HEADS, KV_HEADS, gpu_tensor(50, DIM, dtype=FP32), *norms, 1e-5)
+    qkv, ids = hidden(dtype, (HEADS + 2 * KV_HEADS) * DIM), gpu_tensor(TOKENS, dtype=INT64)
+    ops.rope_store_kv(qkv, ids, ids, *caches(dtype), params)
+
+
+def attend(dtype: torch.dtype, *, query: int, context: int = 40, shared: bool = False) -> None:
+    rows = TOKENS // query
+    prefixes = shared_prefixes.StaticSharedPrefixes(rows, GPU).prefixes(rows) if shared else None
+    batch = PagedBatch(
+        gpu_tensor(rows, PAGES, dtype=INT32), gpu_tensor(rows + 1, dtype=INT32), gpu_tensor(rows, dtype=INT32),
+        query, context, prefixes,
+    )  # fmt: skip
+    ops.attention(gpu_tensor(TOKENS, HEADS, DIM, dtype=dtype), *caches(dtype), batch, AttentionParams(DIM**-0.5))
+
+
+def segments(*, captured: bool) -> Segments:
+    if captured:
+        return StaticSegments(TOKENS, GPU).segments(TOKENS)
+    made = make_segments(np.array([0, 0, -1, 1, 1, 0], np.int32), GPU)
+    assert made is not None
+    return made
+
+
+def table(dtype: torch.dtype, columns: int, inputs: int) -> SlotTable:
+    made = SlotTable((columns,), inputs, 2, dtype, GPU)
+    made.reserve(16)
+    return made
+
+
+def adapt(dtype: torch.dtype, *, y: torch.dtype | None = None, captured: bool = False) -> None:
+    out = gpu_tensor(TOKENS, VOCAB, dtype=y or dtype)
+    lora_ops.lora_shrink_expand(out, hidden(dtype), table(dtype, VOCAB, WIDTH), segments(captured=captured))
+
+
+def adapt_embedding(dtype: torch.dtype, *, captured: bool) -> None:
+    ids = gpu_tensor(TOKENS, dtype=INT64)
+    lora_ops.lora_embed(hidden(FP32), ids, table(dtype, WIDTH, VOCAB), segments(captured=captured))
+
+
+def mask(_: torch.dtype) -> None:
+    words = gpu_tensor(2, -(-VOCAB // 32), dtype=INT32)
+    sampling_ops.mask_logits(logits(), gpu_tensor(2, dtype=INT64), words)
+
+
+def draw(_: torch.dtype) -> None:
+    assert sampling_ops.has_kernel(logits())
+    columns = [gpu_tensor(TOKENS, 1, dtype=kind) for kind in (INT64, torch.float64, FP32, torch.float64)]
+    sampling_ops.draw_ranked(logits(), logits(), *columns)
+
+
+def copy(dtype: torch.dtype) -> None:
+    cache = gpu_tensor(3, PAGES, KV_HEADS, PAGE, DIM, dtype=dtype)
+    memory.copy_pages(cache, cache, [1], [2], [5])
+
+
+def plain_linear(dtype: torch.dtype, *, wide: bool = False, best: bool = False) -> None:
+    layer = ops.pack_linear(gpu_tensor(VOCAB, WIDTH, dtype=dtype))
+    if best:
+        ops.largest_linear(hidden(dtype), layer)
+    else:
+        assert ops.linear(hidden(dtype), layer, FP32 if wide else None).dtype is (FP32 if wide else dtype)
+
+
+LORA, LORA_EMBED = ["_shrink", "_expand"], ["_gather", "_expand"]
+CASES: dict[str, tuple[str, Callable[[torch.dtype], None], list[str]]] = {
+    "norm": ("ops.rms_norm", norm, ["_rms_norm"]),
+    "norm of the residual stream": ("ops.rms_norm", norm_of_residual, ["_rms_norm"]),
+    "norm after a sum": ("ops.add_rms_norm", add_norm, ["_rms_norm"]),
+    "rotary": ("ops.rope_store_kv", rope, ["_rope_store_kv"]),
+    "rotary with head norms": ("ops.rope_store_kv", lambda d: rope(d, normed=True), ["_rope_store_kv"]),
+    "decode": ("ops.attention", lambda d: attend(d, query=1), ["decode"]),
+    "decode of long contexts": ("ops.attention", lambda d: attend(d, query=1, context=4096), ["decode", "merge"]),
+    "extend": ("ops.attention", lambda d: attend(d, query=3), ["extend", "decode"]),  # of rows of one token
+    "shared prefixes": (
+        "ops.attention", lambda d: attend(d, query=1, context=4096, shared=True), ["shared", "decode", "merge"],
+    ),
+    "activation": ("ops.gated_activation", lambda d: ops.gated_activation(hidden(d), "silu"), ["_gated_activation"]),
+    "linear": ("ops.linear", plain_linear, []),  # torch's own products
+    "linear to fp32": ("ops.linear", lambda d: plain_linear(d, wide=True), []),
+    "largest of a linear": ("ops.largest_linear", lambda d: plain_linear(d, best=True), []),
+    "largest": ("ops.largest", lambda _: ops.largest(logits()), []),
+    "page copy": ("memory.copy_pages", copy, ["_copy_page"]),
+    "adapter": ("lora_ops.lora_shrink_expand", adapt, LORA),
+    "adapter, captured": ("lora_ops.lora_shrink_expand", lambda d: adapt(d, captured=True), LORA),
+    "adapter of the head": ("lora_ops.lora_shrink_expand", lambda d: adapt(d, y=FP32), LORA),
+    "adapter of the embedding": ("lora_ops.lora_embed", lambda d: adapt_embedding(d, captured=False), LORA_EMBED),
+    "the same, captured": ("lora_ops.lora_embed", lambda d: adapt_embedding(d, captured=True), LORA_EMBED),
+    "mask": ("sampling_ops.mask_logits", mask, ["_mask"]),
+    "draw by rank": ("sampling_ops.draw_ranked", draw, ["_levels", "_pick", "_draw"]),
+}  # fmt: skip
+
+# Public functions that launch nothing on a device: of the host, or tested below.
+HOST = {
+    "ops": {
+        "capture_for", "find_shared_prefixes", "native_kernels", "native_status", "on_triton", "pack_linear", "record",
+        "set_threads", "shares_prefixes", "timed_calls", "triton_status", "use_native",
+    },
+    "lora_ops": {"pack_expansion"},
+    "sampling_ops": {"has_kernel"},
+    "memory": {"lazy_zeros", "populate"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", MODEL_TYPES, ids=["bf16", "fp16"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_kernels_that_an_op_reaches(case: str, dtype: torch.dtype) -> None:
+    _, call, expected = CASES[case]
+    with posing_gpu() as launched:
+        call(dtype)
+    assert launched == expected
+
+
+def public(module: ModuleType) -> set[str]:
+    """Names of the public functions: those in ``__all__``, else those of its own."""
+    own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+    names = getattr(module, "__all__", [name for name in own if not name.startswith("_")])
+    return {name for name in names if inspect.isfunction(getattr(module, name))}
+
+
+@pytest.mark.parametrize("module", [ops, lora_ops, sampling_ops, memory], ids=lambda module: module.__name__)
+def test_every_public_function_has_its_case(module: ModuleType) -> None:
+    name = module.__name__.rpartition(".")[2]
+    tested = {face.partition(".")[2] for face, _, _ in CASES.values() if face.startswith(f"{name}.")}
+    assert public(module) == tested | HOST[name]
+    assert not tested & HOST[name]
+
+
+def test_a_model_in_fp32_runs_in_plain_torch() -> None:
+    """As a reference; but its logits are masked and drawn from by the kernels, like those of every model."""
+    refused = {"norm", "rotary", "decode", "extend", "activation"}
+    for case in refused:
+        with posing_gpu() as launched, mock.patch("rootgraft.kernels.ops.reference") as plain:
+            CASES[case][1](FP32)
+        assert not launched and len(plain.mock_calls) == 1
+    with posing_gpu() as launched, mock.patch("rootgraft.kernels.lora_ops.lora_reference") as plain:
+        adapt(FP32)
+        adapt_embedding(FP32, captured=False)
+    assert not launched and len(plain.lora_shrink_expand.mock_calls) == 2
+    with posing_gpu():
+        assert sampling_ops.has_kernel(logits())
+
+
+def test_tensors_of_other_types_or_layouts_are_not_taken() -> None:
+    with posing_gpu():
+        assert not sampling_ops.has_kernel(logits().double())
+        assert not sampling_ops.has_kernel(logits().to(torch.bfloat16))
+        assert not sampling_ops.has_kernel(logits(2 * VOCAB)[:, ::2])
+
+
+def test_what_else_is_chosen_for_a_device() -> None:
+    cache, rows = caches(torch.bfloat16)[0], shared_prefixes.LEAST_SHARERS
+    pages = shared_prefixes.LEAST_TOKENS // PAGE
+    table = np.tile(np.arange(pages + 1, dtype=np.int32), (rows, 1))
+    table[:, -1] += np.arange(rows, dtype=np.int32)  # each row's own page
+    arguments = (table, np.ones(rows, np.int32), np.full(rows, pages * PAGE + 1, np.int32), PAGE)
+    with posing_gpu(), mock.patch.object(graph_capture, "Capture") as capture:
+        assert ops.capture_for(cache) is capture.return_value
+        assert ops.capture_for(caches(FP32)[0]) is None, "an op of plain torch reads back"
+        assert ops.find_shared_prefixes(*arguments, GPU) is not None
+        assert ops.find_shared_prefixes(*arguments, torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize("embeds", [False, True])
+def test_plain_torch_refuses_segments_of_tiles_alone(embeds: bool) -> None:
+    """It would read no segment, and drop the adapters of a captured step without a word."""
+    call = adapt_embedding if embeds else adapt
+    with (
+        posing_gpu(),
+        mock.patch("rootgraft.kernels.lora_ops._takes_triton", return_value=False),
+        pytest.raises(ValueError, match="segments of 6 tokens have 0 slots and 0 starts"),
+    ):
+        call(torch.bfloat16, captured=True)
