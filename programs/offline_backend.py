@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from ..engine.errors import EngineError
-from ..engine.offline.llm import RunningRequest
 from ..engine.offline.request_output import RequestOutput
+from ..engine.offline.running_request import RunningRequest
 from ..engine.serving.output_processor import TextDelta
 from ..engine.types import SamplingParams, Usage
 from ..grammar.errors import GrammarError
