@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-
-from tqdm import tqdm
 
 from ...grammar.spec import GrammarSpec
 from ..checkpoint.locate import resolve_model
@@ -26,14 +23,13 @@ from ..text.prompt_cache import Owner, PromptEncoder
 from ..text.tokenizer import Tokenizer
 from ..types import SamplingParams
 from .engine_thread import EngineThread
+from .progress_bar import ProgressBar
 from .request_output import OutputBuilder, RequestOutput
 from .running_request import DeltaCallbacks, GenerateCall, RunningRequest
 
 Prompt = str | Sequence[int]
 Conversation = Sequence[Mapping[str, Any]]
 T = TypeVar("T")
-
-_SHOW_EVERY = 0.5  # seconds between updates of the progress bar
 
 
 class LLM:
@@ -261,7 +257,7 @@ class LLM:
         requests = [self._limits.check(options.request(tokens, one)) for tokens, one in zip(prompts, each, strict=True)]
         builders = [_builder(text, request) for text, request in zip(texts, requests, strict=True)]
         call = GenerateCall(builders, len(requests) * options.n)
-        progress = _Progress(len(requests) * options.n, shown=use_tqdm)
+        progress = ProgressBar(len(requests) * options.n, shown=use_tqdm)
         try:
             self._on_thread(partial(self._sequences.start, requests, call))
             while not call.is_done:
@@ -305,32 +301,6 @@ class _Options:
         return TextRequest(tokens, params, stop=stop, n=self.n, adapter=self.adapter, grammar=self.grammar)
 
 
-class _Progress:
-    """Progress bar: finished answers, and tokens per second over all of them."""
-
-    def __init__(self, total: int, *, shown: bool) -> None:
-        self._bar = tqdm(total=total, disable=not shown, unit="answer", desc="Generating", dynamic_ncols=True)
-        self._started = self._last = time.monotonic()
-        self._tokens = 0
-
-    def update(self, num_ended: int, num_tokens: int) -> None:
-        """Show the number of finished answers, and from time to time the speed."""
-        self._tokens = num_tokens
-        if num_ended > self._bar.n:
-            self._bar.update(num_ended - self._bar.n)
-        now = time.monotonic()
-        if now - self._last >= _SHOW_EVERY:
-            self._show(now)
-
-    def close(self) -> None:
-        self._show(time.monotonic())
-        self._bar.close()
-
-    def _show(self, now: float) -> None:
-        self._last = now
-        self._bar.set_postfix_str(f"{self._tokens / max(now - self._started, 1e-9):.1f} tokens/s")
-
-
 def _config(model: str | None, options: dict[str, Any]) -> EngineConfig:
     known = {field.name for field in fields(EngineConfig)}
     if unknown := sorted(options.keys() - known):
@@ -339,7 +309,12 @@ def _config(model: str | None, options: dict[str, Any]) -> EngineConfig:
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """Return a list of prompts, also for one text or one list of token ids."""
+    """Return a list of prompts, also for one text or one list of token ids. Raises RequestError for anything else."""
+    if not isinstance(prompts, str) and not hasattr(prompts, "__getitem__"):
+        kind = type(prompts).__name__
+        raise RequestError(
+            f"prompts must be a text, a list of token ids, or a list of these, not {kind}.", param="prompt"
+        )
     if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
         return [prompts]  # type: ignore[list-item]
     return prompts  # type: ignore[return-value]
