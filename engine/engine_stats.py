@@ -56,6 +56,11 @@ class EngineStats:
     def count_finished(self, reason: str) -> None:
         self.finished[reason] = self.finished.get(reason, 0) + 1
 
+    def count_unfinished(self, reason: str) -> None:
+        """Count all sequences that were accepted and have not ended as ended."""
+        if unfinished := self.accepted - sum(self.finished.values()):
+            self.finished[reason] = self.finished.get(reason, 0) + unfinished
+
     def count_step(self, num_tokens: int) -> None:
         """Count a step and its input tokens."""
         self.steps += 1

@@ -196,8 +196,8 @@ class AdapterPool:
         digest = self._version(load_id).digest
         adapter = self.cache.get(digest)
         assert adapter is not None, f"adapter {load_id} is installed without being in host memory"
+        self.bank.install(slot, adapter)  # which may find no memory: nothing is pinned then
         self.cache.pin(digest)
-        self.bank.install(slot, adapter)
         self._pinned[slot] = digest
 
     def _clear(self, slot: int, _load_id: int) -> None:

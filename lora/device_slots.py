@@ -173,6 +173,12 @@ class SlotPool:
             raise ValueError(f"adapter {adapter} is still used in slot {index}")
         self._empty(index)
 
+    def clear(self) -> None:
+        """Empty all slots, also those in use: their sequences have ended. Adapters are loaded again when asked for."""
+        for index in range(len(self._slots)):
+            self._empty(index)
+        self._waits.clear()
+
     def check(self) -> None:
         """Raise AssertionError if slots and index contradict each other."""
         held = {slot.adapter: index for index, slot in enumerate(self._slots) if slot.adapter != _NONE}

@@ -66,9 +66,11 @@ class AdapterBank:
             begin = tensor.data_ptr() - adapter.block.data_ptr()
             return block[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
+        self._used[slot] = frozenset(
+            adapter.factors
+        )  # first: were a part not written, `clear` would still clear the rest
         for name, factors in adapter.factors.items():
             self._tables[name].put(slot, factors.map(moved))
-        self._used[slot] = frozenset(adapter.factors)
 
     def clear(self, slot: int) -> None:
         """Empty a slot and release its adapter's memory."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from typing import Any, Self, TypeVar, overload
 
@@ -232,13 +232,18 @@ class Fork(Sequence[Branch]):
 
         Raises:
             Exception: of the first branch that failed, after all have ended.
+            KeyboardInterrupt: at once; branches that run go on, at the latest until the session is closed.
             ValueError: the number of items is not the number of branches.
         """
         arguments = list(zip(self._branches, *items, strict=True))
         if not arguments:
             return []
-        with ThreadPoolExecutor(min(len(arguments), _MOST_THREADS), thread_name_prefix="branch") as pool:
+        pool = ThreadPoolExecutor(min(len(arguments), _MOST_THREADS), thread_name_prefix="branch")
+        try:
             futures = [pool.submit(function, *each) for each in arguments]
+            wait(futures)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # after an interrupt no further branch begins
         failed = [error for future in futures if (error := future.exception()) is not None]
         for other in failed[1:]:
             failed[0].add_note(f"and: {other}")

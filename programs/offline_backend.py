@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from ..engine.errors import EngineError
-from ..engine.offline.llm import RunningRequest
 from ..engine.offline.request_output import RequestOutput
+from ..engine.offline.running_request import RunningRequest
 from ..engine.serving.output_processor import TextDelta
 from ..engine.types import SamplingParams, Usage
 from ..grammar.errors import GrammarError
@@ -72,6 +74,7 @@ class OfflineBackend:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._calls: list[_Call] = []  # unfinished; used only by the stepping thread
         self._session = uuid4().hex
+        self._closing = threading.Lock()  # so that no call is sent behind the end of the jobs
         self._closed = False
         self._thread = threading.Thread(target=self._drive, name="llm", daemon=True)
         self._thread.start()
@@ -82,14 +85,8 @@ class OfflineBackend:
         sampling = replace(defaults, max_tokens=params.max_tokens, temperature=params.temperature, seed=params.seed)
         grammar = _grammar(params.format) if params.format else None
         call = _Call(self._tokens(prompt), sampling, params.stop, grammar, prompt.adapter, self._name(prompt))
-        self._send(call)
-        ended = False
-        try:
+        with self._sent([call]):
             output = yield from call.read()
-            ended = True
-        finally:
-            if not ended:
-                self._jobs.put(lambda: self._abort(call))
         [answer], [usage] = output.outputs, output.usage
         return Completion(answer.text, answer.finish_reason, _report(usage), usage.shortest)
 
@@ -100,9 +97,8 @@ class OfflineBackend:
         start = first_difference(base, wholes)
         params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, logprob_start_len=start)
         calls = [_Call(whole, params, adapter=prompt.adapter, session=self._name(prompt)) for whole in wholes]
-        for call in calls:
-            self._send(call)
-        outputs = [call.wait() for call in calls]
+        with self._sent(calls):
+            outputs = [call.wait() for call in calls]
         report = Report(calls=1)
         for output in outputs:
             report += _report(output.usage[0], calls=0, dropped=1)
@@ -112,13 +108,14 @@ class OfflineBackend:
         """Compute the prompt in a sequence whose one generated token is dropped."""
         params, session = SamplingParams(max_tokens=1), self._name(prompt)
         call = _Call(self._tokens(prompt), params, adapter=prompt.adapter, session=session, pin=pin)
-        self._send(call)
-        return _report(call.wait().usage[0], dropped=1)
+        with self._sent([call]):
+            return _report(call.wait().usage[0], dropped=1)
 
     def close(self) -> None:
         """End the stepping thread; requests in flight fail."""
-        self._closed = True
-        self._jobs.put(None)
+        with self._closing:
+            self._closed = True
+            self._jobs.put(None)
         self._thread.join()
 
     def _tokens(self, prompt: Prompt) -> Sequence[int]:
@@ -138,21 +135,32 @@ class OfflineBackend:
     def _name(self, prompt: Prompt) -> str:
         return session_name(self._session, prompt.branch)
 
-    def _send(self, call: _Call) -> None:
-        if self._closed:
-            raise CallFailed("the session is closed")
-        self._jobs.put(lambda: self._begin(call))
+    @contextmanager
+    def _sent(self, calls: Sequence[_Call]) -> Iterator[None]:
+        """Send calls. What ends the block early, be it an interrupt, the failure of one or the reader, aborts them."""
+        try:
+            with self._closing:
+                if self._closed:
+                    raise CallFailed("the session is closed")
+                for call in calls:
+                    self._jobs.put(partial(self._begin, call))
+            yield
+        except BaseException:
+            for call in calls:
+                self._jobs.put(partial(self._abort, call))
+            raise
 
     # The methods below run on the stepping thread.
 
     def _drive(self) -> None:
+        """Run jobs and steps until ``close``. What raises fails all calls: no branch waits for an answer in vain."""
         while True:
-            while not self._calls or not self._jobs.empty():
-                job = self._jobs.get()
-                if job is None:
-                    return self._fail_all(CallFailed("the session was closed"))
-                job()
             try:
+                while not self._calls or not self._jobs.empty():
+                    job = self._jobs.get()
+                    if job is None:
+                        return self._fail_all(CallFailed("the session was closed"))
+                    job()
                 self._llm.step()
             except Exception as error:
                 self._fail_all(error)
@@ -188,9 +196,12 @@ class OfflineBackend:
             self._llm.abort(call.running)
 
     def _fail_all(self, error: Exception) -> None:
-        for call in self._calls[:]:
-            self._abort(call)
+        calls = self._calls[:]
+        for call in calls:
             call.deltas.put(error)
+        for call in calls:
+            with suppress(Exception):  # of an engine that is closed or broken: each call has its error already
+                self._abort(call)
 
 
 def _grammar(format: AnswerFormat) -> GrammarSpec:

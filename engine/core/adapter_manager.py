@@ -282,6 +282,18 @@ class AdapterManager:
             version = self._pool.registry.version(load_id)
             assert version is not None and version.pins == count, f"{count} sequences use {version}"
 
+    def start_anew(self) -> None:
+        """Empty all slots and forget the sequences that wait, after a step that raised; names and pins stay.
+
+        Loads go on. One whose result was lost in that step is replied to with an error.
+        """
+        self._pool.slots.clear()
+        self._waiting.clear()
+        while len(self._loads) > self._pool.num_loading:
+            load = self._loads.popleft()
+            if load.call is not None:
+                self._reply(load.call, EngineError(f"The load of the adapter {load.name!r} failed: try it again."))
+
     def close(self) -> None:
         """End the background threads, and reply to pending calls."""
         for load in self._loads:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 from ...radix.namespace import Namespace
 from ...radix.namespace import Path as PrefixPath
@@ -18,6 +19,7 @@ from ..kv_cache.prefix_cache import PrefixCache
 from ..messages import (
     Abort,
     Done,
+    Failed,
     ListAdapters,
     LoadAdapter,
     Message,
@@ -37,49 +39,12 @@ from ..step_timer import StepTimer
 from ..types import FinishReason, Usage
 from .adapter_manager import BASE, Adaptation, AdapterManager
 from .debug_snapshot import take_snapshot
+from .step_worker import Launched, StepWorker
 
 if TYPE_CHECKING:
-    from ...lora.adapter_pool import AdapterPool
     from .structured_output import Compilation, StructuredOutputManager
 
 _PAUSE = 0.001  # seconds between two polls of compiles and loads in an idle engine
-
-
-class StepWorker(Protocol):
-    """The device's side of the core: ``executor.worker.Worker``, or a fake in tests.
-
-    Attributes:
-        overlaps: whether the device computes while the host goes on, so that a step is better launched before the
-            last one is read.
-    """
-
-    num_pages: int
-    max_model_len: int
-    vocab_size: int
-    eos_ids: tuple[int, ...]
-    summary: tuple[str, ...]
-    adapters: AdapterPool | None
-    overlaps: bool
-
-    def launch(self, batch: Batch) -> StepHandle:
-        """Start the forward pass of a step.
-
-        Steps are launched, drawn and read in the same order, and each is drawn before the next is launched. A step
-        whose rows have all ended is neither drawn nor read.
-        """
-
-
-class Launched(NamedTuple):
-    """A launched step on its way to ``EngineCore.finish``.
-
-    Attributes:
-        masks: waits for its masks; None if it has none: it is being drawn already then.
-        step_timer: seconds of its parts on the host.
-    """
-
-    step: StepHandle
-    masks: Callable[[], Masks] | None
-    step_timer: StepTimer
 
 
 class EngineCore:
@@ -97,18 +62,11 @@ class EngineCore:
     """
 
     def __init__(self, config: EngineConfig, worker: StepWorker) -> None:
+        self._config = config
         self._worker = worker
         self._stats = EngineStats()
-        self._cache = PrefixCache(worker.num_pages, config.block_size, sharing=config.enable_prefix_caching)
-        self._scheduler = Scheduler(
-            self._cache,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            stats=self._stats,
-            slots=worker.adapters.slots if worker.adapters else None,
-            proposer=Proposer(config.speculative, self._cache, self._stats) if config.max_drafts else None,
-            max_drafts=config.max_drafts,
-        )
+        self._cache, self._scheduler = self._make_scheduler()
+        self._open: set[int] = set()  # ids of sequences whose end was not returned yet
         self._seeds = random.Random(config.seed % (1 << 64))  # which takes -1 for 1
         self._outbox: list[Message] = []
         self._ahead: StepHandle | None = None  # launched while the step before it was in flight
@@ -144,22 +102,30 @@ class EngineCore:
         return self._worker.overlaps
 
     def handle(self, messages: Iterable[Message]) -> None:
-        """Handle messages from the client; replies are returned by the next step."""
-        for message in messages:
-            if isinstance(message, Submit):
-                self._submit(message)
-            elif isinstance(message, Abort):
-                self._abort(message.ids)
-            elif isinstance(message, TokenTexts):
-                self._learn(message)
-            elif isinstance(message, (LoadAdapter, UnloadAdapter, ListAdapters)):
-                self._manage(message)
-            elif isinstance(message, TakeSnapshot):
-                snapshot = take_snapshot(self._cache, self._scheduler, self._adapters, self.stats())
-                self._outbox.append(SnapshotTaken(message.id, snapshot))
+        """Handle messages from the client; replies are returned by the next step. Starts anew as ``step`` does."""
+        with self._starting_anew():
+            for message in messages:
+                if isinstance(message, Submit):
+                    self._open.add(message.id)
+                    self._submit(message)
+                elif isinstance(message, Abort):
+                    self._abort(message.ids)
+                elif isinstance(message, TokenTexts):
+                    self._learn(message)
+                elif isinstance(message, (LoadAdapter, UnloadAdapter, ListAdapters)):
+                    self._manage(message)
+                elif isinstance(message, TakeSnapshot):
+                    snapshot = take_snapshot(self._cache, self._scheduler, self._adapters, self.stats())
+                    self._outbox.append(SnapshotTaken(message.id, snapshot))
 
     def step(self) -> list[Message]:
-        return self.finish(self.launch())
+        """Compute a step. Returns the messages for the client.
+
+        If anything in it raises, all sequences end with an error, which the next step returns, and the core starts anew
+        with an empty prefix cache; adapters and compiled grammars stay.
+        """
+        with self._starting_anew():
+            return self.finish(self.launch())
 
     def launch(self) -> Launched | None:
         """Plan and launch a step; None if nothing can be computed now. The caller calls ``finish`` next.
@@ -238,6 +204,45 @@ class EngineCore:
         if self._adapters:
             self._adapters.check()
 
+    def _make_scheduler(self) -> tuple[PrefixCache, Scheduler]:
+        """Return an empty prefix cache and a scheduler over it."""
+        config, adapters = self._config, self._worker.adapters
+        cache = PrefixCache(self._worker.num_pages, config.block_size, sharing=config.enable_prefix_caching)
+        scheduler = Scheduler(
+            cache,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            stats=self._stats,
+            slots=adapters.slots if adapters else None,
+            proposer=Proposer(config.speculative, cache, self._stats) if config.max_drafts else None,
+            max_drafts=config.max_drafts,
+        )
+        return cache, scheduler
+
+    @contextmanager
+    def _starting_anew(self) -> Iterator[None]:
+        """Start anew if the block raises: whatever it has left half done is dropped, and all sequences fail.
+
+        Nothing of it is trusted: not the rows and leases, not the adapters' slots, and not the tree, whose pages may
+        lack a copy that was never made. A step that the device still computes writes its pages before any later one.
+        """
+        try:
+            yield
+        except BaseException as error:
+            self._ahead = None
+            self._compiling.clear()
+            self._scheduler.slow_masks.close()
+            self._stats.count_unfinished(FinishReason.ERROR)
+            if self._adapters:
+                self._adapters.start_anew()
+            self._cache, self._scheduler = self._make_scheduler()
+            failure = EngineError(
+                f"A step of the engine failed ({type(error).__name__}), and all its requests with it."
+            )
+            ended = {message.id for message in self._outbox if isinstance(message, (Done, Failed))}
+            self._outbox += [failure_of(number, failure) for number in sorted(self._open - ended)]
+            raise
+
     def _commit(self, batch: Batch, result: StepResult, step_timer: StepTimer) -> None:
         """Commit a result and count the seconds of its parts; launching ahead counts in the step in flight then."""
         step_timer.skip()
@@ -264,6 +269,7 @@ class EngineCore:
             if ended := self._adapters.settle(messages):
                 self._cache.drop_adapters(frozenset(ended))
             messages += self._adapters.take_messages()
+        self._open.difference_update([each.id for each in messages if isinstance(each, (Done, Failed))])
         return messages
 
     def _submit(self, submit: Submit) -> None:

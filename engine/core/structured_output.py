@@ -15,11 +15,11 @@ from ...grammar.compile.compiled_grammar import CompiledGrammar
 from ...grammar.errors import GrammarError
 from ...grammar.match.closing_texts import ranks
 from ...grammar.match.mask_buffer import MaskBuffer, MaskFill
-from ...grammar.match.matcher import Matcher
+from ...grammar.match.matcher import GrammarFailure, Matcher
 from ...grammar.spec import GrammarKind, GrammarSpec
 from ...grammar.vocabulary import Vocabulary
 from ..batch import Masks
-from ..errors import CapacityError, EngineError, GrammarRefused
+from ..errors import CapacityError, EngineError, GrammarRefused, ModelError
 from ..messages import TokenTexts
 from ..scheduling.mask_jobs import MaskJob
 
@@ -56,9 +56,9 @@ class StructuredOutputManager:
 
     def stats(self) -> dict[str, float]:
         """Return counters and gauges of compiles, for metrics."""
-        if not self._built.done():
+        if (service := self._service) is None:
             return {}
-        stats = self._built.result()[0].stats
+        stats = service.stats
         return {
             "grammar_hits": stats.hits,
             "grammar_compiled": stats.compiled,
@@ -70,36 +70,54 @@ class StructuredOutputManager:
 
     def take_observations(self) -> dict[str, list[float]]:
         """Return the seconds of each step's masks and of each compile since the last call."""
-        if not self._built.done():
+        if (service := self._service) is None:
             return {}
         mask_seconds, self._mask_seconds = self._mask_seconds, []
-        return {"grammar_mask_seconds": mask_seconds, "grammar_compile_seconds": self._built.result()[0].take_seconds()}
+        return {"grammar_mask_seconds": mask_seconds, "grammar_compile_seconds": service.take_seconds()}
 
     def close(self) -> None:
         """End the thread and the child processes."""
-        service, _ = self._built.result()
-        service.close()
         self._thread.shutdown()
+        if (service := self._service) is not None:
+            service.close()
+
+    @property
+    def _service(self) -> CompileService | None:
+        """The compile service; None while it is built, and if it could not be."""
+        is_built = self._built.done() and self._built.exception() is None
+        return self._built.result()[0] if is_built else None
 
     def _fill(self, jobs: Sequence[MaskJob]) -> Masks:
         """Fill masks on the mask thread. A row whose matcher fails allows no token, and fails alone in the sampler."""
         start = perf_counter()
         _, buffer = self._built.result()
-        starts = list(accumulate((len(job.drafts) + 1 for job in jobs), initial=0))
-        buffer.fill(
-            [MaskFill(at, job.matcher.lent, job.remaining, job.drafts) for at, job in zip(starts, jobs, strict=False)]
-        )
         lines: list[int] = []
         forced: list[int] = []
-        for at, job in zip(starts, jobs, strict=False):
-            for early in range(min(job.num_early, len(job.drafts) + 1)):
-                _postpone_end(buffer.words[at + early], self._eos_ids)
-            for ahead in range(len(job.drafts) + 1):
-                only = None if job.scored else buffer.forced(at + ahead)
-                lines.append(job.line + ahead)
+        for job in jobs:
+            at, end = len(lines), len(lines) + len(job.drafts) + 1
+            try:
+                self._fill_job(buffer, at, job)
+            except Exception as error:  # of a library, or a bug: it ends this sequence alone
+                job.matcher.fail(type(error).__name__)
+            if job.matcher.has_failed:
+                buffer.words[at:end] = 0
+            for row in range(at, end):
+                only = None if job.scored else buffer.forced(row)
+                lines.append(job.line + row - at)
                 forced.append(-1 if only is None else only)
         self._mask_seconds.append(perf_counter() - start)
-        return Masks(tuple(lines), buffer.words[: starts[-1]], tuple(forced))
+        return Masks(tuple(lines), buffer.words[: len(lines)], tuple(forced))
+
+    def _fill_job(self, buffer: MaskBuffer, at: int, job: MaskJob) -> None:
+        """Fill the rows of a job from row ``at`` on."""
+        if job.matcher.has_failed:
+            return
+        for error in buffer.fill([MaskFill(at, job.matcher.lent, job.remaining, job.drafts)]).values():
+            if not isinstance(error, GrammarFailure):
+                raise error
+            job.matcher.explain(str(error))
+        for early in range(min(job.num_early, len(job.drafts) + 1)):
+            _postpone_end(buffer.words[at + early], self._eos_ids)
 
 
 def _postpone_end(words: NDArray[np.int32], eos_ids: tuple[int, ...]) -> None:
@@ -135,6 +153,8 @@ class Compilation:
             return self._compiled.result().matcher()
         except CompileQueueFull:
             return CapacityError("Too many grammars wait to be compiled.")
+        except Exception as error:  # of a library, or a bug: it fails this request alone
+            return ModelError(f"The grammar of this request could not be loaded: {type(error).__name__}.")
 
 
 def _build(

@@ -4,40 +4,45 @@ from __future__ import annotations
 
 import itertools
 import logging
-import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-from tqdm import tqdm
+from typing import Any, TypeVar
 
 from ...grammar.spec import GrammarSpec
 from ..checkpoint.locate import resolve_model
 from ..config import EngineConfig
 from ..core.engine_core import EngineCore
-from ..errors import ConfigError, RequestError
+from ..errors import ConfigError, EngineDead, RequestError
 from ..messages import Abort, LoadAdapter, Reply, Submit, TokenTexts, UnloadAdapter
-from ..serving.output_processor import OutputProcessor, TextDelta, error_of
+from ..serving.output_processor import TextDelta, error_of
 from ..serving.request import RequestLimits, TextRequest, token_array
 from ..serving.sampling_defaults import default_params, read_sampling_defaults
 from ..serving.sequence_table import SequenceTable
 from ..text.prompt_cache import Owner, PromptEncoder
 from ..text.tokenizer import Tokenizer
 from ..types import SamplingDefaults, SamplingParams
+from .engine_thread import EngineThread
+from .progress_bar import ProgressBar
 from .request_output import OutputBuilder, RequestOutput
+from .running_request import DeltaCallbacks, GenerateCall, RunningRequest
 
 Prompt = str | Sequence[int]
 Conversation = Sequence[Mapping[str, Any]]
+T = TypeVar("T")
 
 logger = logging.getLogger("rootgraft.llm")
-
-_SHOW_EVERY = 0.5  # seconds between updates of the progress bar
 
 
 class LLM:
     """A model in this process. Not thread-safe.
+
+    The engine and all that belongs to a step run on a thread of their own (``EngineThread``). KeyboardInterrupt, or
+    another exception of a signal handler, ends the wait for a step and never the step itself: ``generate`` and ``chat``
+    abort their requests, requests of ``begin`` go on with the next ``step``, with the same tokens. An exception inside
+    a step fails all requests, and the next call finds an engine that works, with an empty prefix cache.
 
     Args:
         model: folder in Hugging Face format, GGUF file or name on the hub; None for the default model.
@@ -65,7 +70,11 @@ class LLM:
         self._limits = RequestLimits(self._core.ready.max_model_len, self._core.ready.vocab_size)
         self._prompts = PromptEncoder(self.tokenizer)
         self._sequences = SequenceTable(_CoreLink(self._core), self.tokenizer)
+        self._callbacks = DeltaCallbacks()
         self._call_ids = itertools.count(1)
+        self._replies: dict[int, Reply | None] = {}  # to the calls that wait for one
+        self._thread = EngineThread()
+        self._closed = False
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the parameters of requests without any: what the model's ``generation_config.json`` recommends.
@@ -134,7 +143,7 @@ class LLM:
             )
             for conversation in conversations
         ]
-        tokens = [self._prompts.encode(self._prompts.cut(text), Owner()) for text in texts]
+        tokens = [self._on_thread(partial(self._encoded_chat, text)) for text in texts]
         return self._run(tokens, texts, params, _Options(stop, n, grammar, adapter), use_tqdm)
 
     def begin(
@@ -155,7 +164,8 @@ class LLM:
             tokens: the prompt.
             session: a name; the KV of the last request of this name is evicted from the prefix cache last.
             pin_seconds: how long the prompt is pinned in the prefix cache.
-            on_delta: called in ``step`` with each delta.
+            on_delta: called with each delta after the step that brought it, in ``step`` and in every other call that
+                steps. What it raises is raised by ``step``, once all deltas of the step have reached their requests.
 
         Raises:
             RequestError: the prompt or a parameter is out of bounds.
@@ -163,21 +173,31 @@ class LLM:
         prompt = token_array(tokens)
         request = _Options(stop, 1, grammar, adapter).request(prompt, params or self._params_for(prompt))
         request = self._limits.check(replace(request, session=session, pin_seconds=pin_seconds))
-        running = RunningRequest(_builder(request.tokens, request), on_delta)
-        self._sequences.start([request], running)
+        running = RunningRequest(_builder(request.tokens, request), on_delta, self._callbacks)
+        try:
+            self._on_thread(partial(self._sequences.start, [request], running))
+        except BaseException:  # nobody has the request, so nobody could abort it
+            self._on_thread(partial(self._sequences.stop, running))
+            raise
         return running
 
     def step(self) -> bool:
-        """Compute one step of all running requests. Returns whether any of them still runs."""
-        self._sequences.take(self._core.step())
+        """Compute one step of all running requests. Returns whether any of them still runs.
+
+        Raises:
+            Exception: of a callback in this step, or in another call since the last step; with several, the first one.
+        """
+        self._advance()
+        self._callbacks.raise_errors()
         return len(self._sequences) > 0
 
     def abort(self, running: RunningRequest) -> None:
-        """Abort a request; it gets no more deltas."""
-        self._sequences.stop(running)
+        """Abort a request: it gets no more deltas, and ``output`` raises RequestError unless it had ended."""
+        running.abort()
+        self._on_thread(partial(self._sequences.stop, running))
 
     def load_adapter(self, name: str, path: str, *, replace: bool = False) -> None:
-        """Load a LoRA adapter under a name. Needs ``enable_lora=True``.
+        """Load a LoRA adapter under a name. Needs ``enable_lora=True``. Running requests go on meanwhile.
 
         Args:
             path: folder in PEFT format.
@@ -193,17 +213,45 @@ class LLM:
         self._call(UnloadAdapter(next(self._call_ids), name))
 
     def close(self) -> None:
-        """End the engine's helpers: threads that load adapters, processes that compile grammars."""
-        self._core.close()
+        """End the engine's threads and the processes that compile grammars. Requests that run fail with EngineDead."""
+        if not self._closed:
+            self._closed = True
+            self._thread.run(lambda: self._sequences.take(self._core.close()))
+            self._thread.close()
+
+    def _on_thread(self, call: Callable[[], T]) -> T:
+        """Return what a call does on the engine's thread. Raises EngineDead after ``close``."""
+        if self._closed:
+            raise EngineDead("This LLM was closed: make another one.")
+        return self._thread.run(call)
+
+    def _advance(self) -> None:
+        """Compute a step, then run the callbacks of its deltas."""
+        self._on_thread(self._step)
+        self._callbacks.run()
+
+    def _step(self) -> None:
+        """Compute a step and give its messages to requests and calls. On the engine's thread."""
+        messages = self._core.step()
+        for message in messages:
+            if isinstance(message, Reply) and message.id in self._replies:
+                self._replies[message.id] = message
+        self._sequences.take(messages)
 
     def _call(self, call: LoadAdapter | UnloadAdapter) -> None:
         """Send a call to the engine and step until its reply. Raises the error in the reply."""
-        self._core.handle([call])
-        replies: list[Reply] = []
-        while not replies:
-            replies = [message for message in self._core.step() if isinstance(message, Reply)]
-        if (failure := replies[0].failure) is not None:
-            raise error_of(failure)
+        self._replies[call.id] = None
+        try:
+            self._on_thread(partial(self._core.handle, [call]))
+            while (reply := self._replies[call.id]) is None:
+                self._advance()
+        finally:
+            del self._replies[call.id]
+        if reply.failure is not None:
+            raise error_of(reply.failure)
+
+    def _encoded_chat(self, text: str) -> array[int]:
+        return self._prompts.encode(self._prompts.cut(text), Owner())
 
     def _params_for(self, prompt: array[int]) -> SamplingParams:
         """Return the default parameters; an answer as long as the model's file says ends where the context does."""
@@ -227,23 +275,20 @@ class LLM:
     ) -> list[RequestOutput]:
         each = _one_for_each(params, len(prompts)) or [self._params_for(prompt) for prompt in prompts]
         requests = [self._limits.check(options.request(tokens, one)) for tokens, one in zip(prompts, each, strict=True)]
-        progress = _Progress(len(requests) * options.n, shown=use_tqdm)
-        running = [
-            RunningRequest(_builder(text, request), progress.add) for text, request in zip(texts, requests, strict=True)
-        ]
+        builders = [_builder(text, request) for text, request in zip(texts, requests, strict=True)]
+        call = GenerateCall(builders, len(requests) * options.n)
+        progress = ProgressBar(len(requests) * options.n, shown=use_tqdm)
         try:
-            for request, one in zip(requests, running, strict=True):
-                self._sequences.start([request], one)
-            while not all(one.is_done for one in running):
-                self.step()
-                for one in running:
-                    if one.error is not None:
-                        raise one.error
+            self._on_thread(partial(self._sequences.start, requests, call))
+            while not call.is_done:
+                self._advance()
+                progress.update(call.num_ended, call.num_tokens)
         finally:
-            progress.close()
-            for one in running:
-                self.abort(one)
-        return [one.output() for one in running]
+            try:
+                self._on_thread(partial(self._sequences.stop, call))
+            finally:
+                progress.close()
+        return call.outputs()
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,40 +307,6 @@ class _CoreLink:
         self.core.handle([Abort(tuple(ids))])
 
 
-class RunningRequest:
-    """A request begun by ``LLM.begin``: the ``DeltaReceiver`` of its sequences.
-
-    Attributes:
-        running: output processors of the sequences that have not ended, by id.
-        error: failure that ended the request, None if there is none.
-    """
-
-    def __init__(self, builder: OutputBuilder, on_delta: Callable[[TextDelta], None] | None) -> None:
-        self._builder = builder
-        self._on_delta = on_delta
-        self.running: dict[int, OutputProcessor] = {}
-        self.error: Exception | None = None
-
-    @property
-    def is_done(self) -> bool:
-        return self.error is not None or self._builder.is_complete
-
-    def add(self, delta: TextDelta) -> None:
-        """Gather a delta and pass it to ``on_delta``."""
-        self._builder.add(delta)
-        if self._on_delta is not None:
-            self._on_delta(delta)
-
-    def fail(self, error: Exception) -> None:
-        self.error = error
-
-    def output(self) -> RequestOutput:
-        """Return the output, once ``is_done``. Raises ``error`` if there is one."""
-        if self.error is not None:
-            raise self.error
-        return self._builder.build()
-
-
 @dataclass(frozen=True, slots=True)
 class _Options:
     """Options of a call that hold for all its requests, sampling parameters aside."""
@@ -308,30 +319,6 @@ class _Options:
     def request(self, tokens: array[int], params: SamplingParams) -> TextRequest:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         return TextRequest(tokens, params, stop=stop, n=self.n, adapter=self.adapter, grammar=self.grammar)
-
-
-class _Progress:
-    """Progress bar: finished answers, and tokens per second over all of them."""
-
-    def __init__(self, total: int, *, shown: bool) -> None:
-        self._bar = tqdm(total=total, disable=not shown, unit="answer", desc="Generating", dynamic_ncols=True)
-        self._started = self._last = time.monotonic()
-        self._tokens = 0
-
-    def add(self, delta: TextDelta) -> None:
-        self._tokens += len(delta.tokens)
-        self._bar.update(int(delta.finish is not None))
-        now = time.monotonic()
-        if now - self._last >= _SHOW_EVERY:
-            self._show(now)
-
-    def close(self) -> None:
-        self._show(time.monotonic())
-        self._bar.close()
-
-    def _show(self, now: float) -> None:
-        self._last = now
-        self._bar.set_postfix_str(f"{self._tokens / max(now - self._started, 1e-9):.1f} tokens/s")
 
 
 def _sampling_defaults(config: EngineConfig, model: Path) -> SamplingDefaults:
@@ -349,7 +336,12 @@ def _config(model: str | None, options: dict[str, Any]) -> EngineConfig:
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """Return a list of prompts, also for one text or one list of token ids."""
+    """Return a list of prompts, also for one text or one list of token ids. Raises RequestError for anything else."""
+    if not isinstance(prompts, str) and not hasattr(prompts, "__getitem__"):
+        kind = type(prompts).__name__
+        raise RequestError(
+            f"prompts must be a text, a list of token ids, or a list of these, not {kind}.", param="prompt"
+        )
     if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
         return [prompts]  # type: ignore[list-item]
     return prompts  # type: ignore[return-value]

@@ -10,6 +10,7 @@ from ...radix.node import common_prefix
 from ..kv_cache.prefix_cache import Lease, PrefixCache
 from ..sequence.sequence import Sequence
 from ..types import Priority
+from .step_plan import StepPlan
 
 
 class AdapterSlots(Protocol):
@@ -87,18 +88,25 @@ def try_acquire(cache: PrefixCache, sequence: Sequence, running: Iterable[Sequen
     return lease
 
 
-def preemption_victims(cache: PrefixCache, sequence: Sequence, running: Seq[Sequence]) -> list[Sequence]:
+def preemption_victims(
+    cache: PrefixCache, sequence: Sequence, running: Seq[Sequence], plan: StepPlan
+) -> list[Sequence]:
     """Return the running sequences that may be preempted to admit a waiting one, the first to go first.
 
     Batch sequences are victims of all other priority classes, the last admitted first. The list is empty if preempting
-    all of them would not make room.
+    all of them would not let the waiting one begin: it would lack pages, or running sequences of the other classes,
+    such as a long prompt, would take the budget first.
+
+    Args:
+        plan: of the step, in which the running sequences have their tokens.
     """
     victims = [other for other in reversed(running) if other.priority is Priority.BATCH]
     if sequence.priority is Priority.BATCH or not victims:
         return []
-    reserved = sum(
-        pages_missing(other, cache.page_size) + 1 for other in running if other.priority is not Priority.BATCH
-    )
+    others = [other for other in running if other.priority is not Priority.BATCH]
+    if plan.budget + sum(map(plan.num_given, victims)) <= sum(map(plan.num_lacking, others)):
+        return []
+    reserved = sum(pages_missing(other, cache.page_size) + 1 for other in others)
     available = cache.available() + sum(len(other.lease.pages) for other in victims if other.lease)
     return victims if pages_missing(sequence, cache.page_size) + reserved <= available else []
 

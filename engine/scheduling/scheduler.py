@@ -275,7 +275,7 @@ class Scheduler:
         for sequence in self._queue:
             if passed_over > self._num_rows:
                 return
-            if not self._has_room(plan) and not preemption_victims(self._cache, sequence, self._running):
+            if not self._has_room(plan) and not preemption_victims(self._cache, sequence, self._running, plan):
                 return
             if sequence.awaits_mask:
                 continue
@@ -306,7 +306,7 @@ class Scheduler:
     def _make_room(self, sequence: Sequence, plan: StepPlan) -> Lease | None:
         """Return a lease for the sequence to admit, after preemption if need be; None if it must wait."""
         lease = try_acquire(self._cache, sequence, self._running) if self._has_room(plan) else None
-        victims = preemption_victims(self._cache, sequence, self._running) if lease is None else []
+        victims = preemption_victims(self._cache, sequence, self._running, plan) if lease is None else []
         for victim in victims:
             self._preempt(victim, plan)
             if self._has_room(plan) and (lease := try_acquire(self._cache, sequence, self._running)):

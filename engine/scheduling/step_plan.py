@@ -66,6 +66,16 @@ class StepPlan:
         )
         self.budget -= end - start
 
+    def num_given(self, sequence: Sequence) -> int:
+        """Return how many tokens a sequence computes in the step."""
+        row = self.rows.get(sequence.id)
+        return len(row.tokens) if row else 0
+
+    def num_lacking(self, sequence: Sequence) -> int:
+        """Return how many tokens a running sequence wants beyond those given; none while it awaits a mask."""
+        start, wanted = self.span(sequence)
+        return 0 if sequence.awaits_mask else wanted - start - self.num_given(sequence)
+
     def take_back(self, sequence: Sequence) -> None:
         """Undo ``give``."""
         if row := self.rows.pop(sequence.id, None):

@@ -1,13 +1,15 @@
-"""Guarded matcher: the one owner of a sequence's grammar state, which says which thread may use it when."""
+"""Guarded matcher: the one owner of a sequence's grammar state, used by one thread at a time, that fails alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from ...grammar.match.matcher import Matcher
+
+T = TypeVar("T")
 
 
 class GuardedMatcher:
@@ -18,12 +20,17 @@ class GuardedMatcher:
         grammar-masks        the masks of a launched step are filled       ``lend``, ``lent``
         step                 otherwise: admission, drafting, stop check    all others
 
-    The step thread makes all calls but ``lent``. While another thread has the matcher, they raise RuntimeError, except
-    ``is_filling_ahead``, ``cancel`` and ``num_shortest``.
+    The step thread makes all calls but ``lent``, ``fail`` and ``explain``. While another thread has the matcher, they
+    raise RuntimeError, except ``is_filling_ahead``, ``cancel`` and ``num_shortest``.
+
+    A matcher that raises has failed for good, as its state may be half changed: it accepts no token and proposes none,
+    and the stop check ends its sequence, with ``failure`` as the reason.
     """
 
     def __init__(self, matcher: Matcher) -> None:
         self._matcher = matcher
+        self._failure: str | None = None
+        self._no_token: str | None = None  # why the masks of the last step allow none, if they do not
         self._ahead: Future[None] | None = None  # on grammar-slow-masks
         self._step: Future[Any] | None = None  # on grammar-masks
 
@@ -46,6 +53,7 @@ class GuardedMatcher:
     def lend(self, filling: Future[Any]) -> None:
         """Lend the matcher to the thread that fills the masks of a step, until ``filling`` is done."""
         self._own()
+        self._no_token = None
         self._step = filling
 
     @property
@@ -53,40 +61,65 @@ class GuardedMatcher:
         """The matcher, for the thread that it is lent to."""
         return self._matcher
 
+    def fail(self, reason: str) -> None:
+        """Let the matcher fail for good, by the thread that uses it. The first reason stays."""
+        self._failure = self._failure or reason
+
+    def explain(self, reason: str) -> None:
+        """Say why a mask of the step allows no token. That ends the sequence only if the step comes to draw there."""
+        self._no_token = reason
+
     def is_slow(self, remaining: int) -> bool:
-        return self._own().is_slow(remaining)
+        """Return whether the next mask is likely to take long."""
+        return self._ask(lambda matcher: matcher.is_slow(remaining), False)
 
     def draft(self, limit: int) -> Sequence[int]:
-        return self._own().draft(limit)
+        """Return at most ``limit`` tokens of the text that the grammar forces next."""
+        return self._ask(lambda matcher: matcher.draft(limit), ())
 
     def admits(self, tokens: Sequence[int]) -> int:
         """Return how many of some tokens the grammar admits next, one after the other."""
-        return self._own().admits(tokens)
+        return self._ask(lambda matcher: matcher.admits(tokens), 0)
 
     def rollback_to(self, num_tokens: int) -> None:
-        """Take back all but the first ``num_tokens`` tokens. ValueError if there are fewer."""
-        matcher = self._own()
-        matcher.rollback(matcher.num_tokens - num_tokens)
+        """Take back all but the first ``num_tokens`` tokens. The matcher fails if there are fewer."""
+        self._ask(lambda matcher: matcher.rollback(matcher.num_tokens - num_tokens), None)
 
     def accept(self, token: int) -> bool:
         """Advance by a token. False, and nothing changes, if the grammar does not allow it."""
-        return self._own().accept(token)
+        return self._ask(lambda matcher: matcher.accept(token), False)
 
     @property
     def is_done(self) -> bool:
-        return self._own().is_done
+        return self._ask(lambda matcher: matcher.is_done, False)
 
     @property
     def is_whole(self) -> bool:
-        return self._own().is_whole
+        return self._ask(lambda matcher: matcher.is_whole, False)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the matcher has raised, or was told to ``fail``."""
+        return self._failure is not None
 
     @property
     def failure(self) -> str | None:
-        return self._own().failure
+        """Why the grammar cannot be followed any further, None if it can."""
+        return self._ask(lambda matcher: matcher.failure, None) or self._failure or self._no_token
 
     @property
     def num_shortest(self) -> int | None:
         return self._matcher.num_shortest  # a constant of the grammar
+
+    def _ask(self, question: Callable[[Matcher], T], otherwise: T) -> T:
+        """Return the matcher's answer, or another one if it has failed or fails now."""
+        matcher = self._own()
+        if self._failure is None:
+            try:
+                return question(matcher)
+            except Exception as error:  # of a library, or a bug: it ends this sequence alone
+                self.fail(type(error).__name__)
+        return otherwise
 
     def _own(self) -> Matcher:
         """Return the matcher to the step thread. RuntimeError while another thread has it."""

@@ -44,6 +44,8 @@ def check_stop(sequence: Sequence, row: Row, result: RowResult) -> StopCheck:
     matcher = sequence.matcher
     if matcher and row.draws:
         matcher.rollback_to(sequence.num_generated + num_accepted)
+        if matcher.has_failed:
+            return StopCheck(0, 0, num_accepted, True)
     for count, token in enumerate(result.tokens, 1):
         if matcher and count > num_accepted and not matcher.accept(token):
             return StopCheck(count, count - 1, num_accepted, True)

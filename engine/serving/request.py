@@ -234,6 +234,8 @@ def _check_scored(params: SamplingParams, num_prompt: int) -> None:
 def _check_stops(stops: tuple[str, ...]) -> None:
     _check_count("stop", stops, MAX_STOPS)
     for stop in stops:
+        if not isinstance(stop, str):
+            raise _out_of_bounds("stop", stop, "a string or a list of strings")
         if not 1 <= len(stop) <= MAX_STOP_LENGTH:
             raise _out_of_bounds("stop", f"a string of {len(stop)} characters", f"1 to {MAX_STOP_LENGTH} characters")
 

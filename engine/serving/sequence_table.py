@@ -56,37 +56,51 @@ class SequenceTable:
         return len(self._receivers)
 
     def start(self, requests: Sequence[TextRequest], receiver: DeltaReceiver) -> None:
-        """Submit the sequences of requests that ``RequestLimits.check`` has passed. Raises EngineDead."""
-        if not self._described and any(request.grammar is not None for request in requests):
-            self._engine.describe_tokens(self._tokenizer.texts())
-            self._described = True
-        submits = []
-        for prompt, request in enumerate(requests):
-            stops = StopStrings(request.stop) if request.stop else None
-            for index, submit in enumerate(request.submits(self._ids)):
-                receiver.running[submit.id] = OutputProcessor(self._tokenizer, request, stops, index, prompt)
-                submits.append(submit)
-        self._receivers.update(dict.fromkeys(receiver.running, receiver))
+        """Submit the sequences of requests that ``RequestLimits.check`` has passed: all, or none if anything raises.
+
+        Raises:
+            EngineDead: the engine is gone.
+        """
         try:
+            if not self._described and any(request.grammar is not None for request in requests):
+                self._engine.describe_tokens(self._tokenizer.texts())
+                self._described = True
+            submits = []
+            for prompt, request in enumerate(requests):
+                stops = StopStrings(request.stop) if request.stop else None
+                for index, submit in enumerate(request.submits(self._ids)):
+                    receiver.running[submit.id] = OutputProcessor(self._tokenizer, request, stops, index, prompt)
+                    submits.append(submit)
+            self._receivers.update(dict.fromkeys(receiver.running, receiver))
             self._engine.submit(submits)
-        except EngineDead:
-            self._forget(receiver)
+        except BaseException:
+            self.stop(receiver)
             raise
 
     def take(self, messages: Iterable[Message]) -> None:
         """Give the engine's messages to their receivers and abort sequences in which a stop string was found now.
 
-        Messages of sequences that were stopped by ``stop`` are ignored.
+        Messages of sequences that were stopped by ``stop`` are ignored. A failure, or a bug in the text of one
+        sequence, fails its receiver and no other; what still runs of the receiver's sequences is aborted.
         """
         found_stop = []
+        failed: list[DeltaReceiver] = []
         for message in messages:
             if not isinstance(message, (TokenOut, Done, Failed)):
                 continue
             receiver = self._receivers.get(message.id)
-            if receiver is not None and self._push(message, receiver):
-                found_stop.append(message.id)
+            if receiver is None:
+                continue
+            try:
+                if self._push(message, receiver):
+                    found_stop.append(message.id)
+            except Exception as error:
+                receiver.fail(error)
+                failed.append(receiver)
         if found_stop:
             self._engine.abort(found_stop)
+        for receiver in failed:
+            self.stop(receiver)
 
     def expire(self, receiver: DeltaReceiver) -> None:
         """Abort what still runs of a receiver's sequences; it ends with reason ``TIMEOUT``."""
@@ -112,21 +126,18 @@ class SequenceTable:
     def _push(self, message: TokenOut | Done | Failed, receiver: DeltaReceiver) -> bool:
         """Process a message. Returns whether a stop string in it ends the sequence.
 
-        A bug in the text of one sequence fails its receiver and no other.
+        Raises:
+            Exception: the failure in the message, or a bug in the sequence's text.
         """
         processor = receiver.running[message.id]
         if has_ended := isinstance(message, (Done, Failed)):
             del receiver.running[message.id], self._receivers[message.id]
         was_ending = processor.is_ending
-        try:
-            if isinstance(message, Failed):
-                raise error_of(message)
-            delta = processor.push(message)
-        except Exception as error:
-            receiver.fail(error)
-        else:
-            if delta is not None:
-                receiver.add(delta)
+        if isinstance(message, Failed):
+            raise error_of(message)
+        delta = processor.push(message)
+        if delta is not None:
+            receiver.add(delta)
         return processor.is_ending and not was_ending and not has_ended
 
     def _forget(self, receiver: DeltaReceiver) -> None:

@@ -199,6 +199,9 @@ class CompileService:
             workers.discard(worker)
             reason = f"needs more than {self._memory_bytes >> 20} MiB to compile, or ends the compiler"
             raise self._stopped(spec, reason) from None
+        except BaseException:  # a bug, or no memory: the pool must not count the worker as busy for ever
+            workers.discard(worker)
+            raise
         workers.release(worker)
         return body
 

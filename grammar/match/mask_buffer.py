@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..vocabulary import Vocabulary
-from .matcher import GrammarFailure, Matcher
+from .matcher import Matcher
 
 
 class MaskFill(NamedTuple):
@@ -45,12 +45,13 @@ class MaskBuffer:
         for token in vocabulary.eos:
             self._ends[token >> 5] |= np.uint32(1 << (token & 31))
 
-    def fill(self, jobs: Sequence[MaskFill]) -> dict[int, GrammarFailure]:
+    def fill(self, jobs: Sequence[MaskFill]) -> dict[int, Exception]:
         """Fill the rows of some matchers; each row and matcher belongs to one job.
 
         Returns:
-            The failures by row. Such a row and the rows of the drafts after it allow nothing; neither do the rows
-            after a draft that is refused.
+            The failures by row: a ``GrammarFailure``, after which the matcher can be rolled back, or whatever else the
+            backend raised, which leaves the matcher's state unknown. Such a row and the rows of the drafts after it
+            allow nothing; neither do the rows after a draft that is refused.
         """
         return dict(failure for failure in map(self._fill_one, jobs) if failure is not None)
 
@@ -70,16 +71,15 @@ class MaskBuffer:
             return None
         return next(token for token in self._eos if words[token >> 5] >> (token & 31) & 1)
 
-    def _fill_one(self, job: MaskFill) -> tuple[int, GrammarFailure] | None:
-        for ahead in range(len(job.drafts) + 1):
-            row = job.row + ahead
+    def _fill_one(self, job: MaskFill) -> tuple[int, Exception] | None:
+        end = job.row + len(job.drafts) + 1
+        for ahead, row in enumerate(range(job.row, end)):
             try:
+                if ahead and not job.matcher.accept(job.drafts[ahead - 1]):
+                    self.words[row:end] = 0
+                    return None
                 job.matcher.fill_mask(self.words[row], None if job.remaining is None else job.remaining - ahead)
             except Exception as error:  # whatever a backend raises ends this answer alone
-                failure = error if isinstance(error, GrammarFailure) else GrammarFailure(repr(error))
-                self.words[row : job.row + len(job.drafts) + 1] = 0
-                return row, failure
-            if ahead < len(job.drafts) and not job.matcher.accept(job.drafts[ahead]):
-                self.words[row + 1 : job.row + len(job.drafts) + 1] = 0
-                return None
+                self.words[row:end] = 0
+                return row, error
         return None

@@ -29,7 +29,9 @@ BANDS = st.sampled_from([Priority.REALTIME, Priority.INTERACTIVE])
 class Engine:
     """An engine on integers, and all that it said. Every equation is checked in every step."""
 
-    def __init__(self, num_pages: int, page_size: int, rows: int, budget: int, *, sharing: bool = True) -> None:
+    def __init__(
+        self, num_pages: int, page_size: int, rows: int, budget: int, *, sharing: bool = True, seconds: float = 1.0
+    ) -> None:
         config = EngineConfig(
             block_size=page_size,
             max_num_seqs=rows,
@@ -39,6 +41,7 @@ class Engine:
         self.core = EngineCore(config, FakeWorker(num_pages, page_size, vocab_size=VOCAB))
         self.longest = worker_of(self.core).max_model_len
         self.now = 0.0
+        self.seconds = seconds  # of a step
         set_clock(self.core, lambda: self.now)
         set_queue_clock(self.core, lambda: self.now)
         self.prompts: list[list[int]] = []
@@ -53,7 +56,7 @@ class Engine:
         return number
 
     def step(self) -> None:
-        self.now += 1
+        self.now += self.seconds
         for message in self.core.step():
             if isinstance(message, TokenOut):
                 self.tokens[message.id] += message.tokens
@@ -152,6 +155,57 @@ def test_a_prompt_goes_before_the_prompts_of_batch_sequences() -> None:
     for _ in range(3):
         engine.step()
     assert engine.steps_until_a_token(engine.submit([3] * 40, 1, Priority.INTERACTIVE), 7) == 5
+    engine.run()
+
+
+def test_a_long_prompt_leaves_batch_streams_running() -> None:
+    """It takes all the budget that they would give up, so requests behind it gain nothing by their preemption."""
+    engine = Engine(4000, 4, 64, 64, seconds=0.0)
+    streams = [engine.submit([number, 7], 1500, Priority.BATCH) for number in range(8)]
+    engine.step()
+    long = engine.submit([number % VOCAB for number in range(3000)], 1, Priority.INTERACTIVE)
+    engine.step()
+    short = [engine.submit([number, 8, 9], 1, Priority.INTERACTIVE) for number in range(8)]
+    before = [len(engine.tokens[number]) for number in streams]
+    steps = engine.steps_until_a_token(long, 100)
+    said = [len(engine.tokens[number]) - count for number, count in zip(streams, before, strict=True)]
+    assert min(said) >= steps - 1, "a batch stream was pushed off the device"
+    assert engine.core.stats()["preemptions"] == 0
+    for number in short:
+        assert engine.tokens[number] or engine.steps_until_a_token(number, 2)
+    engine.run()
+
+
+def test_a_batch_stream_is_preempted_where_that_lets_a_request_begin() -> None:
+    """All rows and all budget go to batch streams, one token each: one of them gives up its own."""
+    engine = Engine(400, 4, 8, 8, seconds=0.0)
+    for number in range(8):
+        engine.submit([number], 100, Priority.BATCH)
+    engine.step()
+    assert scheduler_of(engine.core).num_running == 8
+    engine.steps_until_a_token(engine.submit([1], 1, Priority.INTERACTIVE), 1)
+    assert engine.core.stats()["preemptions"] == 1
+    engine.run()
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), budget=st.integers(4, 40), page_size=st.sampled_from([1, 4]))
+def test_nobody_is_preempted_for_budget_that_running_requests_take(seed: int, budget: int, page_size: int) -> None:
+    """Rows and pages are plenty. What the running requests of other classes want decides, counted before each step."""
+    rng = random.Random(seed)
+    engine = Engine(8000 // page_size, page_size, budget, budget, seconds=0.0, sharing=False)
+    scheduler = scheduler_of(engine.core)
+    for _ in range(60):
+        if rng.random() < 0.5 and scheduler.num_running + scheduler.num_waiting < budget:
+            length = rng.choice([1, 3, 20, 100])
+            priority = rng.choice([Priority.BATCH, Priority.BATCH, Priority.INTERACTIVE])
+            engine.submit([rng.randrange(VOCAB) for _ in range(length)], rng.randint(1, 30), priority)
+        others = [each for each in scheduler.running if each.priority is not Priority.BATCH]
+        wanted = sum(each.num_tokens - each.num_computed for each in others)
+        preempted = engine.core.stats()["preemptions"]
+        engine.step()
+        if engine.core.stats()["preemptions"] > preempted:
+            assert wanted < budget, "preempted for budget that the running requests take"
     engine.run()
 
 

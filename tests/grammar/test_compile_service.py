@@ -196,6 +196,22 @@ def test_what_goes_wrong_here_is_not_held_against_a_grammar_for_ever(service, mo
     assert service._entries[spec.key].expires < float("inf")
 
 
+def test_a_worker_beside_which_something_raises_is_not_busy_for_ever(vocabulary, monkeypatch):
+    service = CompileService(vocabulary, workers=1, seconds=20)
+
+    def fail(*_):
+        raise MemoryError
+
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr("rootgraft.grammar.compile.compile_service.encode_job", fail)
+            with pytest.raises(GrammarTimeout, match="could not be compiled"):
+                service.compile(GrammarSpec.json_schema({"const": 1})).result(WAIT)
+        assert service.compile(GrammarSpec.json_schema({"const": 2})).result(WAIT)
+    finally:
+        service.close()
+
+
 def test_results_are_dropped_by_bytes(vocabulary):
     service = CompileService(vocabulary, workers=1, seconds=20, cache_bytes=300_000)
     try:

@@ -145,6 +145,17 @@ def test_every_request_is_checked_before_the_first_starts(llm: LLM, core: FakeCo
     assert core.seen == []
 
 
+def test_what_is_no_prompt_and_no_stop_string_is_a_clear_error(llm: LLM, core: FakeCore) -> None:
+    wrong: tuple[Any, ...] = (None, 5, iter(["a"]), {1, 2})
+    for prompts in wrong:
+        with pytest.raises(RequestError, match="prompts must be a text, a list of token ids, or a list of these, not"):
+            llm.generate(prompts, use_tqdm=False)
+    stops: Any = [5]
+    with pytest.raises(RequestError, match="stop must be a string or a list of strings, not 5"):
+        llm.generate("a", stop=stops, use_tqdm=False)
+    assert core.seen == []
+
+
 def test_refusal_aborts_the_others_and_the_next_call_works(llm: LLM, core: FakeCore) -> None:
     core.refuse = Failed(1, "CapacityError", "Too much at once.")
     with pytest.raises(rootgraft.EngineError, match="Too much at once"):

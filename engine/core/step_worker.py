@@ -1,0 +1,49 @@
+"""Step worker: what the engine core asks of a device, and a launched step on its way through the core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from ..batch import Batch, Masks, StepHandle
+from ..step_timer import StepTimer
+
+if TYPE_CHECKING:
+    from ...lora.adapter_pool import AdapterPool
+
+
+class StepWorker(Protocol):
+    """The device's side of the core: ``executor.worker.Worker``, or a fake in tests.
+
+    Attributes:
+        overlaps: whether the device computes while the host goes on, so that a step is better launched before the
+            last one is read.
+    """
+
+    num_pages: int
+    max_model_len: int
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    summary: tuple[str, ...]
+    adapters: AdapterPool | None
+    overlaps: bool
+
+    def launch(self, batch: Batch) -> StepHandle:
+        """Start the forward pass of a step.
+
+        Steps are launched, drawn and read in the same order, and each is drawn before the next is launched. A step
+        whose rows have all ended is neither drawn nor read.
+        """
+
+
+class Launched(NamedTuple):
+    """A launched step on its way to ``EngineCore.finish``.
+
+    Attributes:
+        masks: waits for its masks; None if it has none: it is being drawn already then.
+        step_timer: seconds of its parts on the host.
+    """
+
+    step: StepHandle
+    masks: Callable[[], Masks] | None
+    step_timer: StepTimer

@@ -1,0 +1,66 @@
+"""Engine thread: runs the calls to an engine one after the other, where no signal interrupts them."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import TypeVar
+
+T = TypeVar("T")
+_Jobs = SimpleQueue[Callable[[], None] | None]
+
+
+class EngineThread:
+    """Runs calls in the order in which they were given, on one thread.
+
+    Python raises KeyboardInterrupt, and whatever else a signal handler raises, in the main thread alone, and there
+    between any two operations. A call that runs here is never left half done: only the wait for it is interrupted.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: _Jobs = SimpleQueue()
+        # A daemon, as it waits for calls for ever; at the interpreter's exit the call that runs is waited for.
+        self._thread = threading.Thread(target=_work, args=(self._jobs,), name="engine", daemon=True)
+        self._thread.start()
+        self._end = weakref.finalize(self, _end, self._jobs, self._thread)
+
+    def run(self, call: Callable[[], T]) -> T:
+        """Return or raise what a call does. If the wait is interrupted, the call is still made, before all later ones.
+
+        Raises:
+            RuntimeError: the thread was closed.
+        """
+        if not self._end.alive:
+            raise RuntimeError("the engine thread is closed")
+        outcome: Future[T] = Future()
+        done: SimpleQueue[None] = SimpleQueue()
+
+        def job() -> None:
+            try:
+                outcome.set_result(call())
+            except BaseException as error:  # whatever it is, it is for the caller
+                outcome.set_exception(error)
+            done.put(None)
+
+        self._jobs.put(job)
+        done.get()  # unlike `Future.result` in C, so that an interrupt leaves no lock in an odd state
+        return outcome.result()
+
+    def close(self) -> None:
+        """End the thread after the calls given so far."""
+        self._end()
+
+
+def _work(jobs: _Jobs) -> None:
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # it refers to the engine, which would live for as long as this thread waits
+
+
+def _end(jobs: _Jobs, thread: threading.Thread) -> None:
+    jobs.put(None)
+    if thread is not threading.current_thread():
+        thread.join()

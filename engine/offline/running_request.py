@@ -1,0 +1,129 @@
+"""Requests that run in an ``LLM``: receivers of their deltas, and the deltas that wait for their callbacks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from ..errors import EngineError, RequestError
+from ..serving.output_processor import OutputProcessor, TextDelta
+from .request_output import OutputBuilder, RequestOutput
+
+
+class RunningRequest:
+    """A request begun by ``LLM.begin``: the ``DeltaReceiver`` of its sequence.
+
+    Attributes:
+        running: output processors of the sequences that have not ended, by id.
+        error: failure that ended the request, None if there is none.
+        on_delta: called with each delta between two steps; None for no callback.
+    """
+
+    def __init__(
+        self, builder: OutputBuilder, on_delta: Callable[[TextDelta], None] | None, callbacks: DeltaCallbacks
+    ) -> None:
+        self._builder = builder
+        self._callbacks = callbacks
+        self.on_delta = on_delta
+        self.running: dict[int, OutputProcessor] = {}
+        self.error: Exception | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.error is not None or self._builder.is_complete
+
+    def add(self, delta: TextDelta) -> None:
+        """Gather a delta, and have ``on_delta`` called with it."""
+        self._builder.add(delta)
+        if self.on_delta is not None:
+            self._callbacks.add(self, delta)
+
+    def fail(self, error: Exception) -> None:
+        self.error = self.error or error
+
+    def abort(self) -> None:
+        """End the request, unless it has ended: it gets no more deltas."""
+        self.on_delta = None
+        if not self.is_done:
+            self.error = RequestError("The request was aborted.")
+
+    def output(self) -> RequestOutput:
+        """Return the output, once ``is_done``. Raises ``error`` if there is one, EngineError before the end."""
+        if self.error is not None:
+            raise self.error
+        if not self.is_done:
+            raise EngineError("The request has not ended: call step() until is_done.")
+        return self._builder.build()
+
+
+class GenerateCall:
+    """All requests of a call of ``generate`` or ``chat``: the ``DeltaReceiver`` of their sequences.
+
+    Attributes:
+        running: output processors of the sequences that have not ended, by id.
+        error: the first failure of any request, None if there is none.
+        num_ended: answers that have ended.
+        num_tokens: tokens of all answers so far.
+    """
+
+    def __init__(self, builders: Sequence[OutputBuilder], num_answers: int) -> None:
+        self._builders = builders
+        self._num_answers = num_answers
+        self.running: dict[int, OutputProcessor] = {}
+        self.error: Exception | None = None
+        self.num_ended = 0
+        self.num_tokens = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self.error is not None or self.num_ended == self._num_answers
+
+    def add(self, delta: TextDelta) -> None:
+        """Gather a delta."""
+        self._builders[delta.prompt].add(delta)
+        self.num_tokens += len(delta.tokens)
+        self.num_ended += delta.finish is not None
+
+    def fail(self, error: Exception) -> None:
+        self.error = self.error or error
+
+    def outputs(self) -> list[RequestOutput]:
+        """Return one output for each prompt, once ``is_done``. Raises ``error`` if there is one."""
+        if self.error is not None:
+            raise self.error
+        return [builder.build() for builder in self._builders]
+
+
+class DeltaCallbacks:
+    """Deltas that wait for the callbacks of their requests.
+
+    A step takes all its tokens first; then the callbacks run, one after the other, on the caller's thread. What one of
+    them raises is kept, so that it changes no other request.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[RunningRequest, TextDelta]] = deque()
+        self._errors: list[Exception] = []
+
+    def add(self, request: RunningRequest, delta: TextDelta) -> None:
+        self._waiting.append((request, delta))
+
+    def run(self) -> None:
+        """Call the callbacks of all deltas that wait, each delta's once, and keep their exceptions."""
+        while self._waiting:
+            request, delta = self._waiting.popleft()
+            if request.on_delta is None:  # aborted meanwhile
+                continue
+            try:
+                request.on_delta(delta)
+            except Exception as error:
+                self._errors.append(error)
+
+    def raise_errors(self) -> None:
+        """Raise the first exception kept, with a note for each other one."""
+        if not self._errors:
+            return
+        (first, *others), self._errors = self._errors, []
+        for other in others:
+            first.add_note(f"and: {other!r}")
+        raise first
