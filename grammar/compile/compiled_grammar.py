@@ -11,6 +11,8 @@ from ..match.backends import BackendState, LlguidanceBackend, XgrammarBackend, l
 from ..match.budget_close import BudgetClose
 from ..match.closing_texts import ClosingTexts
 from ..match.matcher import Matcher
+from ..match.string_masks import StringRule
+from ..match.string_state import StringState
 from ..vocabulary import Vocabulary
 
 # A vocabulary of 128k tokens needs more items for a mask than the library grants by default.
@@ -30,7 +32,9 @@ class CompiledGrammar:
         self.artifact = artifact
         self.has_failed = False
         self._vocabulary = vocabulary
-        self._state, self.error = _initial_state(artifact, vocabulary)
+        self._rules = [StringRule(automaton, vocabulary) for automaton in artifact.strings]
+        state, self.error = _initial_state(artifact, vocabulary)
+        self._state = self._with_rules(state)
         self._closing_texts = ClosingTexts(vocabulary, artifact)
 
     def matcher(self) -> Matcher:
@@ -48,7 +52,10 @@ class CompiledGrammar:
 
     def _rebuild(self) -> BackendState:
         self.has_failed = True
-        return _initial_state(self.artifact, self._vocabulary)[0]
+        return self._with_rules(_initial_state(self.artifact, self._vocabulary)[0])
+
+    def _with_rules(self, state: BackendState) -> BackendState:
+        return StringState(state, self._rules, self._vocabulary) if self._rules else state
 
     def shortest(self) -> tuple[int, ...] | None:
         """Return the tokens of a short answer: the artifact's if the backend accepts it, else one from a search."""
