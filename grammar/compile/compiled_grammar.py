@@ -17,6 +17,15 @@ from ..vocabulary import Vocabulary
 
 # A vocabulary of 128k tokens needs more items for a mask than the library grants by default.
 _PARSER_LIMITS = llguidance.LLParserLimits(verbose_errors=False, step_max_items=500_000)
+# Of an answer that has met a limit: ten times the work for one mask, some 150 ms. The lexer's states stay as limited,
+# as they take memory; a lexer that is built again begins without any.
+_LARGER_LIMITS = llguidance.LLParserLimits(
+    verbose_errors=False,
+    step_max_items=5_000_000,
+    step_lexer_fuel=2_000_000,
+    initial_lexer_fuel=100_000_000,  # for all tokens that are replayed before the next mask
+    max_items_in_row=20_000,
+)
 
 
 class CompiledGrammar:
@@ -52,7 +61,7 @@ class CompiledGrammar:
 
     def _rebuild(self) -> BackendState:
         self.has_failed = True
-        return self._with_rules(_initial_state(self.artifact, self._vocabulary)[0])
+        return self._with_rules(_initial_state(self.artifact, self._vocabulary, _LARGER_LIMITS)[0])
 
     def _with_rules(self, state: BackendState) -> BackendState:
         return StringState(state, self._rules, self._vocabulary) if self._rules else state
@@ -67,12 +76,14 @@ class CompiledGrammar:
         return None if found is None else tuple(found)
 
 
-def _initial_state(artifact: GrammarArtifact, vocabulary: Vocabulary) -> tuple[BackendState, str | None]:
+def _initial_state(
+    artifact: GrammarArtifact, vocabulary: Vocabulary, limits: llguidance.LLParserLimits = _PARSER_LIMITS
+) -> tuple[BackendState, str | None]:
     if artifact.backend is Backend.XGRAMMAR:
         info = vocabulary.xgrammar
         import xgrammar
 
         automaton = xgrammar.CompiledGrammar.deserialize_json(artifact.source, info)
         return XgrammarBackend(xgrammar.GrammarMatcher(automaton)), None
-    matcher = llguidance.LLMatcher(vocabulary.llguidance, artifact.source, log_level=0, limits=_PARSER_LIMITS)
+    matcher = llguidance.LLMatcher(vocabulary.llguidance, artifact.source, log_level=0, limits=limits)
     return LlguidanceBackend(matcher), matcher.get_error() or None

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..regex.string_automaton import DEAD, START, StringAutomaton
 from ..vocabulary import Vocabulary
 from .json_chars import BACKSLASH, CLEAN, INVALID, NOTHING, json_chars
-from .token_classes import token_classes
+from .token_classes import TokenClasses, token_classes
 
 MAX_CACHED = 512  # states of which the ends of all groups are kept
 MAX_CACHED_BYTES = 16 << 20
@@ -46,8 +46,8 @@ class StringRule:
         self._lock = Lock()
         self._cached: OrderedDict[tuple[int, int], NDArray[np.int32]] = OrderedDict()
         # Computed here, where no stream waits for it: the groups at a character's beginning and after a backslash.
-        for decoder in (CLEAN, int(self.chars.next[CLEAN, BACKSLASH])):
-            token_classes(vocabulary, automaton.classes, decoder)
+        decoders = CLEAN, int(self.chars.next[CLEAN, BACKSLASH])
+        self._tokens = {each: token_classes(vocabulary, automaton.classes, each) for each in decoders}
         self._next = self.chars.next.tolist()
         self._emits = self.chars.emits.tolist()
 
@@ -89,7 +89,7 @@ class StringRule:
         What a token has after the closing quote is not looked at.
         """
         state, count, decoder = position
-        tokens = token_classes(self._vocabulary, self.automaton.classes, decoder)
+        tokens = self._groups(decoder)
         ends = self._ends(state, decoder)
         counts = np.minimum(tokens.lengths + count, self._last)
         good = self._table[ends * (self._last + 1) + counts]
@@ -101,6 +101,12 @@ class StringRule:
         found: NDArray[np.bool_] = good[tokens.group]
         return found
 
+    def _groups(self, decoder: int) -> TokenClasses:
+        known = self._tokens.get(decoder)
+        if known is None:
+            known = self._tokens[decoder] = token_classes(self._vocabulary, self.automaton.classes, decoder)
+        return known
+
     def _ends(self, state: int, decoder: int) -> NDArray[np.int32]:
         """Return the automaton's state after each group of tokens."""
         key = state, decoder
@@ -109,7 +115,7 @@ class StringRule:
             if known is not None:
                 self._cached.move_to_end(key)
                 return known
-        tokens = token_classes(self._vocabulary, self.automaton.classes, decoder)
+        tokens = self._groups(decoder)
         ends = np.full(len(tokens.lengths), state, dtype=np.int32)
         for column, count in enumerate(tokens.counts):
             reached = ends[1 : count + 1]

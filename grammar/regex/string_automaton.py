@@ -57,7 +57,7 @@ class StringAutomaton:
     @property
     def num_bytes(self) -> int:
         """Estimated size in memory, with tables of a few states for masks."""
-        return (64 << 10) + len(self.accepting) * (2 * self.last_count + 80 * self.classes.num)
+        return (512 << 10) + len(self.accepting) * (2 * self.last_count + 80 * self.classes.num)
 
     @cached_property
     def can_finish(self) -> NDArray[np.bool_]:

@@ -11,15 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.grammar.counted_strings import run
+from benchmarks.grammar.counted_strings import case, run
 from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
-from rootgraft.grammar.emit.grammar_artifact import GrammarArtifact
+from rootgraft.grammar.emit.grammar_artifact import Backend, GrammarArtifact
+from rootgraft.grammar.emit.lark_writer import to_lark
 from rootgraft.grammar.emit.string_rules import automaton, weight
 from rootgraft.grammar.match.string_masks import StringRule
 from rootgraft.grammar.regex.charset import json_string
 from rootgraft.grammar.regex.ecma_regex import parse
 from rootgraft.grammar.regex.string_automaton import START, AutomatonTooLarge, string_automaton
+from rootgraft.grammar.schema.analysis import Analysis
 from rootgraft.grammar.schema.constraints import Strings
+from rootgraft.grammar.schema.document import Document
 
 FEW_WORDS = r"^(?:\S+\s+){0,49}\S+$"
 WORDS = {"type": "string", "pattern": FEW_WORDS, "maxLength": 500}
@@ -199,6 +202,22 @@ def test_no_token_of_a_marker_is_ever_allowed(grammars, vocabulary):
         assert not row[0] & 0b110
         assert not matcher.accept(1) and not matcher.accept(2)
         assert matcher.accept(token)
+
+
+def test_a_lexer_that_meets_a_limit_between_two_masks_is_built_again_and_goes_on(real_vocabulary):
+    """Strings that are left to the library: it refuses a right token there, and says nothing."""
+    rng = random.Random("0:0")
+    drawn = case(rng)
+    text = json.dumps(drawn.instance(rng), ensure_ascii=False)
+    source = to_lark(Analysis(Document(drawn.schema))).text
+    compiled = CompiledGrammar(GrammarArtifact(Backend.LLGUIDANCE, source, is_json=True), real_vocabulary)
+    matcher = compiled.matcher()
+    row = np.zeros(real_vocabulary.num_words, dtype=np.int32)
+    for at, token in enumerate(real_vocabulary.tokenize_bpe(text.encode())):
+        if at < 250:
+            matcher.fill_mask(row)
+        assert matcher.accept(token), at
+    assert matcher.can_end and compiled.has_failed
 
 
 def test_generated_schemas_are_accepted_and_never_fail(real_vocabulary):
