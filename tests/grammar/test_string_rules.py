@@ -16,6 +16,7 @@ from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
 from rootgraft.grammar.emit.grammar_artifact import Backend, GrammarArtifact
 from rootgraft.grammar.emit.lark_writer import to_lark
 from rootgraft.grammar.emit.string_rules import automaton, weight
+from rootgraft.grammar.errors import GrammarError
 from rootgraft.grammar.match.string_masks import StringRule
 from rootgraft.grammar.regex.charset import json_string
 from rootgraft.grammar.regex.ecma_regex import parse
@@ -202,6 +203,17 @@ def test_no_token_of_a_marker_is_ever_allowed(grammars, vocabulary):
         assert not row[0] & 0b110
         assert not matcher.accept(1) and not matcher.accept(2)
         assert matcher.accept(token)
+
+
+def test_what_cannot_be_followed_is_refused_by_name_behind_many_fields_too(real_grammars):
+    """No automaton of it is small enough, and a walk through the whole schema ends before it is reached."""
+    hard = {"type": "string", "pattern": "^(?=.*a.{40})(?=.*b.{40}).*$", "maxLength": 500}
+    fields = {f"f{number}": {"type": "string", "maxLength": 100} for number in range(9)}
+    schema = {"type": "object", "properties": {**fields, "hard": hard}, "required": [*fields, "hard"]}
+    with pytest.raises(GrammarError) as refused:
+        real_grammars.schema(schema)
+    assert (refused.value.keyword, refused.value.pointer) == ("pattern", "/properties/hard/pattern")
+    assert "too complex to follow" in refused.value.reason or "one mask took" in refused.value.reason
 
 
 def test_a_lexer_that_meets_a_limit_between_two_masks_is_built_again_and_goes_on(real_vocabulary):
