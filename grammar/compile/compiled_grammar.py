@@ -11,10 +11,21 @@ from ..match.backends import BackendState, LlguidanceBackend, XgrammarBackend, l
 from ..match.budget_close import BudgetClose
 from ..match.closing_texts import ClosingTexts
 from ..match.matcher import Matcher
+from ..match.string_masks import StringRule
+from ..match.string_state import StringState
 from ..vocabulary import Vocabulary
 
 # A vocabulary of 128k tokens needs more items for a mask than the library grants by default.
 _PARSER_LIMITS = llguidance.LLParserLimits(verbose_errors=False, step_max_items=500_000)
+# Of an answer that has met a limit: ten times the work for one mask, some 150 ms. The lexer's states stay as limited,
+# as they take memory; a lexer that is built again begins without any.
+_LARGER_LIMITS = llguidance.LLParserLimits(
+    verbose_errors=False,
+    step_max_items=5_000_000,
+    step_lexer_fuel=2_000_000,
+    initial_lexer_fuel=100_000_000,  # for all tokens that are replayed before the next mask
+    max_items_in_row=20_000,
+)
 
 
 class CompiledGrammar:
@@ -30,7 +41,9 @@ class CompiledGrammar:
         self.artifact = artifact
         self.has_failed = False
         self._vocabulary = vocabulary
-        self._state, self.error = _initial_state(artifact, vocabulary)
+        self._rules = [StringRule(automaton, vocabulary) for automaton in artifact.strings]
+        state, self.error = _initial_state(artifact, vocabulary)
+        self._state = self._with_rules(state)
         self._closing_texts = ClosingTexts(vocabulary, artifact)
 
     def matcher(self) -> Matcher:
@@ -48,7 +61,10 @@ class CompiledGrammar:
 
     def _rebuild(self) -> BackendState:
         self.has_failed = True
-        return _initial_state(self.artifact, self._vocabulary)[0]
+        return self._with_rules(_initial_state(self.artifact, self._vocabulary, _LARGER_LIMITS)[0])
+
+    def _with_rules(self, state: BackendState) -> BackendState:
+        return StringState(state, self._rules, self._vocabulary) if self._rules else state
 
     def shortest(self) -> tuple[int, ...] | None:
         """Return the tokens of a short answer: the artifact's if the backend accepts it, else one from a search."""
@@ -60,12 +76,14 @@ class CompiledGrammar:
         return None if found is None else tuple(found)
 
 
-def _initial_state(artifact: GrammarArtifact, vocabulary: Vocabulary) -> tuple[BackendState, str | None]:
+def _initial_state(
+    artifact: GrammarArtifact, vocabulary: Vocabulary, limits: llguidance.LLParserLimits = _PARSER_LIMITS
+) -> tuple[BackendState, str | None]:
     if artifact.backend is Backend.XGRAMMAR:
         info = vocabulary.xgrammar
         import xgrammar
 
         automaton = xgrammar.CompiledGrammar.deserialize_json(artifact.source, info)
         return XgrammarBackend(xgrammar.GrammarMatcher(automaton)), None
-    matcher = llguidance.LLMatcher(vocabulary.llguidance, artifact.source, log_level=0, limits=_PARSER_LIMITS)
+    matcher = llguidance.LLMatcher(vocabulary.llguidance, artifact.source, log_level=0, limits=limits)
     return LlguidanceBackend(matcher), matcher.get_error() or None

@@ -15,6 +15,7 @@ from ..emit.lark_writer import to_lark
 from ..emit.structural_tags import structural_tag_grammar
 from ..errors import GrammarError
 from ..match.matcher import SLOW_SECONDS
+from ..match.string_state import can_spell_markers
 from ..schema.analysis import Analysis
 from ..schema.document import Document
 from ..schema.error_location import complexity_error, relocated
@@ -70,7 +71,8 @@ def _translated(spec: GrammarSpec, vocabulary: Vocabulary) -> GrammarArtifact:
     else:
         source, answers = plain_grammars.TRANSLATE[spec.kind](spec)
         artifact = GrammarArtifact(Backend.LLGUIDANCE, source, values=answers)
-    return replace(artifact, num_bytes=20 * len(artifact.source) + (64 << 10))
+    num_bytes = 20 * len(artifact.source) + (64 << 10) + sum(each.num_bytes for each in artifact.strings)
+    return replace(artifact, num_bytes=num_bytes)
 
 
 def _schema(schema: Any, vocabulary: Vocabulary) -> GrammarArtifact:
@@ -78,7 +80,7 @@ def _schema(schema: Any, vocabulary: Vocabulary) -> GrammarArtifact:
         raise GrammarError("false", "", "the schema false admits no value")
     try:
         analysis = Analysis(Document({} if schema is True else schema))
-        grammar = to_lark(analysis)
+        grammar = to_lark(analysis, with_string_rules=can_spell_markers(vocabulary))
     except GrammarError as error:
         raise relocated(error, schema) from None
     return GrammarArtifact(
@@ -90,6 +92,7 @@ def _schema(schema: Any, vocabulary: Vocabulary) -> GrammarArtifact:
         grammar.detour,
         is_json=True,
         narrowings=tuple(analysis.narrowings),
+        strings=grammar.strings,
     )
 
 

@@ -13,10 +13,13 @@ from __future__ import annotations
 import random
 import re
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
-from ..emit.grammar_artifact import GrammarArtifact
+from ..emit.grammar_artifact import Backend, GrammarArtifact
+from ..emit.plain_grammars import FREE
 from ..match.backends import Row
 from ..match.matcher import GrammarFailure, Matcher
 from ..vocabulary import Vocabulary
@@ -35,6 +38,9 @@ MAX_DRAFT = 16
 PLAIN_BYTES = 8 << 10
 PLAIN_REPEAT = 200
 PLAIN_GROUP_REPEAT = 64
+# Terminals that get walks of their own.
+MAX_TERMINALS = 16
+_TERMINAL = re.compile(r"^(T\d+): (.*)$", re.MULTILINE)
 _REPEAT = re.compile(r"\{(\d*),?(\d*)\}")
 
 
@@ -52,6 +58,13 @@ def check(compiled: CompiledGrammar, vocabulary: Vocabulary) -> float:
     Raises:
         DryRunError: for a failure of the backend, a state that allows no token, or a mask that takes too long.
     """
+    slowest = _check(compiled, vocabulary)
+    for alone in _terminals_alone(compiled.artifact):
+        slowest = max(slowest, _check(CompiledGrammar(alone, vocabulary), vocabulary))
+    return slowest
+
+
+def _check(compiled: CompiledGrammar, vocabulary: Vocabulary) -> float:
     full = [*[(TOKENS, None)] * WALKS, (TOKENS, BUDGET)]
     slowest = 0.0
     for seed, (tokens, budget) in enumerate([(FEW_TOKENS, None)] if _is_plain(compiled.artifact) else full):
@@ -62,6 +75,18 @@ def check(compiled: CompiledGrammar, vocabulary: Vocabulary) -> float:
             seconds = _walk(compiled.matcher(), vocabulary, random.Random(seed), tokens, budget)
         slowest = max(slowest, seconds)
     return slowest
+
+
+def _terminals_alone(artifact: GrammarArtifact) -> Iterator[GrammarArtifact]:
+    """Yield the terminals that combine a large repeat with another expression, each as a grammar of its own.
+
+    A walk through a large grammar may end before it reaches them.
+    """
+    listed = dict(_TERMINAL.findall(artifact.source)) if artifact.backend is Backend.LLGUIDANCE else {}
+    large = [name for name, body in listed.items() if " & " in body and any(map(_is_large, _REPEAT.finditer(body)))]
+    lines = "\n".join(f"{name}: {body}" for name, body in listed.items())
+    for name in large[:MAX_TERMINALS] if len(listed) > 1 else ():
+        yield replace(artifact, source=f"{FREE}start: {name}\n{lines}\n", strings=(), shortest=())
 
 
 def _is_plain(artifact: GrammarArtifact) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 
+from ..regex.string_automaton import StringAutomaton
 from ..schema.subschemas import Narrowing
 
 
@@ -36,6 +37,7 @@ class GrammarArtifact:
             the budget, and not complete merely because they could end.
         search_failed: a search for the shortest answer found none.
         is_slow: some masks take long.
+        strings: automata of the string rules in `source`, by number.
     """
 
     backend: Backend
@@ -52,9 +54,13 @@ class GrammarArtifact:
     open_ended: bool = False
     search_failed: bool = False
     is_slow: bool = False
+    strings: tuple[StringAutomaton, ...] = ()
 
     def encode(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
+        """Return the artifact as JSON; `decode` reads it."""
+        fields = asdict(replace(self, strings=()))
+        fields["strings"] = [automaton.encode() for automaton in self.strings]
+        return json.dumps(fields).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> GrammarArtifact:
@@ -64,4 +70,5 @@ class GrammarArtifact:
         for name in ("shortest", "properties", "values", "texts", "ends"):
             fields[name] = tuple(fields[name])
         fields["narrowings"] = tuple(Narrowing(**narrowing) for narrowing in fields["narrowings"])
+        fields["strings"] = tuple(map(StringAutomaton.decode, fields["strings"]))
         return cls(**fields)

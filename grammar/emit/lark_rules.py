@@ -8,7 +8,7 @@ from decimal import Decimal
 from ..errors import GrammarError
 from ..regex.charset import json_string
 from ..regex.number_ranges import spelling
-from ..schema.constraints import ALWAYS, NEVER, Conj
+from ..schema.constraints import ALWAYS, NEVER, Conj, Strings
 from ..schema.satisfiability import Satisfiability
 from ..schema.subschemas import Subschemas
 
@@ -34,6 +34,7 @@ class LarkRules:
     Attributes:
         bodies: rule bodies by name.
         current: the conjunction being written, which errors are located by.
+        string_rules: numbers of the strings that automata follow.
     """
 
     def __init__(self, analysis: Subschemas) -> None:
@@ -41,6 +42,7 @@ class LarkRules:
         self.satisfiability = Satisfiability(analysis)
         self.bodies: dict[str, str] = {}
         self.current: Conj = ALWAYS
+        self.string_rules: dict[Strings, int] = {}
         self._terminals: dict[str, str] = {}
         self._names: dict[Conj, str] = {}
         self._pending: list[Conj] = []

@@ -12,16 +12,18 @@ from dataclasses import dataclass
 
 from ..regex.charset import JSON_CHAR, json_string, rust_literal
 from ..regex.ecma_regex import read_pattern
+from ..regex.string_automaton import StringAutomaton
 from ..regex.string_formats import FORMATS
-from ..schema.constraints import ALWAYS, NO_STRINGS, Alternative, Conj, ObjectClause, Objects, Strings
+from ..schema.constraints import ALWAYS, NO_STRINGS, Alternative, Conj, Objects, Strings
 from ..schema.json_types import ARRAY, NUMBER, OBJECT, STRING, WORDS
 from ..schema.shortest_instance import MAX_ANSWER, ShortestInstance
 from ..schema.subschemas import Subschemas
 from .container_members import Field, array_fields, object_fields
+from .key_classes import MAX_PATTERN_SETS, key_classes, key_patterns
 from .lark_rules import LarkRules, literal_string
 from .number_terminals import number_terminal
+from .string_rules import marker_terminals, string_rules
 
-MAX_PATTERN_SETS = 4
 ANY_STRING = f'"{JSON_CHAR}*"'
 
 
@@ -35,6 +37,7 @@ class LarkGrammar:
         properties: short properties to end an object with, shortest first.
         values: short values to end anything with, shortest first.
         detour: the longest property that may be begun though it is optional, with a short value.
+        strings: the automata of its string rules, by their numbers.
     """
 
     text: str
@@ -42,10 +45,15 @@ class LarkGrammar:
     properties: tuple[str, ...]
     values: tuple[str, ...]
     detour: str
+    strings: tuple[StringAutomaton, ...] = ()
 
 
-def to_lark(analysis: Subschemas) -> LarkGrammar:
+def to_lark(analysis: Subschemas, *, with_string_rules: bool = False) -> LarkGrammar:
     """Write the grammar of a whole schema.
+
+    Args:
+        analysis: of the schema.
+        with_string_rules: strings that are too large for the lexer become rules; else all are terminals.
 
     Raises:
         GrammarError: if the schema is unsatisfiable or cannot be written as a grammar.
@@ -58,12 +66,15 @@ def to_lark(analysis: Subschemas) -> LarkGrammar:
     size = rules.satisfiability.min_size(root)
     if size > MAX_ANSWER:
         raise rules.unsupported(("required", "minItems", "minLength"), f"the shortest answer takes {size:.0f} bytes")
+    automata = string_rules(rules.satisfiability, root, analysis.document.nodes) if with_string_rules else {}
+    rules.string_rules = {strings: number for number, strings in enumerate(automata)}
     rules.define("start", rules.rule(root))
     while (conj := rules.next_pending()) is not None:
         rules.define(rules.rule(conj), _body(rules, conj))
     instances = ShortestInstance(analysis, rules.satisfiability)
     properties, values, detour = instances.closing_texts(root)
-    return LarkGrammar(rules.text(), instances.text(root) or "", tuple(properties), tuple(values), detour)
+    texts = instances.text(root) or "", tuple(properties), tuple(values), detour
+    return LarkGrammar(rules.text(), *texts, tuple(automata.values()))
 
 
 def _body(rules: LarkRules, conj: Conj) -> str:
@@ -89,11 +100,24 @@ def _scalars(rules: LarkRules, alternative: Alternative) -> list[str]:
     if alternative.types & NUMBER:
         options.append(number_terminal(rules, alternative.types & NUMBER, alternative.numbers))
     if alternative.types & STRING:
-        options.append(rules.terminal(_string(rules, alternative.strings)))
+        options.append(_string_value(rules, alternative.strings))
     return options
 
 
 # -- strings
+
+
+def _string_value(rules: LarkRules, strings: Strings) -> str:
+    """Write the strings of a value: a terminal, or any string with the spellings by which its rule is known."""
+    number = rules.string_rules.get(strings)
+    if number is None:
+        return rules.terminal(_string(rules, strings))
+    name = f"s{number}"
+    if name not in rules.bodies:
+        any_string = rules.terminal(f"/{ANY_STRING}/")
+        probe, matched = map(rules.terminal, marker_terminals(number))
+        rules.define(name, f"{any_string} | {any_string} {matched} | {probe}")
+    return name
 
 
 def _string(rules: LarkRules, strings: Strings) -> str:
@@ -181,10 +205,9 @@ def _of_strings(rules: LarkRules, conj: Conj) -> list[Alternative]:
 
 def _extras(rules: LarkRules, objects: Objects, listed: list[str]) -> list[str]:
     """Write one item for each class of unlisted keys, by the patterns that they match."""
-    patterns = list(dict.fromkeys(pattern for clause in objects.clauses for pattern, _ in clause.patterns))
+    patterns = key_patterns(objects)
     by_value: dict[Conj, list[str]] = {}
-    for matched in _subsets(patterns):
-        conj = ALWAYS.union(*(_clause_value(clause, matched) for clause in objects.clauses))
+    for matched, conj in key_classes(objects):
         if rules.satisfiability.is_satisfiable(conj):
             rest = [pattern for pattern in patterns if pattern not in matched]
             by_value.setdefault(conj, []).append(" & ".join(_pattern_terms(matched, rest)))
@@ -208,15 +231,3 @@ def _key_base(rules: LarkRules, names: Conj, listed: list[str]) -> str | None:
             return None
         base = "(" + " | ".join(f"({_string(rules, alternative.strings)})" for alternative in alternatives) + ")"
     return f"{base} & ~/{_any_of(listed)}/" if listed else base
-
-
-def _subsets(patterns: list[str]) -> list[list[str]]:
-    """Return the sets of patterns that a key may match; of many patterns only the sets of one and none."""
-    if len(patterns) >= MAX_PATTERN_SETS:
-        return [[], *([pattern] for pattern in patterns)]
-    return [[p for i, p in enumerate(patterns) if bits >> i & 1] for bits in range(1 << len(patterns))]
-
-
-def _clause_value(clause: ObjectClause, matched: list[str]) -> Conj:
-    found = [conj for pattern, conj in clause.patterns if pattern in matched]
-    return ALWAYS.union(*found) if found else clause.rest or ALWAYS

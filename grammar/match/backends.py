@@ -41,6 +41,9 @@ class BackendState(Protocol):
     def forced(self) -> bytes:
         """Return bytes that must come next, as far as the backend knows them."""
 
+    def string_end(self) -> bytes:
+        """Return the shortest end of the string that is under way, if it is known."""
+
 
 class LlguidanceBackend:
     """A state of llguidance's parser."""
@@ -72,6 +75,9 @@ class LlguidanceBackend:
 
     def forced(self) -> bytes:
         return bytes(self._matcher.compute_ff_bytes())
+
+    def string_end(self) -> bytes:
+        return b""
 
 
 class XgrammarBackend:
@@ -105,6 +111,9 @@ class XgrammarBackend:
 
     def forced(self) -> bytes:
         return bytes(self._matcher.find_jump_forward_string().encode())
+
+    def string_end(self) -> bytes:
+        return b""
 
 
 class SearchExhausted(Exception):
@@ -154,6 +163,9 @@ class BoundedState:
 
     def forced(self) -> bytes:
         return self._state.forced()
+
+    def string_end(self) -> bytes:
+        return self._state.string_end()
 
 
 def leads_to_end(state: BackendState, tokens: Sequence[int]) -> bool:

@@ -211,6 +211,10 @@ class BudgetClose:
     def _json_step(self, state: BackendState, lexical: int, turn: int) -> list[int] | None:
         """Advance by a text that fits the lexical state; in text that is not JSON, by the rest of a short one."""
         texts = self._texts
+        end = state.string_end()
+        if end:
+            tokens = texts.vocabulary.tokenize_bpe(end)
+            return tokens if advance(state, tokens) else None
         if lexical == INSIDE:
             return _accept_first(state, texts.tails)
         if texts.is_json and lexical != ESCAPED:

@@ -181,7 +181,10 @@ class Matcher:
         if self._state.accept(token):
             return True
         if self._state.failure() is None:
-            return False
+            # A lexer that meets a limit between two masks refuses tokens, and says why with the next mask only.
+            self._state.fill(np.zeros(self._vocabulary.num_words, dtype=np.int32))
+            if self._state.failure() is None:
+                return False
         self._replay()
         return self._state.accept(token)
 

@@ -268,6 +268,9 @@ class _Failing:
     def forced(self) -> bytes:
         return b""
 
+    def string_end(self) -> bytes:
+        return b""
+
 
 def test_a_library_that_fails_in_a_search_for_an_end_ends_nothing_else(vocabulary):
     artifact = GrammarArtifact(Backend.LLGUIDANCE, "", values=("abc", "d"), is_json=True)

@@ -1,0 +1,213 @@
+"""String rules: the strings of a schema that automata of ours follow, as they would have too many states in a lexer.
+
+The lexer of llguidance holds one state for each pair of a place in a pattern and a length. A string rule counts the
+length beside the pattern's states (`StringAutomaton`). Where one is possible, any other string that is possible as
+well becomes a rule too, so that a string is followed either by rules alone or by the library alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import lru_cache
+
+from ..regex.charset import single
+from ..regex.ecma_regex import read_pattern, repeat_product
+from ..regex.regex_parser import Alt, Cat, Chars, RegexError, RegexNode, Repeat
+from ..regex.string_automaton import START, AutomatonTooLarge, StringAutomaton, string_automaton
+from ..regex.string_formats import FORMATS
+from ..schema.constraints import ALWAYS, NO_STRINGS, Alternative, Arrays, Conj, Objects, Strings
+from ..schema.document import SchemaNode
+from ..schema.json_types import ARRAY, OBJECT, STRING
+from ..schema.satisfiability import Satisfiability
+from ..schema.scalars import MAX_LENGTH
+from .key_classes import key_classes
+
+# In the grammar a string rule has two more spellings, which no text can have: what begins with `PROBE` is admitted
+# where the rule may begin, what begins with `MATCHED` after its closing quote if its number is listed.
+PROBE, MATCHED = b"\x01", b"\x02"
+# States of the lexer, estimated as repeats written out times length: a string with more becomes a rule; so do smaller
+# ones, if all together have more than `MAX_TOTAL`.
+MAX_WEIGHT = 2_000
+MAX_SMALL_WEIGHT = 200
+MAX_TOTAL = 10_000
+MAX_RULES = 400
+MAX_VALUE_CHARS = 2_000
+MAX_POSITIONS = 3_000  # of values in a document that are told apart
+
+_Position = frozenset[Conj]
+
+
+def probe_text(number: int) -> bytes:
+    """Return the text that is admitted where a rule may begin."""
+    return PROBE + b"%d;" % number
+
+
+def matched_text(numbers: Iterable[int]) -> bytes:
+    """Return the text that is admitted after the string of any of some rules."""
+    return MATCHED + b"".join(b"%d," % number for number in numbers) + b";"
+
+
+def marker_terminals(number: int) -> tuple[str, str]:
+    """Return the terminals of a rule's two other spellings."""
+    return rf"/\x01{number};/", rf"/\x02([0-9]+,)*{number},([0-9]+,)*;/"
+
+
+def string_rules(
+    satisfiability: Satisfiability, root: Conj, nodes: Iterable[SchemaNode]
+) -> dict[Strings, StringAutomaton]:
+    """Return the automata of the strings that become rules; none if no string is too large for the lexer."""
+    if not _may_be_heavy(nodes):
+        return {}
+    positions = _strings_by_position(satisfiability, root)
+    if positions is None:
+        return {}
+    chosen = _heavy({strings for together in positions for strings in together})
+    while True:
+        chosen = _with_neighbours(chosen, positions)
+        ordered = dict.fromkeys(strings for together in positions for strings in together if strings in chosen)
+        automata = {strings: automaton(strings) for strings in ordered}
+        failed = {strings for strings, each in automata.items() if each is None}
+        if not failed and len(chosen) <= MAX_RULES:
+            return {strings: each for strings, each in automata.items() if each is not None}
+        if not failed:
+            return {}
+        chosen -= _with_neighbours(failed, positions)
+
+
+def weight(strings: Strings) -> int:
+    """Estimate the states of a string in a lexer that counts the length in its states."""
+    if strings is NO_STRINGS or strings.values is not None:
+        return 0
+    nodes = [node for source in strings.patterns for node in read_pattern(source).must]
+    nodes += [node for source in strings.not_patterns for node in read_pattern(source, True).must]
+    nodes += [node for name in strings.formats for node in FORMATS[name].must]
+    if len(nodes) < 2 and all(map(_is_in_step, nodes)):
+        return 0
+    return max(strings.least, strings.most or 0, 1) * sum(map(repeat_product, nodes))
+
+
+def _is_in_step(node: RegexNode) -> bool:
+    """Return whether a place in an expression determines the length so far, but for one repeat of a character."""
+    if isinstance(node, Cat):
+        uneven = [item for item in node.items if not _is_even(item)]
+        return not uneven or (len(uneven) == 1 and _is_in_step(uneven[0]))
+    if isinstance(node, Alt):
+        return all(map(_is_in_step, node.items))
+    return _is_even(node.item) if isinstance(node, Repeat) else True
+
+
+def _is_even(node: RegexNode) -> bool:
+    """Return whether all strings of an expression have the same length."""
+    if isinstance(node, Repeat):
+        return node.least == node.most and _is_even(node.item)
+    if isinstance(node, Cat):
+        return all(map(_is_even, node.items))
+    return isinstance(node, Chars)
+
+
+def _may_be_heavy(nodes: Iterable[SchemaNode]) -> bool:
+    """Return whether any string of a schema can be too large, from its keywords alone, which is quick."""
+    repeats, longest = 0, 1
+    for node in nodes:
+        schema = node.schema
+        for keyword in ("maxLength", "minLength"):
+            if keyword in schema:
+                longest = max(longest, min(int(schema[keyword]), MAX_LENGTH))
+        patterns = [FORMATS[schema["format"]]] if schema.get("format") in FORMATS else []
+        if "pattern" in schema:
+            with suppress(RegexError):
+                patterns.append(read_pattern(schema["pattern"]))
+        repeats += sum(repeat_product(part) for pattern in patterns for part in (*pattern.must, *pattern.must_not))
+    return repeats * longest > MAX_WEIGHT
+
+
+def _heavy(found: set[Strings]) -> set[Strings]:
+    weights = {strings: weight(strings) for strings in found}
+    heavy = {strings for strings, size in weights.items() if size > MAX_WEIGHT}
+    if sum(size for strings, size in weights.items() if strings not in heavy) > MAX_TOTAL:
+        heavy |= {strings for strings, size in weights.items() if size > MAX_SMALL_WEIGHT}
+    return heavy
+
+
+def _with_neighbours(chosen: set[Strings], positions: list[dict[Strings, None]]) -> set[Strings]:
+    """Return some strings with all that are possible at the same position as one of them, and so on."""
+    chosen = set(chosen)
+    grown = True
+    while grown:
+        before = len(chosen)
+        for together in positions:
+            if not chosen.isdisjoint(together):
+                chosen.update(together)
+        grown = len(chosen) > before
+    return chosen
+
+
+@lru_cache(maxsize=256)
+def automaton(strings: Strings) -> StringAutomaton | None:
+    """Return the automaton of a string, or None if it would be too large or admits nothing."""
+    must: list[RegexNode] = []
+    must_not: list[list[RegexNode]] = []
+    if strings.values is not None:
+        if sum(map(len, strings.values)) > MAX_VALUE_CHARS:
+            return None
+        must.append(_any_of(strings.values))
+    for pattern in (*map(read_pattern, sorted(strings.patterns)), *(FORMATS[name] for name in sorted(strings.formats))):
+        must += pattern.must
+        must_not += [[node] for node in pattern.must_not]
+    must_not += [list(read_pattern(source, True).must) for source in sorted(strings.not_patterns)]
+    if strings.excluded:
+        must_not.append([_any_of(sorted(strings.excluded))])
+    try:
+        found = string_automaton(must, must_not, strings.least, strings.most)
+    except AutomatonTooLarge:
+        return None
+    return found if found.can_finish[START, 0] else None
+
+
+def _any_of(texts: Iterable[str]) -> RegexNode:
+    return Alt(tuple(Cat(tuple(Chars(single(char)) for char in text)) for text in texts))
+
+
+def _strings_by_position(satisfiability: Satisfiability, root: Conj) -> list[dict[Strings, None]] | None:
+    """Return the strings that are possible together, for each position of a document; None if there are too many.
+
+    Along ``anyOf`` several alternatives may be under way at once, so a position has a set of conjunctions.
+    """
+    seen: set[_Position] = {frozenset((root,))}
+    todo = list(seen)
+    found = []
+    for position in todo:
+        alternatives = [
+            alternative
+            for conj in position
+            for alternative in (satisfiability.satisfiable_alternatives(conj) if conj != ALWAYS else [Alternative()])
+        ]
+        found.append(dict.fromkeys(each.strings for each in alternatives if each.types & STRING))
+        parts = _items([each.arrays for each in alternatives if each.types & ARRAY])
+        for part in (*parts, *_values([each.objects for each in alternatives if each.types & OBJECT])):
+            kept = frozenset(conj for conj in part if satisfiability.is_satisfiable(conj))
+            if kept and kept not in seen:
+                seen.add(kept)
+                todo.append(kept)
+        if len(todo) > MAX_POSITIONS:
+            return None
+    return found
+
+
+def _items(arrays: list[Arrays]) -> Iterator[set[Conj]]:
+    for index in range(max((each.num_prefix for each in arrays), default=-1) + 1):
+        items: set[Conj] = set()
+        for each in arrays:
+            item = each.item(index)
+            items |= {item, *(item | entry.item for entry in each.contains)}
+            items |= {item | entry.negated for entry in each.contains}
+        yield items
+
+
+def _values(objects: list[Objects]) -> Iterator[set[Conj]]:
+    names = dict.fromkeys(name for each in objects for name in each.declared())
+    for name in names:
+        yield {each.value(name) for each in objects}
+    if objects:
+        yield {conj for each in objects for _, conj in key_classes(each)}

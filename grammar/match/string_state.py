@@ -1,0 +1,325 @@
+"""String state: follows heavy strings of an answer by automata of our own, and all the rest in the grammar library.
+
+The library's lexer keeps apart every pair of a place in a pattern and a length, and gives up after some 100,000 of
+them. So where a schema's string has both in large numbers, the library's grammar has any JSON string in its place, and
+a `StringRule` says beside it which tokens are allowed: a mask is the intersection of both.
+
+Which rule is under way, only the library knows. The grammar has a second way to spell such a value, which no text can
+have (`PROBE`, the rule's number): what it admits of these before an opening quote are the rules that may begin there.
+Where several may (``anyOf``), all are followed at once; if only some of them match in the end, the library is told
+which by a list of their numbers (`MATCHED`) after the closing quote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..emit.string_rules import MATCHED, PROBE, matched_text, probe_text
+from ..vocabulary import Vocabulary
+from .backends import BackendState, Row
+from .closing_texts import ESCAPED, INSIDE, OUTSIDE
+from .json_chars import BACKSLASH, QUOTE
+from .string_masks import StringRule
+
+_Thread = tuple[int, tuple[int, int, int]]  # the number of a rule, and the position in its string
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A place in the answer.
+
+    Attributes:
+        lexical: outside or inside of a JSON string, or after a backslash in one.
+        opened: the rules that might have begun at the opening quote of the string; none for other strings.
+        threads: those that still match.
+    """
+
+    lexical: int = OUTSIDE
+    opened: tuple[int, ...] = ()
+    threads: tuple[_Thread, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """A place with the way to it: the link before, and the tokens that the library took for the last one."""
+
+    place: _Place
+    before: _Link | None = None
+    num_taken: int = 0
+
+
+_Cut = tuple[int, tuple[int, ...]]  # an offset in a token, and the rules that match the string that ends there
+
+
+class StringState:
+    """A state of a grammar with string rules."""
+
+    def __init__(self, inner: BackendState, rules: Sequence[StringRule], vocabulary: Vocabulary) -> None:
+        self._inner = inner
+        self._rules = rules
+        self._vocabulary = vocabulary
+        self._tokens = _special_tokens(vocabulary)
+        self._link = _Link(_Place())
+
+    def fill(self, row: Row) -> None:
+        """Write the intersection of the library's bitmask and that of the rules under way."""
+        self._inner.fill(row)
+        if self._inner.failure() is not None:
+            return
+        place = self._link.place
+        bits = row.view(np.uint32)
+        if place.threads:
+            allowed: NDArray[np.bool_] | None = None
+            for number, position in place.threads:
+                found = self._rules[number].allowed(position)
+                allowed = found if allowed is None else allowed | found
+            assert allowed is not None
+            bits &= _packed(allowed, len(bits))
+        else:
+            bits &= self._tokens.no_marker
+        openers = self._tokens.openers[place.lexical]
+        if len(place.opened) > 1:
+            openers = np.union1d(openers, self._tokens.closers[place.lexical])
+        some = openers[(bits[openers >> 5] >> (openers & 31).astype(np.uint32)) & 1 > 0]
+        if len(some):
+            self._check_each(bits, some.tolist())
+
+    def _check_each(self, bits: NDArray[np.uint32], tokens: list[int]) -> None:
+        """Clear the bits of those tokens that open or close strings in a way that does not fit."""
+        probed: dict[bytes, tuple[int, ...]] = {}
+        tried: dict[tuple[tuple[int, ...], bytes], bool] = {}
+        for token in tokens:
+            text = self._vocabulary.tokens[token]
+            cuts: list[_Cut] = []
+            place = self._follow(text, cuts, probed)
+            good = place is not None
+            if good and cuts:
+                # What was in the string does not matter to the library.
+                key = cuts[0][1], text[cuts[0][0] - 1 :] if self._link.place.opened else text
+                if len(cuts) > 1 or key not in tried:
+                    num_taken = self._take(token, cuts)
+                    self._inner.rollback(num_taken)
+                    tried[key] = num_taken > 0
+                good = tried[key]
+            if not good:
+                bits[token >> 5] &= np.uint32(~(1 << (token & 31)) & 0xFFFFFFFF)
+
+    def accept(self, token: int) -> bool:
+        """Advance by a token, if it is allowed."""
+        if token in self._tokens.markers or not 0 <= token < len(self._vocabulary.tokens):
+            return False
+        cuts: list[_Cut] = []
+        place = self._follow(self._vocabulary.tokens[token], cuts, {})
+        if place is None:
+            return False
+        num_taken = self._take(token, cuts)
+        if not num_taken:
+            return False
+        self._link = _Link(place, self._link, num_taken)
+        return True
+
+    def advance(self, tokens: Sequence[int]) -> int:
+        return next((count for count, token in enumerate(tokens) if not self.accept(token)), len(tokens))
+
+    def rollback(self, count: int) -> None:
+        """Undo the last `count` tokens. ValueError if there are fewer."""
+        taken = 0
+        for _ in range(count):
+            taken += self._link.num_taken
+            if self._link.before is None:
+                raise ValueError(f"cannot take back {count} tokens")
+            self._link = self._link.before
+        self._inner.rollback(taken)
+
+    def copy(self) -> StringState:
+        """Return an independent state at the same position."""
+        other = StringState(self._inner.copy(), self._rules, self._vocabulary)
+        other._link = self._link
+        return other
+
+    def can_end(self) -> bool:
+        return self._inner.can_end()
+
+    def failure(self) -> str | None:
+        return self._inner.failure()
+
+    def forced(self) -> bytes:
+        return b"" if self._link.place.threads else self._inner.forced()
+
+    def string_end(self) -> bytes:
+        """Return the shortest end of the string under way, its quote included; nothing elsewhere."""
+        rests = [self._rules[number].rest(position) for number, position in self._link.place.threads]
+        return min((rest for rest in rests if rest is not None), key=len, default=b"")
+
+    def _follow(self, text: bytes, cuts: list[_Cut], probed: dict[bytes, tuple[int, ...]]) -> _Place | None:
+        """Return the place after a token's text, or None if a string in it does not match.
+
+        Args:
+            text: of the token.
+            cuts: ends of strings that only some of their rules match are added.
+            probed: the rules that may begin after a part of the text, as far as known; added to.
+        """
+        place = self._link.place
+        lexical, opened, threads = place.lexical, place.opened, place.threads
+        for at, byte in enumerate(text):
+            if opened:
+                if byte != QUOTE or lexical == ESCAPED:
+                    threads = self._stepped(threads, byte)
+                    if not threads:
+                        return None
+                else:
+                    matched = tuple(number for number, position in threads if self._rules[number].may_close(position))
+                    if not matched:
+                        return None
+                    if len(matched) < len(opened):
+                        cuts.append((at + 1, matched))
+                    opened = threads = ()
+            elif byte == QUOTE and lexical == OUTSIDE:
+                opened = self._beginning(text[:at], cuts, probed)
+                threads = tuple((number, self._rules[number].start) for number in opened)
+            if lexical == ESCAPED:
+                lexical = INSIDE
+            elif byte == QUOTE:
+                lexical = INSIDE if lexical == OUTSIDE else OUTSIDE
+            elif byte == BACKSLASH and lexical == INSIDE:
+                lexical = ESCAPED
+        if opened:
+            threads = tuple(thread for thread in threads if self._rules[thread[0]].can_finish(thread[1]))
+            if not threads:
+                return None
+        return _Place(lexical, opened, threads)
+
+    def _stepped(self, threads: tuple[_Thread, ...], byte: int) -> tuple[_Thread, ...]:
+        found = []
+        for number, position in threads:
+            after = self._rules[number].after(position, byte)
+            if after is not None:
+                found.append((number, after))
+        return tuple(found)
+
+    def _beginning(self, text: bytes, cuts: list[_Cut], probed: dict[bytes, tuple[int, ...]]) -> tuple[int, ...]:
+        """Return the rules that may begin after a text, cut where strings in it are matched by some rules only."""
+        key = text if not cuts else text + b"\0" + repr(cuts).encode()
+        known = probed.get(key)
+        if known is None:
+            known = probed[key] = self._probe(text, cuts)
+        return known
+
+    def _probe(self, text: bytes, cuts: list[_Cut]) -> tuple[int, ...]:
+        tokens = self._pieces(text, cuts)
+        count = self._inner.advance(tokens)
+        found: list[int] = []
+        if count == len(tokens) and self._inner.accept(self._tokens.probe):
+            forced = self._inner.forced()
+            if b";" in forced:
+                found.append(int(forced[: forced.index(b";")]))
+            else:
+                for number in range(len(self._rules)):
+                    digits = self._tokens.digits(number)
+                    taken = self._inner.advance(digits)
+                    if taken == len(digits):
+                        found.append(number)
+                    self._inner.rollback(taken)
+            count += 1
+        self._inner.rollback(count)
+        return tuple(found)
+
+    def _pieces(self, text: bytes, cuts: list[_Cut]) -> list[int]:
+        """Return a text as tokens for the library, with the rules that match at the cuts."""
+        tokens, before = [], 0
+        for at, matched in cuts:
+            tokens += self._vocabulary.tokenize(text[before:at] + matched_text(matched))
+            before = at
+        return tokens + self._vocabulary.tokenize(text[before:])
+
+    def _take(self, token: int, cuts: list[_Cut]) -> int:
+        """Advance the library by a token. Returns how many tokens it took, none if it refuses."""
+        if not cuts:
+            return int(self._inner.accept(token))
+        tokens = self._pieces(self._vocabulary.tokens[token], cuts)
+        count = self._inner.advance(tokens)
+        if count == len(tokens):
+            return count
+        self._inner.rollback(count)
+        return 0
+
+
+def _packed(allowed: NDArray[np.bool_], num_words: int) -> NDArray[np.uint32]:
+    packed = np.zeros(4 * num_words, dtype=np.uint8)
+    bytes_ = np.packbits(allowed, bitorder="little")
+    packed[: len(bytes_)] = bytes_
+    return packed.view(np.uint32)
+
+
+class _SpecialTokens:
+    """The tokens of a vocabulary that open or close strings in their middle, by lexical state; and the markers.
+
+    Attributes:
+        openers: tokens with something after the opening quote of a string, ascending.
+        closers: tokens with something after the closing quote of a string that is under way, ascending.
+        markers: tokens with a byte of a marker, which are never allowed.
+        no_marker: bitmask of all other tokens.
+        probe: the token of `PROBE`.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        openers: list[list[int]] = [[], [], []]
+        closers: list[list[int]] = [[], [], []]
+        markers: set[int] = set()
+        for token, text in enumerate(vocabulary.tokens):
+            if token in vocabulary.special:
+                continue
+            if PROBE in text or MATCHED in text:
+                markers.add(token)
+            if b'"' in text[:-1]:
+                for lexical in (OUTSIDE, INSIDE, ESCAPED):
+                    quotes = _quotes(lexical, text[:-1])
+                    if (lexical == OUTSIDE and quotes) or len(quotes) > 1:
+                        openers[lexical].append(token)
+                    if lexical != OUTSIDE and quotes:
+                        closers[lexical].append(token)
+        self.openers = [np.array(tokens, dtype=np.int64) for tokens in openers]
+        self.closers = [np.array(tokens, dtype=np.int64) for tokens in closers]
+        self.markers = frozenset(markers)
+        allowed = np.ones(vocabulary.size, dtype=np.bool_)
+        allowed[list(markers)] = False
+        self.no_marker = _packed(allowed, vocabulary.num_words)
+        [self.probe] = vocabulary.tokenize(PROBE)
+        self._tokenize = vocabulary.tokenize
+
+    def digits(self, number: int) -> list[int]:
+        return self._tokenize(probe_text(number)[len(PROBE) :])
+
+
+def _quotes(lexical: int, text: bytes) -> list[int]:
+    """Return the offsets of the quotes that open or close a string."""
+    found = []
+    is_inside, escaped = lexical != OUTSIDE, lexical == ESCAPED
+    for at, byte in enumerate(text):
+        if escaped:
+            escaped = False
+        elif byte == QUOTE:
+            is_inside = not is_inside
+            found.append(at)
+        elif byte == BACKSLASH:
+            escaped = is_inside
+    return found
+
+
+def can_spell_markers(vocabulary: Vocabulary) -> bool:
+    """Return whether the markers of string rules can be written in tokens, one byte each."""
+    try:
+        tokens = vocabulary.tokenize(probe_text(0)), vocabulary.tokenize(matched_text([1]))
+    except ValueError:
+        return False
+    return all(vocabulary.tokens[listed[0]] in (PROBE, MATCHED) for listed in tokens)
+
+
+@lru_cache(maxsize=4)
+def _special_tokens(vocabulary: Vocabulary) -> _SpecialTokens:
+    return _SpecialTokens(vocabulary)

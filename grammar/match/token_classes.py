@@ -1,0 +1,115 @@
+"""Token classes: the vocabulary grouped by what each token does inside of a string, for masks of string automata.
+
+In a string that an automaton follows, all that counts of a token are the classes of its characters. Tokens of the same
+sequence are alike, and there are far fewer sequences than tokens: with words and blanks, one for each rhythm of them.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..regex.char_classes import CharClasses
+from ..vocabulary import Vocabulary
+from .json_chars import CLEAN, INVALID, NOTHING, json_chars
+
+_PRIME = np.uint64(0x9E3779B97F4A7C15)
+
+
+class TokenClasses:
+    """The tokens grouped by their classes of characters, from one state of the decoder.
+
+    Attributes:
+        group: int32 [vocabulary], the group of each token; group 0 is of tokens that cannot be inside of a string.
+        sequences: uint8 [groups, longest], classes of characters, padded; the longest sequences come first, but for
+            group 0.
+        lengths: int32 [groups], characters of each sequence.
+        pending: for each set of classes that may complete a character, the groups that end in the middle of such a one.
+        counts: for each column of `sequences` the number of groups that reach so far.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, classes: CharClasses, state: int) -> None:
+        chars = json_chars(classes)
+        data, starts, lengths, ids = text_bytes(vocabulary)
+        num = len(starts)
+        states = np.full(num, state, dtype=np.uint16)
+        closed = np.zeros(num, dtype=np.bool_)
+        hashes = np.zeros(num, dtype=np.uint64)
+        counts = np.zeros(num, dtype=np.int32)
+        columns: list[tuple[NDArray[np.int64], NDArray[np.uint8]]] = []
+        active = np.arange(num)
+        at = 0
+        while len(active):
+            active = active[lengths[active] > at]
+            bytes_ = data[starts[active] + at]
+            before = states[active]
+            emitted = chars.emits[before, bytes_]
+            states[active] = after = chars.next[before, bytes_]
+            some = emitted != NOTHING
+            done = active[some]
+            hashes[done] = (hashes[done] + emitted[some] + np.uint64(1)) * _PRIME
+            columns.append((done, emitted[some]))
+            ends = emitted == chars.closing
+            closed[active[ends]] = True
+            counts[active[some & ~ends]] += 1
+            active = active[(after != INVALID) & ~ends]
+            at += 1
+        hashes += states.astype(np.uint64) * np.uint64(0x1000193) + np.uint64(7)
+        valid = np.flatnonzero(states != INVALID)
+        _, first, inverse = np.unique(hashes[valid], return_index=True, return_inverse=True)
+        self._fill(columns, counts + closed, valid[first], inverse, chars.stay)
+        chosen = valid[first][self._order]
+        self.lengths = np.concatenate(([0], counts[chosen])).astype(np.int32)
+        pending: dict[tuple[int, ...], list[int]] = {}
+        for number, end in enumerate(states[chosen].tolist()):
+            if end != CLEAN:
+                pending.setdefault(chars.reach[end], []).append(number + 1)
+        self.pending = [(np.array(reach), np.array(groups)) for reach, groups in pending.items()]
+        self.group = np.zeros(vocabulary.size, dtype=np.int32)
+        self.group[ids[valid]] = self._rank[inverse] + 1
+
+    def _fill(
+        self,
+        columns: list[tuple[NDArray[np.int64], NDArray[np.uint8]]],
+        sizes: NDArray[np.int32],
+        chosen: NDArray[np.int64],
+        inverse: NDArray[np.int64],
+        stay: int,
+    ) -> None:
+        """Write the sequences of the chosen tokens, one of each group, the longest first."""
+        self._order = np.argsort(-sizes[chosen], kind="stable")
+        self._rank = np.empty(len(chosen), dtype=np.int64)
+        self._rank[self._order] = np.arange(len(chosen))
+        longest = int(sizes[chosen].max(initial=0))
+        row_of = np.full(len(sizes), -1, dtype=np.int64)
+        row_of[chosen] = self._rank + 1
+        self.sequences: NDArray[np.uint8] = np.full((len(chosen) + 1, longest), stay, dtype=np.uint8)
+        filled = np.zeros(len(chosen) + 1, dtype=np.int64)
+        for tokens, emitted in columns:
+            rows = row_of[tokens]
+            kept = rows > 0
+            rows = rows[kept]
+            self.sequences[rows, filled[rows]] = emitted[kept]
+            filled[rows] += 1
+        self.counts = [int((filled > column).sum()) for column in range(longest)]
+
+
+@lru_cache(maxsize=96)
+def token_classes(vocabulary: Vocabulary, classes: CharClasses, state: int = CLEAN) -> TokenClasses:
+    """Return the groups, computed once: some ten milliseconds for 50,000 tokens."""
+    return TokenClasses(vocabulary, classes, state)
+
+
+_Bytes = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+
+
+@lru_cache(maxsize=4)
+def text_bytes(vocabulary: Vocabulary) -> _Bytes:
+    """Return the bytes of all tokens that are text, one after the other, their starts, lengths and ids."""
+    ids = [i for i, text in enumerate(vocabulary.tokens) if text and i not in vocabulary.special]
+    lengths = np.array([len(vocabulary.tokens[i]) for i in ids], dtype=np.int64)
+    data = np.frombuffer(b"".join(vocabulary.tokens[i] for i in ids), dtype=np.uint8)
+    starts = np.concatenate(([0], np.cumsum(lengths)[:-1])).astype(np.int64)
+    return data, starts, lengths, np.array(ids, dtype=np.int64)
