@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ...grammar.match.matcher import Matcher
+    from ...grammar.match.reasoning_matcher import AnswerMatcher
 
 
 class GuardedMatcher:
@@ -22,7 +22,7 @@ class GuardedMatcher:
     ``is_filling_ahead``, ``cancel`` and ``num_shortest``.
     """
 
-    def __init__(self, matcher: Matcher) -> None:
+    def __init__(self, matcher: AnswerMatcher) -> None:
         self._matcher = matcher
         self._ahead: Future[None] | None = None  # on grammar-slow-masks
         self._step: Future[Any] | None = None  # on grammar-masks
@@ -49,7 +49,7 @@ class GuardedMatcher:
         self._step = filling
 
     @property
-    def lent(self) -> Matcher:
+    def lent(self) -> AnswerMatcher:
         """The matcher, for the thread that it is lent to."""
         return self._matcher
 
@@ -88,7 +88,7 @@ class GuardedMatcher:
     def num_shortest(self) -> int | None:
         return self._matcher.num_shortest  # a constant of the grammar
 
-    def _own(self) -> Matcher:
+    def _own(self) -> AnswerMatcher:
         """Return the matcher to the step thread. RuntimeError while another thread has it."""
         if self._step is not None and self._step.done():
             self._step = None

@@ -57,7 +57,7 @@ class SequenceTable:
 
     def start(self, requests: Sequence[TextRequest], receiver: DeltaReceiver) -> None:
         """Submit the sequences of requests that ``RequestLimits.check`` has passed. Raises EngineDead."""
-        if not self._described and any(request.grammar is not None for request in requests):
+        if not self._described and any(request.grammar or request.reasoning for request in requests):
             self._engine.describe_tokens(self._tokenizer.texts())
             self._described = True
         submits = []

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..vocabulary import Vocabulary
-from .matcher import GrammarFailure, Matcher
+from .matcher import GrammarFailure
+from .reasoning_matcher import AnswerMatcher
 
 
 class MaskFill(NamedTuple):
@@ -23,7 +24,7 @@ class MaskFill(NamedTuple):
     """
 
     row: int
-    matcher: Matcher
+    matcher: AnswerMatcher
     remaining: int | None = None
     drafts: Sequence[int] = ()
 
