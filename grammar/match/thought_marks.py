@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -72,10 +72,11 @@ class ThoughtMark:
 
     def passing(self, at: int) -> list[int]:
         """Return the tokens that complete the mark after `at` bytes of it and go on beyond it."""
-        return [token for token in self._candidates() if self.follow(at, self._vocabulary.tokens[token])[1]]
+        return [token for token in self._candidates if self.follow(at, self._vocabulary.tokens[token])[1]]
 
+    @cached_property
     def _candidates(self) -> list[int]:
-        """Return all tokens that may go beyond the mark: those with an end of it before their own."""
+        """All tokens that may go beyond the mark: those with an end of it before their own."""
         ends = tuple(self._data[start:] for start in range(1, len(self._data)))
         return [
             token for token, text in enumerate(self._vocabulary.tokens) if text.startswith(ends) or self._data in text
