@@ -10,6 +10,11 @@ from ..engine.serving.watchdog import HEARTBEAT_TIMEOUT, WATCHDOG_TIMEOUT
 
 # "auto" and the formats of api/structured/tool_formats.py, repeated so that the command line need not import it.
 TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "generic")
+# The same for api/structured/reasoning_formats.py.
+REASONING_PARSERS = (
+    *("auto", "none", "qwen3", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "nemotron_v3", "olmo3"),
+    *("step3", "seed_oss", "mistral", "cohere_command3", "granite"),
+)
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -66,6 +71,12 @@ class ServerConfig:
         "Tokens of an answer in each event of a stream; fewer at its begin and end. 1: those of a step, at once.",
         low=1,
         high=1 << 20,
+        group="server",
+    )
+    reasoning_parser: str = option(
+        "auto",
+        "How the model marks its thoughts. auto: as its chat template does; none: thoughts are part of the answer.",
+        choices=REASONING_PARSERS,
         group="server",
     )
     max_request_bytes: int = option(

@@ -18,6 +18,7 @@ from typing import Any, cast, get_args
 
 import msgpack
 
+from ..grammar.thought_rules import ThoughtRules
 from .errors import EngineError, GrammarRefused, RequestError
 from .snapshot import EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView
 from .types import AdapterInfo, FinishReason, Logprob, Priority, SamplingParams, Usage
@@ -52,6 +53,7 @@ class Submit:
         priority: its priority class in the queue.
         session: name of the tenant's session whose call it is; "" for none.
         pin_seconds: how long its prompt is to be pinned, 0 for not at all.
+        reasoning: the thought before the answer, None where there is none or nothing depends on its end.
     """
 
     id: int
@@ -65,6 +67,7 @@ class Submit:
     priority: Priority = Priority.INTERACTIVE
     session: str = ""
     pin_seconds: float = 0.0
+    reasoning: ThoughtRules | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +246,10 @@ Message = (
 
 _TYPES: tuple[type[Any], ...] = get_args(Message)
 _TAGS = {cls: tag for tag, cls in enumerate(_TYPES)}
-_VALUES = (SamplingParams, Logprob, Usage, AdapterInfo, EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView)
+_VALUES = (
+    *(SamplingParams, ThoughtRules, Logprob, Usage, AdapterInfo),
+    *(EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView),
+)
 _FIELDS = {cls: tuple(f.name for f in fields(cls)) for cls in (*_TYPES, *_VALUES)}
 
 
@@ -306,6 +312,7 @@ _DECODERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
     (Submit, "grammar"): lambda pair: tuple(pair) if pair else None,
     (Submit, "params"): _params,
     (Submit, "priority"): Priority,
+    (Submit, "reasoning"): lambda row: ThoughtRules(*row) if row else None,
     (Abort, "ids"): tuple,
     (Ready, "summary"): tuple,
     (Ready, "adapters"): _infos,

@@ -127,6 +127,7 @@ class Usage:
         forced: generated tokens without a choice under the grammar; some may be drafted as well.
         forked: cached tokens that another running sequence shared at admission.
         pinned: prompt tokens pinned in the prefix cache at the end; whole pages.
+        reasoning: generated tokens of the thought, without its marks; counted in the API process.
     """
 
     prompt: int
@@ -137,6 +138,7 @@ class Usage:
     forced: int = 0
     forked: int = 0
     pinned: int = 0
+    reasoning: int = 0
 
 
 @dataclass(frozen=True, slots=True)

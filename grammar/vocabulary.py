@@ -123,10 +123,15 @@ class Vocabulary:
             tokens += [int(number), *cut(text)]
         return tokens
 
-    def tokenize_named(self, text: str) -> list[int]:
-        """As `tokenize`, for a text in which the names of special tokens are those tokens."""
+    def tokenize_named(self, text: str, *, bpe: bool = False) -> list[int]:
+        """As `tokenize` or `tokenize_bpe`, for a text in which the names of special tokens are those tokens."""
+        cut = self.tokenize_bpe if bpe else self.tokenize
         parts = self.named_parts(text)
-        return [t for part in parts for t in ([part] if isinstance(part, int) else self.tokenize(part.encode()))]
+        return [t for part in parts for t in ([part] if isinstance(part, int) else cut(part.encode()))]
+
+    def token_of(self, text: bytes) -> int | None:
+        """Return the token that has these bytes and is no special one; None if there is none."""
+        return self._by_bytes.get(text)
 
     def named_parts(self, text: str) -> list[str | int]:
         """Split a text into plain parts, none empty, and the ids of the special tokens that it names."""

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...engine.errors import ContextTooLong, RequestError
 from ...engine.serving.request import TextRequest
@@ -21,6 +21,7 @@ from ..protocol.completions import CompletionRequest
 from ..protocol.sampling import SamplingFields
 from ..protocol.tools import Tool
 from ..structured.output_format import OutputFormat, requested_format
+from ..structured.reasoning_formats import ReasoningFormat, ThoughtPlan, plan_thought
 from ..structured.tool_formats import Dialect, for_dialect
 from ..structured.tool_grammar import tool_output_format
 from .completion_answers import EchoedPrompt
@@ -36,10 +37,31 @@ _MANY_MESSAGES = 64
 _LONG_TEXT = 50_000
 
 
+class PreparedChat(NamedTuple):
+    """The request of a chat, and how to parse its answers.
+
+    Attributes:
+        output_format: of the answers, None for free text.
+        thought: how to tell thoughts from answers; None if there are none.
+    """
+
+    request: TextRequest
+    output_format: OutputFormat | None
+    thought: ThoughtPlan | None
+
+
 async def chat_request(
-    async_engine: AsyncEngine, dialect: Dialect, body: ChatRequest, adapter: str | None, caller: Caller
-) -> tuple[TextRequest, OutputFormat | None]:
-    """Return the request of a chat and the output format of its answers.
+    async_engine: AsyncEngine,
+    dialect: Dialect,
+    reasoning: ReasoningFormat | None,
+    body: ChatRequest,
+    adapter: str | None,
+    caller: Caller,
+) -> PreparedChat:
+    """Return the request of a chat.
+
+    Args:
+        reasoning: how the model marks its thoughts, None for one that does not think.
 
     Raises:
         RequestError: with the names of the body's fields.
@@ -49,23 +71,33 @@ async def chat_request(
         output_format = tool_output_format(
             body.tools, body.tool_choice, dialect.format, output_format, parallel=body.parallel_tool_calls
         )
+    # The engine always draws one token; where none is asked for, it is dropped, and has no output format.
+    output_format = None if body.is_prefill_only else output_format
     plan = None if output_format is None else output_format.tools
+    if reasoning is None and body.budget_field is not None:
+        raise RequestError(
+            f"'{body.budget_field}' is not supported: this model does not think, or its marks are not known "
+            "(--reasoning-parser).",
+            param=body.budget_field,
+            code="unsupported_parameter",
+        )
     with _naming_field("messages"):
-        tokens = await render(
+        text = await render(
             async_engine,
             dialect,
             body.messages,
             tools=body.tools,
-            prefill="" if plan is None else plan.prefill,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
-            template_kwargs=body.chat_template_kwargs,
-            add_special_tokens=body.add_special_tokens,
-            owner=_owner(body, caller),
+            template_kwargs={**body.thinking_kwargs, **body.chat_template_kwargs},
         )
-        # The engine always draws one token; where none is asked for, it is dropped, and has no output format.
+        continued = body.messages[-1].text if body.continue_final_message else None
+        shown = body.include_reasoning
+        thought = plan_thought(reasoning, text, continued=continued, output_format=output_format, shown=shown)
+        if plan is not None and thought is None:
+            text += plan.prefill
+        tokens = await async_engine.encode(text, add_special_tokens=body.add_special_tokens, owner=_owner(body, caller))
         max_tokens = 1 if body.is_prefill_only else body.max_new_tokens
-        output_format = None if body.is_prefill_only else output_format
         defaults = async_engine.defaults
         if max_tokens is None:
             max_tokens = async_engine.limits.default_max_tokens(len(tokens), defaults.max_tokens)
@@ -77,7 +109,17 @@ async def chat_request(
         if plan is not None:
             # A tool call may open with a special token, and the grammar permits no other special token.
             request = replace(request, skip_special_tokens=False)
-        return async_engine.limits.check(request), output_format
+        if thought is not None:
+            request = _with_thought(request, thought, body.thought_budget, async_engine.tokenizer)
+        return PreparedChat(async_engine.limits.check(request), output_format, thought)
+
+
+def _with_thought(request: TextRequest, thought: ThoughtPlan, budget: int | None, tokenizer: Tokenizer) -> TextRequest:
+    """Return the request with what the engine has to know of the thought, and marks that have text."""
+    marks = [tokenizer.encode(mark, False) for mark in (thought.format.start, thought.format.end)]
+    shown = frozenset(mark[0] for mark in marks if len(mark) == 1) & tokenizer.special_ids
+    rules = thought.rules(budget) if request.grammar is not None or budget is not None else None
+    return replace(request, shown_tokens=shown, reasoning=rules)
 
 
 async def render(
@@ -86,19 +128,17 @@ async def render(
     messages: Sequence[ChatMessage],
     *,
     tools: Sequence[Tool] = (),
-    prefill: str = "",
     add_generation_prompt: bool | None,
     continue_final_message: bool,
     template_kwargs: dict[str, Any],
-    add_special_tokens: bool,
-    owner: Owner,
-) -> array[int]:
-    """Return the tokens of a conversation. By default it ends in a new answer's header, or in the continued message.
+) -> str:
+    """Return the text of a conversation. By default it ends in a new answer's header, or in the continued message.
 
     Args:
         tools: functions that the model may call.
-        prefill: begin of the answer.
-        owner: tenant and salt, whose earlier conversations are not encoded again.
+
+    Raises:
+        ContextTooLong: the text cannot fit the model's length.
     """
     tokenizer = async_engine.tokenizer
     if not tokenizer.has_chat_template:
@@ -119,7 +159,7 @@ async def render(
     is_short = len(messages) <= _MANY_MESSAGES and _size(messages, definitions, template_kwargs) <= _LONG_TEXT
     text = rendered() if is_short else await asyncio.to_thread(rendered)
     async_engine.check_length(text)
-    return await async_engine.encode(text + prefill, add_special_tokens=add_special_tokens, owner=owner)
+    return text
 
 
 def _size(messages: Sequence[ChatMessage], tools: list[dict[str, Any]], template_kwargs: dict[str, Any]) -> int:

@@ -23,17 +23,25 @@ def chat_body(
     outputs: Mapping[tuple[int, int], SequenceOutput],
     usage: UsageCount,
     plan: ToolPlan | None,
+    *,
+    thinks: bool = False,
 ) -> dict[str, Any]:
-    """Return the whole response; with a ``plan``, tool calls are parsed out of the text."""
+    """Return the whole response; with a ``plan``, tool calls are parsed out of the text.
+
+    Args:
+        thinks: whether the model has thoughts, so that messages have a place for them.
+    """
     body = envelope.fields()
-    body["choices"] = [_choice(request, index, outputs[0, index], plan) for index in range(request.n)]
+    body["choices"] = [_choice(request, index, outputs[0, index], plan, thinks) for index in range(request.n)]
     body["usage"] = usage.body()
     if request.prompt_logprobs is not None:
         body["prompt_logprobs"] = prompt_logprobs(outputs[0, 0].prompt_logprobs, request.prompt_logprobs)
     return body
 
 
-def _choice(request: ChatRequest, index: int, output: SequenceOutput, plan: ToolPlan | None) -> dict[str, Any]:
+def _choice(
+    request: ChatRequest, index: int, output: SequenceOutput, plan: ToolPlan | None, thinks: bool
+) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": output.text, "refusal": None}
     finish = finish_fields(output.finish)
     if plan is not None:
@@ -45,9 +53,17 @@ def _choice(request: ChatRequest, index: int, output: SequenceOutput, plan: Tool
                 for call in calls
             ]
             _finish_with_calls(finish)
+    if thinks:
+        message |= _reasoning_fields(output.reasoning or None)
+        message["content"] = message["content"] or (None if output.reasoning else message["content"])
     num_top = request.num_logprobs
     logprobs = None if num_top is None else chat_logprobs(output.logprobs, num_top)
     return {"index": index, "message": message, "logprobs": logprobs, **finish}
+
+
+def _reasoning_fields(text: str | None) -> dict[str, Any]:
+    """Return a thought under both names that clients read: vLLM's newer one, and the older one of all others."""
+    return {"reasoning_content": text, "reasoning": text}
 
 
 def _finish_with_calls(finish: dict[str, Any]) -> None:
@@ -84,9 +100,12 @@ class ChatChunks:
             content = None if delta.index in self._parsers else ""
             events.append(self._event(delta.index, {"role": "assistant", "content": content}))
         logprobs = None if self._num_logprobs is None else chat_logprobs(delta.logprobs, self._num_logprobs)
+        if delta.reasoning:
+            events.append(self._event(delta.index, _reasoning_fields(delta.reasoning), logprobs))
+            logprobs = None
         if delta.index in self._parsers:
             events += self._parse(delta, logprobs)
-        elif delta.text or delta.logprobs:
+        elif delta.text or (logprobs and delta.logprobs):
             events.append(self._event(delta.index, {"content": delta.text}, logprobs))
         if delta.finish is not None:
             finish = finish_fields(delta.finish)
@@ -104,7 +123,7 @@ class ChatChunks:
         if any(isinstance(event, CallStart) for event in found):
             self._calling.add(delta.index)
         pieces = [_delta_of(event) for event in found]
-        if delta.logprobs and not pieces:
+        if logprobs and not pieces and delta.logprobs:
             pieces = [{"content": ""}]
         return [
             self._event(delta.index, piece, None if number or not delta.logprobs else logprobs)

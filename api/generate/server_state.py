@@ -24,6 +24,7 @@ from ..observe.tracing import Tracer, open_tracer
 from ..observe.usage_ledger import UsageLedger
 from ..storage.response_store import ResponseStore
 from ..structured.output_check import OutputValidators
+from ..structured.reasoning_formats import ReasoningFormat, reasoning_format_of
 from ..structured.tool_formats import Dialect, dialect_of
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class ServerState:
     tracer: Tracer | None = None
     watch: EngineWatch = field(init=False)
     _dialect: tuple[Tokenizer, Dialect] | None = None
+    _reasoning: tuple[Tokenizer, ReasoningFormat | None] | None = None
 
     def __post_init__(self) -> None:
         options = self.options
@@ -155,6 +157,13 @@ class ServerState:
         if self._dialect is None or self._dialect[0] is not tokenizer:
             self._dialect = tokenizer, dialect_of(tokenizer, self.options.tool_call_parser)
         return self._dialect[1]
+
+    def reasoning_format(self) -> ReasoningFormat | None:
+        """Return how the model marks its thoughts, read from its chat template at the first call."""
+        tokenizer = self.serving().tokenizer
+        if self._reasoning is None or self._reasoning[0] is not tokenizer:
+            self._reasoning = tokenizer, reasoning_format_of(tokenizer, self.options.reasoning_parser)
+        return self._reasoning[1]
 
     def resolve(self, model: str | None, caller: Caller) -> tuple[str, str | None]:
         """Return the response's model name and the adapter of that name, None for the base model.

@@ -22,6 +22,8 @@ from ..observe.token_usage import UsageCount
 from ..observe.usage_ledger import UsageRecord
 from ..structured.output_check import OutputCheck
 from ..structured.output_format import OutputFormat
+from ..structured.reasoning_formats import ThoughtPlan
+from ..structured.reasoning_parser import ReasoningParser
 from .server_state import ServerState
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ async def generate(
     caller: Caller,
     output_format: OutputFormat | None = None,
     usage: UsageCount | None = None,
+    thought: ThoughtPlan | None = None,
 ) -> Deltas:
     """Run checked requests together. Closing the generator early aborts all of them.
 
@@ -73,6 +76,7 @@ async def generate(
         caller: whose queue places and tokens they use; counts and times are added to its facts at the end.
         output_format: of every answer.
         usage: adds up the tokens; complete when the generator has ended.
+        thought: how to tell thoughts from answers; None if there are none.
 
     Raises:
         Rejection: the requests are not admitted.
@@ -88,12 +92,15 @@ async def generate(
     if output_format is not None:
         state.metrics.count_structured(output_format.kind)
         check = OutputCheck(output_format, state.validators)
+    parser = None if thought is None else ReasoningParser(thought, async_engine.tokenizer.token_bytes)
     state.active += 1
     reason = "abort"
     try:
         with nullcontext() if output_format is None else output_format.locating_errors():
             async with aclosing(async_engine.stream(*requests)) as stream:
                 async for deltas in stream:
+                    if parser is not None:
+                        deltas = [parser.parse(delta) for delta in deltas]
                     checked = deltas if check is None else await check.check(deltas)
                     observer.observe(checked)
                     yield checked

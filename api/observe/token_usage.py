@@ -72,6 +72,7 @@ class UsageCount:
                 "pinned_tokens": sum(max(usage.pinned for usage in group) for group in groups),
             },
             "completion_tokens_details": {
+                "reasoning_tokens": sum(usage.reasoning for usage in generated),
                 "accepted_prediction_tokens": drafted,
                 "rejected_prediction_tokens": 0,  # rejected draft tokens are not counted
                 "drafted_tokens": drafted,

@@ -10,14 +10,14 @@ from pydantic import AfterValidator, Field, model_validator
 from ...engine.types import MAX_LOGPROBS
 from .base import Refusal, rejected
 from .chat_messages import ChatMessage, Messages, check_template_kwargs
+from .reasoning import ReasoningFields
 from .sampling import IGNORED, SamplingFields
-from .structured import StructuredFields
 from .tools import ToolChoice, Tools, check_tools
 
 TemplateKwargs = Annotated[dict[str, Any], AfterValidator(check_template_kwargs)]
 
 
-class ChatRequest(StructuredFields):
+class ChatRequest(ReasoningFields):
     """OpenAI's fields and the implemented extensions of vLLM.
 
     ``max_tokens`` may be 0: prefill only, which puts the prompt into the prefix cache.
@@ -32,7 +32,6 @@ class ChatRequest(StructuredFields):
         "modalities": Refusal("only text can be produced.", (["text"],)),
         "moderation": Refusal("there is no moderation model here."),
         "web_search_options": Refusal("nothing is searched here."),
-        "reasoning_effort": Refusal("what the model's template knows can be set by 'chat_template_kwargs'."),
         "verbosity": Refusal("the length of answers cannot be chosen.", ("medium",)),
     }
 

@@ -85,13 +85,14 @@ class ChatMessage(StrictModel):
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS)] = Field(default_factory=list)
     tool_call_id: Name | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     annotations: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _check_role(self) -> ChatMessage:
         if self.tool_calls and self.role != "assistant":
             raise rejected("may only be in messages of the assistant", "tool_calls")
-        if self.content is None and not self.tool_calls:
+        if self.content is None and not (self.tool_calls or self.thought):
             raise rejected("is required", "content")
         if self.role == "tool" and self.tool_call_id is None:
             raise rejected("is required in messages of a tool", "tool_call_id")
@@ -101,15 +102,26 @@ class ChatMessage(StrictModel):
     def text(self) -> str | None:
         return "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content
 
+    @property
+    def thought(self) -> str | None:
+        """The thought of an earlier turn, by the newer name or by the older one."""
+        return self.reasoning_content if self.reasoning is None else self.reasoning
+
     def for_template(self) -> dict[str, Any]:
-        """The message for the chat template; ``developer`` is OpenAI's newer name of ``system``."""
+        """The message for the chat template; ``developer`` is OpenAI's newer name of ``system``.
+
+        Templates know thoughts by either name, and keep or drop those of earlier turns.
+        """
+        is_thought = self.thought is not None and not self.tool_calls
         message: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
-            "content": self.text,
+            "content": (self.text or "") if is_thought else self.text,
         }
-        for key in ("name", "tool_call_id", "reasoning_content"):
+        for key in ("name", "tool_call_id"):
             if (value := getattr(self, key)) is not None:
                 message[key] = value
+        if self.thought is not None:
+            message |= {"reasoning_content": self.thought, "reasoning": self.thought}
         if self.tool_calls:
             message["tool_calls"] = [
                 {"type": "function", "function": call.function.for_template()} | ({"id": call.id} if call.id else {})

@@ -18,6 +18,7 @@ _ITEM_TAGS = {
     "function_call": "<call>",
     "function_call_output": "<output>",
     "item_reference": "<reference>",
+    "reasoning": "<reasoning>",
 }
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -85,6 +86,28 @@ class OutputItem(StrictModel):
     status: Status | None = None
 
 
+class ReasoningText(StrictModel):
+    """A piece of a thought, or of its summary."""
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class ReasoningItem(StrictModel):
+    """The thought before an earlier answer. A summary stands in for a thought without text."""
+
+    type: Literal["reasoning"]
+    summary: Annotated[list[ReasoningText], Field(max_length=MAX_ITEMS)] = Field(default_factory=list)
+    content: Annotated[list[ReasoningText], Field(max_length=MAX_ITEMS)] = Field(default_factory=list)
+    encrypted_content: str | None = None
+    id: str | None = None
+    status: Status | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.content or self.summary)
+
+
 class ReferenceItem(StrictModel):
     """Reference to an item of a stored response, by id."""
 
@@ -106,12 +129,13 @@ InputItem = Annotated[
     Annotated[MessageItem, Tag("<message>")]
     | Annotated[CallItem, Tag("<call>")]
     | Annotated[OutputItem, Tag("<output>")]
+    | Annotated[ReasoningItem, Tag("<reasoning>")]
     | Annotated[ReferenceItem, Tag("<reference>")],
     Discriminator(
         _item_form,
         custom_error_type="rejected",
-        custom_error_message="must be a message, a function_call, a function_call_output or an item_reference: other "
-        "items cannot be taken",
+        custom_error_message="must be a message, a function_call, a function_call_output, a reasoning item or an "
+        "item_reference: other items cannot be taken",
     ),
 ]
 

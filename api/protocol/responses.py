@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, Tag, model_validato
 from ...engine.types import MAX_LOGPROBS
 from .base import Refusal, RequestModel, StrictModel, rejected
 from .chat import TemplateKwargs
+from .reasoning import Budget, Effort
 from .response_items import Input
 from .sampling import CacheControl, CacheKey, ModelName, PriorityName, Salt, Stop
 from .structured import Schema
@@ -106,6 +107,14 @@ Includable = Literal[
 ]
 
 
+class ReasoningConfig(StrictModel):
+    """OpenAI's options of the thought. Thoughts are shown as they are, so there is no summary of any kind."""
+
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
 class ResponseStreamOptions(StrictModel):
     """``include_obfuscation`` is ignored: streams are not padded."""
 
@@ -126,7 +135,6 @@ class ResponseRequest(RequestModel):
         "image": Refusal("only text can be produced."),
         "moderation": Refusal("there is no moderation model here."),
         "prompt": Refusal("there are no stored prompts here: give 'instructions' and 'input'."),
-        "reasoning": Refusal("what the model's template knows can be set by 'chat_template_kwargs'.", ({},)),
         "truncation": Refusal("nothing is left out of a conversation here.", ("disabled",)),
     }
 
@@ -138,6 +146,8 @@ class ResponseRequest(RequestModel):
     temperature: float | None = None
     top_p: float | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
+    reasoning: ReasoningConfig = Field(default_factory=ReasoningConfig)
+    thinking_token_budget: Budget | None = None
     text: TextConfig = Field(default_factory=TextConfig)
     tools: Tools = Field(default_factory=list)
     tool_choice: Choice = "auto"

@@ -22,12 +22,14 @@ _FIELD_NAMES = (
     (re.compile(r"\bmessages\b(?=$|['.\[])"), "input"),
     (re.compile(r"\bresponse_format(\.json_schema)?\b"), "text.format"),
     (re.compile(r"\bmax_(completion_)?tokens\b"), "max_output_tokens"),
+    (re.compile(r"\breasoning_effort\b"), "reasoning.effort"),
     (re.compile(r"\b(tools\[\d+\])\.function\b"), r"\1"),
 )
 _SHARED_FIELDS = (
     *("model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("parallel_tool_calls", "cache_salt", "priority", "chat_template_kwargs", "prompt_cache_key"),
+    "thinking_token_budget",
 )
 
 
@@ -41,6 +43,7 @@ def chat_request_of(body: ResponseRequest, messages: list[ChatMessage]) -> ChatR
         "response_format": _response_format(body.text.format),
         "tools": [_tool(tool.model_dump(exclude_none=True)) for tool in body.tools],
         "tool_choice": _tool_choice(body.tool_choice),
+        "reasoning_effort": body.reasoning.effort,
         "logprobs": body.num_logprobs is not None,
         "top_logprobs": body.num_logprobs,
     }

@@ -11,16 +11,24 @@ from pydantic import TypeAdapter
 
 from ...engine.errors import RequestError
 from ..protocol.chat_messages import ChatMessage, FunctionCall, ToolCall
-from ..protocol.response_items import CallItem, InputItem, MessageItem, OutputItem, ReferenceItem, text_of
+from ..protocol.response_items import (
+    CallItem,
+    InputItem,
+    MessageItem,
+    OutputItem,
+    ReasoningItem,
+    ReferenceItem,
+    text_of,
+)
 from ..protocol.responses import ResponseRequest
 from ..storage.response_store import ResponseStore, packed
 
 _ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[InputItem])
-_ID_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco"}
+_ID_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 
 
 def new_id(kind: str) -> str:
-    """A new id: the kind (``resp``, ``msg``, ``fc`` or ``fco``), an underscore and 48 hexadecimal digits."""
+    """A new id: the kind (``resp``, ``msg``, ``fc``, ``fco`` or ``rs``), an underscore and 48 hexadecimal digits."""
     return f"{kind}_{uuid.uuid4().hex}{uuid.uuid4().hex[:16]}"
 
 
@@ -50,14 +58,20 @@ class Conversation:
         """
         messages = [] if instructions is None else [ChatMessage(role="system", content=instructions)]
         call_ids: set[str] = set()
+        thought: str | None = None  # of the assistant's next message
         items = _ITEMS.validate_python([*self._earlier, *self._turn])
         for position, item in enumerate(items, -len(self._earlier)):
             match item:
+                case ReasoningItem():
+                    thought = (thought or "") + item.text
                 case MessageItem():
-                    messages.append(ChatMessage(role=item.role, content=text_of(item.content)))
+                    said = thought if item.role == "assistant" else None
+                    messages.append(ChatMessage(role=item.role, content=text_of(item.content), reasoning_content=said))
+                    thought = None
                 case CallItem():
                     call_ids.add(item.call_id)
-                    _add_call(messages, item)
+                    _add_call(messages, item, thought)
+                    thought = None
                 case OutputItem():
                     if item.call_id not in call_ids:
                         field = f"input[{position}].call_id"
@@ -69,13 +83,16 @@ class Conversation:
         return messages
 
 
-def _add_call(messages: list[ChatMessage], item: CallItem) -> None:
-    """Add the call to the assistant's last message: consecutive calls and the text before them share one message."""
+def _add_call(messages: list[ChatMessage], item: CallItem, thought: str | None) -> None:
+    """Add the call to the assistant's last message: consecutive calls and the text before them share one message.
+
+    A thought begins another message.
+    """
     call = ToolCall(id=item.call_id, function=FunctionCall(name=item.name, arguments=item.arguments))
-    if messages and messages[-1].role == "assistant":
+    if messages and messages[-1].role == "assistant" and thought is None:
         messages[-1].tool_calls.append(call)
     else:
-        messages.append(ChatMessage(role="assistant", tool_calls=[call]))
+        messages.append(ChatMessage(role="assistant", tool_calls=[call], reasoning_content=thought))
 
 
 def load_conversation(body: ResponseRequest, store: ResponseStore, owner: str) -> Conversation:
@@ -112,8 +129,10 @@ def _resolved(item: InputItem, index: int, store: ResponseStore, owner: str) -> 
     return found
 
 
-def _complete(item: MessageItem | CallItem | OutputItem) -> dict[str, Any]:
+def _complete(item: MessageItem | CallItem | OutputItem | ReasoningItem) -> dict[str, Any]:
     """Return the item with id, status and texts as parts, as OpenAI lists it."""
+    if isinstance(item, ReasoningItem):
+        return {**item.model_dump(exclude_none=True), "id": item.id or new_id("rs")}
     fields = item.model_dump(exclude_none=True, exclude={"content", "output"})
     fields["id"] = item.id or new_id(_ID_PREFIXES[item.type])
     fields["status"] = item.status or "completed"

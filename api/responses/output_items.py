@@ -1,5 +1,7 @@
 """Output items of a response under construction, and their streaming events.
 
+thought:  output_item.added, content_part.added, reasoning_text.delta ..., reasoning_text.done, content_part.done,
+          output_item.done
 message:  output_item.added, content_part.added, output_text.delta ..., output_text.done, content_part.done,
           output_item.done
 call:     output_item.added, function_call_arguments.delta ..., function_call_arguments.done, output_item.done
@@ -26,27 +28,36 @@ class OutputItems:
     Args:
         parser: parser of tool calls; None without tools.
         num_logprobs: number of top logprobs per token; None for no logprobs.
+        thinks: whether a thought may come before the answer; logprobs of its tokens are left out.
 
     Attributes:
         items: the items; the last one is incomplete while it is open.
     """
 
-    def __init__(self, parser: ToolParser | None, num_logprobs: int | None) -> None:
+    def __init__(self, parser: ToolParser | None, num_logprobs: int | None, *, thinks: bool = False) -> None:
         self.items: list[dict[str, Any]] = []
         self._parser = parser
         self._num_logprobs = num_logprobs
+        self._thinks = thinks
+        self._held_logprobs: list[dict[str, Any]] = []  # of tokens that may turn out to begin a thought
         self._open = False
         self._pieces: list[str] = []
 
     def take(self, delta: TextDelta) -> list[Event]:
         """Return the events for a delta; its logprobs go with the first text event."""
-        pieces: list[Any] = [Content(delta.text)] if delta.text or delta.logprobs else []
+        logprobs = self._logprobs(delta)
+        events = self._add_thought(delta.reasoning) if delta.reasoning else []
+        if self._is_open("reasoning") and not delta.text:
+            logprobs = []
+        shows_logprobs = delta.logprobs and (self._is_open("message") or not self._thinks)
+        pieces: list[Any] = [Content(delta.text)] if delta.text or shows_logprobs else []
         if self._parser is not None:
             pieces = self._parser.push(delta.text)
             if delta.finish is not None:
                 pieces += self._parser.finish()
-        logprobs = self._logprobs(delta)
-        events: list[Event] = []
+        logprobs = [*self._held_logprobs, *logprobs]
+        holds = self._thinks and self._parser is None and not (pieces or self._is_open("reasoning"))
+        self._held_logprobs = logprobs if holds else []
         for piece in pieces:
             match piece:
                 case Content():
@@ -79,6 +90,26 @@ class OutputItems:
         self._open, self._pieces = True, []
         return [*events, ("response.output_item.added", {"output_index": len(self.items) - 1, "item": dict(item)})]
 
+    def _is_open(self, kind: str) -> bool:
+        return self._open and self.items[-1]["type"] == kind
+
+    def _add_thought(self, text: str) -> list[Event]:
+        events: list[Event] = []
+        if not self._is_open("reasoning"):
+            item: dict[str, Any] = {
+                "id": new_id("rs"),
+                "type": "reasoning",
+                "status": "in_progress",
+                "summary": [],
+                "content": [],
+            }
+            events = self._add(item)
+            item["content"] = [{"type": "reasoning_text", "text": ""}]
+            added = {**self._position, "content_index": 0, "part": {"type": "reasoning_text", "text": ""}}
+            events.append(("response.content_part.added", added))
+        self._pieces.append(text)
+        return [*events, ("response.reasoning_text.delta", {**self._position, "content_index": 0, "delta": text})]
+
     def _begin_message(self) -> list[Event]:
         item: dict[str, Any] = {
             "id": new_id("msg"),
@@ -93,8 +124,7 @@ class OutputItems:
         return [*events, ("response.content_part.added", added)]
 
     def _add_text(self, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:
-        is_message = self._open and self.items[-1]["type"] == "message"
-        events = [] if is_message else self._begin_message()
+        events = [] if self._is_open("message") else self._begin_message()
         self._pieces.append(text)
         self.items[-1]["content"][0]["logprobs"] += logprobs
         delta = {**self._position, "content_index": 0, "delta": text, "logprobs": logprobs}
@@ -129,6 +159,12 @@ class OutputItems:
             part["text"] = text
             position = {**self._position, "content_index": 0}
             events.append(("response.output_text.done", {**position, "text": text, "logprobs": part["logprobs"]}))
+            events.append(("response.content_part.done", {**position, "part": part}))
+        elif item["type"] == "reasoning":
+            part = item["content"][0]
+            part["text"] = text
+            position = {**self._position, "content_index": 0}
+            events.append(("response.reasoning_text.done", {**position, "text": text}))
             events.append(("response.content_part.done", {**position, "part": part}))
         else:
             item["arguments"] = text

@@ -34,6 +34,7 @@ class ResponseReply:
         model: model name in the response.
         output_format: of the answer; its tool calls become items.
         stored: whether the response can be retrieved later.
+        thinks: whether a thought may come before the answer.
 
     Attributes:
         status: ``in_progress``, then ``completed``, ``incomplete``, ``failed`` or ``cancelled``.
@@ -47,10 +48,11 @@ class ResponseReply:
         output_format: OutputFormat | None,
         *,
         stored: bool,
+        thinks: bool = False,
     ) -> None:
         self.id = new_id("resp")
         self.status = "in_progress"
-        self._output = OutputItems(tool_parser(output_format), body.num_logprobs)
+        self._output = OutputItems(tool_parser(output_format), body.num_logprobs, thinks=thinks)
         self._finish: Finish | None = None
         self._error: dict[str, Any] | None = None
         self._completed_at: int | None = None
@@ -127,7 +129,7 @@ def _usage(finish: Finish) -> dict[str, Any]:
         },
         "output_tokens": usage.completion,
         "output_tokens_details": {
-            "reasoning_tokens": 0,
+            "reasoning_tokens": usage.reasoning,
             "drafted_tokens": usage.drafted,
             "forced_tokens": usage.forced,
         },
@@ -156,7 +158,7 @@ def _request_fields(body: ResponseRequest, params: SamplingParams, model: str, *
         "tools": [_tool(tool.model_dump()) for tool in body.tools],
         "tool_choice": choice,
         "parallel_tool_calls": body.parallel_tool_calls,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": body.reasoning.effort, "summary": body.reasoning.summary},
         "truncation": "disabled",
         "background": body.background,
         "store": stored,

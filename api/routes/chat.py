@@ -20,17 +20,18 @@ router = APIRouter(route_class=JsonRoute, tags=["generation"])
 async def create_chat_completion(body: ChatRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Answer a conversation."""
     name, adapter = state.resolve(body.model, caller)
-    prepared, output_format = await chat_request(state.serving(), state.dialect(), body, adapter, caller)
+    form = state.reasoning_format()
+    prepared, output_format, thought = await chat_request(state.serving(), state.dialect(), form, body, adapter, caller)
     plan = None if output_format is None else output_format.tools
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     envelope = Envelope.new("chatcmpl", kind, name, state.fingerprint)
     set_facts(caller, [prepared], model=name, stream=body.stream, response_id=envelope.id)
     usage = UsageCount(drop_completion=body.is_prefill_only)
-    deltas = generate(state, [prepared], caller, output_format, usage)
+    deltas = generate(state, [prepared], caller, output_format, usage, thought)
     if body.is_prefill_only:
         deltas = silenced(deltas)
     if body.stream:
         chunks = ChatChunks(body, envelope, len(prepared.tokens), plan)
         return EventStream(chunk_events(at_intervals(deltas, state.options.stream_interval), chunks, usage))
     outputs = await while_connected(request.receive, collect(deltas))
-    return json_response(chat_body(body, envelope, outputs, usage, plan))
+    return json_response(chat_body(body, envelope, outputs, usage, plan, thinks=form is not None))

@@ -37,16 +37,19 @@ async def create_response(body: ResponseRequest, request: Request, state: State,
     conversation = load_conversation(body, state.responses, owner)
     with naming_response_fields():
         chat = chat_request_of(body, conversation.messages(body.instructions))
-        prepared, output_format = await chat_request(state.serving(), state.dialect(), chat, adapter, caller)
+        prepared, output_format, thought = await chat_request(
+            state.serving(), state.dialect(), state.reasoning_format(), chat, adapter, caller
+        )
     output_format = with_response_fields(output_format)
-    reply = ResponseReply(body, prepared.params, name, output_format, stored=body.store and state.responses.is_on)
+    stored = body.store and state.responses.is_on
+    reply = ResponseReply(body, prepared.params, name, output_format, stored=stored, thinks=thought is not None)
     set_facts(caller, [prepared], model=name, stream=body.stream, response_id=reply.id)
 
     def keep(ended: ResponseReply) -> None:
         if body.store:
             state.responses.put(_record(ended, owner, conversation))
 
-    deltas = generate(state, [prepared], caller, output_format)
+    deltas = generate(state, [prepared], caller, output_format, thought=thought)
     if body.stream:
         return EventStream(response_events(reply, at_intervals(deltas, state.options.stream_interval), keep))
     if body.background:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from array import array
 from functools import partial
 from typing import Any
 
@@ -25,9 +24,8 @@ async def tokenize(body: TokenizeRequest, state: State, caller: CallerOf) -> dic
     async_engine = state.serving()
     state.resolve(body.model, caller)
     owner = Owner(caller.cache_tenant)
-    tokens: array[int]
     if body.messages is not None:
-        tokens = await render(
+        text = await render(
             async_engine,
             state.dialect(),
             body.messages,
@@ -35,12 +33,12 @@ async def tokenize(body: TokenizeRequest, state: State, caller: CallerOf) -> dic
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             template_kwargs=body.chat_template_kwargs,
-            add_special_tokens=body.add_special_tokens or False,
-            owner=owner,
         )
+        add_special_tokens = body.add_special_tokens or False
     else:
+        text = body.prompt or ""
         add_special_tokens = True if body.add_special_tokens is None else body.add_special_tokens
-        tokens = await async_engine.encode(body.prompt or "", add_special_tokens=add_special_tokens, owner=owner)
+    tokens = await async_engine.encode(text, add_special_tokens=add_special_tokens, owner=owner)
     strings = None
     if body.return_token_strs:
         strings = [async_engine.tokenizer.token_bytes(token).decode(errors="replace") for token in tokens]

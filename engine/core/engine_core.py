@@ -278,12 +278,13 @@ class EngineCore:
             if adaptation is None:
                 return
             sequence = self._sequence(submit, adaptation)
-            if submit.grammar is None:
+            if submit.grammar is None and submit.reasoning is None:
                 self._scheduler.add(sequence)
             elif self._grammars is None:
-                raise RequestError("This model has no end token, so its answers cannot follow a grammar.")
+                what = "cannot follow a grammar" if submit.grammar else "can have no thought with a budget"
+                raise RequestError(f"This model has no end token, so its answers {what}.")
             else:
-                self._compiling[submit.id] = sequence, self._grammars.compile(*submit.grammar)
+                self._compiling[submit.id] = sequence, self._grammars.compile(submit.grammar, submit.reasoning)
         except EngineError as error:
             self._outbox.append(failure_of(submit.id, error))
 

@@ -16,7 +16,9 @@ from ...grammar.errors import GrammarError
 from ...grammar.match.closing_texts import ranks
 from ...grammar.match.mask_buffer import MaskBuffer, MaskFill
 from ...grammar.match.matcher import GrammarFailure, Matcher
+from ...grammar.match.reasoning_matcher import AnswerMatcher, ReasoningMatcher
 from ...grammar.spec import GrammarKind, GrammarSpec
+from ...grammar.thought_rules import ThoughtRules
 from ...grammar.vocabulary import Vocabulary
 from ..batch import Masks
 from ..errors import CapacityError, EngineError, GrammarRefused, ModelError
@@ -43,9 +45,15 @@ class StructuredOutputManager:
         self._mask_seconds: list[float] = []
         self._built = self._thread.submit(_build, texts, eos_ids, vocab_size, max_lines)
 
-    def compile(self, kind: str, content: bytes) -> Compilation:
-        """Begin to compile a grammar, or take it from the cache; poll the result with ``Compilation.poll``."""
-        return Compilation(self._built, GrammarSpec(GrammarKind(kind), content))
+    def compile(self, grammar: tuple[str, bytes] | None, reasoning: ThoughtRules | None) -> Compilation:
+        """Begin to compile a grammar, or take it from the cache; poll the result with ``Compilation.poll``.
+
+        Args:
+            grammar: kind and content of the answer's grammar; None for free text after the thought.
+            reasoning: the thought before the answer; None for none.
+        """
+        spec = None if grammar is None else GrammarSpec(GrammarKind(grammar[0]), grammar[1])
+        return Compilation(self._built, spec, reasoning)
 
     def fill(self, jobs: Sequence[MaskJob]) -> Callable[[], Masks]:
         """Begin to fill masks. Returns a function that waits for them."""
@@ -90,7 +98,7 @@ class StructuredOutputManager:
     def _fill(self, jobs: Sequence[MaskJob]) -> Masks:
         """Fill masks on the mask thread. A row whose matcher fails allows no token, and fails alone in the sampler."""
         start = perf_counter()
-        _, buffer = self._built.result()
+        _, buffer, _ = self._built.result()
         lines: list[int] = []
         forced: list[int] = []
         for job in jobs:
@@ -132,15 +140,23 @@ def _postpone_end(words: NDArray[np.int32], eos_ids: tuple[int, ...]) -> None:
 class Compilation:
     """A compile in progress."""
 
-    def __init__(self, built: Future[tuple[CompileService, MaskBuffer]], spec: GrammarSpec) -> None:
+    def __init__(
+        self,
+        built: Future[tuple[CompileService, MaskBuffer, Vocabulary]],
+        spec: GrammarSpec | None,
+        reasoning: ThoughtRules | None,
+    ) -> None:
         self._built = built
         self._spec = spec
+        self._reasoning = reasoning
         self._compiled: Future[CompiledGrammar] | None = None
 
-    def poll(self) -> Matcher | EngineError | None:
+    def poll(self) -> AnswerMatcher | EngineError | None:
         """Return a matcher at the start of an output, the error, or None while the compile runs."""
         if not self._built.done():
             return None
+        if self._spec is None:
+            return self._after_thought(None)
         try:
             if self._compiled is None:
                 self._compiled = self._built.result()[0].compile(self._spec)
@@ -150,18 +166,25 @@ class Compilation:
             error = self._compiled.exception()
             if isinstance(error, GrammarError):
                 return GrammarRefused(error.keyword, error.pointer, error.reason)
-            return self._compiled.result().matcher()
+            return self._after_thought(self._compiled.result().matcher())
         except CompileQueueFull:
             return CapacityError("Too many grammars wait to be compiled.")
         except Exception as error:  # of a library, or a bug: it fails this request alone
             return ModelError(f"The grammar of this request could not be loaded: {type(error).__name__}.")
 
+    def _after_thought(self, matcher: Matcher | None) -> AnswerMatcher:
+        """Return the matcher of an answer, or of the thought and the answer after it."""
+        if self._reasoning is None:
+            assert matcher is not None
+            return matcher
+        return ReasoningMatcher(self._built.result()[2], self._reasoning, matcher)
+
 
 def _build(
     texts: TokenTexts, eos_ids: tuple[int, ...], vocab_size: int, max_lines: int
-) -> tuple[CompileService, MaskBuffer]:
+) -> tuple[CompileService, MaskBuffer, Vocabulary]:
     bounds = accumulate(texts.lengths, initial=0)
     tokens = tuple(texts.data[start:end] for start, end in pairwise(bounds))
     vocabulary = Vocabulary(tokens[:vocab_size], frozenset(texts.special), eos_ids, vocab_size)
     _ = vocabulary.llguidance, ranks(vocabulary)
-    return CompileService(vocabulary), MaskBuffer(max_lines, vocabulary)
+    return CompileService(vocabulary), MaskBuffer(max_lines, vocabulary), vocabulary

@@ -51,7 +51,7 @@ from .step_plan import StepInFlight, StepPlan, lease_of
 from .waiting_queue import WaitingQueue
 
 if TYPE_CHECKING:
-    from ...grammar.match.matcher import Matcher
+    from ...grammar.match.reasoning_matcher import AnswerMatcher
 
 
 class Scheduler:
@@ -114,7 +114,7 @@ class Scheduler:
     def running(self) -> tuple[Sequence, ...]:
         return tuple(self._running)
 
-    def add(self, sequence: Sequence, matcher: Matcher | None = None) -> None:
+    def add(self, sequence: Sequence, matcher: AnswerMatcher | None = None) -> None:
         """Queue a sequence, with the matcher of its grammar if it has one. ValueError if its id is alive already."""
         if sequence.id in self._alive:
             raise ValueError(f"sequence {sequence.id} is alive already")

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from ...grammar.match.matcher import Matcher
+    from ...grammar.match.reasoning_matcher import AnswerMatcher
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class GuardedMatcher:
     and the stop check ends its sequence, with ``failure`` as the reason.
     """
 
-    def __init__(self, matcher: Matcher) -> None:
+    def __init__(self, matcher: AnswerMatcher) -> None:
         self._matcher = matcher
         self._failure: str | None = None
         self._no_token: str | None = None  # why the masks of the last step allow none, if they do not
@@ -57,7 +57,7 @@ class GuardedMatcher:
         self._step = filling
 
     @property
-    def lent(self) -> Matcher:
+    def lent(self) -> AnswerMatcher:
         """The matcher, for the thread that it is lent to."""
         return self._matcher
 
@@ -111,7 +111,7 @@ class GuardedMatcher:
     def num_shortest(self) -> int | None:
         return self._matcher.num_shortest  # a constant of the grammar
 
-    def _ask(self, question: Callable[[Matcher], T], otherwise: T) -> T:
+    def _ask(self, question: Callable[[AnswerMatcher], T], otherwise: T) -> T:
         """Return the matcher's answer, or another one if it has failed or fails now."""
         matcher = self._own()
         if self._failure is None:
@@ -121,7 +121,7 @@ class GuardedMatcher:
                 self.fail(type(error).__name__)
         return otherwise
 
-    def _own(self) -> Matcher:
+    def _own(self) -> AnswerMatcher:
         """Return the matcher to the step thread. RuntimeError while another thread has it."""
         if self._step is not None and self._step.done():
             self._step = None

@@ -59,6 +59,7 @@ class TextDelta:
     Attributes:
         index: which of the request's ``n`` sequences.
         text: characters that are certain. They lag behind ``tokens`` while a character or stop string is incomplete.
+        reasoning: those of the thought, once the API has told them from ``text``.
         tokens: the new tokens, without one that ends the sequence (an end token has no text).
         logprobs: of ``tokens``, if they were asked for.
         prompt_logprobs: of the prompt's tokens from the second on, if they were asked for.
@@ -73,6 +74,7 @@ class TextDelta:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     finish: Finish | None = None
     prompt: int = 0
+    reasoning: str = ""
 
 
 @dataclass(slots=True)
@@ -80,6 +82,7 @@ class SequenceOutput:
     """The whole output of one sequence, gathered from its deltas. ``finish`` is None before its end."""
 
     texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -89,9 +92,14 @@ class SequenceOutput:
     def text(self) -> str:
         return "".join(self.texts)
 
+    @property
+    def reasoning(self) -> str:
+        return "".join(self.thoughts)
+
     def add(self, delta: TextDelta) -> None:
         """Append a delta."""
         self.texts.append(delta.text)
+        self.thoughts.append(delta.reasoning)
         self.tokens += delta.tokens
         self.logprobs += delta.logprobs
         self.prompt_logprobs += delta.prompt_logprobs
@@ -117,7 +125,9 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._request = request
         self._index = index
-        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=request.skip_special_tokens)
+        self._detokenizer = Detokenizer(
+            tokenizer, skip_special_tokens=request.skip_special_tokens, shown=request.shown_tokens
+        )
         self._matcher = stops.matcher() if stops is not None else None
         self._num_tokens = 0
         self._stop: str | None = None

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...grammar.spec import GrammarSpec
+from ...grammar.thought_rules import ThoughtRules
 from ..errors import ContextTooLong, RequestError, shortened
 from ..messages import Submit
 from ..types import (
@@ -69,6 +70,8 @@ class TextRequest:
         timeout: seconds after which the request ends, waiting or running; None: never.
         session: name of the tenant's session, whose next call continues this one; "" for none.
         pin_seconds: how long the prompt is pinned in the prefix cache, 0 for no pin.
+        reasoning: the thought before the answer, where it has a budget or a grammar after it; else None.
+        shown_tokens: special tokens that have text whatever ``skip_special_tokens`` says.
     """
 
     tokens: array[int]
@@ -86,6 +89,8 @@ class TextRequest:
     timeout: float | None = None
     session: str = ""
     pin_seconds: float = 0.0
+    reasoning: ThoughtRules | None = None
+    shown_tokens: frozenset[int] = frozenset()
 
     def submits(self, ids: Iterator[int]) -> list[Submit]:
         """Return one ``Submit`` for each of the ``n`` sequences; sequence i gets the seed plus i, in 64 bits."""
@@ -104,6 +109,7 @@ class TextRequest:
                 priority=self.priority,
                 session=self.session,
                 pin_seconds=self.pin_seconds,
+                reasoning=self.reasoning,
             )
             for index in range(self.n)
         ]

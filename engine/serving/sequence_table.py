@@ -62,7 +62,7 @@ class SequenceTable:
             EngineDead: the engine is gone.
         """
         try:
-            if not self._described and any(request.grammar is not None for request in requests):
+            if not self._described and any(request.grammar or request.reasoning for request in requests):
                 self._engine.describe_tokens(self._tokenizer.texts())
                 self._described = True
             submits = []

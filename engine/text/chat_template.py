@@ -40,6 +40,7 @@ class ChatTemplates:
     def __init__(self, sources: Mapping[str, str], special: Mapping[str, str]) -> None:
         environment = _environment()
         self._special = dict(special)
+        self._sources = tuple(sources.values())
         try:
             self._templates = {name: environment.from_string(source) for name, source in sources.items()}
         except TemplateSyntaxError as error:
@@ -47,6 +48,10 @@ class ChatTemplates:
 
     def __bool__(self) -> bool:
         return bool(self._templates)
+
+    def mention(self, text: str) -> bool:
+        """Whether a template's source holds a text."""
+        return any(text in source for source in self._sources)
 
     def render(
         self,

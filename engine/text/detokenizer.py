@@ -21,15 +21,21 @@ class Detokenizer:
 
     Args:
         skip_special_tokens: special tokens have no text.
+        shown: special tokens that have text nevertheless.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, shown: frozenset[int] = frozenset()
+    ) -> None:
         self._join = tokenizer.join_bytes
-        self._skip = skip_special_tokens
+        self._skip = skip_special_tokens and not shown
+        self._dropped = tokenizer.special_ids - shown if skip_special_tokens and shown else frozenset()
         self._decoder = _DECODER("replace")
 
     def push(self, tokens: Iterable[int]) -> str:
         """Return the text that is complete with ``tokens``."""
+        if self._dropped:
+            tokens = [token for token in tokens if token not in self._dropped]
         return self._decoder.decode(self._join(tokens, self._skip))
 
     def finish(self) -> str:

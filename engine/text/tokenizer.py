@@ -73,6 +73,10 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return bool(self._templates)
 
+    def template_mentions(self, text: str) -> bool:
+        """Whether the source of a chat template holds a text."""
+        return self._templates.mention(text)
+
     def encode(self, text: str, add_special_tokens: bool) -> array[int]:
         """Return the token ids of ``text``. Releases the interpreter's lock.
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..vocabulary import Vocabulary
-from .matcher import Matcher
+from .reasoning_matcher import AnswerMatcher
 
 
 class MaskFill(NamedTuple):
@@ -23,7 +23,7 @@ class MaskFill(NamedTuple):
     """
 
     row: int
-    matcher: Matcher
+    matcher: AnswerMatcher
     remaining: int | None = None
     drafts: Sequence[int] = ()
 

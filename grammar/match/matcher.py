@@ -91,6 +91,11 @@ class Matcher:
         return self._ended or (not self._open_ended and self._state.can_end())
 
     @property
+    def is_open_ended(self) -> bool:
+        """Whether the answer is free text with structured parts, which may end almost anywhere."""
+        return self._open_ended
+
+    @property
     def failure(self) -> str | None:
         """Why the backend can allow no further token, or None."""
         return self._state.failure()

@@ -62,5 +62,6 @@ def test_usage_has_every_count(live: Live) -> None:
         usage = http.post("/v1/chat/completions", json={"messages": HI, "n": 2}).json()["usage"]
     assert usage["prompt_tokens_details"].keys() == {"cached_tokens", "forked_tokens", "pinned_tokens"}
     assert usage["completion_tokens_details"].keys() == {
-        "accepted_prediction_tokens", "rejected_prediction_tokens", "drafted_tokens", "forced_tokens"
+        *("accepted_prediction_tokens", "rejected_prediction_tokens", "drafted_tokens", "forced_tokens"),
+        "reasoning_tokens",
     }  # fmt: skip

@@ -269,7 +269,7 @@ def test_messages_in_every_form(live: Live) -> None:
             ],
         },
         {"role": "tool", "content": "7", "tool_call_id": "c1", "name": "f"},
-        {"role": "assistant", "content": "so", "reasoning_content": "hm"},
+        {"role": "assistant", "content": "so", "reasoning_content": "hm", "reasoning": "hm"},
         {"role": "user", "content": ""},
     ]
     assert seen["kwargs"] == {"deep": True}

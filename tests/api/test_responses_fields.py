@@ -72,7 +72,7 @@ BAD: list[tuple[dict[str, Any], str | None, str | None]] = [
     ({"input": []}, "input", "invalid_value"),
     ({"input": 5}, "input", "invalid_value"),
     ({"input": [5]}, "input[0]", "invalid_value"),
-    ({"input": [{"type": "reasoning", "id": "x", "summary": []}]}, "input[0]", "invalid_value"),
+    ({"input": [{"type": "web_search_call", "id": "x", "status": "completed"}]}, "input[0]", "invalid_value"),
     ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role", "invalid_value"),
     ({"input": [{"role": "user"}]}, "input[0].content", "missing_required_parameter"),
     (
@@ -94,7 +94,7 @@ BAD: list[tuple[dict[str, Any], str | None, str | None]] = [
     ({"max_output_tokens": 1 << 20}, "input", "context_length_exceeded"),
     ({"top_logprobs": 21}, "top_logprobs", "invalid_value"),
     ({"truncation": "auto"}, "truncation", "unsupported_parameter"),
-    ({"reasoning": {"effort": "high"}}, "reasoning", "unsupported_parameter"),
+    ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "invalid_value"),
     ({"conversation": "conv_1"}, "conversation", "unsupported_parameter"),
     ({"prompt": {"id": "p"}}, "prompt", "unsupported_parameter"),
     ({"stream_options": {}}, "stream_options", "invalid_value"),

@@ -30,6 +30,7 @@ class ByteTokenizer:
     def __init__(self) -> None:
         self.rendered: list[dict[str, Any]] = []
         self.speaks = "hermes"  # how the chat template writes tool calls; "" if it knows none
+        self.thinks = ""  # "qwen3": the model begins thoughts; "deepseek_r1": the prompt does; "" if there are none
 
     def encode(self, text: str, add_special_tokens: bool = True) -> array[int]:
         return array("i", [*([BOS] if add_special_tokens else []), *text.encode()])
@@ -43,12 +44,21 @@ class ByteTokenizer:
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
         return self.join_bytes(tokens, skip_special_tokens).decode("utf-8", "replace")
 
+    def template_mentions(self, text: str) -> bool:
+        return bool(self.thinks) and text == "</think>"
+
     def render_chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
         self.rendered.append({"messages": list(messages), **options})
         tools = options.get("tools") if self.speaks else None
         text = f"<tools>{json.dumps(tools)}\n" if tools else ""
         text += "".join(f"<{m['role']}>{m['content'] or ''}{self._calls(m)}\n" for m in messages)
-        return text + ("<assistant>" if options["add_generation_prompt"] else "")
+        if options.get("continue_final_message"):
+            return text.removesuffix("\n")
+        if not options["add_generation_prompt"]:
+            return text
+        thinks = (options.get("kwargs") or {}).get("enable_thinking", True)
+        opened = {"qwen3": "" if thinks else "<think>\n\n</think>\n\n", "deepseek_r1": "<think>\n"}
+        return f"{text}<assistant>{opened.get(self.thinks, '')}"
 
     def _calls(self, message: dict[str, Any]) -> str:
         calls = [json.dumps(call["function"]) for call in message.get("tool_calls", ())]

@@ -1,0 +1,88 @@
+"""Request fields of thoughts: effort, budget, whether there is one and whether it is shown, by clients' names."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from .base import StrictModel, rejected
+from .structured import StructuredFields
+
+MAX_THINKING_BUDGET = 1 << 20
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Budget = Annotated[int, Field(ge=-1, le=MAX_THINKING_BUDGET)]
+
+
+class ThinkingConfig(StrictModel):
+    """Anthropic's and DeepSeek's form: whether to think, and for how many tokens."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=0, le=MAX_THINKING_BUDGET)] | None = None
+
+
+class ReasoningFields(StructuredFields):
+    """Fields of the thought before an answer.
+
+    Budgets are in tokens: vLLM's ``thinking_token_budget``, Qwen's ``thinking_budget``, -1 for none, and
+    ``thinking.budget_tokens``.
+    """
+
+    reasoning_effort: Effort | None = None
+    thinking_token_budget: Budget | None = None
+    thinking_budget: Budget | None = None
+    thinking: ThinkingConfig | None = None
+    enable_thinking: bool | None = None
+    include_reasoning: bool = True
+
+    @model_validator(mode="after")
+    def _check_thinking(self) -> ReasoningFields:
+        for given in (self._budgets, self._wishes):
+            for name, value in given[1:]:
+                if value != given[0][1]:
+                    raise rejected(f"contradicts '{given[0][0]}'", *name.split("."))
+        return self
+
+    @property
+    def thinks(self) -> bool | None:
+        """Whether a thought is asked for; None if the model's template decides."""
+        return self._wishes[0][1] if self._wishes else None
+
+    @property
+    def thought_budget(self) -> int | None:
+        """Most tokens of the thought, None for no limit."""
+        if self.thinks is False:
+            return 0
+        return next((value for _, value in self._budgets if value >= 0), None)
+
+    @property
+    def budget_field(self) -> str | None:
+        """The first field that gives a budget."""
+        return next((name for name, value in self._budgets if value >= 0), None)
+
+    @property
+    def thinking_kwargs(self) -> dict[str, Any]:
+        """Variables of the chat template, by the names that templates use."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        thinks = self.thinks
+        return effort if thinks is None else {**effort, "enable_thinking": thinks, "thinking": thinks}
+
+    @property
+    def _wishes(self) -> list[tuple[str, bool]]:
+        """Whether to think, by the fields that say so."""
+        effort, kind = self.reasoning_effort, None if self.thinking is None else self.thinking.type
+        wishes = {
+            "reasoning_effort": None if effort is None else effort != "none",
+            "thinking.type": None if kind in (None, "adaptive") else kind == "enabled",
+            "enable_thinking": self.enable_thinking,
+        }
+        return [(name, value) for name, value in wishes.items() if value is not None]
+
+    @property
+    def _budgets(self) -> list[tuple[str, int]]:
+        budgets = {
+            "thinking_token_budget": self.thinking_token_budget,
+            "thinking_budget": self.thinking_budget,
+            "thinking.budget_tokens": None if self.thinking is None else self.thinking.budget_tokens,
+        }
+        return [(name, value) for name, value in budgets.items() if value is not None]

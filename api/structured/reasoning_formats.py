@@ -1,0 +1,115 @@
+"""Reasoning formats of model families as data: the marks around a thought; and where a prompt leaves the thought."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...grammar.thought_rules import ThoughtRules
+from .output_format import OutputFormat
+
+if TYPE_CHECKING:
+    from ...engine.text.tokenizer import Tokenizer
+
+MAX_NEWLINES = 2  # that models write between the end mark and the answer
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """How a model family writes thoughts.
+
+    Attributes:
+        name: value of ``--reasoning-parser``, vLLM's.
+        start: mark before the thought, from the model or at the end of the prompt.
+        end: mark after it.
+        implicit: an answer begins inside the thought, with or without the start mark.
+    """
+
+    name: str
+    start: str = "<think>"
+    end: str = "</think>"
+    implicit: bool = False
+
+
+FORMATS = {
+    form.name: form
+    for form in (
+        ReasoningFormat("qwen3"),
+        ReasoningFormat("deepseek_r1", implicit=True),
+        ReasoningFormat("deepseek_v3"),
+        ReasoningFormat("glm45"),
+        ReasoningFormat("kimi_k2"),
+        ReasoningFormat("minimax_m2", implicit=True),
+        ReasoningFormat("nemotron_v3"),
+        ReasoningFormat("olmo3", implicit=True),
+        ReasoningFormat("step3", implicit=True),
+        ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>"),
+        ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
+        ReasoningFormat("cohere_command3", "<|START_THINKING|>", "<|END_THINKING|>"),
+        ReasoningFormat("granite", "Here is my thought process:", "Here is my response:"),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtPlan:
+    """How to tell the thoughts from the answers of one request.
+
+    Attributes:
+        is_open: whether the prompt ends inside the thought.
+        lead: text between the thought and the answer, which is part of neither.
+        strips: whether newlines between the two are part of neither.
+        shown: whether the client wants to see thoughts.
+    """
+
+    format: ReasoningFormat
+    is_open: bool
+    lead: str
+    strips: bool
+    shown: bool
+
+    def rules(self, budget: int | None) -> ThoughtRules:
+        """Return what the engine has to know of the thought."""
+        newlines = MAX_NEWLINES if self.strips else 0
+        return ThoughtRules(self.format.start, self.format.end, self.is_open, budget, self.lead, newlines)
+
+
+def reasoning_format_of(tokenizer: Tokenizer, parser: str) -> ReasoningFormat | None:
+    """Return the model's reasoning format; None for a model that does not think.
+
+    Args:
+        parser: name of a format, ``none``, or ``auto`` for the first one whose end mark the chat template mentions.
+    """
+    if parser == "auto":
+        return next((form for form in FORMATS.values() if tokenizer.template_mentions(form.end)), None)
+    return FORMATS.get(parser)
+
+
+def plan_thought(
+    form: ReasoningFormat | None,
+    prompt: str,
+    *,
+    continued: str | None,
+    output_format: OutputFormat | None,
+    shown: bool,
+) -> ThoughtPlan | None:
+    """Return how to tell thoughts from answers; None where the prompt leaves no room for a thought.
+
+    Args:
+        prompt: the conversation as the chat template renders it.
+        continued: text of the message that the answer continues.
+    """
+    if form is None:
+        return None
+    if continued is None:
+        tail = prompt.rstrip()
+        is_closed, is_open = tail.endswith(form.end), form.implicit or tail.endswith(form.start)
+    else:
+        is_open = continued.rfind(form.start) > continued.rfind(form.end)
+        is_closed = not is_open
+    if is_closed:
+        return None
+    tools = None if output_format is None else output_format.tools
+    # Where an answer is held to a text of the client's to the letter, a newline before it may be part of it.
+    strips = output_format is None or tools is not None or output_format.spec.kind.is_json
+    return ThoughtPlan(form, is_open, "" if tools is None else tools.prefill, strips, shown)

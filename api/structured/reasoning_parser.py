@@ -1,0 +1,178 @@
+"""Streaming reasoning parser: tells the thought from the answer in the deltas of a request, and counts its tokens.
+
+BEGIN --start mark--> THOUGHT --end mark--> GAP --newlines, lead--> ANSWER
+  '----------------------------------------- no mark ---------------^
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from .reasoning_formats import ReasoningFormat, ThoughtPlan
+
+if TYPE_CHECKING:
+    from ...engine.serving.output_processor import TextDelta
+
+_BLANKS = " \t\n\r\x0b\x0c"
+
+
+class ReasoningParser:
+    """Parses all answers to one request.
+
+    Args:
+        token_bytes: returns the bytes of a token.
+    """
+
+    def __init__(self, plan: ThoughtPlan, token_bytes: Callable[[int], bytes]) -> None:
+        self._plan = plan
+        self._token_bytes = token_bytes
+        self._sequences: dict[tuple[int, int], tuple[_TextSplit, _ThoughtCount]] = {}
+
+    def parse(self, delta: TextDelta) -> TextDelta:
+        """Return the delta with the text of the thought apart; its end says how many tokens the thought has."""
+        key = delta.prompt, delta.index
+        if key not in self._sequences:
+            self._sequences[key] = _TextSplit(self._plan), _ThoughtCount(self._plan.format, self._plan.is_open)
+        split, count = self._sequences[key]
+        for token in delta.tokens:
+            count.add(self._token_bytes(token))
+        thought, answer = split.push(delta.text)
+        finish = delta.finish
+        if finish is not None:
+            more_thought, more_answer = split.finish()
+            thought, answer = thought + more_thought, answer + more_answer
+            finish = replace(finish, usage=replace(finish.usage, reasoning=count.num_tokens))
+        return replace(delta, text=answer, reasoning=thought if self._plan.shown else "", finish=finish)
+
+
+class _TextSplit:
+    """Splits the text of one answer. White space around the thought is part of neither."""
+
+    def __init__(self, plan: ThoughtPlan) -> None:
+        self._plan = plan
+        self._buffer = ""
+        self._thought: list[str] = []
+        self._answer: list[str] = []
+        self._has_thought = False
+        self._state: Callable[[], bool] = self._begin
+
+    def push(self, text: str) -> tuple[str, str]:
+        """Return the new certain text of thought and answer."""
+        self._buffer += text
+        while self._buffer and self._state():
+            pass
+        return self._pop()
+
+    def finish(self) -> tuple[str, str]:
+        """Return the text held back until the end of the output."""
+        if self._state == self._think or (self._state == self._begin and self._plan.is_open):
+            self._thought.append(self._buffer.strip("\n"))
+        elif self._state == self._begin:
+            self._answer.append(self._buffer)
+        self._buffer = ""
+        return self._pop()
+
+    def _pop(self) -> tuple[str, str]:
+        thought, answer = "".join(self._thought), "".join(self._answer)
+        self._thought, self._answer = [], []
+        return thought, answer
+
+    # Each state consumes what it can of the buffer and returns whether the next state can continue.
+
+    def _begin(self) -> bool:
+        start = self._plan.format.start
+        text = self._buffer.lstrip(_BLANKS)
+        if text.startswith(start):
+            self._buffer = text[len(start) :]
+            self._state = self._think
+        elif not start.startswith(text):
+            self._state = self._think if self._plan.is_open else self._drop_lead
+        return self._state != self._begin
+
+    def _think(self) -> bool:
+        end = self._plan.format.end
+        if not self._has_thought:
+            self._buffer = self._buffer.lstrip("\n")
+            self._has_thought = bool(self._buffer)
+        thought, found, rest = self._buffer.partition(end)
+        if found:
+            self._thought.append(thought.rstrip("\n"))
+            self._buffer = rest
+            self._state = self._gap if self._plan.strips else self._drop_lead
+            return True
+        kept = next((size for size in range(len(end) - 1, 0, -1) if thought.endswith(end[:size])), 0)
+        certain = thought[: len(thought) - kept].rstrip("\n")
+        self._thought.append(certain)
+        self._buffer = thought[len(certain) :]
+        return False
+
+    def _gap(self) -> bool:
+        self._buffer = self._buffer.lstrip("\n")
+        if self._buffer:
+            self._state = self._drop_lead
+        return bool(self._buffer)
+
+    def _drop_lead(self) -> bool:
+        lead = self._plan.lead
+        if len(self._buffer) < len(lead) and lead.startswith(self._buffer):
+            return False
+        self._buffer = self._buffer.removeprefix(lead)
+        self._state = self._rest
+        return True
+
+    def _rest(self) -> bool:
+        self._answer.append(self._buffer)
+        self._buffer = ""
+        return False
+
+
+class _ThoughtCount:
+    """Counts the tokens of one thought by their bytes. Tokens of the marks do not count."""
+
+    def __init__(self, form: ReasoningFormat, is_open: bool) -> None:
+        self._num_tokens = 0
+        self._start, self._end = form.start.encode(), form.end.encode()
+        self._is_open = is_open
+        self._first: list[bytes] | None = []  # tokens of what may be the start mark; None once that is known
+        self._tail = b""  # last bytes of the thought, in which the end mark may have begun
+        self._starts: deque[int] = deque(maxlen=len(self._end))  # of the last tokens, in bytes of the thought
+        self._num_bytes = 0
+        self._has_ended = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the thought so far."""
+        return self._num_tokens + (len(self._first) if self._first and self._is_open else 0)
+
+    def add(self, data: bytes) -> None:
+        """Take the bytes of the next token."""
+        if self._has_ended:
+            return
+        if self._first is None:
+            self._think(data)
+            return
+        self._first.append(data)
+        text = b"".join(self._first).lstrip(_BLANKS.encode())
+        if text.startswith(self._start):
+            self._first = None
+            if rest := text[len(self._start) :]:
+                self._think(rest)
+        elif not self._start.startswith(text):
+            first, self._first, self._has_ended = self._first, None, not self._is_open
+            for each in first if self._is_open else ():
+                self.add(each)
+
+    def _think(self, data: bytes) -> None:
+        self._starts.append(self._num_bytes)
+        window = self._tail + data
+        at = window.find(self._end)
+        self._num_tokens += 1
+        if at >= 0:
+            mark = self._num_bytes - len(self._tail) + at
+            self._num_tokens -= sum(start >= mark for start in self._starts)
+            self._has_ended = True
+        self._num_bytes += len(data)
+        self._tail = window[-(len(self._end) - 1) :]

@@ -1,0 +1,341 @@
+"""Reasoning matcher: a thought before an answer. The grammar binds after the thought, however that ends.
+
+    BEGIN --start mark--> THOUGHT --end mark--> GAP --answer--> ANSWER
+      '------------------------- answer ------------------------^
+
+A thought is free text. Its end mark is forced when it has used up its own budget, and in time for the shortest answer
+to fit in the tokens that are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from ..thought_rules import ThoughtRules
+from ..vocabulary import Vocabulary
+from .backends import Row
+from .matcher import Matcher
+from .thought_marks import thought_mark, thought_row
+
+# Tokens that are left for an answer whose shortest form is not known.
+UNKNOWN_ANSWER = 200
+
+
+class _Phase(Enum):
+    BEGIN = auto()
+    THOUGHT = auto()
+    GAP = auto()
+    ANSWER = auto()
+
+
+class _Place(NamedTuple):
+    """What is known after a token.
+
+    Attributes:
+        at: bytes of the start mark (BEGIN) or end mark (THOUGHT) just drawn; newlines that may still come (GAP).
+        origin: position of the first token of the thought, or of the answer (BEGIN, ANSWER); -1 where BEGIN can only
+            become a thought.
+    """
+
+    phase: _Phase
+    at: int = 0
+    origin: int = -1
+
+
+class _Answer:
+    """What follows the thought: forced tokens, then the answer of a grammar, or free text without one."""
+
+    def __init__(self, lead: Sequence[int], matcher: Matcher | None) -> None:
+        self._lead = lead
+        self.matcher = matcher
+        self._num_own = 0  # tokens of the lead, or of free text
+
+    @property
+    def num_tokens(self) -> int:
+        return self._num_own + (self.matcher.num_tokens if self.matcher else 0)
+
+    @property
+    def follows_grammar(self) -> bool:
+        """Whether the lead is complete and a grammar follows."""
+        return self.matcher is not None and self._num_own == len(self._lead)
+
+    @property
+    def num_shortest(self) -> int | None:
+        shortest = self.matcher.num_shortest if self.matcher else None
+        return None if shortest is None else len(self._lead) + shortest
+
+    def fill_mask(self, row: Row, remaining: int | None) -> None:
+        if self._num_own < len(self._lead):
+            row[:] = 0
+            _allow(row, self._lead[self._num_own :][:1])
+        elif self.matcher is None:
+            row[:] = -1
+        else:
+            self.matcher.fill_mask(row, remaining)
+
+    def accept(self, token: int) -> bool:
+        if self._num_own == len(self._lead) and self.matcher is not None:
+            return self.matcher.accept(token)
+        if self._num_own < len(self._lead) and self._lead[self._num_own] != token:
+            return False
+        self._num_own += 1
+        return True
+
+    def rollback_to(self, num_tokens: int) -> None:
+        if self.matcher is not None:
+            self.matcher.rollback(min(self.matcher.num_tokens, self.num_tokens - num_tokens))
+        self._num_own = min(self._num_own, num_tokens)
+
+    def draft(self, limit: int) -> list[int]:
+        if self.matcher is None or self._num_own < len(self._lead):
+            return list(self._lead[self._num_own :][:limit])
+        return self.matcher.draft(limit)
+
+
+class ReasoningMatcher:
+    """Follows a thought and the answer after it; used like a `Matcher`, and by the same threads.
+
+    Args:
+        matcher: of the answer, at its beginning; None for free text.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, rules: ThoughtRules, matcher: Matcher | None) -> None:
+        self._vocabulary = vocabulary
+        self._budget = rules.budget
+        self._newlines = rules.newlines
+        self._start, self._end = thought_mark(vocabulary, rules.start), thought_mark(vocabulary, rules.end)
+        self._answer = _Answer(vocabulary.tokenize_named(rules.lead, bpe=True), matcher)
+        self._is_bound = matcher is not None
+        self._must_answer = matcher is not None and not matcher.is_open_ended
+        self._is_open = rules.is_open
+        self._tokens: list[int] = []
+        self._places = [_Place(_Phase.THOUGHT if rules.is_open else _Phase.BEGIN, origin=0)]
+
+    @property
+    def num_tokens(self) -> int:
+        """Accepted tokens: those of the thought, its marks and the answer, with its end token."""
+        return len(self._tokens)
+
+    @property
+    def is_done(self) -> bool:
+        matcher = self._answer.matcher
+        return matcher is not None and matcher.is_done
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether an answer cut off here is complete."""
+        is_answer = self._phase is not _Phase.THOUGHT and (self._phase is _Phase.GAP or self._place.origin >= 0)
+        matcher = self._answer.matcher
+        return is_answer and matcher is not None and self._answer.follows_grammar and matcher.is_whole
+
+    @property
+    def failure(self) -> str | None:
+        """Why the grammar's backend can allow no further token, or None."""
+        return self._answer.matcher.failure if self._answer.matcher else None
+
+    @property
+    def num_shortest(self) -> int | None:
+        """Tokens of the shortest answer, with the end of a thought that the prompt has begun; None if unknown."""
+        shortest = self._answer.num_shortest
+        return shortest if shortest is None or not self._is_open else shortest + len(self._end.tokens)
+
+    def fill_mask(self, row: Row, remaining: int | None = None) -> None:
+        """Write the bitmask of the tokens that may come next: see `Matcher.fill_mask`. Raises GrammarFailure."""
+        place = self._place
+        match place.phase:
+            case _Phase.BEGIN:
+                self._fill_begin(row, remaining)
+            case _Phase.THOUGHT if self._must_close(remaining):
+                row[:] = 0
+                _allow(row, self._end.closing(place.at)[:1])
+            case _Phase.THOUGHT if self._is_bound:
+                row[:] = thought_row(self._vocabulary, self._end, place.at, may_end=not self._must_answer)
+            case _Phase.THOUGHT:
+                row[:] = -1
+            case _Phase.GAP:
+                self._answer.fill_mask(row, remaining)
+                if self._fits(remaining, 1):
+                    _allow(row, [token for _, token in self._newline_tokens(place.at)])
+            case _Phase.ANSWER:
+                self._answer.fill_mask(row, remaining)
+
+    def is_slow(self, remaining: int) -> bool:
+        """Return whether the next mask is likely to take long: see `Matcher.is_slow`."""
+        matcher = self._asked_matcher
+        return matcher is not None and matcher.is_slow(remaining)
+
+    def prepare(self, remaining: int | None) -> None:
+        """Fill the next mask ahead of time: see `Matcher.prepare`."""
+        if (matcher := self._asked_matcher) is not None:
+            matcher.prepare(remaining)
+
+    def accept(self, token: int) -> bool:
+        """Advance by a token. Returns False, and changes nothing, if it is not allowed here.
+
+        Budgets are left to `fill_mask`.
+        """
+        is_text = 0 <= token < len(self._vocabulary.tokens)
+        if self.is_done or (self._is_bound and not is_text):
+            return False
+        place = self._after(token, self._vocabulary.tokens[token] if is_text else b"")
+        if place is None:
+            return False
+        self._tokens.append(token)
+        self._places.append(place)
+        return True
+
+    def rollback(self, count: int) -> None:
+        """Undo the last tokens. ValueError if there are fewer."""
+        if not 0 <= count <= self.num_tokens:
+            raise ValueError(f"cannot take back {count} of {self.num_tokens} tokens")
+        if not count:
+            return
+        before = self._answer_origin
+        del self._tokens[self.num_tokens - count :], self._places[len(self._places) - count :]
+        origin = self._answer_origin
+        if origin == before >= 0:
+            self._answer.rollback_to(self.num_tokens - origin)
+            return
+        self._answer.rollback_to(0)
+        for token in self._tokens[origin:] if origin >= 0 else ():
+            self._answer.accept(token)
+
+    def admits(self, tokens: Sequence[int]) -> int:
+        """Return how many leading tokens of a text draft may come next; the state is left as it is.
+
+        A draft ends with the thought, at the latest.
+        """
+        if self._phase is _Phase.ANSWER and self._answer.follows_grammar and self._answer.matcher is not None:
+            return self._answer.matcher.admits(tokens)
+        if self._phase in (_Phase.BEGIN, _Phase.GAP):
+            return 0
+        start = self.num_tokens
+        for token in tokens[: self._most_admitted]:
+            if token in self._vocabulary.eos or not self.accept(token) or self._hands_over:
+                break
+        admitted = self.num_tokens - start
+        self.rollback(admitted)
+        return admitted
+
+    def draft(self, limit: int) -> list[int]:
+        """Return a draft of tokens that must come next: see `Matcher.draft`."""
+        if self._phase is _Phase.ANSWER:
+            return self._answer.draft(limit)
+        is_closing = self._phase is _Phase.THOUGHT and self._must_close(None)
+        return self._end.closing(self._place.at)[:limit] if is_closing else []
+
+    @property
+    def _place(self) -> _Place:
+        return self._places[-1]
+
+    @property
+    def _phase(self) -> _Phase:
+        return self._places[-1].phase
+
+    @property
+    def _answer_origin(self) -> int:
+        """Position of the first token that the answer has accepted; -1 if it has none."""
+        place = self._place
+        return place.origin if place.phase in (_Phase.BEGIN, _Phase.ANSWER) else -1
+
+    @property
+    def _num_thought(self) -> int:
+        return self.num_tokens - self._place.origin
+
+    @property
+    def _hands_over(self) -> bool:
+        """Whether the thought has ended and the grammar's answer begins."""
+        return self._phase is _Phase.GAP
+
+    @property
+    def _most_admitted(self) -> int | None:
+        """Most tokens of a draft that the thought's budget leaves room for; None for no limit."""
+        if self._budget is None or self._phase is not _Phase.THOUGHT:
+            return None
+        return max(0, self._budget - self._num_thought) + self._end.most_closing
+
+    @property
+    def _asked_matcher(self) -> Matcher | None:
+        """The grammar's matcher if it takes part in the next mask."""
+        place = self._place
+        is_asked = place.phase in (_Phase.GAP, _Phase.ANSWER) or (place.phase is _Phase.BEGIN and place.origin >= 0)
+        return self._answer.matcher if is_asked and self._answer.follows_grammar else None
+
+    def _must_close(self, remaining: int | None) -> bool:
+        """Whether the end mark must come now, by the thought's budget or for the shortest answer to fit."""
+        if self._budget is not None and self._num_thought >= self._budget:
+            return True
+        return not self._fits(remaining, self._end.most_closing + 1)
+
+    def _fits(self, remaining: int | None, count: int) -> bool:
+        """Whether the shortest answer still fits after so many more tokens."""
+        if remaining is None or not self._must_answer:
+            return True
+        shortest = self._answer.num_shortest
+        return remaining >= count + (UNKNOWN_ANSWER if shortest is None else shortest)
+
+    def _fill_begin(self, row: Row, remaining: int | None) -> None:
+        place = self._place
+        if place.origin >= 0:
+            self._answer.fill_mask(row, remaining)
+        else:
+            row[:] = 0
+        if place.origin < 0 or self._fits(remaining, self._start.longest + self._end.most_closing):
+            _allow(row, self._start.next_tokens(place.at))
+
+    def _after(self, token: int, data: bytes) -> _Place | None:
+        """Return the place after a token, None if it is not allowed. Advances the answer."""
+        place, end = self._place, self.num_tokens + 1
+        match place.phase:
+            case _Phase.BEGIN:
+                return self._begin(place, token, data)
+            case _Phase.THOUGHT:
+                if self._must_answer and token in self._vocabulary.eos:
+                    return None
+                return self._think(place.at, data, place.origin)
+            case _Phase.GAP:
+                if self._answer.accept(token):
+                    return _Place(_Phase.ANSWER, origin=end - 1)
+                is_newline = (len(data), token) in self._newline_tokens(place.at)
+                return _Place(_Phase.GAP, place.at - len(data)) if is_newline else None
+            case _Phase.ANSWER:
+                return place if self._answer.accept(token) else None
+
+    def _begin(self, place: _Place, token: int, data: bytes) -> _Place | None:
+        """Return the place after one of the first tokens: the answer goes along until the start mark is complete."""
+        answers = place.origin >= 0 and self._answer.accept(token)
+        text = data if place.at else data.lstrip()
+        found = self._start.begin(place.at, text)
+        if found is None or not (text or answers):
+            return _Place(_Phase.ANSWER, origin=place.origin) if answers else None
+        at, rest = found
+        if rest is None and answers:
+            return _Place(_Phase.BEGIN, at, place.origin)
+        self._answer.rollback_to(0)
+        return _Place(_Phase.BEGIN, at) if rest is None else self._think(0, rest, self.num_tokens + 1)
+
+    def _think(self, at: int, data: bytes, origin: int) -> _Place | None:
+        """Return the place after a token in the thought. What a grammar binds does not begin inside of a token."""
+        at, rest = self._end.follow(at, data)
+        if rest is None:
+            return _Place(_Phase.THOUGHT, at, origin)
+        if not self._is_bound:
+            return _Place(_Phase.ANSWER, origin=self.num_tokens + 1)
+        return None if rest else _Place(_Phase.GAP, self._newlines)
+
+    def _newline_tokens(self, most: int) -> list[tuple[int, int]]:
+        """Return the tokens of at most so many newlines, with their number."""
+        found = ((count, self._vocabulary.token_of(b"\n" * count)) for count in range(1, most + 1))
+        return [(count, token) for count, token in found if token is not None]
+
+
+def _allow(row: Row, tokens: Sequence[int]) -> None:
+    for token in tokens:
+        row.view(np.uint32)[token >> 5] |= np.uint32(1 << (token & 31))
+
+
+AnswerMatcher: TypeAlias = Matcher | ReasoningMatcher
