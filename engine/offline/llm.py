@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from ...grammar.spec import GrammarSpec
 from ..checkpoint.locate import resolve_model
 from ..config import EngineConfig
 from ..core.engine_core import EngineCore
-from ..errors import ConfigError, RequestError
+from ..errors import RequestError
 from ..messages import Abort, LoadAdapter, Reply, Submit, TokenTexts, UnloadAdapter
+from ..peer_options import engine_keywords
 from ..serving.output_processor import OutputProcessor, TextDelta, error_of
 from ..serving.request import RequestLimits, TextRequest, token_array
 from ..serving.sequence_table import SequenceTable
@@ -29,6 +31,8 @@ from .request_output import OutputBuilder, RequestOutput
 Prompt = str | Sequence[int]
 Conversation = Sequence[Mapping[str, Any]]
 
+logger = logging.getLogger(__name__)
+
 _SHOW_EVERY = 0.5  # seconds between updates of the progress bar
 
 
@@ -37,7 +41,7 @@ class LLM:
 
     Args:
         model: folder in Hugging Face format, GGUF file or name on the hub; None for the default model.
-        options: of ``EngineConfig``.
+        options: of ``EngineConfig``, or vLLM's (``docs/options.md``): translated, accepted without effect or refused.
 
     Raises:
         ModelError: the model does not exist or is not supported exactly.
@@ -314,11 +318,11 @@ class _Progress:
         self._bar.set_postfix_str(f"{self._tokens / max(now - self._started, 1e-9):.1f} tokens/s")
 
 
-def _config(model: str | None, options: dict[str, Any]) -> EngineConfig:
-    known = {field.name for field in fields(EngineConfig)}
-    if unknown := sorted(options.keys() - known):
-        raise ConfigError(f"There is no option {unknown[0]!r}; there are {', '.join(sorted(known))}.")
-    return EngineConfig(model=model, **options)
+def _config(model: str | None, keywords: dict[str, Any]) -> EngineConfig:
+    options, notes = engine_keywords({"model": model} | keywords)
+    for note in notes:
+        logger.info("%s", note)
+    return EngineConfig(**options)
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
