@@ -123,9 +123,7 @@ def _option(name: str, section: str, row: dict[str, Any]) -> PeerOption:
 
 def as_flag(name: str, value: str) -> str:
     """Return an option as it stands on a command line, for messages."""
-    return (
-        f"--{name}" if value in ("true", True) else f"--no-{name}" if value in ("false", False) else f"--{name} {value}"
-    )
+    return {"": f"--{name}", "true": f"--{name}", "false": f"--no-{name}"}.get(value, f"--{name} {value}")
 
 
 def as_keyword(name: str, value: str) -> str:
