@@ -25,12 +25,16 @@ class ServerConfig:
     host: str = option("127.0.0.1", "Address to listen on. 0.0.0.0: reachable from other machines.", group="server")
     port: int = option(8000, "Port to listen on. 0: any free one.", low=0, high=65535, group="server")
     served_model_name: tuple[str, ...] = option(
-        (), "Names under which the model is offered; the first is the one that answers carry.", group="server"
+        (),
+        "Names under which the model is offered; the first is the one that answers carry.",
+        group="server",
+        words=True,
     )
     api_key: tuple[str, ...] = option(
         (),
         "Keys, one of which each request must bring as a bearer token. Default: no key is asked for.",
         group="server",
+        words=True,
     )
     api_key_file: str | None = option(
         None,

@@ -16,6 +16,9 @@ from .types import MAX_SEED, MIN_SEED
 METHODS = ("auto", "ngram", "off")
 MAX_SPECULATIVE_TOKENS = 64
 _SPECULATIVE = "--speculative-config"
+_NO_MODEL = "Drafts need no model here: leave the option out, and they come from all sources."
+# vLLM's keys that choose where drafts are looked for.
+_LOOKUP_KEYS = {"prompt_lookup_max", "prompt_lookup_min"}
 
 
 def option(
@@ -68,15 +71,17 @@ class SpeculativeConfig:
             values = None
         if not isinstance(values, dict):
             raise ConfigError(f'{_SPECULATIVE} must be a JSON object such as {{"method": "ngram"}}, not {text}.')
-        if unknown := sorted(values.keys() - cls.__slots__):
-            raise ConfigError(f"{_SPECULATIVE} has no {unknown[0]!r}; it has {', '.join(cls.__slots__)}.")
-        config = cls(**values)
+        if unknown := sorted(values.keys() - {*cls.__slots__, *_LOOKUP_KEYS}):
+            raise ConfigError(f"{_SPECULATIVE} has no {unknown[0]!r}; it has {', '.join(cls.__slots__)}. {_NO_MODEL}")
+        known = {key: value for key, value in values.items() if key not in _LOOKUP_KEYS}
+        config = cls(**known | ({"method": "auto"} if values.get("method") == "suffix" else {}))
         config._check()
         return config
 
     def _check(self) -> None:
         if self.method not in METHODS:
-            raise ConfigError(f"method of {_SPECULATIVE} must be one of {', '.join(METHODS)}, not {self.method}.")
+            methods = ", ".join(METHODS)
+            raise ConfigError(f"method of {_SPECULATIVE} must be one of {methods}, not {self.method}. {_NO_MODEL}")
         if not _is_speculative_count(self.num_speculative_tokens):
             raise ConfigError(
                 f"num_speculative_tokens of {_SPECULATIVE} must be a whole number from 1 to {MAX_SPECULATIVE_TOKENS}, "
@@ -169,7 +174,10 @@ class EngineConfig:
 
     enable_lora: bool = option(False, "Serve LoRA adapters of the model as well.", group="adapters")
     lora_modules: tuple[str, ...] = option(
-        (), "Adapters to load at the start, each as NAME=FOLDER, from anywhere.", group="adapters", words=True
+        (),
+        "Adapters to load at the start, each as NAME=FOLDER or vLLM's JSON, from anywhere.",
+        group="adapters",
+        words=True,
     )
     lora_dir: str | None = option(
         None,
@@ -202,7 +210,7 @@ class EngineConfig:
     @property
     def named_adapters(self) -> dict[str, str]:
         """Folders of ``lora_modules`` by name."""
-        return dict(module.split("=", 1) for module in self.lora_modules)
+        return dict(_named_adapter(module) for module in self.lora_modules)
 
     def __post_init__(self) -> None:
         """Raise ``ConfigError`` for the first option out of bounds, or for two that contradict each other."""
@@ -220,10 +228,6 @@ class EngineConfig:
             is_set = getattr(self, spec.name) != spec.default
             if spec.metadata["group"] == "adapters" and is_set and not self.enable_lora:
                 raise ConfigError(f"--{spec.name.replace('_', '-')} needs --enable-lora.")
-        for module in self.lora_modules:
-            name, equals, folder = module.partition("=")
-            if not (name and equals and folder):
-                raise ConfigError(f"--lora-modules must be NAME=FOLDER, not {module}.")
         if len(self.named_adapters) < len(self.lora_modules):
             raise ConfigError("--lora-modules gives one name to two folders.")
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
@@ -231,6 +235,22 @@ class EngineConfig:
                 f"--max-cpu-loras ({self.max_cpu_loras}) must be at least --max-loras ({self.max_loras}): what is on "
                 "the device is kept on the host too."
             )
+
+
+def _named_adapter(module: str) -> tuple[str, str]:
+    """Return name and folder of ``NAME=FOLDER`` or of vLLM's JSON. Raises ConfigError."""
+    name, _, folder = module.partition("=")
+    if module.startswith("{"):
+        try:
+            fields_given = json.loads(module)
+            name, folder = fields_given["name"], fields_given["path"]
+        except (ValueError, KeyError) as error:
+            raise ConfigError(
+                f'--lora-modules: JSON must be such as {{"name": "sql", "path": "/adapters/sql"}}, not {module}.'
+            ) from error
+    if not (isinstance(name, str) and isinstance(folder, str) and name and folder):
+        raise ConfigError(f"--lora-modules must be NAME=FOLDER, not {module}.")
+    return name, folder
 
 
 def check_options(config: Any) -> None:

@@ -1,19 +1,43 @@
-"""Flag parser: command lines from dataclasses; each field made with ``engine.config.option`` is one flag."""
+"""Flag parser: command lines from dataclasses; each field made with ``engine.config.option`` is one flag.
+
+A command that starts an engine also takes the options of vLLM and SGLang (``engine.peer_options``), a YAML file of
+options (``--config``) and vLLM's environment variables. The command line counts before the file, and that before the
+environment.
+"""
 
 from __future__ import annotations
 
 import argparse
-import difflib
+import json
+import os
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields
+from itertools import pairwise
 from types import UnionType
 from typing import Any
 
+from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError
+from ...engine.peer_options import PeerOption, complete, environment, nearest, peer_options, take, whole_number
+from .option_words import plain_words, words_of_file
+
+# Names in the namespace that are no field: the YAML file, and options of peers that set none of ours.
+_CONFIG = "config file"
+_PEER = "peer "
+
+_EPILOG = "Options of vLLM and SGLang are taken as well, or refused with what to do instead: see docs/options.md."
 
 
-def parse(prog: str, about: str, classes: Sequence[type[Any]], positional: str, argv: Sequence[str]) -> list[Any]:
+def parse(
+    prog: str,
+    about: str,
+    classes: Sequence[type[Any]],
+    positional: str,
+    argv: Sequence[str],
+    note: Callable[[str], None] = lambda sentence: None,
+) -> list[Any]:
     """Parse ``argv`` into one instance of each class. ``--help`` prints the help and raises ``SystemExit``.
 
     Args:
@@ -22,35 +46,226 @@ def parse(prog: str, about: str, classes: Sequence[type[Any]], positional: str, 
         classes: dataclasses of options with distinct field names.
         positional: a field that may also be given without its flag, or an empty string.
         argv: the words after the command.
+        note: called with a sentence for each option that is accepted without effect.
 
     Raises:
-        ConfigError: an option is unknown, malformed, out of its bounds or contradicts another.
+        ConfigError: an option is unknown, malformed, refused, out of its bounds or contradicts another.
     """
-    given = _given(_parser(prog, about, classes, positional), positional, argv)
+    command = _Command(prog, about, classes, positional)
+    given = command.read(argv, note)
+    if (file := given.pop(_CONFIG, None)) is not None:
+        words = words_of_file(file)
+        with _named(f"--config {file}"):
+            given = command.read(words, note) | given
+        if _CONFIG in given:
+            raise ConfigError(f"--config {file}: a file of options names no other.")
+    if positional and positional not in given:
+        command.check_words(argv)
+    if command.peers:
+        given = complete(command.environment() | given)
     return [cls(**{spec.name: given[spec.name] for spec in fields(cls) if spec.name in given}) for cls in classes]
 
 
-def closest(word: str, known: Sequence[str]) -> str:
-    """Suggest a known word similar to ``word``, as a question; an empty string if there is none."""
-    found = difflib.get_close_matches(word, known, n=1)
-    return f" Did you mean {found[0]}?" if found else ""
+class _Command:
+    """The argument parser of one command.
 
+    Attributes:
+        specs: fields and their types, by flag without dashes.
+        peers: options of vLLM and SGLang by name, if the command takes them.
+    """
 
-def _parser(prog: str, about: str, classes: Sequence[type[Any]], positional: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=prog, description=about, allow_abbrev=False, exit_on_error=False, argument_default=argparse.SUPPRESS
-    )
-    if positional:
-        parser.add_argument(
-            _bare(positional), nargs="?", metavar=positional.upper(), help=f"The same as --{positional}."
+    def __init__(self, prog: str, about: str, classes: Sequence[type[Any]], positional: str) -> None:
+        self._positional = positional
+        self.specs = {spec.name.replace("_", "-"): (spec, kind) for spec, kind in _specs(classes)}
+        self.peers = peer_options() if EngineConfig in classes else {}
+        self._parser = argparse.ArgumentParser(
+            prog=prog,
+            usage=" ".join(filter(None, (prog, f"[{positional.upper()}]" if positional else "", "[options]"))),
+            description=about,
+            epilog=_EPILOG if self.peers else None,
+            allow_abbrev=False,
+            exit_on_error=False,
+            argument_default=argparse.SUPPRESS,
         )
-    groups: dict[str, argparse._ArgumentGroup] = {}
-    for spec, kind in _specs(classes):
-        title = spec.metadata["group"]
-        if title not in groups:
-            groups[title] = parser.add_argument_group(title)
-        _add(groups[title], spec, kind)
-    return parser
+        if positional:
+            self._parser.add_argument(
+                _bare(positional), nargs="?", metavar=positional.upper(), help=f"The same as --{positional}."
+            )
+        self._add_ours()
+        self._add_peers()
+
+    def _add_ours(self) -> None:
+        groups: dict[str, argparse._ArgumentGroup] = {}
+        for name, (spec, kind) in self.specs.items():
+            title = spec.metadata["group"]
+            if title not in groups:
+                groups[title] = self._parser.add_argument_group(title)
+            _add(groups[title], spec, kind, self.peers.get(name, PeerOption(name, "", ours=name)), _help(spec))
+
+    def _add_peers(self) -> None:
+        if self.peers:
+            self._parser.add_argument("--config", dest=_CONFIG, metavar="FILE", help="YAML file of options.")
+        for name, option in self.peers.items():
+            if name in self.specs or "." in name:
+                continue
+            if option.ours in self.specs:
+                _add(self._parser, *self.specs[option.ours], option, argparse.SUPPRESS)
+            elif not option.ours:
+                _add_peer(self._parser, option)
+
+    def read(self, argv: Sequence[str], note: Callable[[str], None]) -> dict[str, Any]:
+        """Return the options given by ``argv``, by field name."""
+        given = self._parsed(plain_words(argv, *self._spellings()))
+        for name in [name for name in given if name.startswith(_PEER)]:
+            value = given.pop(name)
+            value = " ".join(value) if isinstance(value, tuple) else value
+            for sentence in take(self.peers[name.removeprefix(_PEER)], value):
+                note(sentence)
+        if self._positional and (bare := given.pop(_bare(self._positional), None)) is not None:
+            if given.get(self._positional, bare) != bare:
+                flag = f"--{self._positional} {given[self._positional]}"
+                raise ConfigError(f"{bare} and {flag} contradict each other.")
+            given[self._positional] = bare
+        return given
+
+    def environment(self) -> dict[str, Any]:
+        """Return the options given by environment variables, by field name."""
+        given: dict[str, Any] = {}
+        for name, option in environment().items():
+            if value := os.environ.get(name):
+                with _named(f"{name}={value}"):
+                    if option.ours in self.specs:
+                        given |= self._parsed([f"--{option.ours}={option.translate(value)}"])
+                    elif not option.ours:
+                        option.note(value)
+        return given
+
+    def _parsed(self, words: Sequence[str]) -> dict[str, Any]:
+        try:
+            namespace, rest = self._parser.parse_known_args(words)
+        except argparse.ArgumentError as error:
+            raise ConfigError(f"{error.argument_name}: {error.message.rstrip('.')}.") from error
+        if rest:
+            raise ConfigError(self._unknown(rest[0]))
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in vars(namespace).items()}
+
+    def _spellings(self) -> tuple[Mapping[str, str], frozenset[str]]:
+        """Return long forms by short ones, and the options without a value."""
+        shorts = {short: f"--{option.name}" for option in self.peers.values() for short in option.short}
+        flags = [name for name, (_, kind) in self.specs.items() if kind is bool]
+        flags += [name for name, option in self.peers.items() if option.takes == "flag"]
+        return shorts, frozenset(f"--{name}" for name in flags)
+
+    def check_words(self, argv: Sequence[str]) -> None:
+        """Refuse words without a model where an option of several words may have swallowed it."""
+        several = [name for name, (spec, _) in self.specs.items() if spec.metadata["words"] and name != "lora-modules"]
+        words = plain_words(argv, *self._spellings())
+        ends = [at for at, word in enumerate(words) if word.startswith("-")] + [len(words)]
+        for at, end in pairwise(ends):
+            if words[at][2:] in several and end - at > 2:
+                raise ConfigError(
+                    f"{words[at]} takes all of {', '.join(words[at + 1 : end])}: if one of them is the "
+                    f"{self._positional}, name it first or with --{self._positional}."
+                )
+
+    def _unknown(self, word: str) -> str:
+        if not word.startswith("-"):
+            return f"unexpected argument {word!r}."
+        name = word.partition("=")[0]
+        ours = [f"--{flag}" for flag in self.specs]
+        return f"unknown option {name}.{nearest(name, ours) or nearest(name, (f'--{peer}' for peer in self.peers))}"
+
+
+class _Gather(argparse.Action):
+    """Append values to those given before; a JSON list counts as its items."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest, None) or []
+        flat = [item for value in values for item in (value if isinstance(value, list) else [value])]
+        setattr(namespace, self.dest, [*before, *flat])
+        if self.const is not None:
+            setattr(namespace, self.const, True)
+
+
+def _add(group: argparse._ActionsContainer, spec: Field[Any], kind: Any, option: PeerOption, text: str) -> None:
+    """Add an option of ours, or another spelling of one."""
+    flag = f"--{option.name}"
+    if kind is bool:
+        _add_switch(group, flag, spec.name, text, option.values.get("true", "true") == "false")
+        return
+    many = typing.get_origin(kind) is tuple
+    optional = isinstance(kind, UnionType)
+    if optional or many:
+        kind = next(arg for arg in typing.get_args(kind) if arg not in (type(None), ...))
+    choices = spec.metadata["choices"]
+    metavar = f"{{{','.join(map(str, choices))}}}" if choices else {int: "N", float: "X"}.get(kind, "TEXT")
+    several: dict[str, Any] = {"nargs": "+" if spec.metadata["words"] else 1, "action": _Gather}
+    several["const"] = option.also.replace("-", "_") or None
+    group.add_argument(
+        *filter(None, (spec.metadata["short"] if text != argparse.SUPPRESS else "", flag)),
+        dest=spec.name,
+        type=_converter(kind, option, choices, many=many, optional=optional),
+        metavar=metavar,
+        help=text,
+        **(several if many else {}),
+    )
+
+
+def _add_switch(group: argparse._ActionsContainer, flag: str, dest: str, text: str, is_inverted: bool) -> None:
+    if not is_inverted:
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, dest=dest, help=text)
+        return
+    group.add_argument(flag, action="store_false", dest=dest, help=text)
+    group.add_argument(flag.replace("--", "--no-", 1), action="store_true", dest=dest, help=text)
+
+
+def _add_peer(parser: argparse.ArgumentParser, option: PeerOption) -> None:
+    """Add an option of a peer that sets none of ours, for ``take``."""
+    dest = _PEER + option.name
+    if option.takes == "flag":
+        parser.add_argument(
+            f"--{option.name}", action=argparse.BooleanOptionalAction, dest=dest, help=argparse.SUPPRESS
+        )
+    else:
+        parser.add_argument(
+            f"--{option.name}", nargs="+" if option.takes == "words" else None, dest=dest, help=argparse.SUPPRESS
+        )
+
+
+def _converter(
+    kind: Callable[[Any], Any], option: PeerOption, choices: tuple[Any, ...], *, many: bool, optional: bool
+) -> Callable[[str], Any]:
+    """Return what turns a word into a value of the field."""
+
+    def convert(text: str) -> Any:
+        try:
+            if many and text.startswith("["):
+                return [kind(each) for each in json.loads(text)]
+            value = option.translate(text, choices)
+            if value == "None" and optional:
+                return None
+            return whole_number(value) if kind is int else kind(value)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"must be a number, not {text}") from error
+
+    return convert
+
+
+@contextmanager
+def _named(source: str) -> Iterator[None]:
+    """Put the source of an option before the message of its error."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
 
 
 def _bare(positional: str) -> str:
@@ -65,56 +280,9 @@ def _specs(classes: Sequence[type[Any]]) -> Iterator[tuple[Field[Any], Any]]:
             yield spec, hints[spec.name]
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _add(group: argparse._ArgumentGroup, spec: Field[Any], kind: Any) -> None:
-    text = _help(spec)
-    if kind is bool:
-        group.add_argument(_flag(spec.name), action=argparse.BooleanOptionalAction, help=text)
-        return
-    many = typing.get_origin(kind) is tuple
-    if isinstance(kind, UnionType) or many:
-        kind = next(arg for arg in typing.get_args(kind) if arg not in (type(None), ...))
-    group.add_argument(
-        *filter(None, (spec.metadata["short"], _flag(spec.name))),
-        type=kind,
-        action="extend" if many else "store",
-        nargs="+" if spec.metadata["words"] else 1 if many else None,
-        choices=spec.metadata["choices"] or None,
-        metavar=None if spec.metadata["choices"] else {int: "N", float: "X"}.get(kind, "TEXT"),
-        help=text,
-    )
-
-
 def _help(spec: Field[Any]) -> str:
     text: str = spec.metadata["help"]
     if spec.default is not None and spec.default is not MISSING and spec.default != ():
         default = {True: "on", False: "off"}[spec.default] if isinstance(spec.default, bool) else spec.default
         text += f" (default: {default})"
     return text.replace("%", "%%")
-
-
-def _given(parser: argparse.ArgumentParser, positional: str, argv: Sequence[str]) -> dict[str, Any]:
-    """Return the given options by field name."""
-    try:
-        namespace, rest = parser.parse_known_args(list(argv))
-    except argparse.ArgumentError as error:
-        raise ConfigError(f"{error.argument_name}: {error.message}.") from error
-    if rest:
-        raise ConfigError(_unknown(rest[0], parser))
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(namespace).items()}
-    if positional and (bare := given.pop(_bare(positional), None)) is not None:
-        if given.get(positional, bare) != bare:
-            raise ConfigError(f"{bare} and {_flag(positional)} {given[positional]} contradict each other.")
-        given[positional] = bare
-    return given
-
-
-def _unknown(word: str, parser: argparse.ArgumentParser) -> str:
-    if not word.startswith("-"):
-        return f"unexpected argument {word!r}."
-    name = word.partition("=")[0]
-    known = [flag for action in parser._actions for flag in action.option_strings]
-    return f"unknown option {name}.{closest(name, known)}"

@@ -11,14 +11,16 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError, EngineError
+from ...engine.peer_options import nearest
 from ..config import ServerConfig
-from .flag_parser import closest, parse
+from .flag_parser import parse
 from .options import (
     BenchOptions,
     ChatOptions,
@@ -183,10 +185,10 @@ def _main(words: list[str]) -> int:
 def _run(name: str, argv: Sequence[str]) -> int:
     command = COMMANDS.get(name)
     if command is None:
-        return _print_error("rootgraft", f"unknown command {name!r}.{closest(name, list(COMMANDS))}", 2)
+        return _print_error("rootgraft", f"unknown command {name!r}.{nearest(name, COMMANDS)}", 2)
     prog = f"rootgraft {name}"
     try:
-        options = parse(prog, command.about, command.classes, command.positional, argv)
+        options = parse(prog, command.about, command.classes, command.positional, argv, partial(_print_note, prog))
     except ConfigError as error:
         return _print_error(prog, f"{error} See '{prog} --help'.", 2)
     except SystemExit:  # argparse has printed the help.
@@ -195,6 +197,10 @@ def _run(name: str, argv: Sequence[str]) -> int:
         return command.run(*options)
     except EngineError as error:
         return _print_error(prog, str(error), 1)
+
+
+def _print_note(prog: str, sentence: str) -> None:
+    print(f"{prog}: {sentence}", file=sys.stderr)
 
 
 def _print_error(prog: str, message: str, code: int) -> int:

@@ -6,7 +6,7 @@ import itertools
 import logging
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,8 +15,9 @@ from ...grammar.spec import GrammarSpec
 from ..checkpoint.locate import resolve_model
 from ..config import EngineConfig
 from ..core.engine_core import EngineCore
-from ..errors import ConfigError, EngineDead, RequestError
+from ..errors import EngineDead, RequestError
 from ..messages import Abort, LoadAdapter, Reply, Submit, TokenTexts, UnloadAdapter
+from ..peer_options import engine_keywords
 from ..serving.output_processor import TextDelta, error_of
 from ..serving.request import RequestLimits, TextRequest, token_array
 from ..serving.sampling_defaults import default_params, read_sampling_defaults
@@ -46,7 +47,7 @@ class LLM:
 
     Args:
         model: folder in Hugging Face format, GGUF file or name on the hub; None for the default model.
-        options: of ``EngineConfig``.
+        options: of ``EngineConfig``, or vLLM's (``docs/options.md``): translated, accepted without effect or refused.
 
     Raises:
         ModelError: the model does not exist or is not supported exactly.
@@ -328,11 +329,11 @@ def _sampling_defaults(config: EngineConfig, model: Path) -> SamplingDefaults:
     return read.defaults
 
 
-def _config(model: str | None, options: dict[str, Any]) -> EngineConfig:
-    known = {field.name for field in fields(EngineConfig)}
-    if unknown := sorted(options.keys() - known):
-        raise ConfigError(f"There is no option {unknown[0]!r}; there are {', '.join(sorted(known))}.")
-    return EngineConfig(model=model, **options)
+def _config(model: str | None, keywords: dict[str, Any]) -> EngineConfig:
+    options, notes = engine_keywords({"model": model} | keywords)
+    for note in notes:
+        logger.info("%s", note)
+    return EngineConfig(**options)
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

@@ -213,7 +213,7 @@ def test_without_drafts_no_row_has_any(engine):
         ("ngram", "must be a JSON object"),
         ("[]", "must be a JSON object"),
         ('{"method": "eagle"}', "must be one of auto, ngram, off, not eagle"),
-        ('{"method": "ngram", "prompt_lookup_max": 4}', "has no 'prompt_lookup_max'"),
+        ('{"method": "ngram", "model": "org/draft"}', "has no 'model'"),
         ('{"num_speculative_tokens": 0}', "from 1 to 64, not 0"),
         ('{"num_speculative_tokens": true}', "from 1 to 64, not True"),
         ('{"num_speculative_tokens": 65}', "from 1 to 64, not 65"),
@@ -223,3 +223,9 @@ def test_the_option_is_refused_by_what_is_wrong_with_it(text, complaint):
     with pytest.raises(ConfigError, match="speculative-config") as refusal:
         EngineConfig(speculative_config=text)
     assert complaint in str(refusal.value)
+
+
+def test_keys_of_vllm_that_change_speed_alone_are_taken():
+    config = EngineConfig(speculative_config='{"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2}')
+    assert config.speculative.method == "ngram"
+    assert EngineConfig(speculative_config='{"method": "suffix"}').speculative.method == "auto"

@@ -174,7 +174,7 @@ def test_progress_bar(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_unknown_option(core: FakeCore) -> None:
-    with pytest.raises(ConfigError, match="no option 'max_model_length'; there are block_size"):
+    with pytest.raises(ConfigError, match=r"no option 'max_model_length'\. Did you mean max_model_len"):
         LLM(max_model_length=5)
 
 

@@ -1,0 +1,119 @@
+"""Command-line words in the spellings that vLLM and SGLang take, and those of a YAML file, made into plain ones.
+
+``--max_model_len 4k``, ``-tp 1``, ``--enable-lora=true`` and ``--speculative-config.method off`` become
+``--max-model-len 4k``, ``--tensor-parallel-size 1``, ``--enable-lora`` and ``--speculative-config={"method": "off"}``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...engine.errors import ConfigError
+
+_DOTTED = re.compile(r"(--[\w-]+)\.([\w.-]+)(\+?)")
+_SWITCH = {"true": "--", "false": "--no-"}
+
+
+def plain_words(words: Sequence[str], shorts: Mapping[str, str], flags: frozenset[str]) -> list[str]:
+    """Return command-line words with options in their long form, and dotted keys gathered into JSON objects.
+
+    Args:
+        words: the words after the command.
+        shorts: long forms, with dashes, of short ones such as ``-tp``.
+        flags: options without a value, with their dashes; an attached or following true or false switches them.
+
+    Raises:
+        ConfigError: a dotted key has no value, or contradicts another one or the whole option.
+    """
+    plain: list[str] = []
+    objects: dict[str, dict[str, Any]] = {}
+    rest = list(words)
+    while rest:
+        name, equals, value = _split(rest.pop(0), shorts)
+        following = rest[0] if rest and not equals and not rest[0].startswith("--") else None
+        if dotted := _DOTTED.fullmatch(name):
+            if not equals and following is None:
+                raise ConfigError(f"{name}: expected one argument.")
+            _put(objects.setdefault(dotted[1], {}), dotted, value if equals else rest.pop(0))
+        elif name in flags and (switch := _SWITCH.get((value if equals else following or "").lower())):
+            plain.append(switch + name.removeprefix("--"))
+            del rest[: 0 if equals else 1]
+        else:
+            plain.append(name + equals + value)
+    if both := objects.keys() & {word.partition("=")[0] for word in plain}:
+        raise ConfigError(f"{min(both)} is given as a whole and by keys: give one of them.")
+    return [*plain, *(f"{name}={json.dumps(given)}" for name, given in objects.items())]
+
+
+def words_of_file(name: str) -> list[str]:
+    """Return the command-line words of a YAML file whose keys are long option names.
+
+    Raises:
+        ConfigError: it cannot be read, or is no mapping.
+    """
+    import yaml
+
+    try:
+        given = yaml.safe_load(Path(name).expanduser().read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--config: {name} cannot be read: {error.strerror}.") from error
+    except (ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"--config: {name} is not YAML: {' '.join(str(error).split())}.") from error
+    if not isinstance(given, dict):
+        raise ConfigError(f"--config: {name} must hold options, one in a line, such as 'port: 8000'.")
+    return [word for key, value in given.items() for word in _words_of(str(key), value)]
+
+
+def _split(word: str, shorts: Mapping[str, str]) -> tuple[str, str, str]:
+    """Return option, equals sign and attached value; a word that is no option comes back alone."""
+    option, equals, value = word.partition("=")
+    name, dot, keys = option.partition(".")
+    if name in shorts:
+        return shorts[name] + dot + keys, equals, value
+    if word.startswith("-O") and "-O" in shorts:  # a digit may follow at once: -O3
+        return shorts["-O"], "=", word[2:]
+    if not word.startswith("--"):
+        return word, "", ""
+    return name.replace("_", "-") + dot + keys, equals, value
+
+
+def _put(target: dict[str, Any], dotted: re.Match[str], text: str) -> None:
+    """Set a dotted key of a JSON object, or append to it with ``+``."""
+    *outer, last = dotted[2].split(".")
+    for key in outer:
+        target = target.setdefault(key, {})
+        if not isinstance(target, dict):
+            raise ConfigError(f"{dotted[0]}: {key} has a value already.")
+    value = _parsed(text)
+    if dotted[3]:
+        values = target.setdefault(last, [])
+        values += [_parsed(part) for part in text.split(",")]
+    elif target.setdefault(last, value) != value:
+        raise ConfigError(f"{dotted[0]} is given twice.")
+
+
+def _parsed(text: str) -> Any:
+    """Return JSON, or the text itself if it is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _words_of(key: str, value: Any) -> Iterator[str]:
+    """Return the words of one entry; a list is several values of one option."""
+    flag = f"--{key.lstrip('-')}"
+    if isinstance(value, bool):
+        yield flag if value else f"--no-{key.lstrip('-')}"
+    elif isinstance(value, list):
+        yield from (f"{flag}={_text(each)}" for each in value)
+    elif value is not None:
+        yield f"{flag}={_text(value)}"
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, dict) else str(value)

@@ -1,0 +1,250 @@
+"""Options of vLLM and SGLang: which of ours each one is, which values are accepted, what to do instead of the others.
+
+The tables are ``vllm_options.toml`` and ``sglang_options.toml``; the head of the first explains their fields. The
+command line, the keywords of ``LLM`` and ``docs/options.md`` are made from them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from decimal import Decimal
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from .config import EngineConfig
+from .errors import ConfigError
+
+ENVIRONMENT = "Environment variables"
+_NUMBER = re.compile(r"([+-]?\d+(?:\.\d+)?)([kmgtKMGT]?)")
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class PeerOption:
+    """An option of another server.
+
+    Attributes:
+        name: long form without dashes; of an environment variable, its name.
+        section: heading in the peer's help.
+        ours: the option of ours that it sets; empty if there is none.
+        also: an option of ours that it switches on.
+        values: the peer's values that have other names with us.
+        same: values that ask for what we do anyway; ``1..8`` is a range of numbers.
+        inert: why any value is accepted without effect; empty if some are refused.
+        refuse: what to do instead of a value that is not taken.
+        takes: flag, value or words (one or several values).
+        short: other spellings, with their dashes.
+        unit: bytes, where our option is in GiB.
+    """
+
+    name: str
+    section: str
+    ours: str = ""
+    also: str = ""
+    values: Mapping[str, str] = field(default_factory=dict)
+    same: tuple[str, ...] = ()
+    inert: str = ""
+    refuse: str = ""
+    takes: str = "value"
+    short: tuple[str, ...] = ()
+    unit: str = ""
+
+    @property
+    def status(self) -> str:
+        """done, accepted or refused."""
+        if self.ours:
+            return "done"
+        return "accepted" if self.same or self.inert else "refused"
+
+    def translate(self, value: Any, choices: tuple[Any, ...] = ()) -> Any:
+        """Return a value for our option.
+
+        Raises:
+            ConfigError: it is not among ``choices``; says what to do instead.
+        """
+        if isinstance(value, str):
+            value = self.values.get(value, value)
+        if choices and str(value) not in (*map(str, choices), "None"):
+            wrong = f"must be one of {', '.join(map(str, choices))}, not {value}."
+            raise ConfigError(" ".join(filter(None, (wrong, self.refuse))))
+        return whole_number(str(value)) / _GIB if self.unit == "bytes" else value
+
+    def note(self, value: str) -> str:
+        """Return why a value has no effect; an empty string if it asks for what we do anyway.
+
+        Raises:
+            ConfigError: the value is refused; says what to do instead.
+        """
+        is_off = self.takes == "flag" and value == "false" and "true" not in self.same
+        if is_off or value in ("None", "null") or any(_matches(value, pattern) for pattern in self.same):
+            return ""
+        if not self.inert:
+            raise ConfigError(self.refuse)
+        return self.inert
+
+
+@cache
+def peer_options() -> Mapping[str, PeerOption]:
+    """Return the options by name: vLLM's, and those of SGLang that vLLM has not."""
+    return {
+        name: option
+        for peer in ("sglang", "vllm")
+        for name, option in read_options(peer).items()
+        if option.section != ENVIRONMENT
+    }
+
+
+@cache
+def environment() -> Mapping[str, PeerOption]:
+    """Return the environment variables by name."""
+    return {name: option for name, option in read_options("vllm").items() if option.section == ENVIRONMENT}
+
+
+@cache
+def read_options(peer: str) -> Mapping[str, PeerOption]:
+    """Return the table of a peer by name, in its order."""
+    text = Path(__file__).with_name(f"{peer}_options.toml").read_text("utf-8")
+    sections = {title: rows for title, rows in tomllib.loads(text).items() if isinstance(rows, dict)}
+    return {name: _option(name, section, row) for section, rows in sections.items() for name, row in rows.items()}
+
+
+def _option(name: str, section: str, row: dict[str, Any]) -> PeerOption:
+    row = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+    if not row.keys() & {"ours", "same", "inert", "refuse"}:
+        row["ours"] = name
+    return PeerOption(name, section, **row)
+
+
+def as_flag(name: str, value: str) -> str:
+    """Return an option as it stands on a command line, for messages."""
+    return {"": f"--{name}", "true": f"--{name}", "false": f"--no-{name}"}.get(value, f"--{name} {value}")
+
+
+def as_keyword(name: str, value: str) -> str:
+    """Return an option as a keyword in Python, for messages."""
+    return name.replace("-", "_") + (f"={value}" if value else "")
+
+
+def take(option: PeerOption, value: Any, shown: Callable[[str, str], str] = as_flag) -> list[str]:
+    """Check a value of an option that sets none of ours. Return a sentence for each part that has no effect.
+
+    Args:
+        value: a text, bool or number; a JSON object or its text where the table has rows ``name.key``.
+        shown: how a message names the option.
+
+    Raises:
+        ConfigError: it is refused; says what to do instead.
+    """
+    inner = {name: row for name, row in peer_options().items() if name.startswith(f"{option.name}.")}
+    parts = {option.name: value}
+    if inner:
+        given = _object(value)
+        if given is None:
+            raise ConfigError(f"{shown(option.name, _text(value))}: must be a JSON object.")
+        parts = {f"{option.name}.{key}": part for key, part in given.items()}
+    notes = []
+    for name, part in parts.items():
+        row = (inner or {name: option}).get(name)
+        if row is None:
+            raise ConfigError(f"{shown(name, _text(part))}: there is no such key.{nearest(name, inner)}")
+        try:
+            note = row.note(_text(part))
+        except ConfigError as error:
+            # A value that is never taken may be a secret, and says nothing.
+            raise ConfigError(f"{shown(name, _text(part) if row.same else '')}: {error}") from error
+        notes += [f"{shown(name, _text(part))} has no effect: {note}"] if note else []
+    return notes
+
+
+def engine_keywords(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Translate keywords of vLLM's ``LLM`` into those of ``EngineConfig``.
+
+    Returns:
+        The options of ours that are given, and a sentence for each keyword that has no effect.
+
+    Raises:
+        ConfigError: a keyword does not exist or is refused.
+    """
+    ours = {spec.name: spec for spec in fields(EngineConfig)}
+    rows = {name.replace("-", "_"): row for name, row in peer_options().items()}
+    given: dict[str, Any] = {}
+    notes: list[str] = []
+    for keyword, value in keywords.items():
+        row = rows.get(keyword, PeerOption(keyword, "", ours=keyword))
+        name = row.ours.replace("-", "_")
+        if not row.ours:
+            notes += take(row, value, as_keyword)
+        elif name not in ours:
+            raise ConfigError(f"There is no option {keyword!r}.{nearest(keyword, ours)}")
+        elif value is not None:
+            try:
+                given[name] = row.translate(_plain(value), ours[name].metadata["choices"])
+            except ConfigError as error:
+                raise ConfigError(f"{keyword} {error}") from error
+    return complete(given), notes
+
+
+def complete(given: dict[str, Any]) -> dict[str, Any]:
+    """Add what follows from other options: a step's budget of a token for each sequence, the model's own tokenizer."""
+    if given.get("tokenizer") is not None and given["tokenizer"] == given.get("model"):
+        del given["tokenizer"]
+    if (seqs := given.get("max_num_seqs") or 0) > EngineConfig().max_num_batched_tokens:
+        given.setdefault("max_num_batched_tokens", seqs)
+    return given
+
+
+def whole_number(text: str) -> int:
+    """Parse a whole number as vLLM does: 1k is 1000, 25.6k is 25600, 1K is 1024. Raises ConfigError."""
+    if found := _NUMBER.fullmatch(text.strip()):
+        base = 1024 if found[2].isupper() else 1000
+        number = Decimal(found[1]) * base ** (" kmgt".index(found[2].lower() or " "))
+        if number == int(number):
+            return int(number)
+    raise ConfigError(f"must be a whole number such as 4096, 4k (4000) or 4K (4096), not {text}.")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Suggest a known word similar to ``word``, as a question; an empty string if there is none."""
+    found = difflib.get_close_matches(word, list(known), n=1)
+    return f" Did you mean {found[0]}?" if found else ""
+
+
+def _matches(value: str, pattern: str) -> bool:
+    low, dots, high = pattern.partition("..")
+    if not dots:
+        return value.lower() == pattern.lower()
+    try:
+        return float(low) <= float(value) <= float(high)
+    except ValueError:
+        return False
+
+
+def _object(value: Any) -> dict[str, Any] | None:
+    """Return a JSON object, given as such or as text; None if it is none."""
+    try:
+        parsed = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return None
+    return parsed if isinstance(parsed, dict) else None
+
+
+def _text(value: Any) -> str:
+    """Return a value as a command line has it."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, default=str) if isinstance(value, bool | dict | list | tuple) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    """Return a keyword's value in the type of our options: JSON for a dict, a tuple for a list, a name for a dtype."""
+    if isinstance(value, dict):
+        return json.dumps(value)
+    if isinstance(value, list):
+        return tuple(value)
+    return value if isinstance(value, bool | int | float | str | tuple) else str(value).removeprefix("torch.")
