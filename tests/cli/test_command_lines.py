@@ -7,30 +7,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from support.api.command_lines import commands, options_of, outcome
 
 from rootgraft.api.cli import main as command_line
-from rootgraft.api.config import ServerConfig
-from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ModelError
 from rootgraft.engine.peer_options import peer_options
 
 USES = Path(__file__).parent / "option_use.tsv"
-OURS = {f"--{spec.name.replace('_', '-')}" for cls in (EngineConfig, ServerConfig) for spec in fields(cls)}
-# Options that join the house on another branch; they are left out of lines until they have come.
-COMING = re.compile(
-    "|".join(
-        rf" {name}[ =]\S+"
-        for name in ("--generation-config", "--reasoning-parser", "--stream-interval")
-        if name not in OURS
-    )
-    or "(?!)"
-)
-
 # Written by us after the pages that are named, with models of families that are served, for one device.
 LINES = {
     # docs.vllm.ai: quickstart; OpenAI-compatible server; LoRA adapters; tool calling; reasoning outputs; speculation;
@@ -78,7 +64,7 @@ def uses() -> list[list[str]]:
 
 def words_of(line: str) -> list[str]:
     """The words after the launcher, which are those after ``rootgraft serve``."""
-    ((_, words),) = commands(COMING.sub("", line))
+    ((_, words),) = commands(line)
     return words
 
 
@@ -108,8 +94,6 @@ def test_options_in_public_documentation_are_known(capsys) -> None:
     outcomes: dict[str, Counter[str]] = {"vllm": Counter(), "sglang": Counter()}
     unknown = set()
     for peer, name, value, count, _ in uses():
-        if COMING.search(f" {name} {value}"):
-            continue
         words = [*([] if name in ("--model", "--model-path") else ["m"]), name, *filter(None, [value])]
         outcomes[peer][found := outcome(words)] += int(count)
         unknown |= {name} if found == "unknown" else set()

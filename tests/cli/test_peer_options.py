@@ -22,8 +22,6 @@ VLLM_NAMES = Path(__file__).parent / "vllm_serve_options.txt"
 OURS = {spec.name.replace("_", "-"): spec for cls in (EngineConfig, ServerConfig) for spec in fields(cls)}
 # Options that are no key of another.
 WHOLE = {name: option for name, option in peer_options().items() if "." not in name}
-# Options that join the house on another branch: remove each as it comes.
-COMING = {"generation-config", "reasoning-parser", "stream-interval"} - OURS.keys()
 
 
 def serve(line: str, notes: list[str] | None = None) -> tuple[EngineConfig, ServerConfig]:
@@ -52,7 +50,7 @@ def test_every_option_of_vllm_has_a_row_and_a_treatment() -> None:
 @pytest.mark.parametrize("peer", ["vllm", "sglang"])
 def test_rows_agree_with_our_options(peer: str) -> None:
     for name, option in read_options(peer).items():
-        if option.ours and option.ours not in COMING:
+        if option.ours:
             assert option.ours == "config" or option.ours in OURS, name
             spec = OURS.get(option.ours)
             assert option.takes != "flag" or (spec and isinstance(spec.default, bool)), name
@@ -60,7 +58,7 @@ def test_rows_agree_with_our_options(peer: str) -> None:
             assert all(value in (*choices, "None", "false") for value in option.values.values() if choices), name
         else:
             assert option.name not in OURS, f"{name} is an option of ours"
-            assert option.name in COMING or option.refuse or option.inert, name
+            assert option.refuse or option.inert, name
         assert not (option.ours and option.inert), name
         for text in filter(None, (option.refuse, option.inert)):
             assert text.endswith("."), name
