@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.engine.core_hooks import scheduler_of
+from support.engine.core_hooks import drawn_seed, scheduler_of
 from support.engine.fake_worker import FakeWorker
 
 from rootgraft.engine.config import EngineConfig
@@ -261,8 +261,7 @@ def test_an_engine_of_each_seed_draws_seeds_of_its_own() -> None:
     """Requests without a seed get one of the engine's: -1 is no other spelling of 1."""
 
     def first(seed: int) -> int:
-        core = EngineCore(EngineConfig(seed=seed), FakeWorker(50, 16))
-        return core._seeds.getrandbits(63)
+        return drawn_seed(EngineCore(EngineConfig(seed=seed), FakeWorker(50, 16)))
 
     seeds = (MIN_SEED, -2, -1, 0, 1, 2, MAX_SEED)
     assert [first(seed) for seed in seeds] == [first(seed) for seed in seeds]

@@ -32,6 +32,11 @@ def worker_of(core: EngineCore) -> Any:
     return core._worker
 
 
+def drawn_seed(core: EngineCore) -> int:
+    """Draw the seed that the next request without one would get."""
+    return core._seeds.getrandbits(63)
+
+
 def cache_of(core: EngineCore) -> PrefixCache:
     return core._cache
 
