@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache
+from math import prod
 
 from ..regex.charset import single
 from ..regex.ecma_regex import read_pattern, repeat_product
@@ -27,8 +28,8 @@ from .key_classes import key_classes
 # where the rule may begin, what begins with `MATCHED` after its closing quote if its number is listed.
 PROBE, MATCHED = b"\x01", b"\x02"
 # States of the lexer, estimated as repeats written out times length: a string with more becomes a rule; so do smaller
-# ones, if all together have more than `MAX_TOTAL`.
-MAX_WEIGHT = 2_000
+# ones beside such a one, or if all together have more than `MAX_TOTAL`.
+MAX_WEIGHT = 1_000
 MAX_SMALL_WEIGHT = 200
 MAX_TOTAL = 10_000
 MAX_RULES = 400
@@ -79,12 +80,13 @@ def weight(strings: Strings) -> int:
     """Estimate the states of a string in a lexer that counts the length in its states."""
     if strings is NO_STRINGS or strings.values is not None:
         return 0
-    nodes = [node for source in strings.patterns for node in read_pattern(source).must]
+    patterns = [*map(read_pattern, strings.patterns)]
+    nodes = [node for pattern in patterns for node in (*pattern.must, *pattern.must_not)]
     nodes += [node for source in strings.not_patterns for node in read_pattern(source, True).must]
     nodes += [node for name in strings.formats for node in FORMATS[name].must]
     if len(nodes) < 2 and all(map(_is_in_step, nodes)):
         return 0
-    return max(strings.least, strings.most or 0, 1) * sum(map(repeat_product, nodes))
+    return max(strings.least, strings.most or 0, 1) * prod(map(repeat_product, nodes))
 
 
 def _is_in_step(node: RegexNode) -> bool:
@@ -119,13 +121,13 @@ def _may_be_heavy(nodes: Iterable[SchemaNode]) -> bool:
             with suppress(RegexError):
                 patterns.append(read_pattern(schema["pattern"]))
         repeats += sum(repeat_product(part) for pattern in patterns for part in (*pattern.must, *pattern.must_not))
-    return repeats * longest > MAX_WEIGHT
+    return repeats * longest > MAX_SMALL_WEIGHT
 
 
 def _heavy(found: set[Strings]) -> set[Strings]:
     weights = {strings: weight(strings) for strings in found}
     heavy = {strings for strings, size in weights.items() if size > MAX_WEIGHT}
-    if sum(size for strings, size in weights.items() if strings not in heavy) > MAX_TOTAL:
+    if heavy or sum(weights.values()) > MAX_TOTAL:
         heavy |= {strings for strings, size in weights.items() if size > MAX_SMALL_WEIGHT}
     return heavy
 

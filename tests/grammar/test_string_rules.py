@@ -113,6 +113,8 @@ def _fits(rule: StringRule, position, data: bytes) -> bool:
 
 def test_the_weight_is_that_of_places_times_lengths():
     assert weight(Strings(0, 500, frozenset((FEW_WORDS,)))) > 20_000
+    few = r"(?:\S+\s+){0,5}\S+$"
+    assert weight(Strings(0, 100, frozenset((f"^(?!.*secret){few}",)))) > 5 * weight(Strings(0, 100, frozenset((few,))))
     for strings in (
         Strings(0, 8_000), Strings(0, 63, frozenset(("^[a-z]{1,63}$",))), Strings(values=("a",)),
         Strings(most=500, excluded=frozenset(("a",))),
