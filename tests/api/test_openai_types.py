@@ -74,12 +74,15 @@ def test_what_can_be_included_is_what_the_client_knows(live: Live) -> None:
 
 def test_events_are_those_of_the_client_to_the_field(live: Live) -> None:
     """Every kind of stream; each event is one of the client's types, without a field that the type does not declare."""
+    live.async_engine.tokenizer.thinks = "qwen3"
     found = events_of(live, top_logprobs=2, include=["message.output_text.logprobs"], metadata={"a": "b"})
     found += events_of(live, max_output_tokens=2)
     say(live, "Well. " + TWO)
     found += events_of(live, tools=TOOLS)
     say(live, "not JSON")
     found += events_of(live, text={"format": {"type": "json_object"}})
+    say(live, "<think>hm</think>Yes")
+    found += events_of(live, reasoning={"effort": "low", "summary": "auto"})
     live.async_engine.fail_after = (2, EngineDead("The engine is not running."))
     found += events_of(live)
     for name, data in found:
@@ -90,7 +93,8 @@ def test_events_are_those_of_the_client_to_the_field(live: Live) -> None:
         ours = {"bytes", "forked_tokens", "pinned_tokens", "drafted_tokens", "forced_tokens"}
         assert event.type == name and extra <= {"store", "name", "presence_penalty", "frequency_penalty"} | ours
     [stream] = re.findall(r"^A stream is (.*)$", PAGE, re.MULTILINE)
-    written = set(re.findall(r"`(response\.[a-z_.]+)`", stream)) | {"response.function_call_arguments.done", "error"}
+    written = set(re.findall(r"`(response\.[a-z_.]+)`", stream)) | {"error"}
+    written |= {"response.function_call_arguments.done", "response.reasoning_text.done"}
     assert {name for name, _ in found} == written
 
 

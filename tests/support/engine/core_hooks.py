@@ -75,7 +75,7 @@ def structured_output_in_process(max_lines: int, vocabulary: Vocabulary) -> Stru
     manager._eos_ids = vocabulary.eos
     manager._thread = ThreadPoolExecutor(1)
     manager._built = Future()
-    manager._built.set_result((MagicMock(), MaskBuffer(max_lines, vocabulary)))
+    manager._built.set_result((MagicMock(), MaskBuffer(max_lines, vocabulary), vocabulary))
     return manager
 
 

@@ -222,7 +222,7 @@ class World:
         self.compiles = Compiles(self.vocabulary)
         monkeypatch.setattr(
             "rootgraft.engine.core.structured_output._build",
-            lambda *_: (self.compiles, MaskBuffer(self.max_num_seqs, self.vocabulary)),
+            lambda *_: (self.compiles, MaskBuffer(self.max_num_seqs, self.vocabulary), self.vocabulary),
         )
         self.max_num_seqs = 4
         self.kills = 0
