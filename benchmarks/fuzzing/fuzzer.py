@@ -95,7 +95,7 @@ def make_core(model: Model, folder: Path, overlaps: bool, **options: Any) -> Eng
     worker.overlaps = overlaps
     core = EngineCore(config, worker)
     grammars: Any = structured_output_in_process(config.max_num_seqs + config.max_drafts, VOCABULARY)
-    grammars.compile = lambda kind, content: Ready(_compiled(kind, content))
+    grammars.compile = lambda grammar, reasoning: Ready(_compiled(*grammar))
     set_structured_output(core, grammars)
     return core
 

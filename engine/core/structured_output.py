@@ -155,9 +155,9 @@ class Compilation:
         """Return a matcher at the start of an output, the error, or None while the compile runs."""
         if not self._built.done():
             return None
-        if self._spec is None:
-            return self._after_thought(None)
         try:
+            if self._spec is None:
+                return self._after_thought(None)
             if self._compiled is None:
                 self._compiled = self._built.result()[0].compile(self._spec)
             if not self._compiled.done():

@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from support.api.command_lines import commands, options_of, outcome
+from support.cli.command_lines import commands, options_of, outcome
 
 from rootgraft.api.cli import main as command_line
 from rootgraft.engine.errors import ModelError
@@ -58,7 +58,7 @@ LINES = {
 
 
 def uses() -> list[list[str]]:
-    """What ``support/api/command_lines.py`` collected: peer, option, value, number of commands, place."""
+    """What ``support/cli/command_lines.py`` collected: peer, option, value, number of commands, place."""
     return [line.split("\t") for line in USES.read_text("utf-8").splitlines()]
 
 

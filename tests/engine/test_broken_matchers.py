@@ -122,8 +122,8 @@ def compilation(compiled_grammar: Any) -> Compilation:
                 future.set_result(compiled_grammar)
             return future
 
-    service_built.set_result((Service(), None))
-    return Compilation(service_built, GRAMMARS[0])
+    service_built.set_result((Service(), None, None))
+    return Compilation(service_built, GRAMMARS[0], None)
 
 
 def test_a_matcher_that_cannot_be_made_is_that_request_s_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_a_vocabulary_that_cannot_be_built_fails_requests_with_grammars_alone(mo
 
     monkeypatch.setattr("rootgraft.engine.core.structured_output._build", fail)
     manager = StructuredOutputManager(TEXTS, VOCABULARY.eos, 258, 4)
-    compile = manager.compile(GRAMMARS[0].kind.value, GRAMMARS[0].content)
+    compile = manager.compile((GRAMMARS[0].kind.value, GRAMMARS[0].content), None)
     while (outcome := compile.poll()) is None:
         pass
     assert isinstance(outcome, ModelError) and "ValueError" in str(outcome)

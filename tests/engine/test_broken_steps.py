@@ -145,7 +145,7 @@ class Ready:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("rootgraft.engine.core.engine_core._PAUSE", 0.0)
-    monkeypatch.setattr(StructuredOutputManager, "compile", lambda _self, _kind, content: Ready(content))
+    monkeypatch.setattr(StructuredOutputManager, "compile", lambda _self, grammar, _reasoning: Ready(grammar[1]))
     yield
 
 

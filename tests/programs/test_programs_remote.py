@@ -94,8 +94,8 @@ def test_the_report_adds_up_all_branches(live: Live, remote: Session) -> None:
 def test_select_sums_what_the_server_scores(live: Live, remote: Session) -> None:
     remote.user("?").assistant("It is ")
     assert remote.select("x", ["long one", "no"]) == "no"
-    # The fake's template ends each message in a line break, and a token has one byte.
-    assert remote.scores["x"] == {"long one": -0.25 * 9, "no": -0.25 * 3}
+    # A token of the fake has one byte.
+    assert remote.scores["x"] == {"long one": -0.25 * 8, "no": -0.25 * 2}
     assert remote.messages[-1]["content"] == "It is no"
     request = live.async_engine.seen[0]
     assert request.params.logprob_start_len == len(request.tokens) - 9
