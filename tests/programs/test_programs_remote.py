@@ -98,7 +98,7 @@ def test_select_sums_what_the_server_scores(live: Live, remote: Session) -> None
     assert remote.scores["x"] == {"long one": -0.25 * 8, "no": -0.25 * 2}
     assert remote.messages[-1]["content"] == "It is no"
     request = live.async_engine.seen[0]
-    assert request.params.logprob_start_len == len(request.tokens) - 9
+    assert request.params.logprob_start_len == len(request.tokens) - 8
     assert remote.select("y", ["ab", "abcd"], normalise=True) == "ab" and set(remote.scores["y"].values()) == {-0.25}
     assert remote.report().completion == 0
     for choices in ([], ["a", ""]):
