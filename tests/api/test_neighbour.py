@@ -101,7 +101,7 @@ def test_what_schemathesis_makes_of_the_document_beside_an_honest_client(server:
         asked.add(f"{case.method} {case.path}")
 
     quiet = settings(
-        max_examples=8,
+        max_examples=4,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
         derandomize=True,

@@ -240,7 +240,8 @@ def test_generated_schemas_are_accepted_and_never_fail(real_vocabulary):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("part", range(10))
-def test_five_hundred_generated_schemas_never_fail(real_vocabulary, part):
-    outcome = run(real_vocabulary, 50, 20, start=50 * part)
-    assert outcome.faults == [] and outcome.counts["accepted"] == 50
+@pytest.mark.parametrize("part", range(2))
+def test_generated_schemas_never_fail(real_vocabulary, part):
+    """Some of what ``python -m benchmarks.grammar.counted_strings`` does."""
+    outcome = run(real_vocabulary, 10, 9, start=100 + 50 * part)
+    assert outcome.faults == [] and outcome.counts["accepted"] == 10

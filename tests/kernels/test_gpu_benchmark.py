@@ -26,6 +26,7 @@ CPU = Machine(torch.device("cpu"), torch.float32, tiny=True)
 
 
 @pytest.mark.heavy
+@pytest.mark.timeout(900)
 def test_the_whole_benchmark_in_its_tiny_form(tmp_path: Path) -> None:
     out = tmp_path / "results.json"
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHON": sys.executable}
