@@ -28,6 +28,7 @@ class FieldNames:
         self._parts = parts
 
     def translated(self, text: str) -> str:
+        """Return the text with the other protocol's names in place of a chat's."""
         for pattern, name in self._patterns:
             text = pattern.sub(name, text)
         return text
