@@ -18,7 +18,7 @@ from .content_blocks import AssistantMessage, InputMessage, TextBlock, Texts, To
 
 MAX_CACHE_MARKS = 4
 _KEEP_THINKING = {"type": "clear_thinking_20251015", "keep": "all"}
-_NEUTRAL_EDITS = ({}, {"edits": []}, {"edits": [_KEEP_THINKING]})
+_NEUTRAL_EDITS: tuple[dict[str, Any], ...] = ({}, {"edits": []}, {"edits": [_KEEP_THINKING]})
 
 
 def _check_direct(callers: list[str]) -> list[str]:
