@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from ...engine.errors import RequestError
 from ..generate.field_names import FieldNames
 from ..protocol.chat import ChatRequest
 from ..protocol.chat_messages import ChatMessage, FunctionCall, ToolCall
@@ -22,6 +23,7 @@ from .content_blocks import (
 from .message_request import MessagesRequest, OneToolChoice, PromptFields
 
 _SAMPLING_FIELDS = ("max_tokens", "temperature", "top_p", "top_k", "seed", "prompt_cache_key", "priority")
+_ACCOUNT_DATA = "x-anthropic-billing-header:"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -39,7 +41,12 @@ def field_names(body: PromptFields) -> FieldNames:
 
 
 def as_chat(body: PromptFields) -> ChatRequest:
-    """Translate a request to a chat. Raises RequestValidationError for malformed tools."""
+    """Translate a request to a chat.
+
+    Raises:
+        RequestValidationError: a tool is malformed.
+        RequestError: the input of a call is nested too deeply.
+    """
     thinking, form, mark = body.thinking, body.form, body.longest_mark
     fields: dict[str, Any] = {
         "model": body.model,
@@ -84,7 +91,7 @@ def _tool_choice(body: PromptFields) -> Any:
 
 def _messages(body: PromptFields) -> list[ChatMessage]:
     """Translate system and messages. Consecutive messages of a role are one turn."""
-    system = text_of_blocks(body.system)
+    system = _system(body.system)
     messages = [ChatMessage(role="system", content=system)] if system else []
     turn: list[Block] = []
     for number, message in enumerate(body.messages):
@@ -93,6 +100,17 @@ def _messages(body: PromptFields) -> list[ChatMessage]:
             messages += _turn(message, turn)
             turn = []
     return messages
+
+
+def _system(content: str | list[TextBlock]) -> str:
+    """Return the instructions.
+
+    Claude Code sends a block of data for Anthropic's accounts in front of them. It changes with every request, so that
+    no prefix could be reused, and tells the model nothing.
+    """
+    if isinstance(content, str):
+        return content
+    return text_of_blocks([block for block in content if not block.text.startswith(_ACCOUNT_DATA)])
 
 
 def _turn(message: InputMessage, blocks: list[Block]) -> list[ChatMessage]:
@@ -137,4 +155,8 @@ def _assistant(blocks: list[Block]) -> ChatMessage:
 
 
 def _json(value: dict[str, Any]) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        problem = "'messages' holds a tool_use whose input is nested too deeply."
+        raise RequestError(problem, param="messages") from None

@@ -54,31 +54,35 @@ class MessageReply:
         return [{"type": "message_start", "message": self._message([])}, {"type": "ping"}]
 
     def take(self, delta: TextDelta) -> list[MessageEvent]:
-        """Add a delta and return its events; the delta with a finish reason ends the message.
-
-        Raises:
-            DeadlineExceeded: the time is up.
-            EngineError: the answer was broken off, or does not have the form that was asked for.
-        """
+        """Add a delta and return its events; the delta with a finish reason ends the message, or sets ``failure``."""
         events = self._blocks.take(delta)
         if delta.finish is None:
             return events
-        events += self._blocks.finish()
-        match delta.finish.reason:
-            case FinishReason.TIMEOUT:
-                raise DeadlineExceeded("The time that the request was given is up.")
-            case FinishReason.ABORT:
-                raise EngineError("The answer was broken off by the engine.")
-            case FinishReason.ERROR:
-                raise EngineError("The answer does not have the form that was asked for.")
         self._finish = delta.finish
-        end = {"type": "message_delta", "delta": self._stop(), "usage": self._usage()}
-        return [*events, end, {"type": "message_stop"}]
+        events += self._blocks.finish()
+        if self.failure is None:
+            end = {"type": "message_delta", "delta": self._stop(), "usage": self._usage()}
+            events += [end, {"type": "message_stop"}]
+        return events
+
+    @property
+    def failure(self) -> EngineError | None:
+        """Return the error of an answer that has ended without an end of its own."""
+        match None if self._finish is None else self._finish.reason:
+            case FinishReason.TIMEOUT:
+                return DeadlineExceeded("The time that the request was given is up.")
+            case FinishReason.ABORT:
+                return EngineError("The answer was broken off by the engine.")
+            case FinishReason.ERROR:
+                return EngineError("The answer does not have the form that was asked for.")
+        return None
 
     def body(self) -> dict[str, Any]:
-        """Return the whole message. Raises EngineError if the engine did not end it."""
+        """Return the whole message. Raises ``failure``, and EngineError if the engine did not end it."""
         if self._finish is None:
             raise EngineError("The engine sent no end of the answer.")
+        if self.failure is not None:
+            raise self.failure
         return self._message(self._blocks.content())
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
@@ -136,9 +140,12 @@ async def message_events(reply: MessageReply, deltas: Deltas, request_id: str) -
                 events = [] if begun else reply.begin()
                 for delta in several:
                     events += reply.take(delta)
-                if events:
+                failure = reply.failure
+                if events and (begun or failure is None):
                     begun = True
                     yield b"".join(map(_written, events))
+                if failure is not None:
+                    raise failure
     except Exception as error:
         if not begun:
             raise

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from contextlib import aclosing
+from typing import Literal
 
 from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
 
 from ..anthropic.chat_conversion import as_chat, field_names
 from ..anthropic.message_reply import MessageReply, message_events
@@ -17,7 +19,27 @@ from ..generate.streams import Deltas, at_intervals, generate, silenced, while_c
 from ..observe.token_usage import UsageCount
 from .dependencies import CallerOf, JsonRoute, State, set_facts
 
-router = APIRouter(route_class=JsonRoute, tags=["generation"])
+
+class MessageErrorInfo(BaseModel):
+    """Anthropic's error object."""
+
+    type: str
+    message: str
+
+
+class MessageErrorBody(BaseModel):
+    """Body of every error response of these routes."""
+
+    type: Literal["error"]
+    error: MessageErrorInfo
+    request_id: str
+
+
+router = APIRouter(
+    route_class=JsonRoute,
+    tags=["generation"],
+    responses={"default": {"model": MessageErrorBody, "description": "Error"}},
+)
 
 
 @router.post(MESSAGES_PATH)

@@ -70,6 +70,11 @@ def test_a_stream_event_by_event(live: Live) -> None:
     assert end["usage"]["output_tokens"] == 8 and end["usage"]["cache_read_input_tokens"] == num_prompt // 2
 
 
+def test_the_client_lists_the_models(live: Live) -> None:
+    with client_of(live.url) as client:
+        assert [model.id for model in client.models.list()] == ["tiny", "org/alias"]
+
+
 def test_the_helpers_of_the_client_stream(live: Live) -> None:
     with client_of(live.url) as client:
         with client.messages.stream(**ASKED) as stream:
@@ -150,8 +155,12 @@ def test_integers_of_calls_are_exact(live: Live) -> None:
     tool = {"name": "n", "input_schema": {"type": "object", "properties": {"n": {"maximum": long + 1}}}}
     with live.http() as http:
         reply = http.post(PATH, json={**ASKED, "tools": [tool], "tool_choice": {"type": "tool", "name": "n"}})
-    assert reply.json()["content"][0]["input"] == {"n": long}
-    assert str(long + 1) in str(live.async_engine.seen[0].grammar.content)
+        assert reply.json()["content"][0]["input"] == {"n": long}
+        say(live, "5")
+        form = {"type": "json_schema", "schema": {"maximum": long + 1}}
+        for fields in ({"output_format": form}, {"output_config": {"format": form}}):
+            assert http.post(PATH, json={**ASKED, **fields}).status_code == 200
+    assert all(str(long + 1) in str(request.grammar.content) for request in live.async_engine.seen)
 
 
 def test_a_conversation_as_the_template_gets_it(live: Live) -> None:
@@ -197,6 +206,13 @@ def test_a_conversation_as_the_template_gets_it(live: Live) -> None:
         {"role": "tool", "content": "", "tool_call_id": "t2", "name": "ping"},
     ]
     assert rendered["tools"][0]["function"]["parameters"] == TOOLS[0]["input_schema"]
+
+
+def test_data_for_accounts_is_no_part_of_the_prompt(live: Live) -> None:
+    for number in range(2):
+        first = {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2; cch={number};"}
+        post(live, system=[first, {"type": "text", "text": "Be brief."}])
+    assert prompt(live, 0) == prompt(live, 1) == "<system>Be brief.\n<user>hi\n<assistant>"
 
 
 def test_an_answer_goes_on_from_its_beginning(live: Live) -> None:
@@ -376,7 +392,14 @@ def test_ends_that_are_errors(live: Live) -> None:
 
         live.async_engine._delta = delta
         assert post(live, status)["error"]["type"] == kind
-        assert events_of(live)[-1]["error"]["type"] == kind
+        *told, last = events_of(live)
+        assert last["error"]["type"] == kind and told[-1]["type"] == "content_block_stop"
+        text = "".join(event["delta"]["text"] for event in told if event["type"] == "content_block_delta")
+        assert text == "answer 0", "what was there before the error is told"
+        live.async_engine.step_tokens = 100
+        with live.http() as http:
+            assert http.post(PATH, json={**ASKED, "stream": True}).status_code == status, "nothing was told yet"
+        live.async_engine.step_tokens = 1
 
 
 def test_a_client_that_leaves_is_noticed(live: Live) -> None:

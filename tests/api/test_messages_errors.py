@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import orjson
 import pytest
 from support.api.api_live import Live
+from support.api.bad_fields import STRANGERS, wrong_for
+from support.api.bad_inputs import RAW
 from support.api.key_files import entry, write
 from support.api.messages_asks import ASKED, COUNT, HI, PATH, client_of, error_of, post, prompt
 from support.api.reply_checks import scrape, value
@@ -284,6 +287,53 @@ WRONG: list[Row] = [
 def test_threads_are_refused_in_a_way_that_the_client_knows(live: Live) -> None:
     error = post(live, 400, thread={"type": "create"})["error"]
     assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": []}
+
+
+FIELDS = {
+    **dict.fromkeys(("model", "cache_salt", "prompt_cache_key"), ("string",)),
+    **dict.fromkeys(("messages", "tools", "stop_sequences"), ("list",)),
+    **dict.fromkeys(("thinking", "output_config", "output_format", "cache_control", "tool_choice"), ("object",)),
+    **dict.fromkeys(("max_tokens", "top_k", "seed"), ("integer",)),
+    **dict.fromkeys(("temperature", "top_p"), ("integer", "number")),
+    "system": ("string", "list"),
+    "chat_template_kwargs": ("object",),
+    "stream": ("boolean",),
+}
+FAMILIES: list[Row] = [
+    *(({name: value}, name) for name, right in FIELDS.items() for value in wrong_for(*right)),
+    *(({name: 1}, name) for name in STRANGERS if len(name) < 300),
+]
+
+
+def test_calls_that_are_nested_too_deeply(live: Live) -> None:
+    for depth, status in ((10, 200), (200, 200), (1005, 400)):
+        use = {"type": "tool_use", "id": "t", "name": "f", "input": {"a": "DEEP"}}
+        messages = [*HI, {"role": "assistant", "content": [use]}, *HI]
+        for path, more in ((PATH, {"max_tokens": 5}), (COUNT, {})):
+            body = orjson.dumps({"model": "tiny", "messages": messages, **more})
+            body = body.replace(b'"DEEP"', b"[" * depth + b"]" * depth)
+            with live.http(headers={"content-type": "application/json"}) as http:
+                reply = http.post(path, content=body)
+            assert reply.status_code == status, (depth, reply.text)
+            assert status == 200 or "nested too deeply" in error_of(reply, 400, "invalid_request_error")
+
+
+def test_bodies_that_are_no_json(live: Live) -> None:
+    with live.http(headers={"content-type": "application/json"}) as http:
+        for path in (PATH, COUNT):
+            for body, _ in RAW:
+                error_of(http.post(path, content=body), 400, "invalid_request_error")
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_types_and_strangers(live: Live, part: int) -> None:
+    with live.http() as http:
+        for fields, path in FAMILIES[part::4]:
+            for url in (PATH, COUNT):
+                asked = ASKED if url == PATH else {name: ASKED[name] for name in ("model", "messages")}
+                message = error_of(http.post(url, json={**asked, **fields}), 400, "invalid_request_error")
+                assert path in message, (fields, message)
+    assert not live.async_engine.seen
 
 
 @pytest.mark.parametrize("part", range(4))

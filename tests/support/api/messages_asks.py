@@ -21,7 +21,8 @@ TOOLS = [WEATHER, PING]
 
 def client_of(url: str, **options: Any) -> anthropic.Anthropic:
     """Anthropic's client; use it in a ``with``."""
-    return anthropic.Anthropic(base_url=url, **{"api_key": "none", "max_retries": 0, **options})
+    settings = {"api_key": "none", "max_retries": 0, "http_client": anthropic.DefaultHttpxClient(trust_env=False)}
+    return anthropic.Anthropic(base_url=url, **{**settings, **options})
 
 
 def say(live: Live, text: str) -> None:
