@@ -16,7 +16,7 @@ from http import HTTPStatus
 from typing import Any
 
 import orjson
-from fastapi import Request, Response
+from fastapi import Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
@@ -213,7 +213,3 @@ _JSON_TYPES: tuple[tuple[type, str], ...] = (
 
 def _json_type(value: Any) -> str:
     return next((name for cls, name in _JSON_TYPES if isinstance(value, cls)), "null")
-
-
-async def handle(_request: Request, error: Exception) -> Response:
-    return reply_to(error).response()

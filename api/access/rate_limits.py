@@ -78,7 +78,7 @@ class RateLimits:
     def reserve(self, key: Key, num_tokens: int) -> Reservation:
         """Reserve a request and its tokens, both or none. Raises Rejection (429) if a bucket has too few."""
         now = self._clock()
-        buckets = self._of(key)
+        buckets = self._of(key, now)
         wanted = {"requests": 1.0, "tokens": float(num_tokens)}
         for kind, bucket in buckets.items():
             amount = wanted[kind] = min(wanted[kind], bucket.per_minute)
@@ -96,13 +96,13 @@ class RateLimits:
         """Return OpenAI's rate limit headers; none for a key without limits."""
         now = self._clock()
         headers = {}
-        for kind, bucket in self._of(key).items():
+        for kind, bucket in self._of(key, now).items():
             headers[f"x-ratelimit-limit-{kind}"] = str(bucket.per_minute)
             headers[f"x-ratelimit-remaining-{kind}"] = str(max(0, math.floor(bucket.level(now))))
             headers[f"x-ratelimit-reset-{kind}"] = duration(bucket.seconds_until(bucket.per_minute, now))
         return headers
 
-    def _of(self, key: Key) -> _Buckets:
+    def _of(self, key: Key, now: float) -> _Buckets:
         """Return the buckets of a key; full ones if its limits are new."""
         limits = (key.requests_per_minute, key.tokens_per_minute)
         if limits == (None, None):
@@ -110,7 +110,6 @@ class RateLimits:
             return _NO_BUCKETS
         found = self._buckets.get(key.name)
         if found is None or tuple(b and b.per_minute for b in (found.requests, found.tokens)) != limits:
-            now = self._clock()
             found = _Buckets(*(None if limit is None else TokenBucket(limit, now) for limit in limits))
             self._buckets[key.name] = found
         return found

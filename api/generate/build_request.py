@@ -50,6 +50,14 @@ class PreparedChat(NamedTuple):
     thought: ThoughtPlan | None
 
 
+class ChatPrompt(NamedTuple):
+    """The prompt of a chat, and how to parse its answers: as in ``PreparedChat``."""
+
+    tokens: array[int]
+    output_format: OutputFormat | None
+    thought: ThoughtPlan | None
+
+
 async def chat_request(
     async_engine: AsyncEngine,
     dialect: Dialect,
@@ -57,15 +65,42 @@ async def chat_request(
     body: ChatRequest,
     adapter: str | None,
     caller: Caller,
+    *,
+    cut_to_fit: bool = False,
 ) -> PreparedChat:
     """Return the request of a chat.
 
     Args:
         reasoning: how the model marks its thoughts, None for one that does not think.
+        cut_to_fit: ask for as many of the body's ``max_tokens`` as the model's length leaves room for.
 
     Raises:
         RequestError: with the names of the body's fields.
     """
+    tokens, output_format, thought = await chat_prompt(async_engine, dialect, reasoning, body, caller)
+    with _naming_field("messages"):
+        max_tokens = 1 if body.is_prefill_only else body.max_new_tokens
+        defaults = async_engine.defaults
+        if max_tokens is None or cut_to_fit:
+            most = defaults.max_tokens if max_tokens is None else max_tokens
+            max_tokens = async_engine.limits.default_max_tokens(len(tokens), most)
+        params = body.sampling(
+            defaults, max_tokens=max_tokens, logprobs=body.num_logprobs, prompt_logprobs=body.prompt_logprobs
+        )
+        grammar = None if output_format is None else output_format.spec
+        request = _text_request(body, tokens, params, grammar, adapter, caller)
+        if output_format is not None and output_format.tools is not None:
+            # A tool call may open with a special token, and the grammar permits no other special token.
+            request = replace(request, skip_special_tokens=False)
+        if thought is not None:
+            request = _with_thought(request, thought, body.thought_budget, async_engine.tokenizer)
+        return PreparedChat(async_engine.limits.check(request), output_format, thought)
+
+
+async def chat_prompt(
+    async_engine: AsyncEngine, dialect: Dialect, reasoning: ReasoningFormat | None, body: ChatRequest, caller: Caller
+) -> ChatPrompt:
+    """Return the tokens of a chat as its request would have them. Raises as ``chat_request`` does."""
     output_format = requested_format(body)
     if body.tools:
         output_format = tool_output_format(
@@ -97,21 +132,7 @@ async def chat_request(
         if plan is not None and thought is None:
             text += plan.prefill
         tokens = await async_engine.encode(text, add_special_tokens=body.add_special_tokens, owner=_owner(body, caller))
-        max_tokens = 1 if body.is_prefill_only else body.max_new_tokens
-        defaults = async_engine.defaults
-        if max_tokens is None:
-            max_tokens = async_engine.limits.default_max_tokens(len(tokens), defaults.max_tokens)
-        params = body.sampling(
-            defaults, max_tokens=max_tokens, logprobs=body.num_logprobs, prompt_logprobs=body.prompt_logprobs
-        )
-        grammar = None if output_format is None else output_format.spec
-        request = _text_request(body, tokens, params, grammar, adapter, caller)
-        if plan is not None:
-            # A tool call may open with a special token, and the grammar permits no other special token.
-            request = replace(request, skip_special_tokens=False)
-        if thought is not None:
-            request = _with_thought(request, thought, body.thought_budget, async_engine.tokenizer)
-        return PreparedChat(async_engine.limits.check(request), output_format, thought)
+        return ChatPrompt(tokens, output_format, thought)
 
 
 def _with_thought(request: TextRequest, thought: ThoughtPlan, budget: int | None, tokenizer: Tokenizer) -> TextRequest:

@@ -9,6 +9,7 @@ from contextlib import aclosing, closing
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
+from ..error_responses import error_response
 from ..errors import reply_to
 from .streams import ClientGone, while_connected
 
@@ -45,7 +46,7 @@ class EventStream(Response):
             try:
                 event = await anext(events)
             except Exception as error:
-                await reply_to(error).response()(scope, receive, send)
+                await error_response(reply_to(error), scope)(scope, receive, send)
                 return
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             with closing(_Body(send, limit)) as body:

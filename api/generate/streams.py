@@ -193,6 +193,7 @@ def _joined(first: TextDelta, second: TextDelta) -> TextDelta:
         first.prompt_logprobs + second.prompt_logprobs,
         second.finish,
         first.prompt,
+        first.reasoning + second.reasoning,
     )
 
 

@@ -11,10 +11,10 @@ from starlette.middleware.cors import CORSMiddleware
 from ...engine.errors import EngineError
 from ..access.rate_limits import LIMIT_HEADERS
 from ..batches.internal_client import InternalClient
-from ..errors import handle
+from ..error_responses import handle
 from ..generate.server_state import ServerState
 from ..generate.streams import ClientGone
-from ..routes import adapters, batches, chat, completions, files, health, models, responses, tokenize, ui
+from ..routes import adapters, anthropic, batches, chat, completions, files, health, models, responses, tokenize, ui
 from .guard import Guard, Identify
 
 
@@ -48,7 +48,7 @@ def create_app(state: ServerState) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.server = state
-    for module in (chat, completions, responses, files, batches, models, adapters, tokenize, health, ui):
+    for module in (chat, completions, responses, anthropic, files, batches, models, adapters, tokenize, health, ui):
         app.include_router(module.router)
     for kind in (EngineError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, handle)
@@ -64,7 +64,7 @@ def create_app(state: ServerState) -> FastAPI:
             allow_origins=origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after", *LIMIT_HEADERS],
+            expose_headers=["x-request-id", "request-id", "retry-after", *LIMIT_HEADERS],
         )
     app.add_middleware(Identify)
     return app

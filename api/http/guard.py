@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...engine.serving.request import MAX_TIMEOUT
 from ..access.api_keys import Key, needed_scope
 from ..access.caller import Caller, RequestFacts
+from ..error_responses import error_response, speaks_anthropic
 from ..errors import HTTPError, reply_to
 from ..generate.server_state import ServerState
 from ..observe.live_page import PATHS
@@ -58,13 +59,14 @@ class Identify:
         request_id = given if given and _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex.encode()
         facts = RequestFacts()
         scope.setdefault("state", {}).update(request_id=request_id.decode(), facts=facts)
+        id_headers = (b"x-request-id", b"request-id") if speaks_anthropic(scope["path"]) else (b"x-request-id",)
         start, status = time.perf_counter(), 0
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+                message["headers"] = [*message["headers"], *((name, request_id) for name in id_headers)]
             await send(message)
 
         try:
@@ -73,7 +75,7 @@ class Identify:
             reply = reply_to(error)
             if status:
                 raise
-            await reply.response()(scope, receive, send_with_id)
+            await error_response(reply, scope)(scope, receive, send_with_id)
         finally:
             _log(scope, request_id, status, time.perf_counter() - start, facts)
 
@@ -110,7 +112,7 @@ class Guard:
                 scope["state"]["caller"] = self._caller(scope, key)
                 send = self._with_limit_headers(key, send)
         except HTTPError as error:
-            await reply_to(error).response()(scope, receive, send)
+            await error_response(reply_to(error), scope)(scope, receive, send)
             return
         await self._app(scope, _LimitedBody(receive, *self._limits(scope)), send)
 
@@ -138,10 +140,12 @@ class Guard:
         """Return the request's key. Raises HTTPError: 401 for an unknown key, 403 without the path's scope."""
         scheme, _, token = (header(scope, b"authorization") or b"").partition(b" ")
         key = self._state.keys.find(token.strip() if scheme.lower() == b"bearer" else b"")
+        if key is None and (own := header(scope, b"x-api-key")) is not None:
+            key = self._state.keys.find(own.strip())
         if key is None:
             raise HTTPError(
                 401,
-                "The API key is missing or wrong: send it as 'Authorization: Bearer KEY'.",
+                "The API key is missing or wrong: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )

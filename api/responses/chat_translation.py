@@ -1,29 +1,21 @@
-"""Translation of response requests to chat requests, and of chat field names in errors back to response fields."""
+"""Translation of response requests to chat requests, with the names of response fields for errors."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
-from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
-
-from ...engine.errors import RequestError
+from ..generate.field_names import FieldNames
 from ..protocol.chat import ChatRequest
 from ..protocol.chat_messages import ChatMessage
 from ..protocol.responses import AllowedFunctions, NamedFunction, ResponseRequest, TextFormat
-from ..structured.output_format import OutputFormat
 
-# Field names in chat requests, and in response requests.
-_FIELD_NAMES = (
-    (re.compile(r"\bmessages\b(?=$|['.\[])"), "input"),
-    (re.compile(r"\bresponse_format(\.json_schema)?\b"), "text.format"),
-    (re.compile(r"\bmax_(completion_)?tokens\b"), "max_output_tokens"),
-    (re.compile(r"\breasoning_effort\b"), "reasoning.effort"),
-    (re.compile(r"\b(tools\[\d+\])\.function\b"), r"\1"),
+FIELD_NAMES = FieldNames(
+    (r"\bmessages\b(?=$|['.\[])", "input"),
+    (r"\bresponse_format(\.json_schema)?\b", "text.format"),
+    (r"\bmax_(completion_)?tokens\b", "max_output_tokens"),
+    (r"\breasoning_effort\b", "reasoning.effort"),
+    (r"\b(tools\[\d+\])\.function\b", r"\1"),
+    parts={"function": None},
 )
 _SHARED_FIELDS = (
     *("model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos"),
@@ -47,10 +39,8 @@ def chat_request_of(body: ResponseRequest, messages: list[ChatMessage]) -> ChatR
         "logprobs": body.num_logprobs is not None,
         "top_logprobs": body.num_logprobs,
     }
-    try:
+    with FIELD_NAMES.naming_invalid():
         return ChatRequest.model_validate(fields)
-    except ValidationError as error:
-        raise RequestValidationError([_translated_error(dict(each)) for each in error.errors()]) from None
 
 
 def _response_format(text_format: TextFormat) -> dict[str, Any]:
@@ -74,38 +64,3 @@ def _tool_choice(choice: str | NamedFunction | AllowedFunctions) -> Any:
 
 def _named(function: NamedFunction) -> dict[str, Any]:
     return {"type": "function", "function": {"name": function.name}}
-
-
-def _translated_error(error: dict[str, Any]) -> dict[str, Any]:
-    """Translate pydantic's error about a chat request to one about the response request."""
-    context = dict(error.get("ctx", {}))
-    location: Sequence[Any] = (*error["loc"], *context.pop("field", ()))
-    location = [part for part in location if part != "function"]
-    return {**error, "loc": ("body", *location), "ctx": context}
-
-
-def _translated(text: str) -> str:
-    for pattern, name in _FIELD_NAMES:
-        text = pattern.sub(name, text)
-    return text
-
-
-def with_response_fields(output_format: OutputFormat | None) -> OutputFormat | None:
-    """Return the output format with the response's field names for errors."""
-    if output_format is None:
-        return None
-    plan = output_format.tools
-    if plan is not None:
-        plan = replace(plan, schema_fields=tuple((root, _translated(field)) for root, field in plan.schema_fields))
-    return replace(output_format, field=_translated(output_format.field), tools=plan)
-
-
-@contextmanager
-def naming_response_fields() -> Iterator[None]:
-    """Within the block, a ``RequestError`` about a chat field names the response field."""
-    try:
-        yield
-    except RequestError as error:
-        if error.param is None or (param := _translated(error.param)) == error.param:
-            raise
-        raise RequestError(str(error).replace(error.param, param), param=param, code=error.code) from None

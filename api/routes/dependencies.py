@@ -19,7 +19,9 @@ from ..access.caller import Caller
 from ..errors import HTTPError
 from ..generate.server_state import ServerState
 
-_WITH_SCHEMAS = frozenset(("response_format", "structured_outputs", "guided_json", "tools"))
+_WITH_SCHEMAS = frozenset(
+    ("response_format", "structured_outputs", "guided_json", "tools", "output_config", "output_format")
+)
 _LONG_INTEGER = re.compile(rb"[0-9]{19}")
 
 

@@ -18,7 +18,7 @@ from ..generate.server_state import ServerState
 from ..generate.sse import EventStream
 from ..generate.streams import Deltas, at_intervals, generate, while_connected
 from ..protocol.responses import ResponseRequest
-from ..responses.chat_translation import chat_request_of, naming_response_fields, with_response_fields
+from ..responses.chat_translation import FIELD_NAMES, chat_request_of
 from ..responses.conversation import Conversation, load_conversation
 from ..responses.response_reply import ResponseReply, response_events
 from ..storage.response_store import StoredResponse, packed
@@ -35,12 +35,12 @@ async def create_response(body: ResponseRequest, request: Request, state: State,
     owner = caller.key.tenant
     name, adapter = state.resolve(body.model, caller)
     conversation = load_conversation(body, state.responses, owner)
-    with naming_response_fields():
+    with FIELD_NAMES.naming_errors():
         chat = chat_request_of(body, conversation.messages(body.instructions))
         prepared, output_format, thought = await chat_request(
             state.serving(), state.dialect(), state.reasoning_format(), chat, adapter, caller
         )
-    output_format = with_response_fields(output_format)
+    output_format = FIELD_NAMES.of_format(output_format)
     stored = body.store and state.responses.is_on
     reply = ResponseReply(body, prepared.params, name, output_format, stored=stored, thinks=thought is not None)
     set_facts(caller, [prepared], model=name, stream=body.stream, response_id=reply.id)

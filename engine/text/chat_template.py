@@ -129,8 +129,8 @@ def _marked(messages: Sequence[Message]) -> list[Message]:
     """Return a copy of the messages with a mark at the end of the last one's text."""
     if not messages:
         raise RequestError("continue_final_message needs a message to continue.", param="messages")
-    last = copy.deepcopy(dict(messages[-1]))
-    content = last.get("content")
+    last = dict(messages[-1])
+    content = last["content"] = copy.deepcopy(last.get("content"))
     if isinstance(content, str):
         last["content"] = content + _MARK
     elif texts := _text_parts(content):

@@ -41,7 +41,7 @@ def python(*words: str) -> subprocess.Popen[str]:
 
 @contextmanager
 def server(folder: Path, asked: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    process = python(str(ROOT / "tests/support/api/batch_child.py"), str(folder), str(asked))
+    process = python(str(ROOT / "tests/support/api/children/batch_child.py"), str(folder), str(asked))
     assert process.stdout and process.stdin
     with process:
         try:

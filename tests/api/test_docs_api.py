@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from fastapi.routing import APIRoute
 
+from rootgraft.api.anthropic.message_request import CountTokensRequest, MessagesRequest
 from rootgraft.api.protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from rootgraft.api.protocol.base import RequestModel
 from rootgraft.api.protocol.batches import BatchBody
@@ -15,13 +16,27 @@ from rootgraft.api.protocol.chat import ChatRequest
 from rootgraft.api.protocol.completions import CompletionRequest
 from rootgraft.api.protocol.responses import ResponseRequest
 from rootgraft.api.protocol.tokenize import DetokenizeRequest, TokenizeRequest
-from rootgraft.api.routes import adapters, batches, chat, completions, files, health, models, responses, tokenize, ui
+from rootgraft.api.routes import (
+    adapters,
+    anthropic,
+    batches,
+    chat,
+    completions,
+    files,
+    health,
+    models,
+    responses,
+    tokenize,
+    ui,
+)
 
 TEXT = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 MODELS: dict[str, type[RequestModel]] = {
     "POST /v1/chat/completions": ChatRequest,
     "POST /v1/completions": CompletionRequest,
     "POST /v1/responses": ResponseRequest,
+    "POST /v1/messages": MessagesRequest,
+    "POST /v1/messages/count_tokens": CountTokensRequest,
     "POST /v1/batches": BatchBody,
     "POST /tokenize": TokenizeRequest,
     "POST /detokenize": DetokenizeRequest,
@@ -58,5 +73,5 @@ def test_every_route_is_told_of() -> None:
 
 
 def _routes() -> list[APIRoute]:
-    modules = (adapters, batches, chat, completions, files, health, models, responses, tokenize, ui)
+    modules = (adapters, anthropic, batches, chat, completions, files, health, models, responses, tokenize, ui)
     return [route for module in modules for route in module.router.routes if isinstance(route, APIRoute)]

@@ -18,7 +18,7 @@ from typing import Any
 import openai
 import pytest
 from support.api.api_live import Live, make_state, serve, wait_until
-from support.api.ledger_child import record
+from support.api.children.ledger_child import record
 from support.api.small_disk import SmallDisk, mounted
 
 from rootgraft.api.batches import batch_service as service_module

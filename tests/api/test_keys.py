@@ -18,6 +18,7 @@ from support.engine.fake_worker import FakeWorker
 from rootgraft.api.access import api_keys
 from rootgraft.api.access.api_keys import ANYBODY, Key, KeyRing, Scope, needed_scope, read_keys
 from rootgraft.api.config import ServerConfig
+from rootgraft.api.error_responses import speaks_anthropic
 from rootgraft.api.http.guard import OPEN_PATHS
 from rootgraft.api.observe.live_page import PATHS
 from rootgraft.engine.config import EngineConfig
@@ -207,7 +208,8 @@ def test_every_route_is_guarded(guarded: Live) -> None:
             allowed = path in OPEN_PATHS or needed_scope(path) is scope
             assert (reply.status_code == 403) != allowed, (path, scope)
             if not allowed:
-                assert reply.json()["error"]["code"] == "insufficient_scope" and scope is not needed_scope(path)
+                name = "permission_error" if speaks_anthropic(path) else "insufficient_scope"
+                assert name in reply.json()["error"].values() and scope is not needed_scope(path)
 
 
 def test_what_changes_adapters_or_shows_all_tenants_is_for_admins(guarded: Live) -> None:

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.api.ledger_child import record
+from support.api.children.ledger_child import record
 
 from rootgraft.api.observe import usage_ledger
 from rootgraft.api.observe.usage_ledger import LedgerFile, UsageLedger, UsageRecord
 from rootgraft.engine.errors import ConfigError
 
-CHILD = Path(__file__).parents[1] / "support" / "api" / "ledger_child.py"
+CHILD = Path(__file__).parents[1] / "support" / "api" / "children" / "ledger_child.py"
 Sums = dict[tuple[str, str, str], list[int]]
 
 

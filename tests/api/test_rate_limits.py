@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 from typing import Any
 
@@ -32,6 +33,13 @@ def test_requests_per_minute() -> None:
     assert refused(lambda: limits.reserve(key, 5))[2] == 2
     clock.now = 1e6
     assert limits.headers(key)["x-ratelimit-remaining-requests"] == "30"
+
+
+def test_the_first_request_may_take_a_whole_bucket() -> None:
+    """While the clock goes on with each look at it."""
+    ticks = itertools.count()
+    limits = RateLimits(lambda: float(next(ticks)))
+    limits.reserve(limited(requests=1, tokens=100), 100)
 
 
 def test_tokens_are_reserved_and_given_back() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pydantic
 import pytest
@@ -107,6 +108,31 @@ def test_litellm(base_url: str) -> None:
     assert list(litellm.completion(**asked, stream=True))
     with pytest.raises(litellm.ContextWindowExceededError):
         litellm.completion(**{**asked, "max_tokens": 100_000})
+
+
+def test_pydantic_ai_in_anthropics_protocol(base_url: str) -> None:
+    pydantic_ai = pytest.importorskip("pydantic_ai")
+    models = pytest.importorskip("pydantic_ai.models.anthropic")
+    provider = pytest.importorskip("pydantic_ai.providers.anthropic").AnthropicProvider
+
+    async def ask() -> Person:
+        async with anthropic.AsyncAnthropic(
+            base_url=base_url.removesuffix("/").removesuffix("/v1"), api_key="x"
+        ) as made:
+            model = models.AnthropicModel("small", provider=provider(anthropic_client=made))
+            agent = pydantic_ai.Agent(model, output_type=Person, model_settings={"max_tokens": 100})
+            return (await agent.run(QUESTION)).output
+
+    assert isinstance(asyncio.run(ask()), Person)
+
+
+def test_litellm_in_anthropics_protocol(base_url: str) -> None:
+    litellm = pytest.importorskip("litellm")
+    asked: Any = {"model": "anthropic/small", "api_base": base_url.removesuffix("/").removesuffix("/v1")}
+    asked |= {"api_key": "none", "max_tokens": 100, "messages": [{"role": "user", "content": QUESTION}]}
+    answer = litellm.completion(**asked)
+    assert answer.choices[0].message.content and answer.usage.prompt_tokens > 0
+    assert list(litellm.completion(**asked, stream=True))
 
 
 def test_dspy(base_url: str) -> None:

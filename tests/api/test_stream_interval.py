@@ -60,6 +60,15 @@ def test_responses_too(serve_with: Any) -> None:
     assert [len(piece) for piece in pieces] == [1, 10, 10, 10, len(TEXT) - 31] and "".join(pieces) == TEXT
 
 
+def test_thoughts_too(serve_with: Any) -> None:
+    live = serve_with(ServerConfig(stream_interval=10))
+    live.async_engine.tokenizer.thinks = "qwen3"
+    live.async_engine.say = lambda request, index: f"<think>\n{TEXT}\n</think>\n\n{TEXT}"
+    deltas = [event["choices"][0]["delta"] for event in events(live, CHAT)]
+    assert "".join(delta.get("reasoning_content") or "" for delta in deltas) == TEXT
+    assert "".join(delta.get("content") or "" for delta in deltas) == TEXT
+
+
 def test_an_error_comes_after_what_was_held_back(serve_with: Any) -> None:
     live = serve_with(ServerConfig(stream_interval=10))
     live.async_engine.say = lambda request, index: TEXT

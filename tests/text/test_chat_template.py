@@ -231,6 +231,16 @@ def test_continued_message_of_parts() -> None:
     assert text == "<|im_start|>assistant\nab" == theirs(QWEN, messages, continue_final_message=True)
 
 
+def test_a_continued_message_beside_deep_arguments() -> None:
+    deep: list[Any] = []
+    for _ in range(900):
+        deep = [deep]
+    call = {"type": "function", "function": {"name": "f", "arguments": {"a": deep}}}
+    messages = [{"role": "assistant", "content": "so it is", "tool_calls": [call]}]
+    ours = ChatTemplates({"default": "{{ messages[0].content }}"}, SPECIAL)
+    assert ours.render(messages, add_generation_prompt=False, continue_final_message=True) == "so it is"
+
+
 @pytest.mark.parametrize(
     ("messages", "template", "message"),
     [

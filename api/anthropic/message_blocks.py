@@ -1,0 +1,119 @@
+"""Content blocks of an answer under construction, and their streaming events.
+
+content_block_start, then text_delta, thinking_delta or input_json_delta ..., a signature_delta after a thought,
+content_block_stop
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from pydantic_core import from_json
+
+from ..structured.tool_parser import Arguments, CallStart, Content, ToolParser
+
+if TYPE_CHECKING:
+    from ...engine.serving.output_processor import TextDelta
+
+MessageEvent = dict[str, Any]
+"""An event's data, with its ``type``."""
+
+
+class MessageBlocks:
+    """Builds the blocks of one answer.
+
+    Args:
+        parser: parser of tool calls; None without tools.
+
+    Attributes:
+        calls: whether tools are called.
+    """
+
+    def __init__(self, parser: ToolParser | None) -> None:
+        self.calls = False
+        self._parser = parser
+        self._blocks: list[dict[str, Any]] = []
+        self._kind: str | None = None  # of the open block
+        self._pieces: list[str] = []
+
+    def take(self, delta: TextDelta) -> list[MessageEvent]:
+        """Return the events for a delta."""
+        events = self._add("thinking", delta.reasoning) if delta.reasoning else []
+        pieces: list[Any] = [Content(delta.text)] if delta.text else []
+        if self._parser is not None:
+            pieces = self._parser.push(delta.text)
+            if delta.finish is not None:
+                pieces += self._parser.finish()
+        for piece in pieces:
+            match piece:
+                case Content():
+                    # The newline that joins it to the text before a call: here it is a block of its own.
+                    text = piece.text.removeprefix("\n") if self._kind == "tool_use" else piece.text
+                    events += self._add("text", text)
+                case CallStart():
+                    self.calls = True
+                    events += self._begin({"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}})
+                case Arguments():
+                    events += self._add("tool_use", piece.text)
+        return events
+
+    def finish(self) -> list[MessageEvent]:
+        """Close the open block, if any."""
+        if self._kind is None:
+            return []
+        kind, text, block, index = self._kind, "".join(self._pieces), self._blocks[-1], len(self._blocks) - 1
+        self._kind, self._pieces = None, []
+        events: list[MessageEvent] = []
+        if kind == "tool_use":
+            block["input"] = _input(text)
+        else:
+            block[kind] = text
+        if kind == "thinking":
+            block["signature"] = hashlib.sha256(text.encode()).hexdigest()
+            events = [_delta(index, "signature_delta", "signature", block["signature"])]
+        return [*events, {"type": "content_block_stop", "index": index}]
+
+    def content(self) -> list[dict[str, Any]]:
+        """Return the closed blocks."""
+        return self._blocks
+
+    def _begin(self, block: dict[str, Any]) -> list[MessageEvent]:
+        events = self.finish()
+        self._kind = block["type"]
+        self._blocks.append(block)
+        return [*events, {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": {**block}}]
+
+    def _add(self, kind: str, text: str) -> list[MessageEvent]:
+        events: list[MessageEvent] = []
+        if self._kind != kind:
+            empty = {"type": kind, kind: ""} | ({"signature": ""} if kind == "thinking" else {})
+            events = self._begin(empty)
+        self._pieces.append(text)
+        delta, field = _DELTAS[kind]
+        return [*events, _delta(len(self._blocks) - 1, delta, field, text)] if text else events
+
+
+_DELTAS = {
+    "text": ("text_delta", "text"),
+    "thinking": ("thinking_delta", "thinking"),
+    "tool_use": ("input_json_delta", "partial_json"),
+}
+
+
+def _delta(index: int, kind: str, field: str, text: str) -> MessageEvent:
+    return {"type": "content_block_delta", "index": index, "delta": {"type": kind, field: text}}
+
+
+def _input(arguments: str) -> Any:
+    """Return arguments for ``orjson.dumps``: unchanged, or of those that were cut off what is there."""
+    try:
+        orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        try:
+            found = from_json(arguments, allow_partial="trailing-strings")
+        except ValueError:
+            found = {}
+        return found if isinstance(found, dict) else {}
+    return orjson.Fragment(arguments)

@@ -1,0 +1,156 @@
+"""The message object: content, stop reason and usage of one answer, and its server-sent events."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from ...engine.errors import DeadlineExceeded, EngineError
+from ...engine.types import FinishReason, Usage
+from ..error_responses import anthropic_body
+from ..errors import reply_to
+from ..generate.streams import Deltas
+from ..protocol.sampling import seconds_of
+from ..structured.output_format import OutputFormat, tool_parser
+from .message_blocks import MessageBlocks, MessageEvent
+from .message_request import MessagesRequest
+
+if TYPE_CHECKING:
+    from ...engine.serving.output_processor import Finish, TextDelta
+    from ...engine.serving.request import TextRequest
+
+_SHORT_TTL = 300  # seconds; longer pins count as those of an hour
+
+
+class MessageReply:
+    """State of one answer.
+
+    Args:
+        body: the request.
+        request: what the engine is asked for.
+        model: model name in the answer.
+        output_format: of the answer; its tool calls become blocks.
+    """
+
+    def __init__(
+        self, body: MessagesRequest, request: TextRequest, model: str, output_format: OutputFormat | None
+    ) -> None:
+        self.id = f"msg_{uuid.uuid4().hex}"
+        self._model = model
+        self._blocks = MessageBlocks(tool_parser(output_format))
+        self._finish: Finish | None = None
+        self._num_prompt = len(request.tokens)
+        self._is_cut = 0 < request.params.max_tokens < body.max_tokens
+        self._is_prefill_only = body.max_tokens == 0
+        mark = body.longest_mark
+        self._pins_long = mark is not None and seconds_of(mark.ttl) > _SHORT_TTL
+
+    def begin(self) -> list[MessageEvent]:
+        """Return the events before the content."""
+        return [{"type": "message_start", "message": self._message([])}, {"type": "ping"}]
+
+    def take(self, delta: TextDelta) -> list[MessageEvent]:
+        """Add a delta and return its events; the delta with a finish reason ends the message, or sets ``failure``."""
+        events = self._blocks.take(delta)
+        if delta.finish is None:
+            return events
+        self._finish = delta.finish
+        events += self._blocks.finish()
+        if self.failure is None:
+            end = {"type": "message_delta", "delta": self._stop(), "usage": self._usage()}
+            events += [end, {"type": "message_stop"}]
+        return events
+
+    @property
+    def failure(self) -> EngineError | None:
+        """Return the error of an answer that has ended without an end of its own."""
+        match None if self._finish is None else self._finish.reason:
+            case FinishReason.TIMEOUT:
+                return DeadlineExceeded("The time that the request was given is up.")
+            case FinishReason.ABORT:
+                return EngineError("The answer was broken off by the engine.")
+            case FinishReason.ERROR:
+                return EngineError("The answer does not have the form that was asked for.")
+        return None
+
+    def body(self) -> dict[str, Any]:
+        """Return the whole message. Raises ``failure``, and EngineError if the engine did not end it."""
+        if self._finish is None:
+            raise EngineError("The engine sent no end of the answer.")
+        if self.failure is not None:
+            raise self.failure
+        return self._message(self._blocks.content())
+
+    def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": content,
+            **self._stop(),
+            "usage": self._usage(),
+        }
+
+    def _stop(self) -> dict[str, Any]:
+        finish = self._finish
+        if finish is None:
+            return {"stop_reason": None, "stop_sequence": None}
+        if finish.reason is FinishReason.LENGTH:
+            reason = "model_context_window_exceeded" if self._is_cut else "max_tokens"
+        elif isinstance(finish.stop_reason, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": finish.stop_reason}
+        else:
+            reason = "tool_use" if self._blocks.calls else "end_turn"
+        return {"stop_reason": reason, "stop_sequence": None}
+
+    def _usage(self) -> dict[str, Any]:
+        """Return the counts. Those of the prompt's tokens add up to all: read, newly pinned and others."""
+        usage = Usage(self._num_prompt, 0, 0) if self._finish is None else self._finish.usage
+        created = max(0, usage.pinned - usage.cached)
+        return {
+            "input_tokens": usage.prompt - usage.cached - created,
+            "cache_creation_input_tokens": created,
+            "cache_read_input_tokens": usage.cached,
+            "cache_creation": {
+                "ephemeral_5m_input_tokens": 0 if self._pins_long else created,
+                "ephemeral_1h_input_tokens": created if self._pins_long else 0,
+            },
+            "output_tokens": 0 if self._is_prefill_only else usage.completion,
+            "output_tokens_details": {"thinking_tokens": 0 if self._is_prefill_only else usage.reasoning},
+            "service_tier": "standard",
+        }
+
+
+async def message_events(reply: MessageReply, deltas: Deltas, request_id: str) -> AsyncGenerator[bytes, None]:
+    """Yield the server-sent events of a message.
+
+    The first event waits for the engine's first deltas, so that a refused request still gets an HTTP status. A later
+    error is an ``error`` event, the last one.
+    """
+    events: list[MessageEvent] = []
+    begun = False
+    try:
+        async with aclosing(deltas) as stream:
+            async for several in stream:
+                events = [] if begun else reply.begin()
+                for delta in several:
+                    events += reply.take(delta)
+                failure = reply.failure
+                if events and (begun or failure is None):
+                    begun = True
+                    yield b"".join(map(_written, events))
+                if failure is not None:
+                    raise failure
+    except Exception as error:
+        if not begun:
+            raise
+        yield b"event: error\ndata: %b\n\n" % anthropic_body(reply_to(error), request_id)
+
+
+def _written(event: MessageEvent) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event))

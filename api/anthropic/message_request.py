@@ -1,0 +1,220 @@
+"""Request bodies of ``POST /v1/messages`` and ``POST /v1/messages/count_tokens``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from ..protocol.base import Refusal, RequestModel, StrictModel, rejected
+from ..protocol.chat import TemplateKwargs
+from ..protocol.chat_messages import MAX_MESSAGES
+from ..protocol.reasoning import MAX_THINKING_BUDGET
+from ..protocol.sampling import CacheControl, CacheKey, ModelName, PriorityName, Salt, seconds_of
+from ..protocol.structured import Schema
+from ..protocol.tools import MAX_TOOLS
+from .content_blocks import AssistantMessage, InputMessage, TextBlock, Texts, ToolResultBlock, ToolUseBlock, blocks_of
+
+MAX_CACHE_MARKS = 4
+_KEEP_THINKING = {"type": "clear_thinking_20251015", "keep": "all"}
+_NEUTRAL_EDITS: tuple[dict[str, Any], ...] = ({}, {"edits": []}, {"edits": [_KEEP_THINKING]})
+
+
+def _check_direct(callers: list[str]) -> list[str]:
+    if any(caller != "direct" for caller in callers):
+        raise rejected("must be ['direct']: no code of a model's runs here")
+    return callers
+
+
+def _check_at_once(value: bool) -> bool:
+    if value:
+        raise rejected("must be false: all tools are part of the prompt")
+    return value
+
+
+class CustomTool(StrictModel):
+    """A tool of the client's. ``input_schema`` is enforced whether it is ``strict`` or not."""
+
+    type: Literal["custom"] = "custom"
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool = False
+    cache_control: CacheControl | None = None
+    eager_input_streaming: bool | None = None
+    input_examples: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
+    allowed_callers: Annotated[list[str], AfterValidator(_check_direct)] = Field(default_factory=list)
+    defer_loading: Annotated[bool, AfterValidator(_check_at_once)] = False
+
+
+def _check_tool(value: Any) -> Any:
+    if isinstance(value, dict) and isinstance(kind := value.get("type"), str) and kind != "custom":
+        raise rejected("must be 'custom': tools that run on the server or that Anthropic defines are not there", "type")
+    return value
+
+
+class AnyToolChoice(StrictModel):
+    """Whether tools are called: as the model likes (auto), at least one (any) or none."""
+
+    type: Literal["auto", "any", "none"]
+    disable_parallel_tool_use: bool = False
+
+
+class OneToolChoice(StrictModel):
+    """Forces a call of one tool."""
+
+    type: Literal["tool"]
+    name: str
+    disable_parallel_tool_use: bool = False
+
+
+def _choice_form(value: Any) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return "<one>" if kind == "tool" else "<any>" if kind in ("auto", "any", "none") else None
+
+
+Choice = Annotated[
+    Annotated[AnyToolChoice, Tag("<any>")] | Annotated[OneToolChoice, Tag("<one>")],
+    Discriminator(
+        _choice_form,
+        custom_error_type="rejected",
+        custom_error_message="must be an object with the type 'auto', 'any', 'tool' or 'none'",
+    ),
+]
+
+
+class Thinking(StrictModel):
+    """Whether to think, and for how many tokens. Thoughts are shown as they are, or ``omitted``."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=1, le=MAX_THINKING_BUDGET)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+    @model_validator(mode="after")
+    def _check_budget(self) -> Thinking:
+        if self.type == "enabled" and self.budget_tokens is None:
+            raise rejected("is required where 'type' is 'enabled'", "budget_tokens")
+        if self.type != "enabled" and self.budget_tokens is not None:
+            raise rejected(f"belongs to the type 'enabled', not to '{self.type}'", "budget_tokens")
+        return self
+
+
+class JsonOutputFormat(StrictModel):
+    """The schema of the answer."""
+
+    type: Literal["json_schema"]
+    schema_: Schema = Field(alias="schema")
+
+
+class OutputConfig(StrictModel):
+    """Effort, which the chat template gets as ``reasoning_effort``, and the answer's form."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: JsonOutputFormat | None = None
+
+
+class PromptFields(RequestModel):
+    """Fields of both routes: what the prompt and its tokens follow from."""
+
+    ignored: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("billing_policy", "diagnostics", "fallback_credit_token", "inference_geo", "metadata", "service_tier"),
+            *("speed", "user_profile_id", "workspace_id"),
+        }
+    )
+    refused: ClassVar[Mapping[str, Refusal]] = {
+        "compaction": Refusal("nothing is left out of a conversation here."),
+        "container": Refusal("no code of a model's runs here."),
+        "context_management": Refusal("nothing is left out of a conversation here.", _NEUTRAL_EDITS),
+        "fallbacks": Refusal("the model that is named answers, or none.", ([],)),
+        "mcp_servers": Refusal("no tools run on this server.", ([],)),
+        "thread": Refusal("messages are not stored: send the conversation."),
+    }
+
+    model: ModelName
+    messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    system: Texts = ""
+    tools: Annotated[list[Annotated[CustomTool, BeforeValidator(_check_tool)]], Field(max_length=MAX_TOOLS)] = Field(
+        default_factory=list
+    )
+    tool_choice: Choice = AnyToolChoice(type="auto")
+    thinking: Thinking | None = None
+    output_config: OutputConfig = OutputConfig()
+    output_format: JsonOutputFormat | None = None
+    cache_control: CacheControl | None = None
+    cache_salt: Salt | None = None
+    chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check_prompt(self) -> PromptFields:
+        if self.output_format is not None and self.output_config.format is not None:
+            raise rejected("contradicts 'output_config.format'", "output_format")
+        if len(list(self.cache_marks())) > MAX_CACHE_MARKS:
+            raise rejected(f"may be given {MAX_CACHE_MARKS} times in a request at most", "cache_control")
+        self._check_calls()
+        last = self.messages[-1]
+        if isinstance(last, AssistantMessage):
+            blocks = blocks_of(last)
+            if any(isinstance(block, ToolUseBlock) for block in blocks):
+                raise rejected("needs a tool_result in a message after it", "messages", len(self.messages) - 1)
+            if not any(isinstance(block, TextBlock) and block.text for block in blocks):
+                raise rejected("needs text: the answer continues it", "messages", len(self.messages) - 1, "content")
+        return self
+
+    def _check_calls(self) -> None:
+        """Refuse the result of a call that is not there."""
+        ids: set[str] = set()
+        for number, message in enumerate(self.messages):
+            for index, block in enumerate(blocks_of(message)):
+                if isinstance(block, ToolUseBlock):
+                    ids.add(block.id)
+                elif isinstance(block, ToolResultBlock) and block.tool_use_id not in ids:
+                    path = ("messages", number, "content", index, "tool_use_id")
+                    raise rejected(f"names '{block.tool_use_id[:128]}', but there is no such tool_use before it", *path)
+
+    @property
+    def form(self) -> JsonOutputFormat | None:
+        return self.output_config.format if self.output_format is None else self.output_format
+
+    def cache_marks(self) -> Iterator[CacheControl]:
+        """Yield each ``cache_control`` of the request."""
+        blocks: list[Any] = [self, *self.tools]
+        blocks += [] if isinstance(self.system, str) else self.system
+        for message in self.messages:
+            blocks += blocks_of(message)
+        blocks += [each for block in blocks if isinstance(block, ToolResultBlock) for each in _texts(block)]
+        yield from (mark for block in blocks if (mark := getattr(block, "cache_control", None)) is not None)
+
+    @property
+    def longest_mark(self) -> CacheControl | None:
+        return max(self.cache_marks(), key=lambda mark: seconds_of(mark.ttl), default=None)
+
+
+def _texts(block: ToolResultBlock) -> list[TextBlock]:
+    return [] if isinstance(block.content, str) else block.content
+
+
+class MessagesRequest(PromptFields):
+    """Anthropic's fields, and some extensions of ours as for chats. ``max_tokens`` of 0 computes the prompt alone."""
+
+    max_tokens: Annotated[int, Field(ge=0)]
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: list[str] = Field(default_factory=list)
+    stream: bool = False
+    seed: int | None = None
+    prompt_cache_key: CacheKey | None = None
+    priority: PriorityName | None = None
+
+    @model_validator(mode="after")
+    def _check_budget(self) -> MessagesRequest:
+        budget = None if self.thinking is None else self.thinking.budget_tokens
+        if budget is not None and 0 < self.max_tokens <= budget:
+            raise rejected(f"must be less than 'max_tokens' ({self.max_tokens})", "thinking", "budget_tokens")
+        return self
+
+
+class CountTokensRequest(PromptFields):
+    """The fields of a message that the number of its prompt's tokens follows from."""

@@ -1,0 +1,62 @@
+"""Error responses in the shape of their route's protocol: OpenAI's, or Anthropic's on the routes of its protocol.
+
+{"type": "error", "error": {"type": "invalid_request_error", "message": ...}, "request_id": ...}
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import orjson
+from fastapi import Request, Response
+from starlette.types import Scope
+
+from .errors import ErrorReply, reply_to
+
+MESSAGES_PATH = "/v1/messages"
+
+_OVERLOADED = 529  # Anthropic's status of an overloaded server, which its clients retry
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    _OVERLOADED: "overloaded_error",
+}
+# By this its client knows that it has to send whole conversations.
+_NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": []}
+
+
+def speaks_anthropic(path: str) -> bool:
+    """Whether the path belongs to Anthropic's protocol."""
+    return path == MESSAGES_PATH or path.startswith(MESSAGES_PATH + "/")
+
+
+def anthropic_body(reply: ErrorReply, request_id: str) -> bytes:
+    """Serialize an error in Anthropic's shape."""
+    default = "api_error" if reply.status >= 500 else "invalid_request_error"
+    message = reply.message
+    if reply.code == "context_length_exceeded":
+        message = f"prompt is too long: {message}"  # the words by which clients know that they have to shorten it
+    error: dict[str, Any] = {"type": _TYPES.get(reply.status, default), "message": message}
+    if (reply.param, reply.code) == ("thread", "unsupported_parameter"):
+        error["details"] = _NO_THREADS
+    return orjson.dumps({"type": "error", "error": error, "request_id": request_id})
+
+
+def error_response(reply: ErrorReply, scope: Scope) -> Response:
+    """Return the response to a request with this scope."""
+    if not speaks_anthropic(scope["path"]):
+        return reply.response()
+    if reply.code == "server_overloaded":
+        reply = replace(reply, status=_OVERLOADED)
+    body = anthropic_body(reply, scope["state"]["request_id"])
+    return Response(body, reply.status, dict(reply.headers), "application/json")
+
+
+async def handle(request: Request, error: Exception) -> Response:
+    return error_response(reply_to(error), request.scope)

@@ -1,0 +1,67 @@
+"""Field names of chats and of another protocol that is translated to them: errors name the fields that were sent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+
+from ...engine.errors import RequestError
+from ..structured.output_format import OutputFormat
+
+
+class FieldNames:
+    """Translates names of chat fields.
+
+    Args:
+        patterns: (regular expression of a chat field's path, its replacement), applied in this order.
+        parts: parts of the paths in pydantic's errors by other names, None for those that are left out.
+    """
+
+    def __init__(self, *patterns: tuple[str, str], parts: Mapping[str, str | None]) -> None:
+        self._patterns = [(re.compile(pattern), name) for pattern, name in patterns]
+        self._parts = parts
+
+    def translated(self, text: str) -> str:
+        """Return the text with the other protocol's names in place of a chat's."""
+        for pattern, name in self._patterns:
+            text = pattern.sub(name, text)
+        return text
+
+    def of_format(self, output_format: OutputFormat | None) -> OutputFormat | None:
+        """Return the output format with the other protocol's field names for errors."""
+        if output_format is None:
+            return None
+        plan = output_format.tools
+        if plan is not None:
+            fields = tuple((root, self.translated(field)) for root, field in plan.schema_fields)
+            plan = replace(plan, schema_fields=fields)
+        return replace(output_format, field=self.translated(output_format.field), tools=plan)
+
+    @contextmanager
+    def naming_errors(self) -> Iterator[None]:
+        """Within the block, a ``RequestError`` about a chat field names the other protocol's field."""
+        try:
+            yield
+        except RequestError as error:
+            if error.param is None or (param := self.translated(error.param)) == error.param:
+                raise
+            raise RequestError(str(error).replace(error.param, param), param=param, code=error.code) from None
+
+    @contextmanager
+    def naming_invalid(self) -> Iterator[None]:
+        """Within the block, pydantic's errors about a chat become ``RequestValidationError`` about the other fields."""
+        try:
+            yield
+        except ValidationError as error:
+            raise RequestValidationError([self._translated_error(dict(each)) for each in error.errors()]) from None
+
+    def _translated_error(self, error: dict[str, Any]) -> dict[str, Any]:
+        context = dict(error.get("ctx", {}))
+        location = [self._parts.get(str(part), part) for part in (*error["loc"], *context.pop("field", ()))]
+        return {**error, "loc": ("body", *(part for part in location if part is not None)), "ctx": context}

@@ -1,0 +1,82 @@
+"""``POST /v1/messages`` and ``POST /v1/messages/count_tokens``: Anthropic's protocol."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Literal
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
+
+from ..anthropic.chat_conversion import as_chat, field_names
+from ..anthropic.message_reply import MessageReply, message_events
+from ..anthropic.message_request import CountTokensRequest, MessagesRequest
+from ..error_responses import MESSAGES_PATH
+from ..generate.build_request import chat_prompt, chat_request
+from ..generate.envelope import json_response
+from ..generate.sse import EventStream
+from ..generate.streams import Deltas, at_intervals, generate, silenced, while_connected
+from ..observe.token_usage import UsageCount
+from .dependencies import CallerOf, JsonRoute, State, set_facts
+
+
+class MessageErrorInfo(BaseModel):
+    """Anthropic's error object."""
+
+    type: str
+    message: str
+
+
+class MessageErrorBody(BaseModel):
+    """Body of every error response of these routes."""
+
+    type: Literal["error"]
+    error: MessageErrorInfo
+    request_id: str
+
+
+router = APIRouter(
+    route_class=JsonRoute,
+    tags=["generation"],
+    responses={"default": {"model": MessageErrorBody, "description": "Error"}},
+)
+
+
+@router.post(MESSAGES_PATH)
+async def create_message(body: MessagesRequest, request: Request, state: State, caller: CallerOf) -> Response:
+    """Answer a conversation in Anthropic's protocol."""
+    name, adapter = state.resolve(body.model, caller)
+    names, chat = field_names(body), as_chat(body)
+    with names.naming_errors():
+        prepared, output_format, thought = await chat_request(
+            state.serving(), state.dialect(), state.reasoning_format(), chat, adapter, caller, cut_to_fit=True
+        )
+    output_format = names.of_format(output_format)
+    reply = MessageReply(body, prepared, name, output_format)
+    set_facts(caller, [prepared], model=name, stream=body.stream, response_id=reply.id)
+    usage = UsageCount(drop_completion=chat.is_prefill_only)
+    deltas = generate(state, [prepared], caller, output_format, usage, thought)
+    if chat.is_prefill_only:
+        deltas = silenced(deltas)
+    if body.stream:
+        deltas = at_intervals(deltas, state.options.stream_interval)
+        return EventStream(message_events(reply, deltas, request.state.request_id))
+    await while_connected(request.receive, _run(reply, deltas))
+    return json_response(reply.body())
+
+
+async def _run(reply: MessageReply, deltas: Deltas) -> None:
+    async with aclosing(deltas) as stream:
+        async for arrived in stream:
+            for delta in arrived:
+                reply.take(delta)
+
+
+@router.post(MESSAGES_PATH + "/count_tokens")
+async def count_message_tokens(body: CountTokensRequest, state: State, caller: CallerOf) -> Response:
+    """Count the tokens of a message's prompt: those that its usage will say."""
+    state.resolve(body.model, caller)
+    names, chat = field_names(body), as_chat(body)
+    with names.naming_errors():
+        prompt = await chat_prompt(state.serving(), state.dialect(), state.reasoning_format(), chat, caller)
+    return json_response({"input_tokens": len(prompt.tokens)})
