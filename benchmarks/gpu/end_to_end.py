@@ -41,7 +41,7 @@ def run(machine: Machine, ceilings: Ceilings) -> Iterator[Line]:
     shape = TINY if machine.tiny else LLAMA_8B
     with tempfile.TemporaryDirectory() as name:
         folder = shape.write(Path(name))
-        limits = {"max_num_seqs": 3, "max_num_batched_tokens": 24, "max_model_len": 128, "kv_cache_memory": 0.01}
+        limits = {"max_num_seqs": 4, "max_num_batched_tokens": 24, "max_model_len": 256, "kv_cache_memory": 0.01}
         if not machine.tiny:
             limits = {"max_num_seqs": 128, "max_num_batched_tokens": 8192, "max_model_len": 16384}
         with engine(machine, shape, folder, **limits) as base:

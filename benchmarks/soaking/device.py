@@ -89,6 +89,9 @@ class Characters:
         """For an answer, since nothing else is asked of it here."""
         return "".join(f"<{message['role']}>{message['content']}" for message in messages) + "<assistant>"
 
+    def template_mentions(self, text: str) -> bool:
+        return False
+
     def token_bytes(self, token: int) -> bytes:
         return bytes([32 + token]) if token < EOS else b""
 
