@@ -64,7 +64,8 @@ class CompiledGrammar:
         return self._with_rules(_initial_state(self.artifact, self._vocabulary, _LARGER_LIMITS)[0])
 
     def _with_rules(self, state: BackendState) -> BackendState:
-        return StringState(state, self._rules, self._vocabulary) if self._rules else state
+        is_mixed = self.artifact.is_mixed
+        return StringState(state, self._rules, self._vocabulary, is_mixed=is_mixed) if self._rules else state
 
     def shortest(self) -> tuple[int, ...] | None:
         """Return the tokens of a short answer: the artifact's if the backend accepts it, else one from a search."""

@@ -57,12 +57,19 @@ _Cut = tuple[int, tuple[int, ...]]  # an offset in a token, and the rules that m
 
 
 class StringState:
-    """A state of a grammar with string rules."""
+    """A state of a grammar with string rules.
 
-    def __init__(self, inner: BackendState, rules: Sequence[StringRule], vocabulary: Vocabulary) -> None:
+    Args:
+        is_mixed: there is other text than JSON, whose quotes say nothing: each one is probed.
+    """
+
+    def __init__(
+        self, inner: BackendState, rules: Sequence[StringRule], vocabulary: Vocabulary, *, is_mixed: bool = False
+    ) -> None:
         self._inner = inner
         self._rules = rules
         self._vocabulary = vocabulary
+        self._is_mixed = is_mixed
         self._tokens = _special_tokens(vocabulary)
         self._link = _Link(_Place())
 
@@ -113,8 +120,17 @@ class StringState:
         """Advance by a token, if it is allowed."""
         if token in self._tokens.markers or not 0 <= token < len(self._vocabulary.tokens):
             return False
+        if not self._link.place.opened:
+            # Searches for an end try thousands of tokens, most of which the library refuses or no quote is in.
+            if not self._inner.accept(token):
+                return False
+            if token in self._tokens.plain and self._link.place.lexical != ESCAPED:
+                self._link = _Link(self._link.place, self._link, 1)
+                return True
+            self._inner.rollback(1)
         cuts: list[_Cut] = []
-        place = self._follow(self._vocabulary.tokens[token], cuts, {})
+        is_text = token not in self._vocabulary.special
+        place = self._follow(self._vocabulary.tokens[token], cuts, {}) if is_text else self._link.place
         if place is None:
             return False
         num_taken = self._take(token, cuts)
@@ -138,7 +154,7 @@ class StringState:
 
     def copy(self) -> StringState:
         """Return an independent state at the same position."""
-        other = StringState(self._inner.copy(), self._rules, self._vocabulary)
+        other = StringState(self._inner.copy(), self._rules, self._vocabulary, is_mixed=self._is_mixed)
         other._link = self._link
         return other
 
@@ -188,6 +204,8 @@ class StringState:
                 lexical = INSIDE if lexical == OUTSIDE else OUTSIDE
             elif byte == BACKSLASH and lexical == INSIDE:
                 lexical = ESCAPED
+            if self._is_mixed and not opened:
+                lexical = OUTSIDE
         if opened:
             threads = tuple(thread for thread in threads if self._rules[thread[0]].can_finish(thread[1]))
             if not threads:
@@ -265,15 +283,19 @@ class _SpecialTokens:
         markers: tokens with a byte of a marker, which are never allowed.
         no_marker: bitmask of all other tokens.
         probe: the token of `PROBE`.
+        plain: tokens that neither open nor close a string nor escape in one.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         openers: list[list[int]] = [[], [], []]
         closers: list[list[int]] = [[], [], []]
         markers: set[int] = set()
+        plain = set(vocabulary.special)
         for token, text in enumerate(vocabulary.tokens):
             if token in vocabulary.special:
                 continue
+            if b'"' not in text and b"\\" not in text:
+                plain.add(token)
             if PROBE in text or MATCHED in text:
                 markers.add(token)
             if b'"' in text[:-1]:
@@ -286,6 +308,7 @@ class _SpecialTokens:
         self.openers = [np.array(tokens, dtype=np.int64) for tokens in openers]
         self.closers = [np.array(tokens, dtype=np.int64) for tokens in closers]
         self.markers = frozenset(markers)
+        self.plain = frozenset(plain)
         allowed = np.ones(vocabulary.size, dtype=np.bool_)
         allowed[list(markers)] = False
         self.no_marker = _packed(allowed, vocabulary.num_words)

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.grammar.counted_strings import case, run
+from benchmarks.grammar.counted_cases import case
+from benchmarks.grammar.counted_strings import run
 from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
 from rootgraft.grammar.emit.grammar_artifact import Backend, GrammarArtifact
 from rootgraft.grammar.emit.lark_writer import to_lark
