@@ -53,11 +53,12 @@ def to_lark(analysis: Subschemas, *, with_string_rules: bool = False, first_rule
 
     Args:
         analysis: of the schema.
-        with_string_rules: strings that are too large for the lexer become rules; else all are terminals.
+        with_string_rules: strings that are too large for the lexer become rules; else they are refused.
         first_rule: number of the first string rule.
 
     Raises:
-        GrammarError: if the schema is unsatisfiable or cannot be written as a grammar.
+        GrammarError: if the schema is unsatisfiable, cannot be written as a grammar, or has a string that nothing can
+            follow.
     """
     rules = LarkRules(analysis)
     root: Conj = frozenset((2 * analysis.document.root,))
@@ -67,7 +68,8 @@ def to_lark(analysis: Subschemas, *, with_string_rules: bool = False, first_rule
     size = rules.satisfiability.min_size(root)
     if size > MAX_ANSWER:
         raise rules.unsupported(("required", "minItems", "minLength"), f"the shortest answer takes {size:.0f} bytes")
-    automata = string_rules(rules.satisfiability, root, analysis.document.nodes) if with_string_rules else {}
+    nodes = analysis.document.nodes
+    automata = string_rules(rules.satisfiability, root, nodes, is_possible=with_string_rules)
     rules.string_rules = {strings: number for number, strings in enumerate(automata, first_rule)}
     rules.define("start", rules.rule(root))
     while (conj := rules.next_pending()) is not None:

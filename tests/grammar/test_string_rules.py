@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from benchmarks.grammar.counted_cases import case
 from benchmarks.grammar.counted_strings import run
 from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
+from rootgraft.grammar.emit import string_rules
 from rootgraft.grammar.emit.grammar_artifact import Backend, GrammarArtifact
 from rootgraft.grammar.emit.lark_writer import to_lark
 from rootgraft.grammar.emit.string_rules import automaton, weight
@@ -219,8 +220,46 @@ def test_what_cannot_be_followed_is_refused_by_name_behind_many_fields_too(real_
     assert "too complex to follow" in refused.value.reason or "one mask took" in refused.value.reason
 
 
-def test_a_lexer_that_meets_a_limit_between_two_masks_is_built_again_and_goes_on(real_vocabulary):
+BLOWUP = "^[ab]*a[ab]{20}$"
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword", "pointer"),
+    [
+        ({"properties": {"a": {"pattern": BLOWUP}}}, "pattern", "/properties/a/pattern"),
+        ({"patternProperties": {BLOWUP: {}}}, "patternProperties", "/patternProperties"),
+        ({"items": {"pattern": "^(?:[ab]{1,40}x){0,120}$", "maxLength": 300}}, "pattern", "/items/pattern"),
+        ({"items": {"pattern": "^(?:[ab]{1,30}x){0,60}$", "maxLength": 8_000}}, "pattern", "/items/pattern"),
+        ({"anyOf": [WORDS, {"enum": [f"{number:09}" for number in range(300)]}]}, "pattern", "/anyOf/0/pattern"),
+    ],
+)
+def test_a_string_that_neither_automaton_nor_library_is_sure_to_follow_is_refused_by_name(
+    grammars, schema, keyword, pointer
+):
+    with pytest.raises(GrammarError) as refused:
+        grammars.schema(schema)
+    assert (refused.value.keyword, refused.value.pointer) == (keyword, pointer)
+    assert "too complex to follow" in refused.value.reason and "8000 states" in refused.value.reason
+
+
+def test_patterns_with_few_states_are_not_refused(grammars):
+    """Large repeats without a loop before them, loops with small ones, and none of both."""
+    for pattern in (
+        "^[a-z]{1,3000}$",
+        "^[ab]*a[ab]{8}$",
+        "[0-9]{4}-[0-9]{2}-[0-9]{2}",
+        r"^\S{0,200}$",
+        "^(?:[a-z]+-){12}$",
+    ):
+        assert not string_rules.is_too_large(pattern)
+    assert string_rules.is_too_large(BLOWUP)
+    assert not string_rules.is_too_large("(")
+
+
+def test_a_lexer_that_meets_a_limit_between_two_masks_is_built_again_and_goes_on(real_vocabulary, monkeypatch):
     """Strings that are left to the library: it refuses a right token there, and says nothing."""
+    for name in ("MAX_WEIGHT", "MAX_TOTAL"):
+        monkeypatch.setattr(string_rules, name, 1 << 60)
     rng = random.Random("0:0")
     drawn = case(rng)
     text = json.dumps(drawn.instance(rng), ensure_ascii=False)

@@ -16,6 +16,7 @@ from rootgraft.api.structured.tool_formats import FORMATS
 from rootgraft.api.structured.tool_grammar import tool_output_format
 from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.emit.tag_choices import is_unambiguous
+from rootgraft.grammar.errors import GrammarError
 from rootgraft.grammar.spec import GrammarSpec
 
 WORDS = {"type": "string", "pattern": r"^(?:\S+\s+){0,49}\S+$", "maxLength": 500}
@@ -182,18 +183,24 @@ def test_string_rules_stay_out_of_tags_where_other_parts_may_be_under_way(form, 
     assert is_unambiguous(form) == expected
 
 
-FEW = {"type": "json_schema", "json_schema": {"type": "string", "pattern": r"^(?:\S+ ){0,9}\S+$", "maxLength": 120}}
-
-
-@pytest.mark.parametrize("form", [_form("or", [FEW, ANY]), _form("sequence", [TEXT, SCHEMA, TEXT, _call("<a>")])])
-def test_sequences_and_ambiguous_tags(grammars, form):
+def test_strings_in_a_sequence_of_parts(grammars):
+    form = _form("sequence", [TEXT, SCHEMA, TEXT, _call("<a>")])
     compiled = compile(GrammarSpec.structural_tag({"format": form}), grammars.vocabulary)
-    assert bool(compiled.artifact.strings) == is_unambiguous(form)
-    if is_unambiguous(form):
-        assert grammars.admits(compiled, 'A"a b"A<a>"c"</f>')
-        assert not grammars.admits(compiled, 'A"a b"A<a>"c "</f>')
-    else:
-        assert grammars.admits(compiled, '"a b ')
+    assert compiled.artifact.strings
+    assert grammars.admits(compiled, 'A"a b"A<a>"c"</f>')
+    assert not grammars.admits(compiled, 'A"a b"A<a>"c "</f>')
+    assert not grammars.admits(compiled, 'A"a "A<a>"c"</f>')
+
+
+def test_heavy_strings_in_ambiguous_tags_are_refused_by_name(grammars):
+    form = _form("or", [SCHEMA, ANY])
+    with pytest.raises(GrammarError) as refused:
+        compile(GrammarSpec.structural_tag({"format": form}), grammars.vocabulary)
+    assert (refused.value.keyword, refused.value.pointer) == ("pattern", "/format/elements/0/json_schema/pattern")
+    assert "other text" in refused.value.reason
+    light = {"type": "json_schema", "json_schema": {"type": "string", "pattern": "^a+$", "maxLength": 9}}
+    compiled = compile(GrammarSpec.structural_tag({"format": _form("or", [light, ANY])}), grammars.vocabulary)
+    assert not compiled.artifact.strings and grammars.admits(compiled, '"a b ')
 
 
 def test_generated_tools_are_accepted_and_never_fail(real_vocabulary):
