@@ -96,8 +96,9 @@ def string_rules(
                 each = automaton(strings)
             except AutomatonTooLarge:
                 failed.add(strings)
-            else:
-                found |= {} if each is None else {strings: each}
+                continue
+            if each is not None:
+                found[strings] = each
         if not failed and len(found) <= MAX_RULES:
             return found
         if not failed:
@@ -154,7 +155,8 @@ def _refuse(found: Iterable[Strings], nodes: Sequence[SchemaNode], reason: str) 
     sources = heaviest.patterns | heaviest.not_patterns
     for keyword, values in (("pattern", sources), ("format", heaviest.formats)):
         for node in nodes:
-            if node.schema.get(keyword) in values:
+            value = node.schema.get(keyword)
+            if isinstance(value, str) and value in values:
                 raise node.error(keyword, reason)
     raise GrammarError("pattern", "", reason)
 

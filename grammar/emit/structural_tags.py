@@ -30,6 +30,7 @@ from .tag_choices import is_unambiguous
 
 # Stands for any text in rules while they are written: without the markers of string rules, if there are any.
 _ANY_TEXT = "\0"
+_BLANKS = " \t\r\n"  # may stand before a JSON value
 
 
 def structural_tag_grammar(
@@ -78,7 +79,7 @@ def structural_tag_grammar(
         ends=tuple(sorted(closing.ends, key=len)),
         narrowings=tuple(writer.narrowings),
         open_ended=free,
-        is_mixed=True,
+        lead_ins="".join(sorted({",", *writer.lead_ins})),
         strings=tuple(writer.strings),
     )
 
@@ -106,6 +107,7 @@ class _TagWriter:
     def __init__(self, vocabulary: Vocabulary, *, with_string_rules: bool) -> None:
         self.with_string_rules = with_string_rules
         self.strings: list[StringAutomaton] = []
+        self.lead_ins: set[str] = set()
         self.rules: dict[str, str] = {}
         self.grammars: list[dict[str, str]] = []
         self.narrowings: list[Narrowing] = []
@@ -137,6 +139,7 @@ class _TagWriter:
 
     def fixed(self, text: str) -> str:
         """Write a fixed text, special tokens by their ids."""
+        self.lead_ins.update(text.rstrip(_BLANKS)[-1:])
         return " ".join(
             f"<[{part}]>" if isinstance(part, int) else json.dumps(part, ensure_ascii=False)
             for part in self.parts_of(text)
@@ -226,6 +229,7 @@ class _TagWriter:
         """Write any text up to and including the first of some stops."""
         options = []
         plain = [stop for stop in stops if not self.names_special(stop)]
+        self.lead_ins.update("".join(stop.rstrip(_BLANKS)[-1:] for stop in plain))
         if plain:
             body = f"/{_ANY_TEXT}(?:{'|'.join(map(rust_literal, plain))})/"
             options.append(self.named(body, "[lazy]"))

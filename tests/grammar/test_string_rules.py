@@ -19,7 +19,9 @@ from rootgraft.grammar.emit.grammar_artifact import Backend, GrammarArtifact
 from rootgraft.grammar.emit.lark_writer import to_lark
 from rootgraft.grammar.emit.string_rules import automaton, weight
 from rootgraft.grammar.errors import GrammarError
+from rootgraft.grammar.match.budget_close import BudgetClose
 from rootgraft.grammar.match.string_masks import StringRule
+from rootgraft.grammar.match.string_state import StringState
 from rootgraft.grammar.regex.charset import json_string
 from rootgraft.grammar.regex.ecma_regex import parse
 from rootgraft.grammar.regex.string_automaton import START, AutomatonTooLarge, string_automaton
@@ -98,9 +100,10 @@ def test_a_mask_is_what_each_token_does_byte_by_byte(vocabulary, pattern, text, 
             continue
         assert allowed[token] == _fits(rule, position, data), (position, data)
     end = rule.rest(position)
-    for byte in end[:-1] if end else b"":
+    assert end is not None and end[-1:] == b'"'
+    for byte in end[:-1]:
         position = rule.after(position, byte)
-    assert end is None or rule.may_close(position)
+    assert rule.may_close(position)
 
 
 def _fits(rule: StringRule, position, data: bytes) -> bool:
@@ -218,6 +221,52 @@ def test_what_cannot_be_followed_is_refused_by_name_behind_many_fields_too(real_
         real_grammars.schema(schema)
     assert (refused.value.keyword, refused.value.pointer) == ("pattern", "/properties/hard/pattern")
     assert "too complex to follow" in refused.value.reason or "one mask took" in refused.value.reason
+
+
+def test_quotes_that_lead_nowhere_are_probed_once(grammars, monkeypatch):
+    """A search for an end tries many texts at one place, which begin with a quote."""
+    probes = []
+    probe = StringState._probe
+    monkeypatch.setattr(StringState, "_probe", lambda *args: probes.append(args) or probe(*args))
+    state = grammars.schema({"type": "array", "items": EITHER}).matcher()._state
+    assert state.accept(ord("["))
+    probes.clear()
+    for _ in range(5):
+        other = state.copy()
+        assert other.accept(ord('"')) and other.accept(ord("a"))
+        other.rollback(2)
+        assert other.accept(ord('"'))
+    assert len(probes) == 1
+
+
+def test_near_the_budget_the_end_of_a_string_is_known_without_a_search(grammars, monkeypatch):
+    """What ends the string changes with each token, what comes after it does not."""
+    pairs = {"type": "string", "pattern": "^(?:(?:ax|cd|éf) ?){1,60}$", "maxLength": 300}
+    compiled = grammars.schema({"type": "array", "items": pairs, "minItems": 1})
+    assert compiled.artifact.strings
+    searches = []
+    completion = BudgetClose.completion
+    monkeypatch.setattr(BudgetClose, "completion", lambda *args: searches.append(args) or completion(*args))
+    matcher = compiled.matcher()
+    for step, token in enumerate(grammars.vocabulary.tokenize(b'["' + "cd éf ax".encode() * 6)):
+        assert token in grammars.allowed(matcher, 130 - step)
+        assert matcher.accept(token)
+    assert len(searches) <= 2, len(searches)
+
+
+def test_an_answer_cut_off_in_the_middle_of_a_character_is_completed(grammars):
+    """The character under way is ended, then the string, though no text of the schema has such bytes."""
+    schema = {"type": "array", "items": {"type": "string", "pattern": r"^(?:\p{Lu}+ ){0,50}\p{Lu}+$", "maxLength": 300}}
+    compiled = grammars.schema(schema)
+    assert compiled.artifact.strings
+    for begun in ("Ä".encode()[:1], "A Ā".encode()[:3], "Ⱥ".encode()[:2], "𐐀".encode()[:2]):
+        matcher = compiled.matcher()
+        assert all(map(matcher.accept, grammars.vocabulary.tokenize(b'["' + begun))), begun
+        text = grammars.draw(matcher, random.Random(1), 8)
+        assert text is not None
+        [found] = json.loads(b'["' + begun + text)
+        jsonschema.validate([found], {"items": {"maxLength": 300}})
+        assert all(char == " " or char.isupper() for char in found), found
 
 
 BLOWUP = "^[ab]*a[ab]{20}$"

@@ -14,9 +14,12 @@ from rootgraft.api.protocol.tools import Function, Tool
 from rootgraft.api.structured.output_format import OutputFormat
 from rootgraft.api.structured.tool_formats import FORMATS
 from rootgraft.api.structured.tool_grammar import tool_output_format
+from rootgraft.grammar.compile import dry_run
+from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
 from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.emit.tag_choices import is_unambiguous
 from rootgraft.grammar.errors import GrammarError
+from rootgraft.grammar.match.string_state import StringState, may_precede
 from rootgraft.grammar.spec import GrammarSpec
 
 WORDS = {"type": "string", "pattern": r"^(?:\S+\s+){0,49}\S+$", "maxLength": 500}
@@ -132,6 +135,33 @@ def test_random_answers_with_calls_hold_their_schemas_and_roll_back(grammars, na
         assert grammars.allowed(fresh) == grammars.allowed(matcher) == grammars.allowed(matcher.copy())
 
 
+@pytest.mark.parametrize(
+    ("text", "lead_ins", "expected"),
+    [
+        ("(", "", True), ("(", ">", False), ("", ">", True), (" \n", ">", True), (">\n", ">", True), ("a> ", ">", True),
+        ('{"a": ', ">", True), ("}, ", ">", True), ("[", ">", True), ("true", ">", True), ("=", "é", False),
+        ("é", "é", True), ("\u00a0", "\u00a0", True), ("\u00a0", ">", False),
+    ],
+)  # fmt: skip
+def test_what_may_stand_before_a_string(text, lead_ins, expected):
+    assert may_precede(text.encode(), lead_ins) == expected
+
+
+def test_in_free_text_few_quotes_are_probed(real_grammars, monkeypatch):
+    """Hundreds of tokens have a quote in their middle; most cannot come before a JSON string."""
+    compiled = _compiled("hermes", real_grammars)
+    matcher = compiled.matcher()
+    for token in real_grammars.vocabulary.tokenize(b"Hello"):
+        assert matcher.accept(token)
+    probed, followed = [], []
+    probe, follow = StringState._probe, StringState._follow
+    monkeypatch.setattr(StringState, "_probe", lambda *args: probed.append(args) or probe(*args))
+    monkeypatch.setattr(StringState, "_follow", lambda *args: followed.append(args) or follow(*args))
+    real_grammars.allowed(matcher)
+    texts = real_grammars.vocabulary.tokens
+    assert 0 < len(probed) < sum(b'"' in text[:-1] for text in texts) / 4 and not followed
+
+
 def _call(begin, schema=WORDS, end="</f>"):
     return {"type": "tag", "begin": begin, "content": {"type": "json_schema", "json_schema": schema}, "end": end}
 
@@ -201,6 +231,16 @@ def test_heavy_strings_in_ambiguous_tags_are_refused_by_name(grammars):
     light = {"type": "json_schema", "json_schema": {"type": "string", "pattern": "^a+$", "maxLength": 9}}
     compiled = compile(GrammarSpec.structural_tag({"format": _form("or", [light, ANY])}), grammars.vocabulary)
     assert not compiled.artifact.strings and grammars.admits(compiled, '"a b ')
+
+
+def test_large_terminals_in_tags_get_dry_runs_of_their_own(grammars):
+    """As in schemas: a walk through a large grammar may end before it reaches them."""
+    schema = _object(a={"type": "string"}, b={"type": "string", "pattern": "^x+$", "maxLength": 300})
+    tag = GrammarSpec.structural_tag({"format": _form("or", [_call("<a>"), _call("<b>", schema)])})
+    for spec in (GrammarSpec.json_schema(schema), tag):
+        [alone] = dry_run._terminals_alone(compile(spec, grammars.vocabulary).artifact)
+        compiled = CompiledGrammar(alone, grammars.vocabulary)
+        assert grammars.admits(compiled, '"xx"') and not grammars.admits(compiled, '"xy"')
 
 
 def test_generated_tools_are_accepted_and_never_fail(real_vocabulary):
