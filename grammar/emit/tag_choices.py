@@ -61,7 +61,8 @@ def _begins(form: Any) -> list[Any]:
 def _tag(form: Any) -> str:
     if not isinstance(form, dict):
         raise _Ambiguous
-    begin, end, content = _text(form.get("begin")), _text(form.get("end")), form.get("content")
+    begin, end = _text(form.get("begin")), _text(form.get("end"))
+    content: Any = form.get("content")
     begins = _begins(content)
     kind = content["type"]
     if kind in _OPEN and not end:
