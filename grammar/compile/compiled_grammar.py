@@ -9,7 +9,7 @@ import llguidance
 from ..emit.grammar_artifact import Backend, GrammarArtifact
 from ..match.backends import BackendState, LlguidanceBackend, XgrammarBackend, leads_to_end
 from ..match.budget_close import BudgetClose
-from ..match.closing_texts import ClosingTexts
+from ..match.closing_texts import ClosingTexts, ranks
 from ..match.matcher import Matcher
 from ..match.string_masks import StringRule
 from ..match.string_state import StringState
@@ -45,6 +45,10 @@ class CompiledGrammar:
         state, self.error = _initial_state(artifact, vocabulary)
         self._state = self._with_rules(state)
         self._closing_texts = ClosingTexts(vocabulary, artifact)
+        # Computed here, where no stream waits for it.
+        ranks(vocabulary)
+        if artifact.texts:
+            self._closing_texts.prepare()
 
     def matcher(self) -> Matcher:
         """Return a matcher at the beginning of an answer."""
@@ -64,7 +68,9 @@ class CompiledGrammar:
         return self._with_rules(_initial_state(self.artifact, self._vocabulary, _LARGER_LIMITS)[0])
 
     def _with_rules(self, state: BackendState) -> BackendState:
-        return StringState(state, self._rules, self._vocabulary) if self._rules else state
+        if not self._rules:
+            return state
+        return StringState(state, self._rules, self._vocabulary, self.artifact.lead_ins)
 
     def shortest(self) -> tuple[int, ...] | None:
         """Return the tokens of a short answer: the artifact's if the backend accepts it, else one from a search."""

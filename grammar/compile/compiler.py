@@ -67,7 +67,8 @@ def _translated(spec: GrammarSpec, vocabulary: Vocabulary) -> GrammarArtifact:
     elif spec.kind is GrammarKind.EBNF:
         return _ebnf(spec, vocabulary)
     elif spec.kind is GrammarKind.STRUCTURAL_TAG:
-        artifact = structural_tag_grammar(spec.value(), vocabulary)
+        markers = can_spell_markers(vocabulary)
+        artifact = structural_tag_grammar(spec.value(), vocabulary, with_string_rules=markers)
     else:
         source, answers = plain_grammars.TRANSLATE[spec.kind](spec)
         artifact = GrammarArtifact(Backend.LLGUIDANCE, source, values=answers)

@@ -10,6 +10,7 @@ is too slow is repeated once, as the machine may have been busy and caches share
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import time
@@ -82,11 +83,24 @@ def _terminals_alone(artifact: GrammarArtifact) -> Iterator[GrammarArtifact]:
 
     A walk through a large grammar may end before it reaches them.
     """
-    listed = dict(_TERMINAL.findall(artifact.source)) if artifact.backend is Backend.LLGUIDANCE else {}
-    large = [name for name, body in listed.items() if " & " in body and any(map(_is_large, _REPEAT.finditer(body)))]
-    lines = "\n".join(f"{name}: {body}" for name, body in listed.items())
-    for name in large[:MAX_TERMINALS] if len(listed) > 1 else ():
-        yield replace(artifact, source=f"{FREE}start: {name}\n{lines}\n", strings=(), shortest=())
+    plain = replace(artifact, strings=(), shortest=(), texts=(), ends=(), lead_ins="", open_ended=False)
+    left = MAX_TERMINALS
+    for text in _texts(artifact):
+        listed = dict(_TERMINAL.findall(text))
+        large = [name for name, body in listed.items() if " & " in body and any(map(_is_large, _REPEAT.finditer(body)))]
+        lines = "\n".join(f"{name}: {body}" for name, body in listed.items())
+        for name in large[:left] if len(listed) > 1 else ():
+            left -= 1
+            yield replace(plain, source=f"{FREE}start: {name}\n{lines}\n")
+
+
+def _texts(artifact: GrammarArtifact) -> list[str]:
+    """Return the texts of a grammar and of those inside of it."""
+    if artifact.backend is not Backend.LLGUIDANCE:
+        return []
+    if artifact.lead_ins:
+        return [grammar["lark_grammar"] for grammar in json.loads(artifact.source)["grammars"]]
+    return [artifact.source]
 
 
 def _is_plain(artifact: GrammarArtifact) -> bool:

@@ -37,6 +37,7 @@ class GrammarArtifact:
             the budget, and not complete merely because they could end.
         search_failed: a search for the shortest answer found none.
         is_slow: some masks take long.
+        lead_ins: last characters of the texts outside of JSON; empty if all is JSON.
         strings: automata of the string rules in `source`, by number.
     """
 
@@ -54,6 +55,7 @@ class GrammarArtifact:
     open_ended: bool = False
     search_failed: bool = False
     is_slow: bool = False
+    lead_ins: str = ""
     strings: tuple[StringAutomaton, ...] = ()
 
     def encode(self) -> bytes:

@@ -37,7 +37,7 @@ class LarkGrammar:
         properties: short properties to end an object with, shortest first.
         values: short values to end anything with, shortest first.
         detour: the longest property that may be begun though it is optional, with a short value.
-        strings: the automata of its string rules, by their numbers.
+        strings: the automata of its string rules, in the order of their numbers.
     """
 
     text: str
@@ -48,15 +48,17 @@ class LarkGrammar:
     strings: tuple[StringAutomaton, ...] = ()
 
 
-def to_lark(analysis: Subschemas, *, with_string_rules: bool = False) -> LarkGrammar:
+def to_lark(analysis: Subschemas, *, with_string_rules: bool = False, first_rule: int = 0) -> LarkGrammar:
     """Write the grammar of a whole schema.
 
     Args:
         analysis: of the schema.
-        with_string_rules: strings that are too large for the lexer become rules; else all are terminals.
+        with_string_rules: strings that are too large for the lexer become rules; else they are refused.
+        first_rule: number of the first string rule.
 
     Raises:
-        GrammarError: if the schema is unsatisfiable or cannot be written as a grammar.
+        GrammarError: if the schema is unsatisfiable, cannot be written as a grammar, or has a string that nothing can
+            follow.
     """
     rules = LarkRules(analysis)
     root: Conj = frozenset((2 * analysis.document.root,))
@@ -66,8 +68,9 @@ def to_lark(analysis: Subschemas, *, with_string_rules: bool = False) -> LarkGra
     size = rules.satisfiability.min_size(root)
     if size > MAX_ANSWER:
         raise rules.unsupported(("required", "minItems", "minLength"), f"the shortest answer takes {size:.0f} bytes")
-    automata = string_rules(rules.satisfiability, root, analysis.document.nodes) if with_string_rules else {}
-    rules.string_rules = {strings: number for number, strings in enumerate(automata)}
+    nodes = analysis.document.nodes
+    automata = string_rules(rules.satisfiability, root, nodes, is_possible=with_string_rules)
+    rules.string_rules = {strings: number for number, strings in enumerate(automata, first_rule)}
     rules.define("start", rules.rule(root))
     while (conj := rules.next_pending()) is not None:
         rules.define(rules.rule(conj), _body(rules, conj))

@@ -11,6 +11,7 @@ from ..regex.charset import rust_literal
 from ..regex.ecma_regex import parse, to_rust
 from ..regex.regex_parser import RegexError
 from ..spec import GrammarKind, GrammarSpec
+from .string_rules import TOO_LARGE, has_too_many_states
 
 Translation: TypeAlias = tuple[str, tuple[str, ...]]
 MAX_ANSWERS = 40
@@ -26,6 +27,8 @@ def _regex(spec: GrammarSpec) -> Translation:
     try:
         pattern = parse(spec.text, whole=True)
         pattern.check_repeats()
+        if has_too_many_states(pattern):
+            raise GrammarError("regex", "", TOO_LARGE)
         terms = [f"/{to_rust(node)}/" for node in pattern.must]
         terms += [f"~/{to_rust(node)}/" for node in pattern.must_not]
     except RegexError as error:

@@ -7,15 +7,16 @@ well becomes a rule too, so that a string is followed either by rules alone or b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from math import prod
 
+from ..errors import GrammarError
 from ..regex.charset import single
-from ..regex.ecma_regex import read_pattern, repeat_product
+from ..regex.ecma_regex import Pattern, read_pattern, repeat_product
 from ..regex.regex_parser import Alt, Cat, Chars, RegexError, RegexNode, Repeat
-from ..regex.string_automaton import START, AutomatonTooLarge, StringAutomaton, string_automaton
+from ..regex.string_automaton import MAX_STATES, START, AutomatonTooLarge, StringAutomaton, string_automaton
 from ..regex.string_formats import FORMATS
 from ..schema.constraints import ALWAYS, NO_STRINGS, Alternative, Arrays, Conj, Objects, Strings
 from ..schema.document import SchemaNode
@@ -35,6 +36,10 @@ MAX_TOTAL = 10_000
 MAX_RULES = 400
 MAX_VALUE_CHARS = 2_000
 MAX_POSITIONS = 3_000  # of values in a document that are told apart
+# Sizes of a pattern with its repeats written out, between which its states are counted: smaller ones have few, and of
+# larger ones the automaton would not be tried.
+MIN_BLOWUP, MAX_BLOWUP = 12, 4_000
+TOO_LARGE = f"too complex to follow: an automaton of it has more than {MAX_STATES} states"
 
 _Position = frozenset[Conj]
 
@@ -55,25 +60,105 @@ def marker_terminals(number: int) -> tuple[str, str]:
 
 
 def string_rules(
-    satisfiability: Satisfiability, root: Conj, nodes: Iterable[SchemaNode]
+    satisfiability: Satisfiability, root: Conj, nodes: Sequence[SchemaNode], *, is_possible: bool = True
 ) -> dict[Strings, StringAutomaton]:
-    """Return the automata of the strings that become rules; none if no string is too large for the lexer."""
+    """Return the automata of the strings that become rules; none if no string is too large for the lexer.
+
+    Args:
+        satisfiability: of the schema.
+        root: the conjunction of the whole schema.
+        nodes: all subschemas.
+        is_possible: rules can be told apart from all else in the grammar.
+
+    Raises:
+        GrammarError: for a string that is too large for the lexer and cannot become a rule.
+    """
+    for node in nodes:
+        for keyword, sources in (("pattern", [node.schema.get("pattern")]), _key_patterns(node)):
+            if any(isinstance(source, str) and is_too_large(source) for source in sources):
+                raise node.error(keyword, TOO_LARGE)
     if not _may_be_heavy(nodes):
         return {}
     positions = _strings_by_position(satisfiability, root)
     if positions is None:
         return {}
     chosen = _heavy({strings for together in positions for strings in together})
+    if not is_possible:
+        _refuse(chosen, nodes, "too complex to follow where other text may stand as well")
+        return {}
     while True:
         chosen = _with_neighbours(chosen, positions)
         ordered = dict.fromkeys(strings for together in positions for strings in together if strings in chosen)
-        automata = {strings: automaton(strings) for strings in ordered}
-        failed = {strings for strings, each in automata.items() if each is None}
-        if not failed and len(chosen) <= MAX_RULES:
-            return {strings: each for strings, each in automata.items() if each is not None}
+        found: dict[Strings, StringAutomaton] = {}
+        failed = set()
+        for strings in ordered:
+            try:
+                each = automaton(strings)
+            except AutomatonTooLarge:
+                failed.add(strings)
+                continue
+            if each is not None:
+                found[strings] = each
+        if not failed and len(found) <= MAX_RULES:
+            return found
         if not failed:
+            _refuse(chosen, nodes, f"too complex to follow: more than {MAX_RULES} such strings")
             return {}
-        chosen -= _with_neighbours(failed, positions)
+        left = _with_neighbours(failed, positions)
+        _refuse(left, nodes, TOO_LARGE)
+        chosen -= left
+
+
+def is_too_large(source: str) -> bool:
+    """Return whether an automaton of a pattern alone has too many states, as after ``.*a.{20}``.
+
+    The library's lexer would make them one by one, and give up somewhere along an answer.
+    """
+    try:
+        pattern = read_pattern(source)
+    except RegexError:
+        return False
+    return has_too_many_states(pattern)
+
+
+@lru_cache(maxsize=1024)
+def has_too_many_states(pattern: Pattern) -> bool:
+    """Return whether an automaton of a pattern alone has too many states."""
+    nodes = (*pattern.must, *pattern.must_not)
+    size = sum(map(repeat_product, nodes))
+    # Without a loop before it, or with a small one, a repeat has about as many states as it is large.
+    if not MIN_BLOWUP <= size <= MAX_BLOWUP or not any(map(_has_loop, nodes)):
+        return False
+    try:
+        string_automaton(pattern.must, [[node] for node in pattern.must_not])
+    except AutomatonTooLarge:
+        return True
+    return False
+
+
+def _has_loop(node: RegexNode) -> bool:
+    if isinstance(node, Repeat):
+        return node.most is None or _has_loop(node.item)
+    return any(map(_has_loop, node.items)) if isinstance(node, Alt | Cat) else False
+
+
+def _key_patterns(node: SchemaNode) -> tuple[str, list[str]]:
+    found = node.schema.get("patternProperties")
+    return "patternProperties", list(found) if isinstance(found, dict) else []
+
+
+def _refuse(found: Iterable[Strings], nodes: Sequence[SchemaNode], reason: str) -> None:
+    """Raise a GrammarError at the keyword of the heaviest of some strings, if any is too large for the lexer."""
+    heaviest = max(found, key=weight, default=NO_STRINGS)
+    if weight(heaviest) <= MAX_WEIGHT:
+        return
+    sources = heaviest.patterns | heaviest.not_patterns
+    for keyword, values in (("pattern", sources), ("format", heaviest.formats)):
+        for node in nodes:
+            value = node.schema.get(keyword)
+            if isinstance(value, str) and value in values:
+                raise node.error(keyword, reason)
+    raise GrammarError("pattern", "", reason)
 
 
 def weight(strings: Strings) -> int:
@@ -147,12 +232,16 @@ def _with_neighbours(chosen: set[Strings], positions: list[dict[Strings, None]])
 
 @lru_cache(maxsize=256)
 def automaton(strings: Strings) -> StringAutomaton | None:
-    """Return the automaton of a string, or None if it would be too large or admits nothing."""
+    """Return the automaton of a string, or None if it admits nothing.
+
+    Raises:
+        AutomatonTooLarge: if it would have too many states.
+    """
     must: list[RegexNode] = []
     must_not: list[list[RegexNode]] = []
     if strings.values is not None:
         if sum(map(len, strings.values)) > MAX_VALUE_CHARS:
-            return None
+            raise AutomatonTooLarge
         must.append(_any_of(strings.values))
     for pattern in (*map(read_pattern, sorted(strings.patterns)), *(FORMATS[name] for name in sorted(strings.formats))):
         must += pattern.must
@@ -160,10 +249,7 @@ def automaton(strings: Strings) -> StringAutomaton | None:
     must_not += [list(read_pattern(source, True).must) for source in sorted(strings.not_patterns)]
     if strings.excluded:
         must_not.append([_any_of(sorted(strings.excluded))])
-    try:
-        found = string_automaton(must, must_not, strings.least, strings.most)
-    except AutomatonTooLarge:
-        return None
+    found = string_automaton(must, must_not, strings.least, strings.most)
     return found if found.can_finish[START, 0] else None
 
 

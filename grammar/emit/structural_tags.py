@@ -15,6 +15,7 @@ from ..errors import GrammarError
 from ..regex.charset import rust_literal
 from ..regex.ecma_regex import parse, to_rust
 from ..regex.regex_parser import RegexError
+from ..regex.string_automaton import StringAutomaton
 from ..schema.analysis import Analysis
 from ..schema.document import Document, pointer_join
 from ..schema.error_location import relocated
@@ -24,10 +25,24 @@ from ..vocabulary import Vocabulary
 from .grammar_artifact import Backend, GrammarArtifact
 from .lark_writer import to_lark
 from .plain_grammars import FREE
+from .string_rules import MAX_RULES
+from .tag_choices import is_unambiguous
+
+# Stands for any text in rules while they are written: without the markers of string rules, if there are any.
+_ANY_TEXT = "\0"
+_BLANKS = " \t\r\n"  # may stand before a JSON value
 
 
-def structural_tag_grammar(tag: dict[str, Any], vocabulary: Vocabulary) -> GrammarArtifact:
+def structural_tag_grammar(
+    tag: dict[str, Any], vocabulary: Vocabulary, *, with_string_rules: bool = False
+) -> GrammarArtifact:
     """Translate a structural tag in the present form (``format``) or the older one (``structures``).
+
+    Args:
+        tag: the structural tag.
+        vocabulary: names its special tokens.
+        with_string_rules: strings that are too large for the lexer become rules, as in `to_lark`, if no other part of
+            the tag can be taken for one.
 
     Raises:
         GrammarError: with a pointer into the tag.
@@ -41,10 +56,15 @@ def structural_tag_grammar(tag: dict[str, Any], vocabulary: Vocabulary) -> Gramm
         form: Any = {"type": "triggered_tags", "triggers": tag.get("triggers"), "tags": tags}
     else:
         form = tag.get("format")
-    writer = _TagWriter(vocabulary)
+    writer = _TagWriter(vocabulary, with_string_rules=with_string_rules and is_unambiguous(form))
     start = writer.element(form, "/format")
     lines = [FREE.strip(), f"start: {start}", *(f"{name}: {body}" for name, body in writer.rules.items())]
-    grammars = [{"lark_grammar": "\n".join(lines) + "\n"}, *writer.grammars]
+    text = "\n".join(lines) + "\n"
+    if writer.strings:
+        text = text.replace(_ANY_TEXT, r"[^\x01\x02]*")
+    else:
+        text = text.replace(f" & /{_ANY_TEXT}/", "").replace(_ANY_TEXT, "(?s:.*)")
+    grammars = [{"lark_grammar": text}, *writer.grammars]
     source = json.dumps({"grammars": grammars})
     free = isinstance(form, dict) and form.get("type") in ("any_text", "triggered_tags")
     closing = writer.closing
@@ -59,6 +79,8 @@ def structural_tag_grammar(tag: dict[str, Any], vocabulary: Vocabulary) -> Gramm
         ends=tuple(sorted(closing.ends, key=len)),
         narrowings=tuple(writer.narrowings),
         open_ended=free,
+        lead_ins="".join(sorted({",", *writer.lead_ins})),
+        strings=tuple(writer.strings),
     )
 
 
@@ -82,7 +104,10 @@ class _TagTexts:
 
 
 class _TagWriter:
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, with_string_rules: bool) -> None:
+        self.with_string_rules = with_string_rules
+        self.strings: list[StringAutomaton] = []
+        self.lead_ins: set[str] = set()
         self.rules: dict[str, str] = {}
         self.grammars: list[dict[str, str]] = []
         self.narrowings: list[Narrowing] = []
@@ -114,6 +139,7 @@ class _TagWriter:
 
     def fixed(self, text: str) -> str:
         """Write a fixed text, special tokens by their ids."""
+        self.lead_ins.update(text.rstrip(_BLANKS)[-1:])
         return " ".join(
             f"<[{part}]>" if isinstance(part, int) else json.dumps(part, ensure_ascii=False)
             for part in self.parts_of(text)
@@ -130,7 +156,8 @@ class _TagWriter:
             raise GrammarError("json_schema", where, "must be a schema")
         try:
             analysis = Analysis(Document({} if schema is True else {"not": {}} if schema is False else schema))
-            grammar = to_lark(analysis)
+            rules = self.with_string_rules and len(self.strings) < MAX_RULES
+            grammar = to_lark(analysis, with_string_rules=rules, first_rule=len(self.strings))
         except GrammarError as found:
             error = relocated(found, schema)
             raise GrammarError(error.keyword, where + error.pointer, error.reason) from None
@@ -138,6 +165,7 @@ class _TagWriter:
         self.closing.properties |= dict.fromkeys(grammar.properties)
         self.closing.values |= dict.fromkeys((*grammar.values, *filter(None, [grammar.shortest])))
         self.closing.wholes.append(grammar.shortest)
+        self.strings += grammar.strings
         name = f"g{len(self.grammars)}"
         self.grammars.append({"name": name, "lark_grammar": grammar.text})
         return f"@{name}"
@@ -150,14 +178,17 @@ class _TagWriter:
         answers = [text for text in pattern.examples if pattern.matches(text)]
         self.closing.texts |= {text: (self.depth, len(text)) for text in answers}
         self.closing.wholes.append(min(answers, key=len, default=""))
-        terms = [f"/{to_rust(node)}/" for node in pattern.must] + [f"~/{to_rust(n)}/" for n in pattern.must_not]
+        terms = [f"/{to_rust(node)}/" for node in pattern.must] + [f"/{_ANY_TEXT}/"] * self.with_string_rules
+        terms += [f"~/{to_rust(node)}/" for node in pattern.must_not]
         return self.named(" & ".join(terms), terminal=True)
 
     def anything(self, form: dict[str, Any], pointer: str) -> str:
-        return self.named("/(?s:.*)/", terminal=True)
+        return self.named(f"/{_ANY_TEXT}/", terminal=True)
 
     def constant(self, form: dict[str, Any], pointer: str) -> str:
-        return self.text(form.get("value"), "value", pointer)
+        text = self.text(form.get("value"), "value", pointer)
+        self.closing.texts.setdefault(form["value"], (self.depth, len(form["value"])))
+        return text
 
     def sequence(self, form: dict[str, Any], pointer: str) -> str:
         listed = _list(form, "elements", pointer)
@@ -198,18 +229,19 @@ class _TagWriter:
         """Write any text up to and including the first of some stops."""
         options = []
         plain = [stop for stop in stops if not self.names_special(stop)]
+        self.lead_ins.update("".join(stop.rstrip(_BLANKS)[-1:] for stop in plain))
         if plain:
-            body = f"/(?s:.*)(?:{'|'.join(map(rust_literal, plain))})/"
+            body = f"/{_ANY_TEXT}(?:{'|'.join(map(rust_literal, plain))})/"
             options.append(self.named(body, "[lazy]"))
-        options += [f"{self.named('/(?s:.*)/', terminal=True)} {self.fixed(s)}" for s in stops if s not in plain]
+        options += [f"{self.named(f'/{_ANY_TEXT}/', terminal=True)} {self.fixed(s)}" for s in stops if s not in plain]
         return options[0] if len(options) == 1 else f"({' | '.join(options)})"
 
     def without(self, stops: list[str]) -> str:
         """Write any text that contains none of some stops."""
         plain = [stop for stop in stops if not self.names_special(stop)]
-        body = "/(?s:.*)/"
+        body = f"/{_ANY_TEXT}/"
         if plain:
-            body += f" & ~/(?s:.*)(?:{'|'.join(map(rust_literal, plain))})(?s:.*)/"
+            body += f" & ~/{_ANY_TEXT}(?:{'|'.join(map(rust_literal, plain))}){_ANY_TEXT}/"
         return self.named(body, terminal=True)
 
     def triggered(self, form: dict[str, Any], pointer: str) -> str:

@@ -132,16 +132,19 @@ class BudgetClose:
     def _known_suffix(self, state: BackendState) -> list[int] | None:
         """Return the longest suffix of the known completion that leads to an end from here; None if none does.
 
-        In the middle of a value that is usually all of it, after the value its rest. Trying takes a fraction of a
-        search; there may be shorter completions.
+        In the middle of a value that is usually all of it, after the value its rest. A string that is under way is
+        ended first, if the state knows how. Trying takes a fraction of a search; there may be shorter completions.
         """
         known = self._positions[-1].known
         tokens = known[1] if known else []
         after = state.copy()
+        end = self._texts.vocabulary.tokenize_bpe(state.string_end()) if tokens else []
+        if not advance(after, end):
+            return None
         for start in range(min(len(tokens), MAX_SUFFIXES)):
             count = after.advance(tokens[start:])
             if count == len(tokens) - start and after.can_end():
-                return tokens[start:]
+                return end + tokens[start:]
             rollback_unless_failed(after, count)
         return None
 

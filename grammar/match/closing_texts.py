@@ -20,7 +20,7 @@ _PLAIN = (b"0", b'""', b"null", b"[]", b"{}", b"true", b"false", b"[", b"{")
 
 
 class ClosingTexts:
-    """The short texts of one grammar as tokens, shared by all its matchers and computed on first use.
+    """The short texts of one grammar as tokens, shared by all its matchers and computed on first use, or by `prepare`.
 
     Attributes:
         shortest: the shortest answer; empty if unknown.
@@ -41,6 +41,10 @@ class ClosingTexts:
         self._artifact = artifact
         self._texts = (*artifact.properties, *artifact.values)
         self._transitions: dict[tuple[int, int], int] = {}
+
+    def prepare(self) -> None:
+        """Compute all texts now: of structural tags there are thousands, for which no stream should wait."""
+        _ = self.listed, self.tails, self.ends, self.rests, self.jump
 
     @cached_property
     def listed(self) -> list[list[int]]:

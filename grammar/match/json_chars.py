@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from functools import lru_cache
 
 import numpy as np
@@ -30,6 +31,7 @@ class JsonChars:
         stay: number of a class that completes nothing, for padding.
         next: uint16 [states, 256], the state after a byte.
         emits: uint8 [states, 256], the class that a byte completes, or `NOTHING`.
+        next_rows, emits_rows: the same as lists, which are quicker to read byte by byte.
         reach: for each state the classes that may complete the character under way, ascending; none outside of one.
     """
 
@@ -40,6 +42,7 @@ class JsonChars:
         self.closing, self.stay = classes.num, classes.num + 1
         self._rows: list[dict[int, tuple[int, int]]] = [{}, {}]
         self._numbers: dict[tuple[tuple[int, tuple[int, int]], ...], int] = {}
+        self._spelled: dict[int, bytes] = {}
         self._rows[CLEAN] = self._clean()
         num = len(self._rows)
         self.next: NDArray[np.uint16] = np.full((num, 256), INVALID, dtype=np.uint16)
@@ -47,16 +50,37 @@ class JsonChars:
         for state, row in enumerate(self._rows):
             for byte, (after, emitted) in row.items():
                 self.next[state, byte], self.emits[state, byte] = after, emitted
+        self.next_rows: list[list[int]] = self.next.tolist()
+        self.emits_rows: list[list[int]] = self.emits.tolist()
         self.reach = [self._reach(state) if state > INVALID else () for state in range(num)]
 
     def spelling(self, number: int) -> bytes:
-        """Return the bytes of a common character of a class, as a string spells it."""
+        """Return the bytes of a common character of a class, as a string spells it; cached."""
+        known = self._spelled.get(number)
+        if known is None:
+            known = self._spelled[number] = self._spelling(number)
+        return known
+
+    def _spelling(self, number: int) -> bytes:
         codes = (code for code in _COMMON if self.classes.of(code) == number)
         code = next(codes, None)
         if code is None:
             starts = zip(self.classes.starts, self.classes.classes, strict=True)
             code = next(start for start, each in starts if each == number and not 0xD800 <= start <= 0xDFFF)
         return json_spelling(chr(code)).encode()
+
+    def completions(self, state: int, usable: Container[int]) -> dict[int, bytes]:
+        """Return for each class that may complete the character under way some bytes that do so, of the usable ones."""
+        found: dict[int, bytes] = {}
+        for byte, (after, emitted) in self._rows[state].items():
+            if byte not in usable:
+                continue
+            if after == CLEAN:
+                found.setdefault(emitted, bytes((byte,)))
+            else:
+                for number, rest in self.completions(after, usable).items():
+                    found.setdefault(number, bytes((byte, *rest)))
+        return found
 
     def _clean(self) -> dict[int, tuple[int, int]]:
         row = {byte: (CLEAN, self.classes.of(byte)) for byte in range(0x20, 0x7F)}

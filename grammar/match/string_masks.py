@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from contextlib import suppress
 from threading import Lock
 
 import numpy as np
@@ -15,13 +16,12 @@ from .token_classes import TokenClasses, token_classes
 
 MAX_CACHED = 512  # states of which the ends of all groups are kept
 MAX_CACHED_BYTES = 16 << 20
+MAX_RESTS = 4_096
+_Position = tuple[int, int, int]  # the automaton's state, the characters so far, and the decoder's state
 
 
 class StringRule:
-    """A string automaton over one vocabulary, shared by all answers on all threads.
-
-    A position in a string is the automaton's state, the characters so far, and the decoder's state.
-    """
+    """A string automaton over one vocabulary, shared by all answers on all threads."""
 
     def __init__(self, automaton: StringAutomaton, vocabulary: Vocabulary) -> None:
         self.automaton = automaton
@@ -31,12 +31,13 @@ class StringRule:
         self._last = automaton.last_count
         closing = [self._closed if ends else DEAD for ends in automaton.accepting]
         rows = [
-            [*row, end, state] for state, (row, end) in enumerate(zip(automaton.transitions, closing, strict=False))
+            (*row, end, state) for state, (row, end) in enumerate(zip(automaton.transitions, closing, strict=False))
         ]
         num_classes = automaton.classes.num
-        rows.append([DEAD] * num_classes + [DEAD, self._closed])
+        rows.append((*[DEAD] * num_classes, DEAD, self._closed))
         self._width = num_classes + 2
         self._flat = np.array(rows, dtype=np.int32).ravel()
+        self._offsets = self._flat * np.int32(self._width)  # of each target's row in `_flat`
         self._rows = rows
         counts = np.arange(self._last + 1)
         in_range = counts >= automaton.least
@@ -44,12 +45,14 @@ class StringRule:
             in_range &= counts <= automaton.most
         self._table = np.vstack((self._finish, in_range[None])).ravel()
         self._lock = Lock()
+        self._bytes = frozenset(byte for byte in range(256) if vocabulary.token_of(bytes((byte,))) is not None)
+        self._completed: dict[int, dict[int, bytes]] = {}
+        self._rests: dict[_Position, bytes] = {}  # empty where there is none
         self._cached: OrderedDict[tuple[int, int], NDArray[np.int32]] = OrderedDict()
         # Computed here, where no stream waits for it: the groups at a character's beginning and after a backslash.
         decoders = CLEAN, int(self.chars.next[CLEAN, BACKSLASH])
         self._tokens = {each: token_classes(vocabulary, automaton.classes, each) for each in decoders}
-        self._next = self.chars.next.tolist()
-        self._emits = self.chars.emits.tolist()
+        self._next, self._emits = self.chars.next_rows, self.chars.emits_rows
 
     @property
     def _closed(self) -> int:
@@ -57,10 +60,10 @@ class StringRule:
         return len(self.automaton.accepting)
 
     @property
-    def start(self) -> tuple[int, int, int]:
+    def start(self) -> _Position:
         return START, 0, CLEAN
 
-    def after(self, position: tuple[int, int, int], byte: int) -> tuple[int, int, int] | None:
+    def after(self, position: _Position, byte: int) -> _Position | None:
         """Return the position after a byte other than the closing quote; None if there is none."""
         state, count, decoder = position
         emitted, decoder = self._emits[decoder][byte], self._next[decoder][byte]
@@ -71,11 +74,11 @@ class StringRule:
         state, count = self._rows[state][emitted], min(count + 1, self._last)
         return None if state == DEAD else (state, count, decoder)
 
-    def may_close(self, position: tuple[int, int, int]) -> bool:
+    def may_close(self, position: _Position) -> bool:
         state, count, decoder = position
         return decoder == CLEAN and self.automaton.may_end(state, count)
 
-    def can_finish(self, position: tuple[int, int, int]) -> bool:
+    def can_finish(self, position: _Position) -> bool:
         """Return whether a closing quote can still be reached."""
         state, count, decoder = position
         if decoder == CLEAN:
@@ -83,7 +86,7 @@ class StringRule:
         count = min(count + 1, self._last)
         return any(self._finish[self._rows[state][number], count] for number in self.chars.reach[decoder])
 
-    def allowed(self, position: tuple[int, int, int]) -> NDArray[np.bool_]:
+    def allowed(self, position: _Position) -> NDArray[np.bool_]:
         """Return the tokens with which the string goes on or closes, bool [vocabulary].
 
         What a token has after the closing quote is not looked at.
@@ -92,13 +95,13 @@ class StringRule:
         tokens = self._groups(decoder)
         ends = self._ends(state, decoder)
         counts = np.minimum(tokens.lengths + count, self._last)
-        good = self._table[ends * (self._last + 1) + counts]
+        good = self._table.take(ends * (self._last + 1) + counts)
         good[0] = False
         for reach, some in tokens.pending:
             targets = self._flat[ends[some, None] * self._width + reach]
             counted = np.minimum(counts[some] + 1, self._last)[:, None]
             good[some] = self._table[targets * (self._last + 1) + counted].any(axis=1)
-        found: NDArray[np.bool_] = good[tokens.group]
+        found: NDArray[np.bool_] = good.take(tokens.group)
         return found
 
     def _groups(self, decoder: int) -> TokenClasses:
@@ -116,10 +119,11 @@ class StringRule:
                 self._cached.move_to_end(key)
                 return known
         tokens = self._groups(decoder)
-        ends = np.full(len(tokens.lengths), state, dtype=np.int32)
+        offsets = np.full(len(tokens.lengths), state * self._width, dtype=np.int32)
         for column, count in enumerate(tokens.counts):
-            reached = ends[1 : count + 1]
-            ends[1 : count + 1] = self._flat[reached * self._width + tokens.sequences[1 : count + 1, column]]
+            after = offsets[1 : count + 1] + tokens.sequences[1 : count + 1, column]
+            self._offsets.take(after, out=offsets[1 : count + 1], mode="clip")
+        ends = offsets // self._width
         ends[0] = DEAD
         with self._lock:
             self._cached[key] = ends
@@ -127,8 +131,36 @@ class StringRule:
                 self._cached.popitem(last=False)
         return ends
 
-    def rest(self, position: tuple[int, int, int]) -> bytes | None:
-        """Return the bytes of a shortest end of the string, its quote included; None in the middle of a character."""
+    def rest(self, position: _Position) -> bytes | None:
+        """Return the bytes of a shortest end of the string, its quote included; None if it has no tokens. Cached."""
+        known = self._rests.get(position)
+        if known is None:
+            if len(self._rests) >= MAX_RESTS:
+                self._rests.clear()
+            known = self._rests[position] = self._with_tokens(self._rest(position))
+        return known or None
+
+    def _with_tokens(self, end: bytes | None) -> bytes:
+        with suppress(ValueError):
+            self._vocabulary.tokenize(end or b"")
+            return end or b""
+        return b""
+
+    def _rest(self, position: _Position) -> bytes | None:
         state, count, decoder = position
-        path = self.automaton.rest(state, count) if decoder == CLEAN else None
-        return None if path is None else b"".join(map(self.chars.spelling, path)) + b'"'
+        if decoder == CLEAN:
+            path = self.automaton.rest(state, count)
+            return None if path is None else b"".join(map(self.chars.spelling, path)) + b'"'
+        count = min(count + 1, self._last)
+        ends = [
+            more + end
+            for number, more in self._completions(decoder).items()
+            if (end := self._rest((self._rows[state][number], count, CLEAN))) is not None
+        ]
+        return min(ends, key=len, default=None)
+
+    def _completions(self, decoder: int) -> dict[int, bytes]:
+        known = self._completed.get(decoder)
+        if known is None:
+            known = self._completed[decoder] = self.chars.completions(decoder, self._bytes)
+        return known

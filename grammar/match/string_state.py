@@ -13,7 +13,7 @@ which by a list of their numbers (`MATCHED`) after the closing quote.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -26,6 +26,8 @@ from .closing_texts import ESCAPED, INSIDE, OUTSIDE
 from .json_chars import BACKSLASH, QUOTE
 from .string_masks import StringRule
 
+# What separates JSON values, and ends of values, which another one may follow in a sequence.
+_BEFORE_STRINGS = frozenset(b':,[}]"0123456789el')
 _Thread = tuple[int, tuple[int, int, int]]  # the number of a rule, and the position in its string
 
 
@@ -46,23 +48,35 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """A place with the way to it: the link before, and the tokens that the library took for the last one."""
+    """A place with the way to it: the link before, and the tokens that the library took for the last one.
+
+    `probed` are the rules that may begin after some texts from here, as far as tokens were tried.
+    """
 
     place: _Place
     before: _Link | None = None
     num_taken: int = 0
+    probed: dict[bytes, tuple[int, ...]] = field(default_factory=dict, compare=False)
 
 
 _Cut = tuple[int, tuple[int, ...]]  # an offset in a token, and the rules that match the string that ends there
 
 
 class StringState:
-    """A state of a grammar with string rules."""
+    """A state of a grammar with string rules.
 
-    def __init__(self, inner: BackendState, rules: Sequence[StringRule], vocabulary: Vocabulary) -> None:
+    Args:
+        lead_ins: last characters of the texts outside of JSON; empty if all is JSON. The quotes of such texts say
+            nothing, so each one that may begin a JSON string is probed.
+    """
+
+    def __init__(
+        self, inner: BackendState, rules: Sequence[StringRule], vocabulary: Vocabulary, lead_ins: str = ""
+    ) -> None:
         self._inner = inner
         self._rules = rules
         self._vocabulary = vocabulary
+        self._lead_ins = lead_ins
         self._tokens = _special_tokens(vocabulary)
         self._link = _Link(_Place())
 
@@ -82,9 +96,7 @@ class StringState:
             bits &= _packed(allowed, len(bits))
         else:
             bits &= self._tokens.no_marker
-        openers = self._tokens.openers[place.lexical]
-        if len(place.opened) > 1:
-            openers = np.union1d(openers, self._tokens.closers[place.lexical])
+        openers = (self._tokens.both if len(place.opened) > 1 else self._tokens.openers)[place.lexical]
         some = openers[(bits[openers >> 5] >> (openers & 31).astype(np.uint32)) & 1 > 0]
         if len(some):
             self._check_each(bits, some.tolist())
@@ -92,6 +104,12 @@ class StringState:
     def _check_each(self, bits: NDArray[np.uint32], tokens: list[int]) -> None:
         """Clear the bits of those tokens that open or close strings in a way that does not fit."""
         probed: dict[bytes, tuple[int, ...]] = {}
+        if not self._link.place.opened:
+            # There are hundreds of such tokens, but few texts before their quotes.
+            before = _before_quotes(self._vocabulary, self._lead_ins)
+            texts = {text for token in tokens for text in before[token]}
+            begun = {text for text in texts if self._beginning(text, [], probed)}
+            tokens = [token for token in tokens if not begun.isdisjoint(before[token])]
         tried: dict[tuple[tuple[int, ...], bytes], bool] = {}
         for token in tokens:
             text = self._vocabulary.tokens[token]
@@ -113,8 +131,17 @@ class StringState:
         """Advance by a token, if it is allowed."""
         if token in self._tokens.markers or not 0 <= token < len(self._vocabulary.tokens):
             return False
+        if not self._link.place.opened:
+            # Searches for an end try thousands of tokens, most of which the library refuses or no quote is in.
+            if not self._inner.accept(token):
+                return False
+            if token in self._tokens.plain and self._link.place.lexical != ESCAPED:
+                self._link = _Link(self._link.place, self._link, 1)
+                return True
+            self._inner.rollback(1)
         cuts: list[_Cut] = []
-        place = self._follow(self._vocabulary.tokens[token], cuts, {})
+        is_text = token not in self._vocabulary.special
+        place = self._follow(self._vocabulary.tokens[token], cuts, self._link.probed) if is_text else self._link.place
         if place is None:
             return False
         num_taken = self._take(token, cuts)
@@ -138,7 +165,7 @@ class StringState:
 
     def copy(self) -> StringState:
         """Return an independent state at the same position."""
-        other = StringState(self._inner.copy(), self._rules, self._vocabulary)
+        other = StringState(self._inner.copy(), self._rules, self._vocabulary, self._lead_ins)
         other._link = self._link
         return other
 
@@ -179,7 +206,7 @@ class StringState:
                     if len(matched) < len(opened):
                         cuts.append((at + 1, matched))
                     opened = threads = ()
-            elif byte == QUOTE and lexical == OUTSIDE:
+            elif byte == QUOTE and lexical == OUTSIDE and may_precede(text[:at], self._lead_ins):
                 opened = self._beginning(text[:at], cuts, probed)
                 threads = tuple((number, self._rules[number].start) for number in opened)
             if lexical == ESCAPED:
@@ -188,6 +215,8 @@ class StringState:
                 lexical = INSIDE if lexical == OUTSIDE else OUTSIDE
             elif byte == BACKSLASH and lexical == INSIDE:
                 lexical = ESCAPED
+            if self._lead_ins and not opened:
+                lexical = OUTSIDE
         if opened:
             threads = tuple(thread for thread in threads if self._rules[thread[0]].can_finish(thread[1]))
             if not threads:
@@ -261,19 +290,23 @@ class _SpecialTokens:
 
     Attributes:
         openers: tokens with something after the opening quote of a string, ascending.
-        closers: tokens with something after the closing quote of a string that is under way, ascending.
+        both: these, and tokens with something after the closing quote of a string that is under way.
         markers: tokens with a byte of a marker, which are never allowed.
         no_marker: bitmask of all other tokens.
         probe: the token of `PROBE`.
+        plain: tokens that neither open nor close a string nor escape in one.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         openers: list[list[int]] = [[], [], []]
         closers: list[list[int]] = [[], [], []]
         markers: set[int] = set()
+        plain = set(vocabulary.special)
         for token, text in enumerate(vocabulary.tokens):
             if token in vocabulary.special:
                 continue
+            if b'"' not in text and b"\\" not in text:
+                plain.add(token)
             if PROBE in text or MATCHED in text:
                 markers.add(token)
             if b'"' in text[:-1]:
@@ -284,8 +317,12 @@ class _SpecialTokens:
                     if lexical != OUTSIDE and quotes:
                         closers[lexical].append(token)
         self.openers = [np.array(tokens, dtype=np.int64) for tokens in openers]
-        self.closers = [np.array(tokens, dtype=np.int64) for tokens in closers]
+        self.both = [
+            np.union1d(some, np.array(others, dtype=np.int64))
+            for some, others in zip(self.openers, closers, strict=True)
+        ]
         self.markers = frozenset(markers)
+        self.plain = frozenset(plain)
         allowed = np.ones(vocabulary.size, dtype=np.bool_)
         allowed[list(markers)] = False
         self.no_marker = _packed(allowed, vocabulary.num_words)
@@ -318,6 +355,23 @@ def can_spell_markers(vocabulary: Vocabulary) -> bool:
     except ValueError:
         return False
     return all(vocabulary.tokens[listed[0]] in (PROBE, MATCHED) for listed in tokens)
+
+
+def may_precede(text: bytes, lead_ins: str) -> bool:
+    """Return whether a JSON string may begin after a text of a token, as far as the text tells."""
+    text = text.rstrip(b" \t\r\n") if lead_ins else b""
+    return not text or text[-1] in _BEFORE_STRINGS or text[-1] in lead_ins.encode()
+
+
+@lru_cache(maxsize=32)
+def _before_quotes(vocabulary: Vocabulary, lead_ins: str) -> dict[int, tuple[bytes, ...]]:
+    """Return the texts after which a string may begin in the middle of each token that has a quote there."""
+    found = {}
+    for token in _special_tokens(vocabulary).openers[OUTSIDE].tolist():
+        text = vocabulary.tokens[token]
+        before = (text[:at] for at, byte in enumerate(text[:-1]) if byte == QUOTE)
+        found[token] = tuple(each for each in before if may_precede(each, lead_ins))
+    return found
 
 
 @lru_cache(maxsize=4)

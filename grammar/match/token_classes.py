@@ -34,12 +34,14 @@ class TokenClasses:
         chars = json_chars(classes)
         data, starts, lengths, ids = text_bytes(vocabulary)
         num = len(starts)
-        states = np.full(num, state, dtype=np.uint16)
+        # In the middle of a character few tokens go on.
+        active = np.flatnonzero(chars.next[state, data[starts]] != INVALID)
+        states = np.full(num, INVALID, dtype=np.uint16)
+        states[active] = state
         closed = np.zeros(num, dtype=np.bool_)
         hashes = np.zeros(num, dtype=np.uint64)
         counts = np.zeros(num, dtype=np.int32)
         columns: list[tuple[NDArray[np.int64], NDArray[np.uint8]]] = []
-        active = np.arange(num)
         at = 0
         while len(active):
             active = active[lengths[active] > at]
@@ -85,7 +87,7 @@ class TokenClasses:
         longest = int(sizes[chosen].max(initial=0))
         row_of = np.full(len(sizes), -1, dtype=np.int64)
         row_of[chosen] = self._rank + 1
-        self.sequences: NDArray[np.uint8] = np.full((len(chosen) + 1, longest), stay, dtype=np.uint8)
+        self.sequences: NDArray[np.uint8] = np.full((len(chosen) + 1, longest), stay, np.uint8, "F")
         filled = np.zeros(len(chosen) + 1, dtype=np.int64)
         for tokens, emitted in columns:
             rows = row_of[tokens]

@@ -11,13 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.grammar.counted_strings import case, run
+from benchmarks.grammar.counted_cases import case
+from benchmarks.grammar.counted_strings import run
 from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
+from rootgraft.grammar.emit import string_rules
 from rootgraft.grammar.emit.grammar_artifact import Backend, GrammarArtifact
 from rootgraft.grammar.emit.lark_writer import to_lark
 from rootgraft.grammar.emit.string_rules import automaton, weight
 from rootgraft.grammar.errors import GrammarError
+from rootgraft.grammar.match.budget_close import BudgetClose
 from rootgraft.grammar.match.string_masks import StringRule
+from rootgraft.grammar.match.string_state import StringState
 from rootgraft.grammar.regex.charset import json_string
 from rootgraft.grammar.regex.ecma_regex import parse
 from rootgraft.grammar.regex.string_automaton import START, AutomatonTooLarge, string_automaton
@@ -96,9 +100,10 @@ def test_a_mask_is_what_each_token_does_byte_by_byte(vocabulary, pattern, text, 
             continue
         assert allowed[token] == _fits(rule, position, data), (position, data)
     end = rule.rest(position)
-    for byte in end[:-1] if end else b"":
+    assert end is not None and end[-1:] == b'"'
+    for byte in end[:-1]:
         position = rule.after(position, byte)
-    assert end is None or rule.may_close(position)
+    assert rule.may_close(position)
 
 
 def _fits(rule: StringRule, position, data: bytes) -> bool:
@@ -218,8 +223,92 @@ def test_what_cannot_be_followed_is_refused_by_name_behind_many_fields_too(real_
     assert "too complex to follow" in refused.value.reason or "one mask took" in refused.value.reason
 
 
-def test_a_lexer_that_meets_a_limit_between_two_masks_is_built_again_and_goes_on(real_vocabulary):
+def test_quotes_that_lead_nowhere_are_probed_once(grammars, monkeypatch):
+    """A search for an end tries many texts at one place, which begin with a quote."""
+    probes = []
+    probe = StringState._probe
+    monkeypatch.setattr(StringState, "_probe", lambda *args: probes.append(args) or probe(*args))
+    state = grammars.schema({"type": "array", "items": EITHER}).matcher()._state
+    assert state.accept(ord("["))
+    probes.clear()
+    for _ in range(5):
+        other = state.copy()
+        assert other.accept(ord('"')) and other.accept(ord("a"))
+        other.rollback(2)
+        assert other.accept(ord('"'))
+    assert len(probes) == 1
+
+
+def test_near_the_budget_the_end_of_a_string_is_known_without_a_search(grammars, monkeypatch):
+    """What ends the string changes with each token, what comes after it does not."""
+    pairs = {"type": "string", "pattern": "^(?:(?:ax|cd|éf) ?){1,60}$", "maxLength": 300}
+    compiled = grammars.schema({"type": "array", "items": pairs, "minItems": 1})
+    assert compiled.artifact.strings
+    searches = []
+    completion = BudgetClose.completion
+    monkeypatch.setattr(BudgetClose, "completion", lambda *args: searches.append(args) or completion(*args))
+    matcher = compiled.matcher()
+    for step, token in enumerate(grammars.vocabulary.tokenize(b'["' + "cd éf ax".encode() * 6)):
+        assert token in grammars.allowed(matcher, 130 - step)
+        assert matcher.accept(token)
+    assert len(searches) <= 2, len(searches)
+
+
+def test_an_answer_cut_off_in_the_middle_of_a_character_is_completed(grammars):
+    """The character under way is ended, then the string, though no text of the schema has such bytes."""
+    schema = {"type": "array", "items": {"type": "string", "pattern": r"^(?:\p{Lu}+ ){0,50}\p{Lu}+$", "maxLength": 300}}
+    compiled = grammars.schema(schema)
+    assert compiled.artifact.strings
+    for begun in ("Ä".encode()[:1], "A Ā".encode()[:3], "Ⱥ".encode()[:2], "𐐀".encode()[:2]):
+        matcher = compiled.matcher()
+        assert all(map(matcher.accept, grammars.vocabulary.tokenize(b'["' + begun))), begun
+        text = grammars.draw(matcher, random.Random(1), 8)
+        assert text is not None
+        [found] = json.loads(b'["' + begun + text)
+        jsonschema.validate([found], {"items": {"maxLength": 300}})
+        assert all(char == " " or char.isupper() for char in found), found
+
+
+BLOWUP = "^[ab]*a[ab]{20}$"
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword", "pointer"),
+    [
+        ({"properties": {"a": {"pattern": BLOWUP}}}, "pattern", "/properties/a/pattern"),
+        ({"patternProperties": {BLOWUP: {}}}, "patternProperties", "/patternProperties"),
+        ({"items": {"pattern": "^(?:[ab]{1,40}x){0,120}$", "maxLength": 300}}, "pattern", "/items/pattern"),
+        ({"items": {"pattern": "^(?:[ab]{1,30}x){0,60}$", "maxLength": 8_000}}, "pattern", "/items/pattern"),
+        ({"anyOf": [WORDS, {"enum": [f"{number:09}" for number in range(300)]}]}, "pattern", "/anyOf/0/pattern"),
+    ],
+)
+def test_a_string_that_neither_automaton_nor_library_is_sure_to_follow_is_refused_by_name(
+    grammars, schema, keyword, pointer
+):
+    with pytest.raises(GrammarError) as refused:
+        grammars.schema(schema)
+    assert (refused.value.keyword, refused.value.pointer) == (keyword, pointer)
+    assert "too complex to follow" in refused.value.reason and "8000 states" in refused.value.reason
+
+
+def test_patterns_with_few_states_are_not_refused(grammars):
+    """Large repeats without a loop before them, loops with small ones, and none of both."""
+    for pattern in (
+        "^[a-z]{1,3000}$",
+        "^[ab]*a[ab]{8}$",
+        "[0-9]{4}-[0-9]{2}-[0-9]{2}",
+        r"^\S{0,200}$",
+        "^(?:[a-z]+-){12}$",
+    ):
+        assert not string_rules.is_too_large(pattern)
+    assert string_rules.is_too_large(BLOWUP)
+    assert not string_rules.is_too_large("(")
+
+
+def test_a_lexer_that_meets_a_limit_between_two_masks_is_built_again_and_goes_on(real_vocabulary, monkeypatch):
     """Strings that are left to the library: it refuses a right token there, and says nothing."""
+    for name in ("MAX_WEIGHT", "MAX_TOTAL"):
+        monkeypatch.setattr(string_rules, name, 1 << 60)
     rng = random.Random("0:0")
     drawn = case(rng)
     text = json.dumps(drawn.instance(rng), ensure_ascii=False)

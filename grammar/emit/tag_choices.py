@@ -1,0 +1,141 @@
+"""Choices of a structural tag: whether at most one of its parts is under way wherever a JSON string begins.
+
+A string rule follows a string alone (`string_rules`), so nothing else may be possible there: of several options the
+texts must differ before one of them comes to a string, and free text may not stand where JSON may.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+from ..regex.ecma_regex import parse
+from ..regex.regex_parser import RegexError
+from ..regex.string_automaton import DEAD, START, AutomatonTooLarge, StringAutomaton, string_automaton
+from .string_rules import MATCHED, PROBE
+
+_JSON_FIRST = frozenset('"{[-0123456789tfn \t\r\n')
+_JSON_SECOND = {"{": frozenset('"} \t\r\n'), "[": _JSON_FIRST | {"]"}}
+# What an option begins with: a fixed text, text of an expression, JSON, any text, or text with parts in it.
+JSON, TEXT, PARTS = object(), object(), object()
+_OPEN = ("any_text", "regex")
+
+
+class _Ambiguous(Exception):
+    """Two parts may be under way at once."""
+
+
+def is_unambiguous(form: Any) -> bool:
+    """Return whether string rules can be told apart from all else in a format of structural tags."""
+    try:
+        _begins(form)
+    except _Ambiguous:
+        return False
+    return True
+
+
+def _begins(form: Any) -> list[Any]:
+    """Return what a format can begin with."""
+    kind = form.get("type") if isinstance(form, dict) else None
+    if kind == "json_schema":
+        return [JSON]
+    if kind == "any_text":
+        return [TEXT]
+    if kind == "regex":
+        return [_automaton(form.get("pattern"))]
+    if kind == "const_string":
+        return [_text(form.get("value"))]
+    if kind == "tag":
+        return [_tag(form)]
+    if kind == "sequence":
+        return _sequence(_listed(form, "elements"))
+    if kind == "or":
+        return _either([_begins(item) for item in _listed(form, "elements")])
+    if kind not in ("tags_with_separator", "triggered_tags"):
+        raise _Ambiguous
+    begins = _either([[_tag(item)] for item in _listed(form, "tags")])
+    _text(form.get("separator", ""))
+    return begins if kind == "tags_with_separator" else [PARTS]
+
+
+def _tag(form: Any) -> str:
+    if not isinstance(form, dict):
+        raise _Ambiguous
+    begin, end = _text(form.get("begin")), _text(form.get("end"))
+    content: Any = form.get("content")
+    begins = _begins(content)
+    kind = content["type"]
+    if kind in _OPEN and not end:
+        raise _Ambiguous
+    if kind == "tags_with_separator":
+        for after in [content["separator"]] if content.get("separator") else begins:
+            _check(after, end)
+    return begin
+
+
+def _sequence(items: list[Any]) -> list[Any]:
+    """Check that all elements but the last end in one way."""
+    begins = [_begins(item) for item in items]
+    for item, listed in zip(items[:-1], begins, strict=False):
+        if item["type"] == "tags_with_separator" or not all(each is JSON or isinstance(each, str) for each in listed):
+            raise _Ambiguous
+    return begins[0] if begins else []
+
+
+def _either(options: list[list[Any]]) -> list[Any]:
+    for one, other in combinations(options, 2):
+        for first in one:
+            for second in other:
+                _check(first, second)
+    return [each for option in options for each in option]
+
+
+def _check(one: Any, other: Any) -> None:
+    """Raise _Ambiguous if both may be under way where a string begins."""
+    if isinstance(other, str):
+        one, other = other, one
+    if not isinstance(one, str):
+        # Without JSON in them, both may go on at once.
+        if PARTS in (one, other) or JSON in (one, other):
+            raise _Ambiguous
+        return
+    if isinstance(other, str):
+        differ = not one.startswith(other) and not other.startswith(one)
+    elif isinstance(other, StringAutomaton):
+        differ = _is_dead(other, one)
+    else:
+        differ = other is JSON and not _may_begin_json(one)
+    if not differ:
+        raise _Ambiguous
+
+
+def _is_dead(automaton: StringAutomaton, text: str) -> bool:
+    state = START
+    for char in text:
+        state = automaton.transitions[state][automaton.classes.of(ord(char))]
+    return state == DEAD
+
+
+def _may_begin_json(text: str) -> bool:
+    return text[:1] in _JSON_FIRST and (len(text) < 2 or text[1] in _JSON_SECOND.get(text[0], (text[1],)))
+
+
+def _automaton(pattern: Any) -> Any:
+    try:
+        parsed = parse(str(pattern), whole=True)
+        return string_automaton(parsed.must, [[node] for node in parsed.must_not])
+    except (RegexError, AutomatonTooLarge):
+        return TEXT
+
+
+def _text(text: Any) -> str:
+    if not isinstance(text, str) or not {PROBE.decode(), MATCHED.decode()}.isdisjoint(text):
+        raise _Ambiguous
+    return text
+
+
+def _listed(form: dict[str, Any], keyword: str) -> list[Any]:
+    listed = form.get(keyword)
+    if not isinstance(listed, list):
+        raise _Ambiguous
+    return listed
