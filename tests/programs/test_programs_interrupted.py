@@ -14,6 +14,9 @@ from support.engine.injected_faults import Fault
 from rootgraft import LLM
 from rootgraft.programs import Branch, ProgramError, Session
 
+# An interrupt that comes inside of a callback of the garbage collector is printed and goes no further.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 
 @pytest.fixture
 def llm(offline: Session) -> LLM:
