@@ -249,7 +249,7 @@ def test_generated_tools_are_accepted_and_never_fail(real_vocabulary):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("part", range(10))
-def test_generated_tools_never_fail(real_vocabulary, part):
-    outcome = run(real_vocabulary, 20, 20, start=20 * part, draw_case=tool_case)
-    assert outcome.faults == [] and outcome.counts["accepted"] == 20
+def test_generated_tools_never_fail(real_vocabulary):
+    """Some of what ``python -m benchmarks.grammar.counted_strings --tools`` does."""
+    outcome = run(real_vocabulary, 3, 6, draw_case=tool_case)
+    assert outcome.faults == [] and outcome.counts["accepted"] == 3
