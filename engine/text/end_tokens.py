@@ -26,6 +26,8 @@ def read_end_tokens(config: ModelConfig, model: Path, tokenizer: Path | None = N
     Raises:
         ModelError: the files are malformed.
     """
+    if tokenizer is None and not model.is_dir():
+        return config.eos_token_ids  # of one GGUF file, which the configuration was read from
     with refusing_malformed():
         own, special = _tokenizer_ends(tokenizer or model)
     ends = [*own, *config.eos_token_ids]
