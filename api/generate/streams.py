@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -209,11 +210,16 @@ def _silent(delta: TextDelta) -> TextDelta:
     return replace(delta, text="", tokens=(), logprobs=(), finish=finish)
 
 
-async def collect(deltas: Deltas) -> dict[tuple[int, int], SequenceOutput]:
-    """Return the whole outputs by (prompt, index), for requests that do not stream."""
-    outputs: dict[tuple[int, int], SequenceOutput] = {}
+async def take_all(deltas: Deltas, take: Callable[[TextDelta], object]) -> None:
+    """Call ``take`` with every delta, for requests that do not stream."""
     async with aclosing(deltas) as stream:
         async for arrived in stream:
             for delta in arrived:
-                outputs.setdefault((delta.prompt, delta.index), SequenceOutput()).add(delta)
+                take(delta)
+
+
+async def collect(deltas: Deltas) -> dict[tuple[int, int], SequenceOutput]:
+    """Return the whole outputs by (prompt, index), for requests that do not stream."""
+    outputs: defaultdict[tuple[int, int], SequenceOutput] = defaultdict(SequenceOutput)
+    await take_all(deltas, lambda delta: outputs[delta.prompt, delta.index].add(delta))
     return outputs

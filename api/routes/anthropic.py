@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from typing import Literal
 
 from fastapi import APIRouter, Request, Response
@@ -15,7 +14,7 @@ from ..error_responses import MESSAGES_PATH
 from ..generate.build_request import chat_prompt, chat_request
 from ..generate.envelope import json_response
 from ..generate.sse import EventStream
-from ..generate.streams import Deltas, at_intervals, generate, silenced, while_connected
+from ..generate.streams import at_intervals, generate, silenced, take_all, while_connected
 from ..observe.token_usage import UsageCount
 from .dependencies import CallerOf, JsonRoute, State, set_facts
 
@@ -61,15 +60,8 @@ async def create_message(body: MessagesRequest, request: Request, state: State, 
     if body.stream:
         deltas = at_intervals(deltas, state.options.stream_interval)
         return EventStream(message_events(reply, deltas, request.state.request_id))
-    await while_connected(request.receive, _run(reply, deltas))
+    await while_connected(request.receive, take_all(deltas, reply.take))
     return json_response(reply.body())
-
-
-async def _run(reply: MessageReply, deltas: Deltas) -> None:
-    async with aclosing(deltas) as stream:
-        async for arrived in stream:
-            for delta in arrived:
-                reply.take(delta)
 
 
 @router.post(MESSAGES_PATH + "/count_tokens")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
 from typing import Annotated, Literal
 
 import orjson
@@ -16,7 +15,7 @@ from ..generate.build_request import chat_request
 from ..generate.envelope import json_response
 from ..generate.server_state import ServerState
 from ..generate.sse import EventStream
-from ..generate.streams import Deltas, at_intervals, generate, while_connected
+from ..generate.streams import Deltas, at_intervals, generate, take_all, while_connected
 from ..protocol.responses import ResponseRequest
 from ..responses.chat_translation import FIELD_NAMES, chat_request_of
 from ..responses.conversation import Conversation, load_conversation
@@ -54,16 +53,9 @@ async def create_response(body: ResponseRequest, request: Request, state: State,
         return EventStream(response_events(reply, at_intervals(deltas, state.options.stream_interval), keep))
     if body.background:
         return _begin(state, reply, deltas, owner, conversation)
-    await while_connected(request.receive, _run(reply, deltas))
+    await while_connected(request.receive, take_all(deltas, reply.take))
     keep(reply)
     return json_response(reply.body())
-
-
-async def _run(reply: ResponseReply, deltas: Deltas) -> None:
-    async with aclosing(deltas) as stream:
-        async for arrived in stream:
-            for delta in arrived:
-                reply.take(delta)
 
 
 def _record(
@@ -91,7 +83,7 @@ def _begin(
 
     async def make() -> None:
         try:
-            await _run(reply, deltas)
+            await take_all(deltas, reply.take)
         except asyncio.CancelledError:
             reply.cancel()
         except Exception as error:
