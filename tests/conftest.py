@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from support import benchmark_package
+from support.engine.interrupts import interrupts
 
 # Before anything imports Triton, which looks here when it is imported.
 os.environ["TRITON_INTERPRET"] = "1"
@@ -75,6 +76,13 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from support.models.tiny_llama import save_tiny_llama
 
     return save_tiny_llama(tmp_path_factory.mktemp("tiny_llama"))
+
+
+@pytest.fixture
+def alarm() -> Iterator[Callable[[float], None]]:
+    """Has KeyboardInterrupt raised after some seconds, by a real signal; see `support.engine.interrupts`."""
+    with interrupts() as set_alarm:
+        yield set_alarm
 
 
 @pytest.fixture

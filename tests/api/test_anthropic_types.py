@@ -12,6 +12,7 @@ from anthropic.types import message_count_tokens_params, message_create_params
 from anthropic.types.beta import message_create_params as beta_create_params
 from support.api.api_live import Live
 from support.api.messages_asks import TOOLS, events_of, post, say
+from support.api.reply_checks import declared, known, undeclared
 from support.api.tool_asks import TWO
 
 from rootgraft.api.anthropic import content_blocks as blocks
@@ -25,7 +26,6 @@ from rootgraft.api.anthropic.message_request import (
     OutputConfig,
     Thinking,
 )
-from rootgraft.api.protocol.base import RequestModel
 from rootgraft.api.protocol.sampling import CacheControl
 from rootgraft.engine.errors import EngineDead
 
@@ -33,15 +33,6 @@ EVENT: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(sdk.RawMessageStreamEven
 
 # Fields of tools that Anthropic defines: they are unknown here, and named in the 400.
 UNKNOWN = {blocks.ToolUseBlock: {"toolset_name"}, blocks.ToolResultBlock: {"toolset_name"}}
-
-
-def declared(kind: Any) -> set[str]:
-    return set(kind.__required_keys__ | kind.__optional_keys__)
-
-
-def known(model: type[pydantic.BaseModel]) -> set[str]:
-    names = {field.alias or name for name, field in model.model_fields.items()}
-    return names | model.ignored | set(model.refused) if issubclass(model, RequestModel) else names
 
 
 @pytest.mark.parametrize(
@@ -93,15 +84,3 @@ def test_answers_are_those_of_the_client_to_the_field(live: Live) -> None:
     live.async_engine.fail_after = (2, EngineDead("The engine is not running."))
     error = events_of(live)[-1]
     assert not undeclared(sdk.ErrorResponse.model_validate(error))
-
-
-def undeclared(value: Any, place: str = "") -> list[str]:
-    """Paths of fields that a model of the client took without knowing them."""
-    if isinstance(value, list):
-        return [path for index, each in enumerate(value) for path in undeclared(each, f"{place}[{index}]")]
-    if not isinstance(value, pydantic.BaseModel):
-        return []
-    fields = [(f"{place}.{name}", getattr(value, name)) for name in type(value).model_fields]
-    return [f"{place}.{name}" for name in value.model_extra or ()] + [
-        path for name, each in fields for path in undeclared(each, name)
-    ]

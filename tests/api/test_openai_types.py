@@ -14,10 +14,10 @@ from openai.types import completion_create_params as completions
 from openai.types.chat import completion_create_params as chats
 from openai.types.responses import response_create_params as responses
 from support.api.api_live import Live
+from support.api.reply_checks import declared, known, undeclared
 from support.api.responses_asks import TOOLS, events_of, say
 from support.api.tool_asks import TWO
 
-from rootgraft.api.protocol.base import RequestModel
 from rootgraft.api.protocol.chat import ChatRequest
 from rootgraft.api.protocol.completions import CompletionRequest
 from rootgraft.api.protocol.response_items import CallItem, MessageItem, OutputItem, ResponseTextPart
@@ -33,16 +33,6 @@ UNKNOWN = {
     CallItem: {"async", "caller", "namespace"},
     OutputItem: {"caller", "name", "namespace"},
 }
-
-
-def declared(kind: Any) -> set[str]:
-    """The fields of a ``TypedDict``, those that it inherits included."""
-    return set(kind.__required_keys__ | kind.__optional_keys__)
-
-
-def known(model: type[pydantic.BaseModel]) -> set[str]:
-    names = {field.alias or name for name, field in model.model_fields.items()}
-    return names | model.ignored | set(model.refused) if issubclass(model, RequestModel) else names
 
 
 @pytest.mark.parametrize(
@@ -96,15 +86,3 @@ def test_events_are_those_of_the_client_to_the_field(live: Live) -> None:
     written = set(re.findall(r"`(response\.[a-z_.]+)`", stream)) | {"error"}
     written |= {"response.function_call_arguments.done", "response.reasoning_text.done"}
     assert {name for name, _ in found} == written
-
-
-def undeclared(value: Any, place: str = "") -> list[str]:
-    """Paths of fields that a model of the client took without knowing them."""
-    if isinstance(value, list):
-        return [path for index, each in enumerate(value) for path in undeclared(each, f"{place}[{index}]")]
-    if not isinstance(value, pydantic.BaseModel):
-        return []
-    fields = [(f"{place}.{name}", getattr(value, name)) for name in type(value).model_fields]
-    return [f"{place}.{name}" for name in value.model_extra or ()] + [
-        path for name, each in fields for path in undeclared(each, name)
-    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,28 @@ class StructuredOutputManager:
                 return text
             text += self.vocabulary.tokens[token]
         return text if matcher.can_end else None
+
+    def walk_back_and_forth(self, compiled: CompiledGrammar, matcher: Matcher, tokens: list[int], back: int) -> None:
+        """Accept and take back tokens at random; after each time the matcher is as a fresh one after ``tokens``.
+
+        Args:
+            tokens: those that the matcher has accepted; kept up to date.
+            back: most tokens taken back at a time.
+        """
+        rng = random.Random(5)
+        for _ in range(40):
+            for _ in range(rng.randint(0, 5)):
+                if matcher.is_done:
+                    break
+                tokens.append(rng.choice(sorted(self.allowed(matcher))))
+                assert matcher.accept(tokens[-1])
+            count = rng.randint(0, min(back, len(tokens)))
+            matcher.rollback(count)
+            del tokens[len(tokens) - count :]
+            fresh = compiled.matcher()
+            assert all(map(fresh.accept, tokens))
+            assert fresh.is_done == matcher.is_done and fresh.can_end == matcher.can_end
+            assert self.allowed(fresh) == self.allowed(matcher) == self.allowed(matcher.copy())
 
 
 @pytest.fixture(scope="session")

@@ -186,20 +186,7 @@ def test_random_answers_with_rules_validate_and_roll_back(grammars, schema):
         text = grammars.draw(compiled.matcher(), rng, 60)
         assert text is not None
         jsonschema.validate(json.loads(text), schema)
-    matcher, tokens, rng = compiled.matcher(), [], random.Random(5)
-    for _ in range(40):
-        for _ in range(rng.randint(0, 5)):
-            if matcher.is_done:
-                break
-            tokens.append(rng.choice(sorted(grammars.allowed(matcher))))
-            assert matcher.accept(tokens[-1])
-        back = rng.randint(0, min(4, len(tokens)))
-        matcher.rollback(back)
-        del tokens[len(tokens) - back :]
-        fresh = compiled.matcher()
-        assert all(map(fresh.accept, tokens))
-        assert fresh.is_done == matcher.is_done and fresh.can_end == matcher.can_end
-        assert grammars.allowed(fresh) == grammars.allowed(matcher) == grammars.allowed(matcher.copy())
+    grammars.walk_back_and_forth(compiled, compiled.matcher(), [], 4)
 
 
 def test_no_token_of_a_marker_is_ever_allowed(grammars, vocabulary):

@@ -116,23 +116,12 @@ def test_random_answers_with_calls_hold_their_schemas_and_roll_back(grammars, na
         assert jsonschema_rs.is_valid(PARAMETERS[tool], arguments)
         calls += 1
     assert calls == 6
-    matcher, tokens, rng = compiled.matcher(), [], random.Random(5)
+    matcher, tokens = compiled.matcher(), []
     rest = grammars.vocabulary.tokenize((form.opening + form.head("say") + '{"text": "a ').encode())
     for token in rest:
         assert matcher.accept(token)
         tokens.append(token)
-    for _ in range(40):
-        for _ in range(rng.randint(0, 4)):
-            if matcher.is_done:
-                break
-            tokens.append(rng.choice(sorted(grammars.allowed(matcher))))
-            assert matcher.accept(tokens[-1])
-        back = rng.randint(0, min(6, len(tokens)))
-        matcher.rollback(back)
-        del tokens[len(tokens) - back :]
-        fresh = compiled.matcher()
-        assert all(map(fresh.accept, tokens))
-        assert grammars.allowed(fresh) == grammars.allowed(matcher) == grammars.allowed(matcher.copy())
+    grammars.walk_back_and_forth(compiled, matcher, tokens, 6)
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from support.engine.core_hooks import core_of
 from support.engine.fake_worker import FakeWorker
 from support.engine.injected_faults import Fault
+from support.engine.interrupts import interrupted
 
 from rootgraft import LLM
 from rootgraft.programs import Branch, ProgramError, Session
 
-# An interrupt that comes inside of a callback of the garbage collector is printed and goes no further.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = interrupted
 
 
 @pytest.fixture
@@ -23,19 +22,6 @@ def llm(offline: Session) -> LLM:
     """The engine of a session that is closed."""
     offline.close()
     return offline._backend._llm  # type: ignore[attr-defined,no-any-return]
-
-
-@pytest.fixture
-def alarm() -> Iterator[Callable[[float], None]]:
-    """Return a function that has KeyboardInterrupt raised after some seconds, by a real signal, as Ctrl-C does."""
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-
-    def set_alarm(seconds: float) -> None:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-
-    yield set_alarm
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
 
 
 def check_idle(llm: LLM) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import random
-import signal
 import sys
 import threading
 import weakref
@@ -19,6 +18,7 @@ from support.engine.adapter_engine import Engine, write
 from support.engine.core_hooks import core_of, scheduler_of
 from support.engine.fake_worker import FakeStep, FakeWorker, expected_tokens
 from support.engine.injected_faults import Fault
+from support.engine.interrupts import interrupted
 
 from rootgraft import LLM, SamplingParams
 from rootgraft.engine.checkpoint.locate import ModelFiles
@@ -252,24 +252,7 @@ def test_the_call_after_a_broken_step_answers(make: Make, point: Any, overlaps: 
     check_idle(llm)
 
 
-# An interrupt that comes inside of a callback of the garbage collector is printed and goes no further.
-SWALLOWED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-
-@pytest.fixture
-def alarm() -> Iterator[Callable[[float], None]]:
-    """Return a function that has KeyboardInterrupt raised after some seconds, by a real signal, as Ctrl-C does."""
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-
-    def set_alarm(seconds: float) -> None:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-
-    yield set_alarm
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
-
-
-@SWALLOWED
+@interrupted
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_an_interrupt_at_any_time_loses_nothing(make: Make, alarm: Callable[[float], None], overlaps: bool) -> None:
     """``generate`` aborts its requests; one that was begun before goes on with the same tokens."""
@@ -302,7 +285,7 @@ def test_an_interrupt_at_any_time_loses_nothing(make: Make, alarm: Callable[[flo
     check_idle(llm)
 
 
-@SWALLOWED
+@interrupted
 def test_a_step_that_was_interrupted_is_not_lost(make: Make, alarm: Callable[[float], None]) -> None:
     llm, rng = make(), random.Random(7)
     deltas: list[int] = []

@@ -1,12 +1,14 @@
-"""Checks of error replies, and metrics as a scraper reads them."""
+"""Checks of replies and of the fields that clients declare, and metrics as a scraper reads them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import httpx
+import pydantic
 from prometheus_client.parser import text_string_to_metric_families
 
+from rootgraft.api.protocol.base import RequestModel
 from support.api.api_live import Live
 from support.api.bad_inputs import CHAT, COMPLETIONS, HI
 
@@ -53,3 +55,26 @@ def value(families: dict[str, Any], family: str, sample: str = "", **labels: str
     ]
     assert len(found) == 1, (family, sample, labels, found)
     return float(found[0])
+
+
+def declared(kind: Any) -> set[str]:
+    """The fields of a client's ``TypedDict``, those that it inherits included."""
+    return set(kind.__required_keys__ | kind.__optional_keys__)
+
+
+def known(model: type[pydantic.BaseModel]) -> set[str]:
+    """The fields that a model of ours takes, ignores or refuses by name."""
+    names = {field.alias or name for name, field in model.model_fields.items()}
+    return names | model.ignored | set(model.refused) if issubclass(model, RequestModel) else names
+
+
+def undeclared(value: Any, place: str = "") -> list[str]:
+    """Paths of fields that a model of the client took without knowing them."""
+    if isinstance(value, list):
+        return [path for index, each in enumerate(value) for path in undeclared(each, f"{place}[{index}]")]
+    if not isinstance(value, pydantic.BaseModel):
+        return []
+    fields = [(f"{place}.{name}", getattr(value, name)) for name in type(value).model_fields]
+    return [f"{place}.{name}" for name in value.model_extra or ()] + [
+        path for name, each in fields for path in undeclared(each, name)
+    ]
