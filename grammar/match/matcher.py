@@ -169,6 +169,9 @@ class Matcher:
 
     def accept(self, token: int) -> bool:
         """Advance by a token. Returns False, and changes nothing, if the grammar does not allow it here."""
+        return self._accept(token, self._advance)
+
+    def _accept(self, token: int, advance: Callable[[int], bool]) -> bool:
         if self._ended:
             return False
         self._prepared = None
@@ -176,13 +179,14 @@ class Matcher:
             self._ended = self._state.can_end()
             self._tokens += [token] * self._ended
             return self._ended
-        if not 0 <= token < len(self._vocabulary.tokens) or not self._advance(token):
+        if not 0 <= token < len(self._vocabulary.tokens) or not advance(token):
             return False
         self._budget_close.follow(token, free=self._open_ended and self._state.can_end())
         self._tokens.append(token)
         return True
 
     def _advance(self, token: int) -> bool:
+        """Advance the backend by a token that was drawn: where it refuses, a limit is ruled out as the reason."""
         if self._state.accept(token):
             return True
         if self._state.failure() is None:
@@ -220,7 +224,8 @@ class Matcher:
             return 0
         start = self.num_tokens
         for token in tokens:
-            if token in self._vocabulary.eos or not self.accept(token):
+            # Refused because of a limit, a draft is only shorter.
+            if token in self._vocabulary.eos or not self._accept(token, self._state.accept):
                 break
         admitted = self.num_tokens - start
         self.rollback(admitted)

@@ -13,6 +13,7 @@ from support.grammar.schema_cases import SCHEMAS
 from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
 from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.emit.grammar_artifact import Backend, GrammarArtifact
+from rootgraft.grammar.match.backends import LlguidanceBackend
 from rootgraft.grammar.match.mask_buffer import MaskBuffer, MaskFill
 from rootgraft.grammar.match.matcher import GrammarFailure
 from rootgraft.grammar.spec import GrammarSpec
@@ -101,6 +102,16 @@ def test_what_is_admitted_stops_at_an_end_and_changes_nothing(compiled, vocabula
 # Repeats in repeats: after some hundred letters the lexer has more states than it may.
 FRAGILE = GrammarArtifact(Backend.LLGUIDANCE, "start: /(x{0,1000}){0,1000}(y{0,1000}){0,1000}z/")
 XS = [ord("x")] * 390
+
+
+def test_a_refused_draft_costs_no_mask(grammars, monkeypatch):
+    matcher = grammars.schema({"type": "array", "items": {"const": "abc"}, "minItems": 3}).matcher()
+    assert all(map(matcher.accept, grammars.vocabulary.tokenize(b'["a')))
+    fills = []
+    inner = LlguidanceBackend.fill
+    monkeypatch.setattr(LlguidanceBackend, "fill", lambda state, row: fills.append(1) or inner(state, row))
+    assert matcher.admits(grammars.vocabulary.tokenize(b"bx")) == 1 and not fills
+    assert not matcher.accept(*grammars.vocabulary.tokenize(b"x")) and fills, "a limit may be the reason"
 
 
 def test_a_library_that_fails_along_a_draft_is_as_before_when_the_draft_is_taken_back(vocabulary):
