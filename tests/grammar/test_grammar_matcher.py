@@ -6,14 +6,12 @@ import json
 import random
 
 import jsonschema
-import llguidance
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.grammar.schema_cases import SCHEMAS
 
-from rootgraft.grammar.compile import compiled_grammar
 from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
 from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.emit.grammar_artifact import Backend, GrammarArtifact
@@ -173,10 +171,9 @@ def test_a_special_token_is_never_text(grammars, vocabulary):
     assert max(grammars.allowed(matcher)) < len(vocabulary.tokens)
 
 
-def test_a_failed_state_is_a_failure_and_not_an_end(grammars, vocabulary, monkeypatch):
+@pytest.mark.usefixtures("hardly_larger_limits")
+def test_a_failed_state_is_a_failure_and_not_an_end(grammars, vocabulary):
     """`a{100000000}` passes a library's own compile and fails in the middle, with larger limits a little later."""
-    larger = llguidance.LLParserLimits(verbose_errors=False, step_max_items=2_000, step_lexer_fuel=200_000)
-    monkeypatch.setattr(compiled_grammar, "_LARGER_LIMITS", larger)
     matcher = CompiledGrammar(
         GrammarArtifact(Backend.LLGUIDANCE, "start: /(x{0,1000}){0,1000}(y{0,1000}){0,1000}z/"), vocabulary
     ).matcher()
