@@ -113,8 +113,9 @@ class WorkerHandle:
             WorkerStarved: if `starves` and it makes no progress.
             WorkerTimeout: past `seconds` of its processor time, or `patience` times that by the clock.
         """
-        read = [] if writes else [self._process.stdout]
-        write = [self._process.stdin] if writes else []
+        stream = self._process.stdin if writes else self._process.stdout
+        assert stream is not None
+        read, write = ([], [stream]) if writes else ([stream], [])
         checked, before = time.monotonic(), self._processor_seconds()
         deadline, used, used_before = checked + patience * seconds, 0.0, 0.0
         while used < seconds and (now := time.monotonic()) < deadline:
