@@ -350,7 +350,7 @@ class EngineCore:
                 self._outbox.append(Done(number, FinishReason.ABORT, entry[0].usage))
         if self._adapters:
             waiting = self._adapters.take_waiting(frozenset(ids))
-            usages = ((submit.id, Usage(len(submit.tokens), 0, 0)) for submit in waiting)
+            usages = ((submit.id, Usage(len(submit.tokens), 0, len(submit.generated))) for submit in waiting)
             self._outbox += [Done(number, FinishReason.ABORT, usage) for number, usage in usages]
 
     def _masks(self, batch: Batch) -> Callable[[], Masks] | None:
@@ -359,12 +359,19 @@ class EngineCore:
         return self._grammars.fill(jobs) if jobs and self._grammars else None
 
     def _sequence(self, submit: Submit, adaptation: Adaptation) -> Sequence:
-        params = submit.params
+        params, room = submit.params, self._worker.max_model_len - len(submit.tokens)
+        if len(submit.generated) >= min(params.max_tokens, room) and submit.generated:
+            raise RequestError(
+                f"generated must be fewer tokens than max_tokens ({params.max_tokens}) and than fit the model "
+                f"({room}), not {len(submit.generated)}.",
+                param="generated",
+            )
         ends = () if params.ignore_eos else self._worker.eos_ids
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
         return Sequence(
             id=submit.id,
-            tokens=submit.tokens[:],
+            tokens=submit.tokens + submit.generated,
+            num_prompt=len(submit.tokens),
             params=params,
             path=adaptation.path,
             stop_ids=frozenset((*ends, *params.stop_token_ids)),
