@@ -37,11 +37,23 @@ SCHEMA = {
     "required": ["name", "tags", "age"],
     "additionalProperties": False,
 }
+# A short budget takes its first property or leaves it out, by what was planned before the first token.
+ITEM = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
+OPTIONAL = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "string", "maxLength": 30, "pattern": "^[a-z]+ [a-z]+$"},
+        "b": {"type": "array", "items": ITEM, "minItems": 1},
+    },
+    "required": ["b"],
+    "additionalProperties": False,
+}
 CALL = {"type": "tag", "begin": "<f>", "content": {"type": "json_schema", "json_schema": SCHEMA}, "end": "</f>"}
 TOOLS = {"format": {"type": "triggered_tags", "triggers": ["<f>"], "tags": [CALL]}}
 GRAMMARS = (
     None,
     GrammarSpec.json_schema(SCHEMA),
+    GrammarSpec.json_schema(OPTIONAL),
     GrammarSpec.json_object(),
     GrammarSpec.regex("[a-f]{3}-[0-9]+(, (yes|no))*"),
     GrammarSpec.choice(["the first one", "the second one"]),
@@ -149,20 +161,25 @@ def test_a_sequence_goes_on_after_any_of_its_tokens(engine: EngineCore, submit: 
     assert rest.prompt_logprobs == (0 if cut else whole.prompt_logprobs)
 
 
-@pytest.mark.parametrize("thought", [None, replace(R1, budget=9)])
+@pytest.mark.parametrize(
+    ("schema", "max_tokens", "thought"),
+    [
+        (SCHEMA, 70, None),
+        (SCHEMA, 80, replace(R1, budget=9)),
+        (OPTIONAL, 17, None),
+        (OPTIONAL, 35, replace(R1, budget=9)),
+    ],
+)
 def test_the_end_within_the_budget_is_planned_alike_from_every_token(
-    engine: EngineCore, thought: ThoughtRules | None
+    engine: EngineCore, schema: Any, max_tokens: int, thought: ThoughtRules | None
 ) -> None:
     """So are later masks: completions found while the tokens were drawn are found again."""
-    spec = GRAMMARS[1]
-    assert spec is not None
-    params = SamplingParams(max_tokens=70)
+    spec = GrammarSpec.json_schema(schema)
+    params = SamplingParams(max_tokens=max_tokens)
     submit = Submit(0, array("i", list(b"prompt")), params, grammar=(spec.kind.value, spec.content), reasoning=thought)
     [whole] = run(engine, submit)
     assert ended(whole)[0] is FinishReason.STOP
-    parts = [
-        replace(submit, id=cut, generated=array("i", whole.tokens[:cut])) for cut in range(1, len(whole.tokens), 3)
-    ]
+    parts = [replace(submit, id=cut, generated=array("i", whole.tokens[:cut])) for cut in range(1, len(whole.tokens))]
     for part, rest in zip(parts, run(engine, *parts), strict=True):
         assert [*part.generated, *rest.tokens] == whole.tokens
         assert ended(rest) == ended(whole)
