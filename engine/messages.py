@@ -129,6 +129,7 @@ class Ready:
     Attributes:
         summary: lines for the log: device, dtype, pool size, threads.
         adapters: loaded at the start.
+        base_digest: of the base model: replicas with the same one answer for each other.
     """
 
     max_model_len: int
@@ -137,6 +138,7 @@ class Ready:
     page_size: int
     summary: tuple[str, ...]
     adapters: tuple[AdapterInfo, ...] = ()
+    base_digest: str = ""
 
 
 @dataclass(slots=True)
