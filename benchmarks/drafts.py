@@ -22,7 +22,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rootgraft.engine.core.engine_core import BASE
 from rootgraft.engine.offline.llm import LLM
 from rootgraft.engine.offline.request_output import RequestOutput
 from rootgraft.engine.scheduling.draft_budget import DraftBudget
@@ -137,7 +136,7 @@ class Run:
         """Answer prompts together and note how long it took. Returns the tokens of each answer."""
         core = self._llm._core
         core._scheduler._drafts = self._drafts
-        core._cache.drop(Namespace(BASE))
+        core._cache.drop(Namespace(core.ready.base_digest))
         before = core.stats()
         params = [replace(workload.params, seed=seed + number) for number in range(len(prompts))]
         start = time.perf_counter()

@@ -56,6 +56,7 @@ class SimulatedWorker:
     num_pages, max_model_len, vocab_size = PAGES, 8192, 1000
     eos_ids: tuple[int, ...] = ()
     summary = ("simulated",)
+    base_digest = "simulated"
     adapters = None
     overlaps = False
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, cast, get_args
 
 import msgpack
@@ -54,6 +54,8 @@ class Submit:
         session: name of the tenant's session whose call it is; "" for none.
         pin_seconds: how long its prompt is to be pinned, 0 for not at all.
         reasoning: the thought before the answer, None where there is none or nothing depends on its end.
+        generated: the first tokens of its output, ``array('i')``, which another engine drew and sent: the sequence goes
+            on after them, with the tokens that the other would have drawn next. Fewer than ``params.max_tokens``.
     """
 
     id: int
@@ -68,6 +70,7 @@ class Submit:
     session: str = ""
     pin_seconds: float = 0.0
     reasoning: ThoughtRules | None = None
+    generated: array[int] = field(default_factory=lambda: array("i"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,7 @@ class Ready:
     Attributes:
         summary: lines for the log: device, dtype, pool size, threads.
         adapters: loaded at the start.
+        base_digest: of the base model: replicas with the same one answer for each other.
     """
 
     max_model_len: int
@@ -134,6 +138,7 @@ class Ready:
     page_size: int
     summary: tuple[str, ...]
     adapters: tuple[AdapterInfo, ...] = ()
+    base_digest: str = ""
 
 
 @dataclass(slots=True)
@@ -309,6 +314,7 @@ _DECODERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
     (TokenTexts, "lengths"): _tokens,
     (TokenTexts, "special"): tuple,
     (Submit, "tokens"): _tokens,
+    (Submit, "generated"): _tokens,
     (Submit, "grammar"): lambda pair: tuple(pair) if pair else None,
     (Submit, "params"): _params,
     (Submit, "priority"): Priority,

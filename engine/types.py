@@ -156,6 +156,7 @@ class AdapterInfo:
         running: sequences that use it and have a row.
         requests: sequences that have named it since the name was loaded.
         hits: requests that found it on the device.
+        digest: identity of its content; "" while it is loading.
     """
 
     name: str
@@ -169,3 +170,4 @@ class AdapterInfo:
     running: int = 0
     requests: int = 0
     hits: int = 0
+    digest: str = ""

@@ -24,7 +24,7 @@ class Namespace:
     """Weights and tenant of KV. Four separate fields: a salt cannot be taken for an adapter or a tenant.
 
     Attributes:
-        base: revision of the base model's weights.
+        base: digest of the base model.
         adapter: digest of an adapter's load, not its name, which may get new weights; None for the base model.
         salt: chosen by a tenant to separate some of its own KV.
         tenant: different tenants never share.

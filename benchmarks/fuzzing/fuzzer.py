@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 import time
 import traceback
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -63,6 +64,10 @@ class Said:
             self.end = message.reason.value, message.stop_token, message.usage.completion
         else:
             self.end = message.kind, message.message
+
+    def after(self, count: int) -> Said:
+        """What it says after its first ``count`` tokens. The prompt's logprobs come before the first one."""
+        return Said(self.tokens[count:], self.logprobs[count:], [] if count else self.prompt_logprobs, self.end)
 
     def begins(self, other: Said) -> bool:
         """Whether an aborted sequence said what the other says, as far as it came."""
@@ -128,6 +133,7 @@ class Fuzzer:
             requests.append(draw_request(world, seed, number, step))
         requests = [requests[number] for number in numbers]
         try:
+            requests = [self._cut(world, request) for request in requests]
             said = self._together(world, requests)
             differences = (
                 self._difference(world, submit, request, said) for request in requests for submit in request.submits
@@ -136,6 +142,18 @@ class Fuzzer:
         except Exception:
             self._alone.clear()  # one of them may be in the middle of a request
             return traceback.format_exc()
+
+    def _cut(self, world: World, request: Request) -> Request:
+        """The request as it goes on after a part of what it says alone."""
+        if request.cut is None:
+            return request
+        submits = []
+        for submit in request.submits:
+            tokens = self._say_alone(world, submit).tokens
+            kept = min(int(request.cut * (len(tokens) + 1)), submit.params.max_tokens - 1)
+            submits.append(replace(submit, generated=array("i", tokens[:kept])))
+            self.counts["resumed"] += kept > 0
+        return replace(request, submits=tuple(submits))
 
     def _together(self, world: World, requests: Sequence[Request]) -> dict[int, Said]:
         core = make_core(world.model, self.folder, world.overlaps, **world.options)
@@ -153,7 +171,8 @@ class Fuzzer:
         return said
 
     def _difference(self, world: World, submit: Submit, request: Request, said: dict[int, Said]) -> str | None:
-        ours, alone = said[submit.id], self._say_alone(world, submit)
+        whole = self._say_alone(world, replace(submit, generated=array("i")))
+        ours, alone = said[submit.id], whole.after(len(submit.generated))
         was_aborted = request.abort is not None and ours.end is not None and ours.end[0] == "abort"
         if ours.begins(alone) if was_aborted else ours == alone:
             return None

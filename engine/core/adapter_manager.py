@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from ...lora.adapter_pool import AdapterPool, LoadResult
     from ...lora.registry import AdapterVersion
 
-BASE = "base"
-"""The base model's part of every namespace: a process has one."""
-
 _PAUSE = 0.001  # seconds between two polls of the loads at the start
 
 
@@ -92,11 +89,13 @@ class AdapterManager:
 
     Args:
         pool: names, versions, slots and memory.
+        base_digest: of the base model, a part of every namespace.
         folder: an adapter below it is loaded when a sequence names it; None for no such folder.
     """
 
-    def __init__(self, pool: AdapterPool, folder: Path | None) -> None:
+    def __init__(self, pool: AdapterPool, base_digest: str, folder: Path | None) -> None:
         self._pool = pool
+        self._base_digest = base_digest
         self._folder = folder
         self._loads: deque[_Load] = deque()  # in the order in which the pool reports them
         self._waiting: dict[str, list[Submit]] = {}
@@ -162,7 +161,7 @@ class AdapterManager:
             UnknownModel: no such adapter.
             RequestError: the adapter cannot be loaded.
         """
-        name, base = submit.adapter, Namespace(BASE, None, submit.salt, submit.cache_tenant)
+        name, base = submit.adapter, Namespace(self._base_digest, None, submit.salt, submit.cache_tenant)
         assert name is not None
         version = self._pool.registry.get(name)
         if version is None:
@@ -176,7 +175,7 @@ class AdapterManager:
         self._pool.registry.pin(version)
         self._pins[submit.id] = version
         self._pool.slots.prefetch(version.load_id)
-        own = Namespace(BASE, version.digest, submit.salt, submit.cache_tenant)
+        own = Namespace(self._base_digest, version.digest, submit.salt, submit.cache_tenant)
         path = PrefixPath(own, switch_at=start, before=base) if start else PrefixPath(own)
         return Adaptation(path, version.load_id, start)
 
@@ -240,6 +239,7 @@ class AdapterManager:
             running=pool.slots.pins(version.load_id),
             requests=self._requests[version.name],
             hits=self._hits[version.name],
+            digest=version.digest,
         )
 
     def names(self) -> dict[str, str]:

@@ -37,7 +37,7 @@ from ..sequence.sequence import Sequence
 from ..speculation.proposer import Proposer
 from ..step_timer import StepTimer
 from ..types import FinishReason, Usage
-from .adapter_manager import BASE, Adaptation, AdapterManager
+from .adapter_manager import Adaptation, AdapterManager
 from .debug_snapshot import take_snapshot
 from .step_worker import Launched, StepWorker
 
@@ -74,7 +74,7 @@ class EngineCore:
         self._grammars: StructuredOutputManager | None = None
         self._compiling: dict[int, tuple[Sequence, Compilation]] = {}
         folder = None if config.lora_dir is None else Path(config.lora_dir)
-        self._adapters = AdapterManager(worker.adapters, folder) if worker.adapters else None
+        self._adapters = AdapterManager(worker.adapters, worker.base_digest, folder) if worker.adapters else None
         self.ready = Ready(
             max_model_len=worker.max_model_len,
             vocab_size=worker.vocab_size,
@@ -82,6 +82,7 @@ class EngineCore:
             page_size=config.block_size,
             summary=worker.summary,
             adapters=self._adapters.load_named(config.named_adapters) if self._adapters else (),
+            base_digest=worker.base_digest,
         )
 
     @classmethod
@@ -291,7 +292,7 @@ class EngineCore:
     def _adapt(self, submit: Submit) -> Adaptation | None:
         """Return the adapter of a sequence; None while it is being loaded."""
         if submit.adapter is None:
-            return Adaptation(PrefixPath(Namespace(BASE, None, submit.salt, submit.cache_tenant)))
+            return Adaptation(PrefixPath(Namespace(self._worker.base_digest, None, submit.salt, submit.cache_tenant)))
         if self._adapters is None:
             raise UnknownModel(submit.adapter)
         return self._adapters.begin(submit)
@@ -350,7 +351,7 @@ class EngineCore:
                 self._outbox.append(Done(number, FinishReason.ABORT, entry[0].usage))
         if self._adapters:
             waiting = self._adapters.take_waiting(frozenset(ids))
-            usages = ((submit.id, Usage(len(submit.tokens), 0, 0)) for submit in waiting)
+            usages = ((submit.id, Usage(len(submit.tokens), 0, len(submit.generated))) for submit in waiting)
             self._outbox += [Done(number, FinishReason.ABORT, usage) for number, usage in usages]
 
     def _masks(self, batch: Batch) -> Callable[[], Masks] | None:
@@ -359,12 +360,19 @@ class EngineCore:
         return self._grammars.fill(jobs) if jobs and self._grammars else None
 
     def _sequence(self, submit: Submit, adaptation: Adaptation) -> Sequence:
-        params = submit.params
+        params, room = submit.params, self._worker.max_model_len - len(submit.tokens)
+        if len(submit.generated) >= min(params.max_tokens, room) and submit.generated:
+            raise RequestError(
+                f"generated must be fewer tokens than max_tokens ({params.max_tokens}) and than fit the model "
+                f"({room}), not {len(submit.generated)}.",
+                param="generated",
+            )
         ends = () if params.ignore_eos else self._worker.eos_ids
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
         return Sequence(
             id=submit.id,
-            tokens=submit.tokens[:],
+            tokens=submit.tokens + submit.generated,
+            num_prompt=len(submit.tokens),
             params=params,
             path=adaptation.path,
             stop_ids=frozenset((*ends, *params.stop_token_ids)),

@@ -18,6 +18,7 @@ class StepWorker(Protocol):
     Attributes:
         overlaps: whether the device computes while the host goes on, so that a step is better launched before the
             last one is read.
+        base_digest: of the base model, see ``engine.checkpoint.base_digest``.
     """
 
     num_pages: int
@@ -27,6 +28,7 @@ class StepWorker(Protocol):
     summary: tuple[str, ...]
     adapters: AdapterPool | None
     overlaps: bool
+    base_digest: str
 
     def launch(self, batch: Batch) -> StepHandle:
         """Start the forward pass of a step.

@@ -17,6 +17,7 @@ from ...lora.adapter_pool import AdapterPool
 from ...lora.base_projections import BaseLayout
 from ...lora.read_adapter import AdapterReader
 from ..batch import Batch, Masks, StepHandle, StepResult
+from ..checkpoint.base_digest import base_digest
 from ..checkpoint.model_config import ModelConfig
 from ..config import EngineConfig
 from ..errors import ConfigError
@@ -66,6 +67,7 @@ class Worker:
         max_model_len: tokens that a sequence may have: the model's limit, or the pool's where that is less.
         adapters: names, memory and slots of adapters; None without ``enable_lora``.
         overlaps: whether the device computes while the host goes on. CPU kernels run on the engine's own thread.
+        base_digest: tells its weights from others'.
         summary: lines for people about model, pool and kernels.
 
     Raises:
@@ -79,6 +81,7 @@ class Worker:
         self.overlaps = device.type == "cuda"
         self.model = model = _load(config, model_path, device)
         self.vocab_size, self.eos_ids = model.config.vocab_size, _end_tokens(config, model.config, model_path)
+        self.base_digest = base_digest(model_path, dummy=config.load_format == "dummy")
         loaded = time.monotonic()
         layout = base_layout(model, model_path, dummy=config.load_format == "dummy") if config.enable_lora else None
         self.adapters = _adapters(config, layout) if layout else None

@@ -6,7 +6,6 @@ on its device: a checkpoint is never in memory as a whole beside the model.
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,13 +18,11 @@ from torch import Tensor
 from ..checkpoint.families import BY_NAME
 from ..checkpoint.gguf import GgufFile
 from ..checkpoint.model_config import ModelConfig
-from ..errors import ModelError, quoted, shortened
+from ..checkpoint.safetensors_files import shard_names
+from ..errors import ModelError, shortened
 from .dequantise import dequantise
 from .tensor_names import Shape, expected_shapes, from_gguf
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
-_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _FLOATS = ("F32", "F16", "BF16")
 
 
@@ -54,7 +51,7 @@ class SafetensorsFolder:
     def __init__(self, folder: Path) -> None:
         self.shapes: dict[str, Shape] = {}
         self._files: dict[str, Any] = {}
-        for shard in _shards(folder):
+        for shard in shard_names(folder):
             file = _open(folder / shard)
             for name in file.keys():  # noqa: SIM118 (not a dict)
                 self._add(name, file, shard)
@@ -83,31 +80,6 @@ def _open(path: Path) -> Any:
         return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{path.name} cannot be read: it is missing, truncated or malformed.") from error
-
-
-def _shards(folder: Path) -> list[str]:
-    """Return the names of the safetensors files."""
-    if (folder / INDEX).is_file():
-        return _indexed(folder / INDEX)
-    if (folder / SINGLE).is_file():
-        return [SINGLE]
-    for path in sorted(folder.iterdir()):
-        if path.suffix in _PICKLES:
-            raise ModelError(
-                f"{path.name} is a pickle, which can run any code when it is loaded. Convert the model to safetensors."
-            )
-    raise ModelError(f"There is neither {SINGLE} nor {INDEX} in the model's folder.")
-
-
-def _indexed(index: Path) -> list[str]:
-    try:
-        files = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ModelError(f"{INDEX} is malformed: it must be JSON with an object 'weight_map' of file names.") from error
-    for name in files:
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise ModelError(f"{INDEX} names {quoted(name)}, which is not a .safetensors file in the same folder.")
-    return files
 
 
 class GgufWeights:

@@ -78,6 +78,15 @@ class SlowMasks:
         if matcher and matcher.is_slow(remaining) and not any(sequence.id in step.rows for step in ahead):
             matcher.fill_ahead(self._thread, remaining)
 
+    def replay(self, sequence: Sequence) -> None:
+        """Begin to advance the grammar of a waiting sequence by tokens that another engine generated.
+
+        The search for a short completion may take long at each of them, as for a slow mask.
+        """
+        if sequence.matcher:
+            generated = sequence.tokens[sequence.num_prompt :]
+            sequence.matcher.replay_ahead(self._thread, generated, sequence.remaining + len(generated))
+
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
 

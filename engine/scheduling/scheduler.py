@@ -115,13 +115,19 @@ class Scheduler:
         return tuple(self._running)
 
     def add(self, sequence: Sequence, matcher: AnswerMatcher | None = None) -> None:
-        """Queue a sequence, with the matcher of its grammar if it has one. ValueError if its id is alive already."""
+        """Queue a sequence, with the matcher of its grammar if it has one. ValueError if its id is alive already.
+
+        The matcher is at the beginning of the output, whatever was generated elsewhere before.
+        """
         if sequence.id in self._alive:
             raise ValueError(f"sequence {sequence.id} is alive already")
         self._alive[sequence.id] = sequence
         if matcher is not None:
             sequence.matcher = GuardedMatcher(matcher)
-        self.slow_masks.begin(sequence)
+        if sequence.num_generated:
+            self.slow_masks.replay(sequence)
+        else:
+            self.slow_masks.begin(sequence)
         self._queue.push(sequence)
         self._stats.accepted += 1
 
@@ -330,10 +336,11 @@ class Scheduler:
         plan.begin(sequence)
 
     def _count_admission(self, sequence: Sequence, lease: Lease) -> None:
-        sequence.num_cached, sequence.num_forked = lease.num_tokens, lease.num_forked
+        most = sequence.num_prompt  # tokens that were generated elsewhere may be a prefix hit too
+        sequence.num_cached, sequence.num_forked = min(lease.num_tokens, most), min(lease.num_forked, most)
         self._queue.charge_prompt(sequence)
         waited = self._clock() - sequence.arrival
-        self._stats.count_prompt(sequence.num_prompt, lease.num_tokens, lease.num_forked, waited)
+        self._stats.count_prompt(sequence.num_prompt, sequence.num_cached, sequence.num_forked, waited)
 
     def _commit_row(self, sequence: Sequence, row: Row, result: RowResult) -> list[Message]:
         """Apply the result of a row. Returns messages to the client."""

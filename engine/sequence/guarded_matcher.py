@@ -18,7 +18,8 @@ class GuardedMatcher:
     """A grammar matcher with one user at a time, as a ``Matcher`` is not thread-safe::
 
         thread               when                                          through
-        grammar-slow-masks   a slow mask is filled before its step         ``fill_ahead``
+        grammar-slow-masks   a slow mask is filled before its step,        ``fill_ahead``,
+                             or another engine's tokens are replayed       ``replay_ahead``
         grammar-masks        the masks of a launched step are filled       ``lend``, ``lent``
         step                 otherwise: admission, drafting, stop check    all others
 
@@ -39,6 +40,23 @@ class GuardedMatcher:
     def fill_ahead(self, thread: ThreadPoolExecutor, remaining: int) -> None:
         """Begin to fill the next mask, with ``remaining`` tokens left to generate."""
         self._ahead = thread.submit(self._own().prepare, remaining)
+
+    def replay_ahead(self, thread: ThreadPoolExecutor, tokens: Sequence[int], remaining: int) -> None:
+        """Begin to advance by tokens that another engine drew, ``remaining`` being left before the first of them.
+
+        The matcher fails if the grammar refuses one. What plans the end within the budget is left as if all masks had
+        been filled, so later masks are the same.
+        """
+        self._ahead = thread.submit(self._replay, self._own(), tokens, remaining)
+
+    def _replay(self, matcher: AnswerMatcher, tokens: Sequence[int], remaining: int) -> None:
+        try:
+            for count, token in enumerate(tokens):
+                if not matcher.replay(token, remaining - count):
+                    return self.fail(f"it refuses token {count} of those that another engine generated")
+        except Exception as error:  # of a library, or a bug: it ends this sequence alone
+            self.fail(type(error).__name__)
+        return None
 
     @property
     def is_filling_ahead(self) -> bool:

@@ -143,8 +143,7 @@ class Matcher:
         if self._ended:
             self._allow_only_end(row)
             return
-        close = self._budget_close
-        plan = None if remaining is None or close.is_free else close.plan(self._state, remaining)
+        plan = self._plan(remaining)
         if plan is not None:
             row[:] = 0
             if plan:
@@ -162,6 +161,10 @@ class Matcher:
         if not row.any():
             raise GrammarFailure("no token is allowed")
 
+    def _plan(self, remaining: int | None) -> list[int] | None:
+        close = self._budget_close
+        return None if remaining is None or close.is_free else close.plan(self._state, remaining)
+
     @property
     def num_shortest(self) -> int | None:
         """Tokens of the shortest answer, its end token excluded: the least budget that completes; None if unknown."""
@@ -170,6 +173,19 @@ class Matcher:
     def accept(self, token: int) -> bool:
         """Advance by a token. Returns False, and changes nothing, if the grammar does not allow it here."""
         return self._accept(token, self._advance)
+
+    def replay(self, token: int, remaining: int) -> bool:
+        """Advance by a token that was drawn elsewhere. Returns False, and nothing is accepted, if it is not allowed.
+
+        Equal to `fill_mask` and `accept` but for the time: the mask is known to have allowed the token.
+        """
+        self.replan(remaining)
+        return self.accept(token)
+
+    def replan(self, remaining: int) -> None:
+        """Plan the end within the budget, as `fill_mask` does."""
+        if not self._ended:
+            self._plan(remaining)
 
     def _accept(self, token: int, advance: Callable[[int], bool]) -> bool:
         if self._ended:

@@ -188,6 +188,12 @@ class ReasoningMatcher:
         self._places.append(place)
         return True
 
+    def replay(self, token: int, remaining: int) -> bool:
+        """Advance by a token that was drawn elsewhere: see `Matcher.replay`."""
+        if (matcher := self._asked_matcher) is not None:
+            matcher.replan(remaining)
+        return self.accept(token)
+
     def rollback(self, count: int) -> None:
         """Undo the last tokens. ValueError if there are fewer."""
         if not 0 <= count <= self.num_tokens:

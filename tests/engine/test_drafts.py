@@ -18,7 +18,6 @@ from support.engine.draft_engine import (
 )
 
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.core.engine_core import BASE
 from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.messages import Abort, Failed
 from rootgraft.engine.sequence.sequence import Sequence
@@ -140,9 +139,8 @@ def test_another_namespace_learns_nothing_from_the_tree(engine, eager):
     twice.submit(0, ask)
     twice.run()
     twice.tokens[1] = []
-    scheduler_of(twice.core).add(
-        Sequence(1, array("i", ask.prompt), ask.params, Path(Namespace(BASE, None, "salt")), frozenset(), 1, 0.0, 1000)
-    )
+    path = Path(Namespace("fake", None, "salt"))
+    scheduler_of(twice.core).add(Sequence(1, array("i", ask.prompt), ask.params, path, frozenset(), 1, 0.0, 1000))
     twice.run()
     assert "drafted_tree" not in twice.core.stats()
 

@@ -9,7 +9,7 @@ from functools import cache
 from hypothesis import strategies as st
 
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.core.engine_core import BASE, EngineCore
+from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Done, Failed, TokenOut
 from rootgraft.engine.sequence.sequence import Sequence
 from rootgraft.engine.types import SamplingParams
@@ -71,7 +71,7 @@ class Engine:
     def submit(self, number: int, ask: Ask) -> None:
         matcher = None if ask.grammar is None else compiled(ask.grammar).matcher()
         ends = frozenset((*(() if ask.params.ignore_eos else (EOS,)), *ask.params.stop_token_ids))
-        path = Path(Namespace(BASE))
+        path = Path(Namespace("fake"))
         self.tokens[number] = []
         scheduler_of(self.core).add(
             Sequence(

@@ -87,6 +87,7 @@ class FakeWorker:
         self.vocab_size, self.eos_ids = vocab_size, eos
         self.max_model_len = min(max_model_len, (num_pages - 1) * page_size - 1)
         self.summary = ("fake",)
+        self.base_digest = "fake"
         self.adapters = adapters
         self.overlaps = overlaps
         self.log: list[tuple[str, int]] = []  # what was asked of it, with the number of the step
