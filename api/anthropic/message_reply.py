@@ -14,7 +14,6 @@ from ...engine.types import FinishReason, Usage
 from ..error_responses import anthropic_body
 from ..errors import reply_to
 from ..generate.streams import Deltas
-from ..protocol.sampling import seconds_of
 from ..structured.output_format import OutputFormat, tool_parser
 from .message_blocks import MessageBlocks, MessageEvent
 from .message_request import MessagesRequest
@@ -47,7 +46,7 @@ class MessageReply:
         self._is_cut = 0 < request.params.max_tokens < body.max_tokens
         self._is_prefill_only = body.max_tokens == 0
         mark = body.longest_mark
-        self._pins_long = mark is not None and seconds_of(mark.ttl) > _SHORT_TTL
+        self._pins_long = mark is not None and mark.seconds > _SHORT_TTL
 
     def begin(self) -> list[MessageEvent]:
         """Return the events before the content."""

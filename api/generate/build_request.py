@@ -26,6 +26,7 @@ from ..structured.tool_formats import Dialect, for_dialect
 from ..structured.tool_grammar import tool_output_format
 from .completion_answers import EchoedPrompt
 from .logprob_formats import Unscored
+from .template_roles import with_known_roles
 
 if TYPE_CHECKING:
     from ...engine.serving.async_engine import AsyncEngine
@@ -127,7 +128,7 @@ async def chat_prompt(
             template_kwargs={**body.thinking_kwargs, **body.chat_template_kwargs},
         )
         continued = body.messages[-1].text if body.continue_final_message else None
-        shown = body.include_reasoning
+        shown = body.shows_thoughts
         thought = plan_thought(reasoning, text, continued=continued, output_format=output_format, shown=shown)
         if plan is not None and thought is None:
             text += plan.prefill
@@ -165,10 +166,11 @@ async def render(
     if not tokenizer.has_chat_template:
         raise RequestError("This model has no chat template: use /v1/completions.", param="messages")
     definitions = [tool.for_template() for tool in tools]
+    named = with_known_roles(for_template(messages), tokenizer)
 
     def rendered() -> str:
         return tokenizer.render_chat(
-            for_dialect(for_template(messages), definitions, dialect),
+            for_dialect(named, definitions, dialect),
             add_generation_prompt=not continue_final_message
             if add_generation_prompt is None
             else add_generation_prompt,
@@ -187,7 +189,7 @@ def _size(messages: Sequence[ChatMessage], tools: list[dict[str, Any]], template
     """Return the characters that a chat template is given, counted until there are too many for the event loop."""
     size = sum(len(value) for value in template_kwargs.values() if isinstance(value, str))
     for message in messages:
-        size += len(message.text or "") + len(message.reasoning_content or "")
+        size += len(message.text or "") + len(message.thought or "")
         size += sum(len(call.function.arguments) for call in message.tool_calls)
     return size if size > _LONG_TEXT or not tools else size + len(repr(tools))
 
@@ -271,7 +273,7 @@ def _text_request(
         cache_tenant=caller.cache_tenant,
         priority=caller.priority(body.priority_class),
         timeout=caller.timeout,
-        session=body.prompt_cache_key or "",
+        session=body.session,
         pin_seconds=body.pin_seconds,
     )
 

@@ -10,9 +10,12 @@ from pydantic import AfterValidator, Field, model_validator
 from ...engine.types import MAX_LOGPROBS
 from .base import Refusal, rejected
 from .chat_messages import ChatMessage, Messages, check_template_kwargs
+from .foreign_fields import foreign_rules
 from .reasoning import ReasoningFields
-from .sampling import IGNORED, SamplingFields
+from .sampling import SamplingFields
 from .tools import ToolChoice, Tools, check_tools
+
+_FOREIGN = foreign_rules("chat")
 
 TemplateKwargs = Annotated[dict[str, Any], AfterValidator(check_template_kwargs)]
 
@@ -23,9 +26,10 @@ class ChatRequest(ReasoningFields):
     ``max_tokens`` may be 0: prefill only, which puts the prompt into the prefix cache.
     """
 
-    ignored: ClassVar[frozenset[str]] = IGNORED - {"parallel_tool_calls"}
+    ignored: ClassVar[frozenset[str]] = SamplingFields.ignored - {"parallel_tool_calls"} | _FOREIGN.ignored
     refused: ClassVar[Mapping[str, Refusal]] = {
         **SamplingFields.refused,
+        **_FOREIGN.refused,
         "functions": Refusal("give functions as 'tools'.", ([],)),
         "function_call": Refusal("choose functions with 'tool_choice'.", ("none", "auto")),
         "audio": Refusal("only text can be produced."),
@@ -47,6 +51,7 @@ class ChatRequest(ReasoningFields):
     continue_final_message: bool = False
     add_special_tokens: bool = False
     chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
+    echo: bool = False
 
     @model_validator(mode="after")
     def _check_pairs(self) -> ChatRequest:
@@ -65,6 +70,14 @@ class ChatRequest(ReasoningFields):
     @property
     def max_new_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def echoed_text(self) -> str:
+        """The last message's text for ``echo``: of the assistant's, or of one that no new answer's header follows."""
+        last, adds_header = self.messages[-1], self.add_generation_prompt
+        if adds_header is None:
+            adds_header = not self.continue_final_message
+        return (last.text or "") if self.echo and (last.role == "assistant" or not adds_header) else ""
 
     @property
     def is_prefill_only(self) -> bool:
