@@ -187,10 +187,6 @@ class PromptFields(StrictModel):
         blocks += [each for block in blocks if isinstance(block, ToolResultBlock) for each in _texts(block)]
         yield from (mark for block in blocks if (mark := getattr(block, "cache_control", None)) is not None)
 
-    @property
-    def longest_mark(self) -> CacheControl | None:
-        return max(self.cache_marks(), key=lambda mark: mark.seconds, default=None)
-
 
 def _texts(block: ToolResultBlock) -> list[TextBlock]:
     return [] if isinstance(block.content, str) else block.content

@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...engine.errors import ContextTooLong, RequestError
@@ -26,6 +27,7 @@ from ..structured.tool_formats import Dialect, for_dialect
 from ..structured.tool_grammar import tool_output_format
 from .completion_answers import EchoedPrompt
 from .logprob_formats import Unscored
+from .prompt_pins import prefix_pins
 from .template_roles import with_known_roles
 
 if TYPE_CHECKING:
@@ -90,12 +92,30 @@ async def chat_request(
         )
         grammar = None if output_format is None else output_format.spec
         request = _text_request(body, tokens, params, grammar, adapter, caller)
+        encode = partial(_beginning, async_engine, dialect, body, _owner(body, caller))
+        request = replace(request, prefix_pins=await prefix_pins(body, tokens, encode))
         if output_format is not None and output_format.tools is not None:
             # A tool call may open with a special token, and the grammar permits no other special token.
             request = replace(request, skip_special_tokens=False)
         if thought is not None:
             request = _with_thought(request, thought, body.thought_budget, async_engine.tokenizer)
         return PreparedChat(async_engine.limits.check(request), output_format, thought)
+
+
+async def _beginning(
+    async_engine: AsyncEngine, dialect: Dialect, body: ChatRequest, owner: Owner, messages: Sequence[ChatMessage]
+) -> array[int]:
+    """Return the tokens of a chat's first messages."""
+    text = await render(
+        async_engine,
+        dialect,
+        messages,
+        tools=body.tools,
+        add_generation_prompt=False,
+        continue_final_message=False,
+        template_kwargs={**body.thinking_kwargs, **body.chat_template_kwargs},
+    )
+    return await async_engine.encode(text, add_special_tokens=body.add_special_tokens, owner=owner)
 
 
 async def chat_prompt(

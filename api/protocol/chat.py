@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, model_validator
 
-from ...engine.types import MAX_LOGPROBS
+from ...engine.types import MAX_LOGPROBS, MAX_PREFIX_PINS
 from .base import Refusal, rejected
+from .cache_control import CacheControl
 from .chat_messages import ChatMessage, Messages, check_template_kwargs
 from .foreign_fields import foreign_rules
 from .reasoning import ReasoningFields
@@ -16,6 +17,8 @@ from .sampling import SamplingFields
 from .tools import ToolChoice, Tools, check_tools
 
 _FOREIGN = foreign_rules("chat")
+
+_INSTRUCTIONS = ("system", "developer")
 
 TemplateKwargs = Annotated[dict[str, Any], AfterValidator(check_template_kwargs)]
 
@@ -62,10 +65,25 @@ class ChatRequest(ReasoningFields):
         if self.is_prefill_only and self.min_tokens > 0:
             raise rejected("contradicts 'max_tokens'", "min_tokens")
         check_tools(self.tools, self.tool_choice)
+        if len(list(self.cache_points())) > MAX_PREFIX_PINS:
+            raise rejected(f"may be given {MAX_PREFIX_PINS} times in messages and tools at most", "cache_control")
         if self.tools and self.include_stop_str_in_output:
             raise rejected("contradicts 'tools': calls leave no room for it", "include_stop_str_in_output")
         check_continuation(self.messages, self.add_generation_prompt, self.continue_final_message)
         return self
+
+    def cache_points(self) -> Iterator[tuple[list[ChatMessage], CacheControl]]:
+        """Yield each ``cache_control`` in tools and messages with the messages up to there.
+
+        Templates write tools beside the first instructions, so a mark on a tool is one on these.
+        """
+        first = next((number for number, each in enumerate(self.messages) if each.role not in _INSTRUCTIONS), 0)
+        for tool in self.tools:
+            if tool.cache_control is not None:
+                yield self.messages[:first], tool.cache_control
+        for number, message in enumerate(self.messages):
+            for beginning, mark in message.cache_points():
+                yield [*self.messages[:number], beginning], mark
 
     @property
     def max_new_tokens(self) -> int | None:

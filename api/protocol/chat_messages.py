@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
@@ -155,6 +155,16 @@ class ChatMessage(StrictModel):
             return self.reasoning_content if self.reasoning is None else self.reasoning
         pieces = self.reasoning_details or self.thinking_blocks
         return "".join(piece.text or piece.summary or piece.thinking or "" for piece in pieces) or None
+
+    def cache_points(self) -> Iterator[tuple[ChatMessage, CacheControl]]:
+        """Yield each ``cache_control`` of the message with the message up to there."""
+        if isinstance(self.content, list):
+            for end, part in enumerate(self.content, 1):
+                if part.cache_control is not None:
+                    beginning = {"content": self.content[:end], "tool_calls": []}
+                    yield self.model_copy(update=beginning), part.cache_control
+        if self.cache_control is not None:
+            yield self, self.cache_control
 
     def for_template(self) -> dict[str, Any]:
         """The message for the chat template, which knows thoughts by either name and keeps or drops earlier ones."""
