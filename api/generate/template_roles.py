@@ -21,12 +21,13 @@ def with_known_roles(messages: Sequence[dict[str, Any]], tokenizer: Tokenizer) -
     Raises:
         RequestError: the template does not render a role; names those that it does.
     """
-    others = {message["role"] for message in messages} - set(_USUAL)
-    for role in sorted(others):
+    roles = {message["role"] for message in messages}
+    for role in sorted(roles.difference(_USUAL)):
         if not tokenizer.renders_role(role):
             _refuse(role, messages, tokenizer)
-    keeps_developer = "developer" in tokenizer.named_roles and tokenizer.renders_role("developer")
-    if keeps_developer:
+    if "developer" not in roles:
+        return list(messages)
+    if "developer" in tokenizer.named_roles and tokenizer.renders_role("developer"):
         return list(messages)
     return [{**message, "role": "system"} if message["role"] == "developer" else message for message in messages]
 

@@ -86,7 +86,8 @@ class _StrictRequest(Request):
         unknown = [error["loc"][1:] for error in errors if error["type"] == "extra_forbidden"]
         dropped = [path for path in unknown if drop_field(self._pruned, path)]
         self.ignored.add(dropped)
-        self.state.caller.facts.ignored_fields = str(self.ignored)
+        if dropped:
+            self.state.caller.facts.ignored_fields = str(self.ignored)
         return bool(dropped)
 
 

@@ -334,6 +334,12 @@ class TestUnknownFields:
             reply = http.post(CHAT, json={"messages": HI, **{f"f{number}": 1 for number in range(20_000)}})
         assert reply.headers["x-ignored-fields"] == "f0, f1, f2, f3, f4, f5, f6, f7 and 19992 more"
 
+    def test_nothing_is_named_where_nothing_was_left_alone(self, lax: Live, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.INFO, "rootgraft.access"), lax.http() as http:
+            check_error(http.post(CHAT, json={"messages": HI, "temperature": "x"}), 400, "temperature", "invalid_type")
+            wait_until(lambda: any(CHAT in record.message for record in caplog.records))
+        assert not any("ignored_fields" in record.message for record in caplog.records)
+
     def test_they_are_refused_by_default(self, live: Live) -> None:
         with live.http() as http:
             check_error(http.post(CHAT, json={"messages": HI, "foo": 1}), 400, "foo", "unknown_parameter")
