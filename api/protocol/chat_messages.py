@@ -18,9 +18,10 @@ MAX_PARTS = 1024
 MAX_CALLS = 128
 MAX_TEMPLATE_KWARGS = 32
 MAX_NAME = 256
+MAX_ROLE = 64
 
 Name = Annotated[str, Field(max_length=MAX_NAME)]
-_ROLE = re.compile(r"[A-Za-z][\w.-]{0,63}", re.ASCII)
+_ROLE = re.compile(r"[A-Za-z][\w.-]*", re.ASCII)
 _IN_MESSAGE, _IN_PART, _IN_CALL = (foreign_rules(place) for place in ("message", "part", "tool_call"))
 
 _PART_KINDS = {"image_url": "images", "input_audio": "audio", "file": "files", "refusal": "refusals"}
@@ -104,8 +105,8 @@ Pieces = Annotated[list[ThoughtPiece], Field(max_length=MAX_PARTS)]
 
 
 def _check_role_name(role: str) -> str:
-    if not _ROLE.fullmatch(role):
-        raise rejected("must be the name of a role: a letter, then at most 63 letters, digits, '_', '-' and '.'")
+    if len(role) > MAX_ROLE or not _ROLE.fullmatch(role):
+        raise rejected(f"must be a letter, then letters, digits, '_', '-' and '.', at most {MAX_ROLE} in all")
     return role
 
 

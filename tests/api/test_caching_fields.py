@@ -74,9 +74,11 @@ def test_marks_in_a_chat_pin_up_to_where_they_are(live: Live) -> None:
     messages = [{"role": "system", "content": "s", "cache_control": mark}, {"role": "user", "content": parts}]
     with live.http() as http:
         assert http.post("/v1/chat/completions", json={"messages": messages}).status_code == 200
-        five = [{"role": "user", "content": [{"type": "text", "text": "x", "cache_control": mark}] * 5}]
+        four, five = ([{"role": "user", "content": [parts[0]] * count}] for count in (4, 5))
+        assert http.post("/v1/chat/completions", json={"messages": four}).status_code == 200
         reply = http.post("/v1/chat/completions", json={"messages": five})
         check_error(reply, 400, "cache_control", "invalid_value")
         assert http.post("/v1/chat/completions", json={"messages": messages, "n": 2}).status_code == 200
     pins = [request.prefix_pins for request in live.async_engine.seen]
-    assert pins[0] == pins[1] == ((len("<system>s\n"), 600.0), (len("<system>s\n<user>one "), 600.0))
+    assert len(pins[1]) == 4
+    assert pins[0] == pins[2] == ((len("<system>s\n"), 600.0), (len("<system>s\n<user>one "), 600.0))

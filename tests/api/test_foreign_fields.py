@@ -196,10 +196,10 @@ def test_wrong_values_are_named(live: Live, fields: dict[str, Any], param: str, 
 
 def test_a_session_and_usage_by_their_other_names(live: Live) -> None:
     with live.http() as http:
-        for fields in ({"session_id": "s"}, {"session_id": "s", "prompt_cache_key": "k"}):
+        for fields in ({"session_id": "s" * 256}, {"session_id": "s", "prompt_cache_key": "k"}):
             assert http.post(CHAT, json={"messages": HI, **fields}).status_code == 200
         streamed = http.post(CHAT, json={"messages": HI, "stream": True, "usage": {"include": True}})
-    assert [request.session for request in live.async_engine.seen] == ["s", "k", ""]
+    assert [request.session for request in live.async_engine.seen] == ["s" * 256, "k", ""]
     last = json.loads(streamed.text.split("\n\n")[-3].removeprefix("data: "))
     assert last["choices"] == [] and last["usage"]["completion_tokens"] == 8
 
@@ -221,6 +221,10 @@ class TestRoles:
             assert http.post(CHAT, json={"messages": messages}).status_code == 200
         rendered = live.async_engine.tokenizer.rendered[-1]["messages"]
         assert [message["role"] for message in rendered] == ["system", *roles[1:], "user"]
+
+    def test_the_longest_name_passes(self, live: Live) -> None:
+        with live.http() as http:
+            assert http.post(CHAT, json={"messages": [{"role": "r" * 64, "content": "x"}]}).status_code == 200
 
     def test_what_it_does_not_render_is_refused(self, live: Live) -> None:
         live.async_engine.tokenizer.named_roles = frozenset({"user", "ipython", "judge", "developer"})
@@ -396,3 +400,25 @@ def test_a_cut_response_ends_as_openais_does(live: Live) -> None:
         assert (last.response.output_text, last.response.incomplete_details.reason) == ("ans", "max_output_tokens")
         with pytest.raises(RuntimeError, match=r"response\.completed"):
             events.get_final_response()
+
+
+def test_openrouters_client(live: Live) -> None:
+    """The real client, where it is installed: it sends its own fields, and our answer back as it came."""
+    openrouter = pytest.importorskip("openrouter")
+    live.async_engine.tokenizer.thinks = "qwen3"
+    live.async_engine.say = lambda request, index: "<think>\nWell.\n</think>\n\nYes"
+    asked: dict[str, Any] = {
+        "model": "tiny",
+        "messages": HI,
+        "reasoning": {"effort": "low"},
+        "provider": {"sort": "price"},
+        "session_id": "s",
+        "plugins": [{"id": "response-healing"}],
+        "trace": {"trace_id": "t"},
+    }
+    with openrouter.OpenRouter(api_key="none", server_url=f"{live.url}/v1") as client:
+        message = client.chat.send(**asked).choices[0].message
+        assert (message.content, message.reasoning) == ("Yes", "Well.")
+        asked["messages"] = [*HI, message.model_dump(by_alias=True), *HI]
+        assert list(client.chat.send(**asked, stream=True))
+    assert live.async_engine.tokenizer.rendered[-1]["messages"][1]["reasoning"] == "Well."
