@@ -25,6 +25,7 @@ setup(
         "rootgraft": ["py.typed"],
         "rootgraft.kernels": ["cpu/src/*/*.cpp", "cpu/src/*/*.h"],
         "rootgraft.api": ["ui/*"],
+        "rootgraft.api.protocol": ["*.toml"],
         "rootgraft.engine": ["*.toml"],
     },
     cmdclass={"build_py": BuildWithoutSetup},

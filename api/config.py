@@ -83,6 +83,15 @@ class ServerConfig:
         choices=REASONING_PARSERS,
         group="server",
     )
+    unknown_fields: str = option(
+        "refuse",
+        "A field that nobody knows. refuse: 400; ignore: left alone, named in x-ignored-fields and the log.",
+        choices=("refuse", "ignore"),
+        group="server",
+    )
+    enable_tokenizer_info_endpoint: bool = option(
+        False, "Tell the tokenizer's configuration and the chat template: GET /tokenizer_info.", group="server"
+    )
     max_request_bytes: int = option(
         4 << 20, "Longest request body that is read.", low=1024, high=1 << 30, group="server"
     )

@@ -154,6 +154,8 @@ def _reply_to_invalid(errors: Sequence[Mapping[str, Any]]) -> ErrorReply:
             return ErrorReply(400, f"{name} is required.", param, "missing_required_parameter")
         case "extra_forbidden":
             return ErrorReply(400, f"{name} is not a parameter of this request.", param, "unknown_parameter")
+        case "unsupported":
+            return ErrorReply(400, f"{name} is not supported: {first['msg']}", param, "unsupported_parameter")
         case "rejected":
             return ErrorReply(400, f"{name} {first['msg']}.", param, "invalid_value")
         case kind if kind.endswith("_type"):

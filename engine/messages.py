@@ -53,6 +53,7 @@ class Submit:
         priority: its priority class in the queue.
         session: name of the tenant's session whose call it is; "" for none.
         pin_seconds: how long its prompt is to be pinned, 0 for not at all.
+        prefix_pins: beginnings of the prompt that are to be pinned: (tokens, seconds).
         reasoning: the thought before the answer, None where there is none or nothing depends on its end.
         generated: the first tokens of its output, ``array('i')``, which another engine drew and sent: the sequence goes
             on after them, with the tokens that the other would have drawn next. Fewer than ``params.max_tokens``.
@@ -69,6 +70,7 @@ class Submit:
     priority: Priority = Priority.INTERACTIVE
     session: str = ""
     pin_seconds: float = 0.0
+    prefix_pins: tuple[tuple[int, float], ...] = ()
     reasoning: ThoughtRules | None = None
     generated: array[int] = field(default_factory=lambda: array("i"))
 
@@ -318,6 +320,7 @@ _DECODERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
     (Submit, "grammar"): lambda pair: tuple(pair) if pair else None,
     (Submit, "params"): _params,
     (Submit, "priority"): Priority,
+    (Submit, "prefix_pins"): lambda rows: tuple((tokens, seconds) for tokens, seconds in rows),
     (Submit, "reasoning"): lambda row: ThoughtRules(*row) if row else None,
     (Abort, "ids"): tuple,
     (Ready, "summary"): tuple,

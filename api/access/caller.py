@@ -14,7 +14,7 @@ from .api_keys import Key
 class RequestFacts:
     """Facts about a request for the access log, in the log's order. None is not logged.
 
-    ``Guard`` sets ``key``, routes set the fields up to ``response_id``, ``generate`` sets the others at the end.
+    ``Guard`` sets ``key``, routes set the fields up to ``ignored_fields``, ``generate`` sets the others at the end.
     """
 
     key: str | None = None
@@ -23,6 +23,7 @@ class RequestFacts:
     n: int | None = None
     stream: bool | None = None
     response_id: str | None = None
+    ignored_fields: str | None = None
     first_token_seconds: float | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from ...engine.errors import RequestError
 from ..generate.field_names import FieldNames
+from ..protocol.cache_control import CacheControl
 from ..protocol.chat import ChatRequest
-from ..protocol.chat_messages import ChatMessage, FunctionCall, ToolCall
+from ..protocol.chat_messages import ChatMessage, FunctionCall, TextPart, ToolCall
 from .content_blocks import (
     AssistantMessage,
     Block,
@@ -47,7 +49,7 @@ def as_chat(body: PromptFields) -> ChatRequest:
         RequestValidationError: a tool is malformed.
         RequestError: the input of a call is nested too deeply.
     """
-    thinking, form, mark = body.thinking, body.form, body.longest_mark
+    thinking, form = body.thinking, body.form
     fields: dict[str, Any] = {
         "model": body.model,
         "messages": _messages(body),
@@ -55,6 +57,7 @@ def as_chat(body: PromptFields) -> ChatRequest:
             {
                 "type": "function",
                 "function": {"name": tool.name, "description": tool.description, "parameters": tool.input_schema},
+                "cache_control": None if tool.cache_control is None else tool.cache_control.model_dump(),
             }
             for tool in body.tools
         ],
@@ -63,7 +66,7 @@ def as_chat(body: PromptFields) -> ChatRequest:
         "thinking": None if thinking is None else thinking.model_dump(exclude={"display"}),
         "include_reasoning": thinking is None or thinking.display != "omitted",
         "continue_final_message": isinstance(body.messages[-1], AssistantMessage),
-        "cache_control": None if mark is None else mark.model_dump(),
+        "cache_control": None if body.cache_control is None else body.cache_control.model_dump(),
         "cache_salt": body.cache_salt,
         "chat_template_kwargs": _template_kwargs(body),
     }
@@ -102,7 +105,7 @@ def _messages(body: PromptFields) -> list[ChatMessage]:
     return messages
 
 
-def _system(content: str | list[TextBlock]) -> str:
+def _system(content: str | list[TextBlock]) -> str | list[TextPart]:
     """Return the instructions.
 
     Claude Code sends a block of data for Anthropic's accounts in front of them. It changes with every request, so that
@@ -110,7 +113,7 @@ def _system(content: str | list[TextBlock]) -> str:
     """
     if isinstance(content, str):
         return content
-    return text_of_blocks([block for block in content if not block.text.startswith(_ACCOUNT_DATA)])
+    return _content([block for block in content if not block.text.startswith(_ACCOUNT_DATA)])
 
 
 def _turn(message: InputMessage, blocks: list[Block]) -> list[ChatMessage]:
@@ -124,12 +127,31 @@ def _turn(message: InputMessage, blocks: list[Block]) -> list[ChatMessage]:
         elif isinstance(block, ToolResultBlock):
             messages += _texts(message.role, texts)
             texts = []
-            messages.append(ChatMessage(role="tool", content=_result(block), tool_call_id=block.tool_use_id))
+            messages.append(_tool_message(block))
     return messages + _texts(message.role, texts, required=not messages)
 
 
 def _texts(role: Any, texts: list[TextBlock], *, required: bool = False) -> list[ChatMessage]:
-    return [ChatMessage(role=role, content=text_of_blocks(texts))] if texts or required else []
+    return [ChatMessage(role=role, content=_content(texts))] if texts or required else []
+
+
+def _content(texts: list[TextBlock]) -> str | list[TextPart]:
+    """Return the text, in parts where one of them is marked."""
+    if all(block.cache_control is None for block in texts):
+        return text_of_blocks(texts)
+    *before, last = texts
+    parts = [TextPart(type="text", text=f"{block.text}\n", cache_control=block.cache_control) for block in before]
+    return [*parts, TextPart(type="text", text=last.text, cache_control=last.cache_control)]
+
+
+def _longest(marks: Iterable[CacheControl | None]) -> CacheControl | None:
+    return max((mark for mark in marks if mark is not None), key=lambda mark: mark.seconds, default=None)
+
+
+def _tool_message(block: ToolResultBlock) -> ChatMessage:
+    inner = [] if isinstance(block.content, str) else [text.cache_control for text in block.content]
+    mark = _longest([block.cache_control, *inner])
+    return ChatMessage(role="tool", content=_result(block), tool_call_id=block.tool_use_id, cache_control=mark)
 
 
 def _result(block: ToolResultBlock) -> str:
@@ -148,9 +170,10 @@ def _assistant(blocks: list[Block]) -> ChatMessage:
     ]
     return ChatMessage(
         role="assistant",
-        content=text_of_blocks(texts) if texts or not calls else None,
+        content=_content(texts) if texts or not calls else None,
         tool_calls=calls,
         reasoning_content="\n".join(thoughts) or None,
+        cache_control=_longest(block.cache_control for block in blocks if isinstance(block, ToolUseBlock)),
     )
 
 

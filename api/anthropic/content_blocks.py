@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from ..protocol.base import StrictModel, rejected, string_or_list
+from ..protocol.cache_control import CacheControl
 from ..protocol.chat_messages import MAX_CALLS, MAX_PARTS, Name
-from ..protocol.sampling import CacheControl
 
 _REFUSED_KINDS = {
     "image": "images",

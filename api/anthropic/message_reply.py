@@ -14,7 +14,6 @@ from ...engine.types import FinishReason, Usage
 from ..error_responses import anthropic_body
 from ..errors import reply_to
 from ..generate.streams import Deltas
-from ..protocol.sampling import seconds_of
 from ..structured.output_format import OutputFormat, tool_parser
 from .message_blocks import MessageBlocks, MessageEvent
 from .message_request import MessagesRequest
@@ -46,8 +45,8 @@ class MessageReply:
         self._num_prompt = len(request.tokens)
         self._is_cut = 0 < request.params.max_tokens < body.max_tokens
         self._is_prefill_only = body.max_tokens == 0
-        mark = body.longest_mark
-        self._pins_long = mark is not None and seconds_of(mark.ttl) > _SHORT_TTL
+        pins = (*request.prefix_pins, (len(request.tokens), request.pin_seconds))
+        self._num_long = max((tokens for tokens, seconds in pins if seconds > _SHORT_TTL), default=0)
 
     def begin(self) -> list[MessageEvent]:
         """Return the events before the content."""
@@ -112,13 +111,14 @@ class MessageReply:
         """Return the counts. Those of the prompt's tokens add up to all: read, newly pinned and others."""
         usage = Usage(self._num_prompt, 0, 0) if self._finish is None else self._finish.usage
         created = max(0, usage.pinned - usage.cached)
+        long = max(0, min(usage.pinned, self._num_long) - usage.cached)
         return {
             "input_tokens": usage.prompt - usage.cached - created,
             "cache_creation_input_tokens": created,
             "cache_read_input_tokens": usage.cached,
             "cache_creation": {
-                "ephemeral_5m_input_tokens": 0 if self._pins_long else created,
-                "ephemeral_1h_input_tokens": created if self._pins_long else 0,
+                "ephemeral_5m_input_tokens": created - long,
+                "ephemeral_1h_input_tokens": long,
             },
             "output_tokens": 0 if self._is_prefill_only else usage.completion,
             "output_tokens_details": {"thinking_tokens": 0 if self._is_prefill_only else usage.reasoning},

@@ -7,11 +7,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from ..protocol.base import Refusal, RequestModel, StrictModel, rejected
+from ..protocol.base import Refusal, StrictModel, rejected
+from ..protocol.cache_control import CacheControl
 from ..protocol.chat import TemplateKwargs
 from ..protocol.chat_messages import MAX_MESSAGES
 from ..protocol.reasoning import MAX_THINKING_BUDGET
-from ..protocol.sampling import CacheControl, CacheKey, ModelName, PriorityName, Salt, seconds_of
+from ..protocol.sampling import CacheKey, ModelName, PriorityName, Salt
 from ..protocol.structured import Schema
 from ..protocol.tools import MAX_TOOLS
 from .content_blocks import AssistantMessage, InputMessage, TextBlock, Texts, ToolResultBlock, ToolUseBlock, blocks_of
@@ -114,7 +115,7 @@ class OutputConfig(StrictModel):
     format: JsonOutputFormat | None = None
 
 
-class PromptFields(RequestModel):
+class PromptFields(StrictModel):
     """Fields of both routes: what the prompt and its tokens follow from."""
 
     ignored: ClassVar[frozenset[str]] = frozenset(
@@ -185,10 +186,6 @@ class PromptFields(RequestModel):
             blocks += blocks_of(message)
         blocks += [each for block in blocks if isinstance(block, ToolResultBlock) for each in _texts(block)]
         yield from (mark for block in blocks if (mark := getattr(block, "cache_control", None)) is not None)
-
-    @property
-    def longest_mark(self) -> CacheControl | None:
-        return max(self.cache_marks(), key=lambda mark: seconds_of(mark.ttl), default=None)
 
 
 def _texts(block: ToolResultBlock) -> list[TextBlock]:

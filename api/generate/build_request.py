@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...engine.errors import ContextTooLong, RequestError
@@ -26,6 +27,8 @@ from ..structured.tool_formats import Dialect, for_dialect
 from ..structured.tool_grammar import tool_output_format
 from .completion_answers import EchoedPrompt
 from .logprob_formats import Unscored
+from .prompt_pins import prefix_pins
+from .template_roles import with_known_roles
 
 if TYPE_CHECKING:
     from ...engine.serving.async_engine import AsyncEngine
@@ -89,12 +92,30 @@ async def chat_request(
         )
         grammar = None if output_format is None else output_format.spec
         request = _text_request(body, tokens, params, grammar, adapter, caller)
+        encode = partial(_beginning, async_engine, dialect, body, _owner(body, caller))
+        request = replace(request, prefix_pins=await prefix_pins(body, tokens, encode))
         if output_format is not None and output_format.tools is not None:
             # A tool call may open with a special token, and the grammar permits no other special token.
             request = replace(request, skip_special_tokens=False)
         if thought is not None:
             request = _with_thought(request, thought, body.thought_budget, async_engine.tokenizer)
         return PreparedChat(async_engine.limits.check(request), output_format, thought)
+
+
+async def _beginning(
+    async_engine: AsyncEngine, dialect: Dialect, body: ChatRequest, owner: Owner, messages: Sequence[ChatMessage]
+) -> array[int]:
+    """Return the tokens of a chat's first messages."""
+    text = await render(
+        async_engine,
+        dialect,
+        messages,
+        tools=body.tools,
+        add_generation_prompt=False,
+        continue_final_message=False,
+        template_kwargs={**body.thinking_kwargs, **body.chat_template_kwargs},
+    )
+    return await async_engine.encode(text, add_special_tokens=body.add_special_tokens, owner=owner)
 
 
 async def chat_prompt(
@@ -127,7 +148,7 @@ async def chat_prompt(
             template_kwargs={**body.thinking_kwargs, **body.chat_template_kwargs},
         )
         continued = body.messages[-1].text if body.continue_final_message else None
-        shown = body.include_reasoning
+        shown = body.shows_thoughts
         thought = plan_thought(reasoning, text, continued=continued, output_format=output_format, shown=shown)
         if plan is not None and thought is None:
             text += plan.prefill
@@ -165,10 +186,11 @@ async def render(
     if not tokenizer.has_chat_template:
         raise RequestError("This model has no chat template: use /v1/completions.", param="messages")
     definitions = [tool.for_template() for tool in tools]
+    named = with_known_roles(for_template(messages), tokenizer)
 
     def rendered() -> str:
         return tokenizer.render_chat(
-            for_dialect(for_template(messages), definitions, dialect),
+            for_dialect(named, definitions, dialect),
             add_generation_prompt=not continue_final_message
             if add_generation_prompt is None
             else add_generation_prompt,
@@ -187,7 +209,7 @@ def _size(messages: Sequence[ChatMessage], tools: list[dict[str, Any]], template
     """Return the characters that a chat template is given, counted until there are too many for the event loop."""
     size = sum(len(value) for value in template_kwargs.values() if isinstance(value, str))
     for message in messages:
-        size += len(message.text or "") + len(message.reasoning_content or "")
+        size += len(message.text or "") + len(message.thought or "")
         size += sum(len(call.function.arguments) for call in message.tool_calls)
     return size if size > _LONG_TEXT or not tools else size + len(repr(tools))
 
@@ -271,7 +293,7 @@ def _text_request(
         cache_tenant=caller.cache_tenant,
         priority=caller.priority(body.priority_class),
         timeout=caller.timeout,
-        session=body.prompt_cache_key or "",
+        session=body.session,
         pin_seconds=body.pin_seconds,
     )
 

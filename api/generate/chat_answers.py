@@ -23,26 +23,23 @@ def chat_body(
     outputs: Mapping[tuple[int, int], SequenceOutput],
     usage: UsageCount,
     plan: ToolPlan | None,
-    *,
-    thinks: bool = False,
 ) -> dict[str, Any]:
-    """Return the whole response; with a ``plan``, tool calls are parsed out of the text.
-
-    Args:
-        thinks: whether the model has thoughts, so that messages have a place for them.
-    """
+    """Return the whole response; with a ``plan``, tool calls are parsed out of the text."""
     body = envelope.fields()
-    body["choices"] = [_choice(request, index, outputs[0, index], plan, thinks) for index in range(request.n)]
+    body["choices"] = [_choice(request, index, outputs[0, index], plan) for index in range(request.n)]
     body["usage"] = usage.body()
     if request.prompt_logprobs is not None:
         body["prompt_logprobs"] = prompt_logprobs(outputs[0, 0].prompt_logprobs, request.prompt_logprobs)
     return body
 
 
-def _choice(
-    request: ChatRequest, index: int, output: SequenceOutput, plan: ToolPlan | None, thinks: bool
-) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": output.text, "refusal": None}
+def _choice(request: ChatRequest, index: int, output: SequenceOutput, plan: ToolPlan | None) -> dict[str, Any]:
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": output.text,
+        "refusal": None,
+        **_reasoning_fields(output.reasoning or None),
+    }
     finish = finish_fields(output.finish)
     if plan is not None:
         message["content"], calls = read_calls(plan, message["content"])
@@ -53,9 +50,10 @@ def _choice(
                 for call in calls
             ]
             _finish_with_calls(finish)
-    if thinks:
-        message |= _reasoning_fields(output.reasoning or None)
-        message["content"] = message["content"] or (None if output.reasoning else message["content"])
+    if output.reasoning:
+        message["content"] = message["content"] or None
+    if request.echoed_text:
+        message["content"] = request.echoed_text + (message["content"] or "")
     num_top = request.num_logprobs
     logprobs = None if num_top is None else chat_logprobs(output.logprobs, num_top)
     return {"index": index, "message": message, "logprobs": logprobs, **finish}
@@ -88,6 +86,7 @@ class ChatChunks:
         self._parsers = {} if plan is None else {index: ToolParser(plan) for index in range(request.n)}
         self._calling: set[int] = set()
         self._begun: set[int] = set()
+        self._echo = request.echoed_text
         self._start = envelope.event_start()
         self._end = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
 
@@ -99,6 +98,8 @@ class ChatChunks:
             self._begun.add(delta.index)
             content = None if delta.index in self._parsers else ""
             events.append(self._event(delta.index, {"role": "assistant", "content": content}))
+            if self._echo:
+                events.append(self._event(delta.index, {"content": self._echo}))
         logprobs = None if self._num_logprobs is None else chat_logprobs(delta.logprobs, self._num_logprobs)
         if delta.reasoning:
             events.append(self._event(delta.index, _reasoning_fields(delta.reasoning), logprobs))

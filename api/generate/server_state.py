@@ -165,21 +165,32 @@ class ServerState:
             self._reasoning = tokenizer, reasoning_format_of(tokenizer, self.options.reasoning_parser)
         return self._reasoning[1]
 
-    def resolve(self, model: str | None, caller: Caller) -> tuple[str, str | None]:
+    def resolve(self, model: str | None, caller: Caller, lora_path: str | None = None) -> tuple[str, str | None]:
         """Return the response's model name and the adapter of that name, None for the base model.
 
         With ``finds_adapters`` any other name is passed on, and the engine refuses unknown ones.
 
+        Args:
+            model: of the request: a name, none or an empty one for the base model, or SGLang's ``base:adapter``.
+            lora_path: SGLang's name of an adapter beside the base model; a model that names an adapter counts.
+
         Raises:
             UnknownModel: the name is not served, or not to this caller; the two cannot be told apart.
         """
-        if model is None:
-            return self.names[0], None
-        if model in self.names:
-            return model, None
-        if caller.may_use(model) and (model in self.adapters or self.finds_adapters):
-            return model, model
-        raise UnknownModel(model)
+        model = model or self.names[0]
+        if model not in self.names and model not in self.adapters:
+            bases = [name for name in self.names if model.startswith(f"{name}:")]
+            if bases:
+                base = max(bases, key=len)
+                model, lora_path = base, model[len(base) + 1 :] or lora_path
+        if model not in self.names:
+            return self._adapter(model, caller)
+        return self._adapter(lora_path, caller) if lora_path else (model, None)
+
+    def _adapter(self, name: str, caller: Caller) -> tuple[str, str]:
+        if caller.may_use(name) and (name in self.adapters or self.finds_adapters):
+            return name, name
+        raise UnknownModel(name)
 
     def caller_named(self, tenant: str, key_name: str, path: str) -> Caller | None:
         """Return the caller for a batch of this tenant; None if the key was removed or lost its scope."""

@@ -15,6 +15,7 @@ from ..error_responses import handle
 from ..generate.server_state import ServerState
 from ..generate.streams import ClientGone
 from ..routes import adapters, anthropic, batches, chat, completions, files, health, models, responses, tokenize, ui
+from ..routes.unknown_fields import IGNORED_HEADER
 from .guard import Guard, Identify
 
 
@@ -64,7 +65,7 @@ def create_app(state: ServerState) -> FastAPI:
             allow_origins=origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "request-id", "retry-after", *LIMIT_HEADERS],
+            expose_headers=["x-request-id", "request-id", "retry-after", IGNORED_HEADER, *LIMIT_HEADERS],
         )
     app.add_middleware(Identify)
     return app

@@ -6,13 +6,13 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from .base import RequestModel
+from .base import StrictModel
 from .sampling import MAX_MODEL_NAME
 
 MAX_PATH = 4096
 
 
-class LoadAdapterRequest(RequestModel):
+class LoadAdapterRequest(StrictModel):
     """Load an adapter. ``lora_path`` is relative to ``--lora-dir``."""
 
     ignored: ClassVar[frozenset[str]] = frozenset({"base_model_name"})
@@ -22,7 +22,7 @@ class LoadAdapterRequest(RequestModel):
     load_inplace: bool = False
 
 
-class UnloadAdapterRequest(RequestModel):
+class UnloadAdapterRequest(StrictModel):
     """Unload an adapter."""
 
     ignored: ClassVar[frozenset[str]] = frozenset({"lora_int_id"})

@@ -9,21 +9,6 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
-from ...engine.errors import RequestError
-
-
-class StrictModel(BaseModel):
-    """A JSON object with known fields only. An explicit null equals an absent field."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            return {name: value for name, value in data.items() if value is not None}
-        return data
-
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -44,8 +29,8 @@ class Refusal:
         return any(type(value) is type(neutral) and value == neutral for neutral in self.neutral)
 
 
-class RequestModel(StrictModel):
-    """The body of a request.
+class StrictModel(BaseModel):
+    """A JSON object with known fields only. An explicit null equals an absent field.
 
     Attributes:
         ignored: fields that never change the answer: accepted with any value.
@@ -55,18 +40,22 @@ class RequestModel(StrictModel):
     ignored: ClassVar[frozenset[str]] = frozenset()
     refused: ClassVar[Mapping[str, Refusal]] = {}
 
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
     @model_validator(mode="before")
     @classmethod
     def _drop_unsupported(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        kept = {name: value for name, value in data.items() if name not in cls.ignored}
-        for name, refusal in cls.refused.items():
-            value = kept.pop(name, None)
-            if value is not None and not refusal.allows(value):
-                raise RequestError(
-                    f"'{name}' is not supported: {refusal.reason}", param=name, code="unsupported_parameter"
-                )
+        kept = {}
+        for name, value in data.items():
+            if value is None or name in cls.ignored:
+                continue
+            refusal = cls.refused.get(name)
+            if refusal is None:
+                kept[name] = value
+            elif not refusal.allows(value):
+                raise PydanticCustomError("unsupported", "{reason}", {"reason": refusal.reason, "field": (name,)})
         return kept
 
 

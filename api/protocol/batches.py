@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from .base import RequestModel, StrictModel
+from .base import StrictModel
 from .responses import check_metadata
 
 MIN_EXPIRY = 3600
@@ -20,7 +20,7 @@ class ExpiresAfter(StrictModel):
     seconds: Annotated[int, Field(ge=MIN_EXPIRY, le=MAX_EXPIRY)]
 
 
-class BatchBody(RequestModel):
+class BatchBody(StrictModel):
     """The body of ``POST /v1/batches``."""
 
     input_file_id: Annotated[str, Field(max_length=128)]

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, model_validator
 
-from ...engine.types import MAX_LOGPROBS
+from ...engine.types import MAX_LOGPROBS, MAX_PREFIX_PINS
 from .base import Refusal, rejected
+from .cache_control import CacheControl
 from .chat_messages import ChatMessage, Messages, check_template_kwargs
+from .foreign_fields import foreign_rules
 from .reasoning import ReasoningFields
-from .sampling import IGNORED, SamplingFields
+from .sampling import SamplingFields
 from .tools import ToolChoice, Tools, check_tools
+
+_FOREIGN = foreign_rules("chat")
+
+_INSTRUCTIONS = ("system", "developer")
 
 TemplateKwargs = Annotated[dict[str, Any], AfterValidator(check_template_kwargs)]
 
@@ -23,9 +29,10 @@ class ChatRequest(ReasoningFields):
     ``max_tokens`` may be 0: prefill only, which puts the prompt into the prefix cache.
     """
 
-    ignored: ClassVar[frozenset[str]] = IGNORED - {"parallel_tool_calls"}
+    ignored: ClassVar[frozenset[str]] = SamplingFields.ignored - {"parallel_tool_calls"} | _FOREIGN.ignored
     refused: ClassVar[Mapping[str, Refusal]] = {
         **SamplingFields.refused,
+        **_FOREIGN.refused,
         "functions": Refusal("give functions as 'tools'.", ([],)),
         "function_call": Refusal("choose functions with 'tool_choice'.", ("none", "auto")),
         "audio": Refusal("only text can be produced."),
@@ -47,6 +54,7 @@ class ChatRequest(ReasoningFields):
     continue_final_message: bool = False
     add_special_tokens: bool = False
     chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
+    echo: bool = False
 
     @model_validator(mode="after")
     def _check_pairs(self) -> ChatRequest:
@@ -57,14 +65,37 @@ class ChatRequest(ReasoningFields):
         if self.is_prefill_only and self.min_tokens > 0:
             raise rejected("contradicts 'max_tokens'", "min_tokens")
         check_tools(self.tools, self.tool_choice)
+        if len(list(self.cache_points())) > MAX_PREFIX_PINS:
+            raise rejected(f"may be given {MAX_PREFIX_PINS} times in messages and tools at most", "cache_control")
         if self.tools and self.include_stop_str_in_output:
             raise rejected("contradicts 'tools': calls leave no room for it", "include_stop_str_in_output")
         check_continuation(self.messages, self.add_generation_prompt, self.continue_final_message)
         return self
 
+    def cache_points(self) -> Iterator[tuple[list[ChatMessage], CacheControl]]:
+        """Yield each ``cache_control`` in tools and messages with the messages up to there.
+
+        Templates write tools beside the first instructions, so a mark on a tool is one on these.
+        """
+        first = next((number for number, each in enumerate(self.messages) if each.role not in _INSTRUCTIONS), 0)
+        for tool in self.tools:
+            if tool.cache_control is not None:
+                yield self.messages[:first], tool.cache_control
+        for number, message in enumerate(self.messages):
+            for beginning, mark in message.cache_points():
+                yield [*self.messages[:number], beginning], mark
+
     @property
     def max_new_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def echoed_text(self) -> str:
+        """The last message's text for ``echo``: of the assistant's, or of one that no new answer's header follows."""
+        last, adds_header = self.messages[-1], self.add_generation_prompt
+        if adds_header is None:
+            adds_header = not self.continue_final_message
+        return (last.text or "") if self.echo and (last.role == "assistant" or not adds_header) else ""
 
     @property
     def is_prefill_only(self) -> bool:

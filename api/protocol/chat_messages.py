@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from .base import StrictModel, rejected, string_or_list
+from .base import Refusal, StrictModel, rejected, string_or_list
+from .cache_control import CacheControl
+from .foreign_fields import foreign_rules
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
 MAX_CALLS = 128
 MAX_TEMPLATE_KWARGS = 32
 MAX_NAME = 256
+MAX_ROLE = 64
 
 Name = Annotated[str, Field(max_length=MAX_NAME)]
+_ROLE = re.compile(r"[A-Za-z][\w.-]*", re.ASCII)
+_IN_MESSAGE, _IN_PART, _IN_CALL = (foreign_rules(place) for place in ("message", "part", "tool_call"))
 
 _PART_KINDS = {"image_url": "images", "input_audio": "audio", "file": "files", "refusal": "refusals"}
 
@@ -38,8 +44,12 @@ class CacheBreakpoint(StrictModel):
 class TextPart(StrictModel):
     """A text part. The parts of a message are concatenated."""
 
+    ignored: ClassVar[frozenset[str]] = _IN_PART.ignored
+    refused: ClassVar[Mapping[str, Refusal]] = _IN_PART.refused
+
     type: Literal["text"]
     text: str
+    cache_control: CacheControl | None = None
     prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
@@ -70,26 +80,63 @@ class FunctionCall(StrictModel):
 class ToolCall(StrictModel):
     """A tool call of an earlier turn. Clients may send back the ``index`` of streamed calls."""
 
+    ignored: ClassVar[frozenset[str]] = _IN_CALL.ignored
+
     id: Name | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
     index: int | None = None
 
 
-class ChatMessage(StrictModel):
-    """A message. All fields of our answers may be sent back."""
+class ThoughtPiece(BaseModel):
+    """A piece of an earlier turn's thought: OpenRouter's ``reasoning_details``, LiteLLM's ``thinking_blocks``.
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    Signatures, ids and encrypted pieces are other servers'; they are left out.
+    """
+
+    model_config = ConfigDict(strict=True)
+
+    text: str | None = None
+    summary: str | None = None
+    thinking: str | None = None
+
+
+Pieces = Annotated[list[ThoughtPiece], Field(max_length=MAX_PARTS)]
+
+
+def _check_role_name(role: str) -> str:
+    if len(role) > MAX_ROLE or not _ROLE.fullmatch(role):
+        raise rejected(f"must be a letter, then letters, digits, '_', '-' and '.', at most {MAX_ROLE} in all")
+    return role
+
+
+class ChatMessage(StrictModel):
+    """A message. All fields of our answers may be sent back.
+
+    Roles other than the usual ones are for the chat template to know: ``generate.template_roles`` asks it.
+    """
+
+    ignored: ClassVar[frozenset[str]] = _IN_MESSAGE.ignored
+    refused: ClassVar[Mapping[str, Refusal]] = _IN_MESSAGE.refused
+
+    role: Annotated[str, AfterValidator(_check_role_name)]
     content: Content | None = None
     name: Name | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS)] = Field(default_factory=list)
+    function_call: FunctionCall | None = None
     tool_call_id: Name | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
+    reasoning_details: Pieces = Field(default_factory=list)
+    thinking_blocks: Pieces = Field(default_factory=list)
+    cache_control: CacheControl | None = None
 
     @model_validator(mode="after")
     def _check_role(self) -> ChatMessage:
+        if self.function_call is not None:
+            if self.tool_calls:
+                raise rejected("contradicts 'tool_calls'", "function_call")
+            self.tool_calls = [ToolCall(function=self.function_call)]
         if self.tool_calls and self.role != "assistant":
             raise rejected("may only be in messages of the assistant", "tool_calls")
         if self.content is None and not (self.tool_calls or self.thought):
@@ -104,17 +151,27 @@ class ChatMessage(StrictModel):
 
     @property
     def thought(self) -> str | None:
-        """The thought of an earlier turn, by the newer name or by the older one."""
-        return self.reasoning_content if self.reasoning is None else self.reasoning
+        """The thought of an earlier turn, by the newer name, by the older one, or in pieces."""
+        if self.reasoning is not None or self.reasoning_content is not None:
+            return self.reasoning_content if self.reasoning is None else self.reasoning
+        pieces = self.reasoning_details or self.thinking_blocks
+        return "".join(piece.text or piece.summary or piece.thinking or "" for piece in pieces) or None
+
+    def cache_points(self) -> Iterator[tuple[ChatMessage, CacheControl]]:
+        """Yield each ``cache_control`` of the message with the message up to there."""
+        if isinstance(self.content, list):
+            for end, part in enumerate(self.content, 1):
+                if part.cache_control is not None:
+                    beginning = {"content": self.content[:end], "tool_calls": []}
+                    yield self.model_copy(update=beginning), part.cache_control
+        if self.cache_control is not None:
+            yield self, self.cache_control
 
     def for_template(self) -> dict[str, Any]:
-        """The message for the chat template; ``developer`` is OpenAI's newer name of ``system``.
-
-        Templates know thoughts by either name, and keep or drop those of earlier turns.
-        """
+        """The message for the chat template, which knows thoughts by either name and keeps or drops earlier ones."""
         is_thought = self.thought is not None and not self.tool_calls
         message: dict[str, Any] = {
-            "role": "system" if self.role == "developer" else self.role,
+            "role": self.role,
             "content": (self.text or "") if is_thought else self.text,
         }
         for key in ("name", "tool_call_id"):

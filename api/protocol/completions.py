@@ -9,6 +9,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from ...engine.types import MAX_LOGPROBS
 from .base import Refusal, rejected
+from .foreign_fields import foreign_rules
 from .sampling import SamplingFields
 from .structured import StructuredFields
 
@@ -49,6 +50,7 @@ class CompletionRequest(StructuredFields):
 
     refused: ClassVar[Mapping[str, Refusal]] = {
         **SamplingFields.refused,
+        **foreign_rules("completions").refused,
         "best_of": Refusal("all answers are returned; ask for several with 'n'.", (1,)),
         "suffix": Refusal("text cannot be inserted before other text.", ("",)),
     }

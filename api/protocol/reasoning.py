@@ -21,27 +21,45 @@ class ThinkingConfig(StrictModel):
     budget_tokens: Annotated[int, Field(ge=0, le=MAX_THINKING_BUDGET)] | None = None
 
 
+class ReasoningOption(StrictModel):
+    """OpenRouter's form. Thoughts are shown as they are, so there is no summary of any kind."""
+
+    effort: Effort | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_THINKING_BUDGET)] | None = None
+    enabled: bool | None = None
+    exclude: bool = False
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
 class ReasoningFields(StructuredFields):
     """Fields of the thought before an answer.
 
-    Budgets are in tokens: vLLM's ``thinking_token_budget``, Qwen's ``thinking_budget``, -1 for none, and
-    ``thinking.budget_tokens``.
+    Budgets are in tokens: vLLM's ``thinking_token_budget``, Qwen's ``thinking_budget``, -1 for none,
+    ``thinking.budget_tokens`` and ``reasoning.max_tokens``.
     """
 
     reasoning_effort: Effort | None = None
     thinking_token_budget: Budget | None = None
     thinking_budget: Budget | None = None
     thinking: ThinkingConfig | None = None
+    reasoning: ReasoningOption = ReasoningOption()
     enable_thinking: bool | None = None
     include_reasoning: bool = True
 
     @model_validator(mode="after")
     def _check_thinking(self) -> ReasoningFields:
-        for given in (self._budgets, self._wishes):
+        efforts = [(name, value) for name, value in self._efforts.items() if value is not None]
+        for given in (self._budgets, self._wishes, efforts):
             for name, value in given[1:]:
                 if value != given[0][1]:
                     raise rejected(f"contradicts '{given[0][0]}'", *name.split("."))
         return self
+
+    @property
+    def shows_thoughts(self) -> bool:
+        """Whether the answer has its thought."""
+        return self.include_reasoning and not self.reasoning.exclude
 
     @property
     def thinks(self) -> bool | None:
@@ -63,16 +81,22 @@ class ReasoningFields(StructuredFields):
     @property
     def thinking_kwargs(self) -> dict[str, Any]:
         """Variables of the chat template, by the names that templates use."""
-        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        named = next(filter(None, self._efforts.values()), None)
+        effort = {} if named is None else {"reasoning_effort": named}
         thinks = self.thinks
         return effort if thinks is None else {**effort, "enable_thinking": thinks, "thinking": thinks}
 
     @property
+    def _efforts(self) -> dict[str, Effort | None]:
+        return {"reasoning_effort": self.reasoning_effort, "reasoning.effort": self.reasoning.effort}
+
+    @property
     def _wishes(self) -> list[tuple[str, bool]]:
         """Whether to think, by the fields that say so."""
-        effort, kind = self.reasoning_effort, None if self.thinking is None else self.thinking.type
+        kind = None if self.thinking is None else self.thinking.type
         wishes = {
-            "reasoning_effort": None if effort is None else effort != "none",
+            **{name: None if effort is None else effort != "none" for name, effort in self._efforts.items()},
+            "reasoning.enabled": self.reasoning.enabled,
             "thinking.type": None if kind in (None, "adaptive") else kind == "enabled",
             "enable_thinking": self.enable_thinking,
         }
@@ -84,5 +108,6 @@ class ReasoningFields(StructuredFields):
             "thinking_token_budget": self.thinking_token_budget,
             "thinking_budget": self.thinking_budget,
             "thinking.budget_tokens": None if self.thinking is None else self.thinking.budget_tokens,
+            "reasoning.max_tokens": self.reasoning.max_tokens,
         }
         return [(name, value) for name, value in budgets.items() if value is not None]

@@ -8,14 +8,17 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, Tag, model_validator
 
 from ...engine.types import MAX_LOGPROBS
-from .base import Refusal, RequestModel, StrictModel, rejected
+from .base import Refusal, StrictModel, rejected
+from .cache_control import CacheControl
 from .chat import TemplateKwargs
+from .foreign_fields import foreign_rules
 from .reasoning import Budget, Effort
 from .response_items import Input
-from .sampling import CacheControl, CacheKey, ModelName, PriorityName, Salt, Stop
+from .sampling import CacheKey, ModelName, PriorityName, Salt, Stop
 from .structured import Schema
 from .tools import BY_CHOICE_FORM, MAX_TOOLS, check_tool_type
 
+_FOREIGN = foreign_rules("responses")
 LOGPROBS = "message.output_text.logprobs"
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64
@@ -121,13 +124,14 @@ class ResponseStreamOptions(StrictModel):
     include_obfuscation: bool = False
 
 
-class ResponseRequest(RequestModel):
+class ResponseRequest(StrictModel):
     """OpenAI's fields that change the answer or are repeated in it, and some of vLLM's extensions."""
 
-    ignored: ClassVar[frozenset[str]] = frozenset(
-        {"max_tool_calls", "prompt_cache_options", "prompt_cache_retention", "service_tier"}
-    )
+    ignored: ClassVar[frozenset[str]] = _FOREIGN.ignored | {
+        *("max_tool_calls", "prompt_cache_options", "prompt_cache_retention", "service_tier")
+    }
     refused: ClassVar[Mapping[str, Refusal]] = {
+        **_FOREIGN.refused,
         "access_programs": Refusal("there are none here."),
         "background_options": Refusal("background responses begin at once."),
         "context_management": Refusal("nothing is left out of a conversation here.", ([],)),

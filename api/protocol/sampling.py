@@ -11,18 +11,17 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from ...engine.types import (
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
-    MAX_PIN_SECONDS,
     MAX_SESSION_NAME,
     Priority,
     SamplingDefaults,
     SamplingParams,
 )
-from .base import Refusal, RequestModel, StrictModel, rejected, string_or_list
+from .base import Refusal, StrictModel, rejected, string_or_list
+from .cache_control import CacheControl
+from .foreign_fields import foreign_rules
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 _PRINTABLE = re.compile(r"[\x20-\x7e]{1,128}")
-_TTL = re.compile(r"([1-9][0-9]{0,4})([smh])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 Number = TypeVar("Number", int, float)
 PriorityName = Literal["realtime", "interactive", "batch"]
@@ -42,6 +41,9 @@ IGNORED = frozenset(
         "user",
     }
 )
+
+
+_FOREIGN = foreign_rules("generation")
 
 
 def priority_of(name: PriorityName) -> Priority:
@@ -75,33 +77,12 @@ Stop = Annotated[
 CacheKey = Annotated[str, Field(max_length=MAX_SESSION_NAME)]
 
 
-def seconds_of(ttl: str) -> int:
-    """Parse a duration such as ``90s``, ``5m`` or ``1h`` into seconds. Raises ValueError."""
-    match = _TTL.fullmatch(ttl)
-    if match is None:
-        raise ValueError(f"no time: {ttl!r}")
-    return int(match[1]) * _SECONDS[match[2]]
-
-
-def _check_ttl(ttl: str) -> str:
-    if not _TTL.fullmatch(ttl) or seconds_of(ttl) > MAX_PIN_SECONDS:
-        raise rejected("must be a time such as '90s', '5m' or '1h', of at most 24 hours")
-    return ttl
-
-
-class CacheControl(StrictModel):
-    """Pin the whole prompt in the prefix cache (Anthropic's ``cache_control``), until ``ttl`` after the answer."""
-
-    type: Literal["ephemeral"]
-    ttl: Annotated[str, AfterValidator(_check_ttl)] = "5m"
-
-
 class StreamOptions(StrictModel):
     """Options of a stream.
 
     Attributes:
         include_obfuscation: ignored, streams are not padded.
-        continuous_usage_stats: usage so far in every chunk (vLLM's).
+        continuous_usage_stats: with ``include_usage``, usage so far in every chunk (vLLM's).
     """
 
     include_usage: bool = False
@@ -109,14 +90,21 @@ class StreamOptions(StrictModel):
     continuous_usage_stats: bool = False
 
 
-class SamplingFields(RequestModel):
+class UsageOption(StrictModel):
+    """OpenRouter's way to ask for usage at the end of a stream."""
+
+    include: bool = False
+
+
+class SamplingFields(StrictModel):
     """Fields shared by chat and completions. Their bounds are checked by ``AsyncEngine.check``.
 
     Those of ``SamplingDefaults`` are None where the request names no value.
     """
 
-    ignored: ClassVar[frozenset[str]] = IGNORED
+    ignored: ClassVar[frozenset[str]] = IGNORED | _FOREIGN.ignored
     refused: ClassVar[Mapping[str, Refusal]] = {
+        **_FOREIGN.refused,
         "logits_processors": Refusal("no code of a client's runs here."),
         "logit_processors": Refusal("no code of a client's runs here."),
     }
@@ -141,10 +129,13 @@ class SamplingFields(RequestModel):
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     cache_salt: Salt | None = None
     prompt_cache_key: CacheKey | None = None
+    session_id: CacheKey | None = None
+    lora_path: ModelName | None = None
     cache_control: CacheControl | None = None
     priority: PriorityName | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
+    usage: UsageOption = UsageOption()
 
     @model_validator(mode="after")
     def _check_stream(self) -> SamplingFields:
@@ -156,11 +147,17 @@ class SamplingFields(RequestModel):
 
     @property
     def include_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
+        return self.usage.include or (self.stream_options is not None and self.stream_options.include_usage)
 
     @property
     def continuous_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+        options = self.stream_options
+        return options is not None and self.include_usage and options.continuous_usage_stats
+
+    @property
+    def session(self) -> str:
+        """The name of the request's session, empty for none."""
+        return self.session_id or "" if self.prompt_cache_key is None else self.prompt_cache_key
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -168,7 +165,7 @@ class SamplingFields(RequestModel):
 
     @property
     def pin_seconds(self) -> float:
-        return 0.0 if self.cache_control is None else float(seconds_of(self.cache_control.ttl))
+        return 0.0 if self.cache_control is None else self.cache_control.seconds
 
     @property
     def priority_class(self) -> Priority | None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from .base import RequestModel, rejected
+from .base import StrictModel, rejected
 from .chat import TemplateKwargs, check_continuation
 from .chat_messages import Messages
 from .sampling import ModelName
@@ -15,7 +15,7 @@ from .tools import Tools, check_tools
 MAX_TOKENS = 1 << 20
 
 
-class TokenizeRequest(RequestModel):
+class TokenizeRequest(StrictModel):
     """A text, or a conversation for the chat template.
 
     ``add_special_tokens`` defaults to true for a text, and to false for a conversation, whose template adds them.
@@ -45,7 +45,7 @@ class TokenizeRequest(RequestModel):
         return self
 
 
-class DetokenizeRequest(RequestModel):
+class DetokenizeRequest(StrictModel):
     """Token ids, each below the size of the vocabulary."""
 
     model: ModelName | None = None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
-from .base import StrictModel, rejected
+from .base import Refusal, StrictModel, rejected
+from .cache_control import CacheControl
+from .foreign_fields import foreign_rules
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
@@ -51,8 +53,11 @@ class Function(StrictModel):
 class Tool(StrictModel):
     """A tool; only functions are supported."""
 
+    refused: ClassVar[Mapping[str, Refusal]] = foreign_rules("tool").refused
+
     type: Literal["function"]
     function: Function
+    cache_control: CacheControl | None = None
 
     def for_template(self) -> dict[str, Any]:
         """The tool for the chat template; many templates fail without a description or parameters."""

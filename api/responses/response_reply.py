@@ -37,7 +37,8 @@ class ResponseReply:
         thinks: whether a thought may come before the answer.
 
     Attributes:
-        status: ``in_progress``, then ``completed``, ``incomplete``, ``failed`` or ``cancelled``.
+        status: ``queued`` (in the background), ``in_progress``, then ``completed``, ``incomplete``, ``failed`` or
+            ``cancelled``.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class ResponseReply:
         thinks: bool = False,
     ) -> None:
         self.id = new_id("resp")
-        self.status = "in_progress"
+        self.status = "queued" if body.background else "in_progress"
         self._output = OutputItems(tool_parser(output_format), body.num_logprobs, thinks=thinks)
         self._finish: Finish | None = None
         self._error: dict[str, Any] | None = None
@@ -66,6 +67,10 @@ class ResponseReply:
             events += self._end(delta.finish)
         return events
 
+    def begin(self) -> None:
+        """Set the status of a background response whose tokens have begun to come."""
+        self.status = "in_progress"
+
     def fail(self, reply: ErrorReply) -> None:
         """End with status ``failed`` and this error."""
         self._output.finish("incomplete")
@@ -78,7 +83,7 @@ class ResponseReply:
         self.status = "cancelled"
 
     def output(self) -> list[dict[str, Any]]:
-        return self._output.items if self.status != "in_progress" else []
+        return self._output.items if self.status not in ("queued", "in_progress") else []
 
     def item_ids(self) -> tuple[str, ...]:
         return tuple(item["id"] for item in self.output())

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import PurePath
 from typing import Annotated, Any, cast
 
 import orjson
 from fastapi import Depends, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from starlette.types import Receive, Scope
 
 from ...engine.errors import RequestError
 from ...engine.serving.request import TextRequest
@@ -18,10 +20,12 @@ from ...engine.types import AdapterInfo
 from ..access.caller import Caller
 from ..errors import HTTPError
 from ..generate.server_state import ServerState
+from .unknown_fields import IGNORED_HEADER, IgnoredFields, drop_field
 
 _WITH_SCHEMAS = frozenset(
     ("response_format", "structured_outputs", "guided_json", "tools", "output_config", "output_format")
 )
+_MOST_ROUNDS = 8  # of dropping unknown fields: those inside a part show once the part is otherwise right
 _LONG_INTEGER = re.compile(rb"[0-9]{19}")
 
 
@@ -51,11 +55,24 @@ def shown_path(info: AdapterInfo) -> str:
 
 
 class _StrictRequest(Request):
+    """Request whose body is parsed strictly, and may be read again without fields that nobody knows.
+
+    Attributes:
+        ignored: the fields that were dropped from the body.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        super().__init__(scope, receive)
+        self.ignored = IgnoredFields()
+        self._pruned: Any = None
+
     async def json(self) -> Any:
         """Parse the body, without NaN, infinities or lone surrogates. Of repeated keys the last one counts.
 
         Integers beyond 64 bits are exact in the fields with schemas, and floats elsewhere.
         """
+        if self._pruned is not None:
+            return self._pruned
         body = await self.body()
         value = orjson.loads(body)
         if isinstance(value, dict) and not value.keys().isdisjoint(_WITH_SCHEMAS) and _LONG_INTEGER.search(body):
@@ -63,9 +80,19 @@ class _StrictRequest(Request):
             value |= {name: part for name, part in json.loads(body).items() if name in _WITH_SCHEMAS}
         return value
 
+    async def drop_unknown(self, errors: Sequence[Mapping[str, Any]]) -> bool:
+        """Drop the fields from the body that these errors call unknown; whether there were any."""
+        self._pruned = await self.json()
+        unknown = [error["loc"][1:] for error in errors if error["type"] == "extra_forbidden"]
+        dropped = [path for path in unknown if drop_field(self._pruned, path)]
+        self.ignored.add(dropped)
+        if dropped:
+            self.state.caller.facts.ignored_fields = str(self.ignored)
+        return bool(dropped)
+
 
 class JsonRoute(APIRoute):
-    """Route whose body must be declared as JSON."""
+    """Route whose body must be declared as JSON. With ``--unknown-fields ignore`` it drops fields that nobody knows."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the framework's handler, on a request with a strict parser."""
@@ -75,7 +102,20 @@ class JsonRoute(APIRoute):
             kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
             if self.body_field is not None and kind != "application/json":
                 raise HTTPError(415, "The body must be JSON: send it with Content-Type: application/json.")
-            return await handle(_StrictRequest(request.scope, request.receive))
+            strict = _StrictRequest(request.scope, request.receive)
+            rounds = _MOST_ROUNDS if request.app.state.server.options.unknown_fields == "ignore" else 0
+            while True:
+                try:
+                    response = await handle(strict)
+                except RequestValidationError as error:
+                    if not rounds or not await strict.drop_unknown(error.errors()):
+                        raise
+                    rounds -= 1
+                else:
+                    break
+            if strict.ignored:
+                response.headers[IGNORED_HEADER] = str(strict.ignored)
+            return response
 
         return handle_strictly
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import orjson
 from fastapi import APIRouter, Query, Request, Response
@@ -22,6 +22,9 @@ from ..responses.conversation import Conversation, load_conversation
 from ..responses.response_reply import ResponseReply, response_events
 from ..storage.response_store import StoredResponse, packed
 from .dependencies import CallerOf, JsonRoute, State, page, set_facts
+
+if TYPE_CHECKING:
+    from ...engine.serving.output_processor import TextDelta
 
 MAX_BACKGROUND = 64
 
@@ -81,9 +84,16 @@ def _begin(
     if state.responses.num_jobs >= MAX_BACKGROUND:
         raise CapacityError(f"{MAX_BACKGROUND} background responses are under way already.")
 
+    def take(delta: TextDelta) -> None:
+        if reply.status == "queued":
+            reply.begin()
+            if reply.id in state.responses:
+                state.responses.put(_record(reply, owner, conversation, job))
+        reply.take(delta)
+
     async def make() -> None:
         try:
-            await take_all(deltas, reply.take)
+            await take_all(deltas, take)
         except asyncio.CancelledError:
             reply.cancel()
         except Exception as error:
@@ -91,7 +101,8 @@ def _begin(
         if reply.id in state.responses:
             state.responses.put(_record(reply, owner, conversation))
 
-    state.responses.put(_record(reply, owner, conversation, asyncio.create_task(make())))
+    job = asyncio.create_task(make())
+    state.responses.put(_record(reply, owner, conversation, job))
     return json_response(reply.body())
 
 

@@ -1,4 +1,4 @@
-"""``POST /tokenize`` and ``POST /detokenize``, with vLLM's fields."""
+"""``POST /tokenize``, ``POST /detokenize`` and ``GET /tokenizer_info``, with vLLM's fields."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from ...engine.text.prompt_cache import Owner
+from ..errors import HTTPError
 from ..generate.build_request import render, token_array
 from ..protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from .dependencies import CallerOf, JsonRoute, State
@@ -41,7 +42,7 @@ async def tokenize(body: TokenizeRequest, state: State, caller: CallerOf) -> dic
     tokens = await async_engine.encode(text, add_special_tokens=add_special_tokens, owner=owner)
     strings = None
     if body.return_token_strs:
-        strings = [async_engine.tokenizer.token_bytes(token).decode(errors="replace") for token in tokens]
+        strings = async_engine.tokenizer.pieces(tokens)
     return {
         "count": len(tokens),
         "max_model_len": async_engine.max_model_len,
@@ -58,3 +59,19 @@ async def detokenize(body: DetokenizeRequest, state: State, caller: CallerOf) ->
     tokens = token_array("tokens", body.tokens, async_engine.vocab_size)
     decode = partial(async_engine.tokenizer.decode, tokens, skip_special_tokens=False)
     return {"prompt": decode() if len(tokens) <= _MANY_TOKENS else await asyncio.to_thread(decode)}
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(state: State, _caller: CallerOf) -> dict[str, Any]:
+    """The tokenizer's configuration, for clients that count tokens or render templates themselves."""
+    if not state.options.enable_tokenizer_info_endpoint:
+        problem = "There is no such route: start the server with --enable-tokenizer-info-endpoint."
+        raise HTTPError(404, problem, code="unknown_url")
+    async_engine = state.serving()
+    tokenizer = async_engine.tokenizer
+    return {
+        "tokenizer_class": type(tokenizer).__name__,
+        "model_max_length": async_engine.max_model_len,
+        **tokenizer.special_tokens,
+        "chat_template": tokenizer.chat_template,
+    }

@@ -384,5 +384,5 @@ class EngineCore:
             tenant=submit.tenant,
             priority=submit.priority,
             session=submit.session,
-            pin_seconds=submit.pin_seconds,
+            pins=(*submit.prefix_pins, (len(submit.tokens), submit.pin_seconds)),
         )

@@ -8,7 +8,8 @@ Both are bounded, so that one tenant cannot push out all that others have in the
 
     sessions    4,096, with half of the pool; beyond it the tenant with the most of them loses its oldest. A call that
                 takes more alone is not pinned
-    prompts     256 a tenant, with a quarter of the pool, and half of it for all; a longer one is cut to what is left
+    prompts     256 a tenant, with a quarter of the pool, and half of it for all; a longer one is cut to what is left.
+                Several beginnings of one prompt may be pinned, each for a time of its own
 """
 
 from __future__ import annotations
@@ -58,7 +59,12 @@ class SessionPins:
         """Pin what a finished sequence asks for; its pages have just been released. Returns prompt tokens pinned."""
         if sequence.session:
             self._pin_session(sequence)
-        return self._pin_prompt(sequence) * self._cache.page_size if sequence.pin_seconds else 0
+        ends: dict[int, float] = {}  # by whole pages, as those that end on the same page are one
+        for num_tokens, seconds in sequence.pins:
+            num_pages = num_tokens // self._cache.page_size
+            ends[num_pages] = max(seconds, ends.get(num_pages, 0.0))
+        pinned = [self._pin_prompt(sequence, pages, seconds) for pages, seconds in ends.items() if pages and seconds]
+        return max(pinned, default=0) * self._cache.page_size
 
     def expire(self) -> None:
         """End the pins whose time is up. O(1) if there are none."""
@@ -104,16 +110,16 @@ class SessionPins:
         if not self._num_sessions[name[0]]:
             del self._num_sessions[name[0]]
 
-    def _pin_prompt(self, sequence: Sequence) -> int:
-        """Pin a prompt within its tenant's share. Returns whole pages pinned.
+    def _pin_prompt(self, sequence: Sequence, num_pages: int, seconds: float) -> int:
+        """Pin the first pages of a prompt within its tenant's share. Returns how many are pinned.
 
         It replaces the tenant's pins on the same path that end sooner.
         """
         tenant, cache = sequence.tenant, self._cache
-        pin = cache.pin(sequence.path, sequence.tokens, sequence.num_prompt, PinKind.PIN)
+        pin = cache.pin(sequence.path, sequence.tokens, num_pages * cache.page_size, PinKind.PIN)
         if pin is None:
             return 0
-        until = self._clock() + sequence.pin_seconds
+        until = self._clock() + seconds
         path = cache.pinned_nodes([pin])
         own = self._prompts.setdefault(tenant, [])
         replaced = [

@@ -48,7 +48,7 @@ class Sequence:
         tenant: whose share of the engine it uses.
         priority: its priority class in the queue; REALTIME once it has waited for long.
         session: the session whose call it is, "" for none.
-        pin_seconds: how long its prompt is to be pinned, 0 for not at all.
+        pins: beginnings of its prompt that are to be pinned: (tokens, seconds), 0 for not at all.
     """
 
     id: int
@@ -78,7 +78,7 @@ class Sequence:
     tenant: str = ""
     priority: Priority = Priority.INTERACTIVE
     session: str = ""
-    pin_seconds: float = 0.0
+    pins: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         """Count the prompt, and the tokens of it that need no logprobs: all if they were sent with generated ones."""

@@ -17,6 +17,7 @@ from ..types import (
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
     MAX_PIN_SECONDS,
+    MAX_PREFIX_PINS,
     MAX_SEED,
     MAX_SESSION_NAME,
     MAX_STOP_TOKEN_IDS,
@@ -70,6 +71,7 @@ class TextRequest:
         timeout: seconds after which the request ends, waiting or running; None: never.
         session: name of the tenant's session, whose next call continues this one; "" for none.
         pin_seconds: how long the prompt is pinned in the prefix cache, 0 for no pin.
+        prefix_pins: beginnings of the prompt that are pinned: (tokens, seconds), at most ``MAX_PREFIX_PINS``.
         reasoning: the thought before the answer, where it has a budget or a grammar after it; else None.
         shown_tokens: special tokens that have text whatever ``skip_special_tokens`` says.
     """
@@ -89,6 +91,7 @@ class TextRequest:
     timeout: float | None = None
     session: str = ""
     pin_seconds: float = 0.0
+    prefix_pins: tuple[tuple[int, float], ...] = ()
     reasoning: ThoughtRules | None = None
     shown_tokens: frozenset[int] = frozenset()
 
@@ -109,6 +112,7 @@ class TextRequest:
                 priority=self.priority,
                 session=self.session,
                 pin_seconds=self.pin_seconds,
+                prefix_pins=self.prefix_pins,
                 reasoning=self.reasoning,
             )
             for index in range(self.n)
@@ -144,6 +148,10 @@ class RequestLimits:
         _check_number("n", request.n, int, 1, MAX_N)
         _check_number("timeout", request.timeout, float, 0, MAX_TIMEOUT)
         _check_number("pin_seconds", request.pin_seconds, float, 0, MAX_PIN_SECONDS)
+        _check_count("prefix_pins", request.prefix_pins, MAX_PREFIX_PINS)
+        for num_tokens, seconds in request.prefix_pins:
+            _check_number("prefix_pins", num_tokens, int, 0, num_prompt)
+            _check_number("prefix_pins", seconds, float, 0, MAX_PIN_SECONDS)
         if (length := len(request.session)) > MAX_SESSION_NAME:
             raise _out_of_bounds("session", f"{length} characters long", f"at most {MAX_SESSION_NAME}")
         if params.min_tokens > params.max_tokens:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
@@ -25,6 +26,14 @@ _MARK = "<<CONTINUE-HERE>> "  # its space tells whether the template trims the m
 
 Message = Mapping[str, Any]
 
+_PROBE = "A message to look for."
+_ASKED: Message = {"role": "user", "content": "Hi."}
+_CALLED: Message = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"id": "probe0000", "type": "function", "function": {"name": "probe", "arguments": {}}}],
+}
+
 
 class ChatTemplates:
     """A model's chat templates.
@@ -33,6 +42,9 @@ class ChatTemplates:
         sources: Jinja templates by name: ``default`` and, optionally, ``tool_use`` for requests with tools.
         special: special tokens by role, variables of the templates.
 
+    Attributes:
+        named_roles: roles that the templates compare a message's role with.
+
     Raises:
         ModelError: a template is not valid Jinja.
     """
@@ -40,8 +52,13 @@ class ChatTemplates:
     def __init__(self, sources: Mapping[str, str], special: Mapping[str, str]) -> None:
         environment = _environment()
         self._special = dict(special)
+        self._default = sources.get("default")
         self._sources = tuple(sources.values())
+        self._renders_role = lru_cache(maxsize=64)(self._probe_role)
         try:
+            self.named_roles = frozenset(
+                role for source in self._sources for role in _roles_in(environment.parse(source))
+            )
             self._templates = {name: environment.from_string(source) for name, source in sources.items()}
         except TemplateSyntaxError as error:
             raise ModelError(f"The chat template is not valid Jinja: {error.message}, line {error.lineno}.") from error
@@ -49,9 +66,29 @@ class ChatTemplates:
     def __bool__(self) -> bool:
         return bool(self._templates)
 
+    @property
+    def source(self) -> str | None:
+        """The source of the template for requests without tools."""
+        return self._default
+
     def mention(self, text: str) -> bool:
         """Whether a template's source holds a text."""
         return any(text in source for source in self._sources)
+
+    def renders_role(self, role: str) -> bool:
+        """Whether messages of this role are in the text, under its name or in a form of their own."""
+        return self._renders_role(role)
+
+    def _probe_role(self, role: str) -> bool:
+        probe = {"role": role, "content": _PROBE, "name": "probe", "tool_call_id": "probe0000"}
+        for messages in ([probe, _ASKED], [_ASKED, probe], [_ASKED, _CALLED, probe]):
+            try:
+                text = self.render(messages, add_generation_prompt=False)
+            except RequestError:
+                continue
+            if _PROBE in text and (role in self.named_roles or role in text):
+                return True
+        return False
 
     def render(
         self,
@@ -108,6 +145,23 @@ class ChatTemplates:
                 param="messages",
             )
         return self._templates[name]
+
+
+def _roles_in(template: nodes.Template) -> Iterator[str]:
+    """Yield the texts that a template compares a role with."""
+    for compare in template.find_all(nodes.Compare):
+        sides = [compare.expr, *(operand.expr for operand in compare.ops)]
+        if any(_is_role(side) for side in sides):
+            for side in sides:
+                constants = [side] if isinstance(side, nodes.Const) else side.find_all(nodes.Const)
+                yield from (each.value for each in constants if isinstance(each.value, str) and each.value != "role")
+
+
+def _is_role(side: nodes.Node) -> bool:
+    match side:
+        case nodes.Name(name="role") | nodes.Getattr(attr="role") | nodes.Getitem(arg=nodes.Const(value="role")):
+            return True
+    return False
 
 
 def _refusal(text: str) -> RequestError:

@@ -32,6 +32,7 @@ class Tokenizer:
         bos_id: the token that begins a text, None if the model has none.
         eos_ids: the tokens that end an answer, from the tokenizer's files.
         special_ids: tokens without text of their own (``skip_special_tokens``).
+        special_tokens: their texts by the names that tokenizer_config.json gives them (``bos_token``, ...).
     """
 
     def __init__(self, files: TokenizerFiles) -> None:
@@ -47,6 +48,7 @@ class Tokenizer:
         self.bos_id = self._id_of(files.special.get("bos_token"))
         ends = (self._id_of(files.special.get("eos_token")), *files.eos_ids)
         self.eos_ids = tuple(sorted({token for token in ends if token is not None}))
+        self.special_tokens = dict(files.special)
         self._templates = ChatTemplates(files.chat_templates, files.special)
 
     @classmethod
@@ -73,9 +75,23 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return bool(self._templates)
 
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the chat template, None if the model has none."""
+        return self._templates.source
+
     def template_mentions(self, text: str) -> bool:
         """Whether the source of a chat template holds a text."""
         return self._templates.mention(text)
+
+    @property
+    def named_roles(self) -> frozenset[str]:
+        """Roles that the chat templates treat by name."""
+        return self._templates.named_roles
+
+    def renders_role(self, role: str) -> bool:
+        """Whether a chat template writes messages of this role, under its name or in a form of their own."""
+        return self._templates.renders_role(role)
 
     def encode(self, text: str, add_special_tokens: bool) -> array[int]:
         """Return the token ids of ``text``. Releases the interpreter's lock.
@@ -121,6 +137,10 @@ class Tokenizer:
     def token_bytes(self, token: int) -> bytes:
         """Return the exact bytes of a token in a text; a special token's are its name, an unknown id has none."""
         return self._bytes.get(token, b"")
+
+    def pieces(self, tokens: Iterable[int]) -> list[str]:
+        """Return the vocabulary's strings of tokens (``convert_ids_to_tokens``); an unknown id has an empty one."""
+        return [self._backend.id_to_token(token) or "" for token in tokens]
 
     def texts(self) -> TokenTexts:
         """Return the bytes of all tokens, for the engine's grammars. An id without a token has none."""

@@ -26,7 +26,7 @@ from rootgraft.api.anthropic.message_request import (
     OutputConfig,
     Thinking,
 )
-from rootgraft.api.protocol.sampling import CacheControl
+from rootgraft.api.protocol.cache_control import CacheControl
 from rootgraft.engine.errors import EngineDead
 
 EVENT: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(sdk.RawMessageStreamEvent)

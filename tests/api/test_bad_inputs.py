@@ -139,5 +139,5 @@ def test_routes_that_are_not_there(live: Live, method: str, path: str, status: i
 def test_unknown_models(live: Live, path: str) -> None:
     body = {"/tokenize": {"prompt": "x"}, "/detokenize": {"tokens": [97]}}.get(path) or complete(path, {})
     with live.http() as http:
-        for name in ("gpt-9", "", "Tiny", "tiny\x00", "../tiny"):
+        for name in ("gpt-9", ":x", "Tiny", "tiny:x", "tiny\x00", "../tiny"):
             check_error(http.post(path, json={**body, "model": name}), 404, "model", "model_not_found")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support.api.api_live import Live
+from support.api.reply_checks import check_error
 
 HI = [{"role": "user", "content": "Hi"}]
 BODIES = {
@@ -65,3 +66,19 @@ def test_usage_has_every_count(live: Live) -> None:
         *("accepted_prediction_tokens", "rejected_prediction_tokens", "drafted_tokens", "forced_tokens"),
         "reasoning_tokens",
     }  # fmt: skip
+
+
+def test_marks_in_a_chat_pin_up_to_where_they_are(live: Live) -> None:
+    mark = {"type": "ephemeral", "ttl": "10m"}
+    parts = [{"type": "text", "text": "one ", "cache_control": mark}, {"type": "text", "text": "two"}]
+    messages = [{"role": "system", "content": "s", "cache_control": mark}, {"role": "user", "content": parts}]
+    with live.http() as http:
+        assert http.post("/v1/chat/completions", json={"messages": messages}).status_code == 200
+        four, five = ([{"role": "user", "content": [parts[0]] * count}] for count in (4, 5))
+        assert http.post("/v1/chat/completions", json={"messages": four}).status_code == 200
+        reply = http.post("/v1/chat/completions", json={"messages": five})
+        check_error(reply, 400, "cache_control", "invalid_value")
+        assert http.post("/v1/chat/completions", json={"messages": messages, "n": 2}).status_code == 200
+    pins = [request.prefix_pins for request in live.async_engine.seen]
+    assert len(pins[1]) == 4
+    assert pins[0] == pins[2] == ((len("<system>s\n"), 600.0), (len("<system>s\n<user>one "), 600.0))

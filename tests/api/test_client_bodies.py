@@ -62,5 +62,5 @@ def test_it_is_taken(live: Live, path: str, body: dict[str, Any]) -> None:
 def test_every_client_is_there() -> None:
     assert {path.stem for path in FOLDER.glob("*.json")} == {
         *("ai_sdk", "dspy", "guidance", "instructor", "langchain_openai", "litellm", "llm", "lm_eval", "openai"),
-        *("openai_agents", "pydantic_ai"),
+        *("openai_agents", "pydantic_ai", "open_webui", "cline", "continue", "openrouter"),
     }

@@ -16,7 +16,7 @@ from support.api.messages_asks import ASKED, COUNT, HI, PATH, PING, TOOLS, clien
 from support.api.tool_asks import CASES, ONE, TWO
 
 from rootgraft.api.config import ServerConfig
-from rootgraft.engine.errors import EngineDead
+from rootgraft.engine.errors import EngineDead, RequestError
 from rootgraft.engine.serving.output_processor import TextDelta
 from rootgraft.engine.types import FinishReason
 
@@ -305,22 +305,75 @@ def test_a_parsed_message(live: Live) -> None:
     assert all(json.loads(request.grammar.content)["required"] == ["city"] for request in live.async_engine.seen)
 
 
-def test_marks_pin_and_usage_adds_up(live: Live) -> None:
+def test_marks_pin_up_to_where_they_are(live: Live) -> None:
+    live.async_engine.tokenizer.speaks = ""
+    short, long = {"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}
+    system = [{"type": "text", "text": "ab", "cache_control": long}, {"type": "text", "text": "cd"}]
+    use: Any = {"type": "tool_use", "id": "t1", "name": "ping", "input": {}, "cache_control": short}
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "t1",
+        "content": [{"type": "text", "text": "3", "cache_control": long}],
+    }
+    user = [{"type": "text", "text": "go"}, {"type": "text", "text": "on", "cache_control": short}]
+    messages: list[Any] = [{"role": "user", "content": user}, {"role": "assistant", "content": [use]}]
+    messages.append({"role": "user", "content": [result, {"type": "text", "text": "What now?"}]})
+    with client_of(live.url) as client:
+        client.messages.create(model="tiny", max_tokens=5, system=system, messages=messages)  # type: ignore[arg-type]
+    [request] = live.async_engine.seen
+    text = bytes(list(request.tokens)).decode()
+    pins = [(text[:tokens], seconds) for tokens, seconds in request.prefix_pins]
+    call = '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'
+    head = "<system>ab\n"
+    asked = f"{head}cd\n<user>go\non\n"
+    called = f"{asked}<assistant>{call}\n"
+    answered = f"{called}<user><tool_response>\n3\n</tool_response>\n"
+    assert pins == [(head, 3600.0), (asked, 300.0), (called, 300.0), (answered, 3600.0)]
+    assert text == f"{answered}<user>What now?\n<assistant>" and request.pin_seconds == 0
+
+
+def test_a_mark_on_a_tool_pins_tools_and_instructions(live: Live) -> None:
+    tools = [{**PING, "cache_control": {"type": "ephemeral"}}]
+    for fields in ({"system": "Be brief."}, {}):
+        post(live, tools=tools, **fields)
+    [told, bare] = live.async_engine.seen
+    beginnings = [bytes(list(request.tokens[: request.prefix_pins[0][0]])).decode() for request in (told, bare)]
+    assert beginnings[0].endswith("<system>Be brief.\n") and '"ping"' in beginnings[0]
+    assert beginnings[1].endswith("\n<user>") and '"ping"' in beginnings[1]
+
+
+def test_a_template_that_refuses_a_beginning_gets_the_whole_prompt_pinned(live: Live) -> None:
+    render = live.async_engine.tokenizer.render_chat
+
+    def strict(messages: Any, **options: Any) -> str:
+        if not options["add_generation_prompt"]:
+            raise RequestError("The chat template refuses the messages.")
+        return str(render(messages, **options))
+
+    live.async_engine.tokenizer.render_chat = strict
+    post(live, system=[{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}])
+    [request] = live.async_engine.seen
+    assert request.prefix_pins == ((len(request.tokens), 300.0),)
+
+
+def test_usage_of_marks_adds_up(live: Live) -> None:
     ending(live, prompt=100, cached=30, pinned=96)
     short, long = {"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}
-    marked = [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": long}]}]
+    marked = [{"role": "user", "content": [{"type": "text", "text": "a" * 60, "cache_control": long}]}]
     with client_of(live.url) as client:
-        for fields in (
-            {"system": [{"type": "text", "text": "s", "cache_control": short}]},
-            {"tools": [{**PING, "cache_control": short}]},
-            {"cache_control": short},
-            {"messages": marked, "cache_control": short},
+        for fields, num_long in (
+            ({"system": [{"type": "text", "text": "s", "cache_control": short}]}, 0),
+            ({"cache_control": short}, 0),
+            ({"messages": marked}, len(f"<user>{'a' * 60}\n") - 30),
+            ({"messages": marked, "cache_control": short}, len(f"<user>{'a' * 60}\n") - 30),
+            ({"cache_control": long, "messages": [{"role": "user", "content": "b" * 90}]}, 66),
         ):
             usage = client.messages.create(**{**ASKED, **fields}).usage  # type: ignore[dict-item]
             counts = usage.input_tokens, usage.cache_creation_input_tokens, usage.cache_read_input_tokens
             assert counts == (4, 66, 30) and usage.cache_creation is not None
-    assert usage.cache_creation.ephemeral_1h_input_tokens == 66
-    assert [request.pin_seconds for request in live.async_engine.seen] == [300, 300, 300, 3600]
+            assert usage.cache_creation.ephemeral_1h_input_tokens == num_long
+            assert usage.cache_creation.ephemeral_5m_input_tokens == 66 - num_long
+    assert [request.pin_seconds for request in live.async_engine.seen] == [0, 300, 0, 300, 3600]
     end = events_of(live)[-2]["usage"]
     assert (end["input_tokens"], end["cache_creation_input_tokens"], end["cache_read_input_tokens"]) == (4, 66, 30)
     ending(live, prompt=100, cached=98, pinned=96)

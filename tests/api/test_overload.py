@@ -130,7 +130,7 @@ def test_the_document_says_what_the_code_does() -> None:
     from rootgraft.api.access.api_keys import MAX_KEYS, KeyEntry
     from rootgraft.api.http.connection import DRAIN_BYTES, DRAIN_SECONDS, HEAD_TIMEOUT
     from rootgraft.api.http.guard import BODY_TIMEOUT, FILE_TIMEOUT, MAX_HEADER_BYTES, MAX_HEADERS
-    from rootgraft.api.protocol.chat_messages import MAX_MESSAGES
+    from rootgraft.api.protocol.chat_messages import MAX_MESSAGES, MAX_ROLE
     from rootgraft.api.protocol.completions import MAX_PROMPTS
     from rootgraft.api.protocol.sampling import MAX_MODEL_NAME
     from rootgraft.api.protocol.tools import MAX_TOOLS
@@ -142,6 +142,7 @@ def test_the_document_says_what_the_code_does() -> None:
         MAX_LOGIT_BIAS,
         MAX_LOGPROBS,
         MAX_PIN_SECONDS,
+        MAX_PREFIX_PINS,
         MAX_SEED,
         MAX_SESSION_NAME,
         MAX_STOP_TOKEN_IDS,
@@ -172,8 +173,10 @@ def test_the_document_says_what_the_code_does() -> None:
         "`top_k`": [MAX_TOP_K],
         "`seed`": [MIN_SEED, MAX_SEED],
         "`cache_salt`": [128],
-        "`prompt_cache_key`": [MAX_SESSION_NAME],
+        "`prompt_cache_key`, `session_id`": [MAX_SESSION_NAME],
         "`cache_control.ttl`": [1, int(MAX_PIN_SECONDS)],
+        "`cache_control` in messages and tools": [MAX_PREFIX_PINS],
+        "`role` of a message": [MAX_ROLE],
         "`tools`": [MAX_TOOLS],
         "keys in a file": [MAX_KEYS],
     }

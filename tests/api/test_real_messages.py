@@ -37,6 +37,8 @@ def test_counts_and_pins(client: anthropic.Anthropic) -> None:
     asked = {**ASKED, "system": system, "max_tokens": 0}
     count = client.messages.count_tokens(model="small", messages=ASKED["messages"], system=system).input_tokens
     first, second = (client.messages.create(**asked).usage for _ in range(2))
+    marked = client.messages.count_tokens(model="small", messages=[{"role": "user", "content": ""}], system=system)
+    assert first.cache_creation_input_tokens <= marked.input_tokens < count - 3
     for usage in (first, second):
         parts = usage.input_tokens, usage.cache_creation_input_tokens or 0, usage.cache_read_input_tokens or 0
         assert sum(parts) == count

@@ -127,9 +127,9 @@ def test_a_background_response_is_made_and_found(live: Live) -> None:
     live.async_engine.gate = gate = asyncio.Event()
     with live.openai() as client:
         begun = client.responses.create(**ASKED, background=True)
-        assert (begun.status, begun.output, begun.background) == ("in_progress", [], True)
+        assert (begun.status, begun.output, begun.background) == ("queued", [], True)
         wait_until(lambda: bool(live.async_engine.seen))
-        assert client.responses.retrieve(begun.id).status == "in_progress"
+        assert client.responses.retrieve(begun.id).status == "queued"
         with pytest.raises(openai.BadRequestError, match="not finished yet"):
             client.responses.create(**ASKED, previous_response_id=begun.id)
         live.loop.call_soon_threadsafe(gate.set)

@@ -109,6 +109,20 @@ def test_a_pin_outlives_sessions_and_ends_with_its_time(world: World) -> None:
     assert world.cached(A) < 16
 
 
+def test_beginnings_of_a_prompt_are_pinned_each_for_its_time(world: World) -> None:
+    usage = world.ask([*A, *B, 1, 1], prefix_pins=((9, 600.0), (11, 5.0), (33, 60.0)))
+    assert usage.pinned == 32 and world.stats()["pinned_tokens"] == 32 and world.stats()["pins"] == 2
+    assert world.ask([*A, *B, 2, 2], prefix_pins=((8, 600.0), (32, 60.0))).pinned == 32
+    assert world.stats()["pins"] == 2
+    world.now = 60.0
+    assert world.stats()["pins"] == 1 and world.stats()["pinned_tokens"] == 8
+    world.fill(38 * PAGE)
+    assert world.cached([*A, *B]) == 8
+    world.now = 600.0
+    assert world.stats()["pins"] == 0
+    assert world.ask(A, prefix_pins=((3, 60.0), (16, 0.0))).pinned == 0
+
+
 def test_pins_stop_no_request_that_fits_alone(world: World) -> None:
     world.ask(A, pin_seconds=600.0)
     world.ask(B, pin_seconds=600.0, tenant="other")
@@ -199,7 +213,11 @@ def test_every_request_ends_whatever_is_held(data: st.DataObject) -> None:
                 tenant = data.draw(st.sampled_from("ab"))
                 session = data.draw(st.sampled_from(("", "x", "y")))
                 seconds = data.draw(st.sampled_from((0.0, 1.0, 30.0)))
-                waiting.add(world.submit(head + tail, 3, session=session, tenant=tenant, pin_seconds=seconds))
+                mark = st.tuples(st.integers(0, len(head + tail)), st.sampled_from((0.0, 1.0, 90.0)))
+                marks = tuple(data.draw(st.lists(mark, max_size=2)))
+                waiting.add(
+                    world.submit(head + tail, 3, session=session, tenant=tenant, pin_seconds=seconds, prefix_pins=marks)
+                )
             case 2:
                 for message in world.core.step():
                     if isinstance(message, Done):

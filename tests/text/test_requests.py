@@ -164,3 +164,12 @@ def test_no_id_outside_of_the_vocabulary_comes_further_than_the_check(token: int
     for request in (*(with_params(**each) for each in params), replace(REQUEST, tokens=array("i", [1, token, 2]))):
         with pytest.raises(RequestError, match="49"):
             LIMITS.check(request)
+
+
+def test_pins_of_beginnings_lie_within_the_prompt() -> None:
+    for pins in ((), ((0, 0.0), (3, 86400.0)), ((1, 5.0),) * 4):
+        request = replace(REQUEST, prefix_pins=pins)
+        assert LIMITS.check(request) is request
+    for wrong in (((4, 5.0),), ((-1, 5.0),), ((3, 86401.0),), ((3, -1.0),), ((1, 5.0),) * 5):
+        with pytest.raises(RequestError, match="prefix_pins"):
+            LIMITS.check(replace(REQUEST, prefix_pins=wrong))

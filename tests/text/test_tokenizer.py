@@ -297,3 +297,13 @@ def test_added_token_whose_id_does_not_follow_is_refused(tmp_path: Path) -> None
     extra = {"999": {"content": "<far>", "special": True}}
     with pytest.raises(ModelError, match="'<far>' cannot have the id 999"):
         Tokenizer.load(write_folder(tmp_path, definition, added_tokens_decoder=extra))
+
+
+def test_pieces_are_the_vocabularys_strings(sentencepiece: tuple[Tokenizer, Any]) -> None:
+    ours, theirs = sentencepiece
+    for text in TEXTS:
+        ids = list(ours.encode(text, True))
+        assert ours.pieces(ids) == theirs.convert_ids_to_tokens(ids)
+    assert ours.pieces([ours.vocab_size + 5]) == [""]
+    assert ours.special_tokens["eos_token"] == theirs.eos_token
+    assert ours.chat_template is None

@@ -6,7 +6,7 @@ import asyncio
 import json
 from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from rootgraft.engine.errors import EngineDead
 from rootgraft.engine.serving.output_processor import Finish, TextDelta, TokenLogprob, TopLogprob
@@ -43,6 +43,16 @@ class ByteTokenizer:
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
         return self.join_bytes(tokens, skip_special_tokens).decode("utf-8", "replace")
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        return [f"piece {token}" for token in tokens]
+
+    special_tokens: ClassVar = {"bos_token": "<s>", "eos_token": "</s>"}
+    chat_template = "{{ messages }}"
+    named_roles: frozenset[str] = frozenset()
+
+    def renders_role(self, role: str) -> bool:
+        return role not in ("critic", "judge")
 
     def template_mentions(self, text: str) -> bool:
         return bool(self.thinks) and text == "</think>"

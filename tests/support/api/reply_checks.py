@@ -8,7 +8,7 @@ import httpx
 import pydantic
 from prometheus_client.parser import text_string_to_metric_families
 
-from rootgraft.api.protocol.base import RequestModel
+from rootgraft.api.protocol.base import StrictModel
 from support.api.api_live import Live
 from support.api.bad_inputs import CHAT, COMPLETIONS, HI
 
@@ -65,7 +65,7 @@ def declared(kind: Any) -> set[str]:
 def known(model: type[pydantic.BaseModel]) -> set[str]:
     """The fields that a model of ours takes, ignores or refuses by name."""
     names = {field.alias or name for name, field in model.model_fields.items()}
-    return names | model.ignored | set(model.refused) if issubclass(model, RequestModel) else names
+    return names | model.ignored | set(model.refused) if issubclass(model, StrictModel) else names
 
 
 def undeclared(value: Any, place: str = "") -> list[str]:

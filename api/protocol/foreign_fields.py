@@ -1,0 +1,63 @@
+"""Fields of other servers and of clients as data: which are mapped, taken without effect or refused.
+
+The table is ``foreign_fields.toml``, whose head explains it; request models and ``docs/api.md`` are made from it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .base import Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignField:
+    """A field that the routes' own protocols do not have.
+
+    Attributes:
+        by: who sends it.
+        inert: why it changes no answer; empty if it may.
+        refuse: what to do instead; empty if it is taken.
+        same: values of a refused field that ask for nothing.
+        mapped: what it does; it is a field of the model then.
+    """
+
+    name: str
+    by: str
+    inert: str = ""
+    refuse: str = ""
+    same: tuple[Any, ...] = ()
+    mapped: str = ""
+
+
+class FieldRules(NamedTuple):
+    """What becomes of fields, in the form of the class attributes of ``StrictModel``."""
+
+    ignored: frozenset[str]
+    refused: Mapping[str, Refusal]
+
+
+@cache
+def foreign_table() -> Mapping[str, tuple[ForeignField, ...]]:
+    """Return the fields by their place in a request."""
+    text = Path(__file__).with_suffix(".toml").read_text("utf-8")
+    return {
+        place: tuple(
+            ForeignField(name, **{**entry, "same": tuple(entry.get("same", ()))}) for name, entry in rows.items()
+        )
+        for place, rows in tomllib.loads(text).items()
+    }
+
+
+def foreign_rules(*places: str) -> FieldRules:
+    """Return what becomes of the fields of these places."""
+    rows = [row for place in places for row in foreign_table()[place]]
+    return FieldRules(
+        frozenset(row.name for row in rows if row.inert),
+        {row.name: Refusal(row.refuse, row.same) for row in rows if row.refuse},
+    )

@@ -1,0 +1,60 @@
+"""Unknown fields of a request: dropped from its body, and named for the client and the log in bounded plain ASCII."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from ...engine.errors import shortened
+
+IGNORED_HEADER = "x-ignored-fields"
+_MOST_NAMED = 8
+_LONGEST = 64
+_ODD = re.compile(r"[^A-Za-z0-9_.\[\]-]")
+
+FieldPath = Sequence[str | int]
+
+
+def drop_field(body: Any, path: FieldPath) -> bool:
+    """Drop the field of a pydantic error from a body; whether it was there. ``<alternatives>`` count not."""
+    *above, name = path
+    for part in above:
+        if isinstance(part, str) and part.startswith("<") and not (isinstance(body, dict) and part in body):
+            continue
+        try:
+            body = body[part]
+        except (LookupError, TypeError):
+            return False
+    if not isinstance(body, dict) or name not in body:
+        return False
+    del body[name]
+    return True
+
+
+class IgnoredFields:
+    """Names of dropped fields for a header and the log: the first 8, and how many more there are."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._count = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._count)
+
+    def __str__(self) -> str:
+        more = self._count - len(self._names)
+        return ", ".join(self._names) + (f" and {more} more" if more else "")
+
+    def add(self, paths: Sequence[FieldPath]) -> None:
+        """Count fields, and remember the names of the first ones."""
+        self._count += len(paths)
+        self._names += map(_name, paths[: _MOST_NAMED - len(self._names)])
+
+
+def _name(path: FieldPath) -> str:
+    """Return ``messages[0].x`` with '?' for all but letters, digits and ``_.-[]``; a long one loses its middle."""
+    *above, last = path
+    parts = [part for part in above if isinstance(part, int) or not part.startswith("<")]
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in (*parts, last))
+    return shortened(_ODD.sub("?", text.removeprefix(".")), _LONGEST)
