@@ -282,7 +282,8 @@ def _specs(classes: Sequence[type[Any]]) -> Iterator[tuple[Field[Any], Any]]:
 
 def _help(spec: Field[Any]) -> str:
     text: str = spec.metadata["help"]
-    if spec.default is not None and spec.default is not MISSING and spec.default != ():
+    if spec.default is not MISSING and spec.default not in (None, "", ()):
         default = {True: "on", False: "off"}[spec.default] if isinstance(spec.default, bool) else spec.default
+        default = " ".join(default) if isinstance(default, tuple) else default
         text += f" (default: {default})"
     return text.replace("%", "%%")

@@ -1,0 +1,1 @@
+"""Command lines of other servers, for the tests of the command line."""
