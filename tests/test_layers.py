@@ -59,6 +59,7 @@ FLOORS["api"] = (
     ("api/responses", "api/anthropic"),
     ("api/routes",),
     ("api/http",),
+    ("api/cli/machine",),
     ("api/cli",),
 )
 NEED_TORCH = tuple(f"engine/{name}" for name in ("sampling", "models", "loading", "executor", "core", "profiling"))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import ssl
 from collections.abc import Iterator
@@ -31,9 +32,12 @@ from ...engine.text.tokenizer import Tokenizer
 from ..config import ServerConfig
 from ..generate.server_state import ServerState
 from ..observe.log import set_up_log
+from ..observe.metrics import kv_usage
 from .app import create_app
 from .connection import uvicorn_options
 from .listener import Listener, listening
+from .run_record import RunRecord, RunRecordFile, run_folder, started_at
+from .systemd_notify import notify
 from .tls import refresh_certificates, tls_context
 
 EXIT_CUT_OFF = 1
@@ -90,11 +94,14 @@ class _Service:
         settings.ssl = tls
         self._http = _Uvicorn(settings)
         self._signalled = asyncio.Event()
+        self._record = RunRecordFile(run_folder())
+        self._started = started_at(os.getpid())
 
     async def run(self) -> int:
         """Load, serve, drain and close. Returns the exit code."""
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+        self._write_record()
         http = asyncio.create_task(self._http.serve([self._listener.socket]))
         end = asyncio.create_task(self._signalled.wait())
         load = asyncio.create_task(self._load())
@@ -119,6 +126,7 @@ class _Service:
         else:
             logger.info("finishing %d requests, at most %g s", self._state.active, self._options.shutdown_timeout)
         self._state.draining = True
+        notify("STOPPING=1")
         if self._state.batches is not None:
             self._state.batches.stop()
         self._signalled.set()
@@ -153,6 +161,7 @@ class _Service:
         for line in defaults.ignored:
             logger.warning("%s", line)
         logger.info("ready: %s at %s/v1", ", ".join(state.names), self._listener.url)
+        notify("READY=1")
 
     def _load_tokenizer(self, path: Path) -> Tokenizer:
         other = self._config.tokenizer
@@ -165,6 +174,7 @@ class _Service:
         loop = asyncio.get_running_loop()
         deadline = float("inf")
         while self._state.is_healthy and not self._http.force_exit:
+            self._write_record()
             if self._state.draining:
                 deadline = min(deadline, loop.time() + self._options.shutdown_timeout)
                 if not self._state.active or loop.time() >= deadline:
@@ -179,6 +189,24 @@ class _Service:
             self._state.client.kill()  # a hung engine would ignore Shutdown
         return EXIT_ENGINE_DEAD
 
+    def _write_record(self) -> None:
+        state, stats = self._state, self._state.stats()
+        is_loaded = state.async_engine is not None
+        self._record.write(
+            RunRecord(
+                os.getpid(),
+                self._started,
+                self._listener.url,
+                tuple(state.names) if is_loaded else (),
+                len(state.adapters),
+                "draining" if state.draining else "ready" if is_loaded else "loading",
+                int(stats.get("running", 0)),
+                int(stats.get("waiting", 0)),
+                round(kv_usage(stats), 2),
+                state.version,
+            )
+        )
+
     async def _close(self, http: asyncio.Task[None]) -> None:
         """Close the engine, whose streams then end with an error, then the server and its stores."""
         self._state.draining = True
@@ -191,6 +219,7 @@ class _Service:
             await client.close()
         self._http.should_exit = True
         await http
+        self._record.remove()
         if self._state.ledger is not None:
             await self._state.ledger.close()
         if self._state.tracer is not None:

@@ -1,1 +1,1 @@
-"""Command lines of other servers, for the tests of the command line."""
+"""Whole server processes, and machines made of files, for the tests of operation."""
