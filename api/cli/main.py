@@ -21,7 +21,7 @@ from ...engine.errors import ConfigError, EngineError
 from ...engine.peer_options import nearest
 from ..config import ServerConfig
 from .flag_parser import command_parser, parse
-from .machine.machine_options import CompletionOptions, ListOptions, PsOptions, RmOptions
+from .machine.machine_options import CompletionOptions, DoctorOptions, ListOptions, PsOptions, RmOptions
 from .options import (
     BenchOptions,
     ChatOptions,
@@ -152,6 +152,12 @@ def _ps(options: PsOptions) -> int:
     return list_servers(options)
 
 
+def _doctor(options: DoctorOptions) -> int:
+    from .machine.doctor import doctor
+
+    return doctor(options)
+
+
 def _completion(options: CompletionOptions) -> int:
     from .machine.completion import print_completion
 
@@ -187,6 +193,7 @@ COMMANDS = {
     "list": Command("List the models on this machine, and what each is served with.", (ListOptions,), _list),
     "rm": Command("Remove a model from this machine.", (RmOptions,), _rm, "model"),
     "ps": Command("List the servers that run on this machine.", (PsOptions,), _ps),
+    "doctor": Command("Tell what this machine has, what will be slow, and what to install.", (DoctorOptions,), _doctor),
     "completion": Command(
         "Print the completion of commands and options for a shell.", (CompletionOptions,), _completion, "shell"
     ),
@@ -232,6 +239,10 @@ def _run(name: str, argv: Sequence[str]) -> int:
         return command.run(*options)
     except EngineError as error:
         return _print_error(prog, str(error), 1)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "rootgraft":
+            raise
+        return _print_error(prog, f"the package {error.name} is missing. Try: pip install --upgrade rootgraft", 1)
 
 
 def _print_note(prog: str, sentence: str) -> None:

@@ -51,6 +51,15 @@ def listening(options: ServerConfig) -> Iterator[Listener]:
         yield Listener(sock, url, f"{host}, port {port}")
 
 
+def port_fault(options: ServerConfig) -> str:
+    """Return why the port cannot be listened on now, with the command that mends it; an empty string if it can."""
+    try:
+        _bind_port(options).close()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
 def _bind_port(options: ServerConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     sock = socket.socket(family)

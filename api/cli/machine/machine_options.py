@@ -37,6 +37,13 @@ class RmOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class DoctorOptions:
+    """Options of ``rootgraft doctor``."""
+
+    json: bool = option(False, "Print JSON for programs.", group="output")
+
+
+@dataclass(frozen=True, slots=True)
 class CompletionOptions:
     """Options of ``rootgraft completion``."""
 

@@ -13,7 +13,7 @@ from ....engine.errors import ModelError
 from ....engine.peer_options import nearest
 from ...http.run_record import running_servers
 from .machine_options import ListOptions, RmOptions
-from .text_table import ago_text, bytes_text, text_table
+from .text_table import ago_text, bytes_text, path_text, text_table
 
 
 def list_models(options: ListOptions) -> int:
@@ -25,7 +25,8 @@ def list_models(options: ListOptions) -> int:
     elif models:
         print(text_table(("NAME", "SIZE", "FORMAT", "USED", "SERVE IT WITH"), [_row(model) for model in models]))
     else:
-        print(f"No models in {_shown(cache_folder())} or {_shown(hub_cache())}. Try: rootgraft pull", file=sys.stderr)
+        where = f"{path_text(cache_folder())} or {path_text(hub_cache())}"
+        print(f"No models in {where}. Try: rootgraft pull", file=sys.stderr)
     return 0
 
 
@@ -63,7 +64,7 @@ def _check_unused(model: CachedModel) -> None:
 
 def _confirmed(model: CachedModel) -> bool:
     """Ask at the terminal; without one the answer is no."""
-    question = f"Remove {model.name} ({bytes_text(model.size)}) from {_shown(model.path)}? [y/N] "
+    question = f"Remove {model.name} ({bytes_text(model.size)}) from {path_text(model.path)}? [y/N] "
     if not sys.stdin.isatty():
         raise ModelError(f"there is no terminal to ask at. Try: rootgraft rm {model.name} --yes")
     try:
@@ -73,14 +74,6 @@ def _confirmed(model: CachedModel) -> bool:
 
 
 def _row(model: CachedModel) -> tuple[str, ...]:
-    command = " ".join(filter(None, ("rootgraft serve", _shown(Path(model.model)) if model.model else "")))
+    command = " ".join(filter(None, ("rootgraft serve", path_text(Path(model.model)) if model.model else "")))
     served = f"- {model.fault}" if model.fault else command
     return model.name, bytes_text(model.size), model.format, ago_text(model.used), served
-
-
-def _shown(path: Path) -> str:
-    """Return a path with ``~`` for the home folder."""
-    try:
-        return f"~/{path.relative_to(Path.home())}"
-    except (ValueError, RuntimeError):
-        return str(path)

@@ -6,6 +6,7 @@ import shutil
 import textwrap
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
@@ -44,3 +45,11 @@ def ago_text(moment: float) -> str:
         if count := int(seconds // size):
             return f"{count} {unit}{'s' if count > 1 else ''} ago"
     return "just now"
+
+
+def path_text(path: Path) -> str:
+    """Return a path with ``~`` for the home folder."""
+    try:
+        return f"~/{path.relative_to(Path.home())}"
+    except (ValueError, RuntimeError):
+        return str(path)
