@@ -16,7 +16,10 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 def choose_device(config: EngineConfig) -> torch.device:
     """Return the device that the options name, or cuda if there is one. Raises ConfigError for cuda without one."""
     if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda was asked for, but no CUDA device is visible.")
+        reason = "no CUDA device is visible" if torch.version.cuda else "this torch is built for CPUs"
+        raise ConfigError(
+            f"--device cuda was asked for, but {reason}; --device cpu serves without. Try: rootgraft doctor"
+        )
     if config.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(config.device)
