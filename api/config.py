@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from ..engine.config import check_options, option
@@ -15,6 +16,7 @@ REASONING_PARSERS = (
     *("auto", "none", "qwen3", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "nemotron_v3", "olmo3"),
     *("step3", "seed_oss", "mistral", "cohere_command3", "granite"),
 )
+_ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+/?")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -24,6 +26,12 @@ class ServerConfig:
 
     host: str = option("127.0.0.1", "Address to listen on. 0.0.0.0: reachable from other machines.", group="server")
     port: int = option(8000, "Port to listen on. 0: any free one.", low=0, high=65535, group="server")
+    uds: str | None = option(
+        None, "Unix domain socket to listen on, in the place of --host and --port.", group="server"
+    )
+    root_path: str = option(
+        "", "Path under which a proxy offers the server, such as /llm; it may strip it or pass it on.", group="server"
+    )
     served_model_name: tuple[str, ...] = option(
         (),
         "Names under which the model is offered; the first is the one that answers carry.",
@@ -113,6 +121,31 @@ class ServerConfig:
     allowed_origins: tuple[str, ...] = option(
         (), "Origins whose web pages may ask this server; * for all. Default: none.", group="server"
     )
+    allow_credentials: bool = option(
+        False, "Let pages of those origins send cookies, as for a proxy that asks for them.", group="server"
+    )
+    allowed_methods: tuple[str, ...] = option(("*",), "HTTP methods that such pages may use.", group="server")
+    allowed_headers: tuple[str, ...] = option(("*",), "Headers that such pages may send.", group="server")
+    ssl_certfile: str | None = option(
+        None, "PEM file with the certificate and those that signed it. With it the server speaks HTTPS.", group="server"
+    )
+    ssl_keyfile: str | None = option(None, "PEM file with its private key, if not in --ssl-certfile.", group="server")
+    ssl_ca_certs: str | None = option(
+        None, "PEM file of the authorities that sign clients' certificates.", group="server"
+    )
+    ssl_cert_reqs: int = option(
+        0,
+        "Certificates of clients, by the numbers of Python's ssl. 0: none is asked for; 1: one that is sent is "
+        "checked; 2: each client must send one.",
+        choices=(0, 1, 2),
+        group="server",
+    )
+    ssl_ciphers: str | None = option(
+        None, "Ciphers of TLS 1.2 in OpenSSL's notation. Default: OpenSSL's.", group="server"
+    )
+    enable_ssl_refresh: bool = option(
+        False, "Load certificate files again when they change, as after a renewal.", group="server"
+    )
     shutdown_timeout: float = option(
         30.0, "Seconds that running requests get to finish after the first SIGTERM.", low=0, high=86400, group="server"
     )
@@ -151,3 +184,40 @@ class ServerConfig:
         for flag, values in (("--served-model-name", self.served_model_name), ("--api-key", self.api_key)):
             if not all(value.strip() for value in values):
                 raise ConfigError(f"{flag} must not be empty.")
+        self._check_tls()
+        self._check_paths()
+        if self.allow_credentials and (not self.allowed_origins or "*" in self.allowed_origins):
+            raise ConfigError(
+                "--allow-credentials needs origins by name, for with it * would let any web page use the cookies of "
+                "its visitors. Try: --allowed-origins https://chat.example.org"
+            )
+
+    def _check_tls(self) -> None:
+        """Check that files of certificates come with what they need; the server reads them when it starts."""
+        if self.ssl_certfile is None:
+            given = [
+                flag
+                for flag, value in (
+                    ("--ssl-keyfile", self.ssl_keyfile),
+                    ("--ssl-ca-certs", self.ssl_ca_certs),
+                    ("--ssl-cert-reqs", self.ssl_cert_reqs),
+                    ("--ssl-ciphers", self.ssl_ciphers),
+                    ("--enable-ssl-refresh", self.enable_ssl_refresh),
+                )
+                if value
+            ]
+            if given:
+                raise ConfigError(f"{given[0]} needs --ssl-certfile, the file with the server's certificate.")
+        elif self.ssl_cert_reqs and self.ssl_ca_certs is None:
+            raise ConfigError(
+                f"--ssl-cert-reqs {self.ssl_cert_reqs} needs --ssl-ca-certs, the file of the authorities that sign "
+                "clients' certificates."
+            )
+
+    def _check_paths(self) -> None:
+        if self.uds is not None and not self.uds:
+            raise ConfigError("--uds must name a file.")
+        if self.root_path.rstrip("/") and not _ROOT_PATH.fullmatch(self.root_path):
+            raise ConfigError(f"--root-path must be a path such as /llm, not {self.root_path}.")
+        if self.root_path.split("/")[1:2] == ["v1"]:
+            raise ConfigError("--root-path must not begin with /v1, where the server's own routes are; take /llm.")

@@ -11,9 +11,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from .cpu.build import BuildError, default_cache, load_library
+from .cpu.build import BuildError, default_cache
 from .cpu.native_library import Listener, NativeLibrary
 from .cpu.native_ops import Kernels
+from .cpu.portable_build import load_best
 from .triton import launch
 
 
@@ -31,7 +32,7 @@ class KernelLibrary:
     def native(self) -> Kernels | BuildError:
         """The CPU kernels, compiled and loaded on first use, or the reason why they are not available."""
         try:
-            return Kernels(NativeLibrary(load_library(default_cache())))
+            return Kernels(NativeLibrary(load_best(default_cache())))
         except BuildError as error:
             return error
 

@@ -39,7 +39,7 @@ FLOORS = {
     ),
     "engine": (
         ("engine",),
-        ("engine/checkpoint", "engine/kv_cache"),
+        ("engine/checkpoint", "engine/kv_cache", "engine/machine"),
         ("engine/sequence", "engine/text"),
         ("engine/speculation", "engine/serving"),
         ("engine/scheduling", "engine/sampling", "engine/models"),
@@ -59,10 +59,14 @@ FLOORS["api"] = (
     ("api/responses", "api/anthropic"),
     ("api/routes",),
     ("api/http",),
+    ("api/cli/machine",),
     ("api/cli",),
 )
 NEED_TORCH = tuple(f"engine/{name}" for name in ("sampling", "models", "loading", "executor", "core", "profiling"))
-FACES = ("engine", "engine/checkpoint", "engine/text", "engine/serving", "engine/profiling", "engine/offline")
+FACES = (
+    *("engine", "engine/checkpoint", "engine/machine", "engine/text", "engine/serving", "engine/profiling"),
+    "engine/offline",
+)
 
 
 def sources(*folders: str) -> list[Path]:

@@ -19,6 +19,7 @@ import hashlib
 import hmac
 import logging
 import secrets
+import shlex
 import time
 import tomllib
 from collections.abc import Callable, Sequence
@@ -180,7 +181,9 @@ def _parse(path: Path) -> Any:
             raise ConfigError(f"--api-key-file is larger than {_MAX_FILE_BYTES} bytes.")
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError):
-        raise ConfigError("--api-key-file cannot be read as a text file.") from None
+        raise ConfigError(
+            f"--api-key-file cannot be read as a text file. Try: rootgraft key team-a > {shlex.quote(str(path))}"
+        ) from None
     try:
         return parsers[path.suffix](text)
     except ValueError:

@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -69,9 +70,11 @@ class BatchService:
             self.files = FileStore(folder / "files", max_bytes)
             self.records = BatchRecords(folder / "batches")
         except BlockingIOError:
-            raise ConfigError(f"--batch-dir: another server uses {folder}.") from None
+            raise ConfigError(f"--batch-dir: another server uses {folder}. Try: rootgraft ps") from None
         except (OSError, ValueError, TypeError) as error:
-            raise ConfigError(f"--batch-dir: {folder} cannot be used: {error}.") from error
+            raise ConfigError(
+                f"--batch-dir: {folder} cannot be used: {error}. Try: ls -ld {shlex.quote(str(folder.parent))}"
+            ) from error
         self._find_caller = find_caller
         self._client: InternalClient | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}

@@ -66,19 +66,25 @@ def parse(
     return [cls(**{spec.name: given[spec.name] for spec in fields(cls) if spec.name in given}) for cls in classes]
 
 
+def command_parser(prog: str, about: str, classes: Sequence[type[Any]], positional: str) -> argparse.ArgumentParser:
+    """Return the argparse parser of a command, for shell completion; the arguments are those of ``parse``."""
+    return _Command(prog, about, classes, positional).parser
+
+
 class _Command:
     """The argument parser of one command.
 
     Attributes:
         specs: fields and their types, by flag without dashes.
         peers: options of vLLM and SGLang by name, if the command takes them.
+        parser: argparse's parser of all of them.
     """
 
     def __init__(self, prog: str, about: str, classes: Sequence[type[Any]], positional: str) -> None:
         self._positional = positional
         self.specs = {spec.name.replace("_", "-"): (spec, kind) for spec, kind in _specs(classes)}
         self.peers = peer_options() if EngineConfig in classes else {}
-        self._parser = argparse.ArgumentParser(
+        self.parser = argparse.ArgumentParser(
             prog=prog,
             usage=" ".join(filter(None, (prog, f"[{positional.upper()}]" if positional else "", "[options]"))),
             description=about,
@@ -88,7 +94,7 @@ class _Command:
             argument_default=argparse.SUPPRESS,
         )
         if positional:
-            self._parser.add_argument(
+            self.parser.add_argument(
                 _bare(positional), nargs="?", metavar=positional.upper(), help=f"The same as --{positional}."
             )
         self._add_ours()
@@ -99,19 +105,19 @@ class _Command:
         for name, (spec, kind) in self.specs.items():
             title = spec.metadata["group"]
             if title not in groups:
-                groups[title] = self._parser.add_argument_group(title)
+                groups[title] = self.parser.add_argument_group(title)
             _add(groups[title], spec, kind, self.peers.get(name, PeerOption(name, "", ours=name)), _help(spec))
 
     def _add_peers(self) -> None:
         if self.peers:
-            self._parser.add_argument("--config", dest=_CONFIG, metavar="FILE", help="YAML file of options.")
+            self.parser.add_argument("--config", dest=_CONFIG, metavar="FILE", help="YAML file of options.")
         for name, option in self.peers.items():
             if name in self.specs or "." in name:
                 continue
             if option.ours in self.specs:
-                _add(self._parser, *self.specs[option.ours], option, argparse.SUPPRESS)
+                _add(self.parser, *self.specs[option.ours], option, argparse.SUPPRESS)
             elif not option.ours:
-                _add_peer(self._parser, option)
+                _add_peer(self.parser, option)
 
     def read(self, argv: Sequence[str], note: Callable[[str], None]) -> dict[str, Any]:
         """Return the options given by ``argv``, by field name."""
@@ -142,7 +148,7 @@ class _Command:
 
     def _parsed(self, words: Sequence[str]) -> dict[str, Any]:
         try:
-            namespace, rest = self._parser.parse_known_args(words)
+            namespace, rest = self.parser.parse_known_args(words)
         except argparse.ArgumentError as error:
             raise ConfigError(f"{error.argument_name}: {error.message.rstrip('.')}.") from error
         if rest:
@@ -282,7 +288,8 @@ def _specs(classes: Sequence[type[Any]]) -> Iterator[tuple[Field[Any], Any]]:
 
 def _help(spec: Field[Any]) -> str:
     text: str = spec.metadata["help"]
-    if spec.default is not None and spec.default is not MISSING and spec.default != ():
+    if spec.default is not MISSING and spec.default not in (None, "", ()):
         default = {True: "on", False: "off"}[spec.default] if isinstance(spec.default, bool) else spec.default
+        default = " ".join(default) if isinstance(default, tuple) else default
         text += f" (default: {default})"
     return text.replace("%", "%%")

@@ -1,4 +1,4 @@
-"""Command line ``rootgraft``: serve, chat, complete, run-batch, bench serve, bench step, pull, key.
+"""Command line ``rootgraft``: its commands, from serve to completion, and their exit codes.
 
 A command's code is imported when it runs, so that help and usage errors are printed at once. Exit codes: 0 done, 1 the
 command failed, 2 the command line is wrong, 130 interrupted.
@@ -20,7 +20,8 @@ from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError, EngineError
 from ...engine.peer_options import nearest
 from ..config import ServerConfig
-from .flag_parser import parse
+from .flag_parser import command_parser, parse
+from .machine.machine_options import CompletionOptions, DoctorOptions, ListOptions, PsOptions, RmOptions
 from .options import (
     BenchOptions,
     ChatOptions,
@@ -133,6 +134,40 @@ def _key(options: KeyOptions) -> int:
     return 0
 
 
+def _list(options: ListOptions) -> int:
+    from .machine.model_list import list_models
+
+    return list_models(options)
+
+
+def _rm(options: RmOptions) -> int:
+    from .machine.model_list import remove_model
+
+    return remove_model(options)
+
+
+def _ps(options: PsOptions) -> int:
+    from .machine.server_list import list_servers
+
+    return list_servers(options)
+
+
+def _doctor(options: DoctorOptions) -> int:
+    from .machine.doctor import doctor
+
+    return doctor(options)
+
+
+def _completion(options: CompletionOptions) -> int:
+    from .machine.completion import print_completion
+
+    parsers = {
+        name: (command.about, command_parser(f"rootgraft {name}", command.about, command.classes, command.positional))
+        for name, command in COMMANDS.items()
+    }
+    return print_completion(options, parsers)
+
+
 COMMANDS = {
     "serve": Command(
         "Serve a model with OpenAI's interface.", (EngineConfig, ServerConfig), _serve, positional="model"
@@ -155,6 +190,13 @@ COMMANDS = {
     ),
     "key": Command("Make an API key, and the lines for --api-key-file.", (KeyOptions,), _key, "name"),
     "pull": Command("Bring a model to this machine and say where it is.", (PullOptions,), _pull, "model"),
+    "list": Command("List the models on this machine, and what each is served with.", (ListOptions,), _list),
+    "rm": Command("Remove a model from this machine.", (RmOptions,), _rm, "model"),
+    "ps": Command("List the servers that run on this machine.", (PsOptions,), _ps),
+    "doctor": Command("Tell what this machine has, what will be slow, and what to install.", (DoctorOptions,), _doctor),
+    "completion": Command(
+        "Print the completion of commands and options for a shell.", (CompletionOptions,), _completion, "shell"
+    ),
 }
 
 
@@ -197,6 +239,10 @@ def _run(name: str, argv: Sequence[str]) -> int:
         return command.run(*options)
     except EngineError as error:
         return _print_error(prog, str(error), 1)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "rootgraft":
+            raise
+        return _print_error(prog, f"the package {error.name} is missing. Try: pip install --upgrade rootgraft", 1)
 
 
 def _print_note(prog: str, sentence: str) -> None:

@@ -18,6 +18,7 @@ from ..access.rate_limits import RateLimits
 from ..access.request_admission import RequestAdmission
 from ..batches.batch_service import BatchService
 from ..config import ServerConfig
+from ..errors import HTTPError
 from ..observe.live_page import EngineWatch
 from ..observe.metrics import Metrics
 from ..observe.tracing import Tracer, open_tracer
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from ...engine.serving.engine_client import EngineClient
     from ...engine.text.tokenizer import Tokenizer
     from ..batches.internal_client import InternalClient
+
+_RETRY_ELSEWHERE = {"retry-after": "1", "connection": "close"}
 
 
 @dataclass(slots=True)
@@ -142,11 +145,17 @@ class ServerState:
         return own | health | self.client.stats
 
     def serving(self) -> AsyncEngine:
-        """Return the engine. Raises CapacityError or EngineDead if no new requests are taken."""
+        """Return the engine.
+
+        Raises:
+            CapacityError: the model is being loaded.
+            HTTPError: the server is shutting down; the client should connect anew, where its successor may answer.
+            EngineDead: the engine is gone.
+        """
         if self.async_engine is None:
             raise CapacityError("The model is still being loaded.")
         if self.draining:
-            raise CapacityError("The server is shutting down.")
+            raise HTTPError(503, "The server is shutting down.", code="shutting_down", headers=_RETRY_ELSEWHERE)
         if not self.is_healthy:
             raise self.death()
         return self.async_engine

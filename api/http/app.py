@@ -17,6 +17,7 @@ from ..generate.streams import ClientGone
 from ..routes import adapters, anthropic, batches, chat, completions, files, health, models, responses, tokenize, ui
 from ..routes.unknown_fields import IGNORED_HEADER
 from .guard import Guard, Identify
+from .root_path import StripRootPath
 
 
 class ErrorInfo(BaseModel):
@@ -47,6 +48,7 @@ def create_app(state: ServerState) -> FastAPI:
         redoc_url=None,
         responses={"default": {"model": ErrorBody, "description": "Error"}},
         redirect_slashes=False,
+        servers=[{"url": state.options.root_path.rstrip("/")}] if state.options.root_path.rstrip("/") else None,
     )
     app.state.server = state
     for module in (chat, completions, responses, anthropic, files, batches, models, adapters, tokenize, health, ui):
@@ -63,9 +65,12 @@ def create_app(state: ServerState) -> FastAPI:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=origins,
-            allow_methods=["*"],
-            allow_headers=["*"],
+            allow_methods=state.options.allowed_methods,
+            allow_headers=state.options.allowed_headers,
+            allow_credentials=state.options.allow_credentials,
             expose_headers=["x-request-id", "request-id", "retry-after", IGNORED_HEADER, *LIMIT_HEADERS],
         )
     app.add_middleware(Identify)
+    if root_path := state.options.root_path.rstrip("/"):
+        app.add_middleware(StripRootPath, root_path=root_path)
     return app

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
-import socket
+import ssl
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,8 +32,13 @@ from ...engine.text.tokenizer import Tokenizer
 from ..config import ServerConfig
 from ..generate.server_state import ServerState
 from ..observe.log import set_up_log
+from ..observe.metrics import kv_usage
 from .app import create_app
 from .connection import uvicorn_options
+from .listener import Listener, listening
+from .run_record import RunRecord, RunRecordFile, run_folder, started_at
+from .systemd_notify import notify
+from .tls import refresh_certificates, tls_context
 
 EXIT_CUT_OFF = 1
 EXIT_ENGINE_DEAD = 70
@@ -46,32 +52,20 @@ def serve(config: EngineConfig, options: ServerConfig) -> int:
     """Serve until a signal or the engine's death. Returns the exit code.
 
     Raises:
-        ConfigError: the port is taken, the file with keys or a store cannot be used, an option does not fit the model,
-            OpenTelemetry is missing.
+        ConfigError: the port is taken, a certificate, the file with keys or a store cannot be used, an option does not
+            fit the model, OpenTelemetry is missing.
         ModelError: the model cannot be loaded.
         EngineDead: the engine ended while it was loading.
     """
     process_memory.share_heap()
     set_up_log(options.log_level, options.log_format)
-    with contextlib.closing(_listen(options)) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve_on(sock, config, options))
+    tls = tls_context(options)
+    with listening(options) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve_on(listener, tls, config, options))
 
 
-async def _serve_on(sock: socket.socket, config: EngineConfig, options: ServerConfig) -> int:
-    return await _Service(config, options).run(sock)
-
-
-def _listen(options: ServerConfig) -> socket.socket:
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    sock = socket.socket(family)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((options.host, options.port))
-    except OSError as error:
-        sock.close()
-        reason = error.strerror or "unknown host"
-        raise ConfigError(f"Cannot listen on {options.host}, port {options.port}: {reason}.") from error
-    return sock
+async def _serve_on(listener: Listener, tls: ssl.SSLContext | None, config: EngineConfig, options: ServerConfig) -> int:
+    return await _Service(listener, tls, config, options).run()
 
 
 class _Uvicorn(uvicorn.Server):
@@ -85,23 +79,33 @@ class _Uvicorn(uvicorn.Server):
 class _Service:
     """One run of the server, from the open port to its exit code."""
 
-    def __init__(self, config: EngineConfig, options: ServerConfig) -> None:
+    def __init__(
+        self, listener: Listener, tls: ssl.SSLContext | None, config: EngineConfig, options: ServerConfig
+    ) -> None:
+        self._listener = listener
+        self._tls = tls
         self._config = config
         self._options = options
         self._state = ServerState.open(options, _version())
         settings = uvicorn.Config(
             create_app(self._state), **uvicorn_options(), timeout_graceful_shutdown=_FLUSH_SECONDS
         )
+        settings.load()
+        settings.ssl = tls
         self._http = _Uvicorn(settings)
         self._signalled = asyncio.Event()
+        self._record = RunRecordFile(run_folder())
+        self._started = started_at(os.getpid())
 
-    async def run(self, sock: socket.socket) -> int:
+    async def run(self) -> int:
         """Load, serve, drain and close. Returns the exit code."""
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
-        http = asyncio.create_task(self._http.serve([sock]))
+        self._write_record()
+        http = asyncio.create_task(self._http.serve([self._listener.socket]))
         end = asyncio.create_task(self._signalled.wait())
-        load = asyncio.create_task(self._load(sock.getsockname()))
+        load = asyncio.create_task(self._load())
+        renewal = asyncio.create_task(self._renew_certificates())
         try:
             await asyncio.wait((load, end), return_when=asyncio.FIRST_COMPLETED)
             if load.done():
@@ -109,9 +113,10 @@ class _Service:
                 return await self._watch()
             return 0
         finally:
-            load.cancel()
-            end.cancel()
-            await asyncio.gather(load, end, return_exceptions=True)
+            others = (load, end, renewal)
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
             await self._close(http)
 
     def _on_signal(self) -> None:
@@ -121,12 +126,17 @@ class _Service:
         else:
             logger.info("finishing %d requests, at most %g s", self._state.active, self._options.shutdown_timeout)
         self._state.draining = True
+        notify("STOPPING=1")
         if self._state.batches is not None:
             self._state.batches.stop()
         self._signalled.set()
 
-    async def _load(self, address: tuple[str, int]) -> None:
-        logger.info("listening on %s, port %d; loading the model", address[0], address[1])
+    async def _renew_certificates(self) -> None:
+        if self._tls is not None and self._options.enable_ssl_refresh:
+            await refresh_certificates(self._tls, self._options)
+
+    async def _load(self) -> None:
+        logger.info("listening on %s; loading the model", self._listener.place)
         files = await asyncio.to_thread(resolve_model, self._config.model, revision=self._config.revision)
         state = self._state
         names = self._options.served_model_name or (files.name,)
@@ -150,7 +160,8 @@ class _Service:
             logger.info("%s", line)
         for line in defaults.ignored:
             logger.warning("%s", line)
-        logger.info("ready: %s at http://%s:%d/v1", ", ".join(state.names), address[0], address[1])
+        logger.info("ready: %s at %s/v1", ", ".join(state.names), self._listener.url)
+        notify("READY=1")
 
     def _load_tokenizer(self, path: Path) -> Tokenizer:
         other = self._config.tokenizer
@@ -163,6 +174,7 @@ class _Service:
         loop = asyncio.get_running_loop()
         deadline = float("inf")
         while self._state.is_healthy and not self._http.force_exit:
+            self._write_record()
             if self._state.draining:
                 deadline = min(deadline, loop.time() + self._options.shutdown_timeout)
                 if not self._state.active or loop.time() >= deadline:
@@ -177,6 +189,24 @@ class _Service:
             self._state.client.kill()  # a hung engine would ignore Shutdown
         return EXIT_ENGINE_DEAD
 
+    def _write_record(self) -> None:
+        state, stats = self._state, self._state.stats()
+        is_loaded = state.async_engine is not None
+        self._record.write(
+            RunRecord(
+                os.getpid(),
+                self._started,
+                self._listener.url,
+                tuple(state.names) if is_loaded else (),
+                len(state.adapters),
+                "draining" if state.draining else "ready" if is_loaded else "loading",
+                int(stats.get("running", 0)),
+                int(stats.get("waiting", 0)),
+                round(kv_usage(stats), 2),
+                state.version,
+            )
+        )
+
     async def _close(self, http: asyncio.Task[None]) -> None:
         """Close the engine, whose streams then end with an error, then the server and its stores."""
         self._state.draining = True
@@ -189,6 +219,7 @@ class _Service:
             await client.close()
         self._http.should_exit = True
         await http
+        self._record.remove()
         if self._state.ledger is not None:
             await self._state.ledger.close()
         if self._state.tracer is not None:

@@ -110,6 +110,11 @@ _OF_KEYS = (
 )
 
 
+def kv_usage(stats: Mapping[str, float]) -> float:
+    """Return the share of the KV pool that running sequences hold, 0 to 1, from a heartbeat's statistics."""
+    return 1 - stats.get("pages_available", 0.0) / max(1.0, stats["pages"]) if "pages" in stats else 0.0
+
+
 class _EngineCollector:
     """Collector that reads the engine's last heartbeat at a scrape."""
 
@@ -119,8 +124,8 @@ class _EngineCollector:
 
     def collect(self) -> Iterator[Metric]:
         stats = self._stats()
-        usage = 1 - stats.get("pages_available", 0.0) / max(1.0, stats["pages"]) if "pages" in stats else 0.0
-        yield self._gauge("kv_cache_usage_perc", "Share of the KV pool that running sequences hold, 0 to 1.", usage)
+        share = "Share of the KV pool that running sequences hold, 0 to 1."
+        yield self._gauge("kv_cache_usage_perc", share, kv_usage(stats))
         for key, name, text in _ENGINE_GAUGES:
             yield self._gauge(name, text, stats.get(key, 0.0))
         waits = GaugeMetricFamily(

@@ -35,7 +35,7 @@ def open_tracer(endpoint: str, version: str) -> Tracer:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
         raise ConfigError(
-            "--otlp-traces-endpoint needs OpenTelemetry, which is not installed: pip install 'rootgraft[otel]'."
+            "--otlp-traces-endpoint needs OpenTelemetry, which is not installed. Try: pip install 'rootgraft[otel]'"
         ) from None
     return Tracer(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_SECONDS)), version)
 

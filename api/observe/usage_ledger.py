@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 import sqlite3
 import threading
 from collections.abc import Iterable, Sequence
@@ -91,7 +92,9 @@ class LedgerFile:
             self._db = sqlite3.connect(path, timeout=10.0, isolation_level=None, check_same_thread=False)
             self._open()
         except sqlite3.Error as error:
-            raise ConfigError(f"--usage-ledger: {path} cannot be used: {error}.") from error
+            raise ConfigError(
+                f"--usage-ledger: {path} cannot be used: {error}. Try: ls -ld {shlex.quote(str(path.parent))}"
+            ) from error
 
     def _open(self) -> None:
         owner = self._db.execute("PRAGMA application_id").fetchone()[0]

@@ -14,9 +14,9 @@ router = APIRouter(tags=["operation"])
 @router.get("/health")
 @router.get("/ping", include_in_schema=False)
 async def health(state: State) -> Response:
-    """200 as long as the engine runs and does not hang."""
+    """200 as long as the engine runs and does not hang, also while the server finishes its last requests."""
     if state.is_healthy:
-        return json_response({"status": "ok"})
+        return json_response({"status": "draining" if state.draining else "ok"})
     if state.async_engine is None:
         return ErrorReply(503, "The model is still being loaded.", code="loading").response()
     return reply_to(state.death()).response()

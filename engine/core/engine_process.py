@@ -10,6 +10,7 @@ Exit codes: 0 after Shutdown or when the client is gone, 70 after an error.
 
 from __future__ import annotations
 
+import importlib
 import json
 import signal
 import socket
@@ -22,8 +23,9 @@ from typing import Any
 
 from .. import process_memory
 from ..config import EngineConfig
-from ..errors import EngineError
+from ..errors import ConfigError, EngineError
 from ..ipc import Channel
+from ..machine.software import requirement
 from ..messages import Failed, Heartbeat, Message, Shutdown, decode, encode
 from .engine_core import EngineCore
 from .liveness_thread import LivenessThread
@@ -66,7 +68,7 @@ def serve(core: EngineCore, channel: Channel, liveness: LivenessThread) -> None:
 def start(config: EngineConfig, model_path: Path, channel: Channel) -> EngineCore | None:
     """Load the engine and send Ready, or the error that prevents it."""
     try:
-        core = EngineCore.load(config, model_path)
+        core = _load(config, model_path)
     except EngineError as error:
         channel.send(encode([Failed(START_FAILED, type(error).__name__, str(error))]))
         channel.drain(GOODBYE_SECONDS)
@@ -74,6 +76,27 @@ def start(config: EngineConfig, model_path: Path, channel: Channel) -> EngineCor
     channel.send(encode([core.ready]))
     process_memory.freeze()
     return core
+
+
+def _load(config: EngineConfig, model_path: Path) -> EngineCore:
+    """Load the engine. Raises EngineError, also where torch cannot be imported or memory is used up."""
+    try:
+        importlib.import_module("torch")  # whose libraries may be missing; the core imports it when it loads
+    except (ImportError, OSError) as error:
+        name = getattr(error, "name", None) or "torch"
+        raise ConfigError(
+            f"The package {name} cannot be imported: {error}. Try: {sys.executable} -m pip install --force-reinstall "
+            f"'{requirement(name)}', or rootgraft doctor"
+        ) from error
+    try:
+        return EngineCore.load(config, model_path)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and type(error).__name__ != "OutOfMemoryError":
+            raise
+        raise ConfigError(
+            f"The model does not fit the memory ({' '.join(str(error).split())[:200]}): take a smaller one, or keep "
+            "its weights in 8 bits. Try: rootgraft serve --quantization int8_weight_only"
+        ) from error
 
 
 def _config(options: str) -> EngineConfig:

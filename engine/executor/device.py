@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import os
-
-import psutil
 import torch
 
 from ...kernels.layouts import int8_kv_layout
 from ..checkpoint.model_config import ModelConfig
 from ..config import EngineConfig
 from ..errors import ConfigError
+from ..machine import resources
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_CPU_DEFAULT_BYTES = 4 << 30
 
 
 def choose_device(config: EngineConfig) -> torch.device:
     """Return the device that the options name, or cuda if there is one. Raises ConfigError for cuda without one."""
     if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda was asked for, but no CUDA device is visible.")
+        reason = "no CUDA device is visible" if torch.version.cuda else "this torch is built for CPUs"
+        raise ConfigError(
+            f"--device cuda was asked for, but {reason}; --device cpu serves without. Try: rootgraft doctor"
+        )
     if config.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(config.device)
@@ -57,8 +57,8 @@ def choose_kv_dtype(config: EngineConfig, model: ModelConfig, device: torch.devi
 
 
 def num_threads(config: EngineConfig) -> int:
-    """Return the threads for CPU kernels: the option, or the cores that this process may run on."""
-    return config.threads or len(os.sched_getaffinity(0))
+    """Return the threads for CPU kernels: the option, or the cores that affinity and cgroups leave to this process."""
+    return config.threads or resources.cores().usable
 
 
 def kv_bytes(config: EngineConfig, device: torch.device) -> int:
@@ -66,12 +66,11 @@ def kv_bytes(config: EngineConfig, device: torch.device) -> int:
 
     ``--gpu-memory-utilization`` is the share of the device's whole memory that weights, activations and KV may take
     together; memory in use by any process is subtracted. A CPU's memory is shared with the rest of the machine, so its
-    default is at most 4 GiB.
+    default is at most 4 GiB; the limit of a container counts as the machine's memory.
     """
     if config.kv_cache_memory is not None:
         return int(config.kv_cache_memory * 2**30)
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return int(free - (1 - config.gpu_memory_utilization) * total)
-    memory = psutil.virtual_memory()
-    return min(_CPU_DEFAULT_BYTES, int(memory.available - (1 - config.gpu_memory_utilization) * memory.total))
+    return resources.kv_pool_bytes(resources.memory(), config.gpu_memory_utilization)

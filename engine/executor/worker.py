@@ -24,6 +24,7 @@ from ..errors import ConfigError
 from ..loading.base_layout import adapter_bytes, base_layout
 from ..loading.load_model import load_model
 from ..loading.weight_forms import choose_weight_form
+from ..machine.software import install_command
 from ..models.decoder import DecoderModel
 from ..models.kv_pool import KvPool, KvPrefault, bytes_per_page
 from ..sampling.sampler import Sampler
@@ -101,7 +102,7 @@ class Worker:
             f"{config.max_num_batched_tokens:,} tokens a step",
             *([f"Steps: {steps}"] if steps else []),
             *([_slots(config, slot_bytes)] if self.adapters else []),
-            ops.native_status() if device.type == "cpu" else ops.triton_status(),
+            _kernel_status(device),
         )
 
     def launch(self, batch: Batch) -> StepHandle:
@@ -219,16 +220,34 @@ def _forward_eagerly(model: DecoderModel, kv: KvPool, inputs: InputBuilder, step
     return model.forward(inputs.to_tensors(step), kv)
 
 
+def _kernel_status(device: torch.device) -> str:
+    """Return the line on kernels; where a compiler is all that they lack, with the command that installs it."""
+    if device.type != "cpu":
+        return ops.triton_status()
+    status = ops.native_status()
+    return f"{status}. Try: {install_command('g++')}" if "no C++ compiler" in status else status
+
+
 def _max_model_len(config: EngineConfig, model: ModelConfig, num_pages: int) -> int:
     """Return the length of the longest sequence, checked against the model and the pool (one page is for copies)."""
     pool = (num_pages - 1) * config.block_size - 1
     if pool < 1:
-        raise ConfigError(f"No memory is left for the KV pool: {num_pages} pages. Give it --kv-cache-memory in GiB.")
+        raise ConfigError(
+            f"No memory is left for the KV pool: {num_pages} pages of {config.block_size} tokens. Free some, or take a "
+            "smaller model or --quantization. Try: rootgraft serve --kv-cache-memory 0.5 (GiB)"
+        )
     wanted = config.max_model_len
     if wanted is None:
         return min(model.max_position_embeddings, pool)
     if wanted > model.max_position_embeddings:
-        raise ConfigError(f"--max-model-len {wanted} is beyond the model's own limit, {model.max_position_embeddings}.")
+        limit = model.max_position_embeddings
+        raise ConfigError(
+            f"--max-model-len {wanted} is beyond the model's own limit, {limit}. "
+            f"Try: rootgraft serve --max-model-len {limit}"
+        )
     if wanted > pool:
-        raise ConfigError(f"--max-model-len {wanted} does not fit the KV pool, which holds {pool} tokens.")
+        raise ConfigError(
+            f"--max-model-len {wanted} does not fit the KV pool, which holds {pool} tokens; --kv-cache-memory makes it "
+            f"larger. Try: rootgraft serve --max-model-len {pool}"
+        )
     return wanted

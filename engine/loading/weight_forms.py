@@ -39,7 +39,7 @@ def choose_weight_form(config: EngineConfig, device: torch.device, dtype: torch.
     if not has_kernels:
         raise ConfigError(
             f"--quantization {config.quantization} needs --device cpu, the native kernels (a C++ compiler), "
-            "and bfloat16 or float32."
+            "and bfloat16 or float32. Try: rootgraft doctor"
         )
     return _FORMS[config.quantization]
 

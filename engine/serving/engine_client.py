@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -47,6 +48,7 @@ from .output_processor import error_of
 from .watchdog import HEARTBEAT_TIMEOUT, TICK_SECONDS, WATCHDOG_TIMEOUT, Watchdog
 
 _SOCKET_BUFFER = 4 << 20
+_LAST_SECONDS = 2.0  # for a process that has closed its socket to end
 _SIGNS_AT_ONCE = 1 << 16  # bytes of signs of life in one read: all that a pipe holds
 
 Call = LoadAdapter | UnloadAdapter | ListAdapters | TakeSnapshot
@@ -211,7 +213,24 @@ class EngineClient(asyncio.Protocol):
         """End with the engine process."""
         self._transport = None
         self._disconnected.set()
-        self._end(EngineDead("The engine process has ended."))
+        is_starting = self._ready is not None and not self._ready.done()
+        self._end(EngineDead(self._fault_of_start() if is_starting else "The engine process has ended."))
+
+    def _fault_of_start(self) -> str:
+        """Return how the process ended before its model was loaded. Waits for it, while nothing is served yet."""
+        assert self._process is not None
+        try:
+            status = self._process.wait(_LAST_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "The engine process has closed its connection while it was loading the model."
+        fault = "The engine process ended while it was loading the model"
+        if status == -signal.SIGKILL:
+            return (
+                f"{fault}: it was killed, as the system does when memory runs out. Take a smaller model, or less KV. "
+                "Try: rootgraft serve --quantization int8_weight_only --kv-cache-memory 0.5"
+            )
+        how = f"by signal {-status} ({signal.Signals(-status).name})" if status < 0 else f"with exit status {status}"
+        return f"{fault}, {how}; its own lines above say why. Try: rootgraft doctor"
 
     def _end(self, death: EngineDead) -> None:
         """Fail what waits for the engine, once: its start, calls, and through ``on_death`` all streams."""

@@ -41,6 +41,19 @@ def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rootgraft" / "kernels"
 
 
+def library_path(cache: Path, arch: str = "native", compiler: str | None = None) -> Path:
+    """Return where the library of these sources, compiler and CPU is in the cache, once it is built.
+
+    Raises:
+        BuildError: no compiler, or it does not run.
+    """
+    compiler = compiler or find_compiler()
+    try:
+        return cache / f"{_fingerprint(compiler, (*FLAGS, f'-march={arch}'))}.so"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(str(error)) from error
+
+
 def load_library(cache: Path, arch: str = "native", compiler: str | None = None) -> ctypes.CDLL:
     """Load the library from the cache folder, or compile it into there with one line on stderr.
 
@@ -55,12 +68,12 @@ def load_library(cache: Path, arch: str = "native", compiler: str | None = None)
         BuildError: no compiler, or it fails, or the result does not load.
     """
     compiler = compiler or find_compiler()
-    flags = (*FLAGS, f"-march={arch}")
+    target = library_path(cache, arch, compiler)
     try:
-        target = cache / f"{_fingerprint(compiler, flags)}.so"
         if not target.exists():
             _make_private(cache)
-            _build(compiler, flags, target)
+            print(f"Compiling the CPU kernels (once, some seconds) into {target}", file=sys.stderr, flush=True)
+            compile_library(compiler, (*FLAGS, f"-march={arch}"), target)
         return ctypes.CDLL(str(target))
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(str(error)) from error
@@ -75,13 +88,18 @@ def _fingerprint(compiler: str, flags: tuple[str, ...]) -> str:
     """Hash the sources, the flags, and the compiler's predefined macros, which identify compiler and CPU."""
     digest = hashlib.sha256(_run([compiler, *flags, "-dM", "-E", "-x", "c++", os.devnull]))
     digest.update(" ".join((compiler, *flags)).encode())
-    for path in sorted((*SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.h"))):
-        digest.update(path.relative_to(SOURCES).as_posix().encode() + b"\0" + path.read_bytes())
+    add_sources(digest)
     return digest.hexdigest()[:32]
 
 
-def _build(compiler: str, flags: tuple[str, ...], target: Path) -> None:
-    print(f"Compiling the CPU kernels (once, some seconds) into {target}", file=sys.stderr, flush=True)
+def add_sources(digest: hashlib._Hash) -> None:
+    """Add the names and contents of all sources to a hash."""
+    for path in sorted((*SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.h"))):
+        digest.update(path.relative_to(SOURCES).as_posix().encode() + b"\0" + path.read_bytes())
+
+
+def compile_library(compiler: str, flags: tuple[str, ...], target: Path) -> None:
+    """Compile the sources and put the library at ``target``, in one step. Raises BuildError."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         sources = sorted(SOURCES.rglob("*.cpp"))
         objects = [str(Path(folder) / f"{path.stem}.o") for path in sources]

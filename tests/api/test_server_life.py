@@ -5,120 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
-from support.api.api_fakes import FakeClient, FakeFrontend
 from support.api.api_live import wait_until
+from support.machine.server_process import Engine, interrupt, replace_engine, run
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.http import server
+from rootgraft.api.http.listener import listening
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.errors import ConfigError, EngineDead, ModelError
-from rootgraft.engine.types import SamplingDefaults
-
-
-class Engine:
-    """What the server finds in place of the real engine, and what has become of it."""
-
-    def __init__(self) -> None:
-        self.model = Path("model.gguf")
-        self.client: Any = None
-        self.async_engine = FakeFrontend()
-        self.closed = False
-        self.loaded = threading.Event()
-        self.start_error: Exception | None = None
-
-    def make_client(self, config: EngineConfig, path: Path, **watched: float) -> Any:
-        self.client = FakeClient()
-        self.client.config, self.client.path, self.client.watched = config, path, watched
-        self.client.start, self.client.close, self.client.on_death = self._start, self._close, self._on_death
-        return self.client
-
-    def make_async_engine(self, client: Any, tokenizer: Any, ready: Any, defaults: SamplingDefaults) -> Any:
-        self.async_engine.defaults = defaults
-        return self.async_engine
-
-    async def _start(self) -> Any:
-        while not self.loaded.is_set():
-            await asyncio.sleep(0.002)
-        if self.start_error is not None:
-            raise self.start_error
-        return SimpleNamespace(summary=("a line of the engine's",))
-
-    async def _close(self) -> None:
-        self.closed = True
-
-    def _on_death(self, error: EngineDead) -> None:
-        self.async_engine.fail_after = (0, error)
-        if self.async_engine.gate is not None:
-            self.async_engine.gate.set()
+from rootgraft.engine.errors import ConfigError, ModelError
 
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    fake = Engine()
-    monkeypatch.setattr(
-        server, "resolve_model", lambda model, revision: SimpleNamespace(path=fake.model, name="org/small")
-    )
-    monkeypatch.setattr(server, "EngineClient", fake.make_client)
-    monkeypatch.setattr(server.Tokenizer, "load", lambda *args, **options: fake.async_engine.tokenizer)
-    monkeypatch.setattr(server, "AsyncEngine", fake.make_async_engine)
-    yield fake
-    fake.loaded.set()
-
-
-class Script:
-    """What happens on another thread while ``serve`` holds the main one. An error in it ends the server."""
-
-    def __init__(self, steps: Callable[[httpx.Client], None], port: int) -> None:
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(steps, port))
-        self._thread.start()
-
-    def _run(self, steps: Callable[[httpx.Client], None], port: int) -> None:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False) as http:
-            try:
-                wait_until(lambda: responds(http))
-                steps(http)
-            except BaseException as error:
-                self._error = error
-                interrupt()
-                interrupt()
-
-    def finish(self) -> None:
-        self._thread.join(20)
-        if self._error is not None:
-            raise self._error
-
-
-def responds(http: httpx.Client) -> bool:
-    try:
-        return http.get("/health").status_code in (200, 503)
-    except httpx.ConnectError:
-        return False
-
-
-def interrupt() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def run(steps: Callable[[httpx.Client], None], *, engine: EngineConfig | None = None, **options: Any) -> int:
-    """Serve while ``steps`` happen; the exit code."""
-    with server._listen(ServerConfig(port=0)) as probe:
-        port = probe.getsockname()[1]
-    script = Script(steps, port)
-    try:
-        return server.serve(engine or EngineConfig(model="m"), ServerConfig(port=port, **options))
-    finally:
-        script.finish()
+    yield from replace_engine(monkeypatch)
 
 
 def in_thread(http: httpx.Client, replies: list[Any], **body: Any) -> threading.Thread:
@@ -196,8 +103,10 @@ def test_draining_finishes_what_runs_and_takes_nothing_new(engine: Engine) -> No
         wait_until(lambda: bool(engine.async_engine.seen))
         interrupt()
         wait_until(lambda: http.get("/ready").status_code == 503)
-        assert http.get("/health").status_code == 200
-        assert http.post("/v1/completions", json={"prompt": "y"}).status_code == 503
+        assert http.get("/health").json() == {"status": "draining"}
+        refused = http.post("/v1/completions", json={"prompt": "y"})
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down"
+        assert (refused.headers["retry-after"], refused.headers["connection"]) == ("1", "close")
         assert not replies and not engine.closed
         gate.set()
         running.join(20)
@@ -311,10 +220,15 @@ def test_a_model_that_cannot_be_loaded(engine: Engine) -> None:
 
 
 def test_a_port_that_is_taken(engine: Engine) -> None:
-    with server._listen(ServerConfig(port=0)) as sock:
-        sock.listen()
-        with pytest.raises(ConfigError, match=r"Cannot listen on 127\.0\.0\.1"):
-            server.serve(EngineConfig(), ServerConfig(port=sock.getsockname()[1]))
+    with listening(ServerConfig(port=0)) as listener:
+        port = listener.socket.getsockname()[1]
+        fault = (
+            rf"Cannot listen on 127\.0\.0\.1, port {port}: in use.* \(pid {os.getpid()}\)\. Try: rootgraft serve --port"
+        )
+        with pytest.raises(ConfigError, match=fault) as refusal:
+            server.serve(EngineConfig(), ServerConfig(port=port))
+        with listening(ServerConfig(port=int(str(refusal.value).split()[-1]))):
+            pass
     with pytest.raises(ConfigError, match="Cannot listen"):
         server.serve(EngineConfig(), ServerConfig(host="no.such.host.invalid"))
     assert engine.client is None

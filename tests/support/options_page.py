@@ -71,8 +71,10 @@ def _ours() -> Iterator[str]:
 
 
 def _default(value: Any) -> str:
-    if value is None or value == ():
+    if value in (None, "", ()):
         return ""
+    if isinstance(value, tuple):
+        return " ".join(f"`{each}`" for each in value)
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else f"`{value}`"
 
 

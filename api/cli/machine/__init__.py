@@ -1,0 +1,1 @@
+"""Commands about this machine: cached models, running servers, shell completion, doctor."""

@@ -1,0 +1,69 @@
+"""`rootgraft doctor`: what this machine has, what will be slow and why, and what to install."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from .doctor_checks import Finding, examine
+from .machine_options import DoctorOptions
+
+_COLOURS = {"ok": "32", "slow": "33", "fault": "31", "note": "36"}
+_NAME_WIDTH = 12
+
+
+def doctor(options: DoctorOptions) -> int:
+    """Print the report. Returns 0, or 1 if a server cannot start here."""
+    findings = examine()
+    is_fault = any(finding.status == "fault" for finding in findings)
+    if options.json:
+        print(json.dumps({"ok": not is_fault, "findings": [asdict(finding) for finding in findings]}, indent=2))
+    else:
+        print(report(findings, shutil.get_terminal_size().columns, coloured=_has_colours()))
+    return int(is_fault)
+
+
+def report(findings: Sequence[Finding], width: int, *, coloured: bool) -> str:
+    """Format findings under their sections, with reason and command below what is not well, and a last line in sum."""
+    lines: list[str] = []
+    section = ""
+    for finding in findings:
+        if finding.section != section:
+            section = finding.section
+            lines += ["", _painted(section, "1", coloured)]
+        lines += _lines_of(finding, width, coloured)
+    return "\n".join([*lines[1:], "", _sum(findings)])
+
+
+def _lines_of(finding: Finding, width: int, coloured: bool) -> list[str]:
+    status = _painted(f"{finding.status:5}", _COLOURS[finding.status], coloured)
+    margin = " " * (9 + _NAME_WIDTH + 1)
+    room = max(30, width - len(margin))
+    first, *rest = textwrap.wrap(finding.value, room, break_on_hyphens=False) or [""]
+    lines = [f"  {status}  {finding.name:{_NAME_WIDTH}} {first}", *(margin + each for each in rest)]
+    lines += [margin + each for each in textwrap.wrap(finding.reason, room, break_on_hyphens=False)]
+    # A command is not wrapped, so that it can be copied.
+    return [*lines, *([f"{margin}Try: {_painted(finding.command, '1', coloured)}"] if finding.command else [])]
+
+
+def _sum(findings: Sequence[Finding]) -> str:
+    counts = Counter(finding.status for finding in findings)
+    faults = {0: "A server can start here", 1: "1 thing keeps a server from starting"}
+    slow = {0: "nothing was found that makes it slow", 1: "1 thing makes it slow"}
+    first = faults.get(counts["fault"], f"{counts['fault']} things keep a server from starting")
+    second = slow.get(counts["slow"], f"{counts['slow']} things make it slow")
+    return f"{first}; {second}."
+
+
+def _painted(text: str, colour: str, coloured: bool) -> str:
+    return f"\x1b[{colour}m{text}\x1b[0m" if coloured else text
+
+
+def _has_colours() -> bool:
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"

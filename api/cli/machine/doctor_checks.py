@@ -1,0 +1,265 @@
+"""Checks of `rootgraft doctor`: from the facts of a machine to findings with a reason and the command that helps."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from ....engine.checkpoint.locate import cache_folder
+from ....engine.config import EngineConfig
+from ....engine.errors import EngineError
+from ....engine.machine.kernel_state import KernelState, kernel_state
+from ....engine.machine.processor import Processor, processor
+from ....engine.machine.resources import Cores, Memory, cores, kv_pool_bytes, memory, open_files
+from ....engine.machine.software import (
+    Driver,
+    TorchProbe,
+    driver,
+    install_command,
+    installed,
+    probe_torch,
+    requirement,
+    system_name,
+    unmet_requirements,
+)
+from ...config import ServerConfig
+from ...http.listener import port_fault
+from ...http.run_record import running_servers
+from .text_table import bytes_text, path_text
+
+Status = Literal["ok", "slow", "fault", "note"]
+_LEAST_DISK = 2e9
+_LEAST_KV = 64 << 20
+_LEAST_FILES = 4096
+_LEAST_DRIVER = 525  # the first that serves all of CUDA 12
+_CUDA_WHEELS = f"'{requirement('torch')}' --index-url https://download.pytorch.org/whl/cu126"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        section: heading that it stands under.
+        name: of what was looked at.
+        status: ok; slow: it works, and costs speed; fault: a server cannot start; note: good to know.
+        value: what was found.
+        reason: what follows from it; empty if all is well.
+        command: that mends it; empty if there is none.
+    """
+
+    section: str
+    name: str
+    status: Status
+    value: str
+    reason: str = ""
+    command: str = ""
+
+
+def examine() -> list[Finding]:
+    """Look at this machine and return all findings, in the order of the report."""
+    torch = probe_torch()
+    available = cores()
+    return [
+        Finding("System", "system", "ok", f"{system_name()}, {platform.system()} {platform.release()}"),
+        Finding("System", "Python", "ok", f"{platform.python_version()}, {sys.executable}"),
+        *check_cpu(processor()),
+        *check_cores(available, os.getloadavg()[0]),
+        check_memory(memory()),
+        *check_kernels(kernel_state()),
+        check_torch(torch),
+        *check_gpu(driver(), torch),
+        check_packages(installed(), unmet_requirements()),
+        check_port(ServerConfig()),
+        check_open_files(open_files()),
+        *check_caches(),
+    ]
+
+
+def check_cpu(found: Processor) -> Iterator[Finding]:
+    """Find instruction sets, huge pages and clock."""
+    sets = found.instruction_sets
+    value = f"{found.name}: {', '.join(sets) or found.architecture}"
+    if found.architecture in ("x86_64", "AMD64") and "AVX2" not in sets:
+        reason = "No AVX2: kernels fall back to vectors of 16 bytes. CPUs since 2013 have it; this VM may hide it."
+        yield Finding("Compute", "CPU", "slow", value, reason)
+    else:
+        yield Finding("Compute", "CPU", "ok", value)
+    if found.huge_pages == "never":
+        reason = "Without huge pages the KV pool costs many more address translations."
+        command = "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
+        yield Finding("Compute", "huge pages", "slow", "never", reason, command)
+    if found.governor == "powersave":
+        reason = "The clock may stay low under short steps."
+        command = "sudo cpupower frequency-set -g performance"
+        yield Finding("Compute", "clock", "note", "governor powersave", reason, command)
+
+
+def check_cores(found: Cores, load: float) -> Iterator[Finding]:
+    """Find cores within affinity and quota, and whether others take them. ``load`` is the average of a minute."""
+    parts = [f"{found.usable} usable of {found.machine}"]
+    if found.affinity < found.machine:
+        parts.append(f"affinity allows {found.affinity}")
+    if found.quota is not None:
+        parts.append(f"the cgroup allows {found.quota:g}")
+    value = ", ".join(parts)
+    if found.quota is not None and found.quota < 1:
+        reason = "With less than one core each step waits for its turn: give the container one (--cpus)."
+        yield Finding("Compute", "cores", "slow", value, reason)
+    else:
+        yield Finding("Compute", "cores", "ok", value)
+    if load > found.machine:
+        reason = "Other processes want more than all cores; streams will stutter."
+        yield Finding("Compute", "load", "slow", f"{load:.1f} on {found.machine} cores", reason, "top -o %CPU")
+
+
+def check_memory(found: Memory) -> Finding:
+    """Find the memory and what of it the KV pool would get."""
+    value = f"{_gib(found.available)} available of {_gib(found.total)}"
+    value += f" (limit of the cgroup; the machine has {_gib(found.machine)})" if found.is_limited else ""
+    pool = kv_pool_bytes(found, EngineConfig().gpu_memory_utilization)
+    if pool < _LEAST_KV:
+        reason = f"A tenth is left alone, and {_gib(max(pool, 0))} would be left for KV, before any weights."
+        return Finding("Compute", "memory", "fault", value, reason, "rootgraft serve --kv-cache-memory 0.25")
+    return Finding("Compute", "memory", "ok", f"{value}; up to {_gib(pool)} for KV")
+
+
+def check_kernels(found: KernelState) -> Iterator[Finding]:
+    """Find the compiler and what the next start does about kernels."""
+    install = install_command("g++")
+    if found.compiler:
+        yield Finding("Kernels", "compiler", "ok", found.compiler)
+    else:
+        needed = found.status == "missing"
+        reason = "Kernels cannot be compiled for this CPU."
+        yield Finding("Kernels", "compiler", "slow" if needed else "note", "none", reason, install)
+    where = f"in {path_text(found.cache)}"
+    if found.status == "built":
+        yield Finding("Kernels", "CPU kernels", "ok", f"{found.instruction_set}, compiled, {where}")
+    elif found.status == "compiled at start":
+        reason = "The first start compiles them, in about half a minute."
+        yield Finding("Kernels", "CPU kernels", "note", f"not compiled yet {where}", reason)
+    elif found.status == "portable":
+        yield Finding("Kernels", "CPU kernels", "ok", f"{found.instruction_set}, portable build of the package")
+    else:
+        reason = f"Plain torch computes, many times slower: {found.fault}."
+        command = install if not found.compiler else "XDG_CACHE_HOME=/tmp/cache rootgraft serve"
+        yield Finding("Kernels", "CPU kernels", "slow", "none", reason, command)
+
+
+def check_torch(found: TorchProbe) -> Finding:
+    """Find torch, as a process of its own imported it."""
+    if found.fault:
+        reason = f"No model can be loaded: {found.fault.rstrip('.')}."
+        command = f"pip install --force-reinstall '{requirement('torch')}'"
+        return Finding("Kernels", "torch", "fault", "cannot be imported", reason, command)
+    built = f"built for CUDA {found.cuda}" if found.cuda else "built for CPUs"
+    numbers = "bfloat16" if found.has_bfloat16 or found.devices else "float32, as this CPU has no native bfloat16"
+    return Finding("Kernels", "torch", "ok", f"{found.version}, {built}; --dtype auto is {numbers}")
+
+
+def check_gpu(found: Driver | None, torch: TorchProbe) -> Iterator[Finding]:
+    """Find the GPUs, and why torch cannot use them."""
+    if torch.devices:
+        for name, size, capability in torch.devices:
+            yield Finding("Kernels", "GPU", "ok", f"{name}, {_gib(size)}, compute capability {capability}")
+        return
+    if found is None:
+        yield Finding("Kernels", "GPU", "ok", "none: --device auto is cpu")
+        return
+    gpus = ", ".join(found.gpus) or "one that nvidia-smi does not tell"
+    if torch.fault:
+        yield Finding(
+            "Kernels", "GPU", "note", gpus, "Whether torch can use it is not known, as it cannot be imported."
+        )
+    elif found.fault:
+        reason = f"The driver does not run, so the CPU computes: {found.fault.rstrip('.')}."
+        yield Finding("Kernels", "GPU", "slow", gpus, reason, "sudo dmesg | grep -i nvrm")
+    elif not torch.cuda:
+        reason = "This torch is built for CPUs, so the GPU is not used."
+        yield Finding("Kernels", "GPU", "slow", gpus, reason, f"pip install --force-reinstall {_CUDA_WHEELS}")
+    else:
+        told = f" ({torch.warnings[0]})" if torch.warnings else ""
+        reason = f"torch is for CUDA {torch.cuda}, which driver {found.version} does not serve{told}; the CPU computes."
+        is_old = int(found.version.partition(".")[0] or 0) < _LEAST_DRIVER
+        command = install_command("nvidia-driver") if is_old else f"pip install --force-reinstall {_CUDA_WHEELS}"
+        yield Finding("Kernels", "GPU", "slow", gpus, reason, command)
+
+
+def check_packages(versions: dict[str, str], unmet: list[str]) -> Finding:
+    """Find versions, and packages that are missing or of another version."""
+    missing = [name for name, version in versions.items() if not version and name != "triton"]
+    wanted = unmet or missing
+    if wanted:
+        words = " ".join(f"'{each}'" for each in wanted)
+        reason = "A server cannot start without what is missing or of another version."
+        return Finding("Kernels", "packages", "fault", ", ".join(wanted), reason, f"pip install {words}")
+    shown = ("triton", "tokenizers", "llguidance", "xgrammar", "huggingface-hub", "fastapi", "uvicorn")
+    return Finding("Kernels", "packages", "ok", ", ".join(f"{name} {versions[name] or 'missing'}" for name in shown))
+
+
+def check_port(options: ServerConfig) -> Finding:
+    """Find out whether the port is free."""
+    fault, _, command = port_fault(options).partition(" Try: ")
+    if fault:
+        return Finding("Serving", f"port {options.port}", "note", "in use", fault, command)
+    return Finding("Serving", f"port {options.port}", "ok", f"free on {options.host}")
+
+
+def check_open_files(limits: tuple[int, int]) -> Finding:
+    """Find the soft and the hard limit of open files."""
+    soft, hard = limits
+    value = f"{soft} (at most {hard})"
+    if soft < _LEAST_FILES:
+        reason = "Each connection takes one; beyond that new clients are not accepted."
+        return Finding("Serving", "open files", "note", value, reason, f"ulimit -n {min(hard, 65536)}")
+    return Finding("Serving", "open files", "ok", value)
+
+
+def check_caches() -> Iterator[Finding]:
+    """Look at the model caches, the disk below them, and the servers that run."""
+    try:
+        from ....engine.checkpoint.model_cache import cached_models, hub_cache
+
+        own, models = cache_folder(), cached_models()
+    except ImportError as error:
+        yield Finding("Serving", "models", "note", "unknown", f"The caches cannot be read: {error}.")
+        return
+    except EngineError as error:
+        yield Finding("Serving", "models", "fault", "no cache", str(error), "XDG_CACHE_HOME=/tmp/cache rootgraft serve")
+        return
+    size = sum(model.size for model in models)
+    served = sum(not model.fault for model in models)
+    where = f"{path_text(own)} and {path_text(hub_cache())}"
+    value = f"{len(models)} of {bytes_text(size)} in {where}; {served} can be served"
+    yield (
+        Finding("Serving", "models", "ok", value)
+        if models
+        else Finding("Serving", "models", "note", "none here", "The first start fetches one.", "rootgraft pull")
+    )
+    folder = own
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if not os.access(folder, os.W_OK):
+        status: Status = "note" if models else "fault"
+        value = f"{path_text(folder)} cannot be written"
+        command = "XDG_CACHE_HOME=/tmp/cache rootgraft serve"
+        yield Finding("Serving", "cache", status, value, "No model can be fetched into it.", command)
+    elif free < _LEAST_DISK:
+        value = f"{bytes_text(free)} free below {path_text(folder)}"
+        yield Finding("Serving", "disk", "note", value, "Most models are larger.", "rootgraft list")
+    else:
+        yield Finding("Serving", "disk", "ok", f"{bytes_text(free)} free below {path_text(folder)}")
+    records = running_servers()
+    told = ", ".join(f"{record.pid} at {record.url}" for record in records) or "none runs"
+    yield Finding("Serving", "servers", "ok", told)
+
+
+def _gib(count: float) -> str:
+    return f"{count / 2**30:.1f} GiB"

@@ -1,0 +1,53 @@
+"""Options of the commands about this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ....engine.config import check_options, option
+from ....engine.errors import ConfigError
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@dataclass(frozen=True, slots=True)
+class ListOptions:
+    """Options of ``rootgraft list``."""
+
+    json: bool = option(False, "Print JSON for programs.", group="output")
+
+
+@dataclass(frozen=True, slots=True)
+class PsOptions:
+    """Options of ``rootgraft ps``."""
+
+    json: bool = option(False, "Print JSON for programs.", group="output")
+
+
+@dataclass(frozen=True, slots=True)
+class RmOptions:
+    """Options of ``rootgraft rm``."""
+
+    model: str = option("", "Name of a model, as rootgraft list shows it.", group="model")
+    yes: bool = option(False, "Remove it without asking.", group="model")
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ConfigError("--model must name a model in the cache; rootgraft list shows them.")
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorOptions:
+    """Options of ``rootgraft doctor``."""
+
+    json: bool = option(False, "Print JSON for programs.", group="output")
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOptions:
+    """Options of ``rootgraft completion``."""
+
+    shell: str = option("bash", "Shell to complete in.", choices=SHELLS, group="shell")
+
+    def __post_init__(self) -> None:
+        check_options(self)

@@ -1,0 +1,32 @@
+"""`rootgraft ps`: the servers that run on this machine, from their run records."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict
+
+from ...http.run_record import RunRecord, running_servers
+from .machine_options import PsOptions
+from .text_table import duration_text, text_table
+
+
+def list_servers(options: PsOptions) -> int:
+    """Print the running servers with model, address, adapters, load and uptime. Returns 0."""
+    records = running_servers()
+    if options.json:
+        print(json.dumps([asdict(record) for record in records], indent=2))
+    elif records:
+        print(text_table(("PID", "MODEL", "ADDRESS", "ADAPTERS", "UP", "LOAD"), [_row(record) for record in records]))
+    else:
+        print("No server runs on this machine. Try: rootgraft serve", file=sys.stderr)
+    return 0
+
+
+def _row(record: RunRecord) -> tuple[str, ...]:
+    up = duration_text(time.time() - record.started)
+    busy = f"{record.running} running, {record.waiting} waiting, KV {record.kv_usage:.0%}"
+    load = record.status if record.status == "loading" else busy
+    load = f"draining: {busy}" if record.status == "draining" else load
+    return str(record.pid), ", ".join(record.models) or "-", record.url, str(record.adapters), up, load

@@ -1,0 +1,141 @@
+"""Listening socket of the server: a TCP port, or a Unix domain socket with ``--uds``."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import psutil
+
+from ...engine.errors import ConfigError
+from ..config import ServerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """An open socket and where it is reached.
+
+    Attributes:
+        url: such as ``http://127.0.0.1:8000/prefix``, or ``unix:/run/rootgraft.sock``.
+        place: the same for a log line: host and port, or path.
+    """
+
+    socket: socket.socket
+    url: str
+    place: str
+
+
+@contextmanager
+def listening(options: ServerConfig) -> Iterator[Listener]:
+    """Open the socket of the options, and remove a Unix domain socket's file at the end.
+
+    Raises:
+        ConfigError: the port or the path is in use, or cannot be used.
+    """
+    if options.uds is not None:
+        with _bind_path(options.uds) as sock:
+            yield Listener(sock, f"unix:{os.path.abspath(options.uds)}", options.uds)
+        with suppress(OSError):
+            os.unlink(options.uds)
+        return
+    with _bind_port(options) as sock:
+        host, port = sock.getsockname()[:2]
+        scheme = "http" if options.ssl_certfile is None else "https"
+        shown = f"[{host}]" if ":" in host else host
+        url = f"{scheme}://{shown}:{port}{options.root_path.rstrip('/')}"
+        yield Listener(sock, url, f"{host}, port {port}")
+
+
+def port_fault(options: ServerConfig) -> str:
+    """Return why the port cannot be listened on now, with the command that mends it; an empty string if it can."""
+    try:
+        _bind_port(options).close()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def _bind_port(options: ServerConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    sock = socket.socket(family)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((options.host, options.port))
+        sock.listen(1)  # finds a port that another process listens on; the server sets the backlog
+    except OSError as error:
+        sock.close()
+        raise ConfigError(_fault_of_port(options, family, error)) from error
+    return sock
+
+
+def _fault_of_port(options: ServerConfig, family: socket.AddressFamily, error: OSError) -> str:
+    host, port = options.host, options.port
+    fault = f"Cannot listen on {host}, port {port}"
+    if error.errno == errno.EADDRINUSE:
+        return f"{fault}: in use{_holder(port)}. Try: rootgraft serve --port {_free_port(host, port, family)}"
+    if error.errno == errno.EACCES:
+        return f"{fault}: only root may open ports below 1024. Try: rootgraft serve --port 8000"
+    reason = error.strerror if error.errno == errno.EADDRNOTAVAIL else "unknown host"
+    return (
+        f"{fault}: {reason}: --host must be an address of this machine. "
+        f"Try: rootgraft serve --host 0.0.0.0 --port {port}"
+    )
+
+
+def _holder(port: int) -> str:
+    """Return ``by NAME (pid N)``, or an empty string where the system does not tell."""
+    with suppress(psutil.Error, OSError):
+        for connection in psutil.net_connections("inet"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+                return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
+    return ""
+
+
+def _free_port(host: str, port: int, family: socket.AddressFamily) -> int:
+    """Return the next port that is free, or 0, which means any."""
+    for candidate in range(port + 1, min(port + 50, 65536)):
+        with socket.socket(family) as sock, suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((host, candidate))
+            sock.listen(1)
+            return candidate
+    return 0
+
+
+def _bind_path(path: str) -> socket.socket:
+    _remove_stale(path)
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.bind(path)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"--uds: cannot listen on {path}: {error.strerror or error}. Try: rootgraft serve --uds "
+            f"{os.path.join(os.environ.get('XDG_RUNTIME_DIR') or '/tmp', 'rootgraft.sock')}"
+        ) from error
+    return sock
+
+
+def _remove_stale(path: str) -> None:
+    """Remove the socket of a server that was killed. Raises ConfigError for one that is in use, and for other files."""
+    try:
+        is_socket = stat.S_ISSOCK(os.lstat(path).st_mode)
+    except OSError:
+        return
+    if not is_socket:
+        raise ConfigError(f"--uds: {path} exists and is no socket. Try: rootgraft serve --uds {path}.sock")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+        except OSError as error:
+            raise ConfigError(f"--uds: {path} cannot be used: {error.strerror}. Try: ls -l {path}") from error
+    raise ConfigError(f"--uds: another process listens on {path}. Try: rootgraft ps, or rootgraft serve --uds {path}.2")

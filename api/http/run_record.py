@@ -1,0 +1,148 @@
+"""Run records: a file of each running server that says what it serves, where, and how busy it is.
+
+`rootgraft ps` reads them. The folder is that of systemd's ``RuntimeDirectory``, of the login session, or one in
+``/tmp``. All users can read what a record says, as they can the process's command line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+_NAME = "rootgraft"
+_EVERYONES = ("/run/rootgraft", "/run/user/*/rootgraft", "/tmp/rootgraft-*")
+_LEAST_SECONDS = 1.0  # between two writes
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """What a server says of itself.
+
+    Attributes:
+        pid: of the API process.
+        started: its start, in seconds since 1970, as the system tells it.
+        url: where it is reached.
+        models: names of the base model; empty while it is being loaded.
+        adapters: number of adapters that are loaded.
+        status: loading, ready or draining.
+        running: sequences that take part in steps.
+        waiting: sequences in the queue.
+        kv_usage: share of the KV pool that running sequences hold, 0 to 1.
+        version: of rootgraft.
+    """
+
+    pid: int
+    started: float
+    url: str
+    models: tuple[str, ...] = ()
+    adapters: int = 0
+    status: str = "loading"
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    version: str = ""
+
+
+class RunRecordFile:
+    """The record of this process: written when it changes, at most once a second. Fails silently: it is for people."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / f"{os.getpid()}.json"
+        self._written: RunRecord | None = None
+        self._at = float("-inf")
+
+    def write(self, record: RunRecord) -> None:
+        """Replace the record, unless it is the same or was written in the last second; its status always counts."""
+        now = time.monotonic()
+        before = self._written
+        if record == before or (
+            before is not None and record.status == before.status and now < self._at + _LEAST_SECONDS
+        ):
+            return
+        with suppress(OSError):
+            _make_folder(self._path.parent)
+            handle, name = tempfile.mkstemp(prefix=".record-", dir=self._path.parent)
+            with os.fdopen(handle, "w") as out:
+                json.dump(asdict(record), out)
+            os.chmod(name, 0o644)
+            os.replace(name, self._path)
+        self._written, self._at = record, now
+
+    def remove(self) -> None:
+        with suppress(OSError):
+            self._path.unlink()
+
+
+def run_folder() -> Path:
+    """Return the folder for this process's record."""
+    if folder := os.environ.get("RUNTIME_DIRECTORY"):
+        return Path(folder.split(":")[0])
+    if session := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(session) / _NAME
+    return Path(tempfile.gettempdir()) / f"{_NAME}-{os.getuid()}"
+
+
+def started_at(pid: int) -> float:
+    """Return the start of a process, in seconds since 1970. Raises psutil.Error if there is none."""
+    return float(psutil.Process(pid).create_time())
+
+
+def running_servers() -> list[RunRecord]:
+    """Return the records of all servers that run on this machine, the oldest first."""
+    folders = {str(run_folder()), *(found for pattern in _EVERYONES for found in glob(pattern))}
+    paths = {path.resolve() for folder in folders for path in Path(folder).glob("*.json")}
+    return sorted((record for path in paths for record in _read(path)), key=lambda record: record.started)
+
+
+def _read(path: Path) -> Iterator[RunRecord]:
+    """Yield the record of a file if its process runs and belongs to the file's owner."""
+    with suppress(OSError, ValueError, TypeError, psutil.Error):
+        record = _record(json.loads(path.read_bytes()))
+        process = psutil.Process(record.pid)
+        if abs(process.create_time() - record.started) < 1 and process.uids().real == path.stat().st_uid:
+            yield record
+
+
+def _record(content: Any) -> RunRecord:
+    """Return a record of the right types. Raises TypeError or ValueError for anything else."""
+    if not isinstance(content, dict):
+        raise TypeError("a record is a JSON object")
+    names = {spec.name for spec in fields(RunRecord)}
+    given = {name: value for name, value in content.items() if name in names}
+    record = RunRecord(**given | {"models": tuple(map(_printable, given.get("models", ())))})
+    return RunRecord(
+        int(record.pid),
+        float(record.started),
+        _printable(record.url),
+        record.models,
+        int(record.adapters),
+        _printable(record.status),
+        int(record.running),
+        int(record.waiting),
+        float(record.kv_usage),
+        _printable(record.version),
+    )
+
+
+def _printable(text: Any) -> str:
+    """Return a text without control characters, which another user may have written for our terminal."""
+    return "".join(each if each.isprintable() else "?" for each in str(text)[:200])
+
+
+def _make_folder(folder: Path) -> None:
+    """Create the folder. Raises OSError if another user has it, which in /tmp anybody may."""
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise PermissionError(f"{folder} is not ours")

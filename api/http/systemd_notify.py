@@ -1,0 +1,16 @@
+"""Notification of systemd: a service of ``Type=notify`` counts as started when the model is loaded."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+
+
+def notify(state: str) -> None:
+    """Send ``READY=1``, ``STOPPING=1`` or the like to the socket in ``NOTIFY_SOCKET``, if there is one."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.sendto(state.encode(), address.replace("@", "\0", 1) if address[0] == "@" else address)

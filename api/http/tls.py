@@ -1,0 +1,176 @@
+"""TLS of the server: its context from the certificate files, checked by a handshake at start, and their renewal."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import ssl
+import time
+from pathlib import Path
+
+from ...engine.errors import ConfigError
+from ..config import ServerConfig
+
+REFRESH_SECONDS = 5.0
+_WARN_SECONDS = 14 * 86400
+
+logger = logging.getLogger("rootgraft.server")
+
+
+def tls_context(options: ServerConfig) -> ssl.SSLContext | None:
+    """Return the context of the options, or None without ``--ssl-certfile``.
+
+    Raises:
+        ConfigError: a file cannot be read or used, key and certificate differ, or clients would refuse the certificate.
+    """
+    if options.ssl_certfile is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(["http/1.1"])
+    context.verify_mode = ssl.VerifyMode(options.ssl_cert_reqs)
+    if options.ssl_ciphers is not None:
+        try:
+            context.set_ciphers(options.ssl_ciphers)
+        except ssl.SSLError as error:
+            raise ConfigError(
+                f"--ssl-ciphers: OpenSSL knows no cipher in {options.ssl_ciphers}. Try: openssl ciphers -v"
+            ) from error
+    _load_files(context, options)
+    _check_by_handshake(context, options.ssl_certfile)
+    return context
+
+
+async def refresh_certificates(context: ssl.SSLContext, options: ServerConfig) -> None:
+    """Load the files again into the context whenever they change, for connections from then on, until cancelled.
+
+    Files that cannot be used are logged, and those that were loaded before stay.
+    """
+    seen = _versions(options)
+    while True:
+        await asyncio.sleep(REFRESH_SECONDS)
+        if (now := _versions(options)) == seen:
+            continue
+        seen = now
+        try:
+            tls_context(options)  # the live context takes nothing that is wrong
+            _load_files(context, options)
+        except ConfigError as error:
+            logger.error("the certificate is not renewed: %s", error)
+        else:
+            logger.info("loaded the certificate of %s again", options.ssl_certfile)
+
+
+def _files(options: ServerConfig) -> dict[str, str]:
+    """Return the files that the options name, by flag."""
+    named = {
+        "--ssl-certfile": options.ssl_certfile,
+        "--ssl-keyfile": options.ssl_keyfile,
+        "--ssl-ca-certs": options.ssl_ca_certs,
+    }
+    return {flag: name for flag, name in named.items() if name is not None}
+
+
+def _versions(options: ServerConfig) -> list[tuple[int, int, int] | None]:
+    found: list[tuple[int, int, int] | None] = []
+    for name in _files(options).values():
+        try:
+            status = os.stat(name)
+        except OSError:
+            found.append(None)
+        else:
+            found.append((status.st_mtime_ns, status.st_size, status.st_ino))
+    return found
+
+
+def _load_files(context: ssl.SSLContext, options: ServerConfig) -> None:
+    for flag, name in _files(options).items():
+        try:
+            with Path(name).open("rb"):
+                pass
+        except OSError as error:
+            raise ConfigError(f"{flag}: {name} cannot be read: {error.strerror}. Try: ls -l {name}") from error
+    certfile = str(options.ssl_certfile)
+    try:
+        context.load_cert_chain(certfile, options.ssl_keyfile, password=_no_passphrase)
+    except _NeedsPassphrase as error:
+        key = options.ssl_keyfile or certfile
+        raise ConfigError(
+            f"--ssl-keyfile: {key} is locked with a passphrase. Try: openssl pkey -in {key} -out unlocked.key"
+        ) from error
+    except ssl.SSLError as error:
+        raise ConfigError(_fault_of_pair(error, certfile, options.ssl_keyfile)) from error
+    if options.ssl_ca_certs is not None:
+        try:
+            context.load_verify_locations(options.ssl_ca_certs)
+        except ssl.SSLError as error:
+            name = options.ssl_ca_certs
+            raise ConfigError(
+                f"--ssl-ca-certs: {name} holds no certificate in PEM. Try: openssl x509 -in {name} -noout -subject"
+            ) from error
+
+
+class _NeedsPassphrase(Exception):
+    """The key file is encrypted."""
+
+
+def _no_passphrase() -> str:
+    """Refuse to ask for a passphrase, as OpenSSL would do at the terminal."""
+    raise _NeedsPassphrase
+
+
+def _fault_of_pair(error: ssl.SSLError, certfile: str, keyfile: str | None) -> str:
+    if error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"):
+        return (
+            f"--ssl-keyfile: the key in {keyfile or certfile} is not the one of the certificate {certfile}: their "
+            f"public keys differ. Try: openssl x509 -in {certfile} -noout -pubkey"
+        )
+    if "-----BEGIN CERTIFICATE" not in Path(certfile).read_text("utf-8", "replace"):
+        return (
+            f"--ssl-certfile: {certfile} holds no certificate in PEM. "
+            f"Try: openssl x509 -inform der -in {certfile} -out certificate.pem"
+        )
+    if keyfile is None:
+        return f"--ssl-certfile: {certfile} holds no private key, so --ssl-keyfile must name its file."
+    return (
+        f"--ssl-keyfile: {keyfile} holds no private key in PEM that OpenSSL can read. "
+        f"Try: openssl pkey -in {keyfile} -noout -text"
+    )
+
+
+def _check_by_handshake(context: ssl.SSLContext, certfile: str) -> None:
+    """Let a client that trusts this certificate alone shake hands in memory, as every client checks dates and purpose.
+
+    Raises:
+        ConfigError: it refuses, as when the certificate has expired.
+    """
+    client_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client_context.check_hostname = False
+    client_context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client_context.load_verify_locations(certfile)
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = client_context.wrap_bio(to_client, to_server)
+    server = context.wrap_bio(to_server, to_client, server_side=True)
+    try:
+        if not any([_shaken(client), _shaken(server), _shaken(client)]):
+            raise ConfigError(f"--ssl-certfile: no client can agree with {certfile} and the ciphers on a connection.")
+    except ssl.SSLCertVerificationError as error:
+        raise ConfigError(
+            f"--ssl-certfile: clients will refuse {certfile}: {error.verify_message}. Renew it; its dates: "
+            f"openssl x509 -in {certfile} -noout -dates"
+        ) from error
+    except ssl.SSLError as error:
+        raise ConfigError(f"--ssl-certfile: no client can connect with {certfile}: {error.reason}.") from error
+    certificate = client.getpeercert() or {}
+    left = ssl.cert_time_to_seconds(str(certificate["notAfter"])) - time.time()
+    if left < _WARN_SECONDS:
+        logger.warning("--ssl-certfile: %s expires in %.0f days; renew it", certfile, left / 86400)
+
+
+def _shaken(side: ssl.SSLObject) -> bool:
+    """Go on with a handshake as far as the bytes at hand allow. Returns whether this side is done."""
+    try:
+        side.do_handshake()
+    except ssl.SSLWantReadError:
+        return False
+    return True

@@ -1,0 +1,183 @@
+"""Model caches of this user: which models they hold, whether each can be served, and removal from them. No torch."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ModelError
+from .gguf import GgufFile
+from .locate import DEFAULT_MODEL, DEFAULT_NAME, cache_folder
+from .read_config import read_model_config
+
+if TYPE_CHECKING:
+    from huggingface_hub import CachedRepoInfo, CachedRevisionInfo
+
+_ADAPTER = "adapter_config.json"
+_INDEX = "model.safetensors.index.json"
+_TOKENIZER = "tokenizer.json"
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """A model, or an adapter, in a cache.
+
+    Attributes:
+        name: what the commands call it.
+        model: what ``rootgraft serve`` is given; an empty string for the default model, which needs no name.
+        path: its folder or file.
+        cache: the cache's folder.
+        size: bytes on disk.
+        format: of its weights, such as ``GGUF Q4_1`` or ``safetensors bfloat16``.
+        used: last access, in seconds since 1970.
+        fault: why it cannot be served; an empty string if it can.
+    """
+
+    name: str
+    model: str
+    path: Path
+    cache: Path
+    size: int
+    format: str
+    used: float
+    fault: str = ""
+
+
+def hub_cache() -> Path:
+    """Return the folder of the hub's client, which may not exist yet."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return Path(HF_HUB_CACHE)
+
+
+def cached_models() -> list[CachedModel]:
+    """Return the models in our own cache and in that of the hub's client, by name."""
+    return sorted([*_packaged_models(), *_hub_models()], key=lambda model: model.name.lower())
+
+
+def remove(model: CachedModel) -> None:
+    """Delete a model from its cache.
+
+    Raises:
+        ModelError: it lies elsewhere, as behind a symbolic link, or cannot be deleted.
+    """
+    if model.path.is_symlink() or model.cache.resolve() not in model.path.resolve().parents:
+        raise ModelError(f"{model.path} leads out of the cache {model.cache}: nothing was removed.")
+    try:
+        if model.path.is_file():
+            model.path.unlink()
+            model.path.with_name(model.path.name + ".verified.json").unlink(missing_ok=True)
+        else:
+            _remove_from_hub(model)
+    except OSError as error:
+        raise ModelError(f"{model.path} cannot be removed: {error.strerror or error}.") from error
+    if model.path.exists():
+        raise ModelError(f"{model.path} could not be removed. Try: ls -ld {model.path}")
+
+
+def _remove_from_hub(model: CachedModel) -> None:
+    """Let the hub's client delete all revisions of a model.
+
+    It finds them by commit, and a copy of a repository has the commits of the original: it is shown this one alone.
+    """
+    from huggingface_hub import scan_cache_dir
+
+    info = scan_cache_dir(model.cache)
+    for repo in info.repos:
+        if repo.repo_path == model.path:
+            alone = replace(info, repos=frozenset((repo,)))
+            alone.delete_revisions(*(revision.commit_hash for revision in repo.revisions)).execute()
+
+
+def _packaged_models() -> Iterator[CachedModel]:
+    cache = cache_folder()
+    for path in sorted(cache.glob("*.gguf")):
+        if path.is_file():
+            status = path.stat()
+            is_default = path.name == DEFAULT_MODEL.filename
+            kind, fault = _gguf(path)
+            yield CachedModel(
+                DEFAULT_NAME if is_default else path.stem,
+                "" if is_default else str(path),
+                path,
+                cache,
+                status.st_size,
+                kind,
+                status.st_atime,
+                fault,
+            )
+
+
+def _hub_models() -> Iterator[CachedModel]:
+    cache = hub_cache()
+    if not cache.is_dir():
+        return
+    from huggingface_hub import scan_cache_dir
+
+    for repo in scan_cache_dir(cache).repos:
+        revision = _revision(repo)
+        if repo.repo_type != "model" or revision is None:
+            continue
+        model, kind, fault = _describe(repo.repo_id, revision.snapshot_path)
+        yield CachedModel(
+            repo.repo_id, model, repo.repo_path, cache, repo.size_on_disk, kind, repo.last_accessed, fault
+        )
+
+
+def _revision(repo: CachedRepoInfo) -> CachedRevisionInfo | None:
+    """Return the revision that a name alone stands for: that of the main branch, or else the last one."""
+    revisions = sorted(repo.revisions, key=lambda revision: ("main" in revision.refs, revision.last_modified))
+    return revisions[-1] if revisions else None
+
+
+def _describe(name: str, folder: Path) -> tuple[str, str, str]:
+    """Return what ``serve`` is given for a folder of the hub's cache, the format and the fault."""
+    if (folder / _ADAPTER).is_file():
+        base = _json(folder / _ADAPTER).get("base_model_name_or_path") or "its base model"
+        return name, "adapter", f"an adapter: serve {base} with --enable-lora --lora-modules NAME={folder}"
+    gguf = sorted(folder.glob("*.gguf"))
+    if gguf and not (folder / "config.json").is_file():
+        kind, fault = _gguf(gguf[0])
+        return str(gguf[0]), kind, fault
+    dtype = _json(folder / "config.json").get("dtype") or _json(folder / "config.json").get("torch_dtype") or ""
+    return name, " ".join(filter(None, ("safetensors", str(dtype)))), _fault_of_folder(folder)
+
+
+def _fault_of_folder(folder: Path) -> str:
+    if not (folder / "config.json").is_file():
+        return "it has no config.json: no language model, or one that was not fetched as a whole"
+    try:
+        read_model_config(folder)
+    except ModelError as error:
+        return str(error)
+    index = _json(folder / _INDEX).get("weight_map")
+    shards = sorted(set(index.values())) if isinstance(index, dict) else ["model.safetensors"]
+    missing = [name for name in (*map(str, shards), _TOKENIZER) if not (folder / name).exists()]
+    return f"{missing[0]} is missing: rootgraft pull fetches what is not there" if missing else ""
+
+
+def _gguf(path: Path) -> tuple[str, str]:
+    """Return the format of a GGUF file, by the type of most of its bytes, and its fault."""
+    try:
+        sizes: Counter[str] = Counter()
+        for tensor in GgufFile.open(path).tensors.values():
+            sizes[tensor.type] += tensor.num_bytes
+        kind = f"GGUF {sizes.most_common(1)[0][0]}" if sizes else "GGUF"
+        read_model_config(path)
+    except ModelError as error:
+        return "GGUF", str(error)
+    return kind, ""
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Return a JSON object; an empty one where it cannot be read."""
+    with suppress(OSError, ValueError, RecursionError):
+        content = json.loads(path.read_bytes())
+        if isinstance(content, dict):
+            return content
+    return {}

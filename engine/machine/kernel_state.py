@@ -1,0 +1,81 @@
+"""State of the CPU kernels on this machine: compiler, cache, and which library the next start will use."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class KernelState:
+    """CPU kernels as the next start will find them.
+
+    Attributes:
+        status: built for this CPU; compiled at the next start; portable, from the package; or missing, so that plain
+            torch computes.
+        compiler: its version; empty where there is none.
+        cache: folder of compiled libraries.
+        is_writable: whether libraries can be put there.
+        instruction_set: of a library that is there.
+        fault: why there is none.
+    """
+
+    status: Literal["built", "compiled at start", "portable", "missing"]
+    compiler: str
+    cache: Path
+    is_writable: bool
+    instruction_set: str = ""
+    fault: str = ""
+
+
+def kernel_state() -> KernelState:
+    """Return the state, without compiling anything."""
+    from ...kernels.cpu.build import BuildError, default_cache, find_compiler, library_path
+    from ...kernels.cpu.portable_build import find_portable
+
+    cache = default_cache()
+    is_writable = _is_writable(cache)
+    version = ""
+    try:
+        compiler = find_compiler()
+        version = _version(compiler)
+        path = library_path(cache, compiler=compiler)
+    except BuildError as error:
+        fault = str(error)
+    else:
+        if path.exists():
+            return KernelState("built", version, cache, is_writable, _instruction_set(path))
+        if is_writable:
+            return KernelState("compiled at start", version, cache, is_writable)
+        fault = f"the cache {cache} cannot be written"
+    if (portable := find_portable()) is not None:
+        return KernelState("portable", version, cache, is_writable, _instruction_set(portable))
+    return KernelState("missing", version, cache, is_writable, fault=fault)
+
+
+def _instruction_set(path: Path) -> str:
+    """Return what a library says of itself; an empty string if it does not load."""
+    with suppress(OSError, AttributeError):
+        library = ctypes.CDLL(str(path))
+        library.instruction_set.restype = ctypes.c_char_p
+        return str(library.instruction_set().decode())
+    return ""
+
+
+def _version(compiler: str) -> str:
+    with suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=20, check=False)
+        return done.stdout.partition("\n")[0].strip() or compiler
+    return compiler
+
+
+def _is_writable(folder: Path) -> bool:
+    """Return whether the folder can be written, or made."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return os.access(folder, os.W_OK | os.X_OK)

@@ -1,0 +1,141 @@
+"""Files of `deploy/`: images, compose file and systemd unit name files, targets and options that exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rootgraft.api.cli.flag_parser import parse
+from rootgraft.api.cli.main import COMMANDS
+from rootgraft.api.config import ServerConfig
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+Stage = list[tuple[str, str]]
+
+
+def stages() -> dict[str, tuple[str, Stage]]:
+    """Stages of the Dockerfile by name: what each is built from, and its instructions."""
+    text = re.sub(r"\\\n\s*", "", re.sub(r"(?m)^\s*#.*\n", "", (DEPLOY / "Dockerfile").read_text("utf-8")))
+    found: dict[str, tuple[str, Stage]] = {}
+    current: Stage = []
+    for line in filter(None, text.splitlines()):
+        word, _, rest = line.partition(" ")
+        if word == "FROM":
+            base, name = re.fullmatch(r"(\S+) AS (\S+)", rest).groups()  # type: ignore[union-attr]
+            current = []
+            found[name] = base, current
+        else:
+            current.append((word, rest.strip()))
+    return found
+
+
+def whole(name: str) -> Stage:
+    """The instructions of a stage and of those below it."""
+    base, own = stages()[name]
+    return [*(whole(base) if base in stages() else []), *own]
+
+
+def last(name: str, word: str) -> str:
+    return [rest for instruction, rest in whole(name) if instruction == word][-1]
+
+
+def options_of(words: list[str]) -> list[Any]:
+    """The options that a command line gives; raises for one that does not parse."""
+    command = COMMANDS[words[0]]
+    return parse("p", "", command.classes, command.positional, words[1:])
+
+
+def server_of(words: list[str]) -> ServerConfig:
+    return next(options for options in options_of(words) if isinstance(options, ServerConfig))
+
+
+@pytest.mark.parametrize("image", ["cpu", "cuda"])
+def test_an_image_runs_without_rights_and_tells_its_health(image: str) -> None:
+    assert last(image, "USER") == "10001:10001" and stages()[image][1][-1][0] == "USER"
+    assert last(image, "VOLUME") == "/models" and "XDG_CACHE_HOME=/models" in last(image, "ENV") + str(whole(image))
+    port = int(last(image, "EXPOSE"))
+    words = [*json.loads(last(image, "ENTRYPOINT")), *json.loads(last(image, "CMD"))]
+    assert words[0] == "rootgraft"
+    server = server_of(words[1:])
+    assert (server.host, server.port) == ("0.0.0.0", port)
+    check = json.loads(last(image, "HEALTHCHECK").partition("CMD ")[2])
+    assert check[:3] == ["python", "-P", "-c"] and f"127.0.0.1:{port}/health" in check[3]
+    compile(check[3], "health check", "exec")
+
+
+def test_the_default_target_is_the_cpu_image_and_has_no_compiler() -> None:
+    assert list(stages())[-1] == "cpu"
+    assert not [rest for word, rest in whole("cpu") if word == "RUN" and "apt-get" in rest]
+
+
+def test_what_a_build_copies_and_runs_exists() -> None:
+    for name, (_, instructions) in stages().items():
+        for word, rest in instructions:
+            if word == "COPY" and (source := re.match(r"--from=(\S+)", rest)):
+                assert source[1] in stages(), name
+            for module in re.findall(r"python -P -m (\S+)", rest):
+                assert importlib.util.find_spec(module), module
+            for extra in re.findall(r"pip install \"\.\[(\w+)\]\"", rest):
+                assert extra in PROJECT["optional-dependencies"]
+            for requirement in re.findall(r'"(torch[^"]*)"', rest):
+                assert requirement in PROJECT["dependencies"]
+    allowed = [line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines() if line[:1] == "!"]
+    assert all((ROOT / name).exists() for name in allowed)
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"benchmarks", "tests", "examples"}
+    assert packages <= set(allowed) and {"pyproject.toml", PROJECT["readme"]} <= set(allowed)
+
+
+def test_the_compose_file() -> None:
+    file = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
+    assert set(file["services"]) == {"rootgraft", "rootgraft-cuda"}
+    for service in file["services"].values():
+        build = service["build"]
+        assert (DEPLOY / build["context"] / build["dockerfile"]).samefile(DEPLOY / "Dockerfile")
+        assert build["target"] in stages() and service["image"] == f"rootgraft:{build['target']}"
+        server = server_of(service["command"])
+        assert service["ports"] == [f"127.0.0.1:{server.port}:{last(build['target'], 'EXPOSE')}"]
+        assert float(service["stop_grace_period"].removesuffix("s")) > server.shutdown_timeout + 10
+        (volume,) = service["volumes"]
+        assert volume.split(":")[0] in file["volumes"] and volume.split(":")[1] == last(build["target"], "VOLUME")
+        assert service["read_only"] and service["cap_drop"] == ["ALL"] and service["tmpfs"] == ["/tmp"]
+
+
+def unit() -> dict[str, list[str]]:
+    settings: dict[str, list[str]] = {}
+    for line in (DEPLOY / "systemd" / "rootgraft.service").read_text("utf-8").splitlines():
+        key, equals, value = line.partition("=")
+        if equals and not line.startswith("#"):
+            settings.setdefault(key, []).append(value)
+    return settings
+
+
+def test_the_systemd_unit() -> None:
+    settings = unit()
+    program, *words = shlex.split(settings["ExecStart"][0])
+    assert program == "/opt/rootgraft/bin/rootgraft" and words[1] == "--config"
+    config = DEPLOY / "systemd" / Path(words[2]).name
+    server = server_of([words[0], "--config", str(config)])
+    assert float(settings["TimeoutStopSec"][0]) > server.shutdown_timeout + 10
+    assert settings["Type"] == ["notify"] and settings["RestartPreventExitStatus"] == ["2"]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    """Every setting is known to it; the program is another, as ours is not installed there."""
+    text = (DEPLOY / "systemd" / "rootgraft.service").read_text("utf-8")
+    file = tmp_path / "rootgraft.service"
+    file.write_text(text.replace("/opt/rootgraft/bin/rootgraft", "/bin/true"))
+    done = subprocess.run(["systemd-analyze", "verify", str(file)], capture_output=True, text=True, check=False)
+    assert not [line for line in done.stderr.splitlines() if "rootgraft.service" in line]

@@ -1,0 +1,180 @@
+# ruff: noqa: E501 (messages)
+"""Errors of a start end with the command that mends them: hub, disk, torch, memory, device, compiler."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import huggingface_hub.constants
+import pytest
+import torch
+
+from rootgraft.engine.checkpoint.locate import resolve_model
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core import engine_process
+from rootgraft.engine.errors import ConfigError, EngineDead, EngineError, ModelError
+from rootgraft.engine.executor import device, worker
+from rootgraft.engine.serving.engine_client import EngineClient
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, tuple[int, str]]]:
+    """A hub on the loopback that answers with a status and a code of errors, by the name of the model."""
+    replies: dict[str, tuple[int, str]] = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            name = "/".join(self.path.split("/")[3:5])
+            status, code = replies.get(name, (404, "RepoNotFound"))
+            self.send_response(status)
+            self.send_header("X-Error-Code", code)
+            self.send_header("X-Error-Message", f"{code} of {name}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_HEAD = do_GET
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        yield replies
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("reply", "revision", "message"),
+    [
+        ((403, "GatedRepo"), None, "accept its terms at https://huggingface.co/org/name, .* Try: hf auth login$"),
+        ((401, "RepoNotFound"), None, "the hub has no such model, or it is private. Try: hf auth login"),
+        ((404, "RevisionNotFound"), "v9", "--revision: org/name has no branch, tag or commit v9. Try: rootgraft pull org/name"),
+    ],
+)  # fmt: skip
+def test_what_the_hub_refuses(hub: Any, reply: tuple[int, str], revision: str | None, message: str) -> None:
+    hub["org/name"] = reply
+    with pytest.raises(ModelError, match=message):
+        resolve_model("org/name", revision=revision)
+
+
+def test_a_hub_that_cannot_be_reached(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:1")
+    with pytest.raises(ModelError, match=r"the hub cannot be reached: .* Try: rootgraft list"):
+        resolve_model("org/name")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError, match=r"HF_HUB_OFFLINE is set\. Try: env -u HF_HUB_OFFLINE rootgraft pull org/name"):
+        resolve_model("org/name")
+
+
+def test_a_disk_that_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> str:
+        raise RuntimeError("download failed") from OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(ModelError, match=r"disk of the hub's cache is full\. Try: rootgraft list, then rootgraft rm"):
+        resolve_model("org/name")
+
+
+@pytest.mark.parametrize(
+    ("program", "error", "message"),
+    [
+        ("raise ImportError('libtorch.so: not found', name='torch')", ConfigError, r"torch cannot be imported: libtorch\.so: not found\. Try: .* -m pip install --force-reinstall 'torch"),
+        ("raise OSError('libcudart.so.13: cannot open')", ConfigError, r"torch cannot be imported: libcudart\.so\.13"),
+        ("import os; os.kill(os.getpid(), 9)", EngineDead, r"it was killed, as the system does when memory runs out.* Try: rootgraft serve --quantization"),
+        ("import os; os.kill(os.getpid(), 4)", EngineDead, r"by signal 4 \(SIGILL\); its own lines above say why\. Try: rootgraft doctor"),
+        ("import os; os._exit(3)", EngineDead, r"with exit status 3; .* Try: rootgraft doctor"),
+    ],
+)  # fmt: skip
+def test_an_engine_whose_torch_does_not_run(
+    program: str, error: type[EngineError], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text(program)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    async def start() -> None:
+        client = EngineClient(EngineConfig(), tmp_path)
+        try:
+            await client.start()
+        finally:
+            await client.close()
+
+    with pytest.raises(error, match=message):
+        asyncio.run(start())
+
+
+@pytest.mark.parametrize(
+    "fault", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")]
+)
+def test_a_model_beyond_the_memory(fault: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from rootgraft.engine.core.engine_core import EngineCore
+
+    def load(*_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(EngineCore, "load", load)
+    with pytest.raises(ConfigError, match=r"does not fit the memory .* Try: rootgraft serve --quantization int8"):
+        engine_process._load(EngineConfig(), tmp_path)
+    fault = RuntimeError("a bug")
+    with pytest.raises(RuntimeError, match="a bug"):
+        engine_process._load(EngineConfig(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "num_pages", "message"),
+    [
+        (
+            None,
+            1,
+            r"No memory is left for the KV pool: 1 pages of 16 tokens\. .* Try: rootgraft serve --kv-cache-memory",
+        ),
+        (200, 100, r"beyond the model's own limit, 128\. Try: rootgraft serve --max-model-len 128$"),
+        (100, 5, r"the KV pool, which holds 63 tokens; .* Try: rootgraft serve --max-model-len 63$"),
+    ],
+)
+def test_a_pool_that_is_too_small(wanted: int | None, num_pages: int, message: str) -> None:
+    model: Any = SimpleNamespace(max_position_embeddings=128)
+    with pytest.raises(ConfigError, match=message):
+        worker._max_model_len(EngineConfig(max_model_len=wanted), model, num_pages)
+
+
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for built_for, reason in ((None, "this torch is built for CPUs"), ("13.0", "no CUDA device is visible")):
+        monkeypatch.setattr(torch.version, "cuda", built_for)
+        with pytest.raises(ConfigError, match=rf"{reason}; --device cpu serves without\. Try: rootgraft doctor"):
+            device.choose_device(EngineConfig(device="cuda"))
+
+
+def test_kernels_without_a_compiler_name_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = "CPU kernels: plain torch, because no C++ compiler (g++ or c++) was found"
+    monkeypatch.setattr(worker.ops, "native_status", lambda: plain)
+    assert worker._kernel_status(torch.device("cpu")).startswith(f"{plain}. Try: ")
+    monkeypatch.setattr(worker.ops, "native_status", lambda: "CPU kernels: native, AVX2, 2 threads")
+    assert "Try" not in worker._kernel_status(torch.device("cpu"))
+
+
+def test_a_package_that_is_missing_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rootgraft.api.cli.main import main
+
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    monkeypatch.delitem(sys.modules, "rootgraft.api.cli.machine.completion", raising=False)
+    assert main(["completion", "bash"]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "the package shtab is missing. Try: pip install" in error

@@ -1,0 +1,1 @@
+"""Whole server processes, and machines made of files, for the tests of operation."""
