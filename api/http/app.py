@@ -66,5 +66,5 @@ def create_app(state: ServerState) -> FastAPI:
             allow_headers=["*"],
             expose_headers=["x-request-id", "request-id", "retry-after", *LIMIT_HEADERS],
         )
-    app.add_middleware(Identify)
+    app.add_middleware(Identify, state=state)
     return app
