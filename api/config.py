@@ -17,6 +17,8 @@ REASONING_PARSERS = (
     *("step3", "seed_oss", "mistral", "cohere_command3", "granite"),
 )
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+/?")
+# Those of api/observe/metric_tables.py.
+METRICS_PREFIXES = ("rootgraft:", "vllm:")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -166,6 +168,12 @@ class ServerConfig:
     log_level: str = option("info", "Least severe lines in the log.", choices=_LOG_LEVELS, group="observability")
     log_format: str = option(
         "text", "json: each line of the log is a JSON object.", choices=("text", "json"), group="observability"
+    )
+    metrics_prefix: str = option(
+        "rootgraft:",
+        "Prefix of the metrics that vLLM has too. vllm: makes them its own, buckets included, for its dashboards.",
+        choices=METRICS_PREFIXES,
+        group="observability",
     )
     usage_ledger: str | None = option(
         None,

@@ -49,7 +49,8 @@ def anthropic_body(reply: ErrorReply, request_id: str) -> bytes:
 
 
 def error_response(reply: ErrorReply, scope: Scope) -> Response:
-    """Return the response to a request with this scope."""
+    """Return the response to a request with this scope, and note the error's code for the log and the metrics."""
+    scope["state"]["facts"].error = reply.word
     if not speaks_anthropic(scope["path"]):
         return reply.response()
     if reply.code == "server_overloaded":

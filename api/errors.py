@@ -34,6 +34,7 @@ from ..engine.errors import (
 logger = logging.getLogger(__name__)
 
 _RETRY = {"retry-after": "1"}
+_INTERNAL = "internal_error"
 _LONGEST_RETRY = 3600
 _LONGEST_PARAM = 400  # characters of a field's name, which a request may have made up
 
@@ -61,6 +62,11 @@ class ErrorReply:
         if self.kind is not None:
             return self.kind
         return "server_error" if self.status >= 500 else "invalid_request_error"
+
+    @property
+    def word(self) -> str:
+        """The code, or the type where there is none: the class of the error for metrics and the log."""
+        return self.code or self.type
 
     def body(self) -> bytes:
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
@@ -92,7 +98,10 @@ class Rejection(HTTPError):
         kind: of the rate limit of a 429, ``requests`` or ``tokens``.
     """
 
-    REASONS = ("requests_per_minute", "tokens_per_minute", "tenant_share", "queue_full", "queue_slow")
+    REASONS = (
+        *("requests_per_minute", "tokens_per_minute", "tenant_share"),
+        *("max_queued_requests", "max_queued_tokens", "queue_slow"),
+    )
 
     def __init__(self, status: int, message: str, reason: str, seconds: float, *, kind: str = "requests") -> None:
         retry = min(_LONGEST_RETRY, max(1, math.ceil(seconds)))
@@ -104,6 +113,22 @@ class Rejection(HTTPError):
 
 def reply_to(error: Exception) -> ErrorReply:
     """Return the reply for any exception. Logs unexpected ones."""
+    reply = _known_reply(error)
+    if reply is not None:
+        return reply
+    logger.error("unexpected error", exc_info=error)
+    message = str(error) if isinstance(error, EngineError) else "The server made an error; its log has the details."
+    return ErrorReply(500, message, code=_INTERNAL)
+
+
+def error_code(error: Exception) -> str:
+    """Return the code of an exception's reply, as metrics and the log tell it: one of a few words of ours."""
+    reply = _known_reply(error)
+    return _INTERNAL if reply is None else reply.word
+
+
+def _known_reply(error: Exception) -> ErrorReply | None:
+    """Return the reply for an exception; None for an unexpected one."""
     match error:
         case UnknownModel():
             return ErrorReply(404, str(error), error.param, error.code)
@@ -122,9 +147,7 @@ def reply_to(error: Exception) -> ErrorReply:
             return _reply_to_invalid(error.errors())
         case HTTPException():
             return _reply_to_http(error)
-    logger.error("unexpected error", exc_info=error)
-    message = str(error) if isinstance(error, EngineError) else "The server made an error; its log has the details."
-    return ErrorReply(500, message, code="internal_error")
+    return None
 
 
 def _reply_to_http(error: HTTPException) -> ErrorReply:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 _MAX_OBSERVATIONS = 4096
+_SPLIT = ("finished", "drafted", "drafts_accepted", "accepted_runs", "seconds")
 
 
 @dataclass(slots=True)
@@ -14,6 +15,7 @@ class EngineStats:
 
     Attributes:
         steps: forward passes.
+        rows: sequences in them, over all steps.
         prompt_tokens: tokens of admitted prompts.
         prompt_tokens_cached: prompt tokens found in the prefix cache.
         prompt_tokens_forked: cached prompt tokens that another running sequence shared at admission.
@@ -26,10 +28,12 @@ class EngineStats:
         drafts: rows with drafts, over all steps.
         draft_tokens: drafts; ``drafted`` has the per-source counts.
         draft_tokens_accepted: accepted drafts; ``drafts_accepted`` has the per-source counts.
+        accepted_runs: rows with drafts, by how many of these were accepted.
         seconds: of steps, by part; ``step`` is the whole.
     """
 
     steps: int = 0
+    rows: int = 0
     prompt_tokens: int = 0
     prompt_tokens_cached: int = 0
     prompt_tokens_forked: int = 0
@@ -44,6 +48,7 @@ class EngineStats:
     draft_tokens_accepted: int = 0
     drafted: dict[str, int] = field(default_factory=dict)
     drafts_accepted: dict[str, int] = field(default_factory=dict)
+    accepted_runs: dict[int, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     observations: dict[str, list[float]] = field(default_factory=dict)
 
@@ -61,18 +66,18 @@ class EngineStats:
         if unfinished := self.accepted - sum(self.finished.values()):
             self.finished[reason] = self.finished.get(reason, 0) + unfinished
 
-    def count_step(self, num_tokens: int) -> None:
-        """Count a step and its input tokens."""
+    def count_step(self, num_tokens: int, num_rows: int) -> None:
+        """Count a step, its input tokens and its rows."""
         self.steps += 1
+        self.rows += num_rows
         self.computed_tokens += num_tokens
         self.observe("iteration_tokens_total", num_tokens)
 
-    def count_prompt(self, num_tokens: int, num_cached: int, num_forked: int, waited: float) -> None:
-        """Count the prompt of an admitted sequence, and the seconds that it waited."""
+    def count_prompt(self, num_tokens: int, num_cached: int, num_forked: int) -> None:
+        """Count the prompt of an admitted sequence."""
         self.prompt_tokens += num_tokens
         self.prompt_tokens_cached += num_cached
         self.prompt_tokens_forked += num_forked
-        self.observe("request_queue_time_seconds", waited)
 
     def count_drafts(self, source: str, num_drafts: int, num_accepted: int) -> None:
         """Count the drafts of one row."""
@@ -81,6 +86,7 @@ class EngineStats:
         self.draft_tokens_accepted += num_accepted
         self.drafted[source] = self.drafted.get(source, 0) + num_drafts
         self.drafts_accepted[source] = self.drafts_accepted.get(source, 0) + num_accepted
+        self.accepted_runs[num_accepted] = self.accepted_runs.get(num_accepted, 0) + 1
 
     def add_seconds(self, parts: Mapping[str, float]) -> None:
         for part, seconds in parts.items():
@@ -89,7 +95,7 @@ class EngineStats:
     def counters(self) -> dict[str, float]:
         """All counters, flat: ``finished`` becomes ``finished_stop`` and so on."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "observations"}
-        split = {name: values.pop(name) for name in ("finished", "drafted", "drafts_accepted", "seconds")}
+        split = {name: values.pop(name) for name in _SPLIT}
         return {**values, **{f"{name}_{key}": count for name, counts in split.items() for key, count in counts.items()}}
 
     def take_observations(self) -> dict[str, list[float]]:

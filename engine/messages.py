@@ -21,7 +21,7 @@ import msgpack
 from ..grammar.thought_rules import ThoughtRules
 from .errors import EngineError, GrammarRefused, RequestError
 from .snapshot import EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView
-from .types import AdapterInfo, FinishReason, Logprob, Priority, SamplingParams, Usage
+from .types import AdapterInfo, FinishReason, Logprob, Priority, SamplingParams, SequenceStats, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +162,14 @@ class Done:
 
     Attributes:
         stop_token: the stop token that ended it, else None: a completion token that is in no ``TokenOut``.
+        stats: what the engine measured of it; None if it was never admitted.
     """
 
     id: int
     reason: FinishReason
     usage: Usage
     stop_token: int | None = None
+    stats: SequenceStats | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,10 +227,12 @@ class Heartbeat:
     Attributes:
         stats: name -> number, names as in ``EngineStats``.
         histograms: name -> observations since the last heartbeat.
+        adapters: names of adapters that have running and that have waiting sequences, in order.
     """
 
     stats: dict[str, float]
     histograms: dict[str, list[float]]
+    adapters: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
 
 Message = (
@@ -254,7 +258,7 @@ Message = (
 _TYPES: tuple[type[Any], ...] = get_args(Message)
 _TAGS = {cls: tag for tag, cls in enumerate(_TYPES)}
 _VALUES = (
-    *(SamplingParams, ThoughtRules, Logprob, Usage, AdapterInfo),
+    *(SamplingParams, ThoughtRules, Logprob, Usage, SequenceStats, AdapterInfo),
     *(EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView),
 )
 _FIELDS = {cls: tuple(f.name for f in fields(cls)) for cls in (*_TYPES, *_VALUES)}
@@ -330,6 +334,8 @@ _DECODERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
     (TokenOut, "prompt_logprobs"): _logprobs,
     (Done, "reason"): FinishReason,
     (Done, "usage"): lambda row: Usage(*row),
+    (Done, "stats"): lambda row: SequenceStats(*row) if row else None,
+    (Heartbeat, "adapters"): lambda rows: tuple(map(tuple, rows)),
     (Failed, "refusal"): lambda parts: tuple(parts) if parts else None,
     (AdapterChanged, "info"): lambda row: AdapterInfo(*row) if row else None,
     (Reply, "failure"): lambda row: Failed(*row) if row else None,

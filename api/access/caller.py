@@ -14,7 +14,8 @@ from .api_keys import Key
 class RequestFacts:
     """Facts about a request for the access log, in the log's order. None is not logged.
 
-    ``Guard`` sets ``key``, routes set the fields up to ``ignored_fields``, ``generate`` sets the others at the end.
+    ``Guard`` sets ``key``, routes set the fields up to ``ignored_fields``, ``generate`` sets the others at the end. The
+    code of an error is set by whoever makes the error's response, or by ``generate`` where a stream ends in one.
     """
 
     key: str | None = None
@@ -25,9 +26,18 @@ class RequestFacts:
     response_id: str | None = None
     ignored_fields: str | None = None
     first_token_seconds: float | None = None
+    queue_seconds: float | None = None
+    prefill_seconds: float | None = None
+    decode_seconds: float | None = None
+    tokens_per_second: float | None = None
+    batch_size: float | None = None
+    kv_pages: int | None = None
+    preemptions: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
+    drafted_tokens: int | None = None
     finished: Mapping[str, int] | None = None
+    error: str | None = None
     tenant: str | None = None
     adapter: str | None = None
     trace_id: str | None = None

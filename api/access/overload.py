@@ -153,13 +153,13 @@ class QueueLimits:
         if not self.sequences:
             return
         room = ROOM[load.priority]
-        for what, waiting, more, limit in (
-            ("requests", self.sequences, load.sequences, self._max_sequences),
-            ("prompt tokens", self.tokens, load.tokens, self._max_tokens),
+        for reason, what, waiting, more, limit in (
+            ("max_queued_requests", "requests", self.sequences, load.sequences, self._max_sequences),
+            ("max_queued_tokens", "prompt tokens", self.tokens, load.tokens, self._max_tokens),
         ):
             if waiting + more > limit * room:
                 text = f"The server is busy: {waiting} {what} are waiting, of {limit} that may."
-                raise Rejection(503, text, "queue_full", self._until_room())
+                raise Rejection(503, text, reason, self._until_room())
         self._check_wait(load)
         self._check_share(load)
 

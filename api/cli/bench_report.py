@@ -9,7 +9,7 @@ from typing import Any
 
 from .remote_server import Timing
 
-PERCENTILES = (50, 90, 99)
+PERCENTILES = (50, 90, 95, 99)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -62,8 +62,9 @@ def table(figures: dict[str, Any]) -> str:
     for label, key in _LATENCIES:
         values = figures[key]
         lines.append(_row(label, [f"{values[n]:.2f}" if values else "-" for n in _columns()]))
-    if figures["errors"]:
-        lines += ["", "Errors", *(f"  {count:>6}  {kind}" for kind, count in figures["errors"].items())]
+    for title, counts in (("Errors", figures["errors"]), ("Invalid answers", figures.get("invalid_answers"))):
+        if counts:
+            lines += ["", title, *(f"  {count:>6}  {kind}" for kind, count in counts.items())]
     return "\n".join(lines)
 
 
@@ -76,7 +77,7 @@ _LATENCIES = (
 
 
 def _columns() -> list[str]:
-    return ["mean", *(f"p{p}" for p in PERCENTILES)]
+    return ["mean", "p50", "p90", "p99"]
 
 
 def _row(label: str, cells: Sequence[str]) -> str:

@@ -77,10 +77,14 @@ def _run_batch(batch: RunBatchOptions, engine: EngineConfig) -> int:
     return run_batch(engine, batch)
 
 
-def _bench_serve(*options: Any) -> int:
+def _bench_serve(remote: RemoteOptions, options: BenchOptions) -> int:
+    if options.sweep is not None:
+        from .bench_sweep import bench_sweep
+
+        return bench_sweep(remote, options)
     from .bench_serve import bench_serve
 
-    return bench_serve(*options)
+    return bench_serve(remote, options)
 
 
 def _bench_step(engine: EngineConfig, options: StepOptions) -> int:

@@ -6,6 +6,7 @@ They are separate from the commands' code, so that help and usage errors do not 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ...engine.config import check_options, option
 from ...engine.errors import ConfigError
@@ -67,19 +68,82 @@ class CompleteOptions:
         check_options(self)
 
 
+MIXES = ("random", "shared-prefix", "schema", "adapters")
+MOST_CLIENTS = 4096
+_ELLIPSIS = "..."
+
+
+def parse_levels(text: str) -> tuple[int, ...]:
+    """Parse ``1,2,4,8`` or ``1,2,4,...,64``: dots go on with the factor of the two numbers before, or their difference.
+
+    The factor is taken where it is a whole number and fits all numbers before the dots. Raises ConfigError.
+    """
+    words = [word.strip() for word in text.split(",")]
+    wrong = ConfigError(
+        f"--sweep must be ascending numbers of clients from 1 to {MOST_CLIENTS} such as 1,2,4,8 or 1,2,4,...,64, "
+        f"not {text}."
+    )
+    levels: list[int] = []
+    for place, word in enumerate(words):
+        if word == _ELLIPSIS and 2 <= place == len(words) - 2 and words[-1].isdecimal() and len(words[-1]) < 6:
+            levels += _continued(levels, int(words[-1]))
+        elif word.isdecimal() and len(word) < 6:
+            levels.append(int(word))
+        else:
+            raise wrong
+    if levels != sorted(set(levels)) or not 1 <= levels[0] <= levels[-1] <= MOST_CLIENTS:
+        raise wrong
+    return tuple(levels)
+
+
+def _continued(levels: list[int], last: int) -> list[int]:
+    """Return the numbers that go on from ``levels`` below ``last``; none if they do not ascend."""
+    before, current = levels[-2:]
+    if not 0 < before < current:
+        return []
+    grows = all(b * before == a * current for a, b in pairwise(levels)) and current % before == 0
+    found: list[int] = []
+    while (current := current * levels[-1] // before if grows else current + levels[-1] - before) < last:
+        found.append(current)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
     """Load of ``rootgraft bench serve``. Lengths are in tokens."""
 
     endpoint: str = option("chat", "What to call.", choices=("chat", "completions"), group="load")
-    num_prompts: int = option(100, "Requests in all.", low=1, group="load")
+    num_prompts: int | None = option(
+        None,
+        "Requests in all, 100 by default; in a sweep at each level, by default 4 for each client.",
+        low=1,
+        group="load",
+    )
     request_rate: float = option(
         float("inf"), "Requests a second, arriving as a Poisson process. inf: all at once.", low=0.001, group="load"
     )
     max_concurrency: int | None = option(None, "Most requests under way at one time.", low=1, group="load")
-    seed: int = option(0, "Seed of prompts and arrival times.", low=0, group="load")
+    sweep: str | None = option(
+        None,
+        "Measure at each of these numbers of clients, which send their next request when the last one has ended: "
+        "1,2,4,8 or 1,2,4,...,64.",
+        group="load",
+    )
+    seed: int | None = option(
+        None, "Seed of prompts and arrival times. Default: a new one in each run, which is told.", low=0, group="load"
+    )
+    temperature: float = option(1.0, "Temperature of every request.", low=0, high=2, group="load")
+    mix: tuple[str, ...] = option(
+        ("random",),
+        "Kinds of requests, in turn: random, shared-prefix, schema, adapters (the base model and --adapters).",
+        group="prompts",
+        words=True,
+    )
+    adapters: tuple[str, ...] = option((), "Names of adapters for the mix of that name.", group="prompts", words=True)
     input_len: int = option(128, "Random tokens in each prompt, after the shared prefix.", low=1, group="prompts")
-    shared_prefix_len: int = option(0, "Tokens that all prompts begin with.", low=0, group="prompts")
+    shared_prefix_len: int = option(
+        0, "Tokens that all prompts of a kind begin with. The mix shared-prefix: 1024.", low=0, group="prompts"
+    )
     output_len: int = option(128, "Most tokens in each answer.", low=1, group="prompts")
     ignore_eos: bool = option(False, "Generate all of --output-len, whatever the model says.", group="prompts")
     dataset: str | None = option(
@@ -90,11 +154,50 @@ class BenchOptions:
     )
     extra_body: str | None = option(None, "JSON object whose fields go into every request.", group="prompts")
     output_json: str | None = option(None, "File for the figures and each request's timing.", group="output")
+    output_chart: str | None = option(
+        None, "File for the curves of a sweep: .svg, or .png where cairosvg is installed.", group="output"
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.dataset is not None and self.shared_prefix_len:
-            raise ConfigError("--shared-prefix-len is for random prompts: it cannot go with --dataset.")
+        self._check_mix()
+        if self.sweep is None:
+            if self.output_chart is not None:
+                raise ConfigError("--output-chart draws the curves of a sweep: it needs --sweep.")
+            return
+        _ = self.levels
+        for flag, is_set in (
+            ("--max-concurrency", self.max_concurrency is not None),
+            ("--request-rate", self.request_rate != float("inf")),
+            ("--dataset", self.dataset is not None),
+        ):
+            if is_set:
+                raise ConfigError(f"{flag} cannot go with --sweep, whose clients send their requests one by one.")
+        if self.output_chart is not None and not self.output_chart.lower().endswith((".svg", ".png")):
+            raise ConfigError(f"--output-chart must end in .svg or .png, not be {self.output_chart}.")
+
+    def _check_mix(self) -> None:
+        if unknown := [name for name in self.mix if name not in MIXES]:
+            raise ConfigError(f"--mix must be of {', '.join(MIXES)}, not {unknown[0]}.")
+        if not self.mix:
+            raise ConfigError(f"--mix must name at least one of {', '.join(MIXES)}.")
+        if self.dataset is not None and (self.shared_prefix_len or self.mix != ("random",)):
+            flag = "--shared-prefix-len" if self.shared_prefix_len else "--mix"
+            raise ConfigError(f"{flag} is for random prompts: it cannot go with --dataset.")
+        if ("adapters" in self.mix) != bool(self.adapters):
+            raise ConfigError("--mix adapters and --adapters NAME... go together.")
+        if "schema" in self.mix and self.endpoint != "chat":
+            raise ConfigError("--mix schema needs --endpoint chat, whose response_format it asks for.")
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of a run that is no sweep."""
+        return 100 if self.num_prompts is None else self.num_prompts
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """Numbers of clients of ``--sweep``, ascending. Raises ConfigError."""
+        return parse_levels(self.sweep or "")
 
 
 @dataclass(frozen=True, slots=True)

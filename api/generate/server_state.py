@@ -19,6 +19,8 @@ from ..access.request_admission import RequestAdmission
 from ..batches.batch_service import BatchService
 from ..config import ServerConfig
 from ..errors import HTTPError
+from ..observe.engine_facts import EngineFacts
+from ..observe.gpu_usage import GpuCollector, open_gpus
 from ..observe.live_page import EngineWatch
 from ..observe.metrics import Metrics
 from ..observe.tracing import Tracer, open_tracer
@@ -39,7 +41,7 @@ _RETRY_ELSEWHERE = {"retry-after": "1", "connection": "close"}
 
 @dataclass(slots=True)
 class ServerState:
-    """Shared state of the routes. ``open`` builds it, ``begin_loading`` and ``async_engine`` add the model.
+    """Shared state of the routes. ``open`` builds it, ``begin_loading`` and ``begin_serving`` add the model.
 
     Raises:
         ConfigError: the file with keys cannot be read.
@@ -56,6 +58,7 @@ class ServerState:
         internal_client: calls the routes for batches. Set by ``create_app``.
         ledger: of usage, None without ``--usage-ledger``.
         tracer: None without ``--otlp-traces-endpoint``.
+        gpus: collector of GPU use for the metrics; None where there is none.
         watch: snapshots of the engine for the live page.
     """
 
@@ -77,6 +80,7 @@ class ServerState:
     internal_client: InternalClient | None = None
     ledger: UsageLedger | None = None
     tracer: Tracer | None = None
+    gpus: GpuCollector | None = None
     watch: EngineWatch = field(init=False)
     _dialect: tuple[Tokenizer, Dialect] | None = None
     _reasoning: tuple[Tokenizer, ReasoningFormat | None] | None = None
@@ -97,7 +101,9 @@ class ServerState:
             ConfigError: a store cannot be opened, or OpenTelemetry is missing.
         """
         name = (options.served_model_name or ("loading",))[0]
-        state = cls(options, Metrics(name, lambda: state.stats()), version=version)
+        gpus = open_gpus()
+        metrics = Metrics(name, lambda: state.stats(), prefix=options.metrics_prefix, gpus=gpus)
+        state = cls(options, metrics, version=version, gpus=gpus)
         if options.usage_ledger is not None:
             state.ledger = UsageLedger(Path(options.usage_ledger))
         if options.batch_dir is not None:
@@ -109,7 +115,16 @@ class ServerState:
     def begin_loading(self, names: tuple[str, ...], client: EngineClient, *, finds_adapters: bool) -> None:
         """Take the model's names and its engine's client; metrics begin again under the first name."""
         self.names, self.client, self.finds_adapters = names, client, finds_adapters
-        self.metrics = Metrics(names[0], self.stats)
+        self._renew_metrics(client, EngineFacts())
+
+    def begin_serving(self, async_engine: AsyncEngine, client: EngineClient, facts: EngineFacts) -> None:
+        """Take the engine once it is ready; metrics begin again with what is known of it now."""
+        self._renew_metrics(client, facts)
+        self.async_engine = async_engine
+
+    def _renew_metrics(self, client: EngineClient, facts: EngineFacts) -> None:
+        prefix = self.options.metrics_prefix
+        self.metrics = Metrics(self.names[0], self.stats, prefix=prefix, facts=facts, gpus=self.gpus)
         client.on_heartbeat = self.metrics.on_heartbeat
 
     @property

@@ -17,7 +17,7 @@ from ...engine.errors import DeadlineExceeded
 from ...engine.serving.output_processor import SequenceOutput, TextDelta
 from ...engine.types import FinishReason
 from ..access.caller import Caller
-from ..errors import Rejection
+from ..errors import Rejection, error_code
 from ..observe.request_observer import RequestEnd, RequestObserver
 from ..observe.token_usage import UsageCount
 from ..observe.usage_ledger import UsageRecord
@@ -105,15 +105,15 @@ async def generate(
                     checked = deltas if check is None else await check.check(deltas)
                     observer.observe(checked)
                     yield checked
-    except DeadlineExceeded:
-        reason = "timeout"
-        raise
-    except Exception:
-        reason = "error"
+    except Exception as error:
+        reason = "timeout" if isinstance(error, DeadlineExceeded) else "error"
+        caller.facts.error = error_code(error)
         raise
     finally:
         state.active -= 1
-        state.metrics.count_broken(0 if check is None else check.num_broken)
+        if check is not None and check.num_broken:
+            state.metrics.count_broken(check.num_broken)
+            caller.facts.error = "structured_answer_broken"
         counts = caller.usage_id is None or observer.is_complete
         end = observer.end(reason)
         _tell(state, caller, requests, end)
@@ -125,13 +125,21 @@ async def generate(
 def _tell(state: ServerState, caller: Caller, requests: Sequence[TextRequest], end: RequestEnd) -> None:
     """Write the end of a request to log facts, counters of its key and trace."""
     facts, tokens = caller.facts, end.tokens
-    first = end.first_token_seconds
-    facts.first_token_seconds = None if first is None else round(first, 6)
+    facts.first_token_seconds = _rounded(end.first_token_seconds, 6)
     facts.completion_tokens, facts.cached_tokens, facts.finished = tokens.completion, tokens.cached, end.finished
     facts.tenant, facts.adapter = caller.key.tenant, requests[0].adapter
-    state.metrics.count_usage(caller.key.name, tokens)
+    facts.drafted_tokens, facts.tokens_per_second = tokens.drafted, _rounded(end.tokens_per_second, 2)
+    if (measured := end.measured) is not None:
+        facts.queue_seconds, facts.prefill_seconds = _rounded(measured.queued, 6), _rounded(measured.prefill, 6)
+        facts.decode_seconds, facts.batch_size = _rounded(measured.decode, 6), _rounded(measured.batch_size, 2)
+        facts.kv_pages, facts.preemptions = measured.kv_pages, measured.preemptions
+    state.metrics.count_usage(caller.key.name, facts.adapter, tokens, state.adapters)
     if state.tracer is not None:
         facts.trace_id = state.tracer.record(caller, requests, end)
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
 
 
 def _record(state: ServerState, caller: Caller, end: RequestEnd) -> asyncio.Future[None] | None:

@@ -70,7 +70,7 @@ def create_app(state: ServerState) -> FastAPI:
             allow_credentials=state.options.allow_credentials,
             expose_headers=["x-request-id", "request-id", "retry-after", IGNORED_HEADER, *LIMIT_HEADERS],
         )
-    app.add_middleware(Identify)
+    app.add_middleware(Identify, state=state)
     if root_path := state.options.root_path.rstrip("/"):
         app.add_middleware(StripRootPath, root_path=root_path)
     return app

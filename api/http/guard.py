@@ -46,10 +46,11 @@ def header(scope: Scope, name: bytes) -> bytes | None:
 
 
 class Identify:
-    """Outermost middleware: gives each request its id, logs its end, and answers uncaught errors with a 500."""
+    """Outermost middleware: gives each request its id, logs and counts its end, answers uncaught errors with a 500."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, state: ServerState) -> None:
         self._app = app
+        self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -77,6 +78,10 @@ class Identify:
                 raise
             await error_response(reply, scope)(scope, receive, send_with_id)
         finally:
+            route = scope.get("route")
+            self._state.metrics.count_http("none" if route is None else route.path, scope["method"], status)
+            if facts.error is not None:
+                self._state.metrics.count_error(facts.error)
             _log(scope, request_id, status, time.perf_counter() - start, facts)
 
 

@@ -31,8 +31,9 @@ from ...engine.serving.sampling_defaults import read_sampling_defaults
 from ...engine.text.tokenizer import Tokenizer
 from ..config import ServerConfig
 from ..generate.server_state import ServerState
+from ..observe.engine_collector import kv_usage
+from ..observe.engine_facts import EngineFacts
 from ..observe.log import set_up_log
-from ..observe.metrics import kv_usage
 from .app import create_app
 from .connection import uvicorn_options
 from .listener import Listener, listening
@@ -153,7 +154,8 @@ class _Service:
         tokenizer = await asyncio.to_thread(self._load_tokenizer, files.path)
         ready = await client.start()
         process_memory.freeze()
-        state.async_engine = AsyncEngine(client, tokenizer, ready, defaults.defaults)
+        async_engine = AsyncEngine(client, tokenizer, ready, defaults.defaults)
+        state.begin_serving(async_engine, client, EngineFacts.of(self._config, ready))
         if state.batches is not None and state.internal_client is not None:
             state.batches.resume(state.internal_client)
         for line in (*ready.summary, *([defaults.applied] if defaults.applied else [])):

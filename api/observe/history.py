@@ -25,6 +25,9 @@ class Point:
         running, waiting: sequences at the end.
         first: median and 95th percentile of the seconds to the first token; None if there was none.
         between: the same of the seconds between tokens.
+        queued: the same of the seconds from the arrival at the engine to the first step, of sequences that ended.
+        batch: mean number of sequences in a step; None without a step.
+        drafted: share of the drafts that were accepted; None without drafts.
     """
 
     at: float
@@ -35,6 +38,9 @@ class Point:
     waiting: float
     first: tuple[float, float] | None
     between: tuple[float, float] | None
+    queued: tuple[float, float] | None = None
+    batch: float | None = None
+    drafted: float | None = None
 
 
 class History:
@@ -51,6 +57,7 @@ class History:
         self._last: tuple[float, Mapping[str, float]] | None = None
         self._first: list[float] = []
         self._between: list[float] = []
+        self._queued: list[float] = []
 
     def add_first(self, seconds: float) -> None:
         """Add the seconds from a request to its first token."""
@@ -61,6 +68,11 @@ class History:
         """Add the seconds from a sequence's token to its next."""
         if len(self._between) < _MOST_LATENCIES:
             self._between.append(seconds)
+
+    def add_queued(self, seconds: float) -> None:
+        """Add the seconds that a sequence waited for its first step."""
+        if len(self._queued) < _MOST_LATENCIES:
+            self._queued.append(seconds)
 
     def take(self, stats: Mapping[str, float]) -> None:
         """Take the engine's gauges and counters; adds a point every ``SECONDS``."""
@@ -75,6 +87,9 @@ class History:
         def rate(name: str) -> float:
             return (stats.get(name, 0.0) - old.get(name, 0.0)) / (now - before)
 
+        def share(part: str, whole: str) -> float | None:
+            return rate(part) / rate(whole) if rate(whole) > 0 else None
+
         self._last = now, stats
         self._points.append(
             Point(
@@ -86,9 +101,12 @@ class History:
                 waiting=stats.get("waiting", 0.0),
                 first=_percentiles(self._first),
                 between=_percentiles(self._between),
+                queued=_percentiles(self._queued),
+                batch=share("rows", "steps"),
+                drafted=share("draft_tokens_accepted", "draft_tokens"),
             )
         )
-        self._first, self._between = [], []
+        self._first, self._between, self._queued = [], [], []
 
     def since(self, at: float) -> Iterable[Point]:
         return (point for point in self._points if point.at > at)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..access.request_admission import Ticket
@@ -14,6 +14,7 @@ from .token_usage import TokenCounts, UsageCount
 if TYPE_CHECKING:
     from ...engine.serving.output_processor import Finish, TextDelta
     from ...engine.serving.request import TextRequest
+    from ...engine.types import SequenceStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class RequestEnd:
         first_token_seconds: from admission to the first token; None if there was none.
         tokens: usage. Of a sequence that the client did not wait for, the tokens that came.
         finished: number of sequences by reason of their end.
+        measured: what the engine measured of the sequences that ended by themselves, all in one; None if none did.
+        tokens_per_second: of those, all together, after the first token of each; None without a second token.
     """
 
     started: float
@@ -33,6 +36,8 @@ class RequestEnd:
     first_token_seconds: float | None
     tokens: TokenCounts
     finished: dict[str, int]
+    measured: SequenceStats | None = None
+    tokens_per_second: float | None = None
 
 
 class RequestObserver:
@@ -59,10 +64,11 @@ class RequestObserver:
         }  # tokens of the sequences that have not ended
         self._num_generated = 0
         self._ends: dict[str, int] = {}
+        self._lengths: dict[int, list[int]] = {}  # of the answers that have ended, by prompt
+        self._measured: list[SequenceStats] = []
+        self._num_later = 0  # tokens after the first, of the sequences in `_measured`
         for request in requests:
-            metrics.prompt_tokens.observe(len(request.tokens))
-            metrics.params_n.observe(request.n)
-            metrics.params_max_tokens.observe(request.params.max_tokens)
+            metrics.observe_prompt(len(request.tokens), request.n, request.params.max_tokens)
 
     @property
     def is_complete(self) -> bool:
@@ -90,7 +96,9 @@ class RequestObserver:
         self._running.clear()
         self._ticket.close(self._num_generated)
         seconds = time.perf_counter() - self._start
-        return RequestEnd(self._started, seconds, self._first, self._usage.counts(), self._ends)
+        measured = together(self._measured)
+        rate = self._num_later / measured.decode if measured and measured.decode and self._num_later else None
+        return RequestEnd(self._started, seconds, self._first, self._usage.counts(), self._ends, measured, rate)
 
     def _count_tokens(self, sequence: tuple[int, int], count: int, now: float) -> None:
         last = self._last.get(sequence)
@@ -104,12 +112,34 @@ class RequestObserver:
         self._num_generated += count
 
     def _count_finish(self, sequence: tuple[int, int], finish: Finish, now: float) -> None:
-        self._metrics.end_to_end.observe(now)
-        self._metrics.generated_tokens.observe(finish.usage.completion)
-        self._usage.add(sequence[0], finish.usage)
+        usage, stats = finish.usage, finish.stats
+        self._metrics.observe_end(now, usage, stats)
+        lengths = self._lengths.setdefault(sequence[0], [])
+        lengths.append(usage.completion)
+        if len(lengths) == self._requests[sequence[0]].n:
+            self._metrics.observe_longest(max(lengths))
+        if stats is not None:
+            self._measured.append(stats)
+            self._num_later += max(0, usage.completion - 1)
+        self._usage.add(sequence[0], usage)
         del self._running[sequence]
         self._count_end(finish.reason)
 
     def _count_end(self, reason: str) -> None:
         self._metrics.count_end(reason)
         self._ends[str(reason)] = self._ends.get(str(reason), 0) + 1
+
+
+def together(measured: Sequence[SequenceStats]) -> SequenceStats | None:
+    """Return the measures of a request's sequences as one: the longest times, the largest batch, all pages."""
+    if len(measured) < 2:
+        return measured[0] if measured else None
+    return replace(
+        measured[0],
+        queued=max(each.queued for each in measured),
+        prefill=max(each.prefill for each in measured),
+        decode=max(each.decode for each in measured),
+        preemptions=sum(each.preemptions for each in measured),
+        batch_size=max(each.batch_size for each in measured),
+        kv_pages=sum(each.kv_pages for each in measured),
+    )

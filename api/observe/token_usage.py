@@ -23,11 +23,12 @@ def usage_body(prompt: int, completion: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Tokens of one HTTP request: of its prompts, of them those that were cached, and of all answers together."""
+    """Tokens of one HTTP request: of its prompts, of them those that were cached, of all answers, of these drafted."""
 
     prompt: int
     cached: int
     completion: int
+    drafted: int = 0
 
 
 class UsageCount:
@@ -56,6 +57,7 @@ class UsageCount:
             sum(group[0].prompt for group in groups),
             sum(min(usage.cached for usage in group) for group in groups),
             0 if self._drop_completion else sum(usage.completion for group in groups for usage in group),
+            0 if self._drop_completion else sum(usage.drafted for group in groups for usage in group),
         )
 
     def body(self) -> dict[str, Any]:

@@ -114,5 +114,12 @@ def _of_end(caller: Caller, end: RequestEnd) -> Mapping[str, Any]:
         "gen_ai.usage.input_tokens": end.tokens.prompt,
         "gen_ai.usage.output_tokens": end.tokens.completion,
         "gen_ai.usage.cache_read.input_tokens": end.tokens.cached,
+        "rootgraft.drafted_tokens": end.tokens.drafted,
     }
+    if end.measured is not None:
+        attributes |= {
+            "rootgraft.queue_seconds": end.measured.queued,
+            "rootgraft.prefill_seconds": end.measured.prefill,
+            "rootgraft.decode_seconds": end.measured.decode,
+        }
     return {name: value for name, value in attributes.items() if value is not None}

@@ -1,7 +1,7 @@
 // Sparklines of the last five minutes, with the newest value or the one under the pointer.
 
 import { byId, el, set, svg } from "./dom.js";
-import { percent, seconds, whole } from "./format.js";
+import { digits, percent, seconds, whole } from "./format.js";
 
 const SPAN = 300;
 const WIDTH = 300;
@@ -31,6 +31,14 @@ const CURVES = [
     values: [(p) => p.between?.[0], (p) => p.between?.[1]],
     format: seconds,
   },
+  {
+    title: "Waiting for the first step, median and 95th percentile",
+    hue: "part-1",
+    values: [(p) => p.queued?.[0], (p) => p.queued?.[1]],
+    format: seconds,
+  },
+  { title: "Sequences in a step, mean", hue: "part-2", values: [(p) => p.batch], format: digits },
+  { title: "Drafts accepted", hue: "part-5", values: [(p) => p.drafted], format: percent, top: 1 },
   { title: "Sequences running, waiting", hue: "part-4", values: [(p) => p.running, (p) => p.waiting], format: whole },
 ];
 

@@ -22,7 +22,8 @@ export function bytes(value) {
 
 export const plural = (count, one) => `${whole(count)} ${one}${count === 1 ? "" : "s"}`;
 
-function digits(value) {
+/** Three digits, about. */
+export function digits(value) {
   if (value >= 100 || value === 0) return whole(value);
   return value.toFixed(value >= 10 ? 1 : 2);
 }

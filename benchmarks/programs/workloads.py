@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from rootgraft.api.cli.bench_serve import words
+from rootgraft.api.cli.bench_requests import words
 from rootgraft.programs import Branch, Session
 
 CRITERIA = ("clarity", "evidence", "structure", "style")

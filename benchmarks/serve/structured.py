@@ -28,7 +28,7 @@ import openai
 
 from benchmarks.serve.schemas import SCHEMAS
 from benchmarks.serve.server import ROOT, Server, machine
-from rootgraft.api.cli.bench_serve import words
+from rootgraft.api.cli.bench_requests import words
 
 MODEL = "benchmark"
 REQUESTS, CONCURRENCY, MAX_TOKENS = 48, 16, 200

@@ -19,7 +19,7 @@ from random import Random
 from typing import Any
 
 from benchmarks.serve.schemas import SCHEMAS
-from rootgraft.api.cli.bench_serve import words
+from rootgraft.api.cli.bench_requests import words
 
 NAMES = ("W1", "W2", "W3", "W4", "W5", "W6", "W7")
 WITH_ADAPTERS = ("W6", "W7")

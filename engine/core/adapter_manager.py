@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ...lora.registry import AdapterVersion
 
 _PAUSE = 0.001  # seconds between two polls of the loads at the start
+_MOST_NAMES = 64  # in a heartbeat, of adapters in use
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +261,13 @@ class AdapterManager:
     def slots(self) -> tuple[SlotView, ...]:
         states = self._pool.slots.states()
         return tuple(SlotView(self.name(slot.adapter), slot.ready, slot.pins, slot.closing) for slot in states)
+
+    def in_use(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the names of adapters with running and with waiting sequences, each in order and 64 at most."""
+        versions = {version.load_id: version for version in self._pins.values()}.values()
+        running = {version.name for version in versions if self._pool.slots.pins(version.load_id)}
+        waiting = {version.name for version in versions if version.pins > self._pool.slots.pins(version.load_id)}
+        return tuple(sorted(running)[:_MOST_NAMES]), tuple(sorted(waiting | self._waiting.keys())[:_MOST_NAMES])
 
     def stats(self) -> dict[str, float]:
         """Return gauges and counters for metrics."""

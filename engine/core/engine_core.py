@@ -180,21 +180,25 @@ class EngineCore:
     def stats(self) -> dict[str, float]:
         """Return gauges and counters by name, as in ``Heartbeat``."""
         cache = self._cache
+        deferred = len(self._compiling) + (self._adapters.num_waiting if self._adapters else 0)
         return {
             **self._stats.counters(),
             **self._scheduler.session_pins.stats(),
             **(self._grammars.stats() if self._grammars else {}),
             **(self._adapters.stats() if self._adapters else {}),
             "running": self._scheduler.num_running,
-            "waiting": self._scheduler.num_waiting
-            + len(self._compiling)
-            + (self._adapters.num_waiting if self._adapters else 0),
+            "waiting": self._scheduler.num_waiting + deferred,
+            "waiting_deferred": deferred,
             "pages": cache.num_pages,
             "pages_free": cache.num_free,
             "pages_available": cache.available(),
             "pages_cached": cache.num_cached,
             "pages_private": cache.num_private,
         }
+
+    def adapters_in_use(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the names of adapters that have running and that have waiting sequences, as in ``Heartbeat``."""
+        return self._adapters.in_use() if self._adapters else ((), ())
 
     def take_observations(self) -> dict[str, list[float]]:
         return self._stats.take_observations() | (self._grammars.take_observations() if self._grammars else {})

@@ -55,7 +55,7 @@ def serve(core: EngineCore, channel: Channel, liveness: LivenessThread) -> None:
             return channel.drain(GOODBYE_SECONDS)
         launched = core.launch() if core.has_work else None
         if time.monotonic() >= due:
-            out.append(Heartbeat(core.stats(), core.take_observations()))
+            out.append(Heartbeat(core.stats(), core.take_observations(), core.adapters_in_use()))
             due = time.monotonic() + HEARTBEAT_SECONDS
         if out:
             channel.send(encode(out))

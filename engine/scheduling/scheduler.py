@@ -46,6 +46,7 @@ from .admission import (
 )
 from .draft_budget import DraftBudget
 from .mask_jobs import MaskJob, SlowMasks, mask_jobs
+from .sequence_meter import SequenceMeter
 from .session_pins import SessionPins
 from .step_plan import StepInFlight, StepPlan, lease_of
 from .waiting_queue import WaitingQueue
@@ -91,6 +92,7 @@ class Scheduler:
         self._drafts = DraftBudget(proposer, cache, max_drafts) if proposer else None
         self._chunks = ChunkLimit()
         self._clock = clock
+        self._meter = SequenceMeter(stats, cache.page_size, clock)
         self._committed = 0.0  # when the last step was committed
         self._in_flight: deque[StepInFlight] = deque()  # at most two, the later one planned ahead
         self.session_pins = SessionPins(cache, clock)
@@ -179,11 +181,11 @@ class Scheduler:
         """Apply the result of a step: tokens, pages for the tree, ends. Returns messages to the client."""
         step = self._in_flight.popleft()
         assert step.batch is batch
+        self._stats.count_step(batch.num_tokens, len(batch.rows))
         messages: list[Message] = []
         for row, row_result in zip(batch.rows, result.rows, strict=True):
             if sequence := self._owner(step, row):
                 messages += self._commit_row(sequence, row, row_result)
-        self._stats.count_step(batch.num_tokens)
         self._learn(step)
         return messages
 
@@ -306,8 +308,7 @@ class Scheduler:
 
     def _may_preempt_to_admit(self) -> bool:
         """Whether a waiting sequence may have a running one preempted. Cheap, as it is asked in every step."""
-        has_victim = any(other.priority is Priority.BATCH for other in self._running)
-        return has_victim and self._queue.has_before(Priority.BATCH)
+        return self._queue.has_before(Priority.BATCH) and any(each.priority is Priority.BATCH for each in self._running)
 
     def _make_room(self, sequence: Sequence, plan: StepPlan) -> Lease | None:
         """Return a lease for the sequence to admit, after preemption if need be; None if it must wait."""
@@ -332,15 +333,11 @@ class Scheduler:
         sequence.num_computed = lease.num_tokens
         self._by_row[sequence.row] = sequence
         if sequence.num_cached < 0:
-            self._count_admission(sequence, lease)
+            most = sequence.num_prompt  # tokens that were generated elsewhere may be a prefix hit too
+            sequence.num_cached, sequence.num_forked = min(lease.num_tokens, most), min(lease.num_forked, most)
+            self._queue.charge_prompt(sequence)
+            self._meter.admit(sequence)
         plan.begin(sequence)
-
-    def _count_admission(self, sequence: Sequence, lease: Lease) -> None:
-        most = sequence.num_prompt  # tokens that were generated elsewhere may be a prefix hit too
-        sequence.num_cached, sequence.num_forked = min(lease.num_tokens, most), min(lease.num_forked, most)
-        self._queue.charge_prompt(sequence)
-        waited = self._clock() - sequence.arrival
-        self._stats.count_prompt(sequence.num_prompt, sequence.num_cached, sequence.num_forked, waited)
 
     def _commit_row(self, sequence: Sequence, row: Row, result: RowResult) -> list[Message]:
         """Apply the result of a row. Returns messages to the client."""
@@ -367,6 +364,8 @@ class Scheduler:
 
     def _append(self, sequence: Sequence, row: Row, result: RowResult, check: StopCheck) -> None:
         """Append the tokens of a row, and count them."""
+        if not row.num_generated and check.num_tokens:
+            self._meter.draw_first(sequence)
         sequence.tokens.extend(result.tokens[: check.num_tokens])
         sequence.num_scored += len(result.prompt_logprobs)
         # Of accepted drafts behind the end of the sequence none is a token of its answer.
@@ -382,6 +381,7 @@ class Scheduler:
 
     def _finish(self, sequence: Sequence, reason: FinishReason, stop_token: int | None = None) -> Done:
         """End a sequence in whatever state it is."""
+        measured = self._meter.end(sequence)
         if sequence.status is Status.RUNNING:
             self._leave(sequence)
             sequence.num_pinned = self.session_pins.add(sequence)
@@ -393,7 +393,7 @@ class Scheduler:
         if self._drafts:
             self._drafts.forget(sequence)
         self._stats.count_finished(reason)
-        return Done(sequence.id, reason, sequence.usage, stop_token)
+        return Done(sequence.id, reason, sequence.usage, stop_token, measured)
 
     def _leave(self, sequence: Sequence) -> None:
         """Give row, slot and pages back; computed pages go to the tree, rows in flight are ignored."""

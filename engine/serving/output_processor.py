@@ -11,7 +11,7 @@ from ..messages import Done, Failed, TokenOut
 from ..text.detokenizer import Detokenizer
 from ..text.stop_strings import StopStrings
 from ..text.tokenizer import Tokenizer
-from ..types import FinishReason, Logprob, Usage
+from ..types import FinishReason, Logprob, SequenceStats, Usage
 from .request import TextRequest
 
 
@@ -45,11 +45,13 @@ class Finish:
         usage: tokens as the engine counts them; after a stop string, up to the token that completed it.
         stop_reason: the stop string or the one of ``stop_token_ids`` that ended the sequence; None for the model's own
             end token and for every other reason (vLLM's field of that name).
+        stats: what the engine measured of it.
     """
 
     reason: FinishReason
     usage: Usage
     stop_reason: str | int | None = None
+    stats: SequenceStats | None = None
 
 
 @dataclass(slots=True)
@@ -195,11 +197,11 @@ class OutputProcessor:
 
     def _end(self, done: Done) -> Finish:
         if self._stop is not None:
-            return Finish(FinishReason.STOP, _cut(done.usage, self._num_tokens), self._stop)
+            return Finish(FinishReason.STOP, _cut(done.usage, self._num_tokens), self._stop, done.stats)
         if self._expired and done.reason is FinishReason.ABORT:
-            return Finish(FinishReason.TIMEOUT, done.usage)
+            return Finish(FinishReason.TIMEOUT, done.usage, stats=done.stats)
         is_requested = done.stop_token in self._request.params.stop_token_ids
-        return Finish(done.reason, done.usage, done.stop_token if is_requested else None)
+        return Finish(done.reason, done.usage, done.stop_token if is_requested else None, done.stats)
 
 
 def _cut(usage: Usage, completion: int) -> Usage:

@@ -44,7 +44,7 @@ def test_each_band_leaves_room_for_those_before_it() -> None:
     assert fill(queue_limits, priority=B) == ROOM[B] * 100
     assert fill(queue_limits, priority=I) == (ROOM[I] - ROOM[B]) * 100
     assert fill(queue_limits, priority=R) == 10
-    assert refused(lambda: queue_limits.check(load(priority=R))) == (503, "queue_full", 1)
+    assert refused(lambda: queue_limits.check(load(priority=R))) == (503, "max_queued_requests", 1)
     assert [queue_limits.waiting(band) for band in Priority] == [10, 40, 50]
 
 
@@ -52,7 +52,7 @@ def test_tokens_are_bounded_too_and_an_empty_queue_takes_anything() -> None:
     queue_limits = QueueLimits(100, 1000, 60, Clock())
     queue_limits.check(load(tokens=5000))
     queue_limits.join(load(tokens=800))
-    assert refused(lambda: queue_limits.check(load(tokens=101)))[:2] == (503, "queue_full")
+    assert refused(lambda: queue_limits.check(load(tokens=101)))[:2] == (503, "max_queued_tokens")
     queue_limits.check(load(tokens=100))
     queue_limits.leave(load(tokens=800), 800, begun=True)
     assert (queue_limits.sequences, queue_limits.tokens) == (0, 0)

@@ -86,10 +86,25 @@ def test_a_line_of_the_log_tells_all_but_the_text(live: Live, log: Lines, spans:
     ]  # fmt: skip
     assert line["finished"] == {"length": 2} and line["response_id"] == reply.json()["id"]
     assert line["seconds"] >= line["first_token_seconds"] > 0
+    engine = ("queue_seconds", "prefill_seconds", "decode_seconds", "batch_size", "preemptions", "kv_pages")
+    assert [line[name] for name in engine] == [0.25, 0.5, 2.0, 3.5, 2, 7 + 8]
+    assert (line["tokens_per_second"], line["drafted_tokens"], "error" in line) == (2 * 2 / 2.0, 0, False)
     assert line["trace_id"] == f"{spans.get_finished_spans()[0].context.trace_id:032x}"
     assert "secret" not in str(log.lines)
     page = (DOCS / "operation.md").read_text()
-    assert all(f"`{name}`" in page for name in (*line, "key"))
+    assert all(f"`{name}`" in page for name in (*line, "key", "error"))
+
+
+def test_a_line_of_the_log_tells_the_error(live: Live, log: Lines) -> None:
+    with live.http() as http:
+        http.post(CHAT, json={"messages": HI, "model": "nobody"})
+        live.async_engine.fail_after = (1, EngineDead("The engine is not running."))
+        http.post(CHAT, json={"messages": HI, "stream": True})
+    wait_until(lambda: len(log.lines) == 2)
+    refused, broken = log.lines
+    assert (refused["status"], refused["error"]) == (404, "model_not_found")
+    assert (broken["status"], broken["error"], broken["finished"]) == (200, "engine_dead", {"error": 1})
+    assert "queue_seconds" not in broken, "what the engine measured came with no end"
 
 
 def test_every_line_is_an_object_with_its_exception(capsys: pytest.CaptureFixture[str]) -> None:

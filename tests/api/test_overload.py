@@ -86,7 +86,7 @@ def test_a_queue_that_is_full(tmp_path: Path, serve_with: Start) -> None:
         assert [reply.status_code for reply in replies] == [200, 200]
         assert live.state.admission.queue_limits.sequences == 0
         assert late.post(COMPLETIONS, json={"prompt": "x"}).status_code == 200
-    assert (metric(live, "tenant_share"), metric(live, "queue_full")) == (1, 2)
+    assert (metric(live, "tenant_share"), metric(live, "max_queued_requests")) == (1, 2)
 
 
 def test_a_client_that_leaves_gives_its_place_back(tmp_path: Path, serve_with: Start) -> None:

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import orjson
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 from support.api.fake_openai import FakeServer
 
 from rootgraft.api.cli.bench_report import percentile, summarise
-from rootgraft.api.cli.bench_serve import TokenScale, _arrivals, random_bodies
+from rootgraft.api.cli.bench_requests import TokenScale, mixed_requests
+from rootgraft.api.cli.bench_serve import _arrivals
 from rootgraft.api.cli.main import main
 from rootgraft.api.cli.options import BenchOptions
 from rootgraft.api.cli.remote_server import RemoteError, Timing, _events
@@ -115,9 +117,10 @@ def test_an_extra_body_that_is_none(extra: str, message: str, fake_server: FakeS
 
 def test_the_same_seed_makes_the_same_load() -> None:
     scale = TokenScale(4.0, 1.0)
-    same = [random_bodies(BenchOptions(seed=seed, shared_prefix_len=30), scale) for seed in (1, 1, 2)]
+    options = BenchOptions(shared_prefix_len=30)
+    same = [mixed_requests(options, scale, Random(seed), 100) for seed in (1, 1, 2)]
     assert same[0] == same[1] != same[2]
-    texts = [body["messages"][0]["content"] for body in same[0]]
+    texts = [request.body["messages"][0]["content"] for request in same[0]]
     assert len(set(texts)) == len(texts)
     assert len({" ".join(text.split()[:26]) for text in texts}) == 1
 

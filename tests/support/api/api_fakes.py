@@ -13,7 +13,7 @@ from rootgraft.engine.serving.output_processor import Finish, TextDelta, TokenLo
 from rootgraft.engine.serving.request import RequestLimits, TextRequest
 from rootgraft.engine.snapshot import EngineSnapshot
 from rootgraft.engine.text.prompt_cache import Owner
-from rootgraft.engine.types import AdapterInfo, FinishReason, SamplingDefaults, Usage
+from rootgraft.engine.types import AdapterInfo, FinishReason, SamplingDefaults, SequenceStats, Usage
 
 BOS, EOS, VOCAB = 256, 257, 260
 MAX_LEN = 2048
@@ -162,7 +162,8 @@ class FakeFrontend:
         if (step + 1) * self.step_tokens >= limit:
             reason = FinishReason.STOP if limit == len(answer) else FinishReason.LENGTH
             usage = Usage(len(request.tokens), len(request.tokens) // 2 + index, limit, self.shortest)
-            finish = Finish(reason, usage, request.stop[0] if request.stop and reason == "stop" else None)
+            stop = request.stop[0] if request.stop and reason == "stop" else None
+            finish = Finish(reason, usage, stop, SequenceStats(0.25, 0.5, 2.0, 1, 3.5, 7 + index))
         return TextDelta(
             index=index,
             text="".join(chr(token) for token in tokens if token < 128),

@@ -19,8 +19,12 @@ from rootgraft.api.config import ServerConfig
 from rootgraft.api.generate.server_state import ServerState
 from rootgraft.api.http.app import create_app
 from rootgraft.api.http.connection import uvicorn_options
+from rootgraft.api.observe.engine_facts import EngineFacts
 from rootgraft.api.observe.metrics import Metrics
-from support.api.api_fakes import FakeClient, FakeFrontend
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.messages import Ready
+from support.api.api_fakes import MAX_LEN, VOCAB, FakeClient, FakeFrontend
+from support.api.fake_nvml import fake_gpus
 
 
 @dataclass
@@ -52,9 +56,12 @@ class Live:
 
 def make_state(options: ServerConfig | None = None) -> ServerState:
     client = FakeClient()
+    options = options or ServerConfig()
+    config = EngineConfig(enable_lora=True, speculative_config='{"num_speculative_tokens": 4}')
+    facts = EngineFacts.of(config, Ready(MAX_LEN, VOCAB, num_pages=100, page_size=16, summary=()))
     return ServerState(
-        options or ServerConfig(),
-        Metrics("tiny", lambda: client.stats),
+        options,
+        Metrics("tiny", lambda: client.stats, prefix=options.metrics_prefix, facts=facts, gpus=fake_gpus()),
         names=("tiny", "org/alias"),
         async_engine=FakeFrontend(),  # type: ignore[arg-type]
         client=client,  # type: ignore[arg-type]

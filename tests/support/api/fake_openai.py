@@ -20,6 +20,7 @@ class FakeServer:
         endless: send pieces until the client goes away, then set ``left``.
         cut: end the stream before its last events.
         counts: whether the server reports usage.
+        stall_after: hold all requests after so many, until the client goes away.
         together: hold the first answers until so many requests run at once, and a moment longer for one too many.
     """
 
@@ -30,6 +31,7 @@ class FakeServer:
     cut: bool = False
     counts: bool = True
     together: int = 1
+    stall_after: int | None = None
     asked: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     running: set[int] = field(default_factory=set)
@@ -43,6 +45,8 @@ class FakeServer:
         body = await request.json()
         self.asked.append(body)
         self.headers.append(dict(request.headers))
+        if self.stall_after is not None and len(self.asked) > self.stall_after:
+            await asyncio.Event().wait()
         self.running.add(id(request))
         self.most_running = max(self.most_running, len(self.running))
         try:

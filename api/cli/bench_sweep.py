@@ -1,0 +1,108 @@
+"""``rootgraft bench serve --sweep``: throughput and latencies of a server against the number of its clients.
+
+At each level so many clients send one request after another (a closed loop), each with a prompt that no other request
+of any level or run has, but for what a mix shares on purpose. A level ends with its last request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import uvloop
+
+from .bench_report import summarise
+from .bench_requests import BenchRequest, extra_fields, mixed_requests
+from .bench_serve import (
+    EXIT_INTERRUPTED,
+    Load,
+    explain_errors,
+    measure_scale,
+    progress,
+    seed_of,
+    with_extra,
+    write_json,
+)
+from .options import BenchOptions, RemoteOptions
+from .remote_server import RemoteServer
+from .sweep_chart import write_chart
+from .sweep_report import Level, find_knee, sweep_table
+
+_REQUESTS_PER_CLIENT = 4
+_FEWEST_REQUESTS = 16  # of a level: a percentile of fewer says nothing
+
+
+def bench_sweep(remote: RemoteOptions, options: BenchOptions) -> int:
+    """Measure all levels, print the table, write JSON and curves. Returns 1 if a level has no answer at all, else 0.
+
+    Interrupted, it tells of the levels that it has finished, and of the last one what had ended; it returns 130.
+
+    Raises:
+        ConfigError: a file cannot be written, or PNG cannot be made.
+    """
+    seed = seed_of(options)
+    levels: list[Level] = []
+    loads: list[Load] = []
+    model, interrupted = uvloop.run(_run(remote, options, seed, levels, loads))
+    if not levels:
+        return EXIT_INTERRUPTED
+    knee = find_knee(levels)
+    print(sweep_table(levels, knee, in_terminal=sys.stdout.isatty()))
+    if options.output_json is not None:
+        content = {
+            "knee": None if knee is None else levels[knee].clients,
+            "levels": [asdict(level) for level in levels],
+        }
+        write_json(Path(options.output_json), remote, options, model, seed, content)
+    if options.output_chart is not None:
+        write_chart(Path(options.output_chart), levels, knee, f"{model} at {remote.url}")
+    explain_errors(timing for load in loads for timing in load.timings)
+    if interrupted:
+        return EXIT_INTERRUPTED
+    return 0 if all(level.figures["completed"] for level in levels) else 1
+
+
+async def _run(
+    remote: RemoteOptions, options: BenchOptions, seed: int, levels: list[Level], loads: list[Load]
+) -> tuple[str, bool]:
+    """Measure level after level, appended to ``levels``. Returns the model's name, and whether it was interrupted."""
+    extra = extra_fields(options.extra_body)
+    async with RemoteServer.connect(remote) as server:
+        scale = await measure_scale(server, options, extra)
+        rng = Random(seed)
+        for clients in options.levels:
+            count = options.num_prompts or max(_FEWEST_REQUESTS, _REQUESTS_PER_CLIENT * clients)
+            requests = with_extra(mixed_requests(options, scale, rng, count), extra)
+            load = Load(server, options)
+            loads.append(load)
+            try:
+                await _measure(load, requests, clients)
+            except asyncio.CancelledError:
+                if load.timings:
+                    levels.append(_level(load, clients, interrupted=True))
+                return server.model, True
+            levels.append(_level(load, clients, interrupted=False))
+        return server.model, False
+
+
+async def _measure(load: Load, requests: Sequence[BenchRequest], clients: int) -> None:
+    """Let ``clients`` send the requests, each its next one when its last has ended."""
+    left = iter(requests)
+    with progress(len(requests), f"{clients} clients") as bar:
+
+        async def client() -> None:
+            for request in left:
+                await load.send(request)
+                bar.update()
+
+        await asyncio.gather(*(client() for _ in range(clients)))
+
+
+def _level(load: Load, clients: int, *, interrupted: bool) -> Level:
+    figures: dict[str, Any] = summarise(load.timings) | {"invalid_answers": dict(load.invalid)}
+    return Level(clients, figures, interrupted)

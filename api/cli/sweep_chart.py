@@ -1,0 +1,206 @@
+"""Sweep chart: throughput, time to first token and time between tokens against the number of clients, as SVG or PNG.
+
+The picture has a ground of its own, light or dark as the viewer prefers. Percentiles differ in their dashes too, so
+that they can be told apart without colours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from ...engine.errors import ConfigError
+from .sweep_report import PERCENTILES, Level
+
+_WIDTH, _HEIGHT = 960, 340
+_TOP, _BOTTOM = 84, 286  # of the curves
+_PANELS = ((58, 300), (384, 600), (684, 900))  # left and right of each
+_MOST_TICKS = 6
+_STYLE = """
+.ground{fill:#ffffff}.frame{stroke:#d5dae1;fill:none}.grid{stroke:#e7eaef}.knee{stroke:#b4552d;stroke-dasharray:3 3}
+text{font:12px system-ui,-apple-system,"Segoe UI",sans-serif;fill:#3a4150}.title{font-size:14px;font-weight:600}
+.head{font-weight:600}.small{font-size:11px;fill:#69717f}.mark{fill:#b4552d;font-size:11px}
+.line{fill:none;stroke-width:2;stroke-linejoin:round}.c0{stroke:#0f7b6c}.c1{stroke:#3f6fb5}.c2{stroke:#8a4fa8}
+.d0{fill:#0f7b6c}.d1{fill:#3f6fb5}.d2{fill:#8a4fa8}.s1{stroke-dasharray:7 3}.s2{stroke-dasharray:2 3}
+@media (prefers-color-scheme: dark){
+.ground{fill:#14181d}.frame{stroke:#3a4450}.grid{stroke:#262d36}text{fill:#d3d9e1}.small{fill:#98a2b0}
+.c0{stroke:#35b89f}.c1{stroke:#74a5ea}.c2{stroke:#c58ae0}.d0{fill:#35b89f}.d1{fill:#74a5ea}.d2{fill:#c58ae0}
+.knee{stroke:#eb9d4d}.mark{fill:#eb9d4d}}
+"""
+
+
+class _Curve(NamedTuple):
+    """A named line: values by level, None where there is none."""
+
+    name: str
+    values: Sequence[float | None]
+
+
+def write_chart(path: Path, levels: Sequence[Level], knee: int | None, subject: str) -> None:
+    """Write the picture of a sweep.
+
+    Args:
+        path: ends in .svg or .png.
+        subject: model and server, for the title.
+
+    Raises:
+        ConfigError: the file cannot be written, or cairosvg is missing for a PNG.
+    """
+    whole = [level for level in levels if not level.interrupted]
+    content = chart_svg(whole, knee, subject).encode()
+    if path.suffix.lower() == ".png":
+        content = _png(content)
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise ConfigError(f"--output-chart: {path} cannot be written: {error.strerror}.") from error
+
+
+def _png(svg: bytes) -> bytes:
+    try:
+        import cairosvg
+    except ImportError:
+        raise ConfigError("--output-chart: PNG needs cairosvg (pip install cairosvg); .svg needs nothing.") from None
+    return bytes(cairosvg.svg2png(bytestring=svg, scale=2))
+
+
+def chart_svg(levels: Sequence[Level], knee: int | None, subject: str) -> str:
+    """Return the picture as SVG."""
+    clients = [level.clients for level in levels]
+    speed = [_Curve("output tokens a second", [level.throughput for level in levels])]
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" '
+        f'height="{_HEIGHT}" role="img">',
+        f"<title>{escape(subject)}: throughput and latencies by number of clients</title>",
+        f"<style>{_STYLE}</style>",
+        f'<rect class="ground" width="{_WIDTH}" height="{_HEIGHT}"/>',
+        _text(20, 28, escape(subject), "title"),
+        *_Plot(_PANELS[0], "Output tokens a second", clients, speed, knee).parts(),
+        *_Plot(_PANELS[1], "Time to first token, ms", clients, _latencies(levels, "ttft_ms"), knee).parts(),
+        *_Plot(_PANELS[2], "Time between tokens, ms", clients, _latencies(levels, "itl_ms"), knee).parts(),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _latencies(levels: Sequence[Level], key: str) -> list[_Curve]:
+    return [
+        _Curve(name, [None if level.figures[key] is None else level.figures[key][name] for level in levels])
+        for name in PERCENTILES
+    ]
+
+
+class _Plot:
+    """One plot of curves against the number of clients, both axes logarithmic but for throughput's.
+
+    Args:
+        sides: left and right edge.
+        knee: index of the level to mark; None for none.
+    """
+
+    def __init__(
+        self, sides: tuple[int, int], title: str, clients: Sequence[int], curves: Sequence[_Curve], knee: int | None
+    ) -> None:
+        self._left, self._right = sides
+        self._title = title
+        self._clients = clients
+        self._curves = curves
+        self._knee = knee
+        self._is_log = len(curves) > 1
+        known = [value for curve in curves for value in curve.values if value is not None]
+        self._ticks: list[float] = []
+        if known:
+            self._ticks = log_ticks(min(known), max(known)) if self._is_log else linear_ticks(max(known))
+
+    def parts(self) -> list[str]:
+        """Return the marks: title, grid, frame, knee, curves with their names at the end."""
+        title = _text(self._left, _TOP - 20, self._title, "head")
+        if not self._ticks:
+            return [title, _text(self._left, (_TOP + _BOTTOM) / 2, "nothing was measured", "small")]
+        return [title, *self._frame(), *self._client_labels(), *self._lines()]
+
+    def _x(self, count: float) -> float:
+        span = math.log(self._clients[-1] / self._clients[0]) or 1.0
+        return self._left + 10 + (self._right - self._left - 20) * math.log(count / self._clients[0]) / span
+
+    def _y(self, value: float) -> float:
+        low, high = self._ticks[0], self._ticks[-1]
+        share = math.log(max(value, low) / low) / math.log(high / low) if self._is_log else (value - low) / (high - low)
+        return _BOTTOM - (_BOTTOM - _TOP) * share
+
+    def _frame(self) -> list[str]:
+        left, right = self._left, self._right
+        parts = []
+        for tick in self._ticks:
+            y = self._y(tick)
+            parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            parts.append(_text(left - 6, y + 4, f"{tick:,g}", "small", "end"))
+        parts.append(f'<rect class="frame" x="{left}" y="{_TOP}" width="{right - left}" height="{_BOTTOM - _TOP}"/>')
+        if self._knee is not None:
+            x = self._x(self._clients[self._knee])
+            parts.append(f'<line class="knee" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_BOTTOM}"/>')
+            parts.append(_text(x, _TOP - 5, "knee", "mark", "middle"))
+        return parts
+
+    def _client_labels(self) -> list[str]:
+        """Return the numbers under the plot, without those that would touch the one before."""
+        parts, free = [], -math.inf
+        for count in self._clients:
+            if self._x(count) >= free:
+                parts.append(_text(self._x(count), _BOTTOM + 17, str(count), "small", "middle"))
+                free = self._x(count) + 12 + 7 * len(str(count))
+        return [*parts, _text((self._left + self._right) / 2, _BOTTOM + 37, "clients", "small", "middle")]
+
+    def _lines(self) -> list[str]:
+        parts = []
+        names = []
+        for number, curve in enumerate(self._curves):
+            pairs = zip(self._clients, curve.values, strict=True)
+            points = [(self._x(count), self._y(value)) for count, value in pairs if value is not None]
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+            parts.append(f'<polyline class="line c{number} s{number}" points="{path}"/>')
+            parts += [f'<circle class="d{number}" cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>' for x, y in points]
+            names.append(points[-1][1])
+        if self._is_log:
+            for number, (curve, y) in enumerate(zip(self._curves, _apart(names), strict=True)):
+                parts.append(f'<text class="d{number}" x="{self._right + 6}" y="{y + 4:.1f}">{curve.name}</text>')
+        return parts
+
+
+def _apart(heights: list[float], least: float = 13.0) -> list[float]:
+    """Return heights moved so that names at them do not overlap, in the same order."""
+    order = sorted(range(len(heights)), key=heights.__getitem__)
+    moved = list(heights)
+    for above, below in pairwise(order):
+        moved[below] = max(moved[below], moved[above] + least)
+    return moved
+
+
+def linear_ticks(highest: float) -> list[float]:
+    """Return 0 and multiples of 1, 2 or 5 times a power of ten, the last at or above ``highest``."""
+    raw = (highest or 1.0) / (_MOST_TICKS - 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(mantissa * power for mantissa in (1, 2, 5, 10) if mantissa * power >= raw * (1 - 1e-9))
+    return [step * number for number in range(math.ceil(highest / step - 1e-9) + 1)] or [0.0, step]
+
+
+def log_ticks(lowest: float, highest: float) -> list[float]:
+    """Return 1, 2 and 5 times powers of ten around both values, or powers alone where those would be too many."""
+    lowest = max(lowest, 1e-3)
+    first, last = math.floor(math.log10(lowest)), math.ceil(math.log10(max(highest, lowest)))
+    for mantissas in ((1, 2, 5), (1,)):
+        series = sorted({m * 10.0**power for power in range(first, last + 1) for m in mantissas})
+        begin = max(number for number, tick in enumerate(series) if tick <= lowest * (1 + 1e-9))
+        end = next((number for number, tick in enumerate(series) if tick >= highest), len(series) - 1)
+        end = max(end, begin + 1)
+        if end - begin < _MOST_TICKS + 1 and end < len(series):
+            return series[begin : end + 1]
+    return series[begin : end + 1]
+
+
+def _text(x: float, y: float, text: str, style: str, anchor: str = "start") -> str:
+    return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text}</text>'

@@ -1,0 +1,41 @@
+"""Bounded labels: values of a metric's label that come from outside, so many and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+
+OTHER = "(other)"
+"""Stands for all values beyond the bound. No adapter can have this name."""
+
+
+class BoundedLabels:
+    """Values of a label, the first ``most`` by themselves and later ones as ``OTHER``.
+
+    Args:
+        most: values that get a series of their own.
+        drop: removes the series of a value, whose place another one may take.
+    """
+
+    def __init__(self, most: int, drop: Callable[[str], None] = lambda value: None) -> None:
+        self._most = most
+        self._drop = drop
+        self._values: set[str] = set()
+
+    def label(self, value: str, living: Container[str] | None = None) -> str:
+        """Return the label of a value.
+
+        Args:
+            living: values that may have a series; where all places are taken, those of others are given up. None: all.
+        """
+        if value in self._values:
+            return value
+        if living is not None and value not in living:
+            return OTHER
+        if len(self._values) >= self._most and living is not None:
+            for gone in [each for each in self._values if each not in living]:
+                self._values.remove(gone)
+                self._drop(gone)
+        if len(self._values) >= self._most:
+            return OTHER
+        self._values.add(value)
+        return value

@@ -1,0 +1,94 @@
+"""GPU use through NVML, with the optional package ``nvidia-ml-py``: nothing without it, without a driver or a GPU."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from .metric_tables import OWN_PREFIX
+
+logger = logging.getLogger(__name__)
+
+# Name, help, and how it is read from a device.
+_GAUGES: tuple[tuple[str, str, Callable[[Any, Any], float]], ...] = (
+    (
+        "gpu_utilization_ratio",
+        "Share of the last moments in which the GPU ran kernels, 0 to 1.",
+        lambda nvml, device: nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100,
+    ),
+    (
+        "gpu_memory_used_bytes",
+        "Memory of the GPU in use, that of other processes included.",
+        lambda nvml, device: nvml.nvmlDeviceGetMemoryInfo(device).used,
+    ),
+    (
+        "gpu_memory_total_bytes",
+        "Memory of the GPU.",
+        lambda nvml, device: nvml.nvmlDeviceGetMemoryInfo(device).total,
+    ),
+    (
+        "gpu_power_watts",
+        "Power that the GPU draws.",
+        lambda nvml, device: nvml.nvmlDeviceGetPowerUsage(device) / 1000,
+    ),
+    (
+        "gpu_temperature_celsius",
+        "Temperature of the GPU.",
+        lambda nvml, device: nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU),
+    ),
+)
+
+
+def open_gpus() -> GpuCollector | None:
+    """Return a collector of the GPUs that this process may use; None if NVML finds none of them."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        found = {str(index): device for index, device in enumerate(devices) if _is_visible(pynvml, index, device)}
+    except pynvml.NVMLError as error:
+        logger.debug("no GPU is told of in the metrics: %s", error)
+        return None
+    return GpuCollector(pynvml, found) if found else None
+
+
+def _is_visible(nvml: Any, index: int, device: Any) -> bool:
+    """Whether ``CUDA_VISIBLE_DEVICES`` has the device, by number or by the begin of its UUID."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return True
+    uuid = nvml.nvmlDeviceGetUUID(device)
+    names = [name.strip() for name in visible.split(",")]
+    return any(name == str(index) or (name.startswith("GPU-") and uuid.startswith(name)) for name in names)
+
+
+class GpuCollector:
+    """Yields a family for each quantity, with the label ``gpu``: the device's number. What a device lacks is left out.
+
+    Args:
+        nvml: the module ``pynvml``.
+        devices: NVML's handles by number.
+    """
+
+    def __init__(self, nvml: Any, devices: dict[str, Any]) -> None:
+        self._nvml = nvml
+        self._devices = devices
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families that have a value."""
+        for name, text, read in _GAUGES:
+            family = GaugeMetricFamily(OWN_PREFIX + name, text, labels=("gpu",))
+            for number, device in self._devices.items():
+                try:
+                    family.add_metric((number,), read(self._nvml, device))
+                except self._nvml.NVMLError:  # not supported by this device, or the device is lost
+                    continue
+            if family.samples:
+                yield family
