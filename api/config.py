@@ -9,11 +9,15 @@ from ..engine.errors import ConfigError
 from ..engine.serving.watchdog import HEARTBEAT_TIMEOUT, WATCHDOG_TIMEOUT
 
 # "auto" and the formats of api/structured/tool_formats.py, repeated so that the command line need not import it.
-TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "generic")
+TOOL_CALL_PARSERS = (
+    *("auto", "mistral", "hermes", "llama3_json", "qwen3_coder", "functionary", "glm45", "glm47", "minimax_m2"),
+    *("deepseek_v3", "deepseek_v31", "kimi_k2", "openai", "granite", "granite-20b-fc", "phi4_mini_json", "pythonic"),
+    *("generic", "llama4_json", "llama4_pythonic", "qwen3_json", "qwen3_xml", "granite4"),
+)
 # The same for api/structured/reasoning_formats.py.
 REASONING_PARSERS = (
     *("auto", "none", "qwen3", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "nemotron_v3", "olmo3"),
-    *("step3", "seed_oss", "mistral", "cohere_command3", "granite"),
+    *("step3", "seed_oss", "mistral", "cohere_command3", "granite", "gemma4", "openai_gptoss"),
 )
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 

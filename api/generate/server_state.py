@@ -25,7 +25,7 @@ from ..observe.usage_ledger import UsageLedger
 from ..storage.response_store import ResponseStore
 from ..structured.output_check import OutputValidators
 from ..structured.reasoning_formats import ReasoningFormat, reasoning_format_of
-from ..structured.tool_formats import Dialect, dialect_of
+from ..structured.tool_dialects import Dialect, dialect_of
 
 if TYPE_CHECKING:
     from ...engine.serving.async_engine import AsyncEngine

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..argument_styles import PYTHON, STYLES, XML_STYLES
 from ..errors import GrammarError
 from ..regex.charset import rust_literal
 from ..regex.ecma_regex import parse, to_rust
@@ -22,6 +23,7 @@ from ..schema.error_location import relocated
 from ..schema.shortest_instance import MAX_TEXT_BYTES
 from ..schema.subschemas import Narrowing
 from ..vocabulary import Vocabulary
+from .argument_rules import python_arguments, xml_arguments
 from .grammar_artifact import Backend, GrammarArtifact
 from .lark_writer import to_lark
 from .plain_grammars import FREE
@@ -150,7 +152,9 @@ class _TagWriter:
 
     def schema(self, form: dict[str, Any], pointer: str) -> str:
         """Write JSON as a separate grammar, with its own white space."""
-        schema = form.get("json_schema")
+        schema, style = form.get("json_schema"), form.get("style", "json")
+        if style != "json":
+            return self._arguments(schema, style, pointer)
         where = pointer_join(pointer, "json_schema")
         if not isinstance(schema, dict | bool):
             raise GrammarError("json_schema", where, "must be a schema")
@@ -166,9 +170,39 @@ class _TagWriter:
         self.closing.values |= dict.fromkeys((*grammar.values, *filter(None, [grammar.shortest])))
         self.closing.wholes.append(grammar.shortest)
         self.strings += grammar.strings
-        name = f"g{len(self.grammars)}"
-        self.grammars.append({"name": name, "lark_grammar": grammar.text})
+        return self._grammar(grammar.text)
+
+    def _grammar(self, text: str, name: str = "") -> str:
+        name = name or f"g{len(self.grammars)}"
+        self.grammars.append({"name": name, "lark_grammar": text})
         return f"@{name}"
+
+    def _arguments(self, schema: Any, style: Any, pointer: str) -> str:
+        """Write an object as the arguments of a call, in another style than JSON's."""
+        if style not in STYLES:
+            raise GrammarError("style", pointer_join(pointer, "style"), f"must be one of {', '.join(STYLES)}")
+        where = pointer_join(pointer, "json_schema")
+        if not isinstance(schema, dict):
+            raise GrammarError("json_schema", where, "must be the schema of an object")
+        try:
+            analysis = Analysis(Document(schema))
+            if style == PYTHON:
+                lark, texts = python_arguments(analysis)
+                start = self._grammar(lark)
+            else:
+                found = xml_arguments(analysis, XML_STYLES[style], f"a{len(self.rules)}_")
+                for name, lark in found.grammars.items():
+                    self._grammar(lark, name)
+                start, texts = self.named(found.start), found.texts
+                self.rules |= found.rules
+                self.closing.ends |= {text + self.enclosing: None for text in found.ends}
+        except GrammarError as error:
+            located = relocated(error, schema)
+            raise GrammarError(located.keyword, where + located.pointer, located.reason) from None
+        self.narrowings += [Narrowing(n.keyword, where + n.pointer, n.reason) for n in analysis.narrowings]
+        self.closing.texts |= {text: (self.depth, len(text)) for text in texts}
+        self.closing.wholes.append("".join(texts)[:MAX_TEXT_BYTES])
+        return start
 
     def regex(self, form: dict[str, Any], pointer: str) -> str:
         try:
@@ -213,7 +247,8 @@ class _TagWriter:
         outside, first = self.enclosing, len(self.closing.wholes)
         self.enclosing = end + outside
         self.depth += 1
-        self.closing.ends[self.enclosing] = None
+        if self.enclosing:
+            self.closing.ends[self.enclosing] = None
         if isinstance(content, dict) and content.get("type") == "any_text" and end:
             rest = self.until([end])
         else:

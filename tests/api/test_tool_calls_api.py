@@ -249,7 +249,7 @@ def test_calls_or_the_form_that_was_asked_for(live: Live) -> None:
 
 def test_bare_json_calls_and_a_form_at_once_are_refused(live: Live) -> None:
     live.async_engine.tokenizer.speaks = "llama3_json"
-    with live.openai() as client, pytest.raises(openai.BadRequestError, match="bare JSON") as caught:
+    with live.openai() as client, pytest.raises(openai.BadRequestError, match="without marks") as caught:
         client.chat.completions.create(model="tiny", messages=HI, tools=TOOLS, **schema_format({}))  # type: ignore
     assert caught.value.param == "response_format"
 
