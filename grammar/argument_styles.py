@@ -20,27 +20,6 @@ _BLANKS = r"[ \t\r\n]*"
 ALL_TYPES = frozenset((*_SPELLINGS, "string"))
 
 
-def spelled_as_json(types: frozenset[str]) -> str | None:
-    """Return the regular expression of the texts that are read as JSON where strings are written without quotes.
-
-    Args:
-        types: those that a parameter takes.
-
-    Returns:
-        None if there is no other type than string.
-    """
-    others = "|".join(pattern for name, pattern in _SPELLINGS.items() if name in types)
-    return f"{_BLANKS}(?:{others}){_BLANKS}" if others else None
-
-
-def is_plain_text(value: str, types: frozenset[str]) -> bool:
-    """Return whether a whole value of a parameter that takes these types is a string, not JSON."""
-    if "string" not in types:
-        return False
-    others = spelled_as_json(types)
-    return others is None or not re.fullmatch(others, value)
-
-
 @dataclass(frozen=True, slots=True)
 class XmlStyle:
     """Arguments between marks: strings as they are, all other values as JSON.
@@ -52,6 +31,7 @@ class XmlStyle:
         mark: what ends a value, and is in no string.
         before_mark: text before the mark that is not part of the value.
         after_mark: text after the mark.
+        capitals: whether models write True and False as well, as their templates do.
     """
 
     name: str
@@ -60,16 +40,38 @@ class XmlStyle:
     mark: str
     before_mark: str = ""
     after_mark: str = ""
+    capitals: bool = False
 
     @property
     def value_end(self) -> str:
         return self.before_mark + self.mark + self.after_mark
 
+    def spelled_as_json(self, types: frozenset[str]) -> str | None:
+        """Return the regular expression of the texts that are read as JSON where strings have no quotes.
+
+        Args:
+            types: those that a parameter takes.
+
+        Returns:
+            None if there is no other type than string.
+        """
+        others = "|".join(pattern for name, pattern in _SPELLINGS.items() if name in types)
+        others += "|True|False" if self.capitals and "boolean" in types else ""
+        return f"{_BLANKS}(?:{others}){_BLANKS}" if others else None
+
+    def is_plain_text(self, value: str, types: frozenset[str]) -> bool:
+        """Return whether a whole value of a parameter that takes these types is a string, not JSON."""
+        if "string" not in types:
+            return False
+        others = self.spelled_as_json(types)
+        return others is None or not re.fullmatch(others, value)
+
 
 XML_STYLES = {
     style.name: style
     for style in (
-        XmlStyle("qwen_xml", "<parameter=", ">\n", "</parameter>", "\n", "\n"),
+        XmlStyle("qwen_xml", "<parameter=", ">\n", "</parameter>", "\n", "\n", capitals=True),
+        XmlStyle("seed_xml", "<parameter=", ">", "</parameter>", after_mark="\n", capitals=True),
         XmlStyle("minimax_xml", '<parameter name="', '">', "</parameter>", after_mark="\n"),
         XmlStyle("glm_xml", "<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>", after_mark="\n"),
         XmlStyle("glm47_xml", "<arg_key>", "</arg_key><arg_value>", "</arg_value>"),

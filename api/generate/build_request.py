@@ -180,7 +180,7 @@ async def render(
             else add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=definitions if dialect.by_template and definitions else None,
-            kwargs=template_kwargs,
+            kwargs={**dialect.defaults, **template_kwargs},
         )
 
     is_short = len(messages) <= _MANY_MESSAGES and _size(messages, definitions, template_kwargs) <= _LONG_TEXT

@@ -200,6 +200,9 @@ class Metrics:
             _LABELS,
             registry=self._registry,
         ).labels(*self._labels)
+        self._reasoning = Counter(
+            PREFIX + "reasoning_tokens", "Tokens of thoughts before answers.", _LABELS, registry=self._registry
+        ).labels(*self._labels)
         self._first_token = self._histogram(
             "time_to_first_token_seconds", "Seconds from the request to its first token.", _SECONDS_TO_FIRST
         )
@@ -265,6 +268,9 @@ class Metrics:
 
     def count_broken(self, answers: int) -> None:
         self._broken.inc(answers)
+
+    def count_reasoning(self, tokens: int) -> None:
+        self._reasoning.inc(tokens)
 
     def count_usage(self, key: str, tokens: TokenCounts, *, requests: int = 1) -> None:
         """Add the tokens of requests with this key; its name is "" where no keys are in use."""

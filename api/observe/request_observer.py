@@ -106,6 +106,7 @@ class RequestObserver:
     def _count_finish(self, sequence: tuple[int, int], finish: Finish, now: float) -> None:
         self._metrics.end_to_end.observe(now)
         self._metrics.generated_tokens.observe(finish.usage.completion)
+        self._metrics.count_reasoning(finish.usage.reasoning)
         self._usage.add(sequence[0], finish.usage)
         del self._running[sequence]
         self._count_end(finish.reason)

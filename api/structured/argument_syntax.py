@@ -20,7 +20,6 @@ from ...grammar.argument_styles import (
     XML_STYLES,
     XmlStyle,
     argument_types,
-    is_plain_text,
 )
 
 _OUTSIDE, _INSIDE = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
@@ -127,8 +126,9 @@ class _XmlReader:
             self._name = None
             self._num_read += 1
             value = text[:end].removesuffix(before)
-            if not self._in_text and not is_plain_text(value, types):
-                return value.strip(_BLANKS), end + len(mark), False
+            if not self._in_text and not self._style.is_plain_text(value, types):
+                text = value.strip(_BLANKS)
+                return text.lower() if text in ("True", "False") else text, end + len(mark), False
             opening, self._in_text = "" if self._in_text else '"', False
             return f"{opening}{_encode(value)[1:]}", end + len(mark), False
         if types != {"string"}:

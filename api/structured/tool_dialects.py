@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from ...engine.errors import RequestError
-from .tool_formats import FORMATS, ToolFormat, formats_of
+from .tool_formats import ALIASES, FORMATS, ToolFormat, formats_of
 
 if TYPE_CHECKING:
     from ...engine.text.tokenizer import Tokenizer
@@ -30,12 +30,14 @@ class Dialect:
             the messages as text.
         calls_by_template: whether it renders calls.
         arguments_as_text: whether it takes the arguments of calls as JSON text, not as objects.
+        defaults: variables of the template, for requests that do not set them.
     """
 
     format: ToolFormat
     by_template: bool
     calls_by_template: bool = True
     arguments_as_text: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 _PROBE_NAME = "probe_tool"
@@ -60,22 +62,21 @@ def dialect_of(tokenizer: Tokenizer, parser: str) -> Dialect:
         parser: name of a format to use whatever the template renders, or ``auto`` (``--tool-call-parser``).
     """
     possible = formats_of(parser)
-    default = FORMATS["generic"] if parser == "auto" else possible[0]
+    default = FORMATS["generic" if parser == "auto" else ALIASES.get(parser, parser)]
     if default.name == "generic" and parser != "auto":
         return Dialect(default, by_template=False)
-    if _PROBE_NAME not in _render(tokenizer, [_PROBE_MESSAGE]):
-        return Dialect(default, by_template=False)
+    bare = _render(tokenizer, [_PROBE_MESSAGE])
+    by_template = _PROBE_NAME in bare
     for as_text in (False, True):
-        rendered = _render(tokenizer, [_PROBE_MESSAGE, _probe_call(as_text=as_text)])
         # The definitions may show a call too, in another form than the one that the model writes.
-        rendered = rendered.removeprefix(_render(tokenizer, [_PROBE_MESSAGE]))
+        rendered = _render(tokenizer, [_PROBE_MESSAGE, _probe_call(as_text=as_text)]).removeprefix(bare)
         found = next((form for form in possible if re.search(form.rendered, rendered)), None)
         if found is not None:
-            return Dialect(found, by_template=True, arguments_as_text=as_text)
+            return Dialect(found, by_template, arguments_as_text=as_text)
     mentioned = (form for form in possible if form.mention and tokenizer.template_mentions(form.mention))
-    if (form := next(mentioned, None)) is not None:
-        return Dialect(form, by_template=True, calls_by_template=False)
-    return Dialect(default, by_template=default.name != "generic")
+    if by_template and (form := next(mentioned, None)) is not None:
+        return Dialect(form, by_template, calls_by_template=False)
+    return Dialect(default, by_template and default.name != "generic")
 
 
 def _probe_call(*, as_text: bool) -> dict[str, Any]:

@@ -18,8 +18,14 @@ class CallIds(Enum):
     ANY = auto()
     SHORT = auto()
     """Nine letters and digits."""
+    WRITTEN = auto()
+    """The same, written by the model between the function's name and the arguments."""
     NUMBERED = auto()
-    """``functions.NAME:NUMBER``, written by the model before the arguments."""
+    """``functions.NAME:NUMBER``, in which the model writes the number."""
+
+
+# Regular expressions of what the model writes of an id.
+WRITTEN_IDS = {CallIds.WRITTEN: "[a-zA-Z0-9]{9}", CallIds.NUMBERED: "[0-9]{1,4}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +46,12 @@ class ToolFormat:
         after_arguments: text after the arguments.
         arguments_key: the key beside ``name`` where a call is a JSON object.
         separator: between calls after one opening; None if each call has its own opening.
+        between: text between calls that have their own openings.
         closing: after the last call of an opening.
         only_at_start: a call is at the begin of the answer; the trigger later in a text opens none.
         single: there is at most one call.
         ids: what ids of calls look like.
+        id_begin: text between the name and what the model writes of the id.
         content_opening: text before an answer without calls.
         preamble: marks around text before a call; None for text without marks.
     """
@@ -61,10 +69,12 @@ class ToolFormat:
     after_arguments: str = "}"
     arguments_key: str = "arguments"
     separator: str | None = None
+    between: str = "\n"
     closing: str = ""
     only_at_start: bool = False
     single: bool = False
     ids: CallIds = CallIds.ANY
+    id_begin: str = ""
     content_opening: str = ""
     preamble: tuple[str, str] | None = None
 
@@ -79,9 +89,9 @@ class ToolFormat:
         return self.before_name.startswith("{")
 
     def head(self, function: str, number: int = 0) -> str:
-        """Return the text of a call up to its arguments; the number counts only in formats that write it."""
-        written = f":{number}" if self.ids is CallIds.NUMBERED else ""
-        return f"{self.before_name}{function}{written}{self.after_name}"
+        """Return the text of a call up to its arguments; the number counts only in formats that write an id."""
+        written = {CallIds.WRITTEN: f"{number:09}", CallIds.NUMBERED: str(number)}.get(self.ids, "")
+        return f"{self.before_name}{function}{self.id_begin}{written}{self.after_name}"
 
     def call(self, function: str, arguments: str, number: int = 0) -> str:
         """Return the text of a call without opening and closing. ``arguments`` are JSON."""
@@ -92,7 +102,7 @@ class ToolFormat:
         texts = [self.call(name, arguments, number) for number, (name, arguments) in enumerate(calls)]
         if self.separator is not None:
             return self.opening + self.separator.join(texts) + self.closing
-        return "\n".join(self.opening + text + self.closing for text in texts)
+        return self.between.join(self.opening + text + self.closing for text in texts)
 
 
 _HARMONY_CALL = "<|channel|>commentary to=functions."
@@ -105,15 +115,27 @@ FORMATS = {
     form.name: form
     for form in (
         ToolFormat(
+            "mistral_nemo", "[TOOL_CALLS]", "[TOOL_CALLS][", parser="mistral", separator=", ", closing="]",
+            ids=CallIds.SHORT,
+            models="Mistral Nemo",
+            rendered=r"\[TOOL_CALLS\]\[\{",
+        ),
+        ToolFormat(
             "mistral", "[TOOL_CALLS]", "[TOOL_CALLS] [", separator=", ", closing="]", ids=CallIds.SHORT,
-            models="Mistral 7B v0.3, Mixtral, Nemo",
+            models="Mistral 7B v0.3, Mixtral",
             rendered=r"\[TOOL_CALLS\](?!\s*probe_tool)",
         ),
         ToolFormat(
             "mistral_args", "[TOOL_CALLS]", "[TOOL_CALLS]", parser="mistral", ids=CallIds.SHORT,
-            before_name="", after_name="[ARGS]", after_arguments="",
-            models="Mistral Small 3.2, Magistral, Devstral",
+            before_name="", after_name="[ARGS]", after_arguments="", between="",
+            models="Magistral, Devstral, Ministral 3",
             rendered=r"\[TOOL_CALLS\]probe_tool\[ARGS\]\{",
+        ),
+        ToolFormat(
+            "mistral_call_id", "[TOOL_CALLS]", "[TOOL_CALLS]", parser="mistral", ids=CallIds.WRITTEN,
+            before_name="", id_begin="[CALL_ID]", after_name="[ARGS]", after_arguments="", between="",
+            models="Mistral Small 3.2",
+            rendered=r"\[TOOL_CALLS\]probe_tool\[CALL_ID\]\w+\[ARGS\]\{",
         ),
         ToolFormat(
             "hermes", "<tool_call>", "<tool_call>\n", closing="\n</tool_call>",
@@ -129,12 +151,18 @@ FORMATS = {
         ToolFormat(
             "qwen3_coder", "<tool_call>", "<tool_call>\n", closing="\n</tool_call>", style="qwen_xml",
             before_name="<function=", after_name=">\n", after_arguments="</function>",
-            models="Qwen3-Coder, Qwen3-Next-Coder, Nemotron 3 Nano",
-            rendered=r"<function=probe_tool>\s*<parameter=probe>\s*1\s*</parameter>",
+            models="Qwen3-Coder, Qwen 3.5, Nemotron 3 Nano, Step 3.5",
+            rendered=r"<tool_call>\s*<function=probe_tool>\s*<parameter=probe>\s*1\s*</parameter>",
+        ),
+        ToolFormat(
+            "seed_oss", "<seed:tool_call>", "<seed:tool_call>\n", closing="\n</seed:tool_call>", style="seed_xml",
+            before_name="<function=", after_name=">\n", after_arguments="</function>",
+            models="Seed-OSS",
+            rendered=r"<seed:tool_call>\s*<function=probe_tool>\s*<parameter=probe>1</parameter>",
         ),
         ToolFormat(
             "functionary", "<function=", "", style="json",
-            before_name="<function=", after_name=">", after_arguments="</function>",
+            before_name="<function=", after_name=">", after_arguments="</function>", between="",
             models="Functionary 3.1, Llama 3.1 with its own tag form",
             rendered=r"<function=probe_tool>\s*\{",
         ),
@@ -142,13 +170,13 @@ FORMATS = {
             "glm45", "<tool_call>", "<tool_call>", closing="</tool_call>", style="glm_xml",
             before_name="", after_name="\n", after_arguments="",
             models="GLM-4.5, GLM-4.6",
-            rendered=r"<tool_call>probe_tool\n\s*<arg_key>",
+            rendered=r"<tool_call>probe_tool\s*<arg_key>probe</arg_key>\s+<arg_value>",
         ),
         ToolFormat(
             "glm47", "<tool_call>", "<tool_call>", closing="</tool_call>", style="glm47_xml",
-            before_name="", after_name="", after_arguments="",
+            before_name="", after_name="", after_arguments="", between="",
             models="GLM-4.7",
-            rendered=r"<tool_call>probe_tool<arg_key>",
+            rendered=r"<tool_call>probe_tool\s*<arg_key>probe</arg_key><arg_value>",
         ),
         ToolFormat(
             "minimax_m2", "<minimax:tool_call>", "<minimax:tool_call>\n", closing="</minimax:tool_call>",
@@ -172,7 +200,7 @@ FORMATS = {
         ),
         ToolFormat(
             "kimi_k2", "<|tool_calls_section_begin|>", "<|tool_calls_section_begin|>", separator="",
-            closing="<|tool_calls_section_end|>", ids=CallIds.NUMBERED,
+            closing="<|tool_calls_section_end|>", ids=CallIds.NUMBERED, id_begin=":",
             before_name="<|tool_call_begin|>functions.", after_name="<|tool_call_argument_begin|>",
             after_arguments="<|tool_call_end|>",
             models="Kimi K2",
@@ -205,6 +233,12 @@ FORMATS = {
             "phi4_mini_json", "functools[", "functools[", separator=", ", closing="]",
             models="Phi-4-mini",
             rendered=r"functools\s*\[[^<]*probe_tool", mention="functools[",
+        ),
+        ToolFormat(
+            "lfm2", "<|tool_call_start|>", "<|tool_call_start|>[", style="python", separator=", ",
+            closing="]<|tool_call_end|>", before_name="", after_name="(", after_arguments=")",
+            models="LFM2, LFM2.5",
+            rendered=r"<\|tool_call_start\|>\[probe_tool\(probe=", mention="<|tool_call_start|>",
         ),
         ToolFormat(
             "pythonic", "[", "[", style="python", separator=", ", closing="]", only_at_start=True,

@@ -21,7 +21,7 @@ from ...grammar.schema.static_limits import check_limits
 from ...grammar.spec import GrammarKind, GrammarSpec
 from ..protocol.tools import AllowedChoice, NamedChoice, Tool, resolve_choice
 from .output_format import OutputFormat, naming_field
-from .tool_formats import CallIds, ToolFormat
+from .tool_formats import WRITTEN_IDS, ToolFormat
 from .tool_plan import Reading, ToolPlan
 
 MAX_FORCED_CALLS = 16
@@ -139,7 +139,7 @@ def _triggered(
         shape = _in_channels(calls, document, form, must_call=must_call)
     elif document is not None:
         if parallel and form.separator is None:
-            calls = [{"type": "tags_with_separator", "tags": calls, "separator": "\n", "at_least_one": True}]
+            calls = [{"type": "tags_with_separator", "tags": calls, "separator": form.between, "at_least_one": True}]
         shape = {"type": "or", "elements": [*calls, document]}
     elif form.only_at_start:
         # Text that begins like a call is parsed as one, so free text may not.
@@ -187,13 +187,11 @@ def _call(name: str, schema: Any, form: ToolFormat) -> dict[str, Any]:
     if form.style != "json":
         content["style"] = form.style
     begin = form.head(name)
-    if form.ids is CallIds.NUMBERED:
-        begin = f"{form.before_name}{name}:"
-        number = {"type": "regex", "pattern": "[0-9]{1,4}"}
-        content = {
-            "type": "sequence",
-            "elements": [number, {"type": "const_string", "value": form.after_name}, content],
-        }
+    if form.ids in WRITTEN_IDS:
+        begin = form.before_name + name + form.id_begin
+        written = {"type": "regex", "pattern": WRITTEN_IDS[form.ids]}
+        between = {"type": "const_string", "value": form.after_name}
+        content = {"type": "sequence", "elements": [written, between, content]}
     return {"type": "tag", "begin": begin, "content": content, "end": form.after_arguments}
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import cache
 
 from .argument_syntax import ArgumentReader, JsonReader, argument_reader
-from .tool_formats import CallIds, ToolFormat
+from .tool_formats import WRITTEN_IDS, CallIds, ToolFormat
 from .tool_plan import Arguments, CallStart, Content, Event, ParsedCall, Reading, ToolPlan
 
 _HEAD = re.compile(r'[^{]*\{\s*"name"\s*:\s*"(?P<name>[^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\S)')
@@ -166,17 +166,17 @@ class ToolParser:
                 return True
             return False
         self._buffer = self._buffer[match.end() :]
-        self._begin(match["name"], match["number"] if is_native and self._form.ids is CallIds.NUMBERED else None)
+        self._begin(match["name"], match["id"] if is_native else None)
         return True
 
-    def _begin(self, name: str, number: str | None) -> None:
-        """Begin a call. ``number`` is the one that the model has written."""
+    def _begin(self, name: str, written: str | None) -> None:
+        """Begin a call. ``written`` is what the model has written of its id."""
         digits = uuid.uuid4().hex
         match self._form.ids:
-            case CallIds.SHORT:
-                call_id = digits[:9]
+            case CallIds.SHORT | CallIds.WRITTEN:
+                call_id = written or digits[:9]
             case CallIds.NUMBERED:
-                call_id = f"functions.{name}:{number or self._plan.num_earlier + self._num_calls}"
+                call_id = f"functions.{name}:{written or self._plan.num_earlier + self._num_calls}"
             case CallIds.ANY:
                 call_id = f"call_{digits[:24]}"
         self._events.append(CallStart(self._num_calls, call_id, name))
@@ -225,7 +225,7 @@ class ToolParser:
 
 @cache
 def _native_head(form: ToolFormat) -> re.Pattern[str]:
-    number = r":(?P<number>\d+)" if form.ids is CallIds.NUMBERED else ""
+    before, between, after = map(re.escape, (form.before_name, form.id_begin, form.after_name))
     return re.compile(
-        rf"{re.escape(form.before_name)}(?P<name>[\w.-]+)(?=[^\w.-]){number}{re.escape(form.after_name)}", re.ASCII
+        rf"{before}(?P<name>[\w.-]+)(?=[^\w.-]){between}(?P<id>{WRITTEN_IDS.get(form.ids, '')}){after}", re.ASCII
     )

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..argument_styles import ALL_TYPES, PYTHON_WORDS, XmlStyle, argument_types, spelled_as_json
+from ..argument_styles import ALL_TYPES, PYTHON_WORDS, XmlStyle, argument_types
 from ..regex.charset import rust_literal
 from ..regex.ecma_regex import read_pattern, to_rust
 from ..regex.string_formats import FORMATS
@@ -213,6 +213,7 @@ class _XmlWriter(_Arguments):
         options: dict[str, None] = {}
         for each in found:
             words = rules.words(each.types)
+            words += [word.capitalize() for word in words if style.capitals and word != "null"]
             scalars = [rules.terminal(f"/{'|'.join(words)}/")] if words else []
             if each.types & NUMBER:
                 scalars.append(number_terminal(rules, each.types & NUMBER, each.numbers))
@@ -233,7 +234,7 @@ class _XmlWriter(_Arguments):
 
     def _text(self, strings: Strings, types: frozenset[str]) -> list[str]:
         """Write the terminal of the strings that satisfy some constraints, with the end of their value."""
-        taken = spelled_as_json(types)
+        taken = self._style.spelled_as_json(types)
         if strings.values is not None:
             usable = [value for value in strings.values if self._style.mark not in value]
             if taken is not None:

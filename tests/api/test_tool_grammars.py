@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,6 +141,12 @@ def test_forced_calls(form: ToolFormat) -> None:
 def test_the_option_knows_the_formats() -> None:
     assert ("auto", *dict.fromkeys(form.option for form in FORMATS.values()), *ALIASES) == TOOL_CALL_PARSERS
     assert all(formats_of(name) for name in TOOL_CALL_PARSERS)
+
+
+def test_the_page_has_a_row_for_each_format() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "structured-outputs.md").read_text()
+    for form in FORMATS.values():
+        assert f"| `{form.option}` | {form.models} |" in page, form.name
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)

@@ -7,17 +7,25 @@ _LOOP = _TOOLS + "{% for message in messages %}"
 _CALLS = "{% for call in message.tool_calls or [] %}{% set f = call.function %}"
 _REST = "{% endfor %}{{ message.content }}{% endfor %}"
 _OBJECT = '{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}'
+_KEYWORDS = (
+    "{{ f.name }}({% for name, value in f.arguments | items %}{{ name }}={{ value | tojson }}"
+    "{% if not loop.last %}, {% endif %}{% endfor %})"
+)
 _TEXT = "{{ value if value is string else value | tojson }}"
 
 
-def _each(call: str) -> str:
+def _unless_last(text: str) -> str:
+    return f"{{{{ {text!r} if not loop.last else '' }}}}"
+
+
+def _each(call: str, between: str = "\n") -> str:
     """Return a template in which each call stands alone."""
-    return f"{_LOOP}{_CALLS}{call}{{% if not loop.last %}}\n{{% endif %}}{_REST}"
+    return f"{_LOOP}{_CALLS}{call}{_unless_last(between)}{_REST}"
 
 
 def _together(opening: str, call: str, closing: str, separator: str = "") -> str:
     """Return a template in which all calls of a message stand between an opening and a closing."""
-    between = f"{{% if not loop.last %}}{separator}{{% endif %}}"
+    between = _unless_last(separator)
     begin, end = (
         f"{{% if message.tool_calls %}}{opening}{{% endif %}}",
         f"{{% if message.tool_calls %}}{closing}{{% endif %}}",
@@ -30,8 +38,10 @@ def _parameters(body: str) -> str:
 
 
 TEMPLATES = {
+    "mistral_nemo": _together("[TOOL_CALLS][", '{{ (f | tojson)[:-1] }}, "id": "{{ call.id }}"}', "]", ", "),
     "mistral": _together("[TOOL_CALLS] [", '{{ (f | tojson)[:-1] }}, "id": "{{ call.id }}"}', "]", ", "),
-    "mistral_args": _each("[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}"),
+    "mistral_args": _each("[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}", ""),
+    "mistral_call_id": _each("[TOOL_CALLS]{{ f.name }}[CALL_ID]{{ call.id }}[ARGS]{{ f.arguments | tojson }}", ""),
     "hermes": _each(f"<tool_call>\n{_OBJECT}\n</tool_call>"),
     "llama3_json": _each('{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}'),
     "qwen3_coder": _each(
@@ -39,7 +49,12 @@ TEMPLATES = {
         + _parameters(f"<parameter={{{{ name }}}}>\n{_TEXT}\n</parameter>\n")
         + "</function>\n</tool_call>"
     ),
-    "functionary": _each("<function={{ f.name }}>{{ f.arguments | tojson }}</function>"),
+    "seed_oss": _each(
+        "<seed:tool_call>\n<function={{ f.name }}>\n"
+        + _parameters(f"<parameter={{{{ name }}}}>{_TEXT}</parameter>\n")
+        + "</function>\n</seed:tool_call>"
+    ),
+    "functionary": _each("<function={{ f.name }}>{{ f.arguments | tojson }}</function>", ""),
     "glm45": _each(
         "<tool_call>{{ f.name }}\n"
         + _parameters(f"<arg_key>{{{{ name }}}}</arg_key>\n<arg_value>{_TEXT}</arg_value>\n")
@@ -48,7 +63,8 @@ TEMPLATES = {
     "glm47": _each(
         "<tool_call>{{ f.name }}"
         + _parameters(f"<arg_key>{{{{ name }}}}</arg_key><arg_value>{_TEXT}</arg_value>")
-        + "</tool_call>"
+        + "</tool_call>",
+        "",
     ),
     "minimax_m2": _together(
         "<minimax:tool_call>\n",
@@ -82,18 +98,14 @@ TEMPLATES = {
     "granite_text": _together("<tool_call>[", _OBJECT, "]", ", "),
     "granite-20b-fc": _each(f"<function_call> {_OBJECT}"),
     "phi4_mini_json": _together("functools[", _OBJECT, "]", ", "),
-    "pythonic": _together(
-        "[",
-        "{{ f.name }}({% for name, value in f.arguments | items %}{{ name }}={{ value | tojson }}"
-        "{% if not loop.last %}, {% endif %}{% endfor %})",
-        "]",
-        ", ",
-    ),
+    "lfm2": _together("<|tool_call_start|>[", _KEYWORDS, "]<|tool_call_end|>", ", "),
+    "pythonic": _together("[", _KEYWORDS, "]", ", "),
 }
 # Templates that describe tools, and leave out calls of earlier turns.
 WITHOUT_CALLS = {
     "granite": _LOOP + "{# write <|tool_call|> and a list #}{{ message.content }}{% endfor %}",
     "granite-20b-fc": _LOOP + "{# write <function_call> and an object #}{{ message.content }}{% endfor %}",
+    "lfm2": _LOOP + "{# write <|tool_call_start|>[...] #}{{ message.content }}{% endfor %}",
     "phi4_mini_json": _LOOP + "{# write functools[...] #}{{ message.content }}{% endfor %}",
 }
 OTHERS = {
@@ -107,6 +119,7 @@ OTHERS = {
     + '{% if call.id | length != 9 %}{{ raise_exception("ids!") }}{% endif %}'
     + '[TOOL_CALLS] [{{ (f | tojson)[:-1] }}, "id": "{{ call.id }}"}]'
     + _REST,
+    "deepseek_v3 without definitions": TEMPLATES["deepseek_v3"].removeprefix(_TOOLS),
     "openai with the recipient first": _each(
         "<|start|>assistant to=functions.{{ f.name }}<|channel|>commentary json"
         "<|message|>{{ f.arguments | tojson }}<|call|>"
