@@ -179,7 +179,8 @@ class _XmlWriter(_Arguments):
             value = self._shortest(objects.value(field.name))
             if value is None:
                 continue
-            self._ends |= {style.value_end + rest: None, value + style.value_end + rest: None}
+            written = value + style.value_end + rest
+            self._ends |= dict.fromkeys((style.value_end + rest, written, field.name + style.key_end + written))
             if field.required:
                 rest = f"{style.key_begin}{field.name}{style.key_end}{value}{style.value_end}{rest}"
 

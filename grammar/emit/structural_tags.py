@@ -196,6 +196,11 @@ class _TagWriter:
                 start, texts = self.named(found.start), found.texts
                 self.rules |= found.rules
                 self.closing.ends |= {text + self.enclosing: None for text in found.ends}
+                # After the letters that another parameter and the end of the arguments begin with.
+                begin = XML_STYLES[style].key_begin
+                shared = range(1, min(len(begin), len(self.enclosing)))
+                ends = (self.enclosing[at:] for at in shared if self.enclosing.startswith(begin[:at]))
+                self.closing.ends |= dict.fromkeys(ends)
         except GrammarError as error:
             located = relocated(error, schema)
             raise GrammarError(located.keyword, where + located.pointer, located.reason) from None
@@ -226,7 +231,12 @@ class _TagWriter:
 
     def sequence(self, form: dict[str, Any], pointer: str) -> str:
         listed = _list(form, "elements", pointer)
-        return " ".join(self.element(item, pointer_join(pointer, "elements", i)) for i, item in enumerate(listed))
+        outside, written = self.enclosing, list[str]()
+        for index, item in enumerate(listed):
+            self.enclosing = _shortest_rest(listed[index + 1 :]) + outside
+            written.append(self.element(item, pointer_join(pointer, "elements", index)))
+        self.enclosing = outside
+        return " ".join(written)
 
     def either(self, form: dict[str, Any], pointer: str) -> str:
         listed = _list(form, "elements", pointer)
@@ -324,6 +334,12 @@ _FORMS: dict[str, Callable[[_TagWriter, dict[str, Any], str], str]] = {
     "tags_with_separator": _TagWriter.separated,
     "triggered_tags": _TagWriter.triggered,
 }
+
+
+def _shortest_rest(elements: list[Any]) -> str:
+    """Return what must follow in a sequence, as far as it is fixed text."""
+    fixed = [item for item in elements if isinstance(item, dict) and item.get("type") == "const_string"]
+    return "".join(str(item.get("value", "")) for item in fixed)
 
 
 def _list(form: dict[str, Any], keyword: str, pointer: str) -> list[Any]:

@@ -23,6 +23,7 @@ from rootgraft.grammar.argument_styles import XML_STYLES
 from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
 from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.errors import GrammarError
+from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
 
 EOS = 256
@@ -259,3 +260,21 @@ def test_what_a_style_cannot_enforce_is_refused_by_name(form: str, schema: dict[
     assert field == "tools[0].function.parameters" and keyword in pointer
     with pytest.raises(GrammarRefused), found.locating_errors():
         raise GrammarRefused(caught.value.keyword, caught.value.pointer, caught.value.reason)
+
+
+def test_a_style_in_a_structural_tag() -> None:
+    """Clients may ask for the same grammars: XGrammar's ``style``."""
+
+    def compiled(style: Any) -> CompiledGrammar:
+        content = {"type": "json_schema", "json_schema": PARAMETERS, "style": style}
+        return compile(
+            GrammarSpec.structural_tag({"format": {"type": "tag", "begin": "<", "content": content, "end": ">"}}),
+            VOCABULARY,
+        )
+
+    assert is_admitted(compiled("qwen_xml"), "<<parameter=text>\na\n</parameter>\n>")
+    assert is_admitted(compiled("json"), '<{"text": "a"}>')
+    for style in ("yaml", 5, None):
+        with pytest.raises(GrammarError) as caught:
+            compiled(style)
+        assert caught.value.pointer == "/format/content/style" and "json, python, qwen_xml" in caught.value.reason

@@ -70,7 +70,7 @@ class ByteTokenizer:
             case "llama3_json":
                 return "".join(call.replace('"arguments"', '"parameters"') for call in calls)
             case "mistral" if calls:
-                return f"[TOOL_CALLS][{', '.join(calls)}]"
+                return f"[TOOL_CALLS] [{', '.join(calls)}]"
         if not calls or self.speaks not in FORMATS:
             return ""
         called = [call["function"] for call in message["tool_calls"]]
