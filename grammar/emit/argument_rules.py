@@ -18,7 +18,7 @@ from ..regex.string_formats import FORMATS
 from ..schema.analysis import Analysis
 from ..schema.constraints import ALWAYS, Conj, Objects, Strings
 from ..schema.json_types import ARRAY, NUMBER, OBJECT, STRING
-from ..schema.shortest_instance import ShortestInstance
+from ..schema.shortest_instance import MAX_TEXT_BYTES, ShortestInstance
 from .container_members import Field
 from .key_classes import key_classes, key_patterns
 from .lark_rules import LarkRules
@@ -72,6 +72,7 @@ class _Arguments:
 
     def __init__(self, rules: LarkRules) -> None:
         self.rules = rules
+        self._num_objects = 0
 
     def listed(self, name: str, conj: Conj) -> str:
         """Write one listed parameter."""
@@ -132,19 +133,21 @@ class _Arguments:
 
     def _in_order(self, fields: list[Field], extra: str) -> str:
         """Write parameters in order, optional ones as optional: as the members of an object, without braces."""
-        comma = f"{json.dumps(self.separator)} " if self.separator else ""
-        if not comma:
-            parts = [f"{field.rule}" if field.required else f"({field.rule})?" for field in fields]
+        if not self.separator:
+            parts = [str(field.rule) if field.required else f"({field.rule})?" for field in fields]
             return " ".join([*parts, f"{extra}*" if extra else ""]).strip() or '""'
-        options = []
-        for index, field in enumerate(fields):
-            rest = [f"{comma}{f.rule}" if f.required else f"({comma}{f.rule})?" for f in fields[index + 1 :]]
-            options.append(" ".join([str(field.rule), *rest, f"({comma}{extra})*" if extra else ""]))
-            if field.required:
-                return f"({' | '.join(options)})"
-        if extra:
-            options.append(f"{extra} ({comma}{extra})*")
-        return f"({' | '.join(options)})?" if options else '""'
+        comma = _literal(self.separator)
+        self._num_objects += 1
+        tail = f"({comma} {extra})*" if extra else '""'
+        options: list[str] = [f"{extra} ({comma} {extra})*"] if extra else []
+        for index, field in reversed([*enumerate(fields)]):
+            # A rule for what may follow each parameter, or the text would grow with the square of their number.
+            name = self.rules.define(f"{self.rules.prefix}p{self._num_objects}_{index}", tail)
+            options = [f"{field.rule} {name}"] if field.required else [f"{field.rule} {name}", *options]
+            item = f"{comma} {field.rule} {name}"
+            tail = item if field.required else f"{item} | {name}"
+        needs_one = any(field.required for field in fields)
+        return f"({' | '.join(options)}){'' if needs_one else '?'}" if options else '""'
 
 
 class _XmlWriter(_Arguments):
@@ -180,8 +183,9 @@ class _XmlWriter(_Arguments):
             if value is None:
                 continue
             written = value + style.value_end + rest
-            self._ends |= dict.fromkeys((style.value_end + rest, written, field.name + style.key_end + written))
-            if field.required:
+            if len(written) <= MAX_TEXT_BYTES:
+                self._ends |= dict.fromkeys((style.value_end + rest, written, field.name + style.key_end + written))
+            if field.required and len(rest) <= MAX_TEXT_BYTES:
                 rest = f"{style.key_begin}{field.name}{style.key_end}{value}{style.value_end}{rest}"
 
     def _shortest(self, conj: Conj) -> str | None:

@@ -37,6 +37,7 @@ class LarkRules:
         bodies: rule bodies by name.
         current: the conjunction being written, which errors are located by.
         string_rules: numbers of the strings that automata follow.
+        prefix: of all names.
 
     Args:
         analysis: of the schema.
@@ -46,7 +47,7 @@ class LarkRules:
 
     def __init__(self, analysis: Subschemas, prefix: str = "", words: Mapping[str, str] | None = None) -> None:
         self.analysis = analysis
-        self._prefix, self._words = prefix, words or {}
+        self.prefix, self._words = prefix, words or {}
         self.satisfiability = Satisfiability(analysis)
         self.bodies: dict[str, str] = {}
         self.current: Conj = ALWAYS
@@ -66,7 +67,7 @@ class LarkRules:
     def rule(self, conj: Conj) -> str:
         """Return the name of a conjunction's rule; its body is pending if it is new."""
         if conj not in self._names:
-            self._names[conj] = f"{self._prefix}v{len(self._names)}"
+            self._names[conj] = f"{self.prefix}v{len(self._names)}"
             self._pending.append(conj)
         return self._names[conj]
 
@@ -84,7 +85,7 @@ class LarkRules:
 
     def terminal(self, body: str) -> str:
         """Return the name of the terminal with this body."""
-        return self._terminals.setdefault(body, f"{self._prefix.upper()}T{len(self._terminals)}")
+        return self._terminals.setdefault(body, f"{self.prefix.upper()}T{len(self._terminals)}")
 
     def words(self, types: int) -> list[str]:
         """Return the spellings of those of the constants that some types have."""

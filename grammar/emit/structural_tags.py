@@ -30,6 +30,7 @@ from .plain_grammars import FREE
 from .string_rules import MAX_RULES
 from .tag_choices import is_unambiguous
 
+MAX_END_BYTES = 32 << 10  # in all ends together; each is tried in a search
 # Stands for any text in rules while they are written: without the markers of string rules, if there are any.
 _ANY_TEXT = "\0"
 _BLANKS = " \t\r\n"  # may stand before a JSON value
@@ -195,7 +196,11 @@ class _TagWriter:
                     self._grammar(lark, name)
                 start, texts = self.named(found.start), found.texts
                 self.rules |= found.rules
-                self.closing.ends |= {text + self.enclosing: None for text in found.ends}
+                size = sum(map(len, self.closing.ends))
+                for end in (text + self.enclosing for text in found.ends):
+                    size += len(end)
+                    if size < MAX_END_BYTES:
+                        self.closing.ends[end] = None
                 # After the letters that another parameter and the end of the arguments begin with.
                 begin = XML_STYLES[style].key_begin
                 shared = range(1, min(len(begin), len(self.enclosing)))
