@@ -2,19 +2,48 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from ..engine.config import check_options, option
 from ..engine.errors import ConfigError
 from ..engine.serving.watchdog import HEARTBEAT_TIMEOUT, WATCHDOG_TIMEOUT
 
 # "auto" and the formats of api/structured/tool_formats.py, repeated so that the command line need not import it.
-TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "generic")
+TOOL_CALL_PARSERS = (
+    *("auto", "mistral", "hermes", "llama3_json", "qwen3_coder", "seed_oss", "functionary", "glm45", "glm47"),
+    *("minimax_m2", "deepseek_v3", "deepseek_v31", "kimi_k2", "openai", "granite", "granite-20b-fc"),
+    *(
+        "phi4_mini_json",
+        "lfm2",
+        "pythonic",
+        "generic",
+        "llama4_json",
+        "llama4_pythonic",
+        "qwen3_json",
+        "qwen3_xml",
+        "granite4",
+    ),
+)
 # The same for api/structured/reasoning_formats.py.
 REASONING_PARSERS = (
     *("auto", "none", "qwen3", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "nemotron_v3", "olmo3"),
-    *("step3", "seed_oss", "mistral", "cohere_command3", "granite"),
+    *("step3", "seed_oss", "mistral", "cohere_command3", "granite", "gemma4", "openai_gptoss"),
+)
+# Variables of a chat template that the server sets.
+RESERVED_TEMPLATE_KWARGS = frozenset(
+    (
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template",
+        "bos_token",
+        "eos_token",
+    )
 )
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+/?")
 # Those of api/observe/metric_tables.py.
@@ -101,6 +130,12 @@ class ServerConfig:
     )
     enable_tokenizer_info_endpoint: bool = option(
         False, "Tell the tokenizer's configuration and the chat template: GET /tokenizer_info.", group="server"
+    )
+    default_chat_template_kwargs: str = option(
+        "{}",
+        'JSON object of variables for the chat template, such as {"enable_thinking": false}; those of a request go '
+        "before them.",
+        group="server",
     )
     max_request_bytes: int = option(
         4 << 20, "Longest request body that is read.", low=1024, high=1 << 30, group="server"
@@ -199,6 +234,27 @@ class ServerConfig:
                 "--allow-credentials needs origins by name, for with it * would let any web page use the cookies of "
                 "its visitors. Try: --allowed-origins https://chat.example.org"
             )
+        _ = self.template_kwargs
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """The object of ``--default-chat-template-kwargs``. Raises ConfigError."""
+        flag = "--default-chat-template-kwargs"
+        try:
+            found = json.loads(self.default_chat_template_kwargs)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            example = '{"enable_thinking": false}'
+            raise ConfigError(
+                f"{flag} must be a JSON object such as {example}, not {self.default_chat_template_kwargs}."
+            )
+        for name, value in found.items():
+            if name in RESERVED_TEMPLATE_KWARGS:
+                raise ConfigError(f"{name!r} of {flag} is set by the server.")
+            if not isinstance(value, bool | int | float | str):
+                raise ConfigError(f"{name!r} of {flag} must be a string, a number or a boolean.")
+        return found
 
     def _check_tls(self) -> None:
         """Check that files of certificates come with what they need; the server reads them when it starts."""

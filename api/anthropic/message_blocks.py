@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from pydantic_core import from_json
 
-from ..structured.tool_parser import Arguments, CallStart, Content, ToolParser
+from ..structured.tool_parser import ToolParser
+from ..structured.tool_plan import Arguments, CallStart, Content
 
 if TYPE_CHECKING:
     from ...engine.serving.output_processor import TextDelta

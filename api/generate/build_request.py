@@ -23,7 +23,7 @@ from ..protocol.sampling import SamplingFields
 from ..protocol.tools import Tool
 from ..structured.output_format import OutputFormat, requested_format
 from ..structured.reasoning_formats import ReasoningFormat, ThoughtPlan, plan_thought
-from ..structured.tool_formats import Dialect, for_dialect
+from ..structured.tool_dialects import Dialect, for_dialect
 from ..structured.tool_grammar import tool_output_format
 from .completion_answers import EchoedPrompt
 from .logprob_formats import Unscored
@@ -125,7 +125,12 @@ async def chat_prompt(
     output_format = requested_format(body)
     if body.tools:
         output_format = tool_output_format(
-            body.tools, body.tool_choice, dialect.format, output_format, parallel=body.parallel_tool_calls
+            body.tools,
+            body.tool_choice,
+            dialect.format,
+            output_format,
+            parallel=body.parallel_tool_calls,
+            num_earlier=sum(len(message.tool_calls) for message in body.messages),
         )
     # The engine always draws one token; where none is asked for, it is dropped, and has no output format.
     output_format = None if body.is_prefill_only else output_format
@@ -158,8 +163,9 @@ async def chat_prompt(
 
 def _with_thought(request: TextRequest, thought: ThoughtPlan, budget: int | None, tokenizer: Tokenizer) -> TextRequest:
     """Return the request with what the engine has to know of the thought, and marks that have text."""
-    marks = [tokenizer.encode(mark, False) for mark in (thought.format.start, thought.format.end)]
-    shown = frozenset(mark[0] for mark in marks if len(mark) == 1) & tokenizer.special_ids
+    form = thought.format
+    marks = [tokenizer.encode(mark, False) for mark in (form.start, form.end, form.lead)]
+    shown = frozenset(token for mark in marks for token in mark) & tokenizer.special_ids
     rules = thought.rules(budget) if request.grammar is not None or budget is not None else None
     return replace(request, shown_tokens=shown, reasoning=rules)
 
@@ -196,7 +202,7 @@ async def render(
             else add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=definitions if dialect.by_template and definitions else None,
-            kwargs=template_kwargs,
+            kwargs={**dialect.defaults, **template_kwargs},
         )
 
     is_short = len(messages) <= _MANY_MESSAGES and _size(messages, definitions, template_kwargs) <= _LONG_TEXT

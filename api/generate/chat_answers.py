@@ -9,7 +9,8 @@ import orjson
 
 from ..observe.token_usage import UsageCount, finish_fields, usage_body
 from ..protocol.chat import ChatRequest
-from ..structured.tool_parser import Arguments, CallStart, Content, Event, ToolParser, ToolPlan, read_calls
+from ..structured.tool_parser import ToolParser, read_calls
+from ..structured.tool_plan import Arguments, CallStart, Content, Event, ToolPlan
 from .envelope import Envelope
 from .logprob_formats import chat_logprobs, prompt_logprobs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ from ..observe.usage_ledger import UsageLedger
 from ..storage.response_store import ResponseStore
 from ..structured.output_check import OutputValidators
 from ..structured.reasoning_formats import ReasoningFormat, reasoning_format_of
-from ..structured.tool_formats import Dialect, dialect_of
+from ..structured.tool_dialects import Dialect, dialect_of
 
 if TYPE_CHECKING:
     from ...engine.serving.async_engine import AsyncEngine
@@ -179,7 +179,8 @@ class ServerState:
         """Return the model's tool call format, read from its chat template at the first call."""
         tokenizer = self.serving().tokenizer
         if self._dialect is None or self._dialect[0] is not tokenizer:
-            self._dialect = tokenizer, dialect_of(tokenizer, self.options.tool_call_parser)
+            found = dialect_of(tokenizer, self.options.tool_call_parser)
+            self._dialect = tokenizer, replace(found, defaults=self.options.template_kwargs)
         return self._dialect[1]
 
     def reasoning_format(self) -> ReasoningFormat | None:

@@ -152,6 +152,8 @@ class Metrics:
         )
         text = "Finished answers that the safety net found invalid."
         self._broken = self._counter("structured_answers_broken", text).labels(*self._labels)
+        text = "Tokens of thoughts before answers."
+        self._reasoning = self._counter("reasoning_tokens", text).labels(*self._labels)
         self._rejections = self._counter("admission_rejections", "Requests that were not taken, by reason.", "reason")
         self._errors = self._counter("request_errors", "Requests that ended in an error, by its code.", "error")
         self._error_labels = BoundedLabels(MOST_ERRORS)
@@ -261,6 +263,9 @@ class Metrics:
 
     def count_broken(self, answers: int) -> None:
         self._broken.inc(answers)
+
+    def count_reasoning(self, tokens: int) -> None:
+        self._reasoning.inc(tokens)
 
     def count_usage(
         self, key: str, adapter: str | None, tokens: TokenCounts, loaded: Container[str], *, requests: int = 1

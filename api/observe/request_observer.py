@@ -121,6 +121,7 @@ class RequestObserver:
         if stats is not None:
             self._measured.append(stats)
             self._num_later += max(0, usage.completion - 1)
+        self._metrics.count_reasoning(usage.reasoning)
         self._usage.add(sequence[0], usage)
         del self._running[sequence]
         self._count_end(finish.reason)

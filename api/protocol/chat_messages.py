@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import orjson
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
+from ..config import RESERVED_TEMPLATE_KWARGS
 from .base import Refusal, StrictModel, rejected, string_or_list
 from .cache_control import CacheControl
 from .foreign_fields import foreign_rules
@@ -179,6 +180,8 @@ class ChatMessage(StrictModel):
                 message[key] = value
         if self.thought is not None:
             message |= {"reasoning_content": self.thought, "reasoning": self.thought}
+            if self.tool_calls and not self.text:
+                message["thinking"] = self.thought  # the name in gpt-oss's template, which takes it or content
         if self.tool_calls:
             message["tool_calls"] = [
                 {"type": "function", "function": call.function.for_template()} | ({"id": call.id} if call.id else {})
@@ -192,7 +195,7 @@ def check_template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
     if len(kwargs) > MAX_TEMPLATE_KWARGS:
         raise rejected(f"must have at most {MAX_TEMPLATE_KWARGS} entries")
     for key, value in kwargs.items():
-        if key in _RESERVED:
+        if key in RESERVED_TEMPLATE_KWARGS:
             raise rejected("cannot be set here", key)
         if not isinstance(value, bool | int | float | str):
             raise rejected("must be a string, a number or a boolean", key)
@@ -200,17 +203,6 @@ def check_template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
-
-_RESERVED = {
-    "messages",
-    "tools",
-    "documents",
-    "add_generation_prompt",
-    "continue_final_message",
-    "chat_template",
-    "bos_token",
-    "eos_token",
-}
 
 
 def for_template(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:

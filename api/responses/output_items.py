@@ -12,7 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..generate.logprob_formats import chat_logprobs
-from ..structured.tool_parser import Arguments, CallStart, Content, ToolParser
+from ..structured.tool_parser import ToolParser
+from ..structured.tool_plan import Arguments, CallStart, Content
 from .conversation import new_id
 
 if TYPE_CHECKING:

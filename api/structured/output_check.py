@@ -28,7 +28,8 @@ from ...grammar.regex.ecma_regex import pattern_matches
 from ...grammar.regex.string_formats import FORMATS
 from ...grammar.spec import GrammarKind, GrammarSpec
 from .output_format import OutputFormat
-from .tool_parser import Reading, read_calls
+from .tool_parser import read_calls
+from .tool_plan import Reading
 
 if TYPE_CHECKING:
     from ...engine.serving.output_processor import TextDelta

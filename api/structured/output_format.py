@@ -12,7 +12,8 @@ from ...grammar.errors import GrammarError
 from ...grammar.schema.static_limits import check_limits
 from ...grammar.spec import GrammarSpec
 from ..protocol.structured import ResponseFormat, StructuredFields, StructuredOutputs
-from .tool_parser import ToolParser, ToolPlan
+from .tool_parser import ToolParser
+from .tool_plan import ToolPlan
 
 _EBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 _LARK_RULE = re.compile(r"^[ \t]*[?!]?\w+(?:\.\d+)?[ \t]*:", re.MULTILINE)

@@ -23,12 +23,22 @@ class ReasoningFormat:
         start: mark before the thought, from the model or at the end of the prompt.
         end: mark after it.
         implicit: an answer begins inside the thought, with or without the start mark.
+        lead: text before the content of an answer, which is part of neither.
+        in_messages: thoughts are messages of their own; the end mark ends with the header of the next message, as every
+            prompt does.
     """
 
     name: str
     start: str = "<think>"
     end: str = "</think>"
     implicit: bool = False
+    lead: str = ""
+    in_messages: bool = False
+
+    @property
+    def mention(self) -> str:
+        """Text in the source of the chat templates that know these thoughts."""
+        return self.start if self.in_messages else self.end
 
 
 FORMATS = {
@@ -47,8 +57,13 @@ FORMATS = {
         ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
         ReasoningFormat("cohere_command3", "<|START_THINKING|>", "<|END_THINKING|>"),
         ReasoningFormat("granite", "Here is my thought process:", "Here is my response:"),
+        ReasoningFormat("gemma4", "<|channel>thought", "<channel|>"),
+        ReasoningFormat(
+            "openai_gptoss", "<|channel|>analysis<|message|>", "<|end|><|start|>assistant",
+            lead="<|channel|>final<|message|>", in_messages=True,
+        ),
     )
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +93,10 @@ def reasoning_format_of(tokenizer: Tokenizer, parser: str) -> ReasoningFormat | 
     """Return the model's reasoning format; None for a model that does not think.
 
     Args:
-        parser: name of a format, ``none``, or ``auto`` for the first one whose end mark the chat template mentions.
+        parser: name of a format, ``none``, or ``auto`` for the first one whose mark the chat template mentions.
     """
     if parser == "auto":
-        return next((form for form in FORMATS.values() if tokenizer.template_mentions(form.end)), None)
+        return next((form for form in FORMATS.values() if tokenizer.template_mentions(form.mention)), None)
     return FORMATS.get(parser)
 
 
@@ -103,7 +118,8 @@ def plan_thought(
         return None
     if continued is None:
         tail = prompt.rstrip()
-        is_closed, is_open = tail.endswith(form.end), form.implicit or tail.endswith(form.start)
+        is_closed = tail.endswith(form.end) and not form.in_messages
+        is_open = form.implicit or tail.endswith(form.start)
     else:
         is_open = continued.rfind(form.start) > continued.rfind(form.end)
         is_closed = not is_open
@@ -112,4 +128,5 @@ def plan_thought(
     tools = None if output_format is None else output_format.tools
     # Where an answer is held to a text of the client's to the letter, a newline before it may be part of it.
     strips = output_format is None or tools is not None or output_format.spec.kind.is_json
-    return ThoughtPlan(form, is_open, "" if tools is None else tools.prefill, strips, shown)
+    lead = form.lead if tools is None else tools.prefill
+    return ThoughtPlan(form, is_open, lead, strips and not form.in_messages, shown)

@@ -2,6 +2,8 @@
 
 BEGIN --start mark--> THOUGHT --end mark--> GAP --newlines, lead--> ANSWER
   '----------------------------------------- no mark ---------------^
+
+Where thoughts are messages of their own, another one may follow: THOUGHT --end mark--> BEGIN.
 """
 
 from __future__ import annotations
@@ -102,12 +104,23 @@ class _TextSplit:
             self._thought.append(thought.rstrip("\n"))
             self._buffer = rest
             self._state = self._gap if self._plan.strips else self._drop_lead
+            if self._plan.format.in_messages:
+                self._state = self._next_message
             return True
         kept = next((size for size in range(len(end) - 1, 0, -1) if thought.endswith(end[:size])), 0)
         certain = thought[: len(thought) - kept].rstrip("\n")
         self._thought.append(certain)
         self._buffer = thought[len(certain) :]
         return False
+
+    def _next_message(self) -> bool:
+        start = self._plan.format.start
+        if self._buffer.startswith(start):
+            self._thought.append("\n")
+            self._buffer, self._state = self._buffer[len(start) :], self._think
+        elif not start.startswith(self._buffer):
+            self._state = self._drop_lead
+        return self._state != self._next_message
 
     def _gap(self) -> bool:
         self._buffer = self._buffer.lstrip("\n")
@@ -136,6 +149,7 @@ class _ThoughtCount:
         self._num_tokens = 0
         self._start, self._end = form.start.encode(), form.end.encode()
         self._is_open = is_open
+        self._may_follow = form.in_messages  # another thought may follow one that has ended
         self._first: list[bytes] | None = []  # tokens of what may be the start mark; None once that is known
         self._tail = b""  # last bytes of the thought, in which the end mark may have begun
         self._starts: deque[int] = deque(maxlen=len(self._end))  # of the last tokens, in bytes of the thought
@@ -173,6 +187,10 @@ class _ThoughtCount:
         if at >= 0:
             mark = self._num_bytes - len(self._tail) + at
             self._num_tokens -= sum(start >= mark for start in self._starts)
-            self._has_ended = True
+            self._has_ended = not self._may_follow
+            if self._may_follow:
+                self._first, self._is_open = [], False
+                self._starts.clear()
+                window = b""
         self._num_bytes += len(data)
         self._tail = window[-(len(self._end) - 1) :]

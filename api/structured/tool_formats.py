@@ -1,23 +1,31 @@
-"""Tool call formats of model families (hermes, mistral, llama3_json) and detection from the chat template.
+"""Tool call formats of model families as data: marks, how a call names its function, how arguments are written.
 
-A call is a JSON object with the function's name and its arguments; families differ in the text around it. Where the
-chat template does not support tools, ``for_dialect`` writes definitions, calls and results as plain text.
+A call is ``before_name NAME after_name ARGUMENTS after_arguments``; one or several stand between ``opening`` and
+``closing``. The names are those of vLLM's ``--tool-call-parser``.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from enum import Enum, auto
 
-import orjson
+from .argument_syntax import write_arguments
 
-from ...engine.errors import RequestError
 
-if TYPE_CHECKING:
-    from ...engine.text.tokenizer import Tokenizer
+class CallIds(Enum):
+    """What ids of calls look like, where the chat template or the model depends on it."""
+
+    ANY = auto()
+    SHORT = auto()
+    """Nine letters and digits."""
+    WRITTEN = auto()
+    """The same, written by the model between the function's name and the arguments."""
+    NUMBERED = auto()
+    """``functions.NAME:NUMBER``, in which the model writes the number."""
+
+
+# Regular expressions of what the model writes of an id.
+WRITTEN_IDS = {CallIds.WRITTEN: "[a-zA-Z0-9]{9}", CallIds.NUMBERED: "[0-9]{1,4}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,166 +33,238 @@ class ToolFormat:
     """Tool call format of a model family.
 
     Attributes:
-        name: value of ``--tool-call-parser``.
+        name: of the format; unique.
         trigger: text that opens calls inside free text.
         opening: the trigger and all text up to the first call.
-        arguments_key: the key beside ``name``.
+        parser: value of ``--tool-call-parser``, if other than the name; the template decides among a parser's formats.
+        models: that write it, for the documentation.
+        rendered: regular expression that finds the probe call in what a template renders.
+        mention: text in the source of templates that leave out calls.
+        style: how arguments are written: ``json``, or a style of `grammar.argument_styles`.
+        before_name: text before the function's name.
+        after_name: text between the name (or the number) and the arguments.
+        after_arguments: text after the arguments.
+        arguments_key: the key beside ``name`` where a call is a JSON object.
         separator: between calls after one opening; None if each call has its own opening.
+        between: text between calls that have their own openings.
         closing: after the last call of an opening.
-        only_at_start: a call is the whole answer; the trigger later in a text opens none, and there is at most one
-            call.
-        short_ids: the chat template accepts only call ids of nine letters and digits.
+        only_at_start: a call is at the begin of the answer; the trigger later in a text opens none.
+        single: there is at most one call.
+        ids: what ids of calls look like.
+        id_begin: text between the name and what the model writes of the id.
+        content_opening: text before an answer without calls.
+        preamble: marks around text before a call; None for text without marks.
     """
 
     name: str
     trigger: str
     opening: str
+    parser: str = ""
+    models: str = ""
+    rendered: str = r"(?!)"
+    mention: str = ""
+    style: str = "json"
+    before_name: str = '{"name": "'
+    after_name: str = '", "arguments": '
+    after_arguments: str = "}"
     arguments_key: str = "arguments"
     separator: str | None = None
+    between: str = "\n"
     closing: str = ""
     only_at_start: bool = False
-    short_ids: bool = False
+    single: bool = False
+    ids: CallIds = CallIds.ANY
+    id_begin: str = ""
+    content_opening: str = ""
+    preamble: tuple[str, str] | None = None
 
-    def head(self, function: str) -> str:
-        return f'{{"name": "{function}", "{self.arguments_key}": '
+    @property
+    def option(self) -> str:
+        """The value of ``--tool-call-parser`` that chooses this format."""
+        return self.parser or self.name
+
+    @property
+    def is_object(self) -> bool:
+        """Whether a call is a JSON object with name and arguments."""
+        return self.before_name.startswith("{")
+
+    def head(self, function: str, number: int = 0) -> str:
+        """Return the text of a call up to its arguments; the number counts only in formats that write an id."""
+        written = {CallIds.WRITTEN: f"{number:09}", CallIds.NUMBERED: str(number)}.get(self.ids, "")
+        return f"{self.before_name}{function}{self.id_begin}{written}{self.after_name}"
+
+    def call(self, function: str, arguments: str, number: int = 0) -> str:
+        """Return the text of a call without opening and closing. ``arguments`` are JSON."""
+        return self.head(function, number) + write_arguments(arguments, self.style) + self.after_arguments
+
+    def calls(self, calls: list[tuple[str, str]]) -> str:
+        """Return the text of several calls, each a function's name and its arguments as JSON."""
+        texts = [self.call(name, arguments, number) for number, (name, arguments) in enumerate(calls)]
+        if self.separator is not None:
+            return self.opening + self.separator.join(texts) + self.closing
+        return self.between.join(self.opening + text + self.closing for text in texts)
 
 
+_HARMONY_CALL = "<|channel|>commentary to=functions."
+_DEEPSEEK_CALL, _DEEPSEEK_NAME = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
+_DEEPSEEK_CALLS, _DEEPSEEK_CLOSING = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_DEEPSEEK_END = "<｜tool▁call▁end｜>"
+
+# In the order in which detection tries them.
 FORMATS = {
     form.name: form
     for form in (
         ToolFormat(
-            "mistral", "[TOOL_CALLS]", '[TOOL_CALLS] [', separator=", ", closing="]", short_ids=True
+            "mistral_nemo", "[TOOL_CALLS]", "[TOOL_CALLS][", parser="mistral", separator=", ", closing="]",
+            ids=CallIds.SHORT,
+            models="Mistral Nemo",
+            rendered=r"\[TOOL_CALLS\]\[\{",
         ),
-        ToolFormat("hermes", "<tool_call>", "<tool_call>\n", closing="\n</tool_call>"),
-        ToolFormat("llama3_json", '{"name": "', "", arguments_key="parameters", only_at_start=True),
-        ToolFormat("generic", "<tool_call>", "<tool_call>\n", closing="\n</tool_call>"),
+        ToolFormat(
+            "mistral", "[TOOL_CALLS]", "[TOOL_CALLS] [", separator=", ", closing="]", ids=CallIds.SHORT,
+            models="Mistral 7B v0.3, Mixtral",
+            rendered=r"\[TOOL_CALLS\](?!\s*probe_tool)",
+        ),
+        ToolFormat(
+            "mistral_args", "[TOOL_CALLS]", "[TOOL_CALLS]", parser="mistral", ids=CallIds.SHORT,
+            before_name="", after_name="[ARGS]", after_arguments="", between="",
+            models="Magistral, Devstral, Ministral 3",
+            rendered=r"\[TOOL_CALLS\]probe_tool\[ARGS\]\{",
+        ),
+        ToolFormat(
+            "mistral_call_id", "[TOOL_CALLS]", "[TOOL_CALLS]", parser="mistral", ids=CallIds.WRITTEN,
+            before_name="", id_begin="[CALL_ID]", after_name="[ARGS]", after_arguments="", between="",
+            models="Mistral Small 3.2",
+            rendered=r"\[TOOL_CALLS\]probe_tool\[CALL_ID\]\w+\[ARGS\]\{",
+        ),
+        ToolFormat(
+            "hermes", "<tool_call>", "<tool_call>\n", closing="\n</tool_call>",
+            models="Qwen 2.5, Qwen 3, Hermes 2 and 3, Granite 4, SmolLM 3",
+            rendered=r"<tool_call>\s*\{[^<]*probe_tool",
+        ),
+        ToolFormat(
+            "llama3_json", '{"name": "', "", only_at_start=True, single=True,
+            after_name='", "parameters": ', arguments_key="parameters",
+            models="Llama 3.1, 3.2, 3.3",
+            rendered=r'\{"name": ?"probe_tool", ?"parameters": ?\{',
+        ),
+        ToolFormat(
+            "qwen3_coder", "<tool_call>", "<tool_call>\n", closing="\n</tool_call>", style="qwen_xml",
+            before_name="<function=", after_name=">\n", after_arguments="</function>",
+            models="Qwen3-Coder, Qwen 3.5, Nemotron 3 Nano, Step 3.5",
+            rendered=r"<tool_call>\s*<function=probe_tool>\s*<parameter=probe>\s*1\s*</parameter>",
+        ),
+        ToolFormat(
+            "seed_oss", "<seed:tool_call>", "<seed:tool_call>\n", closing="\n</seed:tool_call>", style="seed_xml",
+            before_name="<function=", after_name=">\n", after_arguments="</function>",
+            models="Seed-OSS",
+            rendered=r"<seed:tool_call>\s*<function=probe_tool>\s*<parameter=probe>1</parameter>",
+        ),
+        ToolFormat(
+            "functionary", "<function=", "", style="json",
+            before_name="<function=", after_name=">", after_arguments="</function>", between="",
+            models="Functionary 3.1, Llama 3.1 with its own tag form",
+            rendered=r"<function=probe_tool>\s*\{",
+        ),
+        ToolFormat(
+            "glm45", "<tool_call>", "<tool_call>", closing="</tool_call>", style="glm_xml",
+            before_name="", after_name="\n", after_arguments="",
+            models="GLM-4.5, GLM-4.6",
+            rendered=r"<tool_call>probe_tool\s*<arg_key>probe</arg_key>\s+<arg_value>",
+        ),
+        ToolFormat(
+            "glm47", "<tool_call>", "<tool_call>", closing="</tool_call>", style="glm47_xml",
+            before_name="", after_name="", after_arguments="", between="",
+            models="GLM-4.7",
+            rendered=r"<tool_call>probe_tool\s*<arg_key>probe</arg_key><arg_value>",
+        ),
+        ToolFormat(
+            "minimax_m2", "<minimax:tool_call>", "<minimax:tool_call>\n", closing="</minimax:tool_call>",
+            style="minimax_xml", separator="",
+            before_name='<invoke name="', after_name='">\n', after_arguments="</invoke>\n",
+            models="MiniMax M2",
+            rendered=r'<invoke name="probe_tool">\s*<parameter name="probe">1</parameter>',
+        ),
+        ToolFormat(
+            "deepseek_v3", _DEEPSEEK_CALLS, _DEEPSEEK_CALLS, separator="\n", closing=_DEEPSEEK_CLOSING,
+            before_name=f"{_DEEPSEEK_CALL}function{_DEEPSEEK_NAME}", after_name="\n```json\n",
+            after_arguments=f"\n```{_DEEPSEEK_END}",
+            models="DeepSeek V3, V3-0324, R1-0528",
+            rendered=f"{_DEEPSEEK_CALL}function{_DEEPSEEK_NAME}probe_tool\\s*```json",
+        ),
+        ToolFormat(
+            "deepseek_v31", _DEEPSEEK_CALLS, _DEEPSEEK_CALLS, separator="", closing=_DEEPSEEK_CLOSING,
+            before_name=_DEEPSEEK_CALL, after_name=_DEEPSEEK_NAME, after_arguments=_DEEPSEEK_END,
+            models="DeepSeek V3.1",
+            rendered=f"{_DEEPSEEK_CALL}probe_tool{_DEEPSEEK_NAME}\\s*\\{{",
+        ),
+        ToolFormat(
+            "kimi_k2", "<|tool_calls_section_begin|>", "<|tool_calls_section_begin|>", separator="",
+            closing="<|tool_calls_section_end|>", ids=CallIds.NUMBERED, id_begin=":",
+            before_name="<|tool_call_begin|>functions.", after_name="<|tool_call_argument_begin|>",
+            after_arguments="<|tool_call_end|>",
+            models="Kimi K2",
+            rendered=r"<\|tool_call_begin\|>[^<]*<\|tool_call_argument_begin\|>\s*\{",
+        ),
+        ToolFormat(
+            "openai", _HARMONY_CALL, "", single=True,
+            before_name=_HARMONY_CALL, after_name=" <|constrain|>json<|message|>", after_arguments="",
+            content_opening="<|channel|>final<|message|>",
+            preamble=("<|channel|>commentary<|message|>", "<|end|><|start|>assistant"),
+            models="gpt-oss",
+            rendered=r"to=functions\.probe_tool[^{]*<\|message\|>\s*\{",
+        ),
+        ToolFormat(
+            "granite", "<|tool_call|>", "<|tool_call|>[", separator=", ", closing="]",
+            models="Granite 3.0, 3.2, 3.3",
+            rendered=r"<\|tool_call\|>\s*\[[^<]*probe_tool", mention="<|tool_call|>",
+        ),
+        ToolFormat(
+            "granite_text", "<tool_call>", "<tool_call>[", parser="granite", separator=", ", closing="]",
+            models="Granite 3.1",
+            rendered=r"<tool_call>\s*\[[^<]*probe_tool",
+        ),
+        ToolFormat(
+            "granite-20b-fc", "<function_call>", "<function_call> ",
+            models="Granite 20B function calling",
+            rendered=r"<function_call>\s*\{[^<]*probe_tool", mention="<function_call>",
+        ),
+        ToolFormat(
+            "phi4_mini_json", "functools[", "functools[", separator=", ", closing="]",
+            models="Phi-4-mini",
+            rendered=r"functools\s*\[[^<]*probe_tool", mention="functools[",
+        ),
+        ToolFormat(
+            "lfm2", "<|tool_call_start|>", "<|tool_call_start|>[", style="python", separator=", ",
+            closing="]<|tool_call_end|>", before_name="", after_name="(", after_arguments=")",
+            models="LFM2, LFM2.5",
+            rendered=r"<\|tool_call_start\|>\[probe_tool\(probe=", mention="<|tool_call_start|>",
+        ),
+        ToolFormat(
+            "pythonic", "[", "[", style="python", separator=", ", closing="]", only_at_start=True,
+            before_name="", after_name="(", after_arguments=")",
+            models="Llama 3.2, Llama 4, ToolACE",
+            rendered=r"\[probe_tool\(probe=",
+        ),
+        ToolFormat(
+            "generic", "<tool_call>", "<tool_call>\n", closing="\n</tool_call>",
+            models="any model whose chat template has no tools",
+        ),
     )
 }  # fmt: skip
 
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """Tool support of one model.
-
-    Attributes:
-        format: its tool call format.
-        by_template: whether the chat template renders tools, calls and results; if not, ``for_dialect`` writes them
-            into the messages as text.
-    """
-
-    format: ToolFormat
-    by_template: bool
-
-
-_PROBE_NAME = "probe_tool"
-_PROBE_TOOL = {
-    "type": "function",
-    "function": {
-        "name": _PROBE_NAME,
-        "description": "Probe.",
-        "parameters": {"type": "object", "properties": {"probe": {"type": "integer", "description": "A number."}}},
-    },
-}
-_PROBE_MESSAGE: dict[str, Any] = {"role": "user", "content": "Probe."}
-_PROBE_CALL: dict[str, Any] = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [
-        {"id": "probe0000", "type": "function", "function": {"name": _PROBE_NAME, "arguments": {"probe": 1}}}
-    ],
-}
-# The probe call as each family's templates render it, tried in this order.
-_CALL_PATTERNS = {
-    "mistral": re.compile(r"\[TOOL_CALLS\](?!\s*probe_tool)"),  # not the later form, name[ARGS]{...}
-    "hermes": re.compile(r"<tool_call>\s*\{[^<]*probe_tool"),
-    "llama3_json": re.compile(r'\{"name": ?"probe_tool", ?"parameters": ?\{'),
+# Further names of vLLM's for formats that are the same here.
+ALIASES = {
+    "llama4_json": "llama3_json",
+    "llama4_pythonic": "pythonic",
+    "qwen3_json": "hermes",
+    "qwen3_xml": "qwen3_coder",
+    "granite4": "hermes",
 }
 
 
-def dialect_of(tokenizer: Tokenizer, parser: str) -> Dialect:
-    """Detect the tool call format of a chat template by rendering a probe call.
-
-    A template that drops tools, or renders calls in no format of ``FORMATS``, gets the generic dialect: the system
-    message describes the tools and the call format in plain text.
-
-    Args:
-        parser: name of a format to use whatever the template renders, or ``auto`` (``--tool-call-parser``).
-    """
-    if parser == "generic" or _PROBE_NAME not in _render(tokenizer, [_PROBE_MESSAGE]):
-        return Dialect(FORMATS["generic" if parser == "auto" else parser], by_template=False)
-    if parser != "auto":
-        return Dialect(FORMATS[parser], by_template=True)
-    rendered = _render(tokenizer, [_PROBE_MESSAGE, _PROBE_CALL])
-    found = next((name for name, pattern in _CALL_PATTERNS.items() if pattern.search(rendered)), "generic")
-    return Dialect(FORMATS[found], by_template=found != "generic")
-
-
-def _render(tokenizer: Tokenizer, messages: Sequence[dict[str, Any]]) -> str:
-    try:
-        return tokenizer.render_chat(messages, add_generation_prompt=False, tools=[_PROBE_TOOL])
-    except RequestError:
-        return ""
-
-
-_INTRODUCTION = (
-    "You can call functions. These are their definitions, one JSON object a line:\n{definitions}\n\n"
-    "To call a function, write nothing but its name and its arguments in this form:\n{example}"
-)
-
-
-def for_dialect(
-    messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], dialect: Dialect
-) -> list[dict[str, Any]]:
-    """Return the messages for the dialect's chat template.
-
-    Without template support, definitions are appended to the system message (added if missing), calls to the
-    assistant's text, and results become user messages.
-    """
-    if dialect.by_template:
-        return list(messages)
-    plain: list[dict[str, Any]] = []
-    after_result = False
-    for message in messages:
-        is_result = message["role"] == "tool"
-        if is_result and after_result:
-            # Consecutive results share a message: many templates require alternating roles.
-            plain[-1]["content"] += "\n" + _result(message)
-        elif is_result:
-            plain.append({"role": "user", "content": _result(message)})
-        else:
-            plain.append(_with_calls(message, dialect.format))
-        after_result = is_result
-    return _with_definitions(plain, tools, dialect.format) if tools else plain
-
-
-def _result(message: dict[str, Any]) -> str:
-    return f"<tool_response>\n{message['content']}\n</tool_response>"
-
-
-def _with_calls(message: dict[str, Any], form: ToolFormat) -> dict[str, Any]:
-    calls = message.get("tool_calls")
-    if not calls:
-        return message
-    call_texts = [_call_text(call["function"], form) for call in calls]
-    text = "\n".join(form.opening + call + form.closing for call in call_texts)
-    if form.separator is not None:
-        text = form.opening + form.separator.join(call_texts) + form.closing
-    lead = f"{message['content']}\n" if message["content"] else ""
-    return {key: value for key, value in message.items() if key != "tool_calls"} | {"content": lead + text}
-
-
-def _call_text(function: dict[str, Any], form: ToolFormat) -> str:
-    arguments = function["arguments"]
-    text = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
-    return f"{form.head(function['name'])}{text}}}"
-
-
-def _with_definitions(
-    messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], form: ToolFormat
-) -> list[dict[str, Any]]:
-    definitions = "\n".join(json.dumps(tool["function"], ensure_ascii=False, separators=(",", ":")) for tool in tools)
-    example = f"{form.opening}{form.head('NAME')}{{...}}}}{form.closing}"
-    text = _INTRODUCTION.format(definitions=definitions, example=example)
-    if messages[0]["role"] != "system":
-        return [{"role": "system", "content": text}, *messages]
-    return [{**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]]
+def formats_of(parser: str) -> list[ToolFormat]:
+    """Return the formats that a value of ``--tool-call-parser`` may mean; all but generic for ``auto``."""
+    if parser == "auto":
+        return [form for form in FORMATS.values() if form.name != "generic"]
+    return [form for form in FORMATS.values() if form.option == ALIASES.get(parser, parser)]

@@ -5,13 +5,14 @@
     auto            free text in which the format's trigger opens calls; or calls, or the requested format
     none            as without tools: the answer is content
 
-Forced calls are plain JSON, because the grammar can close JSON within any token budget.
+Forced calls are plain JSON in all formats but one with channels, because the grammar can close JSON within any token
+budget.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...engine.errors import RequestError
@@ -20,8 +21,8 @@ from ...grammar.schema.static_limits import check_limits
 from ...grammar.spec import GrammarKind, GrammarSpec
 from ..protocol.tools import AllowedChoice, NamedChoice, Tool, resolve_choice
 from .output_format import OutputFormat, naming_field
-from .tool_formats import ToolFormat
-from .tool_parser import Reading, ToolPlan
+from .tool_formats import WRITTEN_IDS, ToolFormat
+from .tool_plan import Reading, ToolPlan
 
 MAX_FORCED_CALLS = 16
 # Schema of a function without parameters: exactly {}.
@@ -35,6 +36,7 @@ def tool_output_format(
     requested: OutputFormat | None,
     *,
     parallel: bool,
+    num_earlier: int = 0,
 ) -> OutputFormat | None:
     """Return the output format of an answer with tools; None for free text.
 
@@ -43,23 +45,25 @@ def tool_output_format(
         form: the model's tool call format.
         requested: output format of answers without calls.
         parallel: whether several calls are allowed.
+        num_earlier: calls of earlier turns, for formats that count them.
 
     Raises:
         RequestError: a tool's schema is malformed or beyond the limits, or the formats contradict each other.
     """
     mode, callable_tools = resolve_choice(tools, choice)
-    parallel = parallel and not form.only_at_start
+    parallel = parallel and not form.single
     fields = {tool.function.name: f"tools[{tools.index(tool)}].function.parameters" for tool in callable_tools}
     arguments = {tool.function.name: _arguments(tool, fields[tool.function.name]) for tool in callable_tools}
     if mode == "none":
         return requested
     if mode == "named":
         [name] = arguments
-        plan = ToolPlan(form, Reading.ARGUMENTS, arguments, form.opening + form.head(name), name, (("", fields[name]),))
+        prefill = form.opening + form.head(name, num_earlier) if form.style == "json" else ""
+        plan = ToolPlan(form, Reading.ARGUMENTS, arguments, prefill, name, (("", fields[name]),), (), num_earlier)
         return OutputFormat(arguments[name], "tools", "tools", None, plan)
-    if mode == "required":
-        return _required(arguments, fields, form, parallel=parallel)
-    return _triggered(arguments, fields, form, requested, parallel=parallel)
+    if mode == "required" and not form.content_opening:
+        return _required(arguments, fields, form, num_earlier, parallel=parallel)
+    return _triggered(arguments, fields, form, requested, parallel=parallel, must_call=mode == "required")
 
 
 def _arguments(tool: Tool, name: str) -> GrammarSpec:
@@ -71,7 +75,12 @@ def _arguments(tool: Tool, name: str) -> GrammarSpec:
 
 
 def _required(
-    arguments: Mapping[str, GrammarSpec], fields: Mapping[str, str], form: ToolFormat, *, parallel: bool
+    arguments: Mapping[str, GrammarSpec],
+    fields: Mapping[str, str],
+    form: ToolFormat,
+    num_earlier: int,
+    *,
+    parallel: bool,
 ) -> OutputFormat:
     embedded = {name: _embedded(spec.value(), index) for index, (name, spec) in enumerate(arguments.items())}
     _check_ids(embedded, fields)
@@ -85,12 +94,12 @@ def _required(
         for name, schema in embedded.items()
     ]
     schema: Any = {"anyOf": calls}
-    prefill = form.opening
+    prefill = form.opening if form.is_object else ""
     if parallel:
         schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": MAX_FORCED_CALLS}
-        prefill = form.opening.removesuffix("[") if form.separator else ""
+        prefill = prefill.removesuffix("[") if form.separator else ""
     schema_fields = _schema_fields(schema, {id(part): fields[name] for name, part in embedded.items()})
-    plan = ToolPlan(form, Reading.JSON, arguments, prefill, schema_fields=schema_fields)
+    plan = ToolPlan(form, Reading.JSON, arguments, prefill, schema_fields=schema_fields, num_earlier=num_earlier)
     with naming_field("tools"):
         spec = GrammarSpec.json_schema(schema)
         check_limits(spec)
@@ -117,44 +126,86 @@ def _triggered(
     requested: OutputFormat | None,
     *,
     parallel: bool,
+    must_call: bool,
 ) -> OutputFormat:
     schemas = {name: spec.value() for name, spec in arguments.items()}
     owners = {id(schema): fields[name] for name, schema in schemas.items()}
+    starts = _starts(form, schemas) if form.only_at_start else ()
     calls = _calls(schemas, form, parallel=parallel)
-    shape: dict[str, Any]
-    if requested is not None:
-        document = _document(requested, form)
+    document = None if requested is None or must_call else _document(requested, form)
+    if document is not None and requested is not None:
         owners[id(document["json_schema"])] = requested.field
+    if form.content_opening:
+        shape = _in_channels(calls, document, form, must_call=must_call)
+    elif document is not None:
         if parallel and form.separator is None:
-            calls = {"type": "tags_with_separator", "tags": [calls], "separator": "\n", "at_least_one": True}
-        shape = {"type": "or", "elements": [calls, document]}
+            calls = [{"type": "tags_with_separator", "tags": calls, "separator": form.between, "at_least_one": True}]
+        shape = {"type": "or", "elements": [*calls, document]}
     elif form.only_at_start:
-        # Text that begins with the trigger is parsed as a call, so free text may not.
-        text = {"type": "regex", "pattern": rf"^(?!{re.escape(form.trigger)})[\s\S]*$"}
-        shape = {"type": "or", "elements": [calls, text]}
+        # Text that begins like a call is parsed as one, so free text may not.
+        begin = form.trigger if form.is_object else form.opening + form.before_name
+        name = "" if form.is_object else rf"[\w.-]+{re.escape(form.after_name)}"
+        text = {"type": "regex", "pattern": rf"^(?!{re.escape(begin)}{name})[\s\S]*$"}
+        shape = {"type": "or", "elements": [*calls, text]}
     else:
         once = not parallel or form.separator is not None
-        shape = {"type": "triggered_tags", "triggers": [form.trigger], "tags": [calls], "stop_after_first": once}
+        shape = {"type": "triggered_tags", "triggers": [form.trigger], "tags": calls, "stop_after_first": once}
     schema_fields = _schema_fields({"format": shape}, owners)
     with naming_field("tools"):
         spec = GrammarSpec.structural_tag({"format": shape})
         check_limits(spec)
-    plan = ToolPlan(form, Reading.TRIGGERED, arguments, schema_fields=schema_fields)
-    return OutputFormat(spec, "tools", "tools", None if requested is None else requested.spec, plan)
+    plan = ToolPlan(form, Reading.TRIGGERED, arguments, schema_fields=schema_fields, starts=starts)
+    return OutputFormat(spec, "tools", "tools", None if document is None or requested is None else requested.spec, plan)
 
 
-def _calls(schemas: Mapping[str, Any], form: ToolFormat, *, parallel: bool) -> dict[str, Any]:
-    """Structural tag of a call in the model's format, or of several calls after one opening."""
-    tags = [
-        {"type": "tag", "begin": form.head(name), "content": {"type": "json_schema", "json_schema": schema}, "end": "}"}
-        for name, schema in schemas.items()
-    ]
+def _starts(form: ToolFormat, functions: Iterable[str]) -> tuple[str, ...]:
+    """Return the texts that begin a call where calls are at the begin of the answer alone."""
+    return (form.trigger,) if form.is_object else tuple(form.opening + form.head(name) for name in functions)
+
+
+def _calls(schemas: Mapping[str, Any], form: ToolFormat, *, parallel: bool) -> list[dict[str, Any]]:
+    """Return structural tags, one of which is a call in the model's format, or several calls after one opening."""
+    tags = [_call(name, schema, form) for name, schema in schemas.items()]
+    if form.only_at_start and form.separator is not None:
+        # The opening is one text with the first call's, as the lexer must tell both from free text.
+        first = [tag | {"begin": form.opening + tag["begin"]} for tag in tags]
+        more = [tag | {"begin": form.separator + tag["begin"]} for tag in tags] if parallel else []
+        rest = [{"type": "tags_with_separator", "tags": more, "separator": ""}] if more else []
+        closing = {"type": "const_string", "value": form.closing}
+        return [{"type": "sequence", "elements": [{"type": "or", "elements": first}, *rest, closing]}]
+    if not form.opening:
+        return tags
     content: dict[str, Any] = {"type": "or", "elements": tags}
     if form.separator is not None and parallel:
         content = {"type": "tags_with_separator", "tags": tags, "separator": form.separator, "at_least_one": True}
-    if not form.opening:
-        return content
-    return {"type": "tag", "begin": form.opening, "content": content, "end": form.closing}
+    return [{"type": "tag", "begin": form.opening, "content": content, "end": form.closing}]
+
+
+def _call(name: str, schema: Any, form: ToolFormat) -> dict[str, Any]:
+    """Return the structural tag of a call without opening and closing."""
+    content: dict[str, Any] = {"type": "json_schema", "json_schema": schema}
+    if form.style != "json":
+        content["style"] = form.style
+    begin = form.head(name)
+    if form.ids in WRITTEN_IDS:
+        begin = form.before_name + name + form.id_begin
+        written = {"type": "regex", "pattern": WRITTEN_IDS[form.ids]}
+        between = {"type": "const_string", "value": form.after_name}
+        content = {"type": "sequence", "elements": [written, between, content]}
+    return {"type": "tag", "begin": begin, "content": content, "end": form.after_arguments}
+
+
+def _in_channels(
+    calls: list[dict[str, Any]], document: dict[str, Any] | None, form: ToolFormat, *, must_call: bool
+) -> dict[str, Any]:
+    """Return the structural tag of an answer whose content stands in a channel of its own."""
+    content = {"type": "tag", "begin": form.content_opening, "content": document or {"type": "any_text"}, "end": ""}
+    options = calls if must_call else [*calls, content]
+    if form.preamble is not None:
+        begin, end = form.preamble
+        before = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": end}
+        options = [*options, {"type": "sequence", "elements": [before, {"type": "or", "elements": options}]}]
+    return {"type": "or", "elements": options}
 
 
 def _document(requested: OutputFormat, form: ToolFormat) -> dict[str, Any]:
@@ -166,7 +217,7 @@ def _document(requested: OutputFormat, form: ToolFormat) -> dict[str, Any]:
         )
     if form.only_at_start:
         raise RequestError(
-            f"'{requested.field}' cannot go with 'tools' here: this model writes calls as bare JSON, which could be "
+            f"'{requested.field}' cannot go with 'tools' here: this model writes calls without marks, which could be "
             "either. Set 'tool_choice' to 'none' or 'required'.",
             param=requested.field,
         )

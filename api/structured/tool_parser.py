@@ -2,97 +2,23 @@
 
 The text follows the plan's grammar but may be cut off anywhere. A call is reported as soon as its name is complete.
 
-    TEXT --trigger--> HEAD --name, key--> ARGUMENTS --last brace--> TAIL --closing--> TEXT
-                       ^------------------- separator -----------------'
+    TEXT --trigger--> OPENING --> HEAD --name--> ARGUMENTS --last brace or mark--> TAIL --closing--> TEXT
+                                   ^------------------- separator --------------------'
 """
 
 from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from enum import Enum, auto
+from collections.abc import Callable
+from functools import cache
 
-from ...grammar.spec import GrammarSpec
-from .tool_formats import ToolFormat
+from .argument_syntax import ArgumentReader, JsonReader, argument_reader
+from .tool_formats import WRITTEN_IDS, CallIds, ToolFormat
+from .tool_plan import Arguments, CallStart, Content, Event, ParsedCall, Reading, ToolPlan
 
-_HEAD = re.compile(r'[^{]*\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\S)')
+_HEAD = re.compile(r'[^{]*\{\s*"name"\s*:\s*"(?P<name>[^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\S)')
 _LONGEST_HEAD = 1_024
-_OUTSIDE, _INSIDE = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
-
-
-class Reading(Enum):
-    """How to parse an answer."""
-
-    ARGUMENTS = auto()
-    """The answer is the arguments of one call."""
-    JSON = auto()
-    """The answer is a call or an array of calls."""
-    TRIGGERED = auto()
-    """Calls inside free text, in the model's format."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolPlan:
-    """How to parse tool calls out of an answer, made together with the answer's grammar.
-
-    Attributes:
-        arguments: grammar of each function's arguments, by function name.
-        prefill: start of the answer, appended to the prompt.
-        named: the function of ``Reading.ARGUMENTS``.
-        schema_fields: (JSON Pointer into the grammar, request field whose schema is embedded at that pointer).
-    """
-
-    format: ToolFormat
-    reading: Reading
-    arguments: Mapping[str, GrammarSpec]
-    prefill: str = ""
-    named: str = ""
-    schema_fields: tuple[tuple[str, str], ...] = ()
-
-    def locate(self, pointer: str) -> tuple[str, str]:
-        """Map a pointer into the grammar to (request field, pointer from the root of that field's schema)."""
-        for root, field in self.schema_fields:
-            if pointer == root or pointer.startswith(f"{root}/"):
-                return field, pointer[len(root) :]
-        return "tools", pointer
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """Text outside calls."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallStart:
-    """Start of call number ``index`` of the answer."""
-
-    index: int
-    id: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Arguments:
-    """A piece of the JSON text of a call's arguments."""
-
-    index: int
-    text: str
-
-
-Event = Content | CallStart | Arguments
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedCall:
-    """A complete call. ``arguments`` is JSON text, incomplete if the answer was cut off within it."""
-
-    id: str
-    name: str
-    arguments: str
 
 
 def read_calls(plan: ToolPlan, text: str) -> tuple[str, list[ParsedCall]]:
@@ -115,17 +41,20 @@ class ToolParser:
     """Parses one answer. White space around calls is dropped; text before and after a call is joined by a newline."""
 
     def __init__(self, plan: ToolPlan) -> None:
-        self._plan = plan
+        self._plan, self._form = plan, plan.format
         self._buffer = ""
         self._events: list[Event] = []
         self._num_calls = 0
         self._after_call = False
         self._has_content = False
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
+        self._reader: ArgumentReader = JsonReader()
         self._state: Callable[[], bool] = self._text
-        if plan.reading is Reading.JSON:
+        if plan.reading is Reading.TRIGGERED:
+            if self._form.content_opening:
+                self._state = self._begin_answer
+            elif plan.starts:
+                self._state = self._first_text
+        elif plan.reading is Reading.JSON:
             self._state = self._head
         elif plan.reading is Reading.ARGUMENTS:
             self._state = self._begin_named
@@ -139,7 +68,7 @@ class ToolParser:
 
     def finish(self) -> list[Event]:
         """Return the events for text held back until the end of the answer."""
-        if self._state in (self._text, self._rest):
+        if self._state in (self._text, self._rest, self._first_text, self._preamble):
             self._add_content(self._buffer.strip() if self._after_call else self._buffer)
         self._buffer = ""
         return self._pop_events()
@@ -156,21 +85,49 @@ class ToolParser:
 
     # Each state consumes what it can of the buffer and returns whether the next state can continue.
 
+    def _begin_answer(self) -> bool:
+        """Find out what an answer in marks begins with: content, text before a call, or a call."""
+        form = self._form
+        begins: list[tuple[str, Callable[[], bool]]] = [(form.content_opening, self._rest)]
+        if form.preamble is not None:
+            begins.append((form.preamble[0], self._preamble))
+        for mark, state in begins:
+            if self._buffer.startswith(mark):
+                self._buffer, self._state = self._buffer[len(mark) :], state
+                return True
+        if self._buffer.startswith(form.trigger):
+            self._state = self._opening
+        elif not any(mark.startswith(self._buffer) for mark in (form.trigger, *(mark for mark, _ in begins))):
+            self._state = self._rest
+        return self._state != self._begin_answer
+
+    def _preamble(self) -> bool:
+        end = self._form.preamble[1] if self._form.preamble else ""
+        before, found, rest = self._buffer.partition(end)
+        if found:
+            self._add_content(before)
+            self._buffer, self._state = rest, self._begin_answer
+            return True
+        self._add_certain_content(end)
+        return False
+
+    def _first_text(self) -> bool:
+        starts = self._plan.starts
+        if any(map(self._buffer.startswith, starts)):
+            self._state = self._opening
+        elif not any(start.startswith(self._buffer) for start in starts):
+            self._state = self._rest
+        return self._state != self._first_text
+
     def _text(self) -> bool:
-        trigger = self._plan.format.trigger
-        if self._plan.format.only_at_start:
-            if self._buffer.startswith(trigger):
-                self._state = self._head
-            elif not trigger.startswith(self._buffer):
-                self._state = self._rest
-            return self._state != self._text
+        trigger = self._form.trigger
         if self._after_call:
             self._buffer = self._buffer.lstrip()
         before, found, _ = self._buffer.partition(trigger)
         if found:
             self._add_content(before.rstrip())
             self._buffer = self._buffer[len(before) :]
-            self._state = self._head
+            self._state = self._opening
             return True
         self._add_certain_content(trigger)
         return False
@@ -188,53 +145,56 @@ class ToolParser:
         return False
 
     def _begin_named(self) -> bool:
-        self._begin(self._plan.named)
+        self._begin(self._plan.named, None)
         return True
 
+    def _opening(self) -> bool:
+        opening = self._form.opening
+        if self._buffer.startswith(opening):
+            self._buffer = self._buffer[len(opening) :]
+            self._state = self._head
+        elif not opening.startswith(self._buffer):
+            self._state = self._rest
+        return self._state != self._opening
+
     def _head(self) -> bool:
-        match = _HEAD.match(self._buffer)
+        is_native = self._plan.reading is Reading.TRIGGERED
+        match = (_native_head(self._form) if is_native else _HEAD).match(self._buffer)
         if match is None:
             if len(self._buffer) > _LONGEST_HEAD:
                 self._state = self._rest
                 return True
             return False
         self._buffer = self._buffer[match.end() :]
-        self._begin(match[1])
+        self._begin(match["name"], match["id"] if is_native else None)
         return True
 
-    def _begin(self, name: str) -> None:
+    def _begin(self, name: str, written: str | None) -> None:
+        """Begin a call. ``written`` is what the model has written of its id."""
         digits = uuid.uuid4().hex
-        call_id = digits[:9] if self._plan.format.short_ids else f"call_{digits[:24]}"
+        match self._form.ids:
+            case CallIds.SHORT | CallIds.WRITTEN:
+                call_id = written or digits[:9]
+            case CallIds.NUMBERED:
+                call_id = f"functions.{name}:{written or self._plan.num_earlier + self._num_calls}"
+            case CallIds.ANY:
+                call_id = f"call_{digits[:24]}"
         self._events.append(CallStart(self._num_calls, call_id, name))
         self._num_calls += 1
+        self._reader = JsonReader()
+        if self._plan.reading is Reading.TRIGGERED and name in self._plan.arguments:
+            self._reader = argument_reader(self._form.style, self._plan.arguments[name].value())
         self._state = self._arguments
 
     def _arguments(self) -> bool:
-        end = self._end_of_arguments()
-        text = self._buffer if end is None else self._buffer[:end]
-        self._events.append(Arguments(self._num_calls - 1, text))
-        self._buffer = self._buffer[len(text) :]
-        if end is not None:
+        text, used, done = self._reader.read(self._buffer)
+        if text:
+            self._events.append(Arguments(self._num_calls - 1, text))
+        self._buffer = self._buffer[used:]
+        if done:
             self._after_call = True
             self._state = self._tail
-        return end is not None
-
-    def _end_of_arguments(self) -> int | None:
-        """Return the index after the arguments' last brace, None if it is not in the buffer yet."""
-        at = int(self._escaped)
-        self._escaped = False
-        while (match := (_INSIDE if self._in_string else _OUTSIDE).search(self._buffer, at)) is not None:
-            at = match.end()
-            if match[0] == "\\":
-                self._escaped = at == len(self._buffer)
-                at += 1
-            elif match[0] == '"':
-                self._in_string = not self._in_string
-            else:
-                self._depth += 1 if match[0] in "{[" else -1
-                if self._depth == 0:
-                    return at
-        return None
+        return done
 
     def _tail(self) -> bool:
         if self._plan.reading is Reading.TRIGGERED:
@@ -246,16 +206,26 @@ class ToolParser:
         return at >= 0
 
     def _tail_in_text(self) -> bool:
-        """Consume the closing brace of the call and the format's closing or separator."""
-        form = self._plan.format
-        closing = "}" + form.closing
-        separator = None if form.separator is None else "}" + form.separator
-        if separator is not None and self._buffer.startswith(separator):
+        """Consume the end of the call and the format's closing or separator."""
+        form = self._form
+        closing = form.after_arguments + form.closing
+        separator = form.after_arguments + (form.separator or "")
+        if self._buffer.startswith(closing):
+            self._buffer = self._buffer[len(closing) :]
+            self._state = self._rest if form.only_at_start or form.content_opening else self._text
+        elif closing.startswith(self._buffer):
+            return False
+        elif form.separator is not None and self._buffer.startswith(separator):
             self._buffer = self._buffer[len(separator) :]
             self._state = self._head
-        elif self._buffer.startswith(closing):
-            self._buffer = self._buffer[len(closing) :]
-            self._state = self._rest if form.only_at_start else self._text
-        elif not any(text and text.startswith(self._buffer) for text in (closing, separator)):
+        elif form.separator is None or not separator.startswith(self._buffer):
             self._state = self._text
         return self._state != self._tail
+
+
+@cache
+def _native_head(form: ToolFormat) -> re.Pattern[str]:
+    before, between, after = map(re.escape, (form.before_name, form.id_begin, form.after_name))
+    return re.compile(
+        rf"{before}(?P<name>[\w.-]+)(?=[^\w.-]){between}(?P<id>{WRITTEN_IDS.get(form.ids, '')}){after}", re.ASCII
+    )

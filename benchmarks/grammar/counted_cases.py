@@ -168,6 +168,10 @@ def _field(rng: random.Random, kind: Kind) -> tuple[dict[str, Any], Callable[[ra
     return inner, lambda r: r.choice(({}, {"note": kind.draw(r)}))
 
 
+# Formats of calls in which heavy strings can be followed.
+JSON_FORMATS = ("mistral", "hermes", "llama3_json", "generic")
+
+
 @dataclass
 class ToolCase(Case):
     """Tools with such schemas as parameters, in one of the formats of calls; `tool_choice` is ``auto``."""
@@ -187,12 +191,12 @@ class ToolCase(Case):
 
     def drawn(self, rng: random.Random, *, spoiled: bool) -> Drawn:
         form = self.form
-        most = 3 if self.is_parallel and not form.only_at_start else 1
+        most = 3 if self.is_parallel and not form.single else 1
         parts = [(name, self.tools[name].drawn(rng, spoiled=False)) for name in rng.choices([*self.tools], k=most)]
         if spoiled:
             name = rng.choice([*self.tools])
             parts[rng.randrange(len(parts))] = name, self.tools[name].drawn(rng, spoiled=True)
-        calls = [f"{form.head(name)}{drawn.text}}}" for name, drawn in parts]
+        calls = [form.head(name) + drawn.text + form.after_arguments for name, drawn in parts]
         if form.separator is not None:
             text = form.opening + form.separator.join(calls) + form.closing
         else:
@@ -215,7 +219,7 @@ class ToolCase(Case):
 def tool_case(rng: random.Random) -> ToolCase:
     """Draw one to four tools and a format of calls."""
     tools = {f"tool_{number}": case(rng) for number in range(rng.randint(1, 4))}
-    return ToolCase({}, {}, tools, FORMATS[rng.choice([*FORMATS])], rng.random() < 0.7)
+    return ToolCase({}, {}, tools, FORMATS[rng.choice(JSON_FORMATS)], rng.random() < 0.7)
 
 
 def _spoiled(instance: dict[str, Any], rng: random.Random) -> dict[str, Any]:

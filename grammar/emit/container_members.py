@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..schema.constraints import ALWAYS, Arrays, Conj, Contains, Objects
-from ..schema.json_types import ARRAY, NUMBER, OBJECT, STRING, WORDS
+from ..schema.json_types import ARRAY, NUMBER, OBJECT, STRING
 from .lark_rules import LarkRules, literal_number, literal_string
 
 MAX_STATES = 2_000
@@ -248,9 +248,7 @@ def _enumerated(rules: LarkRules, conj: Conj) -> list[str] | None:
             alternative.types & NUMBER and alternative.numbers.values is None
         ):
             return None
-        for bit, word in WORDS:
-            if alternative.types & bit:
-                found[rules.terminal(f"/{word}/")] = None
+        found |= {rules.terminal(f"/{word}/"): None for word in rules.words(alternative.types)}
         if alternative.types & STRING:
             found |= dict.fromkeys(literal_string(value) for value in alternative.strings.values or ())
         if alternative.types & NUMBER:

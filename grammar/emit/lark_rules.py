@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from decimal import Decimal
 
 from ..errors import GrammarError
 from ..regex.charset import json_string
 from ..regex.number_ranges import spelling
 from ..schema.constraints import ALWAYS, NEVER, Conj, Strings
+from ..schema.json_types import WORDS
 from ..schema.satisfiability import Satisfiability
 from ..schema.subschemas import Subschemas
 
@@ -35,10 +37,17 @@ class LarkRules:
         bodies: rule bodies by name.
         current: the conjunction being written, which errors are located by.
         string_rules: numbers of the strings that automata follow.
+        prefix: of all names.
+
+    Args:
+        analysis: of the schema.
+        prefix: a small letter before all names, for rules that are part of a larger grammar.
+        words: spellings of the constants null, true and false other than JSON's.
     """
 
-    def __init__(self, analysis: Subschemas) -> None:
+    def __init__(self, analysis: Subschemas, prefix: str = "", words: Mapping[str, str] | None = None) -> None:
         self.analysis = analysis
+        self.prefix, self._words = prefix, words or {}
         self.satisfiability = Satisfiability(analysis)
         self.bodies: dict[str, str] = {}
         self.current: Conj = ALWAYS
@@ -49,14 +58,16 @@ class LarkRules:
 
     def text(self) -> str:
         """Return the grammar's text."""
-        lines = [f"{name}: {body}" for name, body in self.bodies.items()]
-        lines += [f"{name}: {body}" for body, name in self._terminals.items()]
-        return _HEADER + "\n".join(lines) + "\n"
+        return _HEADER + "\n".join(f"{name}: {body}" for name, body in self.all_bodies().items()) + "\n"
+
+    def all_bodies(self) -> dict[str, str]:
+        """Return the bodies of rules and terminals by name."""
+        return self.bodies | {name: body for body, name in self._terminals.items()}
 
     def rule(self, conj: Conj) -> str:
         """Return the name of a conjunction's rule; its body is pending if it is new."""
         if conj not in self._names:
-            self._names[conj] = f"v{len(self._names)}"
+            self._names[conj] = f"{self.prefix}v{len(self._names)}"
             self._pending.append(conj)
         return self._names[conj]
 
@@ -74,7 +85,11 @@ class LarkRules:
 
     def terminal(self, body: str) -> str:
         """Return the name of the terminal with this body."""
-        return self._terminals.setdefault(body, f"T{len(self._terminals)}")
+        return self._terminals.setdefault(body, f"{self.prefix.upper()}T{len(self._terminals)}")
+
+    def words(self, types: int) -> list[str]:
+        """Return the spellings of those of the constants that some types have."""
+        return [self._words.get(word, word) for bit, word in WORDS if types & bit]
 
     def unsatisfiable(self, conj: Conj) -> GrammarError:
         """Return the error for a conjunction that nothing satisfies."""

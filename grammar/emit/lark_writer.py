@@ -15,7 +15,7 @@ from ..regex.ecma_regex import read_pattern
 from ..regex.string_automaton import StringAutomaton
 from ..regex.string_formats import FORMATS
 from ..schema.constraints import ALWAYS, NO_STRINGS, Alternative, Conj, Objects, Strings
-from ..schema.json_types import ARRAY, NUMBER, OBJECT, STRING, WORDS
+from ..schema.json_types import ALL_TYPES, ARRAY, NUMBER, OBJECT, STRING
 from ..schema.shortest_instance import MAX_ANSWER, ShortestInstance
 from ..schema.subschemas import Subschemas
 from .container_members import Field, array_fields, object_fields
@@ -48,61 +48,92 @@ class LarkGrammar:
     strings: tuple[StringAutomaton, ...] = ()
 
 
-def to_lark(analysis: Subschemas, *, with_string_rules: bool = False, first_rule: int = 0) -> LarkGrammar:
+def to_lark(
+    analysis: Subschemas,
+    *,
+    with_string_rules: bool = False,
+    first_rule: int = 0,
+    root: Conj | None = None,
+    types: int = ALL_TYPES,
+) -> LarkGrammar:
     """Write the grammar of a whole schema.
 
     Args:
         analysis: of the schema.
         with_string_rules: strings that are too large for the lexer become rules; else they are refused.
         first_rule: number of the first string rule.
+        root: write the values of this part of the schema.
+        types: write no other values than of these types.
 
     Raises:
         GrammarError: if the schema is unsatisfiable, cannot be written as a grammar, or has a string that nothing can
             follow.
     """
     rules = LarkRules(analysis)
-    root: Conj = frozenset((2 * analysis.document.root,))
-    rules.satisfiability.explore(root)
-    if not rules.satisfiability.is_satisfiable(root):
-        raise rules.unsatisfiable(root)
-    size = rules.satisfiability.min_size(root)
-    if size > MAX_ANSWER:
-        raise rules.unsupported(("required", "minItems", "minLength"), f"the shortest answer takes {size:.0f} bytes")
+    root = checked_root(rules, root)
     nodes = analysis.document.nodes
     automata = string_rules(rules.satisfiability, root, nodes, is_possible=with_string_rules)
     rules.string_rules = {strings: number for number, strings in enumerate(automata, first_rule)}
-    rules.define("start", rules.rule(root))
-    while (conj := rules.next_pending()) is not None:
-        rules.define(rules.rule(conj), _body(rules, conj))
+    rules.define("start", rules.rule(root) if types == ALL_TYPES else _body(rules, root, types))
+    write_bodies(rules)
     instances = ShortestInstance(analysis, rules.satisfiability)
     properties, values, detour = instances.closing_texts(root)
     texts = instances.text(root) or "", tuple(properties), tuple(values), detour
     return LarkGrammar(rules.text(), *texts, tuple(automata.values()))
 
 
-def _body(rules: LarkRules, conj: Conj) -> str:
-    """Write all alternatives of a conjunction."""
+def checked_root(rules: LarkRules, root: Conj | None = None) -> Conj:
+    """Return the conjunction of the whole schema, or of a part of it, explored.
+
+    Raises:
+        GrammarError: nothing satisfies it, or only what is too long.
+    """
+    if root is None:
+        root = frozenset((2 * rules.analysis.document.root,))
+    rules.satisfiability.explore(root)
+    if not rules.satisfiability.is_satisfiable(root):
+        raise rules.unsatisfiable(root)
+    size = rules.satisfiability.min_size(root)
+    if size > MAX_ANSWER:
+        raise rules.unsupported(("required", "minItems", "minLength"), f"the shortest answer takes {size:.0f} bytes")
+    return root
+
+
+def write_bodies(rules: LarkRules) -> None:
+    """Write the bodies of all rules that are named and have none yet."""
+    while (conj := rules.next_pending()) is not None:
+        rules.define(rules.rule(conj), _body(rules, conj))
+
+
+def alternatives_of(rules: LarkRules, conj: Conj) -> list[Alternative]:
+    """Return the alternatives of an explored conjunction that have a finite value."""
+    return rules.satisfiability.satisfiable_alternatives(conj) if conj != ALWAYS else [Alternative()]
+
+
+def _body(rules: LarkRules, conj: Conj, types: int = ALL_TYPES) -> str:
+    """Write all alternatives of a conjunction, or only their values of some types."""
     options: dict[str, None] = {}
     satisfiability = rules.satisfiability
-    alternatives = satisfiability.satisfiable_alternatives(conj) if conj != ALWAYS else [Alternative()]
-    for index, alternative in enumerate(alternatives):
-        options |= dict.fromkeys(_scalars(rules, alternative))
+    for index, alternative in enumerate(alternatives_of(rules, conj)):
+        options |= dict.fromkeys(_scalars(rules, alternative, types))
         name = f"{rules.rule(conj)}_{index}"
-        if alternative.types & ARRAY and satisfiability.array_is_satisfiable(alternative.arrays):
+        kept = alternative.types & types
+        if kept & ARRAY and satisfiability.array_is_satisfiable(alternative.arrays):
             options[array_fields(rules, alternative.arrays, f"{name}a")] = None
-        if alternative.types & OBJECT and satisfiability.object_is_satisfiable(alternative.objects):
+        if kept & OBJECT and satisfiability.object_is_satisfiable(alternative.objects):
             options[_object(rules, alternative.objects, f"{name}o")] = None
     if not options:
         raise rules.unsatisfiable(conj)
     return " | ".join(options)
 
 
-def _scalars(rules: LarkRules, alternative: Alternative) -> list[str]:
-    words = [word for bit, word in WORDS if alternative.types & bit]
+def _scalars(rules: LarkRules, alternative: Alternative, types: int) -> list[str]:
+    types &= alternative.types
+    words = rules.words(types)
     options = [rules.terminal(f"/{'|'.join(words)}/")] if words else []
-    if alternative.types & NUMBER:
-        options.append(number_terminal(rules, alternative.types & NUMBER, alternative.numbers))
-    if alternative.types & STRING:
+    if types & NUMBER:
+        options.append(number_terminal(rules, types & NUMBER, alternative.numbers))
+    if types & STRING:
         options.append(_string_value(rules, alternative.strings))
     return options
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..argument_styles import PYTHON, STYLES, XML_STYLES
 from ..errors import GrammarError
 from ..regex.charset import rust_literal
 from ..regex.ecma_regex import parse, to_rust
@@ -22,12 +23,14 @@ from ..schema.error_location import relocated
 from ..schema.shortest_instance import MAX_TEXT_BYTES
 from ..schema.subschemas import Narrowing
 from ..vocabulary import Vocabulary
+from .argument_rules import python_arguments, xml_arguments
 from .grammar_artifact import Backend, GrammarArtifact
 from .lark_writer import to_lark
 from .plain_grammars import FREE
 from .string_rules import MAX_RULES
 from .tag_choices import is_unambiguous
 
+MAX_END_BYTES = 32 << 10  # in all ends together; each is tried in a search
 # Stands for any text in rules while they are written: without the markers of string rules, if there are any.
 _ANY_TEXT = "\0"
 _BLANKS = " \t\r\n"  # may stand before a JSON value
@@ -150,7 +153,9 @@ class _TagWriter:
 
     def schema(self, form: dict[str, Any], pointer: str) -> str:
         """Write JSON as a separate grammar, with its own white space."""
-        schema = form.get("json_schema")
+        schema, style = form.get("json_schema"), form.get("style", "json")
+        if style != "json":
+            return self._arguments(schema, style, pointer)
         where = pointer_join(pointer, "json_schema")
         if not isinstance(schema, dict | bool):
             raise GrammarError("json_schema", where, "must be a schema")
@@ -166,9 +171,48 @@ class _TagWriter:
         self.closing.values |= dict.fromkeys((*grammar.values, *filter(None, [grammar.shortest])))
         self.closing.wholes.append(grammar.shortest)
         self.strings += grammar.strings
-        name = f"g{len(self.grammars)}"
-        self.grammars.append({"name": name, "lark_grammar": grammar.text})
+        return self._grammar(grammar.text)
+
+    def _grammar(self, text: str, name: str = "") -> str:
+        name = name or f"g{len(self.grammars)}"
+        self.grammars.append({"name": name, "lark_grammar": text})
         return f"@{name}"
+
+    def _arguments(self, schema: Any, style: Any, pointer: str) -> str:
+        """Write an object as the arguments of a call, in another style than JSON's."""
+        if style not in STYLES:
+            raise GrammarError("style", pointer_join(pointer, "style"), f"must be one of {', '.join(STYLES)}")
+        where = pointer_join(pointer, "json_schema")
+        if not isinstance(schema, dict):
+            raise GrammarError("json_schema", where, "must be the schema of an object")
+        try:
+            analysis = Analysis(Document(schema))
+            if style == PYTHON:
+                lark, texts = python_arguments(analysis)
+                start = self._grammar(lark)
+            else:
+                found = xml_arguments(analysis, XML_STYLES[style], f"a{len(self.rules)}_")
+                for name, lark in found.grammars.items():
+                    self._grammar(lark, name)
+                start, texts = self.named(found.start), found.texts
+                self.rules |= found.rules
+                size = sum(map(len, self.closing.ends))
+                for end in (text + self.enclosing for text in found.ends):
+                    size += len(end)
+                    if size < MAX_END_BYTES:
+                        self.closing.ends[end] = None
+                # After the letters that another parameter and the end of the arguments begin with.
+                begin = XML_STYLES[style].key_begin
+                shared = range(1, min(len(begin), len(self.enclosing)))
+                ends = (self.enclosing[at:] for at in shared if self.enclosing.startswith(begin[:at]))
+                self.closing.ends |= dict.fromkeys(ends)
+        except GrammarError as error:
+            located = relocated(error, schema)
+            raise GrammarError(located.keyword, where + located.pointer, located.reason) from None
+        self.narrowings += [Narrowing(n.keyword, where + n.pointer, n.reason) for n in analysis.narrowings]
+        self.closing.texts |= {text: (self.depth, len(text)) for text in texts}
+        self.closing.wholes.append("".join(texts)[:MAX_TEXT_BYTES])
+        return start
 
     def regex(self, form: dict[str, Any], pointer: str) -> str:
         try:
@@ -192,7 +236,12 @@ class _TagWriter:
 
     def sequence(self, form: dict[str, Any], pointer: str) -> str:
         listed = _list(form, "elements", pointer)
-        return " ".join(self.element(item, pointer_join(pointer, "elements", i)) for i, item in enumerate(listed))
+        outside, written = self.enclosing, list[str]()
+        for index, item in enumerate(listed):
+            self.enclosing = _shortest_rest(listed[index + 1 :]) + outside
+            written.append(self.element(item, pointer_join(pointer, "elements", index)))
+        self.enclosing = outside
+        return " ".join(written)
 
     def either(self, form: dict[str, Any], pointer: str) -> str:
         listed = _list(form, "elements", pointer)
@@ -213,7 +262,8 @@ class _TagWriter:
         outside, first = self.enclosing, len(self.closing.wholes)
         self.enclosing = end + outside
         self.depth += 1
-        self.closing.ends[self.enclosing] = None
+        if self.enclosing:
+            self.closing.ends[self.enclosing] = None
         if isinstance(content, dict) and content.get("type") == "any_text" and end:
             rest = self.until([end])
         else:
@@ -289,6 +339,12 @@ _FORMS: dict[str, Callable[[_TagWriter, dict[str, Any], str], str]] = {
     "tags_with_separator": _TagWriter.separated,
     "triggered_tags": _TagWriter.triggered,
 }
+
+
+def _shortest_rest(elements: list[Any]) -> str:
+    """Return what must follow in a sequence, as far as it is fixed text."""
+    fixed = [item for item in elements if isinstance(item, dict) and item.get("type") == "const_string"]
+    return "".join(str(item.get("value", "")) for item in fixed)
 
 
 def _list(form: dict[str, Any], keyword: str, pointer: str) -> list[Any]:

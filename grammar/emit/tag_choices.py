@@ -38,6 +38,8 @@ def _begins(form: Any) -> list[Any]:
     """Return what a format can begin with."""
     kind = form.get("type") if isinstance(form, dict) else None
     if kind == "json_schema":
+        if form.get("style", "json") != "json":
+            raise _Ambiguous
         return [JSON]
     if kind == "any_text":
         return [TEXT]

@@ -201,13 +201,14 @@ class BudgetClose:
     def _step(self, state: BackendState, lexical: int, first: Sequence[list[int]], turn: int) -> list[int] | None:
         """Advance the state by the next tokens of a completion and return them."""
         texts = self._texts
+        # Before what is forced, which may be the first letter of two ends.
+        end = next((end for end in texts.ends if leads_to_end(state, end)), None)
+        if end is not None and advance(state, end):
+            return list(end)
         forced = state.forced()
         if forced:
             tokens = texts.vocabulary.tokenize_forced(forced)
             return tokens if advance(state, tokens) else None
-        end = next((end for end in texts.ends if leads_to_end(state, end)), None)
-        if end is not None and advance(state, end):
-            return list(end)
         found = _accept_first(state, first) or self._json_step(state, lexical, turn)
         return found or _accept_first(state, texts.rests) or self._search(state, lexical)
 

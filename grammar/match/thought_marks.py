@@ -26,6 +26,8 @@ class ThoughtMark:
         self._data = text.encode()
         self._fallback = _fallbacks(self._data)
         self.tokens = vocabulary.tokenize_named(text, bpe=True)
+        # Special tokens are drawn as a whole, and no text is a part of them.
+        self._is_special = not vocabulary.special.isdisjoint(self.tokens)
         self.longest = 1 if len(self.tokens) == 1 else len(self._data)
         self.most_closing = max(len(self.closing(at)) for at in range(len(self._data)))
 
@@ -52,23 +54,31 @@ class ThoughtMark:
         return (at + len(data), None) if rest.startswith(data) else None
 
     def closing(self, at: int) -> list[int]:
-        """Return tokens that complete the mark after `at` bytes of it. A mark of one token is drawn as a whole."""
+        """Return tokens that complete the mark after `at` bytes of it, or all of them where special ones are begun."""
         if len(self.tokens) == 1:
             return self.tokens
-        size = 0
-        for number, token in enumerate(self.tokens):
-            if size == at:
-                return self.tokens[number:]
-            size += len(self._vocabulary.tokens[token])
-        return self._vocabulary.tokenize(self._data[at:])
+        if (following := self._after(at)) is not None:
+            return following
+        return self.tokens if self._is_special else self._vocabulary.tokenize(self._data[at:])
 
     def next_tokens(self, at: int) -> list[int]:
         """Return the tokens that write the mark, or a part of it, after `at` bytes of it."""
         if len(self.tokens) == 1:
             return self.tokens
+        if (following := self._after(at)) and following[0] in self._vocabulary.special:
+            return following[:1]
         rest = self._data[at:]
         found = (self._vocabulary.token_of(rest[:size]) for size in range(1, len(rest) + 1))
         return [token for token in found if token is not None]
+
+    def _after(self, at: int) -> list[int] | None:
+        """Return the mark's own tokens after `at` bytes of it, None in the middle of one."""
+        size = 0
+        for number, token in enumerate(self.tokens):
+            if size == at:
+                return self.tokens[number:]
+            size += len(self._vocabulary.tokens[token])
+        return None
 
     def passing(self, at: int) -> list[int]:
         """Return the tokens that complete the mark after `at` bytes of it and go on beyond it."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from support.api.api_live import Live
 from support.api.bad_structured import schema_format
+from support.api.reply_checks import scrape, value
 from support.api.tool_asks import ONE, TOOLS
 
 from rootgraft.api.config import REASONING_PARSERS, ServerConfig
 from rootgraft.api.structured.reasoning_formats import FORMATS
+from rootgraft.engine.errors import ConfigError
 from rootgraft.grammar.thought_rules import ThoughtRules
 
 CHAT = "/v1/chat/completions"
@@ -53,6 +56,7 @@ def streamed(live: Live, **fields: Any) -> tuple[str, str, list[dict[str, Any]]]
     return thought, "".join(delta.get("content") or "" for delta in deltas), chunks
 
 
+ANALYSIS, FINAL, NEXT = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>", "<|end|><|start|>assistant"
 CASES = [
     ("qwen3", "<think>\nWell, 1 < 2.\n</think>\n\nYes.", "Well, 1 < 2.", "Yes.", 14),
     ("qwen3", "\n <think>a</think>b", "a", "b", 1),
@@ -66,6 +70,12 @@ CASES = [
     ("deepseek_r1", "<think>\nAgain</think>Yes", "Again", "Yes", 6),
     ("deepseek_r1", "never ends", "never ends", None, 10),
     ("deepseek_r1", "<th", "<th", None, 3),
+    ("gemma4", "<|channel>thought\nHm.<channel|>Yes.", "Hm.", "Yes.", 4),
+    ("openai_gptoss", f"{ANALYSIS}Hm.{NEXT}{FINAL}Yes.", "Hm.", "Yes.", 3),
+    ("openai_gptoss", f"{ANALYSIS}Hm.{NEXT}{ANALYSIS}So!{NEXT}{FINAL}Yes.", "Hm.\nSo!", "Yes.", 6),
+    ("openai_gptoss", f"{FINAL}Yes. <|end|>", None, "Yes. <|end|>", 0),
+    ("openai_gptoss", f"{ANALYSIS}cut off <|end|><|st", "cut off <|end|><|st", None, 19),
+    ("openai_gptoss", f"{ANALYSIS}a{NEXT}<|channel|>fin", "a", None, 1),
 ]
 
 
@@ -85,6 +95,26 @@ def test_thought_and_answer_are_told_apart(
     found, answer, chunks = streamed(live, stream_options={"include_usage": True})
     assert (found, answer) == (thought or "", content or "")
     assert chunks[-1]["usage"]["completion_tokens_details"]["reasoning_tokens"] == num_tokens
+
+
+def test_thoughts_in_messages_of_their_own_with_a_form_and_tools(live: Live) -> None:
+    """gpt-oss: the prompt ends with the header that every message has; the final channel leads to the form."""
+    live.async_engine.tokenizer.thinks, live.async_engine.tokenizer.speaks = "openai_gptoss", "openai"
+    say(live, f'{ANALYSIS}Hm.{NEXT}{FINAL}{{"a": 1}}')
+    message = post(live, **schema_format(PERSON))["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("Hm.", '{"a": 1}')
+    assert rules(live) == ThoughtRules(ANALYSIS, NEXT, is_open=False, lead=FINAL)
+    call = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Ulm"}'
+    say(live, f"{ANALYSIS}Hm.{NEXT}<|channel|>commentary<|message|>I look.{NEXT}{call}")
+    message = post(live, tools=TOOLS)["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("Hm.", "I look.")
+    assert message["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Ulm"}'}
+    assert rules(live) == ThoughtRules(ANALYSIS, NEXT, is_open=False)
+    say(live, f"{FINAL}No.")
+    assert post(live, tools=TOOLS)["choices"][0]["message"]["content"] == "No."
+    post(live, tools=TOOLS, tool_choice={"type": "function", "function": {"name": "weather"}})
+    head = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+    assert rules(live) == ThoughtRules(ANALYSIS, NEXT, is_open=False, lead=head)
 
 
 def test_several_answers_think_each_for_itself(thinking: Live) -> None:
@@ -125,6 +155,39 @@ def test_a_model_that_does_not_think_has_empty_places_for_thoughts(live: Live, s
     chosen = serve_with(ServerConfig(reasoning_parser="mistral"))
     say(chosen, "[THINK]a[/THINK]b")
     assert post(chosen)["choices"][0]["message"]["reasoning_content"] == "a"
+
+
+def test_default_variables_of_the_template(serve_with: Any) -> None:
+    quiet = serve_with(ServerConfig(default_chat_template_kwargs='{"enable_thinking": false, "a": 1}'))
+    quiet.async_engine.tokenizer.thinks = "qwen3"
+    say(quiet, "Yes.")
+    assert post(quiet)["choices"][0]["message"]["content"] == "Yes."
+    assert quiet.async_engine.tokenizer.rendered[-1]["kwargs"] == {"enable_thinking": False, "a": 1}
+    post(quiet, chat_template_kwargs={"enable_thinking": True})
+    assert quiet.async_engine.tokenizer.rendered[-1]["kwargs"] == {"enable_thinking": True, "a": 1}
+    post(quiet, path="/tokenize", messages=HI)
+    assert quiet.async_engine.tokenizer.rendered[-1]["kwargs"] == {"enable_thinking": False, "a": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("{", "must be a JSON object such as"),
+        ("[1]", "must be a JSON object such as"),
+        ('{"tools": 1}', "'tools' of --default-chat-template-kwargs is set by the server"),
+        ('{"a": [1]}', "'a' of --default-chat-template-kwargs must be a string, a number or a boolean"),
+    ],
+)
+def test_wrong_default_variables(text: str, fault: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(fault)):
+        ServerConfig(default_chat_template_kwargs=text)
+
+
+def test_thoughts_are_counted(thinking: Live) -> None:
+    say(thinking, "<think>abc</think>d")
+    before = value(scrape(thinking), "reasoning_tokens", "_total")
+    post(thinking)
+    assert value(scrape(thinking), "reasoning_tokens", "_total") == before + 3
 
 
 def test_the_option_names_all_formats() -> None:

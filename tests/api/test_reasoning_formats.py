@@ -64,7 +64,7 @@ def test_auto_reads_the_marks_off_the_template(tmp_path: Path, template: str, fo
 
 def test_each_format_is_found_by_its_end_mark(tmp_path: Path) -> None:
     for name, form in FORMATS.items():
-        made = tokenizer(tmp_path / name, f"{PLAIN}{{# {form.end} #}}", special=False)
+        made = tokenizer(tmp_path / name, f"{PLAIN}{{# {form.mention} #}}", special=False)
         found = reasoning_format_of(made, "auto")
         assert found is not None and (found.start, found.end) == (form.start, form.end)
         assert reasoning_format_of(made, name) is form and reasoning_format_of(made, "none") is None

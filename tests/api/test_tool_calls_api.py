@@ -14,6 +14,7 @@ from support.api.bad_structured import named, schema_format, tool
 from support.api.reply_checks import scrape, value
 from support.api.tool_asks import CASES, CITY, FORCED, ONE, SHORT, TOOLS, TWO
 
+from rootgraft.api.structured.tool_formats import FORMATS
 from rootgraft.engine.errors import GrammarRefused
 from rootgraft.grammar.spec import GrammarKind
 
@@ -55,6 +56,51 @@ def test_calls_whole_and_streamed(
             assert len({call.id for call in found}) == len(found)
             assert answer.message.content == content
             assert answer.finish_reason == ("tool_calls" if calls else "stop")
+
+
+@pytest.mark.parametrize(
+    "speaks", ["qwen3_coder", "glm45", "minimax_m2", "mistral_args", "kimi_k2", "granite", "pythonic", "functionary"]
+)
+def test_every_format_comes_back_as_json(live: Live, speaks: str) -> None:
+    """The model's own form is read off the template, and clients see OpenAI's shape, whole and streamed."""
+    live.async_engine.tokenizer.speaks = speaks
+    form = FORMATS[speaks]
+    asked = {"city": 'Ulm </tool_call> "x"\n{}'}
+    text = form.calls([("weather", json.dumps(asked, ensure_ascii=False)), ("ping", "{}")])
+    say(live, text)
+    body: Any = {"model": "tiny", "messages": HI, "tools": TOOLS}
+    with live.openai() as client:
+        whole = client.chat.completions.create(**body).choices[0]
+        with client.chat.completions.stream(**body) as events:
+            streamed = events.get_final_completion().choices[0]
+    for answer in (whole, streamed):
+        found = answer.message.tool_calls or []
+        assert [(call.function.name, json.loads(call.function.arguments)) for call in found] == [
+            ("weather", asked),
+            ("ping", {}),
+        ]
+        assert answer.message.content is None and answer.finish_reason == "tool_calls"
+        ids = [call.id for call in found]
+        assert ids == ["functions.weather:0", "functions.ping:1"] if speaks == "kimi_k2" else len({*ids}) == 2
+    sent = [{"role": "assistant", "tool_calls": [call.model_dump() for call in whole.message.tool_calls or []]}]
+    sent += [{"role": "tool", "tool_call_id": call.id, "content": "1"} for call in whole.message.tool_calls or []]
+    say(live, "Done.")
+    post(live, messages=[*HI, *sent])
+    assert text in prompt(live)
+
+
+def test_other_routes_read_the_same_formats(live: Live) -> None:
+    live.async_engine.tokenizer.speaks = "qwen3_coder"
+    say(live, FORMATS["qwen3_coder"].calls([("weather", '{"city": "a\\nb"}')]))
+    function = TOOLS[0]["function"]
+    with live.http() as http:
+        asked = {"model": "tiny", "input": "hi", "tools": [{"type": "function", **function}]}
+        [item] = http.post("/v1/responses", json=asked).json()["output"]
+        tools = [{"name": "weather", "input_schema": CITY}]
+        asked = {"model": "tiny", "max_tokens": 900, "messages": HI, "tools": tools}
+        [block] = http.post("/v1/messages", json=asked).json()["content"]
+    assert (item["type"], item["name"], json.loads(item["arguments"])) == ("function_call", "weather", {"city": "a\nb"})
+    assert (block["type"], block["name"], block["input"]) == ("tool_use", "weather", {"city": "a\nb"})
 
 
 def test_a_stream_of_calls_chunk_by_chunk(live: Live) -> None:
@@ -249,7 +295,7 @@ def test_calls_or_the_form_that_was_asked_for(live: Live) -> None:
 
 def test_bare_json_calls_and_a_form_at_once_are_refused(live: Live) -> None:
     live.async_engine.tokenizer.speaks = "llama3_json"
-    with live.openai() as client, pytest.raises(openai.BadRequestError, match="bare JSON") as caught:
+    with live.openai() as client, pytest.raises(openai.BadRequestError, match="without marks") as caught:
         client.chat.completions.create(model="tiny", messages=HI, tools=TOOLS, **schema_format({}))  # type: ignore
     assert caught.value.param == "response_format"
 

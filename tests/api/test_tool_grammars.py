@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,9 +10,10 @@ import pytest
 from rootgraft.api.config import TOOL_CALL_PARSERS
 from rootgraft.api.protocol.tools import Function, NamedChoice, Tool
 from rootgraft.api.structured.output_format import OutputFormat
-from rootgraft.api.structured.tool_formats import FORMATS, ToolFormat
+from rootgraft.api.structured.tool_formats import ALIASES, FORMATS, ToolFormat, formats_of
 from rootgraft.api.structured.tool_grammar import tool_output_format
 from rootgraft.api.structured.tool_parser import read_calls
+from rootgraft.engine.errors import RequestError
 from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
 from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.spec import GrammarSpec
@@ -56,17 +58,20 @@ def lets_through(grammar: CompiledGrammar, text: str) -> bool:
 
 
 def written(form: ToolFormat, *calls: tuple[str, str]) -> str:
-    texts = [f"{form.head(name)}{arguments}}}" for name, arguments in calls]
-    if form.separator is not None:
-        return form.opening + form.separator.join(texts) + form.closing
-    return "\n".join(form.opening + text + form.closing for text in texts)
+    return form.calls(list(calls))
+
+
+def content(form: ToolFormat, text: str) -> str:
+    """Text without calls, as the format writes it."""
+    return form.content_opening + text
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 def test_free_text_and_calls(form: ToolFormat) -> None:
     grammar = compiled(form)
-    for text in ("", "Hello!\n", '{"a": 1}', "<tool", '{"name"', written(form, ULM), written(form, PING)):
-        assert lets_through(grammar, text), text
+    for text in ("", "Hello!\n", '{"a": 1}', "<tool", '{"name"', "[", "[a](b)"):
+        assert lets_through(grammar, content(form, text)), text
+    assert lets_through(grammar, written(form, ULM)) and lets_through(grammar, written(form, PING))
     for call in (
         ("weather", '{"city": "Rome"}'),
         ("weather", "{}"),
@@ -74,42 +79,58 @@ def test_free_text_and_calls(form: ToolFormat) -> None:
         ("other", "{}"),
         ("ping", "{"),
     ):
-        assert not lets_through(grammar, written(form, call)), call
+        if written(form, call) != written(form, ("ping", "{}")):
+            assert not lets_through(grammar, written(form, call)), call
     assert not lets_through(grammar, written(form, ULM)[:-1])
     text = "Well.\n" + written(form, ULM)
-    if form.only_at_start:
+    if form.preamble is not None:
+        before, after = form.preamble
+        assert lets_through(grammar, f"{before}Well.{after}{written(form, ULM)}")
+        assert not lets_through(grammar, text) and not lets_through(grammar, f"{before}Well.{after}")
+    elif form.only_at_start:
         assert lets_through(grammar, text)  # text, as it does not begin like a call
     else:
         assert lets_through(grammar, text) and not lets_through(grammar, text[:-1])
+    if not form.single:
         assert lets_through(grammar, written(form, ULM, PING, ULM))
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 def test_one_call_at_most(form: ToolFormat) -> None:
     grammar = compiled(form, parallel=False)
-    assert lets_through(grammar, written(form, PING)) and lets_through(grammar, "text")
+    assert lets_through(grammar, written(form, PING)) and lets_through(grammar, content(form, "text"))
     assert not lets_through(grammar, written(form, PING, PING))
 
 
 @pytest.mark.parametrize("form", [form for form in FORMATS.values() if not form.only_at_start], ids=lambda f: f.name)
 def test_calls_or_a_document(form: ToolFormat) -> None:
     grammar = compiled(form, asked=ASKED)
-    for text in ('{"a": 5}', written(form, ULM), written(form, PING, ULM)):
+    for text in (content(form, '{"a": 5}'), written(form, ULM), *([] if form.single else [written(form, PING, ULM)])):
         assert lets_through(grammar, text), text
     for text in ("", "text", "{}", '{"a": 5}' + written(form, PING), written(form, PING) + "!"):
-        assert not lets_through(grammar, text), text
+        assert not lets_through(grammar, content(form, text)), text
+
+
+@pytest.mark.parametrize("form", [form for form in FORMATS.values() if form.only_at_start], ids=lambda f: f.name)
+def test_no_document_where_calls_have_no_marks(form: ToolFormat) -> None:
+    with pytest.raises(RequestError, match="calls without marks"):
+        compiled(form, asked=ASKED)
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 def test_forced_calls(form: ToolFormat) -> None:
     def item(name: str, arguments: str) -> str:
-        return f"{form.head(name)}{arguments}}}"
+        return f'{{"name": "{name}", "{form.arguments_key}": {arguments}}}'
 
-    one = compiled(form, "required", parallel=form.only_at_start)
-    assert lets_through(one, item(*PING)) and not lets_through(one, f"[{item(*PING)}]")
     named = compiled(form, NamedChoice.model_validate({"type": "function", "function": {"name": "weather"}}))
     assert lets_through(named, ULM[1]) and not lets_through(named, "{}")
-    if form.only_at_start:
+    one = compiled(form, "required", parallel=form.single)
+    if form.content_opening:
+        assert lets_through(one, written(form, PING)) and not lets_through(one, content(form, "text"))
+        assert not lets_through(one, item(*PING))
+        return
+    assert lets_through(one, item(*PING)) and not lets_through(one, f"[{item(*PING)}]")
+    if form.single:
         return
     several = compiled(form, "required")
     assert lets_through(several, f"[{item(*ULM)}]") and lets_through(several, f"[{item(*ULM)}, {item(*PING)}]")
@@ -118,7 +139,14 @@ def test_forced_calls(form: ToolFormat) -> None:
 
 
 def test_the_option_knows_the_formats() -> None:
-    assert ("auto", *sorted(FORMATS)) == ("auto", *sorted(TOOL_CALL_PARSERS[1:]))
+    assert ("auto", *dict.fromkeys(form.option for form in FORMATS.values()), *ALIASES) == TOOL_CALL_PARSERS
+    assert all(formats_of(name) for name in TOOL_CALL_PARSERS)
+
+
+def test_the_page_has_a_row_for_each_format() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "structured-outputs.md").read_text()
+    for form in FORMATS.values():
+        assert f"| `{form.option}` | {form.models} |" in page, form.name
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)

@@ -8,6 +8,8 @@ from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, ClassVar
 
+from rootgraft.api.structured.reasoning_formats import FORMATS as THOUGHTS
+from rootgraft.api.structured.tool_formats import FORMATS
 from rootgraft.engine.errors import EngineDead
 from rootgraft.engine.serving.output_processor import Finish, TextDelta, TokenLogprob, TopLogprob
 from rootgraft.engine.serving.request import RequestLimits, TextRequest
@@ -55,7 +57,7 @@ class ByteTokenizer:
         return role not in ("critic", "judge")
 
     def template_mentions(self, text: str) -> bool:
-        return bool(self.thinks) and text == "</think>"
+        return bool(self.thinks) and text == THOUGHTS[self.thinks].mention
 
     def render_chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
         self.rendered.append({"messages": list(messages), **options})
@@ -78,8 +80,11 @@ class ByteTokenizer:
             case "llama3_json":
                 return "".join(call.replace('"arguments"', '"parameters"') for call in calls)
             case "mistral" if calls:
-                return f"[TOOL_CALLS][{', '.join(calls)}]"
-        return ""
+                return f"[TOOL_CALLS] [{', '.join(calls)}]"
+        if not calls or self.speaks not in FORMATS:
+            return ""
+        called = [call["function"] for call in message["tool_calls"]]
+        return FORMATS[self.speaks].calls([(each["name"], json.dumps(each["arguments"])) for each in called])
 
 
 class FakeFrontend:

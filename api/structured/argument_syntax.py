@@ -1,0 +1,225 @@
+"""Argument syntax: arguments of a call between JSON and the style of a model family, both ways.
+
+Readers turn a model's text into JSON piece by piece; the text follows the grammar of its style, but may be cut off
+anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import orjson
+
+from ...grammar.argument_styles import (
+    ALL_TYPES,
+    PYTHON,
+    PYTHON_WORDS,
+    XML_STYLES,
+    XmlStyle,
+    argument_types,
+)
+
+_OUTSIDE, _INSIDE = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
+_BLANKS = " \t\r\n"
+_PYTHON_WORD = re.compile(r"[A-Za-z_]\w*")
+_JSON_WORDS = {python: word for word, python in PYTHON_WORDS.items()}
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+
+
+class ArgumentReader(Protocol):
+    """Reads the arguments of one call."""
+
+    def read(self, text: str) -> tuple[str, int, bool]:
+        """Take the new text, with what earlier calls left of it.
+
+        Returns:
+            JSON for it, the characters that were used, and whether the arguments are complete.
+        """
+
+
+def argument_reader(style: str, schema: Any) -> ArgumentReader:
+    """Return a reader of one call's arguments; ``schema`` is that of the function's parameters."""
+    if style == PYTHON:
+        return _PythonReader()
+    return _XmlReader(XML_STYLES[style], argument_types(schema)) if style in XML_STYLES else JsonReader()
+
+
+class JsonReader:
+    """Reads a JSON object, which passes as it is."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    def read(self, text: str) -> tuple[str, int, bool]:
+        """See `ArgumentReader`."""
+        end = self._end(text)
+        used = len(text) if end is None else end
+        return text[:used], used, end is not None
+
+    def _end(self, text: str) -> int | None:
+        """Return the index after the last brace, None if it is not in the text yet."""
+        at = int(self._escaped)
+        self._escaped = False
+        while (match := (_INSIDE if self._in_string else _OUTSIDE).search(text, at)) is not None:
+            at = match.end()
+            if match[0] == "\\":
+                self._escaped = at == len(text)
+                at += 1
+            elif match[0] == '"':
+                self._in_string = not self._in_string
+            else:
+                self._depth += 1 if match[0] in "{[" else -1
+                if self._depth == 0:
+                    return at
+        return None
+
+
+class _XmlReader:
+    """Reads parameters between marks. A text of strings alone passes on at once, other values when they are whole."""
+
+    def __init__(self, style: XmlStyle, types: Mapping[str, frozenset[str]]) -> None:
+        self._style = style
+        self._types = types
+        self._begun = False
+        self._num_read = 0
+        self._name: str | None = None
+        self._in_text = False
+        self._searched = 0  # characters of a value without its end mark
+
+    def read(self, text: str) -> tuple[str, int, bool]:
+        """See `ArgumentReader`."""
+        written = "" if self._begun else "{"
+        self._begun = True
+        used = 0
+        while True:
+            more, count, done = self._key(text[used:]) if self._name is None else self._value(text[used:])
+            written, used = written + more, used + count
+            if done or not count:
+                return written, used, done
+
+    def _key(self, text: str) -> tuple[str, int, bool]:
+        begin, end = self._style.key_begin, self._style.key_end
+        blanks = len(text) - len(text.lstrip(_BLANKS)) if self._num_read else 0
+        rest = text[blanks:]
+        if rest.startswith(begin):
+            name, found, _ = rest[len(begin) :].partition(end)
+            if not found:
+                return "", 0, False
+            self._name = name
+            comma = ", " if self._num_read else ""
+            return f"{comma}{_encode(name)}: ", blanks + len(begin) + len(name) + len(end), False
+        if not rest or begin.startswith(rest):
+            return "", 0, False
+        return "}", blanks, True
+
+    def _value(self, text: str) -> tuple[str, int, bool]:
+        types = self._types.get(str(self._name), ALL_TYPES)
+        before, mark = self._style.before_mark, self._style.mark
+        end = text.find(mark, max(0, self._searched - len(mark)))
+        self._searched = 0 if end >= 0 else len(text)
+        if end >= 0:
+            self._name = None
+            self._num_read += 1
+            value = text[:end].removesuffix(before)
+            if not self._in_text and not self._style.is_plain_text(value, types):
+                text = value.strip(_BLANKS)
+                return text.lower() if text in ("True", "False") else text, end + len(mark), False
+            opening, self._in_text = "" if self._in_text else '"', False
+            return f"{opening}{_encode(value)[1:]}", end + len(mark), False
+        if types != {"string"}:
+            return "", 0, False
+        # What may be the begin of the end stays for the next time.
+        closing = before + mark
+        kept = next((size for size in range(len(closing) - 1, 0, -1) if text.endswith(closing[:size])), 0)
+        certain = text[: len(text) - kept]
+        self._searched = kept
+        opening = "" if self._in_text or not certain else '"'
+        self._in_text = self._in_text or bool(certain)
+        return f"{opening}{_encode(certain)[1:-1]}", len(certain), False
+
+
+class _PythonReader:
+    """Reads keyword arguments of Python, up to the parenthesis after them."""
+
+    def __init__(self) -> None:
+        self._begun = False
+        self._depth = 0
+        self._in_string = False
+
+    def read(self, text: str) -> tuple[str, int, bool]:
+        """See `ArgumentReader`."""
+        written = [] if self._begun else ["{"]
+        self._begun = True
+        at = 0
+        while at < len(text):
+            piece, end = self._string(text, at) if self._in_string else self._token(text, at)
+            if piece is None:
+                break
+            if not self._in_string and self._depth == 0 and piece == ")":
+                return "".join([*written, "}"]), at, True
+            written.append(piece)
+            at = end
+        return "".join(written), at, False
+
+    def _string(self, text: str, at: int) -> tuple[str | None, int]:
+        match = _INSIDE.search(text, at)
+        if match is None:
+            return text[at:], len(text)
+        if match[0] == "\\":
+            end = match.end() + 1
+            return (text[at:end], end) if end <= len(text) else self._before(text, at, match.start())
+        self._in_string = False
+        return text[at : match.end()], match.end()
+
+    @staticmethod
+    def _before(text: str, at: int, end: int) -> tuple[str | None, int]:
+        """Return the text before an escape that is not whole."""
+        return (text[at:end], end) if end > at else (None, at)
+
+    def _token(self, text: str, at: int) -> tuple[str | None, int]:
+        match = _PYTHON_WORD.match(text, at)
+        if match is not None:
+            end = match.end()
+            if end == len(text):
+                return None, at
+            if self._depth == 0 and text[end] == "=":
+                return f"{_encode(match[0])}: ", end + 1
+            return _JSON_WORDS.get(match[0], match[0]), end
+        char = text[at]
+        self._in_string = char == '"'
+        self._depth += (char in "[{") - (char in "]}")
+        return char, at + 1
+
+
+def write_arguments(arguments: str, style: str) -> str:
+    """Return arguments, a JSON object as text, in a style. What is no object stays as it is."""
+    if style == "json":
+        return arguments
+    try:
+        value = orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return arguments
+    if not isinstance(value, dict):
+        return arguments
+    if style == PYTHON:
+        return ", ".join(f"{name}={_python(each)}" for name, each in value.items())
+    xml = XML_STYLES[style]
+    return "".join(
+        f"{xml.key_begin}{name}{xml.key_end}{each if isinstance(each, str) else _encode(each)}{xml.value_end}"
+        for name, each in value.items()
+    )
+
+
+def _python(value: Any) -> str:
+    """Write a value of JSON as a literal of Python, strings in double quotes."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_encode(name)}: {_python(each)}" for name, each in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_python, value))}]"
+    text = _encode(value)
+    return PYTHON_WORDS.get(text, text)

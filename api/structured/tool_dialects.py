@@ -1,0 +1,162 @@
+"""Tool dialects: which tool call format a model's chat template writes, and messages for templates without tools.
+
+Where the chat template does not support tools, ``for_dialect`` writes definitions, calls and results as plain text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from ...engine.errors import RequestError
+from .tool_formats import ALIASES, FORMATS, ToolFormat, formats_of
+
+if TYPE_CHECKING:
+    from ...engine.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """Tool support of one model.
+
+    Attributes:
+        format: its tool call format.
+        by_template: whether the chat template renders tools and their results; if not, ``for_dialect`` writes them into
+            the messages as text.
+        calls_by_template: whether it renders calls.
+        arguments_as_text: whether it takes the arguments of calls as JSON text, not as objects.
+        defaults: variables of the template, for requests that do not set them.
+    """
+
+    format: ToolFormat
+    by_template: bool
+    calls_by_template: bool = True
+    arguments_as_text: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+_PROBE_NAME = "probe_tool"
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": _PROBE_NAME,
+        "description": "Probe.",
+        "parameters": {"type": "object", "properties": {"probe": {"type": "integer", "description": "A number."}}},
+    },
+}
+_PROBE_MESSAGE: dict[str, Any] = {"role": "user", "content": "Probe."}
+
+
+def dialect_of(tokenizer: Tokenizer, parser: str) -> Dialect:
+    """Detect the tool call format of a chat template by rendering a probe call.
+
+    A template that drops tools, or renders calls in no format of ``FORMATS``, gets the generic dialect: the system
+    message describes the tools and the call format in plain text.
+
+    Args:
+        parser: name of a format to use whatever the template renders, or ``auto`` (``--tool-call-parser``).
+    """
+    possible = formats_of(parser)
+    default = FORMATS["generic" if parser == "auto" else ALIASES.get(parser, parser)]
+    if default.name == "generic" and parser != "auto":
+        return Dialect(default, by_template=False)
+    bare = _render(tokenizer, [_PROBE_MESSAGE])
+    by_template = _PROBE_NAME in bare
+    for as_text in (False, True):
+        # The definitions may show a call too, in another form than the one that the model writes.
+        rendered = _render(tokenizer, [_PROBE_MESSAGE, _probe_call(as_text=as_text)]).removeprefix(bare)
+        found = next((form for form in possible if re.search(form.rendered, rendered)), None)
+        if found is not None:
+            return Dialect(found, by_template, arguments_as_text=as_text)
+    mentioned = (form for form in possible if form.mention and tokenizer.template_mentions(form.mention))
+    if by_template and (form := next(mentioned, None)) is not None:
+        return Dialect(form, by_template, calls_by_template=False)
+    return Dialect(default, by_template and default.name != "generic")
+
+
+def _probe_call(*, as_text: bool) -> dict[str, Any]:
+    function = {"name": _PROBE_NAME, "arguments": '{"probe": 1}' if as_text else {"probe": 1}}
+    call = {"id": "probe0000", "type": "function", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def _render(tokenizer: Tokenizer, messages: Sequence[dict[str, Any]]) -> str:
+    try:
+        return tokenizer.render_chat(messages, add_generation_prompt=False, tools=[_PROBE_TOOL])
+    except RequestError:
+        return ""
+
+
+_INTRODUCTION = (
+    "You can call functions. These are their definitions, one JSON object a line:\n{definitions}\n\n"
+    "To call a function, write nothing but its name and its arguments in this form:\n{example}"
+)
+
+
+def for_dialect(
+    messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], dialect: Dialect
+) -> list[dict[str, Any]]:
+    """Return the messages for the dialect's chat template.
+
+    Without template support, definitions are appended to the system message (added if missing), calls to the
+    assistant's text, and results become user messages.
+    """
+    if dialect.by_template:
+        return [_for_template(message, dialect) for message in messages]
+    plain: list[dict[str, Any]] = []
+    after_result = False
+    for message in messages:
+        is_result = message["role"] == "tool"
+        if is_result and after_result:
+            # Consecutive results share a message: many templates require alternating roles.
+            plain[-1]["content"] += "\n" + _result(message)
+        elif is_result:
+            plain.append({"role": "user", "content": _result(message)})
+        else:
+            plain.append(_with_calls(message, dialect.format))
+        after_result = is_result
+    return _with_definitions(plain, tools, dialect.format) if tools else plain
+
+
+def _result(message: dict[str, Any]) -> str:
+    return f"<tool_response>\n{message['content']}\n</tool_response>"
+
+
+def _for_template(message: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
+    if not dialect.calls_by_template:
+        return _with_calls(message, dialect.format)
+    calls = message.get("tool_calls")
+    if not dialect.arguments_as_text or not calls:
+        return message
+    written = [call | {"function": call["function"] | {"arguments": _arguments(call["function"])}} for call in calls]
+    return message | {"tool_calls": written}
+
+
+def _with_calls(message: dict[str, Any], form: ToolFormat) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    text = form.calls([(call["function"]["name"], _arguments(call["function"])) for call in calls])
+    lead = f"{message['content']}\n" if message["content"] else ""
+    return {key: value for key, value in message.items() if key != "tool_calls"} | {"content": lead + text}
+
+
+def _arguments(function: dict[str, Any]) -> str:
+    arguments = function["arguments"]
+    return arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
+
+
+def _with_definitions(
+    messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], form: ToolFormat
+) -> list[dict[str, Any]]:
+    definitions = "\n".join(json.dumps(tool["function"], ensure_ascii=False, separators=(",", ":")) for tool in tools)
+    example = form.calls([("NAME", "{...}" if form.style == "json" else '{"PARAMETER": "VALUE"}')])
+    text = _INTRODUCTION.format(definitions=definitions, example=example)
+    if messages[0]["role"] != "system":
+        return [{"role": "system", "content": text}, *messages]
+    return [{**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]]

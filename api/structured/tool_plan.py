@@ -1,0 +1,87 @@
+"""Tool plan: how to parse tool calls out of an answer, and what a parser finds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from ...grammar.spec import GrammarSpec
+from .tool_formats import ToolFormat
+
+
+class Reading(Enum):
+    """How to parse an answer."""
+
+    ARGUMENTS = auto()
+    """The answer is the arguments of one call."""
+    JSON = auto()
+    """The answer is a call or an array of calls."""
+    TRIGGERED = auto()
+    """Calls inside free text, in the model's format."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolPlan:
+    """How to parse tool calls out of an answer, made together with the answer's grammar.
+
+    Attributes:
+        arguments: grammar of each function's arguments, by function name.
+        prefill: start of the answer, appended to the prompt.
+        named: the function of ``Reading.ARGUMENTS``.
+        schema_fields: (JSON Pointer into the grammar, request field whose schema is embedded at that pointer).
+        starts: texts that an answer in free text may not begin with, where calls are at its begin alone.
+        num_earlier: calls of earlier turns, for ids that count them.
+    """
+
+    format: ToolFormat
+    reading: Reading
+    arguments: Mapping[str, GrammarSpec]
+    prefill: str = ""
+    named: str = ""
+    schema_fields: tuple[tuple[str, str], ...] = ()
+    starts: tuple[str, ...] = ()
+    num_earlier: int = 0
+
+    def locate(self, pointer: str) -> tuple[str, str]:
+        """Map a pointer into the grammar to (request field, pointer from the root of that field's schema)."""
+        for root, field in self.schema_fields:
+            if pointer == root or pointer.startswith(f"{root}/"):
+                return field, pointer[len(root) :]
+        return "tools", pointer
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Text outside calls."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """Start of call number ``index`` of the answer."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """A piece of the JSON text of a call's arguments."""
+
+    index: int
+    text: str
+
+
+Event = Content | CallStart | Arguments
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCall:
+    """A complete call. ``arguments`` is JSON text, incomplete if the answer was cut off within it."""
+
+    id: str
+    name: str
+    arguments: str

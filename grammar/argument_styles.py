@@ -1,0 +1,144 @@
+"""Argument styles: how models write the arguments of a call other than as JSON, and what is a string without quotes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MAX_REFERENCES = 32
+# What the text of each type begins with, or is, as a regular expression; strings are written as they are.
+_SPELLINGS = {
+    "null": "null",
+    "boolean": "true|false",
+    "number": r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+\-]?[0-9]+)?",
+    "array": r"\[(?s:.*)",
+    "object": r"\{(?s:.*)",
+}
+_BLANKS = r"[ \t\r\n]*"
+ALL_TYPES = frozenset((*_SPELLINGS, "string"))
+
+
+@dataclass(frozen=True, slots=True)
+class XmlStyle:
+    """Arguments between marks: strings as they are, all other values as JSON.
+
+    Attributes:
+        name: XGrammar's, in ``style`` of a structural tag.
+        key_begin: mark before a parameter's name.
+        key_end: all text between a parameter's name and its value.
+        mark: what ends a value, and is in no string.
+        before_mark: text before the mark that is not part of the value.
+        after_mark: text after the mark.
+        capitals: whether models write True and False as well, as their templates do.
+    """
+
+    name: str
+    key_begin: str
+    key_end: str
+    mark: str
+    before_mark: str = ""
+    after_mark: str = ""
+    capitals: bool = False
+
+    @property
+    def value_end(self) -> str:
+        return self.before_mark + self.mark + self.after_mark
+
+    def spelled_as_json(self, types: frozenset[str]) -> str | None:
+        """Return the regular expression of the texts that are read as JSON where strings have no quotes.
+
+        Args:
+            types: those that a parameter takes.
+
+        Returns:
+            None if there is no other type than string.
+        """
+        others = "|".join(pattern for name, pattern in _SPELLINGS.items() if name in types)
+        others += "|True|False" if self.capitals and "boolean" in types else ""
+        return f"{_BLANKS}(?:{others}){_BLANKS}" if others else None
+
+    def is_plain_text(self, value: str, types: frozenset[str]) -> bool:
+        """Return whether a whole value of a parameter that takes these types is a string, not JSON."""
+        if "string" not in types:
+            return False
+        others = self.spelled_as_json(types)
+        return others is None or not re.fullmatch(others, value)
+
+
+XML_STYLES = {
+    style.name: style
+    for style in (
+        XmlStyle("qwen_xml", "<parameter=", ">\n", "</parameter>", "\n", "\n", capitals=True),
+        XmlStyle("seed_xml", "<parameter=", ">", "</parameter>", after_mark="\n", capitals=True),
+        XmlStyle("minimax_xml", '<parameter name="', '">', "</parameter>", after_mark="\n"),
+        XmlStyle("glm_xml", "<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>", after_mark="\n"),
+        XmlStyle("glm47_xml", "<arg_key>", "</arg_key><arg_value>", "</arg_value>"),
+    )
+}
+PYTHON = "python"  # keyword arguments with literals of Python
+STYLES = ("json", PYTHON, *XML_STYLES)
+# Constants of JSON as Python writes them; numbers and strings in double quotes are the same.
+PYTHON_WORDS = {"null": "None", "true": "True", "false": "False"}
+
+
+def argument_types(schema: Any) -> dict[str, frozenset[str]]:
+    """Return the types that each listed parameter of a function may take at most; unlisted ones may take all.
+
+    Found from keywords alone, so the grammar and the reader of its answers agree on it whatever else the schema says.
+    """
+    listed = schema.get("properties") if isinstance(schema, Mapping) else None
+    if not isinstance(listed, Mapping):
+        return {}
+    return {name: _types(value, schema, 0) for name, value in listed.items()}
+
+
+def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
+    if not isinstance(schema, Mapping) or depth > MAX_REFERENCES:
+        return ALL_TYPES
+    if "$ref" in schema:
+        # In older drafts other keywords beside a reference do not count.
+        return _types(_referred(schema["$ref"], root), root, depth + 1)
+    types = ALL_TYPES
+    for keyword, value in schema.items():
+        types &= _types_of_keyword(keyword, value, root, depth)
+    return types
+
+
+def _types_of_keyword(keyword: str, value: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
+    if keyword == "type":
+        names = value if isinstance(value, list) else [value]
+        return frozenset("number" if name == "integer" else name for name in names)
+    if keyword == "const":
+        return frozenset((_type_of(value),))
+    if keyword == "enum" and isinstance(value, list):
+        return frozenset(map(_type_of, value))
+    if keyword in ("anyOf", "oneOf") and isinstance(value, list):
+        return frozenset[str]().union(*(_types(each, root, depth + 1) for each in value))
+    if keyword == "allOf" and isinstance(value, list):
+        return ALL_TYPES.intersection(*(_types(each, root, depth + 1) for each in value))
+    return ALL_TYPES
+
+
+def _type_of(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return "null" if value is None else "boolean"
+    if isinstance(value, int | float):
+        return "number"
+    return "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
+
+
+def _referred(reference: Any, root: Mapping[str, Any]) -> Any:
+    """Follow a reference by JSON Pointer; True for any other, and where a part of the way has a name of its own."""
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return True
+    found: Any = root
+    for token in reference[2:].split("/"):
+        name = token.replace("~1", "/").replace("~0", "~")
+        if not isinstance(found, Mapping) or name not in found:
+            return True
+        found = found[name]
+        if isinstance(found, Mapping) and "$id" in found:
+            return True
+    return found

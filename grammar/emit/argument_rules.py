@@ -1,0 +1,318 @@
+"""Argument rules: the arguments of a call in a style other than JSON, from the schema of the function's parameters.
+
+XML styles write a string as it is, up to a mark, so a terminal of such a string includes the mark: where a parameter
+takes strings and other values, the lexer tells them apart by the whole value.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..argument_styles import ALL_TYPES, PYTHON_WORDS, XmlStyle, argument_types
+from ..regex.charset import rust_literal
+from ..regex.ecma_regex import read_pattern, to_rust
+from ..regex.string_formats import FORMATS
+from ..schema.analysis import Analysis
+from ..schema.constraints import ALWAYS, Conj, Objects, Strings
+from ..schema.json_types import ARRAY, NUMBER, OBJECT, STRING
+from ..schema.shortest_instance import MAX_TEXT_BYTES, ShortestInstance
+from .container_members import Field
+from .key_classes import key_classes, key_patterns
+from .lark_rules import LarkRules
+from .lark_writer import alternatives_of, checked_root, to_lark, write_bodies
+from .number_terminals import number_terminal
+from .string_rules import string_rules
+
+_ANY = "(?s:.*)"
+_XML_KEY = r"[^<>\x00-\x1F\x22\x27=\/]+"
+_PYTHON_KEY = "[A-Za-z_][A-Za-z0-9_]*"
+_IS_XML_KEY, _IS_PYTHON_KEY = re.compile(r"[^<>\x00-\x1F\"'=/]+"), re.compile(_PYTHON_KEY)
+
+
+class ArgumentGrammar(NamedTuple):
+    """The grammar of a call's arguments.
+
+    Attributes:
+        start: its expression.
+        rules: bodies by name, to be added to the grammar around it.
+        grammars: Lark grammars by name, of values that are JSON.
+        texts: short texts of its parts, for closing within the budget.
+        ends: texts that complete the arguments from the middle, or the beginning, of a parameter's value.
+    """
+
+    start: str
+    rules: dict[str, str]
+    grammars: dict[str, str]
+    texts: list[str]
+    ends: list[str]
+
+
+def xml_arguments(analysis: Analysis, style: XmlStyle, prefix: str) -> ArgumentGrammar:
+    """Write the arguments of a call between marks.
+
+    Args:
+        analysis: of the function's schema.
+        style: the marks.
+        prefix: a small letter before all names, as in `LarkRules`.
+
+    Raises:
+        GrammarError: for a schema that is unsatisfiable or that this style cannot express.
+    """
+    return _XmlWriter(analysis, style, prefix).write()
+
+
+class _Arguments:
+    """The parameters of a function in order, then unlisted ones; subclasses write keys and values."""
+
+    key_pattern: re.Pattern[str]
+    separator = ""
+
+    def __init__(self, rules: LarkRules) -> None:
+        self.rules = rules
+        self._num_objects = 0
+
+    def listed(self, name: str, conj: Conj) -> str:
+        """Write one listed parameter."""
+        raise NotImplementedError
+
+    def unlisted(self, keys: str, conj: Conj, listed: Sequence[str]) -> str:
+        """Write a parameter that is not listed, by the expression of its name's conditions."""
+        raise NotImplementedError
+
+    def options(self, root: Conj) -> str:
+        """Write all alternatives of the arguments."""
+        found = [
+            self._object(alternative.objects)
+            for alternative in alternatives_of(self.rules, root)
+            if alternative.types & OBJECT and self.rules.satisfiability.object_is_satisfiable(alternative.objects)
+        ]
+        if not found:
+            raise self.rules.unsatisfiable(root)
+        return f"({' | '.join(dict.fromkeys(found))})"
+
+    def _object(self, objects: Objects) -> str:
+        if objects.most is not None or objects.least > len(objects.required):
+            raise self.rules.unsupported(
+                ("minProperties", "maxProperties"), "cannot be counted in the arguments of this tool call format"
+            )
+        if objects.names != ALWAYS:
+            raise self.rules.unsupported(("propertyNames",), "cannot be enforced in this tool call format")
+        fields = [self._field(objects, name) for name in objects.declared()]
+        extra = self._extras(objects, [field.name for field in fields])
+        possible = [field for field in fields if field.rule is not None]
+        self.note(objects, possible)
+        return self._in_order(possible, extra)
+
+    def note(self, objects: Objects, fields: Sequence[Field]) -> None:
+        """Keep what closing within the budget needs to know of the parameters."""
+
+    def _field(self, objects: Objects, name: str) -> Field:
+        conj = objects.value(name)
+        if not self.rules.satisfiability.is_satisfiable(conj):
+            self.rules.check_not_narrowed(conj)
+            return Field(name, None, required=False)
+        if not self.key_pattern.fullmatch(name):
+            raise self.rules.unsupported(
+                ("properties", "required"), f"the name {name[:60]!r} cannot be written in this tool call format"
+            )
+        return Field(name, self.listed(name, conj), name in objects.required)
+
+    def _extras(self, objects: Objects, listed: list[str]) -> str:
+        patterns = key_patterns(objects)
+        items = []
+        for matched, conj in key_classes(objects):
+            if not self.rules.satisfiability.is_satisfiable(conj):
+                self.rules.check_not_narrowed(conj)
+                continue
+            rest = [pattern for pattern in patterns if pattern not in matched]
+            items.append(self.unlisted(_conditions(matched, rest), conj, listed))
+        return f"({' | '.join(items)})" if items else ""
+
+    def _in_order(self, fields: list[Field], extra: str) -> str:
+        """Write parameters in order, optional ones as optional: as the members of an object, without braces."""
+        if not self.separator:
+            parts = [str(field.rule) if field.required else f"({field.rule})?" for field in fields]
+            return " ".join([*parts, f"{extra}*" if extra else ""]).strip() or '""'
+        comma = _literal(self.separator)
+        self._num_objects += 1
+        tail = f"({comma} {extra})*" if extra else '""'
+        options: list[str] = [f"{extra} ({comma} {extra})*"] if extra else []
+        for index, field in reversed([*enumerate(fields)]):
+            # A rule for what may follow each parameter, or the text would grow with the square of their number.
+            name = self.rules.define(f"{self.rules.prefix}p{self._num_objects}_{index}", tail)
+            options = [f"{field.rule} {name}"] if field.required else [f"{field.rule} {name}", *options]
+            item = f"{comma} {field.rule} {name}"
+            tail = item if field.required else f"{item} | {name}"
+        needs_one = any(field.required for field in fields)
+        return f"({' | '.join(options)}){'' if needs_one else '?'}" if options else '""'
+
+
+class _XmlWriter(_Arguments):
+    key_pattern = _IS_XML_KEY
+
+    def __init__(self, analysis: Analysis, style: XmlStyle, prefix: str) -> None:
+        super().__init__(LarkRules(analysis, prefix))
+        self._analysis, self._style, self._prefix = analysis, style, prefix
+        self._types = argument_types(analysis.document.nodes[analysis.document.root].schema)
+        self._values: dict[tuple[Conj, frozenset[str]], str] = {}
+        self._grammars: dict[str, str] = {}
+        self._texts: dict[str, None] = {}
+        self._ends: dict[str, None] = {}
+        self._end = rust_literal(style.value_end)
+        # A value that is JSON may have white space after it, and of that the newline before the mark.
+        before = f"(?:{rust_literal(style.before_mark)})?" if style.before_mark else ""
+        self._json_end = before + rust_literal(style.mark + style.after_mark)
+
+    def write(self) -> ArgumentGrammar:
+        root = checked_root(self.rules)
+        nodes = self._analysis.document.nodes
+        string_rules(self.rules.satisfiability, root, nodes, is_possible=False)
+        self._instances = ShortestInstance(self._analysis, self.rules.satisfiability)
+        start = self.options(root)
+        return ArgumentGrammar(start, self.rules.all_bodies(), self._grammars, [*self._texts], [*self._ends])
+
+    def note(self, objects: Objects, fields: Sequence[Field]) -> None:
+        """Keep the shortest rest of the arguments after each parameter, as inside of a string any text goes on."""
+        style, rest = self._style, ""
+        self._ends[style.value_end] = None
+        for field in reversed(fields):
+            value = self._shortest(objects.value(field.name))
+            if value is None:
+                continue
+            written = value + style.value_end + rest
+            if len(written) <= MAX_TEXT_BYTES:
+                self._ends |= dict.fromkeys((style.value_end + rest, written, field.name + style.key_end + written))
+            if field.required and len(rest) <= MAX_TEXT_BYTES:
+                rest = f"{style.key_begin}{field.name}{style.key_end}{value}{style.value_end}{rest}"
+
+    def _shortest(self, conj: Conj) -> str | None:
+        text = self._instances.text(conj)
+        return json.loads(text) if text is not None and text.startswith('"') else text
+
+    def listed(self, name: str, conj: Conj) -> str:
+        rest = self._style.key_end
+        self._texts[name + rest] = None
+        value = self._value(conj, self._types.get(name, ALL_TYPES))
+        return f"{_literal(self._style.key_begin)} {_literal(name + rest)} {value}"
+
+    def unlisted(self, keys: str, conj: Conj, listed: Sequence[str]) -> str:
+        end = rust_literal(self._style.key_end)
+        names = "|".join(map(rust_literal, listed))
+        body = f"/{_XML_KEY}{end}/{keys.replace(_END, end)}" + (f" & ~/(?:{names}){end}/" if listed else "")
+        self._texts[f"key{self._style.key_end}"] = None
+        return f"{_literal(self._style.key_begin)} {self.rules.terminal(body)} {self._value(conj, ALL_TYPES)}"
+
+    def _value(self, conj: Conj, types: frozenset[str]) -> str:
+        known = self._values.get((conj, types))
+        if known is None:
+            known = self._values[conj, types] = self._written(conj, types)
+        return known
+
+    def _written(self, conj: Conj, types: frozenset[str]) -> str:
+        rules, style = self.rules, self._style
+        rules.current = conj
+        found = alternatives_of(rules, conj)
+        options: dict[str, None] = {}
+        for each in found:
+            words = rules.words(each.types)
+            words += [word.capitalize() for word in words if style.capitals and word != "null"]
+            scalars = [rules.terminal(f"/{'|'.join(words)}/")] if words else []
+            if each.types & NUMBER:
+                scalars.append(number_terminal(rules, each.types & NUMBER, each.numbers))
+            options |= {rules.terminal(f"{scalar} /[ \\t\\r\\n]*{self._json_end}/"): None for scalar in scalars}
+            if each.types & STRING:
+                options |= dict.fromkeys(self._text(each.strings, types))
+        if any(each.types & (ARRAY | OBJECT) for each in found):
+            name = f"g{self._prefix}{len(self._grammars)}"
+            self._grammars[name] = to_lark(self._analysis, root=conj, types=ARRAY | OBJECT).text
+            options[f"@{name} {rules.terminal(f'/{self._json_end}/')}"] = None
+        text = self._shortest(conj)
+        if text is not None:
+            self._texts[text + style.value_end] = None
+        if not options:
+            reason = f"no value can be written: a string cannot contain {style.mark}"
+            raise rules.unsupported(("enum", "const", "pattern"), reason)
+        return f"({' | '.join(options)})"
+
+    def _text(self, strings: Strings, types: frozenset[str]) -> list[str]:
+        """Write the terminal of the strings that satisfy some constraints, with the end of their value."""
+        taken = self._style.spelled_as_json(types)
+        if strings.values is not None:
+            usable = [value for value in strings.values if self._style.mark not in value]
+            if taken is not None:
+                usable = [value for value in usable if not re.fullmatch(taken, value)]
+            self._texts |= {value + self._style.value_end: None for value in usable}
+            body = "|".join(map(rust_literal, usable))
+            return [self.rules.terminal(f"/(?:{body}){self._end}/")] if usable else []
+        terms = [f"/{_ANY}{self._end}/"]
+        if strings.least or strings.most is not None:
+            most = "" if strings.most is None else strings.most
+            terms = [f"/(?s:.{{{strings.least},{most}}}){self._end}/"]
+        complements = [f"{_ANY}{rust_literal(self._style.mark)}{_ANY}"]
+        complements += [] if taken is None else [taken]
+        for name in sorted(strings.formats):
+            terms += [f"/(?:{to_rust(node)}){self._end}/" for node in FORMATS[name].must]
+        for source in sorted(strings.patterns):
+            pattern = read_pattern(source)
+            self._texts |= {text + self._style.value_end: None for text in pattern.examples if strings.admits(text)}
+        conditions = _conditions(sorted(strings.patterns), sorted(strings.not_patterns))
+        complements += map(rust_literal, sorted(strings.excluded))
+        body = " & ".join([*terms, *(f"~/(?:{each}){self._end}/" for each in complements)])
+        return [self.rules.terminal(body + conditions.replace(_END, self._end))]
+
+
+def python_arguments(analysis: Analysis) -> tuple[str, list[str]]:
+    """Write the arguments of a call as keyword arguments of Python, as one Lark grammar, and its closing texts.
+
+    Strings have JSON's spelling in double quotes, which is one of Python's.
+
+    Raises:
+        GrammarError: for a schema that is unsatisfiable or that this style cannot express.
+    """
+    rules = LarkRules(analysis, words=PYTHON_WORDS)
+    root = checked_root(rules)
+    string_rules(rules.satisfiability, root, analysis.document.nodes, is_possible=False)
+    rules.define("start", _PythonWriter(rules).options(root))
+    write_bodies(rules)
+    instances = ShortestInstance(analysis, rules.satisfiability)
+    properties, values, _ = instances.closing_texts(root)
+    texts = [PYTHON_WORDS.get(text, text) for text in values]
+    names = [name for each in alternatives_of(rules, root) for name in each.objects.declared()]
+    return rules.text(), [*(f"{name}=" for name in names), *properties, *texts]
+
+
+class _PythonWriter(_Arguments):
+    key_pattern = _IS_PYTHON_KEY
+    separator = ","
+
+    def listed(self, name: str, conj: Conj) -> str:
+        return f"{_literal(name + '=')} {self.rules.rule(conj)}"
+
+    def unlisted(self, keys: str, conj: Conj, listed: Sequence[str]) -> str:
+        names = "|".join(map(rust_literal, listed))
+        body = f"/{_PYTHON_KEY}=/{keys.replace(_END, '=')}" + (f" & ~/(?:{names})=/" if listed else "")
+        return f"{self.rules.terminal(body)} {self.rules.rule(conj)}"
+
+
+# Stands for what follows a text inside of a terminal.
+_END = "\0"
+
+
+def _conditions(patterns: Sequence[str], not_patterns: Sequence[str]) -> str:
+    """Write further terms of a terminal: patterns that its text must match, and patterns that it must not match."""
+    terms = []
+    for source in patterns:
+        pattern = read_pattern(source)
+        terms += [f"/(?:{to_rust(node)}){_END}/" for node in pattern.must]
+        terms += [f"~/(?:{to_rust(node)}){_END}/" for node in pattern.must_not]
+    for source in not_patterns:
+        inner = " & ".join(f"/(?:{to_rust(node)}){_END}/" for node in read_pattern(source, wide=True).must)
+        terms.append(f"~({inner})")
+    return "".join(f" & {term}" for term in terms)
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,280 @@
+"""Arguments that are no JSON (marks, Python): written by hand or by a walk of the grammar, and read back as JSON."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from rootgraft.api.protocol.tools import Function, Tool
+from rootgraft.api.structured.tool_formats import FORMATS
+from rootgraft.api.structured.tool_grammar import tool_output_format
+from rootgraft.api.structured.tool_parser import ToolParser, read_calls
+from rootgraft.api.structured.tool_plan import Arguments, CallStart, Content, ToolPlan
+from rootgraft.engine.errors import GrammarRefused
+from rootgraft.grammar.argument_styles import XML_STYLES
+from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
+from rootgraft.grammar.compile.compiler import compile
+from rootgraft.grammar.errors import GrammarError
+from rootgraft.grammar.spec import GrammarSpec
+from rootgraft.grammar.vocabulary import Vocabulary
+
+EOS = 256
+VOCABULARY = Vocabulary((*(bytes([byte]) for byte in range(256)), b"</s>"), frozenset({EOS}), (EOS,), 257)
+STYLED = [name for name, form in FORMATS.items() if form.style != "json"]
+IN_MARKS = [name for name in STYLED if FORMATS[name].style in XML_STYLES]
+PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "text": {"$ref": "#/$defs/text"},
+        "maybe": {"type": ["string", "null"]},
+        "mixed": {"anyOf": [{"type": "string", "minLength": 1}, {"type": "integer"}, {"type": "array"}]},
+        "unit": {"enum": ["C", "F", 3, None]},
+        "count": {"type": "integer", "minimum": -5, "maximum": 99},
+        "flag": {"type": "boolean"},
+        "list": {"type": "array", "items": {"type": "string"}},
+        "object": {"type": "object", "properties": {"a": {"type": ["string", "null"]}}, "required": ["a"]},
+    },
+    "required": ["text"],
+    "additionalProperties": False,
+    "$defs": {"text": {"type": "string", "maxLength": 40}},
+}
+OPEN = {"type": "object", "properties": {"code": {"type": "string", "pattern": "^[A-Z]{2}[0-9]*$"}}}
+TOOLS = [
+    Tool(type="function", function=Function(name="f", parameters=PARAMETERS)),
+    Tool(type="function", function=Function(name="f-2.b", parameters=OPEN)),
+    Tool(type="function", function=Function(name="ping")),
+]
+SCHEMAS = {"f": PARAMETERS, "f-2.b": OPEN, "ping": {"const": {}}}
+
+HOSTILE = [
+    "", " ", "\n", "null", "true", "12", "-0.5e3", "[", "{", '"', "\\", '\\"', "'", "a\nb", "</tool_call>",
+    "</function>", "<parameter=text>", "</invoke>", "<arg_key>", "]", ")", "<|tool_call|>", "日本", "😀", "\x00",
+    "None", "é", "[x", "007", " null ", "<tool_call>", "</", "</para", "\n\n", "\r\n",
+]  # fmt: skip
+TEXT = st.lists(st.sampled_from([*HOSTILE, "a", "Ulm "]), max_size=4).map("".join)
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers(-99, 99) | st.sampled_from([0.5, -1.5e-07]) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT.filter("a".__ne__), inner, max_size=2),
+    max_leaves=5,
+)
+
+
+def in_order(value: dict[str, Any]) -> dict[str, Any]:
+    return dict(sorted(value.items()))
+
+
+ARGUMENTS = st.fixed_dictionaries(
+    {"text": TEXT.map(lambda text: text[:40])},
+    optional={
+        "maybe": st.none() | TEXT,
+        "mixed": TEXT.filter(bool) | st.integers(-9, 99) | st.lists(ANY, max_size=2),
+        "unit": st.sampled_from(["C", "F", 3, None]),
+        "count": st.integers(-5, 99),
+        "flag": st.booleans(),
+        "list": st.lists(TEXT, max_size=2),
+        "object": st.fixed_dictionaries({"a": st.none() | TEXT}, optional={"b": ANY}).map(in_order),
+    },
+).map(lambda value: {name: value[name] for name in PARAMETERS["properties"] if name in value})
+
+
+def plan_and_grammar(form: str, *, parallel: bool = True) -> tuple[ToolPlan, CompiledGrammar]:
+    found = tool_output_format(TOOLS, "auto", FORMATS[form], None, parallel=parallel)
+    assert found is not None and found.tools is not None
+    return found.tools, compile(found.spec, VOCABULARY)
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, tuple[ToolPlan, CompiledGrammar]]:
+    return {form: plan_and_grammar(form) for form in STYLED}
+
+
+def is_admitted(grammar: CompiledGrammar, text: str) -> bool:
+    matcher = grammar.matcher()
+    return all(map(matcher.accept, text.encode())) and matcher.can_end
+
+
+def streamed(plan: ToolPlan, text: str, cuts: list[int]) -> tuple[str, list[tuple[str, str]]]:
+    bounds = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
+    parser = ToolParser(plan)
+    content, calls = "", list[tuple[str, str]]()
+    events = [event for start, end in pairwise(bounds) for event in parser.push(text[start:end])]
+    for event in (*events, *parser.finish()):
+        match event:
+            case Content():
+                content += event.text
+            case CallStart():
+                calls.append((event.name, ""))
+            case Arguments():
+                calls[-1] = calls[-1][0], calls[-1][1] + event.text
+    return content, calls
+
+
+def reads_as_other(form: str, value: dict[str, Any]) -> bool:
+    """Whether a string cannot be written: it holds the end mark, or looks like another type that is admitted."""
+    style = XML_STYLES.get(FORMATS[form].style)
+    if style is None:
+        return False
+    maybe, mixed = value.get("maybe"), value.get("mixed")
+    return (
+        (isinstance(maybe, str) and maybe.strip(" \t\r\n") == "null")
+        or (isinstance(mixed, str) and (mixed.strip(" \t\r\n")[:1] == "[" or is_integer(mixed.strip(" \t\r\n"))))
+        or any(isinstance(text, str) and style.mark in text for text in value.values())
+    )
+
+
+def is_integer(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), int | float) and text not in ("true", "false")
+    except ValueError:
+        return False
+
+
+@pytest.mark.parametrize("form", STYLED)
+@settings(max_examples=60, deadline=None)
+@given(calls=st.lists(ARGUMENTS, min_size=1, max_size=2), cuts=st.lists(st.integers(0, 1 << 20), max_size=40))
+def test_arguments_are_admitted_and_read_back(
+    made: dict[str, tuple[ToolPlan, CompiledGrammar]], form: str, calls: list[dict[str, Any]], cuts: list[int]
+) -> None:
+    plan, grammar = made[form]
+    calls = [value for value in calls if not reads_as_other(form, value)]
+    text = FORMATS[form].calls([("f", json.dumps(value)) for value in calls]) if calls else ""
+    assert is_admitted(grammar, text)
+    content, found = streamed(plan, text, cuts)
+    assert content == "" and [name for name, _ in found] == ["f"] * len(calls)
+    assert [json.loads(arguments) for _, arguments in found] == calls
+    assert streamed(plan, text, [*range(len(text))])[1] == found
+
+
+@pytest.mark.parametrize("form", STYLED)
+@settings(max_examples=25, deadline=None)
+@given(value=ARGUMENTS, end=st.integers(0, 1 << 20))
+def test_what_is_cut_off_is_a_part_of_the_whole(
+    made: dict[str, tuple[ToolPlan, CompiledGrammar]], form: str, value: dict[str, Any], end: int
+) -> None:
+    plan, _ = made[form]
+    text = FORMATS[form].calls([("f", json.dumps(value))])
+    [(_, whole)] = streamed(plan, text, [])[1]
+    for _, part in streamed(plan, text[: end % len(text)], [])[1]:
+        assert whole.startswith(part)
+
+
+@pytest.mark.parametrize("form", STYLED)
+def test_what_a_walk_of_the_grammar_writes_is_valid(
+    made: dict[str, tuple[ToolPlan, CompiledGrammar]], form: str
+) -> None:
+    """Random bytes that the grammar allows, with a budget: calls that are whole, and arguments valid for the schema."""
+    plan, grammar = made[form]
+    rng = random.Random(7)
+    num_calls = 0
+    for _ in range(8):
+        text = walked(grammar, FORMATS[form].opening + FORMATS[form].head("f"), rng)
+        _, calls = read_calls(plan, text)
+        for call in calls:
+            Draft202012Validator(SCHEMAS[call.name]).validate(json.loads(call.arguments))
+            num_calls += 1
+    assert num_calls >= 8
+
+
+def walked(grammar: CompiledGrammar, start: str, rng: random.Random, budget: int = 900) -> str:
+    """Return text of the grammar: a start, then letters at random, rare ones rarely, to an end within the budget."""
+    matcher = grammar.matcher()
+    written = bytearray()
+    mask = np.zeros(VOCABULARY.num_words, dtype=np.int32)
+    for byte in start.encode():
+        assert matcher.accept(byte)
+        written.append(byte)
+    common = frozenset(b'abf12 ,.:="<>/[]{}()\n_-')
+    while len(written) < budget:
+        matcher.fill_mask(mask, budget - len(written))
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[: EOS + 1])
+        assert len(allowed), bytes(written)
+        liked = [int(token) for token in allowed if token in common] if rng.random() < 0.95 else []
+        token = EOS if EOS in allowed and rng.random() < 0.3 else rng.choice(liked or [int(t) for t in allowed])
+        assert matcher.accept(token)
+        if token == EOS:
+            break
+        written.append(token)
+    assert matcher.is_done or matcher.can_end, bytes(written)
+    return written.decode(errors="replace")
+
+
+@pytest.mark.parametrize("form", IN_MARKS)
+def test_strings_that_cannot_be_told_from_other_values_are_not_written(
+    made: dict[str, tuple[ToolPlan, CompiledGrammar]], form: str
+) -> None:
+    plan, grammar = made[form]
+    style = XML_STYLES[FORMATS[form].style]
+
+    def call(**values: str) -> str:
+        body = "".join(f"{style.key_begin}{k}{style.key_end}{v}{style.value_end}" for k, v in values.items())
+        return (
+            FORMATS[form]
+            .calls([("f", "{}")])
+            .replace("f" + FORMATS[form].after_name, f"f{FORMATS[form].after_name}{body}")
+        )
+
+    def value(text: str) -> Any:
+        assert is_admitted(grammar, text)
+        return json.loads(read_calls(plan, text)[1][0].arguments)
+
+    assert value(call(text="null", maybe="null", mixed="12")) == {"text": "null", "maybe": None, "mixed": 12}
+    assert value(call(text="12", maybe="12", mixed="null")) == {"text": "12", "maybe": "12", "mixed": "null"}
+    assert value(call(text=" ", mixed="007", unit="3")) == {"text": " ", "mixed": "007", "unit": 3}
+    for text in (call(text=f"a{style.mark}b"), call(text="a", count="x"), call(text="a", count="100"), call(count="1")):
+        assert not is_admitted(grammar, text), text
+
+
+HEAVY = {"type": "string", "pattern": r"^(?:\S+\s+){0,49}\S+$", "maxLength": 500}
+REFUSED = [
+    ({"type": "object", "properties": {"a b": {"type": "string"}}, "minProperties": 1}, "minProperties"),
+    ({"type": "object", "properties": {"a<b": {"type": "string"}}, "required": ["a<b"]}, "properties"),
+    ({"type": "object", "propertyNames": {"pattern": "^a"}}, "propertyNames"),
+    (
+        {
+            "type": "object",
+            "properties": {"a": {"type": "string", "pattern": r"^(?:\S+\s+){0,49}\S+$", "maxLength": 500}},
+        },
+        "pattern",
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "keyword"), REFUSED)
+@pytest.mark.parametrize("form", ["qwen3_coder", "pythonic"])
+def test_what_a_style_cannot_enforce_is_refused_by_name(form: str, schema: dict[str, Any], keyword: str) -> None:
+    tools = [Tool(type="function", function=Function(name="f", parameters=schema))]
+    found = tool_output_format(tools, "auto", FORMATS[form], None, parallel=True)
+    assert found is not None and found.tools is not None
+    with pytest.raises(GrammarError) as caught:
+        compile(found.spec, VOCABULARY)
+    assert caught.value.keyword == keyword
+    field, pointer = found.tools.locate(caught.value.pointer)
+    assert field == "tools[0].function.parameters" and keyword in pointer
+    with pytest.raises(GrammarRefused), found.locating_errors():
+        raise GrammarRefused(caught.value.keyword, caught.value.pointer, caught.value.reason)
+
+
+def test_a_style_in_a_structural_tag() -> None:
+    """Clients may ask for the same grammars: XGrammar's ``style``."""
+
+    def compiled(style: Any) -> CompiledGrammar:
+        content = {"type": "json_schema", "json_schema": PARAMETERS, "style": style}
+        return compile(
+            GrammarSpec.structural_tag({"format": {"type": "tag", "begin": "<", "content": content, "end": ">"}}),
+            VOCABULARY,
+        )
+
+    assert is_admitted(compiled("qwen_xml"), "<<parameter=text>\na\n</parameter>\n>")
+    assert is_admitted(compiled("json"), '<{"text": "a"}>')
+    for style in ("yaml", 5, None):
+        with pytest.raises(GrammarError) as caught:
+            compiled(style)
+        assert caught.value.pointer == "/format/content/style" and "json, python, qwen_xml" in caught.value.reason

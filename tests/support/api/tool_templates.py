@@ -1,0 +1,132 @@
+"""Chat templates of our own that write tool calls as each model family's templates do, and as short as can be."""
+
+from __future__ import annotations
+
+_TOOLS = "{% if tools %}[{% for tool in tools %}{{ tool | tojson }}{% endfor %}]{% endif %}"
+_LOOP = _TOOLS + "{% for message in messages %}"
+_CALLS = "{% for call in message.tool_calls or [] %}{% set f = call.function %}"
+_REST = "{% endfor %}{{ message.content }}{% endfor %}"
+_OBJECT = '{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}'
+_KEYWORDS = (
+    "{{ f.name }}({% for name, value in f.arguments | items %}{{ name }}={{ value | tojson }}"
+    "{% if not loop.last %}, {% endif %}{% endfor %})"
+)
+_TEXT = "{{ value if value is string else value | tojson }}"
+
+
+def _unless_last(text: str) -> str:
+    return f"{{{{ {text!r} if not loop.last else '' }}}}"
+
+
+def _each(call: str, between: str = "\n") -> str:
+    """Return a template in which each call stands alone."""
+    return f"{_LOOP}{_CALLS}{call}{_unless_last(between)}{_REST}"
+
+
+def _together(opening: str, call: str, closing: str, separator: str = "") -> str:
+    """Return a template in which all calls of a message stand between an opening and a closing."""
+    between = _unless_last(separator)
+    begin, end = (
+        f"{{% if message.tool_calls %}}{opening}{{% endif %}}",
+        f"{{% if message.tool_calls %}}{closing}{{% endif %}}",
+    )
+    return f"{_LOOP}{begin}{_CALLS}{call}{between}{{% endfor %}}{end}{{{{ message.content }}}}{{% endfor %}}"
+
+
+def _parameters(body: str) -> str:
+    return "{% for name, value in f.arguments | items %}" + body + "{% endfor %}"
+
+
+TEMPLATES = {
+    "mistral_nemo": _together("[TOOL_CALLS][", '{{ (f | tojson)[:-1] }}, "id": "{{ call.id }}"}', "]", ", "),
+    "mistral": _together("[TOOL_CALLS] [", '{{ (f | tojson)[:-1] }}, "id": "{{ call.id }}"}', "]", ", "),
+    "mistral_args": _each("[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}", ""),
+    "mistral_call_id": _each("[TOOL_CALLS]{{ f.name }}[CALL_ID]{{ call.id }}[ARGS]{{ f.arguments | tojson }}", ""),
+    "hermes": _each(f"<tool_call>\n{_OBJECT}\n</tool_call>"),
+    "llama3_json": _each('{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}'),
+    "qwen3_coder": _each(
+        "<tool_call>\n<function={{ f.name }}>\n"
+        + _parameters(f"<parameter={{{{ name }}}}>\n{_TEXT}\n</parameter>\n")
+        + "</function>\n</tool_call>"
+    ),
+    "seed_oss": _each(
+        "<seed:tool_call>\n<function={{ f.name }}>\n"
+        + _parameters(f"<parameter={{{{ name }}}}>{_TEXT}</parameter>\n")
+        + "</function>\n</seed:tool_call>"
+    ),
+    "functionary": _each("<function={{ f.name }}>{{ f.arguments | tojson }}</function>", ""),
+    "glm45": _each(
+        "<tool_call>{{ f.name }}\n"
+        + _parameters(f"<arg_key>{{{{ name }}}}</arg_key>\n<arg_value>{_TEXT}</arg_value>\n")
+        + "</tool_call>"
+    ),
+    "glm47": _each(
+        "<tool_call>{{ f.name }}"
+        + _parameters(f"<arg_key>{{{{ name }}}}</arg_key><arg_value>{_TEXT}</arg_value>")
+        + "</tool_call>",
+        "",
+    ),
+    "minimax_m2": _together(
+        "<minimax:tool_call>\n",
+        '<invoke name="{{ f.name }}">\n'
+        + _parameters(f'<parameter name="{{{{ name }}}}">{_TEXT}</parameter>\n')
+        + "</invoke>\n",
+        "</minimax:tool_call>",
+    ),
+    "deepseek_v3": _together(
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>{{ call.type }}<｜tool▁sep｜>{{ f.name }}\n"
+        "```json\n{{ f.arguments | tojson }}\n```<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+        "\n",
+    ),
+    "deepseek_v31": _together(
+        "<｜tool▁calls▁begin｜>",
+        "{{ '<｜tool▁call▁begin｜>' + f.name + '<｜tool▁sep｜>' + f.arguments + '<｜tool▁call▁end｜>' }}",
+        "<｜tool▁calls▁end｜>",
+    ),
+    "kimi_k2": _together(
+        "<|tool_calls_section_begin|>",
+        "<|tool_call_begin|>{{ call.id }}<|tool_call_argument_begin|>{{ f.arguments | tojson }}<|tool_call_end|>",
+        "<|tool_calls_section_end|>",
+    ),
+    "openai": _each(
+        "<|start|>assistant<|channel|>commentary to=functions.{{ f.name }} <|constrain|>json<|message|>"
+        "{{ f.arguments | tojson }}<|call|>"
+    ),
+    "granite": _together("<|tool_call|>[", _OBJECT, "]", ", "),
+    "granite_text": _together("<tool_call>[", _OBJECT, "]", ", "),
+    "granite-20b-fc": _each(f"<function_call> {_OBJECT}"),
+    "phi4_mini_json": _together("functools[", _OBJECT, "]", ", "),
+    "lfm2": _together("<|tool_call_start|>[", _KEYWORDS, "]<|tool_call_end|>", ", "),
+    "pythonic": _together("[", _KEYWORDS, "]", ", "),
+}
+# Templates that describe tools, and leave out calls of earlier turns.
+WITHOUT_CALLS = {
+    "granite": _LOOP + "{# write <|tool_call|> and a list #}{{ message.content }}{% endfor %}",
+    "granite-20b-fc": _LOOP + "{# write <function_call> and an object #}{{ message.content }}{% endfor %}",
+    "lfm2": _LOOP + "{# write <|tool_call_start|>[...] #}{{ message.content }}{% endfor %}",
+    "phi4_mini_json": _LOOP + "{# write functools[...] #}{{ message.content }}{% endfor %}",
+}
+OTHERS = {
+    "hermes with the name last": _each(
+        '<tool_call>\n{ "arguments": {{ f.arguments | tojson }}, "name": "{{ f.name }}"}\n</tool_call>'
+    ),
+    "hermes beside an example": "{% if tools %}<tool_call>[{}]{% endif %}"
+    + _each(f"<tool_call>\n{_OBJECT}\n</tool_call>"),
+    "mistral that checks ids": _LOOP
+    + _CALLS
+    + '{% if call.id | length != 9 %}{{ raise_exception("ids!") }}{% endif %}'
+    + '[TOOL_CALLS] [{{ (f | tojson)[:-1] }}, "id": "{{ call.id }}"}]'
+    + _REST,
+    "deepseek_v3 without definitions": TEMPLATES["deepseek_v3"].removeprefix(_TOOLS),
+    "openai with the recipient first": _each(
+        "<|start|>assistant to=functions.{{ f.name }}<|channel|>commentary json"
+        "<|message|>{{ f.arguments | tojson }}<|call|>"
+    ),
+    "python": _each("[{{ f.name }}(probe=1)]"),
+    "definitions alone": _TOOLS + "{% for message in messages %}{{ message.content }}{% endfor %}",
+    "no tools": "{% for message in messages %}{{ message.content }}{% endfor %}",
+    "refuses tools": "{% if tools %}{{ raise_exception('none!') }}{% endif %}x",
+    "refuses calls": _LOOP + _CALLS + "{{ raise_exception('none!') }}" + _REST,
+}
