@@ -40,7 +40,7 @@ FLOORS = {
     "engine": (
         ("engine",),
         ("engine/checkpoint", "engine/kv_cache"),
-        ("engine/sequence", "engine/text"),
+        ("engine/sequence", "engine/text", "engine/adapter_sources"),
         ("engine/speculation", "engine/serving"),
         ("engine/scheduling", "engine/sampling", "engine/models"),
         ("engine/loading",),
@@ -62,7 +62,10 @@ FLOORS["api"] = (
     ("api/cli",),
 )
 NEED_TORCH = tuple(f"engine/{name}" for name in ("sampling", "models", "loading", "executor", "core", "profiling"))
-FACES = ("engine", "engine/checkpoint", "engine/text", "engine/serving", "engine/profiling", "engine/offline")
+FACES = (
+    *("engine", "engine/checkpoint", "engine/adapter_sources", "engine/text", "engine/serving"),
+    *("engine/profiling", "engine/offline"),
+)
 
 
 def sources(*folders: str) -> list[Path]:
