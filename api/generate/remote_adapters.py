@@ -16,6 +16,7 @@ import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -99,16 +100,12 @@ class RemoteAdapters:
 
     def downloads(self) -> list[dict[str, object]]:
         """Return the downloads in progress, as ``/v1/adapters`` lists them."""
-        return [
-            {
-                "name": name,
-                "path": str(source),
-                "state": "downloading",
-                "bytes": download.progress.total,
-                "bytes_here": download.progress.done,
-            }
-            for name, (source, download) in self._downloads.items()
-        ]
+        rows = []
+        for name, (source, download) in self._downloads.items():
+            place = source.last_part if source.scheme == "file" else str(source)
+            info = AdapterInfo(name, place, "downloading", "source", bytes=download.progress.total)
+            rows.append({**asdict(info), "bytes_here": download.progress.done})
+        return rows
 
     async def load(self, name: str, source: AdapterSource, *, replace: bool) -> None:
         """Load an adapter under a name, for an admin.

@@ -11,8 +11,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import aiohttp
-
 from ..errors import AdapterNotFound, RequestError
 from .remote_files import CONFIG, PICKLE, WEIGHTS, Body, RemoteAdapter, RemoteFile, SourceChanged, TransferBroken
 from .source_uri import AdapterSource
@@ -76,8 +74,7 @@ class ObjectStoreClient:
 
     async def _asked(self, call: Any, *arguments: Any) -> Any:
         """Return what a blocking call of fsspec returns, on another thread."""
-        from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
-        from fsspec.exceptions import FSTimeoutError
+        from botocore.exceptions import NoCredentialsError
 
         place = f"s3://{self._source.location}"
         try:
@@ -91,7 +88,7 @@ class ObjectStoreClient:
                 f"{place} may not be read without credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
                 "FSSPEC_S3_ANON=true for a public bucket."
             ) from error
-        except (BotoCoreError, ClientError, FSTimeoutError, aiohttp.ClientError, OSError) as error:
+        except Exception as error:  # those of fsspec, botocore and its HTTP client have no common base class
             if "PreconditionFailed" in str(error) or type(error).__name__ == "FileExpired":
                 raise SourceChanged(f"an object of {place} has another ETag now") from error
             raise TransferBroken(f"the object store does not answer for {place} ({type(error).__name__})") from error
@@ -101,6 +98,9 @@ def _file_system() -> Any:
     try:
         import fsspec
         import s3fs  # noqa: F401
+
+        from .unredirected_session import UnredirectedSession
     except ImportError as error:
         raise RequestError(NEEDS_EXTRA) from error
-    return fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False)
+    session = {"http_session_cls": UnredirectedSession}
+    return fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False, config_kwargs=session)

@@ -12,6 +12,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 from support.adapter_sources.cut_proxy import CutProxy
+from support.adapter_sources.file_server import FileServer
 from support.adapter_sources.source_files import CONFIG, WEIGHTS, adapter_files, digest_of
 
 from rootgraft.engine.adapter_sources.adapter_fetcher import AdapterFetcher
@@ -98,6 +99,20 @@ def test_what_is_not_there_is_not_found(s3: Any, fetcher: Make) -> None:
         fetcher().fetch(parse_source("s3://adapters/pickle"))
     with pytest.raises(RequestError, match="too large"):
         fetcher(most_bytes=len(FILES[WEIGHTS]) - 1).fetch(parse_source(URL))
+
+
+def test_redirects_are_not_followed(s3: Any, fetcher: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint, elsewhere = FileServer(), FileServer()
+    for name in FILES:
+        endpoint.redirects[f"/adapters/acme/support/{name}"] = f"{elsewhere.origin}/{name}"
+        elsewhere.files[f"/{name}"] = FILES[name]
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint.origin)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "secret")
+    with pytest.raises((AdapterNotFound, AdapterUnavailable)):
+        fetcher().fetch(parse_source(URL))
+    assert endpoint.asked and not elsewhere.asked
+    for server in (endpoint, elsewhere):
+        server.close()
 
 
 def test_a_missing_package_is_named(s3: Any, fetcher: Make, monkeypatch: pytest.MonkeyPatch) -> None:
