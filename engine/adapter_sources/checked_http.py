@@ -1,17 +1,20 @@
 """Checked HTTP: requests that connect to allowed addresses alone, and follow redirects only where they may lead.
 
 The address is checked when the socket to it is made, for the very address that is connected to, so that a name cannot
-stand for another one between check and use. No proxy, no cookies, no credentials of the environment's.
+stand for another one between check and use. Through a proxy of the environment's (``HTTPS_PROXY``) it is the proxy that
+looks names up and connects; addresses in URLs are checked all the same. No cookies, no other credentials.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, urljoin, urlsplit
+from urllib.request import getproxies_environment, proxy_bypass_environment
 
 import aiohttp
 from yarl import URL
@@ -94,14 +97,18 @@ class CheckedHttp:
         self, method: str, url: str, parts: SplitResult, headers: Mapping[str, str]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         _, host, port = _origin(parts)
+        is_trusted, proxy = (host, port) in self.trusted, _proxy_for(parts)
         refused: list[str] = []
 
         def open_socket(info: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
             address = str(info[4][0])
-            if (host, port) not in self.trusted and not self.allows_address(address):
+            if not (is_trusted or proxy or self.allows_address(address)):
                 refused.append(address)
                 raise OSError(f"{address} is not allowed")
             return socket.socket(info[0], info[1], info[2])
+
+        if proxy and _is_address(host) and not (is_trusted or self.allows_address(host)):
+            raise _refusal(host, host)
 
         connector = aiohttp.TCPConnector(
             socket_factory=open_socket, force_close=True, ssl=ssl.create_default_context(), use_dns_cache=False
@@ -114,17 +121,19 @@ class CheckedHttp:
             trust_env=False,
         ) as session:
             try:
-                response = await session.request(method, URL(url, encoded=True), headers=headers, allow_redirects=False)
+                response = await session.request(
+                    method, URL(url, encoded=True), headers=headers, allow_redirects=False, proxy=proxy
+                )
             except (*_BROKEN, ValueError) as error:
                 if refused:
-                    raise RequestError(
-                        f"{host} has the address {refused[0]}, which is not a public one, nor of a network that "
-                        "--adapter-sources lists.",
-                        code="adapter_source_not_allowed",
-                    ) from None
+                    raise _refusal(host, refused[0]) from None
                 raise TransferBroken(f"{host} does not answer: {_reason(error)}") from error
             async with response:
-                yield response
+                try:
+                    yield response
+                finally:
+                    if response.connection is not None and response.connection.transport is not None:
+                        response.connection.transport.abort()  # the rest of the body is not waited for
 
 
 async def read_chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
@@ -134,6 +143,27 @@ async def read_chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
             yield chunk
     except _BROKEN as error:
         raise TransferBroken(f"{response.url.host} broke off: {_reason(error)}") from error
+
+
+def _refusal(host: str, address: str) -> RequestError:
+    return RequestError(
+        f"{host} has the address {address}, which is not a public one, nor of a network that --adapter-sources lists.",
+        code="adapter_source_not_allowed",
+    )
+
+
+def _proxy_for(parts: SplitResult) -> str | None:
+    """Return the proxy that the environment names for a URL; None if there is none, or ``NO_PROXY`` excludes it."""
+    proxy = getproxies_environment().get(parts.scheme)
+    return None if proxy is None or proxy_bypass_environment(parts.netloc.rpartition("@")[2]) else proxy
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _origin(parts: SplitResult) -> tuple[str, str, int]:

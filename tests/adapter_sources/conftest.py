@@ -17,7 +17,10 @@ from rootgraft.engine.adapter_sources.source_policy import SourcePolicy
 
 
 @pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+def plain_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No proxies, and short pauses."""
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("rootgraft.engine.adapter_sources.partial_download._FIRST_PAUSE", 0.001)
 
 

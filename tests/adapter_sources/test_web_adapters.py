@@ -19,6 +19,7 @@ from support.adapter_sources.source_files import CONFIG, WEIGHTS, adapter_files,
 from rootgraft.engine.adapter_sources.adapter_fetcher import AdapterFetcher
 from rootgraft.engine.adapter_sources.checked_http import CheckedHttp
 from rootgraft.engine.adapter_sources.remote_files import TransferBroken
+from rootgraft.engine.adapter_sources.source_policy import is_public
 from rootgraft.engine.adapter_sources.source_uri import parse_source
 from rootgraft.engine.errors import AdapterNotFound, AdapterUnavailable, RequestError
 
@@ -189,6 +190,25 @@ def test_a_name_that_is_bound_to_another_address_meanwhile_is_not_followed_there
         with pytest.raises(TransferBroken if number % 2 == 0 else RequestError):
             asyncio.run(ask())
     assert len(answers) == 10 and not web.asked
+
+
+def test_a_proxy_connects_and_addresses_in_urls_are_checked_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy = FileServer(files={"/a": b"content"})
+    monkeypatch.setenv("http_proxy", proxy.origin)
+    monkeypatch.setenv("no_proxy", "direct.example")
+    _resolve(monkeypatch, {"direct.example": ["10.1.2.3"]})
+    http = CheckedHttp(is_public, _nowhere, plain=True)
+
+    async def ask(url: str) -> bytes:
+        async with http.request("GET", url) as response:
+            return await response.read()
+
+    assert asyncio.run(ask("http://nobody-here-knows.example/a")) == b"content"
+    for host in ("10.1.2.3", "169.254.169.254", "[::ffff:127.0.0.1]", "direct.example"):
+        with pytest.raises(RequestError, match="which is not a public one"):
+            asyncio.run(ask(f"http://{host}/a"))
+    assert len(proxy.asked) == 1
+    proxy.close()
 
 
 def _nowhere(_target: SplitResult) -> bool:

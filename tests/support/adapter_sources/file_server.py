@@ -55,7 +55,7 @@ class FileServer:
     def close(self) -> None:
         for event in self.holds.values():
             event.set()
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -72,6 +72,11 @@ class FileServer:
         site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=self.context)
         await site.start()
         return int(self._runner.addresses[0][1])
+
+    async def _stop(self) -> None:
+        await self._runner.cleanup()
+        for _ in range(10):  # until the transports have seen their ends
+            await asyncio.sleep(0)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         path = request.path
@@ -110,7 +115,10 @@ class FileServer:
         for at in range(start, end, PIECE):
             if path in self.holds and at > start:
                 await asyncio.to_thread(self.holds[path].wait)
-            await response.write(content[at : min(at + PIECE, end)])
+            try:
+                await response.write(content[at : min(at + PIECE, end)])
+            except ConnectionResetError:  # the client has left
+                return response
         if breaks_off and request.transport is not None:
             await asyncio.sleep(0.01)
             request.transport.abort() if self.context is None else request.transport.close()
