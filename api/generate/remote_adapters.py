@@ -35,7 +35,7 @@ REMEMBERED_SECONDS = 30.0
 """Time for which requests get the error of a download that failed, without another try."""
 MOST_LOADS = 4
 """Downloads of one tenant at a time."""
-MOST_WAITING = 64
+MOST_WAITING = 256
 """Requests of one tenant that wait for adapters."""
 _MOST_EVICTIONS = 8  # for room in the cache on disk, at one load
 

@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 from support.adapter_sources.cut_proxy import CutProxy
 from support.adapter_sources.file_server import FileServer
 from support.adapter_sources.source_files import CONFIG, WEIGHTS, adapter_files, digest_of
@@ -26,7 +24,9 @@ URL = "s3://adapters/acme/support"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ThreadedMotoServer]:
+def server() -> Iterator[Any]:
+    from moto.server import ThreadedMotoServer  # both take seconds to import
+
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     yield server
@@ -34,8 +34,10 @@ def server() -> Iterator[ThreadedMotoServer]:
 
 
 @pytest.fixture
-def s3(server: ThreadedMotoServer, monkeypatch: pytest.MonkeyPatch) -> Any:
+def s3(server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The real client, with a bucket and an adapter in it."""
+    import boto3
+
     host, port = server.get_host_and_port()
     for name, value in {
         "AWS_ENDPOINT_URL": f"http://{host}:{port}",
@@ -72,7 +74,7 @@ def test_an_adapter_is_pinned_by_its_digest_and_found_again(s3: Any, fetcher: Ma
 
 
 def test_a_download_goes_on_where_it_broke_off(
-    s3: Any, server: ThreadedMotoServer, fetcher: Make, monkeypatch: pytest.MonkeyPatch
+    s3: Any, server: Any, fetcher: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rootgraft.engine.adapter_sources.object_store_client._PART", 50_000)
     monkeypatch.setattr("s3fs.core.S3FileSystem.retries", 1)
