@@ -21,6 +21,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from ..engine.errors import (
+    AdapterUnavailable,
     CapacityError,
     DeadlineExceeded,
     EngineDead,
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 _RETRY = {"retry-after": "1"}
 _INTERNAL = "internal_error"
+_RETRY_LATER = {"retry-after": "5"}
 _LONGEST_RETRY = 3600
 _LONGEST_PARAM = 400  # characters of a field's name, which a request may have made up
 
@@ -137,6 +139,8 @@ def _known_reply(error: Exception) -> ErrorReply | None:
             return ErrorReply(400, str(error), error.param, "invalid_value", details)
         case RequestError():
             return ErrorReply(400, str(error), error.param, error.code or ("invalid_value" if error.param else None))
+        case AdapterUnavailable():
+            return ErrorReply(503, str(error), code="adapter_unavailable", headers=_RETRY_LATER)
         case CapacityError():
             return ErrorReply(503, str(error), code="server_overloaded", headers=_RETRY)
         case DeadlineExceeded():

@@ -175,7 +175,8 @@ class EngineConfig:
     enable_lora: bool = option(False, "Serve LoRA adapters of the model as well.", group="adapters")
     lora_modules: tuple[str, ...] = option(
         (),
-        "Adapters to load at the start, each as NAME=FOLDER or vLLM's JSON, from anywhere.",
+        "Adapters to load at the start, each as NAME=SOURCE or vLLM's JSON, from anywhere: a folder, org/name on the "
+        "hub, s3://BUCKET/FOLDER, https://HOST/FOLDER or file:///FOLDER.",
         group="adapters",
         words=True,
     )
@@ -197,6 +198,32 @@ class EngineConfig:
         10000, "Most adapters that are loaded at a time, wherever they are kept.", low=1, high=1 << 20, group="adapters"
     )
 
+    adapter_sources: tuple[str, ...] = option(
+        (),
+        "Where requests may load adapters from: hf, hf://ORG, hf://ORG/NAME, s3://BUCKET/FOLDER, https://HOST/FOLDER, "
+        "file:///FOLDER; and networks such as 10.1.0.0/16 whose addresses these hosts may have. Default: nowhere.",
+        group="adapters",
+        words=True,
+    )
+    adapter_cache_dir: str | None = option(
+        None,
+        "Folder of downloaded adapters, which servers may share. Default: rootgraft/adapters in the user's cache.",
+        group="adapters",
+    )
+    max_adapter_bytes: int = option(
+        2 << 30, "Most bytes of an adapter's weights that are downloaded.", low=1024, high=4 << 30, group="adapters"
+    )
+    max_adapter_cache_bytes: int = option(
+        20 << 30,
+        "Most bytes of downloaded adapters on disk; what was used longest ago goes.",
+        low=1024,
+        high=1 << 50,
+        group="adapters",
+    )
+    adapter_download_timeout: float = option(
+        900.0, "Seconds that the download of one adapter may take.", low=1, high=86400, group="adapters"
+    )
+
     @property
     def speculative(self) -> SpeculativeConfig:
         return SpeculativeConfig.parse(self.speculative_config)
@@ -209,7 +236,7 @@ class EngineConfig:
 
     @property
     def named_adapters(self) -> dict[str, str]:
-        """Folders of ``lora_modules`` by name."""
+        """Folders or sources of ``lora_modules`` by name."""
         return dict(_named_adapter(module) for module in self.lora_modules)
 
     def __post_init__(self) -> None:
@@ -229,7 +256,12 @@ class EngineConfig:
             if spec.metadata["group"] == "adapters" and is_set and not self.enable_lora:
                 raise ConfigError(f"--{spec.name.replace('_', '-')} needs --enable-lora.")
         if len(self.named_adapters) < len(self.lora_modules):
-            raise ConfigError("--lora-modules gives one name to two folders.")
+            raise ConfigError("--lora-modules gives one name to two adapters.")
+        if self.max_adapter_cache_bytes < self.max_adapter_bytes:
+            raise ConfigError(
+                f"--max-adapter-cache-bytes ({self.max_adapter_cache_bytes}) must be at least --max-adapter-bytes "
+                f"({self.max_adapter_bytes}): the cache holds each adapter that is downloaded."
+            )
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
             raise ConfigError(
                 f"--max-cpu-loras ({self.max_cpu_loras}) must be at least --max-loras ({self.max_loras}): what is on "
@@ -238,7 +270,7 @@ class EngineConfig:
 
 
 def _named_adapter(module: str) -> tuple[str, str]:
-    """Return name and folder of ``NAME=FOLDER`` or of vLLM's JSON. Raises ConfigError."""
+    """Return name and source of ``NAME=SOURCE`` or of vLLM's JSON. Raises ConfigError."""
     name, _, folder = module.partition("=")
     if module.startswith("{"):
         try:
@@ -249,7 +281,7 @@ def _named_adapter(module: str) -> tuple[str, str]:
                 f'--lora-modules: JSON must be such as {{"name": "sql", "path": "/adapters/sql"}}, not {module}.'
             ) from error
     if not (isinstance(name, str) and isinstance(folder, str) and name and folder):
-        raise ConfigError(f"--lora-modules must be NAME=FOLDER, not {module}.")
+        raise ConfigError(f"--lora-modules must be NAME=SOURCE, not {module}.")
     return name, folder
 
 

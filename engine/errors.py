@@ -5,7 +5,9 @@
     │   ├── GrammarRefused    an output format that cannot be guaranteed             HTTP 400
     │   ├── ContextTooLong    prompt + answer exceed the model's length              HTTP 400
     │   └── UnknownModel      no base model or adapter of that name                  HTTP 404
+    │       └── AdapterNotFound   a source has no such adapter, or may not be read   HTTP 404
     ├── CapacityError         right request, wrong moment; may be asked again        HTTP 503
+    │   └── AdapterUnavailable    it is being downloaded, or its source is silent    HTTP 503
     ├── DeadlineExceeded      no token within the time given                       HTTP 504
     ├── EngineDead            the engine process is gone or hangs                    HTTP 503
     ├── ModelError            weights, tokenizer or config that we do not compute    stops the start
@@ -102,8 +104,19 @@ class UnknownModel(RequestError):
         super().__init__(f"The model {quoted(name)} does not exist.", param="model", code="model_not_found")
 
 
+class AdapterNotFound(UnknownModel):
+    """A source of adapters does not have this one, or does not let the server read it."""
+
+    def __init__(self, message: str) -> None:
+        RequestError.__init__(self, message, param="model", code="model_not_found")
+
+
 class CapacityError(EngineError):
     """A correct request that cannot be accepted now."""
+
+
+class AdapterUnavailable(CapacityError):
+    """An adapter that is being downloaded, or whose source cannot be reached."""
 
 
 class DeadlineExceeded(EngineError):

@@ -94,12 +94,14 @@ class LoadAdapter:
     Attributes:
         path: its folder, below the folder of adapters if there is one.
         replace: whether the name may be in use; later sequences then get the new version.
+        trusted: whether the path may lead outside the folder of adapters, as that of a downloaded adapter.
     """
 
     id: int
     name: str
     path: str
     replace: bool = False
+    trusted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

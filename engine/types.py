@@ -168,9 +168,10 @@ class AdapterInfo:
     """State of an adapter under a name.
 
     Attributes:
-        path: its folder, as given.
-        state: ``loading``, ``ready``, or ``draining`` once the name is unloaded or replaced while sequences use it.
-        tier: its present memory tier: ``device``, ``host`` or ``disk``.
+        path: its folder, as given; its source while it is being downloaded.
+        state: ``downloading``, ``loading``, ``ready``, or ``draining`` once the name is unloaded or replaced while
+            sequences use it.
+        tier: its present memory tier: ``device``, ``host``, ``disk`` or ``source``.
         rank: the largest of its modules; like the rest, 0 while it is loading.
         bytes: memory of its factors.
         activated: whether it is an activated LoRA, which applies from its invocation tokens on.

@@ -15,7 +15,6 @@ from typing import Any
 
 from .errors import AdapterError
 from .rank_patterns import NamePattern
-from .safetensors_file import unique_keys
 
 MOST_BYTES = 1 << 20
 _MOST_ALPHA = 1e6
@@ -148,6 +147,14 @@ def read_config(text: bytes) -> AdapterConfig:
     )
     _refuse_combinations(config)
     return config
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a dict of the keys and values of a JSON object; raises ValueError for a repeated key."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is there twice")
+    return found
 
 
 def _parse(text: bytes) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .config import unique_keys
 from .errors import AdapterError
 
 MOST_HEADER_BYTES = 1 << 20
@@ -91,14 +92,6 @@ def _header(data: bytearray, name: str) -> tuple[dict[str, Any], int]:
     if len(header) > MOST_TENSORS + 1:
         raise AdapterError(f"{name} lists {len(header):,} tensors; at most {MOST_TENSORS:,} are read.")
     return header, 8 + length
-
-
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a dict of the keys and values of a JSON object; raises ValueError for a repeated key."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key is there twice")
-    return found
 
 
 def _entry(name: str, value: Any) -> _Entry:

@@ -40,7 +40,7 @@ FLOORS = {
     "engine": (
         ("engine",),
         ("engine/checkpoint", "engine/kv_cache", "engine/machine"),
-        ("engine/sequence", "engine/text"),
+        ("engine/sequence", "engine/text", "engine/adapter_sources"),
         ("engine/speculation", "engine/serving"),
         ("engine/scheduling", "engine/sampling", "engine/models"),
         ("engine/loading",),
@@ -64,8 +64,8 @@ FLOORS["api"] = (
 )
 NEED_TORCH = tuple(f"engine/{name}" for name in ("sampling", "models", "loading", "executor", "core", "profiling"))
 FACES = (
-    *("engine", "engine/checkpoint", "engine/machine", "engine/text", "engine/serving", "engine/profiling"),
-    "engine/offline",
+    *("engine", "engine/checkpoint", "engine/machine", "engine/adapter_sources", "engine/text", "engine/serving"),
+    *("engine/profiling", "engine/offline"),
 )
 
 

@@ -14,12 +14,14 @@ from .api_keys import Key
 class RequestFacts:
     """Facts about a request for the access log, in the log's order. None is not logged.
 
-    ``Guard`` sets ``key``, routes set the fields up to ``ignored_fields``, ``generate`` sets the others at the end. The
-    code of an error is set by whoever makes the error's response, or by ``generate`` where a stream ends in one.
+    ``Guard`` sets ``key``, ``ServerState.find_model`` sets ``adapter_seconds`` if the adapter had to be loaded, routes
+    set the fields up to ``ignored_fields``, ``generate`` sets the others at the end. The code of an error is set by
+    whoever makes the error's response, or by ``generate`` where a stream ends in one.
     """
 
     key: str | None = None
     model: str | None = None
+    adapter_seconds: float | None = None
     prompt_tokens: int | None = None
     n: int | None = None
     stream: bool | None = None
@@ -71,6 +73,12 @@ class Caller:
     path: str = ""
     trace_context: Mapping[str, str] = field(default_factory=dict)
     usage_id: str | None = None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds that the request may still take once its adapter is loaded; None for no bound."""
+        waited = self.facts.adapter_seconds
+        return self.timeout if self.timeout is None or waited is None else max(0.001, self.timeout - waited)
 
     def may_use(self, adapter: str) -> bool:
         return self.key.adapters is None or adapter in self.key.adapters

@@ -27,6 +27,9 @@ from .option_words import plain_words, words_of_file
 _CONFIG = "config file"
 _PEER = "peer "
 
+# Options of several words, none of which can be a model's name.
+_NO_MODELS = ("lora-modules", "adapter-sources")
+
 _EPILOG = "Options of vLLM and SGLang are taken as well, or refused with what to do instead: see docs/options.md."
 
 
@@ -164,7 +167,7 @@ class _Command:
 
     def check_words(self, argv: Sequence[str]) -> None:
         """Refuse words without a model where an option of several words may have swallowed it."""
-        several = [name for name, (spec, _) in self.specs.items() if spec.metadata["words"] and name != "lora-modules"]
+        several = [name for name, (spec, _) in self.specs.items() if spec.metadata["words"] and name not in _NO_MODELS]
         words = plain_words(argv, *self._spellings())
         ends = [at for at, word in enumerate(words) if word.startswith("-")] + [len(words)]
         for at, end in pairwise(ends):

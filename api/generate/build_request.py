@@ -298,7 +298,7 @@ def _text_request(
         tenant=caller.key.tenant,
         cache_tenant=caller.cache_tenant,
         priority=caller.priority(body.priority_class),
-        timeout=caller.timeout,
+        timeout=caller.seconds_left,
         session=body.session,
         pin_seconds=body.pin_seconds,
     )

@@ -29,6 +29,7 @@ from ..storage.response_store import ResponseStore
 from ..structured.output_check import OutputValidators
 from ..structured.reasoning_formats import ReasoningFormat, reasoning_format_of
 from ..structured.tool_dialects import Dialect, dialect_of
+from .remote_adapters import RemoteAdapters
 
 if TYPE_CHECKING:
     from ...engine.serving.async_engine import AsyncEngine
@@ -49,6 +50,7 @@ class ServerState:
     Attributes:
         names: names of the base model; responses carry the first one by default.
         finds_adapters: whether the engine loads unknown adapters from ``--lora-dir`` by itself.
+        remote: adapters from sources; None until the engine's process is started, and without ``--enable-lora``.
         async_engine: None until the model is loaded.
         client: None until the engine process is started.
         draining: the server is shutting down and takes no new work.
@@ -66,6 +68,7 @@ class ServerState:
     metrics: Metrics
     names: tuple[str, ...] = ("model",)
     finds_adapters: bool = False
+    remote: RemoteAdapters | None = None
     async_engine: AsyncEngine | None = None
     client: EngineClient | None = None
     draining: bool = False
@@ -112,9 +115,16 @@ class ServerState:
             state.tracer = open_tracer(options.otlp_traces_endpoint, version)
         return state
 
-    def begin_loading(self, names: tuple[str, ...], client: EngineClient, *, finds_adapters: bool) -> None:
+    def begin_loading(
+        self,
+        names: tuple[str, ...],
+        client: EngineClient,
+        *,
+        finds_adapters: bool,
+        remote: RemoteAdapters | None = None,
+    ) -> None:
         """Take the model's names and its engine's client; metrics begin again under the first name."""
-        self.names, self.client, self.finds_adapters = names, client, finds_adapters
+        self.names, self.client, self.finds_adapters, self.remote = names, client, finds_adapters, remote
         self._renew_metrics(client, EngineFacts())
 
     def begin_serving(self, async_engine: AsyncEngine, client: EngineClient, facts: EngineFacts) -> None:
@@ -193,7 +203,8 @@ class ServerState:
     def resolve(self, model: str | None, caller: Caller, lora_path: str | None = None) -> tuple[str, str | None]:
         """Return the response's model name and the adapter of that name, None for the base model.
 
-        With ``finds_adapters`` any other name is passed on, and the engine refuses unknown ones.
+        With ``finds_adapters`` any other name is passed on, and the engine refuses unknown ones. One that may be loaded
+        from the Hub is returned whether it is there or not.
 
         Args:
             model: of the request: a name, none or an empty one for the base model, or SGLang's ``base:adapter``.
@@ -213,9 +224,33 @@ class ServerState:
         return self._adapter(lora_path, caller) if lora_path else (model, None)
 
     def _adapter(self, name: str, caller: Caller) -> tuple[str, str]:
-        if caller.may_use(name) and (name in self.adapters or self.finds_adapters):
+        if caller.may_use(name) and (name in self.adapters or self.finds_adapters or self._may_bring(name)):
             return name, name
         raise UnknownModel(name)
+
+    async def find_model(
+        self, model: str | None, caller: Caller, lora_path: str | None = None
+    ) -> tuple[str, str | None]:
+        """Return what ``resolve`` does, once an adapter that has to be brought from the Hub is loaded.
+
+        Raises:
+            UnknownModel: as ``resolve``, or the Hub has no such adapter.
+            EngineError: the adapter cannot be loaded, or not yet; see ``RemoteAdapters.bring``.
+        """
+        name, adapter = self.resolve(model, caller, lora_path)
+        if adapter is None or self.remote is None:
+            return name, adapter
+        if adapter in self.adapters:
+            self.remote.touch(adapter)
+        elif self._may_bring(adapter):
+            self.serving()
+            began = time.monotonic()
+            await self.remote.bring(adapter, caller.key.tenant, caller.timeout)
+            caller.facts.adapter_seconds = round(time.monotonic() - began, 6)
+        return name, adapter
+
+    def _may_bring(self, name: str) -> bool:
+        return self.remote is not None and self.remote.may_name(name)
 
     def caller_named(self, tenant: str, key_name: str, path: str) -> Caller | None:
         """Return the caller for a batch of this tenant; None if the key was removed or lost its scope."""

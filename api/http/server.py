@@ -17,6 +17,7 @@ import ssl
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
@@ -30,6 +31,7 @@ from ...engine.serving.engine_client import EngineClient
 from ...engine.serving.sampling_defaults import read_sampling_defaults
 from ...engine.text.tokenizer import Tokenizer
 from ..config import ServerConfig
+from ..generate.remote_adapters import RemoteAdapters
 from ..generate.server_state import ServerState
 from ..observe.engine_collector import kv_usage
 from ..observe.engine_facts import EngineFacts
@@ -40,6 +42,9 @@ from .listener import Listener, listening
 from .run_record import RunRecord, RunRecordFile, run_folder, started_at
 from .systemd_notify import notify
 from .tls import refresh_certificates, tls_context
+
+if TYPE_CHECKING:
+    from ...engine.adapter_sources.adapter_fetcher import AdapterFetcher
 
 EXIT_CUT_OFF = 1
 EXIT_ENGINE_DEAD = 70
@@ -87,6 +92,7 @@ class _Service:
         self._tls = tls
         self._config = config
         self._options = options
+        self._fetcher = _open_fetcher(config) if config.enable_lora else None
         self._state = ServerState.open(options, _version())
         settings = uvicorn.Config(
             create_app(self._state), **uvicorn_options(), timeout_graceful_shutdown=_FLUSH_SECONDS
@@ -144,13 +150,8 @@ class _Service:
         for name in self._config.named_adapters.keys() & set(names):
             raise ConfigError(f"--lora-modules: {name} is the name of the base model.")
         defaults = await asyncio.to_thread(read_sampling_defaults, self._config, files.path)
-        client = EngineClient(
-            self._config,
-            files.path,
-            heartbeat_timeout=self._options.heartbeat_timeout,
-            watchdog_timeout=self._options.watchdog_timeout,
-        )
-        state.begin_loading(names, client, finds_adapters=self._config.lora_dir is not None)
+        client, remote = await self._make_client(files.path)
+        state.begin_loading(names, client, finds_adapters=self._config.lora_dir is not None, remote=remote)
         tokenizer = await asyncio.to_thread(self._load_tokenizer, files.path)
         ready = await client.start()
         process_memory.freeze()
@@ -164,6 +165,19 @@ class _Service:
             logger.warning("%s", line)
         logger.info("ready: %s at %s/v1", ", ".join(state.names), self._listener.url)
         notify("READY=1")
+
+    async def _make_client(self, path: Path) -> tuple[EngineClient, RemoteAdapters | None]:
+        """Return the client of an engine, and the adapters from sources, of which those of the start are fetched."""
+        timeouts = self._options.heartbeat_timeout, self._options.watchdog_timeout
+        if self._fetcher is None:
+            return _client_of(self._config, path, *timeouts), None
+        from ...engine.adapter_sources.named_sources import fetch_named
+
+        config, named = await asyncio.to_thread(fetch_named, self._config, self._fetcher)
+        client = _client_of(config, path, *timeouts)
+        # The other half of the names is for adapters of the operator's, which no request can take.
+        most = max(1, config.max_adapters // 2)
+        return client, RemoteAdapters(self._fetcher, client, lora_dir=config.lora_dir, most_names=most, named=named)
 
     def _load_tokenizer(self, path: Path) -> Tokenizer:
         other = self._config.tokenizer
@@ -222,10 +236,23 @@ class _Service:
         self._http.should_exit = True
         await http
         self._record.remove()
+        if self._fetcher is not None:
+            await asyncio.to_thread(self._fetcher.close)
         if self._state.ledger is not None:
             await self._state.ledger.close()
         if self._state.tracer is not None:
             await asyncio.to_thread(self._state.tracer.close)
+
+
+def _client_of(config: EngineConfig, path: Path, heartbeat: float, watchdog: float) -> EngineClient:
+    return EngineClient(config, path, heartbeat_timeout=heartbeat, watchdog_timeout=watchdog)
+
+
+def _open_fetcher(config: EngineConfig) -> AdapterFetcher:
+    """Return the fetcher of adapters; a server without adapters does not import what it needs."""
+    from ...engine.adapter_sources.adapter_fetcher import AdapterFetcher
+
+    return AdapterFetcher.of(config)
 
 
 def _version() -> str:

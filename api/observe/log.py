@@ -11,6 +11,7 @@ import orjson
 FIELDS = "fields"
 """Attribute of a log record whose entries become fields of the JSON line."""
 
+_CLIENTS = ("httpx", "httpx2")  # of the hub's package: a line for each of their requests
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -36,3 +37,6 @@ def set_up_log(level: str, form: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(_TEXT))
     logging.basicConfig(level=level.upper(), handlers=[handler])
+    if level != "debug":
+        for name in _CLIENTS:
+            logging.getLogger(name).setLevel(logging.WARNING)

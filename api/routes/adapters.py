@@ -16,7 +16,7 @@ from .dependencies import JsonRoute, State, shown_path
 
 router = APIRouter(route_class=JsonRoute, tags=["adapters"])
 
-_FIELDS = {"name": "lora_name", "path": "lora_path"}
+_FIELDS = {"name": "lora_name", "path": "lora_path", "model": "lora_path", "": "lora_path"}
 
 
 def _client(state: ServerState) -> EngineClient:
@@ -31,19 +31,27 @@ def _client(state: ServerState) -> EngineClient:
 async def load_lora_adapter(body: LoadAdapterRequest, state: State) -> PlainTextResponse:
     """Load an adapter; the answer comes when requests can name it. 400 if it cannot be loaded or the name is in use.
 
-    Only folders below ``--lora-dir`` are read, as clients may not have any folder of the machine read.
+    Only what lies below ``--lora-dir`` and what ``--adapter-sources`` lists is read, as clients may not have any folder
+    of the machine read, nor any address asked.
     """
     client = _client(state)
-    if not state.finds_adapters:
+    source = None if state.remote is None else state.remote.source_of(body.lora_path)
+    if source is None and not state.finds_adapters:
         raise RequestError(
-            "This server loads adapters over HTTP only from the folder of --lora-dir, and was started without it; "
-            "--lora-modules loads from anywhere, at the start.",
+            "This server loads adapters over HTTP only from the folder of --lora-dir and from what --adapter-sources "
+            "lists, and this is neither; --lora-modules loads from anywhere, at the start.",
             param="lora_path",
         )
     if body.lora_name in state.names:
         raise RequestError("The base model has that name.", param="lora_name")
     try:
-        await client.load_adapter(body.lora_name, body.lora_path, replace=body.load_inplace)
+        if state.remote is not None and source is not None:
+            await state.remote.load(body.lora_name, source, replace=body.load_inplace)
+        else:
+            await client.load_adapter(body.lora_name, body.lora_path, replace=body.load_inplace)
+    except UnknownModel as error:
+        error.param = "lora_path"
+        raise
     except RequestError as error:
         raise RequestError(str(error), param=_FIELDS.get(error.param or "", error.param), code=error.code) from None
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
@@ -57,11 +65,14 @@ async def unload_lora_adapter(body: UnloadAdapterRequest, state: State) -> Plain
     except UnknownModel as error:
         error.param = "lora_name"
         raise
+    if state.remote is not None:
+        await state.remote.release_unused()
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
 
 @router.get("/v1/adapters")
 async def list_adapters(state: State) -> dict[str, Any]:
-    """All adapters: ready, loading, and unloaded ones that running requests still use."""
+    """All adapters: ready, loading, being downloaded, and unloaded ones that running requests still use."""
     infos = await _client(state).list_adapters()
-    return {"object": "list", "data": [{**asdict(info), "path": shown_path(info)} for info in infos]}
+    loaded = [{**asdict(info), "path": shown_path(info, state.remote)} for info in infos]
+    return {"object": "list", "data": loaded + ([] if state.remote is None else state.remote.downloads())}

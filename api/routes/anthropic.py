@@ -44,7 +44,7 @@ router = APIRouter(
 @router.post(MESSAGES_PATH)
 async def create_message(body: MessagesRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Answer a conversation in Anthropic's protocol."""
-    name, adapter = state.resolve(body.model, caller)
+    name, adapter = await state.find_model(body.model, caller)
     names, chat = field_names(body), as_chat(body)
     with names.naming_errors():
         prepared, output_format, thought = await chat_request(

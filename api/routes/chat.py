@@ -19,7 +19,7 @@ router = APIRouter(route_class=JsonRoute, tags=["generation"])
 @router.post("/v1/chat/completions")
 async def create_chat_completion(body: ChatRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Answer a conversation."""
-    name, adapter = state.resolve(body.model, caller, body.lora_path)
+    name, adapter = await state.find_model(body.model, caller, body.lora_path)
     form = state.reasoning_format()
     prepared, output_format, thought = await chat_request(state.serving(), state.dialect(), form, body, adapter, caller)
     plan = None if output_format is None else output_format.tools

@@ -20,7 +20,7 @@ router = APIRouter(route_class=JsonRoute, tags=["generation"])
 @router.post("/v1/completions")
 async def create_completion(body: CompletionRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Continue one or more prompts."""
-    name, adapter = state.resolve(body.model, caller, body.lora_path)
+    name, adapter = await state.find_model(body.model, caller, body.lora_path)
     async_engine = state.serving()
     output_format = requested_format(body)
     grammar = None if output_format is None else output_format.spec

@@ -19,6 +19,7 @@ from ...engine.serving.request import TextRequest
 from ...engine.types import AdapterInfo
 from ..access.caller import Caller
 from ..errors import HTTPError
+from ..generate.remote_adapters import RemoteAdapters
 from ..generate.server_state import ServerState
 from .unknown_fields import IGNORED_HEADER, IgnoredFields, drop_field
 
@@ -48,8 +49,17 @@ def set_facts(caller: Caller, requests: Sequence[TextRequest], *, model: str, st
     facts.prompt_tokens, facts.n = sum(len(request.tokens) for request in requests), requests[0].n
 
 
-def shown_path(info: AdapterInfo) -> str:
-    """Return an adapter's path for clients: relative to ``--lora-dir``, or the folder's name if it lies elsewhere."""
+def shown_path(info: AdapterInfo, remote: RemoteAdapters | None = None, *, to_all: bool = False) -> str:
+    """Return where an adapter is from, for clients.
+
+    Its pinned source, its path relative to ``--lora-dir``, or the last part of its path if it lies elsewhere.
+
+    Args:
+        to_all: for all keys, which learn of no bucket or host.
+    """
+    origin = None if remote is None else remote.origin(info)
+    if origin is not None:
+        return origin.last_part if origin.scheme == "file" or (to_all and origin.scheme != "hf") else str(origin)
     path = PurePath(info.path)
     return path.name if path.is_absolute() or ".." in path.parts else info.path
 

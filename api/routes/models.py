@@ -20,7 +20,7 @@ def _card(state: ServerState, name: str) -> dict[str, Any]:
         "object": "model",
         "created": state.started,
         "owned_by": "rootgraft",
-        "root": shown_path(adapter) if adapter else state.names[0],
+        "root": shown_path(adapter, state.remote, to_all=True) if adapter else state.names[0],
         "parent": state.names[0] if adapter else None,
         "max_model_len": None if state.async_engine is None else state.async_engine.max_model_len,
     }

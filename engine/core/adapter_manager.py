@@ -130,7 +130,7 @@ class AdapterManager:
                 raise RequestError(
                     f"The adapter {message.name!r} is loaded already; unload it, or ask to replace it.", param="name"
                 )
-            self._start(message.name, message.path, message.id)
+            self._start(message.name, message.path, message.id, trusted=message.trusted)
         except EngineError as error:
             self._reply(message.id, error)
 
@@ -327,9 +327,9 @@ class AdapterManager:
     def _is_loading(self, name: str) -> bool:
         return any(load.name == name for load in self._loads)
 
-    def _start(self, name: str, path: str, call: int | None) -> None:
+    def _start(self, name: str, path: str, call: int | None, *, trusted: bool = False) -> None:
         try:
-            self._pool.load(name, path)
+            self._pool.load(name, path, trusted=trusted)
         except AdapterError as error:
             raise _refusal(error) from None
         self._loads.append(_Load(name, path, call))

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...grammar.spec import GrammarSpec
+from ..adapter_sources.adapter_fetcher import AdapterFetcher
+from ..adapter_sources.named_sources import fetch_named, named_source
 from ..checkpoint.locate import resolve_model
 from ..config import EngineConfig
 from ..core.engine_core import EngineCore
-from ..errors import EngineDead, RequestError
+from ..errors import EngineDead, EngineError, RequestError
 from ..messages import Abort, LoadAdapter, Reply, Submit, TokenTexts, UnloadAdapter
 from ..peer_options import engine_keywords
 from ..serving.output_processor import TextDelta, error_of
@@ -67,7 +69,13 @@ class LLM:
             chat_template=config.chat_template,
         )
         self._defaults = _sampling_defaults(config, files.path)
-        self._core = EngineCore.load(config, files.path)
+        self._fetcher = AdapterFetcher.of(config)
+        self._lora_dir = config.lora_dir
+        try:
+            self._core = EngineCore.load(fetch_named(config, self._fetcher)[0], files.path)
+        except BaseException:
+            self._fetcher.close()
+            raise
         self._limits = RequestLimits(self._core.ready.max_model_len, self._core.ready.vocab_size)
         self._prompts = PromptEncoder(self.tokenizer)
         self._sequences = SequenceTable(_CoreLink(self._core), self.tokenizer)
@@ -201,13 +209,23 @@ class LLM:
         """Load a LoRA adapter under a name. Needs ``enable_lora=True``. Running requests go on meanwhile.
 
         Args:
-            path: folder in PEFT format.
+            path: folder in PEFT format, ``org/name`` on the Hub, or a URI: ``hf://``, ``s3://``, ``https://``, ``file://``.
             replace: the name may be in use.
 
         Raises:
             RequestError: the adapter cannot be loaded.
+            AdapterUnavailable: its source does not answer.
         """
-        self._call(LoadAdapter(next(self._call_ids), name, path, replace))
+        source = named_source(path, self._lora_dir)
+        if source is None:
+            self._call(LoadAdapter(next(self._call_ids), name, path, replace))
+            return
+        fetched = self._fetcher.fetch(source, trusted=True)
+        try:
+            self._call(LoadAdapter(next(self._call_ids), name, str(fetched.folder), replace, trusted=True))
+        except EngineError:
+            self._fetcher.release(fetched)
+            raise
 
     def unload_adapter(self, name: str) -> None:
         """Unload an adapter. Raises UnknownModel if no adapter has the name."""
@@ -219,6 +237,7 @@ class LLM:
             self._closed = True
             self._thread.run(lambda: self._sequences.take(self._core.close()))
             self._thread.close()
+            self._fetcher.close()
 
     def _on_thread(self, call: Callable[[], T]) -> T:
         """Return what a call does on the engine's thread. Raises EngineDead after ``close``."""

@@ -148,14 +148,17 @@ class EngineClient(asyncio.Protocol):
         if self.is_alive:
             self._send([Abort(tuple(ids))])
 
-    async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> None:
+    async def load_adapter(self, name: str, path: str, *, replace: bool = False, trusted: bool = False) -> None:
         """Load an adapter under a name, which may be in use with ``replace``. Returns when requests can name it.
+
+        Args:
+            trusted: the path may lead outside the folder of adapters.
 
         Raises:
             RequestError: the adapter cannot be loaded.
             EngineDead: the engine is gone, before the call or before its reply.
         """
-        await self._call(LoadAdapter(next(self._call_ids), name, path, replace))
+        await self._call(LoadAdapter(next(self._call_ids), name, path, replace, trusted))
 
     async def unload_adapter(self, name: str) -> None:
         """Unload an adapter; running requests keep it. Raises UnknownModel, and EngineDead as ``load_adapter``."""

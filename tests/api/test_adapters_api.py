@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import subprocess
 import sys
@@ -34,6 +35,7 @@ def folder(bases: Path) -> Path:
     write_folder(bases / "worded", train_byte_level().to_str(), eos_token="<|im_end|>", chat_template=template)
     for seed, name in enumerate(NAMES[1:]):
         make_adapter("worded", bases, bases / "adapters" / name, seed, r=2 + seed, target_modules=LINEARS)
+    shutil.copytree(bases / "adapters" / "two", bases / "elsewhere" / "two", dirs_exist_ok=True)
     return bases
 
 
@@ -43,7 +45,9 @@ def url(folder: Path) -> Iterator[str]:
         port = sock.getsockname()[1]
     options = (
         f"--port {port} --served-model-name base --dtype float32 --device cpu --threads 1 "
-        f"--num-gpu-blocks-override 60 --enable-lora --lora-modules one=one --lora-dir {folder / 'adapters'}"
+        f"--num-gpu-blocks-override 60 --enable-lora --lora-dir {folder / 'adapters'} "
+        f"--lora-modules one=one sourced=file://{folder}/adapters/two --adapter-cache-dir {folder / 'cache'} "
+        f"--adapter-sources file://{folder}/elsewhere"
     )
     process = subprocess.Popen(
         [sys.executable, "-m", "rootgraft.api.cli.main", "serve", str(folder / "worded"), *options.split()], cwd=ROOT
@@ -89,7 +93,7 @@ def test_the_model_field_chooses_the_adapter(client: openai.OpenAI, folder: Path
     texts = [ask(client, name) for name in NAMES]
     assert len(set(texts)) == 3
     llm = LLM(str(folder / "worded"), dtype="float32", device="cpu", threads=1, enable_lora=True,
-              num_gpu_blocks_override=60)  # fmt: skip
+              num_gpu_blocks_override=60, adapter_cache_dir=str(folder / "cache"))  # fmt: skip
     params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
     for name, text in zip(NAMES, texts, strict=True):
         if name != "base":
@@ -99,6 +103,9 @@ def test_the_model_field_chooses_the_adapter(client: openai.OpenAI, folder: Path
         assert output.outputs[0].text == text
     with pytest.raises(RequestError, match="loaded already"):
         llm.load_adapter("one", str(folder / "adapters" / "two"))
+    llm.load_adapter("sourced", f"file://{folder}/adapters/two")
+    [output] = llm.generate("the fox", params, adapter="sourced", use_tqdm=False)
+    assert output.outputs[0].text == texts[2]
     llm.unload_adapter("one")
     for call in (lambda: llm.unload_adapter("one"), lambda: llm.generate("a", adapter="one", use_tqdm=False)):
         with pytest.raises(UnknownModel):
@@ -146,6 +153,23 @@ def test_load_replace_and_unload(client: openai.OpenAI, http: httpx.Client, fold
     gone = http.post("/v1/unload_lora_adapter", json={"lora_name": "new"})
     assert (gone.status_code, gone.json()["error"]["param"]) == (404, "lora_name")
     assert "new" not in {card.id for card in client.models.list()}
+
+
+def test_adapters_from_sources_answer_as_those_from_folders(
+    client: openai.OpenAI, http: httpx.Client, folder: Path
+) -> None:
+    """One named at the start, and one loaded by a call, from a folder that ``--lora-dir`` does not reach."""
+    assert ask(client, "sourced") == ask(client, "two")
+    path = f"file://{folder}/elsewhere/two"
+    answer = http.post("/v1/load_lora_adapter", json={"lora_name": "called", "lora_path": path})
+    assert answer.status_code == 200 and ask(client, "called") == ask(client, "two")
+    listed = {each["name"]: each for each in http.get("/v1/adapters").json()["data"]}
+    assert listed["called"]["path"] == listed["sourced"]["path"] == "two"
+    outside = http.post("/v1/load_lora_adapter", json={"lora_name": "x", "lora_path": f"file://{folder}/adapters/two"})
+    assert (outside.status_code, outside.json()["error"]["code"]) == (400, "adapter_source_not_allowed")
+    for name in ("called", "sourced"):
+        assert http.post("/v1/unload_lora_adapter", json={"lora_name": name}).status_code == 200
+    assert not list((folder / "cache" / "users").glob("*/*"))
 
 
 def test_without_a_folder_of_adapters_nothing_is_loaded_over_http(serve_with: Any, folder: Path) -> None:

@@ -180,7 +180,7 @@ def test_a_model_behind_an_option_of_several_words_is_not_swallowed() -> None:
     assert serve("models/x --api-key a b")[1].api_key == ("a", "b")
     assert serve("--api-key a --port 1 models/x")[0].model == "models/x"
     assert serve("--enable-lora models/x --served-model-name a b")[0].model == "models/x"
-    assert serve("--enable-lora --lora-modules a=1 b=2")[0].model is None
+    assert serve("--enable-lora --lora-modules a=1 b=2 --adapter-sources hf://org 10.0.0.0/8")[0].model is None
 
 
 def test_adapters_of_vllm_may_be_json() -> None:

@@ -1,0 +1,257 @@
+"""Remote adapters: loads adapters from their sources under a name, at an admin's call or when a request names one.
+
+    model: org/name ---> bring ---+
+                                  +--> one download for each source --> engine --> the name can be used
+    load_lora_adapter --> load ---+
+
+Names that requests brought may be unloaded again for others, fairly among tenants; names of the operator's and of
+admins never are. A request never replaces what a name stands for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...engine.adapter_sources.download_cache import CacheFull
+from ...engine.adapter_sources.source_uri import AdapterSource, has_scheme, is_hub_name, parse_source
+from ...engine.errors import AdapterUnavailable, DeadlineExceeded, EngineError, RequestError, UnknownModel
+from ...engine.types import AdapterInfo
+
+if TYPE_CHECKING:
+    from ...engine.adapter_sources.adapter_fetcher import AdapterFetcher, Download, FetchedAdapter
+    from ...engine.serving.engine_client import EngineClient
+
+WAIT_SECONDS = 60.0
+"""Most time that a request waits for its adapter."""
+REMEMBERED_SECONDS = 30.0
+"""Time for which requests get the error of a download that failed, without another try."""
+MOST_LOADS = 4
+"""Downloads of one tenant at a time."""
+MOST_WAITING = 256
+"""Requests of one tenant that wait for adapters."""
+_MOST_EVICTIONS = 8  # for room in the cache on disk, at one load
+
+logger = logging.getLogger("rootgraft.adapters")
+
+
+class RemoteAdapters:
+    """Adapters of one engine that come from sources. Belongs to the server's event loop.
+
+    Args:
+        fetcher: brings them to this machine.
+        client: of the engine.
+        lora_dir: ``--lora-dir``, whose folders come before names on the Hub.
+        most_names: names that requests may bring; beyond it, the one used longest ago is unloaded.
+        named: adapters of ``--lora-modules`` that were fetched at the start.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        fetcher: AdapterFetcher,
+        client: EngineClient,
+        *,
+        lora_dir: str | None = None,
+        most_names: int = 1,
+        named: Mapping[str, FetchedAdapter] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._fetcher = fetcher
+        self._client = client
+        self._root = None if lora_dir is None else Path(lora_dir)
+        self._most_names = most_names
+        self._clock = clock
+        self._fetched = {str(each.folder): each for each in (named or {}).values()}
+        self._downloads: dict[str, tuple[AdapterSource, Download]] = {}  # by name
+        self._loads: dict[str, asyncio.Task[None]] = {}  # of requests, by name
+        self._loading_for: Counter[str] = Counter()  # by tenant
+        self._waiting_for: Counter[str] = Counter()
+        self._failures: dict[str, tuple[float, EngineError]] = {}
+        self._brought: OrderedDict[str, str] = OrderedDict()  # name -> tenant; the one used last at the end
+
+    def source_of(self, path: str) -> AdapterSource | None:
+        """Return the source that a request names by ``lora_path``; None for a folder below ``--lora-dir``.
+
+        Raises:
+            RequestError: it is malformed, or ``--adapter-sources`` does not list it.
+        """
+        if has_scheme(path):
+            source = parse_source(path, "lora_path")
+            self._fetcher.policy.check(source, "lora_path")
+            return source
+        return parse_source(path) if self.may_name(path) else None
+
+    def may_name(self, name: str) -> bool:
+        """Return whether requests may name an adapter that is not loaded: as on the Hub, ``org/name@revision``."""
+        return is_hub_name(name) and self._fetcher.policy.allows(parse_source(name)) and not self._is_folder(name)
+
+    def origin(self, info: AdapterInfo) -> AdapterSource | None:
+        """Return the pinned source of an adapter; None if it was loaded from a folder."""
+        found = self._fetched.get(info.path)
+        return None if found is None else found.origin
+
+    def downloads(self) -> list[dict[str, object]]:
+        """Return the downloads in progress, as ``/v1/adapters`` lists them."""
+        rows = []
+        for name, (source, download) in self._downloads.items():
+            place = source.last_part if source.scheme == "file" else str(source)
+            info = AdapterInfo(name, place, "downloading", "source", bytes=download.progress.total)
+            rows.append({**asdict(info), "bytes_here": download.progress.done})
+        return rows
+
+    async def load(self, name: str, source: AdapterSource, *, replace: bool) -> None:
+        """Load an adapter under a name, for an admin.
+
+        Raises:
+            RequestError: it cannot be loaded, or the name is in use and not to be replaced.
+            AdapterUnavailable: its source does not answer, or it is being loaded for another call.
+            EngineDead: the engine is gone.
+        """
+        if not replace and name in self._client.adapters:
+            raise RequestError(
+                f"The adapter {name!r} is loaded already; unload it, or ask to replace it.", param="name"
+            )
+        await self._load(name, source, replace=replace)
+        self._brought.pop(name, None)
+        self._failures.pop(name, None)
+
+    def touch(self, name: str) -> None:
+        """Note that a request uses an adapter that is loaded."""
+        if name in self._brought:
+            self._brought.move_to_end(name)
+
+    async def bring(self, name: str, tenant: str, timeout: float | None) -> None:
+        """Load the adapter that a request names. All requests that name it meanwhile wait for one download.
+
+        Args:
+            timeout: seconds that the request has; None for no bound.
+
+        Raises:
+            UnknownModel: there is none, or it may not be read.
+            RequestError: it is too large, no adapter, or of another base model.
+            AdapterUnavailable: it is still being downloaded, or its source does not answer.
+            DeadlineExceeded: the request has no time left.
+        """
+        self._raise_remembered(name)
+        task = self._loads.get(name) or self._begin(name, tenant)
+        if self._waiting_for[tenant] >= MOST_WAITING:
+            raise AdapterUnavailable(f"{MOST_WAITING} requests wait for adapters already: ask again later.")
+        self._waiting_for[tenant] += 1
+        try:
+            limit = WAIT_SECONDS if timeout is None else min(WAIT_SECONDS, timeout)
+            await asyncio.wait({task}, timeout=limit)
+        finally:
+            self._waiting_for[tenant] -= 1
+        if task.done():
+            return task.result()
+        if timeout is not None and timeout <= WAIT_SECONDS:
+            raise DeadlineExceeded(
+                f"The adapter was not loaded within the {timeout:g} seconds that the request was given."
+            )
+        raise AdapterUnavailable(f"The adapter {name!r} is being loaded: {self._state(name)}. Ask again in a while.")
+
+    async def release_unused(self) -> None:
+        """Give back the files of adapters that the engine no longer has under any name."""
+        if not self._fetched:
+            return
+        known = dict(self._fetched)
+        used = {info.path for info in await self._client.list_adapters()}
+        for folder, fetched in known.items():
+            if folder not in used and self._fetched.pop(folder, None) is not None:
+                await asyncio.to_thread(self._fetcher.release, fetched)
+
+    def _begin(self, name: str, tenant: str) -> asyncio.Task[None]:
+        if self._loading_for[tenant] >= MOST_LOADS:
+            raise AdapterUnavailable(f"{MOST_LOADS} adapters are being downloaded already: ask again later.")
+        self._loading_for[tenant] += 1
+        task = self._loads[name] = asyncio.create_task(self._bring(name, tenant))
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # seen, if nobody waits any more
+        return task
+
+    async def _bring(self, name: str, tenant: str) -> None:
+        try:
+            while len(self._brought) >= self._most_names:
+                await self._unload_one()
+            await self._load_with_room(name)
+            self._brought[name] = tenant
+        except EngineError as error:
+            if isinstance(error, RequestError) and error.param is None:
+                error.param = "model"
+            if not isinstance(error, CacheFull):  # which passes as soon as any name is unloaded
+                self._remember(name, error)
+            raise
+        finally:
+            del self._loads[name]
+            self._loading_for[tenant] -= 1
+
+    async def _load_with_room(self, name: str) -> None:
+        for _ in range(_MOST_EVICTIONS):
+            try:
+                return await self._load(name, parse_source(name), replace=False)
+            except CacheFull:
+                if not self._brought:
+                    raise
+                await self._unload_one()
+        return await self._load(name, parse_source(name), replace=False)
+
+    async def _load(self, name: str, source: AdapterSource, *, replace: bool) -> None:
+        await self.release_unused()
+        if name in self._downloads:
+            raise AdapterUnavailable(f"An adapter is being downloaded under the name {name!r}: {self._state(name)}.")
+        self._downloads[name] = source, self._fetcher.begin(source)
+        try:
+            fetched = await asyncio.wrap_future(self._downloads[name][1].result)
+            try:
+                await self._client.load_adapter(name, str(fetched.folder), replace=replace, trusted=True)
+            except BaseException as error:
+                await asyncio.to_thread(self._fetcher.release, fetched)
+                if isinstance(error, RequestError) and error.param != "name":
+                    raise RequestError(
+                        f"{fetched.origin} cannot be served: {error}", param="model", code="adapter_not_supported"
+                    ) from None
+                raise
+            self._fetched[str(fetched.folder)] = fetched
+        finally:
+            del self._downloads[name]
+
+    async def _unload_one(self) -> None:
+        """Unload the name that was used longest ago, of the tenant that has brought the most."""
+        tenant = Counter(self._brought.values()).most_common(1)[0][0]
+        name = next(name for name, owner in self._brought.items() if owner == tenant)
+        del self._brought[name]
+        logger.info("unloading %s, which was used longest ago, for another adapter", name)
+        with contextlib.suppress(UnknownModel):
+            await self._client.unload_adapter(name)
+        await self.release_unused()
+
+    def _is_folder(self, name: str) -> bool:
+        try:
+            return self._root is not None and (self._root / name).is_dir()
+        except OSError:
+            return False
+
+    def _state(self, name: str) -> str:
+        """Return how far a load is, in words."""
+        if name not in self._downloads:
+            return "waiting for its turn"
+        progress = self._downloads[name][1].progress
+        return f"{progress.state}, {progress.amount}" if progress.total else progress.state
+
+    def _remember(self, name: str, error: EngineError) -> None:
+        now = self._clock()
+        self._failures = {key: found for key, found in self._failures.items() if found[0] > now}
+        self._failures[name] = now + REMEMBERED_SECONDS, error
+        logger.warning("%s: %s", name, error)
+
+    def _raise_remembered(self, name: str) -> None:
+        until, error = self._failures.get(name, (0.0, None))
+        if error is not None and self._clock() < until:
+            raise error.with_traceback(None)

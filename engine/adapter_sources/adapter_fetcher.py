@@ -1,0 +1,327 @@
+"""Adapter fetcher: downloads adapters on threads of its own, checks them, and keeps them in the cache on disk.
+
+    source --find--> version --known?--> content in the cache
+                        |                     ^
+                        +-- download, check --+ publish
+
+A source that is pinned and in the cache is not asked at all. One that does not answer is taken as it was last seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import logging
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import SplitResult
+
+from ..checkpoint.locate import cache_folder
+from ..config import EngineConfig
+from ..errors import AdapterUnavailable, ConfigError, EngineError, RequestError
+from .checked_http import CheckedHttp
+from .download_cache import DownloadCache
+from .hub_client import HubClient
+from .local_client import LocalClient
+from .object_store_client import NEEDS_EXTRA, ObjectStoreClient
+from .partial_download import DownloadLimits, DownloadProgress, download_file
+from .remote_files import RemoteAdapter, SourceChanged, SourceClient, TransferBroken, content_digest
+from .source_policy import SourcePolicy
+from .source_uri import AdapterSource
+from .web_client import WebClient
+
+_THREADS = 8
+_TRIES = 2  # of a download whose source changes meanwhile, or whose earlier part turns out damaged
+_POLL_SECONDS = 0.1
+
+logger = logging.getLogger("rootgraft.adapters")
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedAdapter:
+    """An adapter on this machine.
+
+    Attributes:
+        folder: with its two files, until it is released.
+        origin: its source, pinned to what it was found to be.
+    """
+
+    folder: Path
+    origin: AdapterSource
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """A fetch in progress.
+
+    Attributes:
+        result: of the fetch; it raises as ``AdapterFetcher.fetch``.
+        progress: read by any thread.
+    """
+
+    result: Future[FetchedAdapter]
+    progress: DownloadProgress
+
+
+class AdapterFetcher:
+    """Fetches adapters. Its methods may be called from any thread.
+
+    Args:
+        policy: what may be loaded, and where downloads may connect to.
+        root: folder of the cache, made when the first adapter is fetched.
+        most_cache_bytes: of the cache.
+        limits: of one download.
+    """
+
+    def __init__(self, policy: SourcePolicy, root: Path, most_cache_bytes: int, limits: DownloadLimits) -> None:
+        self.policy = policy
+        self._root = root
+        self._most_cache_bytes = most_cache_bytes
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._cache: DownloadCache | None = None
+        self._running: dict[asyncio.AbstractEventLoop, asyncio.Task[FetchedAdapter]] = {}
+        self._closed = False
+        self._threads = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="adapter-downloads")
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> AdapterFetcher:
+        """Return the fetcher that the options describe.
+
+        Raises:
+            ConfigError: an entry of ``--adapter-sources`` is malformed, or needs a package that is not installed.
+        """
+        policy = SourcePolicy(config.adapter_sources)
+        if policy.names_buckets and find_spec("s3fs") is None:
+            raise ConfigError(f"--adapter-sources: {NEEDS_EXTRA}")
+        folder = config.adapter_cache_dir
+        root = cache_folder().parent / "adapters" if folder is None else Path(folder).expanduser()
+        limits = DownloadLimits(config.max_adapter_bytes, config.adapter_download_timeout)
+        return cls(policy, root, config.max_adapter_cache_bytes, limits)
+
+    def begin(self, source: AdapterSource, *, trusted: bool = False) -> Download:
+        """Begin to fetch an adapter.
+
+        Args:
+            trusted: named by the operator, so that host and folder need not be listed.
+        """
+        progress = DownloadProgress()
+        return Download(self._threads.submit(self._run, source, trusted, progress), progress)
+
+    def fetch(self, source: AdapterSource, *, trusted: bool = False) -> FetchedAdapter:
+        """Fetch an adapter, and wait for it.
+
+        Raises:
+            AdapterNotFound: there is none, or it may not be read.
+            RequestError: it is not allowed, too large, no adapter, or damaged.
+            AdapterUnavailable: its source does not answer, time is up, or the cache is full or cannot be written.
+        """
+        return self.begin(source, trusted=trusted).result.result()
+
+    def release(self, fetched: FetchedAdapter) -> None:
+        """Give an adapter back that nobody reads any more."""
+        self._opened_cache().release(fetched.folder)
+
+    def close(self) -> None:
+        """End all downloads, and give back all adapters. What has come stays in the cache."""
+        with self._lock:
+            self._closed = True
+            for loop, task in self._running.items():
+                loop.call_soon_threadsafe(task.cancel)
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        if self._cache is not None:
+            self._cache.close()
+
+    def _opened_cache(self) -> DownloadCache:
+        with self._lock:
+            if self._cache is None:
+                self._cache = DownloadCache(self._root, self._most_cache_bytes)
+            return self._cache
+
+    def _run(self, source: AdapterSource, trusted: bool, progress: DownloadProgress) -> FetchedAdapter:
+        """Fetch on an event loop of this thread."""
+        try:
+            return asyncio.run(self._watched(source, trusted, progress))
+        except EngineError:
+            raise
+        except asyncio.CancelledError:
+            raise AdapterUnavailable("The server is shutting down.") from None
+        except TimeoutError:
+            raise AdapterUnavailable(
+                f"{source} was not downloaded within {self._limits.seconds:g} seconds (--adapter-download-timeout). "
+                "What has come is kept, and the next download goes on from there."
+            ) from None
+        except TransferBroken as error:
+            raise AdapterUnavailable(f"{source} cannot be downloaded now: {error}.") from error
+        except OSError as error:
+            logger.error("the cache of adapters cannot be written: %s", error)
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            reason = "the disk of the cache is full" if full else "the cache cannot be written"
+            raise AdapterUnavailable(f"{source} cannot be downloaded: {reason}.") from error
+
+    async def _watched(self, source: AdapterSource, trusted: bool, progress: DownloadProgress) -> FetchedAdapter:
+        """Fetch within the time given, as a task that ``close`` can cancel."""
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+        with self._lock:
+            if self._closed:
+                raise AdapterUnavailable("The server is shutting down.")
+            self._running[loop] = task
+        try:
+            async with asyncio.timeout(self._limits.seconds):
+                return await _Fetch(self._opened_cache(), self.policy, self._limits, source, trusted, progress).run()
+        finally:
+            with self._lock:
+                del self._running[loop]
+
+
+class _Fetch:
+    """One fetch, on one thread."""
+
+    def __init__(
+        self,
+        cache: DownloadCache,
+        policy: SourcePolicy,
+        limits: DownloadLimits,
+        source: AdapterSource,
+        trusted: bool,
+        progress: DownloadProgress,
+    ) -> None:
+        self._cache = cache
+        self._limits = limits
+        self._source = source
+        self._progress = progress
+        self._client = None if self._is_at_hand() else _client_of(source, policy, trusted)
+
+    async def run(self) -> FetchedAdapter:
+        """Return the adapter, from the cache or downloaded."""
+        if self._client is None:
+            found = self._from_cache(None)
+            if found is not None:
+                return found
+            raise AdapterUnavailable(f"{self._source} was removed from the cache just now: try it again.")
+        for _ in range(_TRIES):
+            try:
+                remote = await self._client.find()
+            except TransferBroken as error:
+                found = self._from_cache(None)
+                if found is None:
+                    raise
+                logger.warning("%s: %s; taken as it was last seen, %s", self._source, error, found.origin)
+                return found
+            try:
+                return self._from_cache(remote.version) or await self._downloaded(remote)
+            except SourceChanged as error:
+                logger.warning("%s: %s; downloading it again", self._source, error)
+        raise AdapterUnavailable(f"{self._source} changed while it was downloaded, {_TRIES} times: try it again.")
+
+    def _is_at_hand(self) -> bool:
+        """Whether the source is pinned and in the cache, so that it need not be asked."""
+        return self._source.is_pinned and self._known(None) is not None
+
+    def _known(self, version: str | None) -> tuple[str, str] | None:
+        """Return digest and version of the source's content, if it is in the cache."""
+        digest = self._source.digest
+        if digest:
+            return (digest, "") if self._cache.holds(digest) else None
+        return None if version == "" else self._cache.find(self._name_of(version), version)
+
+    def _name_of(self, version: str | None) -> str:
+        """Return what the cache knows a version by: a commit of the Hub by its own name, whatever branch it is on."""
+        is_commit = self._source.scheme == "hf" and version
+        return str(self._source.pinned(version, "") if is_commit and version else self._source)
+
+    def _from_cache(self, version: str | None) -> FetchedAdapter | None:
+        known = self._known(version)
+        folder = None if known is None else self._cache.use(known[0])
+        if known is None or folder is None:
+            return None
+        fetched = self._noted(folder, known[0], known[1])
+        logger.info("%s: in the cache", fetched.origin)
+        return fetched
+
+    def _noted(self, folder: Path, digest: str, version: str) -> FetchedAdapter:
+        """Return content in the cache as an adapter, and note which version of its source it is."""
+        if version:
+            for name in {str(self._source), self._name_of(version)}:
+                self._cache.note(name, version, digest)
+        return FetchedAdapter(folder, self._source.pinned(version if self._source.scheme == "hf" else "", digest))
+
+    async def _downloaded(self, remote: RemoteAdapter) -> FetchedAdapter:
+        """Download into a folder that no other download has, here or in another process."""
+        self._limits.check_sizes(remote)
+        resumable = remote.version and remote.config.can_resume and remote.weights.can_resume
+        text = f"{self._source.scheme}://{self._source.location} {remote.version}" if resumable else uuid.uuid4().hex
+        key = hashlib.sha256(text.encode()).hexdigest()
+        while True:
+            with self._cache.partial(key) as partial:
+                if partial is not None:
+                    found = self._from_cache(remote.version)
+                    return found or await self._downloaded_to(partial, remote, keep=bool(resumable))
+            self._progress.state = "waiting for another download"
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def _downloaded_to(self, partial: Path, remote: RemoteAdapter, *, keep: bool) -> FetchedAdapter:
+        assert self._client is not None
+        began = time.monotonic()
+        try:
+            self._cache.reserve(partial, self._limits.bytes_of(remote))
+            for file in (remote.config, remote.weights):
+                await download_file(self._client, file, partial, self._limits, self._progress, self._source)
+            digest = content_digest(partial)
+            if self._source.digest not in ("", digest):
+                keep = False
+                raise RequestError(
+                    f"{self._source} has other content: its SHA-256 is {digest}. Name that one, or look for who has "
+                    "changed it.",
+                    code="adapter_digest_mismatch",
+                )
+            folder = self._cache.publish(partial, digest)
+        except (RequestError, SourceChanged):
+            keep = False
+            raise
+        finally:
+            if not keep:
+                shutil.rmtree(partial, ignore_errors=True)
+        fetched = self._noted(folder, digest, remote.version)
+        logger.info("%s: downloaded, %s in %.1f s", fetched.origin, self._progress.amount, time.monotonic() - began)
+        return fetched
+
+
+def _client_of(source: AdapterSource, policy: SourcePolicy, trusted: bool) -> SourceClient:
+    """Return the client of a source, under the rules for who has named it."""
+    match source.scheme:
+        case "hf":
+            return HubClient(source, policy.allows_address)
+        case "s3":
+            return ObjectStoreClient(source)
+        case "file":
+            return LocalClient(source, None if trusted else policy.folders)
+    return WebClient(_web_rules(source, policy, trusted), source)
+
+
+def _web_rules(source: AdapterSource, policy: SourcePolicy, trusted: bool) -> CheckedHttp:
+    host, _, port = source.location.partition("/")[0].rpartition(":")
+    named = (host.strip("[]"), int(port)) if host and port.isdecimal() else (source.location.partition("/")[0], 443)
+    return CheckedHttp(
+        policy.allows_address, _listed_by(policy), trusted=frozenset({named}) if trusted else frozenset()
+    )
+
+
+def _listed_by(policy: SourcePolicy) -> Callable[[SplitResult], bool]:
+    """Return the rule for redirects of web servers: to listed places alone."""
+
+    def may_follow(target: SplitResult) -> bool:
+        place = target.netloc.lower().removesuffix(":443") + target.path
+        segments: Sequence[str] = target.path.split("/")
+        return target.scheme == "https" and ".." not in segments and policy.lists("https", place)
+
+    return may_follow

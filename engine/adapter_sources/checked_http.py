@@ -1,0 +1,186 @@
+"""Checked HTTP: requests that connect to allowed addresses alone, and follow redirects only where they may lead.
+
+The address is checked when the socket to it is made, for the very address that is connected to, so that a name cannot
+stand for another one between check and use. Through a proxy of the environment's (``HTTPS_PROXY``) it is the proxy that
+looks names up and connects; addresses in URLs are checked all the same. No cookies, no other credentials.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from urllib.parse import SplitResult, urljoin, urlsplit
+from urllib.request import getproxies_environment, proxy_bypass_environment
+
+import aiohttp
+from yarl import URL
+
+from ..errors import RequestError, quoted
+from .remote_files import TransferBroken
+
+_MOST_REDIRECTS = 5
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_CONNECT_SECONDS = 10
+_SILENT_SECONDS = 30
+_CHUNK = 1 << 18
+_BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
+_PORTS = {"https": 443, "http": 80}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedHttp:
+    """Makes requests under rules.
+
+    Attributes:
+        allows_address: whether an IP address may be connected to.
+        may_follow: whether a redirect may lead to a URL; scheme and address are checked besides.
+        trusted: host and port of URLs that the operator has named, at whatever address they are.
+        plain: whether ``http`` is allowed as well, for a Hub of the operator's own.
+        secrets: headers for the origin of the first URL alone.
+    """
+
+    allows_address: Callable[[str], bool]
+    may_follow: Callable[[SplitResult], bool]
+    trusted: frozenset[tuple[str, int]] = frozenset()
+    plain: bool = False
+    secrets: Mapping[str, str] = field(default_factory=dict)
+
+    @asynccontextmanager
+    async def request(
+        self, method: str, url: str, headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request and yield the response behind all redirects.
+
+        Raises:
+            RequestError: a redirect or an address that is not allowed.
+            TransferBroken: no connection, no answer, or it broke off; also while the body is read.
+        """
+        first = _origin(urlsplit(url))
+        for _ in range(_MOST_REDIRECTS + 1):
+            parts = self._checked(url)
+            sent = {"Accept-Encoding": "identity", **(headers or {})}
+            sent |= self.secrets if _origin(parts) == first else {}
+            async with self._sent(method, url, parts, sent) as response:
+                location = response.headers.get("Location")
+                if response.status not in _REDIRECTS or location is None:
+                    yield response
+                    return
+            target = urljoin(url, location)
+            if not self._leads_well(target, first):
+                raise RequestError(
+                    f"{_shown(url)} redirects to {_shown(target)}, where --adapter-sources does not lead.",
+                    code="adapter_source_not_allowed",
+                )
+            url = target
+        raise RequestError(f"{_shown(url)} redirects more than {_MOST_REDIRECTS} times.")
+
+    def _checked(self, url: str) -> SplitResult:
+        parts = urlsplit(url)
+        if parts.scheme not in (("https", "http") if self.plain else ("https",)) or not parts.hostname:
+            raise RequestError(f"{_shown(url)} is not a URL with https://.", code="adapter_source_not_allowed")
+        return parts
+
+    def _leads_well(self, target: str, first: tuple[str, str, int]) -> bool:
+        try:
+            parts = urlsplit(target)
+            same = _origin(parts) == first
+        except ValueError:
+            return False
+        return parts.username is None and (same or self.may_follow(parts))
+
+    @asynccontextmanager
+    async def _sent(
+        self, method: str, url: str, parts: SplitResult, headers: Mapping[str, str]
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        _, host, port = _origin(parts)
+        is_trusted, proxy = (host, port) in self.trusted, _proxy_for(parts)
+        refused: list[str] = []
+
+        def open_socket(info: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
+            address = str(info[4][0])
+            if not (is_trusted or proxy or self.allows_address(address)):
+                refused.append(address)
+                raise OSError(f"{address} is not allowed")
+            return socket.socket(info[0], info[1], info[2])
+
+        if proxy and _is_address(host) and not (is_trusted or self.allows_address(host)):
+            raise _refusal(host, host)
+
+        connector = aiohttp.TCPConnector(
+            socket_factory=open_socket, force_close=True, ssl=ssl.create_default_context(), use_dns_cache=False
+        )
+        async with aiohttp.ClientSession(
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=_SILENT_SECONDS),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            trust_env=False,
+        ) as session:
+            try:
+                response = await session.request(
+                    method, URL(url, encoded=True), headers=headers, allow_redirects=False, proxy=proxy
+                )
+            except (*_BROKEN, ValueError) as error:
+                if refused:
+                    raise _refusal(host, refused[0]) from None
+                raise TransferBroken(f"{host} does not answer: {_reason(error)}") from error
+            async with response:
+                try:
+                    yield response
+                finally:
+                    if response.connection is not None and response.connection.transport is not None:
+                        response.connection.transport.abort()  # the rest of the body is not waited for
+
+
+async def read_chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Yield the body of a response. Raises TransferBroken."""
+    try:
+        async for chunk in response.content.iter_chunked(_CHUNK):
+            yield chunk
+    except _BROKEN as error:
+        raise TransferBroken(f"{response.url.host} broke off: {_reason(error)}") from error
+
+
+def _refusal(host: str, address: str) -> RequestError:
+    return RequestError(
+        f"{host} has the address {address}, which is not a public one, nor of a network that --adapter-sources lists.",
+        code="adapter_source_not_allowed",
+    )
+
+
+def _proxy_for(parts: SplitResult) -> str | None:
+    """Return the proxy that the environment names for a URL; None if there is none, or ``NO_PROXY`` excludes it."""
+    proxy = getproxies_environment().get(parts.scheme)
+    return None if proxy is None or proxy_bypass_environment(parts.netloc.rpartition("@")[2]) else proxy
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _origin(parts: SplitResult) -> tuple[str, str, int]:
+    """Return scheme, host and port. Raises ValueError for a port that is none."""
+    return parts.scheme, (parts.hostname or "").lower(), parts.port or _PORTS.get(parts.scheme, 0)
+
+
+def _shown(url: str) -> str:
+    """Return a URL as errors show it: without its query, which may be a signature."""
+    return quoted(url.partition("?")[0])
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.ClientConnectorSSLError):
+        return "its certificate is not accepted"
+    if isinstance(error, TimeoutError):
+        return f"nothing came for {_SILENT_SECONDS} seconds"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return "no connection"
+    return "the connection broke off" if isinstance(error, aiohttp.ClientError | OSError) else "no HTTP"

@@ -1,0 +1,287 @@
+"""Download cache: adapters on disk by their content, shared by processes and bounded in bytes.
+
+    content/DIGEST/         whole adapters: adapter_config.json and adapter_model.safetensors
+    versions/KEY.json       which content a source had at a version: a commit, an ETag
+    partial/KEY/            a download in progress, to go on from; locked by KEY.lock
+    users/ID/N/             hard links of a process to what it uses; the process holds ID.lock as long as it runs
+
+Content gets its name by one rename, once it is whole. What has links in ``users`` is not evicted, and eviction never
+takes files from under a process, which has its own links. Every change of names is made under ``cache.lock``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from ..errors import AdapterUnavailable
+from .remote_files import CONFIG, WEIGHTS, content_digest
+
+_FOLDERS = ("content", "versions", "partial", "users")
+_RESERVED = "reserved"  # in a folder of ``partial``: bytes that the download will have
+
+
+class CacheFull(AdapterUnavailable):
+    """No room for a download, as adapters in use fill the cache."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A folder of ``content`` or ``partial``."""
+
+    path: Path
+    num_bytes: int
+    used: float
+    is_free: bool
+
+
+class DownloadCache:
+    """Cache of one process. Its methods may be called from any thread.
+
+    Args:
+        root: the folder, made if need be.
+        most_bytes: of content and downloads in progress.
+
+    Raises:
+        AdapterUnavailable: the folder cannot be written.
+    """
+
+    def __init__(self, root: Path, most_bytes: int) -> None:
+        self._root = root
+        self._most_bytes = most_bytes
+        self._numbers = itertools.count()
+        self._verified: set[str] = set()
+        try:
+            for name in _FOLDERS:
+                (root / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self._locked():
+                self._drop_dead_users()
+                self._own = root / "users" / uuid.uuid4().hex
+                self._own.mkdir(mode=0o700)
+                self._alive = _lock_file(self._own.with_suffix(".lock"))
+        except OSError as error:
+            raise AdapterUnavailable(
+                f"The cache of adapters (--adapter-cache-dir) cannot be written: {error.strerror}."
+            ) from error
+
+    def find(self, source: str, version: str | None) -> tuple[str, str] | None:
+        """Return digest and version of the content that a source is known to have had.
+
+        Args:
+            version: None for the one seen last.
+        """
+        try:
+            found = json.loads(self._note_of(source).read_bytes())
+            digest, seen = str(found["digest"]), str(found["version"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return (digest, seen) if version in (None, seen) and self.holds(digest) else None
+
+    def holds(self, digest: str) -> bool:
+        return (self._content(digest) / WEIGHTS).is_file()
+
+    def use(self, digest: str) -> Path | None:
+        """Return a folder with this content that stays until ``release``; None if it is not here, or damaged."""
+        with self._locked():
+            folder = self._linked(digest)
+        if folder is None or digest in self._verified:
+            return folder
+        if content_digest(folder) == digest:
+            self._verified.add(digest)
+            return folder
+        with self._locked():
+            shutil.rmtree(self._content(digest), ignore_errors=True)
+        self.release(folder)
+        return None
+
+    def release(self, folder: Path) -> None:
+        """Give a folder of ``use`` or ``publish`` back: its content may be evicted, unless others use it."""
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def note(self, source: str, version: str, digest: str) -> None:
+        """Note which content a source has at a version."""
+        note = {"source": source, "version": version, "digest": digest}
+        target = self._note_of(source)
+        made = target.with_suffix(f".{uuid.uuid4().hex}")
+        made.write_text(json.dumps(note), "utf-8")
+        os.replace(made, target)
+
+    @contextmanager
+    def partial(self, key: str) -> Iterator[Path | None]:
+        """Lock the folder of a download within the block; None if another one has it, here or in another process."""
+        path = self._root / "partial" / key
+        lock = _try_lock(path.with_suffix(".lock"))
+        if lock is None:
+            yield None
+            return
+        with lock:
+            path.mkdir(mode=0o700, exist_ok=True)
+            yield path
+            if not path.exists():  # published: nobody goes on from it
+                path.with_suffix(".lock").unlink(missing_ok=True)
+
+    def reserve(self, partial: Path, num_bytes: int) -> None:
+        """Make room for a download. Raises CacheFull if what is in use leaves none."""
+        with self._locked():
+            (partial / _RESERVED).write_text(str(num_bytes))
+            self._evict()
+
+    def publish(self, partial: Path, digest: str) -> Path:
+        """Make a whole download content, and return a folder with it as ``use`` does."""
+        for name in (CONFIG, WEIGHTS):
+            with (partial / name).open("rb") as file:
+                os.fsync(file.fileno())
+        with self._locked():
+            (partial / _RESERVED).unlink(missing_ok=True)
+            if not self.holds(digest):
+                shutil.rmtree(self._content(digest), ignore_errors=True)
+                os.replace(partial, self._content(digest))
+            else:
+                shutil.rmtree(partial)
+            self._verified.add(digest)
+            folder = self._linked(digest)
+            assert folder is not None
+            return folder
+
+    def close(self) -> None:
+        """Give back all folders of this process."""
+        with self._locked():
+            shutil.rmtree(self._own, ignore_errors=True)
+            self._own.with_suffix(".lock").unlink(missing_ok=True)
+            self._alive.close()
+
+    def _content(self, digest: str) -> Path:
+        return self._root / "content" / digest
+
+    def _note_of(self, source: str) -> Path:
+        return self._root / "versions" / f"{hashlib.sha256(source.encode()).hexdigest()}.json"
+
+    def _linked(self, digest: str) -> Path | None:
+        """Link content to a folder of this process, and mark it used."""
+        folder = self._own / str(next(self._numbers))
+        folder.mkdir(mode=0o700)
+        try:
+            for name in (CONFIG, WEIGHTS):
+                _link(self._content(digest) / name, folder / name)
+            os.utime(self._content(digest))
+        except FileNotFoundError:
+            shutil.rmtree(folder)
+            return None
+        return folder
+
+    def _evict(self) -> None:
+        """Remove what was used longest ago, and nobody uses, until the cache is within its bound."""
+        self._drop_dead_users()
+        entries = sorted(self._entries(), key=lambda entry: entry.used)
+        excess = sum(entry.num_bytes for entry in entries) - self._most_bytes
+        free = [entry for entry in entries if entry.is_free]
+        if excess > sum(entry.num_bytes for entry in free):
+            used = sum(entry.num_bytes for entry in entries if not entry.is_free)
+            raise CacheFull(
+                f"The cache of adapters has no room: {used:,} bytes are in use or being downloaded, of "
+                f"{self._most_bytes:,} (--max-adapter-cache-bytes)."
+            )
+        for entry in free:
+            if excess <= 0:
+                break
+            if self._removed(entry.path):
+                excess -= entry.num_bytes
+
+    def _removed(self, path: Path) -> bool:
+        """Remove a folder; of ``partial`` only if no download has begun to go on from it."""
+        if path.parent.name != "partial":
+            shutil.rmtree(path, ignore_errors=True)
+            return True
+        lock = _try_lock(path.with_suffix(".lock"))
+        if lock is None:
+            return False
+        with lock:
+            shutil.rmtree(path, ignore_errors=True)
+            path.with_suffix(".lock").unlink(missing_ok=True)
+        return True
+
+    def _entries(self) -> Iterator[_Entry]:
+        for path in (self._root / "content").iterdir():
+            with suppress(OSError):
+                found = [(path / name).stat() for name in (CONFIG, WEIGHTS)]
+                is_free = all(each.st_nlink == 1 for each in found)
+                yield _Entry(path, sum(each.st_size for each in found), path.stat().st_mtime, is_free)
+        for path in (self._root / "partial").iterdir():
+            if path.is_dir():
+                with suppress(OSError):
+                    yield _Entry(path, _partial_bytes(path), path.stat().st_mtime, not _is_locked(path))
+
+    def _drop_dead_users(self) -> None:
+        """Remove the links of processes that have ended without ``close``."""
+        for path in (self._root / "users").glob("*.lock"):
+            lock = _try_lock(path)
+            if lock is not None:
+                with lock:
+                    shutil.rmtree(path.with_suffix(""), ignore_errors=True)
+                    path.unlink(missing_ok=True)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with _lock_file(self._root / "cache.lock"):
+            yield
+
+
+def _lock_file(path: Path) -> IO[bytes]:
+    """Open a file and wait for its lock, which ends when the file is closed or the process has ended."""
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def _try_lock(path: Path) -> IO[bytes] | None:
+    """Open and lock a file; None if it is locked, or was removed meanwhile."""
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            return file
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    file.close()
+    return None
+
+
+def _is_locked(partial: Path) -> bool:
+    lock = _try_lock(partial.with_suffix(".lock"))
+    if lock is None:
+        return True
+    lock.close()
+    return False
+
+
+def _partial_bytes(path: Path) -> int:
+    """Return the bytes that a download has, or will have if that is more."""
+    there = sum(file.stat().st_size for file in path.iterdir())
+    try:
+        return max(there, int((path / _RESERVED).read_text()))
+    except (OSError, ValueError):
+        return there
+
+
+def _link(source: Path, target: Path) -> None:
+    """Link a file, or copy it where the file system has no hard links."""
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copyfile(source, target)

@@ -1,0 +1,57 @@
+"""Named sources: adapters that the operator names by source and not by folder, in options and in calls of ``LLM``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from ..config import EngineConfig
+from ..errors import ConfigError, EngineError
+from .adapter_fetcher import AdapterFetcher, FetchedAdapter
+from .source_uri import AdapterSource, has_scheme, is_hub_name, parse_source
+
+
+def named_source(path: str, root: str | None) -> AdapterSource | None:
+    """Return the source that a path names; None if it is the path of a folder.
+
+    A name such as ``org/name`` is a folder where there is one, and of the Hub where there is none.
+
+    Args:
+        root: the folder that relative paths begin at; None for the working directory.
+
+    Raises:
+        RequestError: it looks like a source and is malformed.
+    """
+    if has_scheme(path) or (is_hub_name(path) and not (Path(root or "") / path).exists()):
+        return parse_source(path)
+    return None
+
+
+def fetch_named(config: EngineConfig, fetcher: AdapterFetcher) -> tuple[EngineConfig, Mapping[str, FetchedAdapter]]:
+    """Fetch the adapters of ``--lora-modules`` that are named by source, all at the same time.
+
+    Returns:
+        The options with their folders in place of their sources, and the adapters by name.
+
+    Raises:
+        ConfigError: the first that cannot be fetched.
+    """
+    begun, fetched = {}, {}
+    for name, path in config.named_adapters.items():
+        try:
+            if (source := named_source(path, config.lora_dir)) is not None:
+                begun[name] = fetcher.begin(source, trusted=True)
+        except EngineError as error:
+            raise ConfigError(f"--lora-modules {name}: {error}") from error
+    for name, download in begun.items():
+        try:
+            fetched[name] = download.result.result()
+        except EngineError as error:
+            path = config.named_adapters[name]
+            here = "" if has_scheme(path) else f"There is no folder {path} here. "
+            raise ConfigError(f"--lora-modules {name}: {here}{error}") from error
+    folders = config.named_adapters | {name: str(each.folder) for name, each in fetched.items()}
+    modules = tuple(json.dumps({"name": name, "path": folder}) for name, folder in folders.items())
+    return (replace(config, lora_modules=modules) if fetched else config), fetched

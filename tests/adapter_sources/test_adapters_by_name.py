@@ -1,0 +1,361 @@
+"""Adapters by name over HTTP: ``model: org/name``, ``load_lora_adapter`` with a source, tenants, waiting, errors.
+
+The engine is a fake that keeps names; the Hub is the stub, the cache and the downloads are real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.adapter_sources.hub_stub import HubStub
+from support.adapter_sources.source_files import CONFIG, WEIGHTS, adapter_files
+from support.api.api_fakes import FakeClient
+from support.api.api_live import make_state
+from support.api.key_files import entry, write
+
+from rootgraft.api.config import ServerConfig
+from rootgraft.api.generate import remote_adapters
+from rootgraft.api.generate.remote_adapters import RemoteAdapters
+from rootgraft.api.generate.server_state import ServerState
+from rootgraft.api.http.app import create_app
+from rootgraft.engine.adapter_sources.adapter_fetcher import AdapterFetcher
+from rootgraft.engine.errors import RequestError, UnknownModel
+from rootgraft.engine.types import AdapterInfo
+
+Make = Callable[..., AdapterFetcher]
+NAME = "acme/support"
+FILES = adapter_files()
+LOCAL = "127.0.0.0/8"
+LFS = f"/lfs/{hashlib.sha256(FILES[WEIGHTS]).hexdigest()}"
+
+
+class Engine(FakeClient):
+    """Keeps names of adapters, and refuses those whose config says that they are of another base model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads: list[tuple[str, bool]] = []
+
+    async def load_adapter(self, name: str, path: str, *, replace: bool = False, trusted: bool = False) -> None:
+        assert trusted and not (name in self.adapters and not replace)
+        self.loads.append((name, replace))
+        config = (Path(path) / CONFIG).read_bytes()
+        assert (Path(path) / WEIGHTS).is_file()
+        if b'"lora_alpha": 15' in config:
+            raise RequestError("The tensor q has shape [8, 4]; the base model's has 16.", param="q")
+        self.adapters[name] = AdapterInfo(name, path, "ready", "host")
+
+    async def unload_adapter(self, name: str) -> None:
+        if name not in self.adapters:
+            raise UnknownModel(name)
+        del self.adapters[name]
+
+    async def list_adapters(self) -> tuple[AdapterInfo, ...]:
+        return tuple(self.adapters.values())
+
+
+@dataclass
+class Server:
+    """The application in this process, with keys ``a`` and ``b`` of two tenants, ``narrow`` and ``admin``."""
+
+    state: ServerState
+    engine: Engine
+    http: httpx.AsyncClient
+    now: list[float] = field(default_factory=lambda: [0.0])
+
+    async def ask(self, model: str, key: str = "a", **headers: str) -> httpx.Response:
+        body = {"model": model, "messages": [{"role": "user", "content": "hi"}]}
+        headers = {"Authorization": f"Bearer {key}", **headers}
+        return await self.http.post("/v1/chat/completions", json=body, headers=headers)
+
+    async def load(self, name: str, path: str, **fields: Any) -> httpx.Response:
+        body = {"lora_name": name, "lora_path": path, **fields}
+        return await self.http.post("/v1/load_lora_adapter", json=body, headers={"Authorization": "Bearer admin"})
+
+    async def listed(self) -> dict[str, dict[str, Any]]:
+        answer = await self.http.get("/v1/adapters", headers={"Authorization": "Bearer admin"})
+        return {each["name"]: each for each in answer.json()["data"]}
+
+
+@pytest.fixture
+async def serve(tmp_path: Path, fetcher: Make) -> AsyncIterator[Callable[..., Server]]:
+    """Starts servers with these sources."""
+    clients: list[httpx.AsyncClient] = []
+    keys = [entry("a"), entry("b"), entry("narrow", adapters=["acme/only"]), entry("admin", scopes=["admin"])]
+    file = tmp_path / "keys.json"
+    write(file, *keys)
+
+    def start(*entries: str, most_names: int = 8, lora_dir: str | None = None, **options: Any) -> Server:
+        engine, now = Engine(), [0.0]
+        state = make_state(ServerConfig(api_key_file=str(file)))
+        state.client = engine  # type: ignore[assignment]
+        state.finds_adapters = lora_dir is not None
+        state.remote = RemoteAdapters(
+            fetcher(*entries, **options),
+            engine,  # type: ignore[arg-type]
+            lora_dir=lora_dir,
+            most_names=most_names,
+            clock=lambda: now[0],
+        )
+        transport = httpx.ASGITransport(app=create_app(state))
+        clients.append(httpx.AsyncClient(transport=transport, base_url="http://server", timeout=20))
+        return Server(state, engine, clients[-1], now)
+
+    yield start
+    for client in clients:
+        await client.aclose()
+
+
+def error_of(answer: httpx.Response) -> tuple[int, str, str]:
+    return answer.status_code, answer.json()["error"]["code"], answer.json()["error"]["param"]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+async def test_a_request_brings_the_adapter_that_it_names(hub: HubStub, serve: Any) -> None:
+    commit = hub.add(NAME, FILES)
+    server = serve("hf", LOCAL)
+    answers = await asyncio.gather(*(server.ask(NAME) for _ in range(8)))
+    assert {(each.status_code, each.json()["model"]) for each in answers} == {(200, NAME)}
+    assert server.engine.loads == [(NAME, False)] and len(hub.storage.gets(LFS)) == 1
+    seen = server.state.async_engine.seen
+    assert {each.adapter for each in seen} == {NAME}
+    card = await server.http.get(f"/v1/models/{NAME}", headers={"Authorization": "Bearer a"})
+    assert card.json()["root"] == f"hf://{NAME}@{commit}" and card.json()["parent"] == "tiny"
+    hub.server.asked.clear()
+    assert (await server.ask(NAME, "b")).status_code == 200 and not hub.server.asked
+
+    assert (await server.ask(f"{NAME}@{commit}")).json()["model"] == f"{NAME}@{commit}"
+    assert set(server.engine.adapters) == {NAME, f"{NAME}@{commit}"} and len(hub.storage.gets(LFS)) == 1
+
+
+async def test_all_routes_that_generate_bring_it_and_those_that_count_do_not(hub: HubStub, serve: Any) -> None:
+    hub.add(NAME, FILES)
+    message = {"role": "user", "content": "hi"}
+    for path, body in {
+        "/v1/completions": {"prompt": "hi"},
+        "/v1/responses": {"input": "hi"},
+        "/v1/messages": {"messages": [message], "max_tokens": 5},
+    }.items():
+        server = serve("hf", LOCAL)
+        answer = await server.http.post(path, json={"model": NAME, **body}, headers={"Authorization": "Bearer a"})
+        assert answer.status_code == 200 and answer.json()["model"] == NAME, answer.text
+        assert NAME in server.engine.adapters
+    server = serve("hf", LOCAL)
+    answer = await server.http.post(
+        "/tokenize", json={"model": NAME, "prompt": "hi"}, headers={"Authorization": "Bearer a"}
+    )
+    assert answer.status_code == 200 and not server.engine.adapters
+
+
+@pytest.mark.parametrize(
+    "entries, name, key",
+    [
+        ((), NAME, "a"),
+        (("hf://other",), NAME, "a"),
+        (("hf",), f"{NAME}@refs/pr/1", "a"),
+        (("hf",), "s3://bucket/a", "a"),
+        (("hf", "file:///"), "file:///tmp", "a"),
+        (("hf",), NAME, "narrow"),
+        (("hf",), "acme/only@main", "narrow"),
+    ],
+)
+async def test_what_may_not_be_loaded_does_not_exist_and_nobody_is_asked(
+    hub: HubStub, serve: Any, entries: tuple[str, ...], name: str, key: str
+) -> None:
+    hub.add(NAME, FILES)
+    hub.add("acme/only", FILES)
+    answer = await serve(*entries, LOCAL).ask(name, key)
+    assert error_of(answer) == (404, "model_not_found", "model") and "does not exist" in answer.text
+    assert not hub.server.asked
+
+
+async def test_errors_say_what_is_wrong_and_are_remembered_for_a_while(hub: HubStub, serve: Any) -> None:
+    server = serve("hf", LOCAL, most_bytes=len(FILES[WEIGHTS]))
+    hub.add("acme/large", {**FILES, WEIGHTS: FILES[WEIGHTS] + b"x"})
+    hub.add("acme/foreign", adapter_files(7))
+    hub.add("acme/model", {"config.json": b"{}"})
+    hub.add("acme/gated", FILES)
+    hub.repositories["acme/gated"].readers, hub.repositories["acme/gated"].is_gated = frozenset({"x"}), True
+    expected = {
+        "acme/none": (404, "model_not_found", "has no repository"),
+        "acme/gated": (404, "model_not_found", "is gated"),
+        "acme/model": (404, "model_not_found", "no adapter_config.json"),
+        "acme/large": (400, "adapter_too_large", "--max-adapter-bytes"),
+        "acme/foreign": (400, "adapter_not_supported", "cannot be served: The tensor q"),
+    }
+    for name, (status, code, text) in expected.items():
+        answer = await server.ask(name)
+        assert error_of(answer) == (status, code, "model") and text in answer.text, answer.text
+    hub.server.asked.clear()
+    for name, (status, code, _) in expected.items():
+        assert error_of(await server.ask(name)) == (status, code, "model")
+    assert not hub.server.asked
+    hub.repositories["acme/none"] = hub.repositories["acme/gated"]
+    hub.repositories["acme/none"].readers = frozenset()
+    server.now[0] += remote_adapters.REMEMBERED_SECONDS - 1
+    assert (await server.ask("acme/none")).status_code == 404
+    server.now[0] += 1
+    assert (await server.ask("acme/none")).status_code == 200
+
+
+async def test_a_silent_hub_is_a_503_that_may_be_asked_again(hub: HubStub, serve: Any) -> None:
+    hub.server.statuses[f"/{NAME}/resolve/main/{CONFIG}"] = 502
+    answer = await serve("hf", LOCAL).ask(NAME)
+    assert error_of(answer) == (503, "adapter_unavailable", None) and answer.headers["retry-after"] == "5"
+
+
+async def test_waiting_is_bounded_and_the_download_goes_on(
+    hub: HubStub, serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add(NAME, FILES)
+    event = hub.storage.holds[LFS] = threading.Event()
+    server = serve("hf", LOCAL)
+    late = await server.ask(NAME, **{"x-request-timeout": "0.05"})
+    assert error_of(late) == (504, "timeout", None)
+    monkeypatch.setattr(remote_adapters, "WAIT_SECONDS", 0.05)
+    await until(lambda: server.state.remote.downloads()[0]["bytes_here"] > 0)
+    busy = await server.ask(NAME)
+    assert error_of(busy) == (503, "adapter_unavailable", None) and "downloading, 0.0 of 0.2 MB" in busy.text
+    row = (await server.listed())[NAME]
+    assert row["state"] == "downloading" and 0 < row["bytes_here"] < row["bytes"] == len(FILES[WEIGHTS])
+    assert row["path"] == f"hf://{NAME}"
+    again = await server.load(NAME, "acme/support")
+    assert error_of(again) == (503, "adapter_unavailable", None)
+    event.set()
+    monkeypatch.setattr(remote_adapters, "WAIT_SECONDS", 20)
+    assert (await server.ask(NAME)).status_code == 200
+    assert len(hub.storage.gets(LFS)) == 1 and (await server.listed())[NAME]["state"] == "ready"
+
+
+async def test_a_request_has_what_its_adapter_left_of_its_time(hub: HubStub, serve: Any) -> None:
+    hub.add(NAME, FILES)
+    server = serve("hf", LOCAL)
+    assert (await server.ask(NAME, **{"x-request-timeout": "30"})).status_code == 200
+    assert (await server.ask(NAME, **{"x-request-timeout": "30"})).status_code == 200
+    first, second = (each.timeout for each in server.state.async_engine.seen)
+    assert first < 30 == second
+
+
+async def test_a_tenant_has_few_downloads_and_waiting_requests_at_a_time(
+    hub: HubStub, serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_adapters, "MOST_LOADS", 1)
+    monkeypatch.setattr(remote_adapters, "MOST_WAITING", 2)
+    for name in (NAME, "acme/second"):
+        hub.add(name, FILES)
+    event = hub.storage.holds[LFS] = threading.Event()
+    server = serve("hf", LOCAL)
+    waiting = [asyncio.create_task(server.ask(NAME)) for _ in range(2)]
+    await until(lambda: bool(server.state.remote.downloads()))
+    assert "1 adapters are being downloaded already" in (await server.ask("acme/second")).text
+    assert "2 requests wait for adapters already" in (await server.ask(NAME)).text
+    other = asyncio.create_task(server.ask("acme/second", "b"))  # another tenant is not held up
+    await until(lambda: len(server.state.remote.downloads()) == 2)
+    event.set()
+    assert {each.status_code for each in await asyncio.gather(*waiting, other)} == {200}
+
+
+async def test_names_that_requests_brought_make_room_fairly(hub: HubStub, serve: Any) -> None:
+    for number in range(6):
+        hub.add(f"acme/{number}", adapter_files(number % 3))
+    server = serve("hf", LOCAL, most_names=3)
+    assert (await server.load("mine", "acme/0")).status_code == 200
+    assert (await server.ask("acme/5", "b")).status_code == 200
+    for number in (0, 1, 0, 2):
+        assert (await server.ask(f"acme/{number}")).status_code == 200
+    # The one that was used longest ago is b's; but a has brought more, and its own least recent one goes.
+    assert set(server.engine.adapters) == {"mine", "acme/5", "acme/0", "acme/2"}
+    assert (await server.ask("acme/1")).status_code == 200  # from the cache, without a download
+    assert set(server.engine.adapters) == {"mine", "acme/5", "acme/2", "acme/1"}
+    assert (await server.load("acme/2", "acme/2", load_inplace=True)).status_code == 200  # now an admin's
+    for number in (3, 4):
+        await server.ask(f"acme/{number}")
+    assert {"mine", "acme/5", "acme/2"} <= set(server.engine.adapters) and len(server.engine.adapters) == 5
+
+
+async def test_a_full_cache_takes_room_from_names_of_requests(hub: HubStub, serve: Any) -> None:
+    size = sum(map(len, FILES.values()))
+    for number in range(3):
+        hub.add(f"acme/{number}", adapter_files(number))
+    server = serve("hf", LOCAL, most_cache_bytes=2 * size + 100)
+    for number in range(3):
+        assert (await server.ask(f"acme/{number}")).status_code == 200
+    assert set(server.engine.adapters) == {"acme/1", "acme/2"}
+    for name in ("one", "two"):
+        await server.load(name, f"acme/{(name == 'two' and 2) or 1}")
+    answer = await server.ask("acme/0")
+    assert error_of(answer) == (503, "adapter_unavailable", None) and "--max-adapter-cache-bytes" in answer.text
+    for name in ("one", "two"):
+        await server.http.post(
+            "/v1/unload_lora_adapter", json={"lora_name": name}, headers={"Authorization": "Bearer admin"}
+        )
+    assert (await server.ask("acme/0")).status_code == 200
+
+
+async def test_a_request_never_replaces_what_a_name_stands_for(hub: HubStub, serve: Any, tmp_path: Path) -> None:
+    hub.add(NAME, FILES)
+    hub.add("acme/other", adapter_files(1))
+    server = serve("hf", LOCAL, lora_dir=str(tmp_path / "folders"))
+    assert (await server.load(NAME, "acme/other")).status_code == 200
+    assert (await server.ask(NAME)).status_code == 200
+    assert server.engine.loads == [(NAME, False)]
+    assert (await server.listed())[NAME]["path"].startswith("hf://acme/other@")
+    (tmp_path / "folders" / "acme" / "local").mkdir(parents=True)
+    hub.add("acme/local", FILES)
+    await server.ask("acme/local")  # the engine itself loads it from --lora-dir
+    assert len(server.engine.loads) == 1
+
+
+async def test_admins_load_from_listed_sources(hub: HubStub, serve: Any, tmp_path: Path) -> None:
+    commit = hub.add(NAME, FILES)
+    newer = adapter_files(1)
+    server = serve("hf://acme", LOCAL)
+    loaded = await server.load("support", NAME)
+    assert (loaded.status_code, loaded.text) == (200, "Success: LoRA adapter 'support' added successfully.")
+    assert (await server.listed())["support"]["path"] == f"hf://{NAME}@{commit}"
+    second = hub.repositories[NAME].push(newer)
+    assert error_of(await server.load("support", NAME)) == (400, "invalid_value", "lora_name")
+    assert (await server.load("support", f"hf://{NAME}", load_inplace=True)).status_code == 200
+    assert (await server.listed())["support"]["path"] == f"hf://{NAME}@{second}"
+    assert (await server.ask("support")).status_code == 200
+    folders = list((tmp_path / "cache" / "users").glob("*/*"))
+    assert len(folders) == 2
+    await server.load("back", f"{NAME}@{commit}")
+    assert len(list((tmp_path / "cache" / "users").glob("*/*"))) == 2  # what nobody uses is given back
+
+
+@pytest.mark.parametrize(
+    "path, status, code",
+    [
+        ("other/name", 400, "invalid_value"),
+        ("s3://bucket/a", 400, "adapter_source_not_allowed"),
+        ("https://127.0.0.1/a", 400, "adapter_source_not_allowed"),
+        ("https://169.254.169.254/latest", 400, "adapter_source_not_allowed"),
+        ("file:///etc", 400, "adapter_source_not_allowed"),
+        ("http://host/a", 400, "invalid_value"),
+        ("s3://bucket", 400, "invalid_value"),
+        ("hf://acme/a/b", 400, "invalid_value"),
+        ("acme/support@refs/pr/1", 400, "invalid_value"),
+        ("hf://acme/support@refs/pr/1", 400, "adapter_source_not_allowed"),
+        ("acme/none", 404, "model_not_found"),
+        ("acme/foreign", 400, "adapter_not_supported"),
+    ],
+)
+async def test_what_admins_may_not_load(hub: HubStub, serve: Any, path: str, status: int, code: str) -> None:
+    hub.add("acme/foreign", adapter_files(7))
+    server = serve("hf://acme", LOCAL)
+    answer = await server.load("x", path)
+    assert error_of(answer) == (status, code, "lora_path")
+    assert not server.engine.adapters
