@@ -150,6 +150,8 @@ class RemoteAdapters:
             await asyncio.wait({task}, timeout=limit)
         finally:
             self._waiting_for[tenant] -= 1
+        if task.cancelled():
+            raise AdapterUnavailable("The server is shutting down.")
         if task.done():
             return task.result()
         if timeout is not None and timeout <= WAIT_SECONDS:
