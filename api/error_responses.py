@@ -53,7 +53,7 @@ def error_response(reply: ErrorReply, scope: Scope) -> Response:
     scope["state"]["facts"].error = reply.word
     if not speaks_anthropic(scope["path"]):
         return reply.response()
-    if reply.code == "server_overloaded":
+    if reply.code in ("server_overloaded", "shutting_down"):
         reply = replace(reply, status=_OVERLOADED)
     body = anthropic_body(reply, scope["state"]["request_id"])
     return Response(body, reply.status, dict(reply.headers), "application/json")

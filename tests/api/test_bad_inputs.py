@@ -7,10 +7,10 @@ from typing import Any
 
 import orjson
 import pytest
-from support.api import bad_fields
 from support.api.api_live import Live
-from support.api.bad_fields import GOOD
-from support.api.bad_inputs import CASES, CHAT, CHAT_NUMBERS, COMPLETION_NUMBERS, COMPLETIONS, HI, RAW
+from support.api.bad import bad_fields
+from support.api.bad.bad_fields import GOOD
+from support.api.bad.bad_inputs import CASES, CHAT, CHAT_NUMBERS, COMPLETION_NUMBERS, COMPLETIONS, HI, RAW
 from support.api.reply_checks import check_error, complete
 
 

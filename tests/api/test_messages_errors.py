@@ -12,8 +12,8 @@ import anthropic
 import orjson
 import pytest
 from support.api.api_live import Live
-from support.api.bad_fields import STRANGERS, wrong_for
-from support.api.bad_inputs import RAW
+from support.api.bad.bad_fields import STRANGERS, wrong_for
+from support.api.bad.bad_inputs import RAW
 from support.api.key_files import entry, write
 from support.api.messages_asks import ASKED, COUNT, HI, PATH, client_of, error_of, post, prompt
 from support.api.reply_checks import scrape, value

@@ -14,8 +14,8 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from prometheus_client.parser import text_string_to_metric_families
 from schemathesis import GenerationMode
-from support.api import bad_fields, bad_inputs
 from support.api.api_live import wait_until
+from support.api.bad import bad_fields, bad_inputs
 from support.api.real_server import QUESTION, RealServer, start
 from support.api.reply_checks import complete
 

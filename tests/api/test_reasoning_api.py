@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.api.api_live import Live
-from support.api.bad_structured import schema_format
+from support.api.bad.bad_structured import schema_format
 from support.api.reply_checks import scrape, value
 from support.api.tool_asks import ONE, TOOLS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from support.api.api_live import Live
-from support.api.bad_structured import tool
+from support.api.bad.bad_structured import tool
 from support.api.reply_checks import check_error
 from support.api.responses_asks import ASKED, PATH, TOOLS, rendered, say
 from support.api.tool_asks import TWO

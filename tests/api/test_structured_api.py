@@ -9,7 +9,7 @@ import openai
 import pydantic
 import pytest
 from support.api.api_live import Live
-from support.api.bad_structured import FORMS, schema_format
+from support.api.bad.bad_structured import FORMS, schema_format
 from support.api.reply_checks import scrape, value
 
 from rootgraft.engine.errors import GrammarRefused, RequestError

@@ -10,7 +10,7 @@ import openai
 import pydantic
 import pytest
 from support.api.api_live import Live
-from support.api.bad_structured import named, schema_format, tool
+from support.api.bad.bad_structured import named, schema_format, tool
 from support.api.reply_checks import scrape, value
 from support.api.tool_asks import CASES, CITY, FORCED, ONE, SHORT, TOOLS, TWO
 

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rootgraft.api.protocol.base import StrictModel
 from support.api.api_live import Live
-from support.api.bad_inputs import CHAT, COMPLETIONS, HI
+from support.api.bad.bad_inputs import CHAT, COMPLETIONS, HI
 
 
 def check_error(reply: httpx.Response, status: int, param: str | None, code: str | None) -> str:

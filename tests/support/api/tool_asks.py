@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.api.bad_structured import named, tool
+from support.api.bad.bad_structured import named, tool
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER, PING = tool("weather", description="Of a city.", parameters=CITY, strict=True), tool("ping")

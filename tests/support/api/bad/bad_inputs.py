@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.api import bad_structured
 from support.api.api_fakes import MAX_LEN, VOCAB
+from support.api.bad import bad_structured
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
