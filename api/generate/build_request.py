@@ -125,12 +125,7 @@ async def chat_prompt(
     output_format = requested_format(body)
     if body.tools:
         output_format = tool_output_format(
-            body.tools,
-            body.tool_choice,
-            dialect.format,
-            output_format,
-            parallel=body.parallel_tool_calls,
-            num_earlier=sum(len(message.tool_calls) for message in body.messages),
+            body.tools, body.tool_choice, dialect.format, output_format, parallel=body.parallel_tool_calls
         )
     # The engine always draws one token; where none is asked for, it is dropped, and has no output format.
     output_format = None if body.is_prefill_only else output_format

@@ -5,8 +5,8 @@
     auto            free text in which the format's trigger opens calls; or calls, or the requested format
     none            as without tools: the answer is content
 
-Forced calls are plain JSON in all formats but one with channels, because the grammar can close JSON within any token
-budget.
+Forced calls of formats in which a call is a JSON object are plain JSON, because the grammar can close JSON within any
+token budget. Those of other formats are calls in the model's own form, and nothing else.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ def tool_output_format(
     requested: OutputFormat | None,
     *,
     parallel: bool,
-    num_earlier: int = 0,
 ) -> OutputFormat | None:
     """Return the output format of an answer with tools; None for free text.
 
@@ -45,7 +44,6 @@ def tool_output_format(
         form: the model's tool call format.
         requested: output format of answers without calls.
         parallel: whether several calls are allowed.
-        num_earlier: calls of earlier turns, for formats that count them.
 
     Raises:
         RequestError: a tool's schema is malformed or beyond the limits, or the formats contradict each other.
@@ -56,14 +54,16 @@ def tool_output_format(
     arguments = {tool.function.name: _arguments(tool, fields[tool.function.name]) for tool in callable_tools}
     if mode == "none":
         return requested
+    if mode != "auto" and not form.is_object:
+        parallel = parallel and mode == "required"
+        return _triggered(arguments, fields, form, None, parallel=parallel, must_call=True)
     if mode == "named":
         [name] = arguments
-        prefill = form.opening + form.head(name, num_earlier) if form.style == "json" else ""
-        plan = ToolPlan(form, Reading.ARGUMENTS, arguments, prefill, name, (("", fields[name]),), (), num_earlier)
+        plan = ToolPlan(form, Reading.ARGUMENTS, arguments, form.opening + form.head(name), name, (("", fields[name]),))
         return OutputFormat(arguments[name], "tools", "tools", None, plan)
-    if mode == "required" and not form.content_opening:
-        return _required(arguments, fields, form, num_earlier, parallel=parallel)
-    return _triggered(arguments, fields, form, requested, parallel=parallel, must_call=mode == "required")
+    if mode == "required":
+        return _required(arguments, fields, form, parallel=parallel)
+    return _triggered(arguments, fields, form, requested, parallel=parallel, must_call=False)
 
 
 def _arguments(tool: Tool, name: str) -> GrammarSpec:
@@ -78,7 +78,6 @@ def _required(
     arguments: Mapping[str, GrammarSpec],
     fields: Mapping[str, str],
     form: ToolFormat,
-    num_earlier: int,
     *,
     parallel: bool,
 ) -> OutputFormat:
@@ -94,12 +93,12 @@ def _required(
         for name, schema in embedded.items()
     ]
     schema: Any = {"anyOf": calls}
-    prefill = form.opening if form.is_object else ""
+    prefill = form.opening
     if parallel:
         schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": MAX_FORCED_CALLS}
-        prefill = prefill.removesuffix("[") if form.separator else ""
+        prefill = form.opening.removesuffix("[") if form.separator else ""
     schema_fields = _schema_fields(schema, {id(part): fields[name] for name, part in embedded.items()})
-    plan = ToolPlan(form, Reading.JSON, arguments, prefill, schema_fields=schema_fields, num_earlier=num_earlier)
+    plan = ToolPlan(form, Reading.JSON, arguments, prefill, schema_fields=schema_fields)
     with naming_field("tools"):
         spec = GrammarSpec.json_schema(schema)
         check_limits(spec)
@@ -132,15 +131,16 @@ def _triggered(
     owners = {id(schema): fields[name] for name, schema in schemas.items()}
     starts = _starts(form, schemas) if form.only_at_start else ()
     calls = _calls(schemas, form, parallel=parallel)
-    document = None if requested is None or must_call else _document(requested, form)
+    document = None if requested is None else _document(requested, form)
     if document is not None and requested is not None:
         owners[id(document["json_schema"])] = requested.field
-    if form.content_opening:
-        shape = _in_channels(calls, document, form, must_call=must_call)
-    elif document is not None:
+    shape: dict[str, Any]
+    if form.content_opening and not must_call:
+        shape = _in_channels(calls, document, form)
+    elif document is not None or must_call:
         if parallel and form.separator is None:
             calls = [{"type": "tags_with_separator", "tags": calls, "separator": form.between, "at_least_one": True}]
-        shape = {"type": "or", "elements": [*calls, document]}
+        shape = {"type": "or", "elements": [*calls, document] if document else calls}
     elif form.only_at_start:
         # Text that begins like a call is parsed as one, so free text may not.
         begin = form.trigger if form.is_object else form.opening + form.before_name
@@ -195,12 +195,10 @@ def _call(name: str, schema: Any, form: ToolFormat) -> dict[str, Any]:
     return {"type": "tag", "begin": begin, "content": content, "end": form.after_arguments}
 
 
-def _in_channels(
-    calls: list[dict[str, Any]], document: dict[str, Any] | None, form: ToolFormat, *, must_call: bool
-) -> dict[str, Any]:
+def _in_channels(calls: list[dict[str, Any]], document: dict[str, Any] | None, form: ToolFormat) -> dict[str, Any]:
     """Return the structural tag of an answer whose content stands in a channel of its own."""
     content = {"type": "tag", "begin": form.content_opening, "content": document or {"type": "any_text"}, "end": ""}
-    options = calls if must_call else [*calls, content]
+    options = [*calls, content]
     if form.preamble is not None:
         begin, end = form.preamble
         before = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": end}

@@ -176,7 +176,7 @@ class ToolParser:
             case CallIds.SHORT | CallIds.WRITTEN:
                 call_id = written or digits[:9]
             case CallIds.NUMBERED:
-                call_id = f"functions.{name}:{written or self._plan.num_earlier + self._num_calls}"
+                call_id = f"functions.{name}:{written or self._num_calls}"
             case CallIds.ANY:
                 call_id = f"call_{digits[:24]}"
         self._events.append(CallStart(self._num_calls, call_id, name))

@@ -31,7 +31,6 @@ class ToolPlan:
         named: the function of ``Reading.ARGUMENTS``.
         schema_fields: (JSON Pointer into the grammar, request field whose schema is embedded at that pointer).
         starts: texts that an answer in free text may not begin with, where calls are at its begin alone.
-        num_earlier: calls of earlier turns, for ids that count them.
     """
 
     format: ToolFormat
@@ -41,7 +40,6 @@ class ToolPlan:
     named: str = ""
     schema_fields: tuple[tuple[str, str], ...] = ()
     starts: tuple[str, ...] = ()
-    num_earlier: int = 0
 
     def locate(self, pointer: str) -> tuple[str, str]:
         """Map a pointer into the grammar to (request field, pointer from the root of that field's schema)."""

@@ -61,7 +61,7 @@ def is_admitted(found: ReasoningMatcher, text: str, end: int = RETURN) -> bool:
     ("text", "end", "auto", "required"),
     [
         (f'{CALL_HEAD}{{"city": "Ulm"}}', CALL, True, True),
-        (f'{PREAMBLE}{CALL_HEAD}{{"city":"Bonn"}}', CALL, True, True),
+        (f'{PREAMBLE}{CALL_HEAD}{{"city":"Bonn"}}', CALL, True, False),
         (f'{CALL_HEAD}{{"city": "Rome"}}', CALL, False, False),
         (f"{FINAL}It rains.", RETURN, True, False),
         (f"{PREAMBLE}{FINAL}It rains.", RETURN, True, False),

@@ -113,8 +113,7 @@ def test_thoughts_in_messages_of_their_own_with_a_form_and_tools(live: Live) -> 
     say(live, f"{FINAL}No.")
     assert post(live, tools=TOOLS)["choices"][0]["message"]["content"] == "No."
     post(live, tools=TOOLS, tool_choice={"type": "function", "function": {"name": "weather"}})
-    head = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
-    assert rules(live) == ThoughtRules(ANALYSIS, NEXT, is_open=False, lead=head)
+    assert rules(live) == ThoughtRules(ANALYSIS, NEXT, is_open=False)
 
 
 def test_several_answers_think_each_for_itself(thinking: Live) -> None:

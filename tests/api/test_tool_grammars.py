@@ -123,12 +123,11 @@ def test_forced_calls(form: ToolFormat) -> None:
         return f'{{"name": "{name}", "{form.arguments_key}": {arguments}}}'
 
     named = compiled(form, NamedChoice.model_validate({"type": "function", "function": {"name": "weather"}}))
-    assert lets_through(named, ULM[1]) and not lets_through(named, "{}")
     one = compiled(form, "required", parallel=form.single)
-    if form.content_opening:
-        assert lets_through(one, written(form, PING)) and not lets_through(one, content(form, "text"))
-        assert not lets_through(one, item(*PING))
+    if not form.is_object:
+        check_native(form, named, one)
         return
+    assert lets_through(named, ULM[1]) and not lets_through(named, "{}")
     assert lets_through(one, item(*PING)) and not lets_through(one, f"[{item(*PING)}]")
     if form.single:
         return
@@ -136,6 +135,18 @@ def test_forced_calls(form: ToolFormat) -> None:
     assert lets_through(several, f"[{item(*ULM)}]") and lets_through(several, f"[{item(*ULM)}, {item(*PING)}]")
     for text in ("[]", "", item(*ULM), f"[{item('ping', '5')}]", f"[{item('weather', '{}')}]", f"[{item(*PING)}"):
         assert not lets_through(several, text), text
+
+
+def check_native(form: ToolFormat, named: CompiledGrammar, one: CompiledGrammar) -> None:
+    """Forced calls of formats whose calls are no JSON objects: in the format, and nothing beside them."""
+    assert lets_through(named, written(form, ULM)) and not lets_through(named, written(form, PING))
+    assert not lets_through(named, written(form, ULM, ULM))
+    assert lets_through(one, written(form, ULM)) and lets_through(one, written(form, PING))
+    for text in ("", content(form, "text"), f"text {written(form, PING)}", f"{written(form, PING)} text"):
+        assert not lets_through(one, text), text
+    if not form.single:
+        assert not lets_through(one, written(form, PING, ULM))
+        assert lets_through(compiled(form, "required"), written(form, PING, ULM))
 
 
 def test_the_option_knows_the_formats() -> None:

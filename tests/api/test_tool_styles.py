@@ -233,6 +233,23 @@ def test_strings_that_cannot_be_told_from_other_values_are_not_written(
 
 
 HEAVY = {"type": "string", "pattern": r"^(?:\S+\s+){0,49}\S+$", "maxLength": 500}
+
+
+@pytest.mark.parametrize("form", [name for name, form in FORMATS.items() if not form.is_object])
+def test_forced_calls_end_within_any_budget_that_holds_the_shortest(form: str) -> None:
+    """Calls in the model's own form, and whole ones, from the first token on."""
+    found = tool_output_format(TOOLS, "required", FORMATS[form], None, parallel=True)
+    assert found is not None and found.tools is not None
+    grammar = compile(found.spec, VOCABULARY)
+    rng = random.Random(3)
+    least = len(FORMATS[form].calls([("ping", "{}")]).encode()) + 3
+    for _ in range(6):
+        _, calls = read_calls(found.tools, walked(grammar, "", rng, least + rng.randrange(60)))
+        assert calls
+        for call in calls:
+            Draft202012Validator(SCHEMAS[call.name]).validate(json.loads(call.arguments))
+
+
 REFUSED = [
     ({"type": "object", "properties": {"a b": {"type": "string"}}, "minProperties": 1}, "minProperties"),
     ({"type": "object", "properties": {"a<b": {"type": "string"}}, "required": ["a<b"]}, "properties"),
