@@ -284,5 +284,5 @@ def _help(spec: Field[Any]) -> str:
     text: str = spec.metadata["help"]
     if spec.default is not None and spec.default is not MISSING and spec.default != ():
         default = {True: "on", False: "off"}[spec.default] if isinstance(spec.default, bool) else spec.default
-        text += f" (default: {default})"
+        text += f" (default: {' '.join(default) if isinstance(default, tuple) else default})"
     return text.replace("%", "%%")
