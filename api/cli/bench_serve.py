@@ -34,7 +34,7 @@ _SEED_BITS = 31
 EXIT_INTERRUPTED = 130
 
 
-class LoadRun:
+class BenchRun:
     """A server under load: sends requests, measures them, and keeps what it has measured if it is cancelled.
 
     Attributes:
@@ -91,11 +91,11 @@ def bench_serve(remote: RemoteOptions, options: BenchOptions) -> int:
     return 0 if figures["completed"] else 1
 
 
-async def _run(remote: RemoteOptions, options: BenchOptions, seed: int) -> tuple[str, LoadRun, bool]:
+async def _run(remote: RemoteOptions, options: BenchOptions, seed: int) -> tuple[str, BenchRun, bool]:
     """Return the model's name, what was measured, and whether it was interrupted."""
     extra = extra_fields(options.extra_body)
     async with RemoteServer.connect(remote) as server:
-        load = LoadRun(server, options)
+        load = BenchRun(server, options)
         if options.dataset is None:
             scale = await measure_scale(server, options, extra)
             requests = mixed_requests(options, scale, Random(seed), options.num_requests)
@@ -133,7 +133,7 @@ async def measure_scale(server: RemoteServer, options: BenchOptions, extra: dict
     return TokenScale.fit(measured[0], measured[1])
 
 
-async def _send_all(load: LoadRun, requests: Sequence[BenchRequest], options: BenchOptions, seed: int) -> None:
+async def _send_all(load: BenchRun, requests: Sequence[BenchRequest], options: BenchOptions, seed: int) -> None:
     """Send all requests at the rate and concurrency of ``options``."""
     limit = asyncio.Semaphore(options.max_concurrency) if options.max_concurrency else contextlib.nullcontext()
     arrivals = _arrivals(len(requests), options.request_rate, seed)

@@ -20,7 +20,7 @@ from .bench_report import summarise
 from .bench_requests import BenchRequest, extra_fields, mixed_requests
 from .bench_serve import (
     EXIT_INTERRUPTED,
-    LoadRun,
+    BenchRun,
     explain_errors,
     measure_scale,
     progress,
@@ -47,7 +47,7 @@ def bench_sweep(remote: RemoteOptions, options: BenchOptions) -> int:
     """
     seed = seed_of(options)
     levels: list[Level] = []
-    loads: list[LoadRun] = []
+    loads: list[BenchRun] = []
     model, interrupted = uvloop.run(_run(remote, options, seed, levels, loads))
     if not levels:
         return EXIT_INTERRUPTED
@@ -68,7 +68,7 @@ def bench_sweep(remote: RemoteOptions, options: BenchOptions) -> int:
 
 
 async def _run(
-    remote: RemoteOptions, options: BenchOptions, seed: int, levels: list[Level], loads: list[LoadRun]
+    remote: RemoteOptions, options: BenchOptions, seed: int, levels: list[Level], loads: list[BenchRun]
 ) -> tuple[str, bool]:
     """Measure level after level, appended to ``levels``. Returns the model's name, and whether it was interrupted."""
     extra = extra_fields(options.extra_body)
@@ -78,7 +78,7 @@ async def _run(
         for clients in options.levels:
             count = options.num_prompts or max(_FEWEST_REQUESTS, _REQUESTS_PER_CLIENT * clients)
             requests = with_extra(mixed_requests(options, scale, rng, count), extra)
-            load = LoadRun(server, options)
+            load = BenchRun(server, options)
             loads.append(load)
             try:
                 await _measure(load, requests, clients)
@@ -90,7 +90,7 @@ async def _run(
         return server.model, False
 
 
-async def _measure(load: LoadRun, requests: Sequence[BenchRequest], clients: int) -> None:
+async def _measure(load: BenchRun, requests: Sequence[BenchRequest], clients: int) -> None:
     """Let ``clients`` send the requests, each its next one when its last has ended."""
     left = iter(requests)
     with progress(len(requests), f"{clients} clients") as bar:
@@ -103,6 +103,6 @@ async def _measure(load: LoadRun, requests: Sequence[BenchRequest], clients: int
         await asyncio.gather(*(client() for _ in range(clients)))
 
 
-def _level(load: LoadRun, clients: int, *, interrupted: bool) -> Level:
+def _level(load: BenchRun, clients: int, *, interrupted: bool) -> Level:
     figures: dict[str, Any] = summarise(load.timings) | {"invalid_answers": dict(load.invalid)}
     return Level(clients, figures, interrupted)

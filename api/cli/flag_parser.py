@@ -293,6 +293,5 @@ def _help(spec: Field[Any]) -> str:
     text: str = spec.metadata["help"]
     if spec.default is not MISSING and spec.default not in (None, "", ()):
         default = {True: "on", False: "off"}[spec.default] if isinstance(spec.default, bool) else spec.default
-        default = " ".join(default) if isinstance(default, tuple) else default
-        text += f" (default: {default})"
+        text += f" (default: {' '.join(default) if isinstance(default, tuple) else default})"
     return text.replace("%", "%%")

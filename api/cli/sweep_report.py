@@ -8,6 +8,8 @@ from typing import Any
 
 _LEAST_BEND = 0.1
 """Least distance from the chord, in parts of the whole, for which a curve counts as bent."""
+_LEAST_SHARE = 0.5
+"""Least part of the best throughput at a knee."""
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 PERCENTILES = ("p50", "p95", "p99")
 
@@ -36,7 +38,8 @@ def find_knee(levels: Sequence[Level]) -> int | None:
 
     Kneedle's (Satopaa et al., 2011) for a rising, concave curve: clients and throughput are both scaled to 0..1, and
     the knee is the level that lies farthest above the chord from the first level to the last. None for fewer than three
-    levels, and where the curve is all but straight: it may bend beyond the last level.
+    levels, where the curve is all but straight, and where throughput more than doubles later, as in a noisy curve that
+    goes on rising: the knee may lie beyond the last level.
     """
     whole = [level for level in levels if not level.interrupted]
     if len(whole) < 3:
@@ -45,7 +48,8 @@ def find_knee(levels: Sequence[Level]) -> int | None:
     places = _scaled([float(level.clients) for level in whole])
     bends = [height - place for height, place in zip(heights, places, strict=True)]
     best = max(range(len(whole)), key=bends.__getitem__)
-    return best if bends[best] >= _LEAST_BEND else None
+    is_near_best = whole[best].throughput >= _LEAST_SHARE * max(level.throughput for level in whole)
+    return best if bends[best] >= _LEAST_BEND and is_near_best else None
 
 
 def _scaled(values: Sequence[float]) -> list[float]:
@@ -61,9 +65,10 @@ def sweep_table(levels: Sequence[Level], knee: int | None, *, in_terminal: bool 
         lines.append(f"{_BOLD}{line}{_PLAIN}" if in_terminal and index == knee else line)
     lines.append("")
     if knee is not None:
-        lines.append(f"* The knee is at {levels[knee].clients} clients: beyond, throughput grows little (Kneedle).")
+        share = levels[knee].throughput / max(level.throughput for level in levels)
+        lines.append(f"* Knee (Kneedle): {levels[knee].clients} clients have {share:.0%} of the best throughput.")
     elif sum(not level.interrupted for level in levels) > 2:
-        lines.append("No knee: throughput grows evenly. It may be beyond the last level.")
+        lines.append("No knee: throughput goes on growing. It may be beyond the last level.")
     if (last := levels[-1]).interrupted:
         lines.append(f"! Interrupted after {last.figures['requests']} requests: too few to compare.")
     for title, key in (("Failed", "errors"), ("Invalid answers", "invalid_answers")):

@@ -32,7 +32,7 @@ const CURVES = [
     format: seconds,
   },
   {
-    title: "Waiting for the first step, median and 95th percentile",
+    title: "In the queue, median and 95th percentile",
     hue: "part-1",
     values: [(p) => p.queued?.[0], (p) => p.queued?.[1]],
     format: seconds,

@@ -17,7 +17,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from support.api.api_live import wait_until
@@ -158,9 +158,15 @@ def level(clients: int, throughput: float, **figures: Any) -> Level:
 
 
 def test_the_knee_is_kneedles() -> None:
-    """The example of its paper (Satopaa et al., 2011, figure 2): of ten points on -1 / (x + 0.1) + 5 the third."""
-    curve = [level(10 * number + 1, -1 / (number / 9 + 0.1) + 5) for number in range(10)]
+    """The example of its paper (Satopaa et al., 2011, figure 2): of ten points on -1 / (x + 0.1) + 5 the third.
+
+    They are raised by ten, as speeds are above zero.
+    """
+    curve = [level(10 * number + 1, -1 / (number / 9 + 0.1) + 15) for number in range(10)]
     assert find_knee(curve) == 2
+
+
+NOISY = {1: 11.6, 2: 21.4, 4: 20.0, 8: 27.5, 16: 43.8}
 
 
 def test_a_server_that_is_full_at_four_clients() -> None:
@@ -169,7 +175,8 @@ def test_a_server_that_is_full_at_four_clients() -> None:
 
 
 @pytest.mark.parametrize(
-    "speeds", [{}, {1: 10}, {1: 10, 2: 15}, {1: 10, 2: 20, 3: 30, 4: 40}, {1: 7, 2: 7, 4: 7}, {1: 1, 2: 2, 4: 4, 8: 9}]
+    "speeds",
+    [{}, {1: 10}, {1: 10, 2: 15}, {1: 10, 2: 20, 3: 30, 4: 40}, {1: 7, 2: 7, 4: 7}, {1: 1, 2: 2, 4: 4, 8: 9}, NOISY],
 )
 def test_curves_without_a_knee(speeds: dict[int, float]) -> None:
     assert find_knee([level(clients, speed) for clients, speed in speeds.items()]) is None
@@ -181,6 +188,7 @@ def test_an_interrupted_level_counts_for_no_knee() -> None:
     assert find_knee([*whole, Level(32, level(32, 5000).figures, interrupted=True)]) == find_knee(whole)
 
 
+@settings(max_examples=25)
 @given(st.floats(1, 6e4), st.floats(0.1, 100))
 def test_the_table_fits_eighty_columns(throughput: float, factor: float) -> None:
     slow = {"p50": 12.0 * factor, "p95": 9000 * factor, "p99": 9999.6}
@@ -206,6 +214,7 @@ def test_the_chart_is_an_svg_with_all_curves() -> None:
     assert "prefers-color-scheme: dark" in chart_svg(levels, None, "")
 
 
+@settings(max_examples=25)
 @given(st.lists(st.floats(0.01, 1e6), min_size=1, max_size=8))
 def test_charts_of_any_numbers_are_drawn(speeds: list[float]) -> None:
     levels = [level(2**place, speed, itl_ms=None) for place, speed in enumerate(speeds)]
@@ -214,6 +223,7 @@ def test_charts_of_any_numbers_are_drawn(speeds: list[float]) -> None:
     ET.fromstring(text)
 
 
+@settings(max_examples=25)
 @given(st.floats(0.001, 1e7), st.floats(1, 1e5))
 def test_ticks_enclose_the_values_and_are_few(low: float, factor: float) -> None:
     high = low * factor

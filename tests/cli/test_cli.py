@@ -138,6 +138,8 @@ def test_options_survive_the_way_through_the_command_line(options: BenchOptions)
         value, flag = getattr(options, spec.name), spec.name.replace("_", "-")
         if isinstance(value, bool):
             argv.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, tuple):
+            argv += [f"--{flag}", *value] if value else []
         elif value is not None:
             argv.append(f"--{flag}={value}")
     assert parse("p", "about", (BenchOptions,), "", argv) == [options]
