@@ -39,9 +39,11 @@ def listening(options: ServerConfig) -> Iterator[Listener]:
     """
     if options.uds is not None:
         with _bind_path(options.uds) as sock:
-            yield Listener(sock, f"unix:{os.path.abspath(options.uds)}", options.uds)
-        with suppress(OSError):
-            os.unlink(options.uds)
+            try:
+                yield Listener(sock, f"unix:{os.path.abspath(options.uds)}", options.uds)
+            finally:
+                with suppress(OSError):
+                    os.unlink(options.uds)
         return
     with _bind_port(options) as sock:
         host, port = sock.getsockname()[:2]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import datetime
+import select
 import socket
 import ssl
 import stat
@@ -224,7 +225,11 @@ def test_files_in_the_place_of_a_socket(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(stale))
     with listening(ServerConfig(uds=str(stale))) as listener:
-        assert listener.url == f"unix:{stale}"
+        assert listener.url == f"unix:{stale}" and stale.exists()
+    assert not stale.exists()
+    with pytest.raises(KeyError), listening(ServerConfig(uds=str(stale))):
+        raise KeyError
+    assert not stale.exists()
     kept = tmp_path / "notes.txt"
     kept.write_text("mine")
     for path, fault in (
@@ -235,6 +240,26 @@ def test_files_in_the_place_of_a_socket(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=fault), listening(ServerConfig(uds=str(path))):
             pass
     assert kept.read_text() == "mine"
+
+
+def test_systemd_is_told_of_the_start_and_of_the_end(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(10)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        engine.loaded.clear()
+
+        def steps(http: httpx.Client) -> None:
+            assert http.get("/ready").status_code == 503
+            assert select.select([manager], [], [], 0)[0] == []
+            engine.loaded.set()
+            assert manager.recv(100) == b"READY=1"
+            interrupt()
+            assert manager.recv(100) == b"STOPPING=1"
+
+        assert run(steps) == 0
 
 
 @pytest.mark.parametrize("root", ["/llm", "/team/llm/"])
