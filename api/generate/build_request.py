@@ -187,11 +187,10 @@ async def render(
     if not tokenizer.has_chat_template:
         raise RequestError("This model has no chat template: use /v1/completions.", param="messages")
     definitions = [tool.for_template() for tool in tools]
-    named = with_known_roles(for_template(messages), tokenizer)
 
     def rendered() -> str:
         return tokenizer.render_chat(
-            for_dialect(named, definitions, dialect),
+            for_dialect(with_known_roles(for_template(messages), tokenizer), definitions, dialect),
             add_generation_prompt=not continue_final_message
             if add_generation_prompt is None
             else add_generation_prompt,

@@ -119,6 +119,15 @@ class GgufFile:
         return self._bytes[tensor.offset : tensor.offset + tensor.num_bytes]
 
 
+def begins_as_gguf(path: Path) -> bool:
+    """Whether a path is a file that begins with the letters GGUF."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
 def _add(table: dict[str, Any], name: str, value: Any, what: str) -> None:
     if name in table:
         raise ModelError(f"the {what} {quoted(name)} is there twice")

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import ModelError
 from .config_fields import Fields
-from .gguf import GgufFile
+from .gguf import GgufFile, begins_as_gguf
 from .gguf_config import gguf_model_config
 from .hf_config import model_config
 from .model_config import ModelConfig
@@ -54,9 +54,10 @@ def config_end_tokens(path: Path, vocab_size: int) -> tuple[int, ...]:
 
 
 def _open_gguf(path: Path) -> GgufFile:
-    if path.suffix != ".gguf":
+    """Open a GGUF file, which needs no suffix: Ollama's store has none."""
+    if path.suffix != ".gguf" and not begins_as_gguf(path):
         raise ModelError(
-            f"{path.name} is neither a folder in Hugging Face format nor a .gguf file. "
+            f"{path.name} is neither a folder in Hugging Face format nor a GGUF file. "
             "Pickles (.bin, .pt, .pth) are not read, for they can run any code."
         )
     return GgufFile.open(path)

@@ -139,3 +139,12 @@ def test_frequency_factors_must_be_the_only_scaling(path: Path) -> None:
     half = {"rope_freqs.weight": gguf.GGMLQuantizationType.F16}
     with pytest.raises(ModelError, match="type F32"):
         read_model_config(write(path, content, types=half))
+
+
+def test_a_file_of_ollamas_store_has_no_suffix(tmp_path: Path) -> None:
+    blob = write(tmp_path / "sha256-6a0746a1", tensors())
+    model = load(blob)
+    assert model.config == read_model_config(blob) and model.embedding.shape == (VOCAB, HIDDEN)
+    (tmp_path / "sha256-0").write_bytes(b"GGU")
+    with pytest.raises(ModelError, match="sha256-0 is neither a folder"):
+        load(tmp_path / "sha256-0")
