@@ -52,7 +52,7 @@ FLOORS = {
 FLOORS["api"] = (
     ("api",),
     ("api/protocol", "api/storage"),
-    ("api/access",),
+    ("api/access", "api/fleet"),
     ("api/structured", "api/batches"),
     ("api/observe",),
     ("api/generate",),

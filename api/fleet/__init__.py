@@ -1,0 +1,1 @@
+"""Fleet: one engine of many replicas, which routes sequences by prefix and replays those of a lost replica."""

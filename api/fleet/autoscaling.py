@@ -1,0 +1,84 @@
+"""Autoscaling policy: how many replicas a model should have. A pure function of load and time, without I/O.
+
+scale up     at once for more rows than replicas are meant to have, or when the queue has been slow for a while
+scale down   one replica at a time, after a while in which one fewer would have been enough
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+SLOW_QUEUE_SECONDS = 2.0
+UP_AFTER_SECONDS = 5.0
+DOWN_AFTER_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class FleetLoad:
+    """Load of a model's replicas.
+
+    Attributes:
+        busy: sequences that run or wait.
+        queue_seconds: that a new sequence is expected to wait, on the replica with the shortest queue.
+        replicas: that serve or are starting, without those that drain.
+    """
+
+    busy: int
+    queue_seconds: float
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleState:
+    """What the policy remembers from one decision to the next.
+
+    Attributes:
+        slow_since: since when the queue has been slow; None if it is not.
+        low_since: since when fewer replicas have been enough; None if they are not.
+    """
+
+    slow_since: float | None = None
+    low_since: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AutoscalePolicy:
+    """Bounds and target of a model's replicas.
+
+    Attributes:
+        least, most: replicas; ``least`` may be 0: then the first sequence starts one, and waits for it.
+        rows: sequences that a replica is meant to have.
+    """
+
+    least: int
+    most: int
+    rows: int
+
+    def decide(self, load: FleetLoad, state: ScaleState, now: float) -> tuple[int, ScaleState]:
+        """Return how many replicas there should be, and the state for the next call.
+
+        Args:
+            now: seconds, monotonic.
+        """
+        needed = min(self.most, max(self.least, math.ceil(load.busy / self.rows)))
+        is_slow = load.queue_seconds > SLOW_QUEUE_SECONDS and load.replicas > 0
+        state = ScaleState(
+            slow_since=_since(state.slow_since, is_slow, now),
+            low_since=_since(state.low_since, needed < load.replicas and not is_slow, now),
+        )
+        if needed > load.replicas:
+            return needed, replace(state, slow_since=None)
+        if _lasts(state.slow_since, UP_AFTER_SECONDS, now) and load.replicas < self.most:
+            return load.replicas + 1, replace(state, slow_since=None)
+        if _lasts(state.low_since, DOWN_AFTER_SECONDS, now):
+            return load.replicas - 1, replace(state, low_since=now)
+        return min(self.most, max(self.least, load.replicas)), state
+
+
+def _since(before: float | None, holds: bool, now: float) -> float | None:
+    return (now if before is None else before) if holds else None
+
+
+def _lasts(since: float | None, seconds: float, now: float) -> bool:
+    return since is not None and now - since >= seconds

@@ -1,0 +1,325 @@
+"""Dispatcher: sends each sequence to a replica, and to another one when that is lost. No I/O, no clock of its own.
+
+    submit, abort ------>|            |----> ``take_sent``       messages for replicas
+    join, drain, leave ->| Dispatcher |----> ``take_delivered``  messages for clients
+    take, tick --------->|            |----> ``take_lost``       replicas that are given up
+
+Every sequence that ``submit`` accepts is delivered exactly one ``Done`` or ``Failed``, and before it exactly the tokens
+that one undisturbed replica would have sent.
+
+*Quarantine*: a sequence that kills replicas must not take others with it. One that was on two lost replicas in a row
+without a token in between goes on where no other such sequence is and no new one joins it; after the third it fails.
+Those that only happened to be there get a token on the way and are free again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ...engine.errors import CapacityError, EngineDead, EngineError
+from ...engine.messages import Abort, Done, Failed, Heartbeat, Message, Ready, Submit, TokenOut, TokenTexts, failure_of
+from ...engine.types import Priority
+from .frame_order import FrameGap, FrameOrder
+from .journal import Journal, JournalEntry, Said, aborted
+from .prefix_chain import KvScope, prefix_chain
+from .replica_table import ReplicaInfo, ReplicaTable
+
+MOST_DEATHS = 3
+"""Replicas lost in a row with a sequence that got no token; then it fails."""
+
+MOST_REPLAYS = 16
+"""Replicas lost with a sequence in all, tokens or not; then it fails."""
+
+SUSPECT_DEATHS = 2
+"""Deaths from which a sequence is in quarantine."""
+
+_LOSSES = ("EngineDead", "EngineError")
+"""Kinds of ``Failed`` that say that the replica failed, not the sequence: its other ones have failed too."""
+
+
+@dataclass(frozen=True, slots=True)
+class DispatcherLimits:
+    """Bounds of a dispatcher.
+
+    Attributes:
+        most_replicas: at one time.
+        most_bytes: of the journal.
+        most_held: sequences that wait for a replica while there is none.
+        hold_seconds: that they wait.
+        heartbeat_seconds: without a sign of life after which a replica is lost.
+        adapter_slots: adapters that a replica holds on its device.
+        adapter_load_seconds: that a load takes.
+    """
+
+    most_replicas: int = 64
+    most_bytes: int = 1 << 30
+    most_held: int = 1024
+    hold_seconds: float = 60.0
+    heartbeat_seconds: float = 3.0
+    adapter_slots: int = 4
+    adapter_load_seconds: float = 0.5
+
+    @property
+    def silent_seconds(self) -> float:
+        """Without a sign of life after which a replica gets new sequences only if there is no other."""
+        return self.heartbeat_seconds / 2
+
+
+class Dispatcher:
+    """All sequences and replicas of one model, as one gateway knows them.
+
+    Args:
+        seed: of the seeds of requests that have none.
+
+    Attributes:
+        num_replays: sequences that went on on another replica.
+        num_lost: replicas lost.
+    """
+
+    def __init__(self, limits: DispatcherLimits, seed: int = 0) -> None:
+        self._limits = limits
+        self._journal = Journal(limits.most_bytes)
+        self._table = ReplicaTable(limits.most_replicas, limits.adapter_slots, limits.adapter_load_seconds)
+        self._orders: dict[str, FrameOrder[Sequence[Message]]] = {}
+        self._held: dict[int, tuple[JournalEntry, float]] = {}  # with the time since when
+        self._suspects: dict[str, JournalEntry] = {}  # by replica
+        self._versions: dict[str, str] = {}
+        self._texts: TokenTexts | None = None
+        self._seeds = random.Random(seed % (1 << 64))  # as in the engine core
+        self._sent: list[tuple[str, Message]] = []
+        self._delivered: list[Message] = []
+        self._lost: list[str] = []
+        self.num_replays = 0
+        self.num_lost = 0
+
+    @property
+    def replicas(self) -> Mapping[str, ReplicaInfo]:
+        return self._table.replicas
+
+    @property
+    def num_open(self) -> int:
+        """Sequences without an end."""
+        return len(self._journal)
+
+    @property
+    def num_held(self) -> int:
+        return len(self._held)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the journal has reserved."""
+        return self._journal.num_bytes
+
+    def describe_tokens(self, texts: TokenTexts) -> None:
+        """Send the bytes of all tokens to all replicas, those to come included."""
+        self._texts = texts
+        self._sent += [(name, texts) for name in self.replicas]
+
+    def name_adapter(self, name: str, version: str | None) -> None:
+        """Let an adapter's name stand for a version from now on, None for itself. Open sequences keep theirs."""
+        if version is None:
+            self._versions.pop(name, None)
+        else:
+            self._versions[name] = version
+
+    def submit(self, submits: Iterable[Submit], now: float) -> None:
+        """Accept sequences and send them to replicas.
+
+        Raises:
+            CapacityError: they do not fit the journal, or too many wait for a replica: none is accepted.
+        """
+        entries: list[JournalEntry] = []
+        try:
+            for submit in submits:
+                entries.append(self._journal.open(self._complete(submit)))
+            is_full = len(self._held) + len(entries) > self._limits.most_held
+            if is_full and all(info.draining for info in self.replicas.values()):
+                raise CapacityError(f"No replica is ready, and {len(self._held)} requests wait for one.")
+        except BaseException:
+            for entry in entries:
+                self._journal.close(entry)
+            raise
+        for entry in entries:
+            self._place(entry, now)
+
+    def abort(self, ids: Iterable[int]) -> None:
+        """End sequences; numbers that are not open are ignored."""
+        for number in ids:
+            entry = self._journal.get(number)
+            if entry is None or entry.aborted:
+                continue
+            entry.aborted = True
+            if entry.replica is not None:
+                self._sent.append((entry.replica, Abort((entry.number,))))
+            else:
+                self._end(entry, aborted(entry))
+
+    def join(self, name: str, ready: Ready, now: float) -> None:
+        """Add a replica, whose name no other one ever had; sequences that wait for one go there."""
+        self._table.join(name, ready, now)
+        self._orders[name] = FrameOrder()
+        if self._texts is not None:
+            self._sent.append((name, self._texts))
+        self._place_held(now)
+
+    def drain(self, name: str) -> None:
+        """Send a replica no new sequences; those that it has end there."""
+        if name in self.replicas:
+            self._table.drain(name)
+
+    def is_drained(self, name: str) -> bool:
+        return not self._journal.on(name)
+
+    def leave(self, name: str, now: float) -> None:
+        """Give up a replica: its sequences go on elsewhere. Ignored if it is gone."""
+        if name not in self.replicas:
+            return
+        self._table.leave(name)
+        del self._orders[name]
+        self._suspects.pop(name, None)
+        self._lost.append(name)
+        self.num_lost += 1
+        for entry in self._journal.lift(name):
+            self._replay(entry, now)
+        self._place_held(now)
+
+    def take(self, name: str, number: int, messages: Sequence[Message], now: float) -> None:
+        """Take a frame of a replica, in any order of their numbers. Frames of replicas that are gone are ignored."""
+        info = self.replicas.get(name)
+        if info is None:
+            return
+        self._table.hear(info, now)
+        try:
+            due = self._orders[name].feed(number, messages)
+        except FrameGap:
+            self.leave(name, now)
+            return
+        for frame in due:
+            for message in frame:
+                if name in self.replicas:
+                    self._take(info, message, now)
+
+    def tick(self, now: float) -> None:
+        """Give up replicas without a sign of life and sequences that have waited for too long for a replica."""
+        silent = [info.name for info in self.replicas.values() if now - info.heard > self._limits.heartbeat_seconds]
+        for name in silent:
+            self.leave(name, now)
+        for entry, since in tuple(self._held.values()):
+            if now - since > self._limits.hold_seconds:
+                self._end(entry, failure_of(entry.submit.id, EngineDead("No replica was there to take this request.")))
+        self._place_held(now)
+
+    def take_sent(self) -> list[tuple[str, Message]]:
+        """Return messages for replicas, by their names, since the last call."""
+        sent, self._sent = self._sent, []
+        return sent
+
+    def take_delivered(self) -> list[Message]:
+        """Return messages for clients since the last call."""
+        delivered, self._delivered = self._delivered, []
+        return delivered
+
+    def take_lost(self) -> list[str]:
+        """Return the replicas given up since the last call."""
+        lost, self._lost = self._lost, []
+        return lost
+
+    def check(self) -> None:
+        """Raise AssertionError if journal, table and quarantine are inconsistent."""
+        self._journal.check()
+        for info in self.replicas.values():
+            entries = self._journal.on(info.name)
+            assert info.rows == len(entries) >= len(info.pending), f"{info.name} has {len(entries)} sequences"
+            assert sum(entry.deaths >= SUSPECT_DEATHS for entry in entries) <= 1, "two suspects on a replica"
+        placed = sum(len(self._journal.on(name)) for name in self.replicas)
+        assert placed + len(self._held) == len(self._journal), "a sequence is nowhere"
+
+    def _complete(self, submit: Submit) -> Submit:
+        """Settle what must be the same on every replica: the seed, and the version that the adapter's name means."""
+        seed = self._seeds.getrandbits(63) if submit.params.seed is None else submit.params.seed
+        adapter = submit.adapter if submit.adapter is None else self._versions.get(submit.adapter, submit.adapter)
+        return replace(submit, params=replace(submit.params, seed=seed), adapter=adapter)
+
+    def _place(self, entry: JournalEntry, now: float) -> bool:
+        """Send a sequence to a replica, or hold it while there is none. Returns whether it was sent."""
+        submit = entry.submit
+        is_suspect = entry.deaths >= SUSPECT_DEATHS
+        scope = KvScope(entry.base_digest, submit.adapter, submit.salt, submit.cache_tenant)
+        tokens = submit.tokens + entry.generated if entry.generated else submit.tokens
+        chain = prefix_chain(scope, tokens)
+        info, route = self._table.choose(
+            chain,
+            len(tokens),
+            adapter=submit.adapter,
+            base_digest=entry.base_digest,
+            heard_since=now - self._limits.silent_seconds,
+            excluded=self._suspects,
+        )
+        is_silent = info is not None and now - info.heard > self._limits.silent_seconds
+        if info is None or (is_suspect and is_silent):
+            self._held.setdefault(submit.id, (entry, now))
+            return False
+        self._held.pop(submit.id, None)
+        if is_suspect:
+            self._suspects[info.name] = entry
+        sent = self._journal.place(entry, info.name, info.ready.base_digest)
+        entry.is_late = is_silent
+        self._table.place(info, entry.number, chain, len(tokens) - route.num_cached, submit.adapter)
+        self._sent.append((info.name, sent))
+        return True
+
+    def _place_held(self, now: float) -> None:
+        for entry, _ in tuple(self._held.values()):
+            if not self._place(entry, now) and entry.deaths < SUSPECT_DEATHS and not entry.base_digest:
+                return  # nobody takes new sequences
+
+    def _replay(self, entry: JournalEntry, now: float) -> None:
+        """Go on with a sequence whose replica was lost, unless it has lost too many."""
+        entry.deaths += not entry.is_late
+        entry.replays += 1
+        if entry.aborted:
+            self._end(entry, aborted(entry))
+        elif entry.deaths >= MOST_DEATHS or entry.replays > MOST_REPLAYS:
+            row = f"{entry.deaths} times in a row" if entry.deaths >= MOST_DEATHS else f"{entry.replays} times"
+            error = f"The replica of this request failed {row}, so it is not tried again."
+            self._end(entry, failure_of(entry.submit.id, EngineError(error)))
+        else:
+            self.num_replays += 1
+            # It has waited its turn once, and the sooner it has a token the sooner it is free of suspicion.
+            entry.submit = replace(entry.submit, priority=Priority.REALTIME)
+            self._place(entry, now)
+
+    def _end(self, entry: JournalEntry, message: Done | Failed) -> None:
+        """End a sequence that is on no replica."""
+        self._held.pop(entry.submit.id, None)
+        self._journal.close(entry)
+        self._delivered.append(message)
+
+    def _take(self, info: ReplicaInfo, message: Message, now: float) -> None:
+        if isinstance(message, Heartbeat):
+            self._table.beat(info, message.stats)
+        elif isinstance(message, (TokenOut, Done, Failed)):
+            entry = self._journal.find(info.name, message.id)
+            if entry is not None:
+                self._take_said(info, entry, message, now)
+
+    def _take_said(self, info: ReplicaInfo, entry: JournalEntry, message: Said, now: float) -> None:
+        if isinstance(message, Failed) and message.kind in _LOSSES:
+            self.leave(info.name, now)
+            return
+        number, num_generated = entry.number, len(entry.generated)
+        said = self._journal.take(entry, message, info.ready.base_digest)
+        if said is not None:
+            self._delivered.append(said)
+        if not isinstance(message, TokenOut):
+            self._table.ended(info, number)
+        elif len(entry.generated) > num_generated:
+            self._table.begun(info, number)
+            entry.deaths = 0
+        else:
+            return
+        if self._suspects.get(info.name) is entry:
+            del self._suspects[info.name]
+            self._place_held(now)

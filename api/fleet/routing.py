@@ -1,0 +1,149 @@
+"""Routing: the replica for a sequence, by cached prefix, expected wait and adapters. A pure function of its arguments.
+
+    score = prefill tokens saved + home bonus - expected wait in tokens - load of the adapter in tokens
+
+All terms are tokens of prefill, so each is worth what it costs in time. The *home* of a prompt is drawn by rendezvous
+hash from the first block that no replica has: prompts that will have it in common meet there, whichever gateway they
+come through, and branches of one known prefix spread. As one home in a fleet would be a hot spot, its bonus is worth no
+more than a part of the prompt: a wait that is longer goes to the second choice, and then to whoever is free. Each
+sequence is decided by itself: one hot replica changes nothing for the others.
+
+An adapter's homes are as many replicas as its share of the load, rounded up; its sequences go to these or to who has
+it loaded, as long as others are not idle for longer than a load takes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .prefix_chain import BLOCK
+
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+Hashes = npt.NDArray[np.uint64]
+
+HOME_PART = 0.5
+"""What a first home is worth, as a part of the prompt's tokens; a second home is worth half of that."""
+
+LEAST_HOME = 16.0
+"""What a home is worth at least, in tokens: prompts shorter than a block have homes too."""
+
+FULL_SLOTS = 2.0
+"""Factor of an adapter's load where another adapter has to leave: that will be loaded again too."""
+
+_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaColumns:
+    """All replicas, one in each place of these arrays.
+
+    Attributes:
+        names: hashes of their names.
+        open: takes new sequences.
+        wait: tokens of prefill that a new sequence waits for, by the fleet's mean rate.
+    """
+
+    names: Hashes
+    open: Flags
+    wait: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterColumns:
+    """The same for one adapter.
+
+    Attributes:
+        key: hash of its name, the same for all tenants.
+        loaded: holds it.
+        full: holds as many adapters as it has slots.
+        load_tokens: tokens of prefill in the time of a load.
+        share: part of the fleet's load that it has, 0 to 1.
+    """
+
+    key: int
+    loaded: Flags
+    full: Flags
+    load_tokens: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The choice for a sequence.
+
+    Attributes:
+        replica: its index; -1 if none takes new sequences.
+        num_cached: tokens that it is likely to have in its prefix cache.
+    """
+
+    replica: int
+    num_cached: int = 0
+
+
+def choose_replica(
+    chain: Sequence[int],
+    num_tokens: int,
+    cached: npt.NDArray[np.intp],
+    deepest: int,
+    replicas: ReplicaColumns,
+    adapter: AdapterColumns | None = None,
+) -> Route:
+    """Return the replica for a sequence of ``num_tokens`` tokens; equal scores go to the better home.
+
+    Args:
+        chain: see ``prefix_chain``.
+        cached, deepest: see ``PrefixIndex.cached``.
+        adapter: None for the base model.
+    """
+    if not replicas.open.any():
+        return Route(-1)
+    score = cached - replicas.wait
+    ranks = rendezvous(chain[min(deepest + 1, len(chain) - 1)], replicas.names)
+    if adapter is not None:
+        homes = _homes(rendezvous(adapter.key, replicas.names), replicas.open, adapter.share)
+        load = adapter.load_tokens * np.where(adapter.full, FULL_SLOTS, 1.0)
+        score = score - np.where(adapter.loaded | (homes & ~adapter.full), 0.0, load)
+        ranks = np.where(homes, ranks, np.uint64(0))
+    worth = max(LEAST_HOME, HOME_PART * (num_tokens - deepest * BLOCK))
+    score = _with_bonus(score, ranks, replicas.open, worth)
+    best = np.flatnonzero(score == score.max())
+    choice = int(best[np.argmax(ranks[best])])
+    return Route(choice, min(int(cached[choice]), num_tokens))
+
+
+def rendezvous(key: int, names: Hashes) -> Hashes:
+    """Return the rank of each replica for a key, highest first: the same on every gateway (splitmix64's finalizer)."""
+    x = names ^ np.uint64(key)
+    for shift, factor in zip(_SHIFTS, _MIX, strict=False):
+        x = (x ^ (x >> shift)) * factor
+    return x ^ (x >> _SHIFTS[2])
+
+
+def _homes(ranks: Hashes, is_open: Flags, share: float) -> Flags:
+    """Return the first replicas for an adapter, as many as its share of the load needs."""
+    count = max(1, math.ceil(share * int(is_open.sum()) - 1e-9))
+    ranked = np.where(is_open, ranks, np.uint64(0))
+    if count >= len(ranked):
+        return is_open
+    homes: Flags = is_open & (ranked >= np.partition(ranked, -count)[-count])
+    return homes
+
+
+def _with_bonus(score: Floats, ranks: Hashes, is_open: Flags, worth: float) -> Floats:
+    """Add the bonus of the first and the second home; who is not open gets minus infinity."""
+    score = np.where(is_open, score, -np.inf)
+    ranked = np.where(is_open, ranks, np.uint64(0))
+    for bonus in (worth, worth / 2):
+        home = int(ranked.argmax())
+        if not ranked[home]:
+            break
+        score[home] += bonus
+        ranked[home] = 0
+    return score

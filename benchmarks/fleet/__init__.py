@@ -1,0 +1,1 @@
+"""Proofs of the fleet: simulations on a fake clock, and what routing costs."""

@@ -1,0 +1,341 @@
+"""The dispatcher, one rule at a time: replay, quarantine, holding, drain, order of frames, memory."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rootgraft.api.fleet.dispatcher import MOST_DEATHS, MOST_REPLAYS, Dispatcher, DispatcherLimits
+from rootgraft.api.fleet.frame_order import MOST_EARLY, FrameGap, FrameOrder
+from rootgraft.api.fleet.journal import Journal
+from rootgraft.engine.errors import CapacityError
+from rootgraft.engine.messages import Abort, Done, Failed, Message, Ready, Submit, TokenOut, TokenTexts
+from rootgraft.engine.types import FinishReason, Logprob, Priority, SamplingParams, Usage
+
+
+def submit(number: int = 1, max_tokens: int = 8, **fields: Any) -> Submit:
+    return Submit(number, array("i", [1, 2, 3]), SamplingParams(max_tokens=max_tokens, **fields))
+
+
+def ready(base: str = "base") -> Ready:
+    return Ready(100, 50, 100, 16, (), base_digest=base)
+
+
+class Fleet:
+    """A dispatcher, and what it sent and delivered; each replica numbers its frames."""
+
+    def __init__(self, *names: str, **limits: Any) -> None:
+        self.dispatcher = Dispatcher(DispatcherLimits(**limits))
+        self.now = 0.0
+        self.numbers: dict[str, int] = {}
+        self.delivered: list[Message] = []
+        for name in names:
+            self.join(name)
+
+    def join(self, name: str, base: str = "base") -> None:
+        self.numbers[name] = 0
+        self.dispatcher.join(name, ready(base), self.now)
+
+    def submit(self, *submits: Submit) -> None:
+        self.dispatcher.submit(submits, self.now)
+
+    def sent(self) -> list[tuple[str, Message]]:
+        self.dispatcher.check()
+        return self.dispatcher.take_sent()
+
+    def one(self) -> tuple[str, Submit]:
+        """The only sequence that was sent since the last call."""
+        [(name, message)] = self.sent()
+        assert isinstance(message, Submit)
+        return name, message
+
+    def say(self, name: str, *messages: Message) -> list[Message]:
+        """Let a replica send a frame; returns what the client gets."""
+        self.numbers[name] += 1
+        self.dispatcher.take(name, self.numbers[name] - 1, messages, self.now)
+        self.dispatcher.check()
+        return self.dispatcher.take_delivered()
+
+    def kill(self, name: str) -> list[Message]:
+        self.dispatcher.leave(name, self.now)
+        self.dispatcher.check()
+        return self.dispatcher.take_delivered()
+
+
+def out(number: int, *tokens: int) -> TokenOut:
+    return TokenOut(number, tokens, tuple(Logprob(token, -1.0, 1, ()) for token in tokens))
+
+
+def done(number: int, completion: int) -> Done:
+    return Done(number, FinishReason.STOP, Usage(3, 0, completion), 7)
+
+
+def test_a_sequence_goes_on_after_the_tokens_that_the_client_has() -> None:
+    fleet = Fleet("a", "b")
+    fleet.submit(submit(41, temperature=1.0))
+    first, sent = fleet.one()
+    assert fleet.say(first, out(sent.id, 5, 6)) == [out(41, 5, 6)]
+    fleet.kill(first)
+    second, again = fleet.one()
+    assert second != first and again.id != sent.id
+    assert list(again.generated) == [5, 6] and again.tokens == sent.tokens
+    assert again.params.seed == sent.params.seed is not None
+    assert again.priority is Priority.REALTIME
+    assert fleet.say(first, out(sent.id, 9)) == []  # from beyond the grave
+    assert fleet.say(second, out(sent.id, 9)) == []  # the number that it had elsewhere
+    assert fleet.say(second, out(again.id, 7), done(again.id, 4)) == [out(41, 7), done(41, 4)]
+    assert fleet.dispatcher.num_open == fleet.dispatcher.num_bytes == 0
+    assert (fleet.dispatcher.num_replays, fleet.dispatcher.num_lost) == (1, 1)
+    assert fleet.dispatcher.take_lost() == [first]
+
+
+def test_what_the_client_has_already_is_not_sent_twice() -> None:
+    """All tokens without an end, and logprobs of the prompt before the first token."""
+    fleet = Fleet("a", "b")
+    scores = tuple(Logprob(token, 0.0, 1, ()) for token in (2, 3))
+    fleet.submit(submit(1, max_tokens=2, prompt_logprobs=0))
+    name, sent = fleet.one()
+    assert fleet.say(name, TokenOut(sent.id, (), (), scores[:1])) == [TokenOut(1, (), (), scores[:1])]
+    fleet.kill(name)
+    name, sent = fleet.one()
+    assert not sent.generated
+    both = TokenOut(sent.id, (5,), out(0, 5).logprobs, scores)
+    assert fleet.say(name, both) == [replace(both, id=1, prompt_logprobs=scores[1:])]
+    assert fleet.say(name, out(sent.id, 6)) == [out(1, 6)]
+    fleet.join("c")
+    fleet.kill(name)
+    name, sent = fleet.one()
+    assert list(sent.generated) == [5]
+    assert fleet.say(name, out(sent.id, 6), done(sent.id, 2)) == [done(1, 2)]
+
+
+def test_a_sequence_that_kills_three_replicas_fails_and_harms_no_fourth() -> None:
+    fleet = Fleet("a", "b", "c", "d")
+    fleet.submit(submit(1))
+    for death in range(MOST_DEATHS):
+        name, _ = fleet.one()
+        delivered = fleet.kill(name)
+        assert bool(delivered) == (death == MOST_DEATHS - 1)
+    [failed] = delivered
+    assert isinstance(failed, Failed) and (failed.id, failed.kind) == (1, "EngineError")
+    assert "3 times in a row" in failed.message
+    assert not fleet.sent() and len(fleet.dispatcher.replicas) == 1
+
+
+def test_a_token_clears_a_sequence_of_suspicion() -> None:
+    fleet = Fleet("a", "b")
+    fleet.submit(submit(1, max_tokens=80))
+    for round_ in range(MOST_REPLAYS):
+        name, sent = fleet.one()
+        assert fleet.say(name, out(sent.id, round_)) == [out(1, round_)]
+        fleet.join(f"new-{round_}")
+        assert fleet.kill(name) == []
+    name, _ = fleet.one()
+    [failed] = fleet.kill(name)  # but not for ever
+    assert isinstance(failed, Failed) and f"failed {MOST_REPLAYS + 1} times" in failed.message
+
+
+def test_suspects_are_alone_among_suspects() -> None:
+    """Of four sequences that were on two lost replicas, one goes on at a time where there is one replica."""
+    fleet = Fleet("a")
+    fleet.submit(*(submit(number) for number in range(4)))
+    assert len(fleet.sent()) == 4
+    fleet.kill("a")
+    fleet.join("b")
+    assert len(fleet.sent()) == 4
+    fleet.kill("b")
+    fleet.join("c")
+    for left in (3, 2, 1, 0):
+        name, sent = fleet.one()
+        assert (name, fleet.dispatcher.num_held) == ("c", left)
+        fleet.say("c", out(sent.id, 5))
+    assert not fleet.sent()
+
+
+def test_a_new_sequence_does_not_join_a_suspect() -> None:
+    fleet = Fleet("a")
+    fleet.submit(submit(1))
+    fleet.kill("a")
+    fleet.join("b")
+    fleet.kill("b")
+    fleet.join("c")
+    fleet.sent()
+    fleet.submit(submit(2))
+    assert not fleet.sent() and fleet.dispatcher.num_held == 1
+    [failed] = fleet.kill("c")
+    assert failed.id == 1  # type: ignore[union-attr]
+    fleet.join("d")
+    assert fleet.one()[0] == "d"
+
+
+def test_a_replica_that_was_silent_before_is_nobodys_fault() -> None:
+    fleet = Fleet("a", heartbeat_seconds=3.0)
+    for death in range(2 * MOST_DEATHS):
+        fleet.now += 2.0
+        if not death:
+            fleet.submit(submit(1))
+        fleet.one()
+        fleet.now += 2.0
+        fleet.dispatcher.tick(fleet.now)
+        assert not fleet.dispatcher.replicas
+        fleet.now -= 2.0
+        fleet.join(f"n{death}")
+        fleet.now += 0.0
+        if not fleet.dispatcher.num_held:
+            break
+    assert fleet.dispatcher.num_open == 1
+
+
+def test_a_failed_step_is_the_end_of_a_replica_and_not_of_its_sequences() -> None:
+    fleet = Fleet("a", "b")
+    fleet.submit(submit(1))
+    name, sent = fleet.one()
+    assert fleet.say(name, Failed(sent.id, "EngineError", "A step of the engine failed")) == []
+    assert fleet.one()[0] != name and name not in fleet.dispatcher.replicas
+
+
+@pytest.mark.parametrize("kind", ["RequestError", "GrammarRefused", "ModelError", "CapacityError", "UnknownModel"])
+def test_errors_of_a_sequence_go_to_its_client(kind: str) -> None:
+    fleet = Fleet("a", "b")
+    fleet.submit(submit(1))
+    name, sent = fleet.one()
+    failed = Failed(sent.id, kind, "why", param="p", code="c", refusal=("k", "/", "r"))
+    assert fleet.say(name, failed) == [replace(failed, id=1)]
+    assert not fleet.sent() and name in fleet.dispatcher.replicas
+
+
+def test_silence_is_a_death() -> None:
+    fleet = Fleet("a", "b", heartbeat_seconds=3.0)
+    fleet.submit(submit(1))
+    name, _ = fleet.one()
+    fleet.now = 2.9
+    fleet.say("b" if name == "a" else "a")
+    fleet.dispatcher.tick(fleet.now)
+    assert not fleet.sent()
+    fleet.now = 3.1
+    fleet.dispatcher.tick(fleet.now)
+    assert fleet.one()[0] != name and fleet.dispatcher.take_lost() == [name]
+
+
+def test_sequences_wait_for_the_first_replica_within_a_bound() -> None:
+    fleet = Fleet(most_held=2, hold_seconds=10.0)
+    fleet.submit(submit(1), submit(2))
+    with pytest.raises(CapacityError, match="No replica is ready"):
+        fleet.submit(submit(3))
+    assert fleet.dispatcher.num_open == 2
+    fleet.dispatcher.abort([2, 77])
+    [end] = fleet.dispatcher.take_delivered()
+    assert end == Done(2, FinishReason.ABORT, Usage(3, 0, 0))
+    fleet.now = 9.0
+    fleet.submit(submit(3))
+    fleet.now = 11.0
+    fleet.dispatcher.tick(fleet.now)
+    [failed] = fleet.dispatcher.take_delivered()
+    assert isinstance(failed, Failed) and (failed.id, failed.kind) == (1, "EngineDead")
+    fleet.join("a")
+    assert fleet.one()[0] == "a"
+
+
+def test_an_abort_ends_a_sequence_once_wherever_it_is() -> None:
+    fleet = Fleet("a", "b")
+    fleet.submit(submit(1), submit(2))
+    (name, one), (_, two) = fleet.sent()
+    fleet.dispatcher.abort([1, 2])
+    fleet.dispatcher.abort([1])
+    assert sorted(message.ids for _, message in fleet.sent() if isinstance(message, Abort)) == [(one.id,), (two.id,)]  # type: ignore[union-attr]
+    end = Done(one.id, FinishReason.ABORT, Usage(3, 0, 1))  # type: ignore[union-attr]
+    assert fleet.say(name, out(one.id, 5), end) == [out(1, 5), replace(end, id=1)]  # type: ignore[union-attr]
+    ended = [message for each in ("a", "b") for message in fleet.kill(each)]
+    assert ended == [Done(2, FinishReason.ABORT, Usage(3, 0, 0))]
+
+
+def test_tokens_of_one_base_model_are_not_continued_by_another() -> None:
+    fleet = Fleet("old", hold_seconds=10.0)
+    fleet.submit(submit(1), submit(2))
+    (_, one), _ = fleet.sent()
+    fleet.say("old", out(one.id, 5))  # type: ignore[union-attr]
+    fleet.join("new", "other")
+    fleet.kill("old")
+    name, sent = fleet.one()
+    assert (name, sent.tokens, fleet.dispatcher.num_held) == ("new", submit().tokens, 1)
+    fleet.join("same")
+    name, sent = fleet.one()
+    assert (name, list(sent.generated)) == ("same", [5])
+
+
+def test_a_draining_replica_ends_what_it_has() -> None:
+    fleet = Fleet("a")
+    fleet.submit(submit(1))
+    _, sent = fleet.one()
+    fleet.dispatcher.drain("a")
+    fleet.submit(submit(2))
+    assert not fleet.sent() and not fleet.dispatcher.is_drained("a")
+    fleet.say("a", done(sent.id, 1))
+    assert fleet.dispatcher.is_drained("a") and fleet.dispatcher.num_held == 1
+    fleet.join("b")
+    assert fleet.one()[0] == "b"
+
+
+def test_a_name_means_the_same_version_until_the_end() -> None:
+    fleet = Fleet("a", "b")
+    fleet.dispatcher.name_adapter("sql", "digest-1")
+    named = replace(submit(1), adapter="sql")
+    fleet.submit(named)
+    name, sent = fleet.one()
+    fleet.dispatcher.name_adapter("sql", "digest-2")
+    fleet.kill(name)
+    fleet.submit(replace(named, id=2))
+    (_, again), (_, other) = fleet.sent()
+    assert (sent.adapter, again.adapter, other.adapter) == ("digest-1", "digest-1", "digest-2")  # type: ignore[union-attr]
+    fleet.dispatcher.name_adapter("sql", None)
+    fleet.submit(replace(named, id=3))
+    assert fleet.one()[1].adapter == "sql"
+
+
+def test_the_bytes_of_tokens_precede_the_sequences_on_every_replica() -> None:
+    fleet, texts = Fleet("a"), TokenTexts(array("i", [1]), b"a", ())
+    fleet.dispatcher.describe_tokens(texts)
+    assert fleet.sent() == [("a", texts)]
+    fleet.kill("a")
+    fleet.submit(submit(1))
+    fleet.join("b")
+    (_, first), (_, second) = fleet.sent()
+    assert first is texts and isinstance(second, Submit)
+
+
+def test_the_journal_reserves_the_memory_of_whole_answers() -> None:
+    size = Journal(1 << 20).open(submit()).num_bytes
+    fleet = Fleet("a", most_bytes=2 * size)
+    fleet.submit(submit(1), submit(2))
+    with pytest.raises(CapacityError, match=r"journal has room for \(2\)"):
+        fleet.submit(submit(3))
+    _, (name, sent) = fleet.sent()
+    fleet.say(name, done(sent.id, 1))  # type: ignore[union-attr]
+    with pytest.raises(CapacityError):
+        fleet.submit(submit(3), submit(4))
+    assert fleet.dispatcher.num_open == 1
+    fleet.submit(submit(3))
+    with pytest.raises(ValueError, match="open already"):
+        fleet.submit(submit(3))
+
+
+def test_frames_are_taken_in_order_and_once() -> None:
+    order: FrameOrder[str] = FrameOrder()
+    assert order.feed(1, "b") == []
+    assert order.feed(0, "a") == ["a", "b"]
+    assert order.feed(1, "b") == order.feed(0, "a") == []
+    with pytest.raises(FrameGap, match="frame 2 is missing"):
+        for number in range(MOST_EARLY + 1):
+            assert order.feed(3 + number, "c") == []
+
+
+def test_a_gap_in_the_frames_of_a_replica_is_its_death() -> None:
+    fleet = Fleet("a", "b")
+    fleet.submit(submit(1))
+    name, _ = fleet.one()
+    for number in range(MOST_EARLY + 1):
+        fleet.dispatcher.take(name, 1 + number, [], 0.0)
+    assert fleet.one()[0] != name
