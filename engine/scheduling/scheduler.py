@@ -308,7 +308,7 @@ class Scheduler:
 
     def _may_preempt_to_admit(self) -> bool:
         """Whether a waiting sequence may have a running one preempted. Cheap, as it is asked in every step."""
-        return self._queue.has_before(Priority.BATCH) and any(each.priority is Priority.BATCH for each in self._running)
+        return any(each.priority is Priority.BATCH for each in self._running) and self._queue.has_before(Priority.BATCH)
 
     def _make_room(self, sequence: Sequence, plan: StepPlan) -> Lease | None:
         """Return a lease for the sequence to admit, after preemption if need be; None if it must wait."""
