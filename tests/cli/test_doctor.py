@@ -177,7 +177,7 @@ def kernels(status: Any, **changes: Any) -> KernelState:
         (lambda: [check_memory(Memory(8 * GIB, GIB, GIB // 8))], "fault", "limit of the cgroup; the machine has 8.0 GiB"),
         (lambda: check_kernels(kernels("built")), "ok", "AVX2, compiled, in /c"),
         (lambda: check_kernels(kernels("compiled at start")), "note", "half a minute"),
-        (lambda: check_kernels(kernels("portable", compiler="")), "note", "portable build"),
+        (lambda: check_kernels(kernels("portable", compiler="")), "ok", "none is needed: the package holds compiled kernels | "),
         (lambda: check_kernels(kernels("missing", compiler="", fault="no C++ compiler")), "slow", "many times slower: no C++ compiler"),
         (lambda: check_kernels(kernels("missing", fault="the cache /c cannot be written")), "slow", "XDG_CACHE_HOME=/tmp/cache"),
         (lambda: [check_torch(TORCH)], "ok", "built for CUDA 13.0; --dtype auto is bfloat16"),

@@ -134,10 +134,10 @@ def check_kernels(found: KernelState) -> Iterator[Finding]:
     install = install_command("g++")
     if found.compiler:
         yield Finding("Kernels", "compiler", "ok", found.compiler)
+    elif found.status == "portable":
+        yield Finding("Kernels", "compiler", "ok", "none, and none is needed: the package holds compiled kernels")
     else:
-        needed = found.status == "missing"
-        reason = "Kernels cannot be compiled for this CPU."
-        yield Finding("Kernels", "compiler", "slow" if needed else "note", "none", reason, install)
+        yield Finding("Kernels", "compiler", "slow", "none", "Kernels cannot be compiled for this CPU.", install)
     where = f"in {path_text(found.cache)}"
     if found.status == "built":
         yield Finding("Kernels", "CPU kernels", "ok", f"{found.instruction_set}, compiled, {where}")

@@ -11,6 +11,8 @@ from ...http.run_record import RunRecord, running_servers
 from .machine_options import PsOptions
 from .text_table import duration_text, text_table
 
+_HEAD = ("PID", "MODEL", "STATUS", "RUNNING", "WAITING", "KV", "ADAPTERS", "UP", "ADDRESS")
+
 
 def list_servers(options: PsOptions) -> int:
     """Print the running servers with model, address, adapters, load and uptime. Returns 0."""
@@ -18,15 +20,13 @@ def list_servers(options: PsOptions) -> int:
     if options.json:
         print(json.dumps([asdict(record) for record in records], indent=2))
     elif records:
-        print(text_table(("PID", "MODEL", "ADDRESS", "ADAPTERS", "UP", "LOAD"), [_row(record) for record in records]))
+        print(text_table(_HEAD, [_row(record) for record in records]))
     else:
         print("No server runs on this machine. Try: rootgraft serve", file=sys.stderr)
     return 0
 
 
 def _row(record: RunRecord) -> tuple[str, ...]:
+    load = (str(record.running), str(record.waiting), f"{record.kv_usage:.0%}", str(record.adapters))
     up = duration_text(time.time() - record.started)
-    busy = f"{record.running} running, {record.waiting} waiting, KV {record.kv_usage:.0%}"
-    load = record.status if record.status == "loading" else busy
-    load = f"draining: {busy}" if record.status == "draining" else load
-    return str(record.pid), ", ".join(record.models) or "-", record.url, str(record.adapters), up, load
+    return str(record.pid), ", ".join(record.models) or "-", record.status, *load, up, record.url

@@ -17,7 +17,7 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int | 
     lines: list[str] = []
     for *cells, last in (head, *rows):
         start = "".join(f"{cell:{size}}  " for cell, size in zip(cells, widths, strict=True))
-        first, *rest = textwrap.wrap(last, left, break_on_hyphens=False) or [""]
+        first, *rest = textwrap.wrap(last, left, break_on_hyphens=False, break_long_words=False) or [""]
         lines += [(start + first).rstrip(), *(" " * len(start) + each for each in rest)]
     return "\n".join(lines)
 
