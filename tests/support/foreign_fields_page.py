@@ -6,6 +6,8 @@ python tests/support/foreign_fields_page.py
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 
 from rootgraft.api.protocol.foreign_fields import ForeignField, foreign_table
@@ -21,7 +23,7 @@ PLACES = {
     "tool": "in a tool",
 }
 _INTRODUCTION = """
-Fields that other servers know and popular clients send. **Mapped**: it does what the last column says. **Without effect**: any value is taken. **Refused**: a 400 that says the same as here; values that ask for nothing are taken. Where each was read stands in `api/protocol/foreign_fields.toml`, from which the server and this section are made (`tests/support/foreign_fields_page.py`).
+Fields that other servers know and popular clients send. **Mapped**: it does what the last column says. **Without effect**: any value is taken. **Refused**: a 400 that says the same as here; a value that asks for nothing is taken. Where each was read stands in `api/protocol/foreign_fields.toml`, from which the server and this section are made (`tests/support/foreign_fields_page.py`).
 """
 
 
@@ -47,8 +49,10 @@ def _told(row: ForeignField) -> tuple[str, str]:
     """What becomes of a field, in a word and in a sentence without its full stop."""
     if row.mapped:
         return "mapped", row.mapped
-    kind = "without effect" if row.inert else "refused"
-    return kind, (row.inert or row.refuse).removesuffix(".").replace("'", "`")
+    text = re.sub(r"(?<!\w)'([^']+)'", r"`\1`", (row.inert or row.refuse).removesuffix("."))
+    values = " and ".join(f"`{json.dumps(value)}`" for value in row.same if not isinstance(value, float))
+    taken = f"; {values} {'are' if ' and ' in values else 'is'} taken" if values else ""
+    return ("without effect" if row.inert else "refused"), text + taken
 
 
 if __name__ == "__main__":
