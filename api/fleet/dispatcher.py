@@ -201,6 +201,15 @@ class Dispatcher:
                 if name in self.replicas:
                     self._take(info, message, now)
 
+    def hear(self, name: str, now: float) -> None:
+        """Note a sign of life of a replica beside its frames."""
+        if name in self.replicas:
+            self._table.hear(self.replicas[name], now)
+
+    def uses_adapter(self, version: str) -> bool:
+        """Return whether an open sequence has a version of an adapter."""
+        return self._journal.uses_adapter(version)
+
     def tick(self, now: float) -> None:
         """Give up replicas without a sign of life and sequences that have waited for too long for a replica."""
         silent = [info.name for info in self.replicas.values() if now - info.heard > self._limits.heartbeat_seconds]

@@ -93,6 +93,10 @@ class Journal:
         """Return the sequences on a replica."""
         return list(self._placed.get(replica, {}).values())
 
+    def uses_adapter(self, version: str) -> bool:
+        """Return whether an open sequence has an adapter. Linear in their number."""
+        return any(entry.submit.adapter == version for entry in self._entries.values())
+
     def open(self, submit: Submit) -> JournalEntry:
         """Begin a sequence. CapacityError if the journal is full, ValueError for a number that is open."""
         if submit.id in self._entries:

@@ -26,7 +26,7 @@ FIRST_RATE = 1000.0
 _RATE_WEIGHT = 4096.0  # tokens over which a measured rate is averaged
 _SHARE_DECAY = 0.999  # of an adapter's count, for each sequence routed
 _LEAST_COUNT = 0.01
-_FEW = 50  # sequences, before which no share of the load can be told
+_FEW = 20  # sequences, before which no share of the load can be told
 _FORGET_EVERY = 4096  # sequences
 
 

@@ -1,0 +1,343 @@
+"""Fleet: replicas that are one engine to the rest of the API. Starts them, replaces lost ones, carries messages.
+
+    AsyncEngine  <--on_frame--  Fleet  <--on_frame--  ReplicaClient x n
+                 ---submit--->         ---submit--->
+
+It offers what ``EngineClient`` offers. What to send where is decided by ``Dispatcher``, in which no I/O is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from ...engine.errors import EngineDead, EngineError, RequestError, UnknownModel
+from ...engine.messages import Abort, Heartbeat, Message, Ready, Submit, TokenTexts
+from ...engine.snapshot import EngineSnapshot
+from ...engine.types import AdapterInfo
+from .adapter_versions import AdapterVersions
+from .dispatcher import Dispatcher, DispatcherLimits
+from .fleet_stats import FleetStats
+from .replica_client import ReplicaClient
+
+TICK_SECONDS = 0.25
+MOST_FAILED_STARTS = 3
+"""Starts of replicas that fail in a row, without one that serves, after which the fleet is dead."""
+
+logger = logging.getLogger("rootgraft.fleet")
+
+
+class Fleet:
+    """Runs a number of replicas. All methods belong to one event loop.
+
+    Args:
+        make: makes the client of a replica, which is not started.
+        count: replicas.
+        limits: of the dispatcher.
+        seed: of the seeds of requests without one.
+
+    Attributes:
+        on_frame, on_heartbeat, on_death, death: as of ``EngineClient``; the fleet dies when no replica can be started.
+    """
+
+    def __init__(
+        self, make: Callable[[], ReplicaClient], count: int, limits: DispatcherLimits | None = None, *, seed: int = 0
+    ) -> None:
+        self._make = make
+        self._count = count
+        self._dispatcher = Dispatcher(limits or DispatcherLimits(), seed)
+        self._clients: dict[str, ReplicaClient] = {}
+        self._frames: dict[str, int] = {}
+        self._versions = AdapterVersions()
+        self._totals = FleetStats()
+        self._names = (f"replica-{number}" for number in itertools.count(1))
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._starts: set[asyncio.Task[Any]] = set()  # those of them that start replicas
+        self._timer: asyncio.TimerHandle | None = None
+        self._num_failed = 0
+        self._closing = False
+        self._ready: Ready | None = None
+        self.on_frame: Callable[[list[Message]], None] = lambda messages: None
+        self.on_heartbeat: Callable[[Heartbeat], None] = lambda heartbeat: None
+        self.on_death: Callable[[EngineDead], None] = lambda error: None
+        self.death: EngineDead | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        return self._ready is not None and self.death is None and not self._closing
+
+    @property
+    def silent_seconds(self) -> float:
+        """Seconds since the last sign of life of any replica; 0 while there is none, as one is starting."""
+        return min((client.silent_seconds for client in self._clients.values()), default=0.0)
+
+    @property
+    def stats(self) -> dict[str, float]:
+        """Sums of the replicas' gauges and counters."""
+        return self._totals.total(client.stats for client in self._clients.values())
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterInfo]:
+        """Loaded adapters by name, as one of the replicas sees them."""
+        return self._versions.public(next((client.adapters for client in self._clients.values()), {}))
+
+    @property
+    def replicas(self) -> Mapping[str, ReplicaClient]:
+        """The replicas that serve, by name."""
+        return self._clients
+
+    @property
+    def num_replays(self) -> int:
+        """Sequences that went on on another replica."""
+        return self._dispatcher.num_replays
+
+    async def start(self) -> Ready:
+        """Start all replicas and wait for them. Raises as ``EngineClient.start``, and ends those that run."""
+        starts = [asyncio.ensure_future(self._start_one()) for _ in range(self._count)]
+        try:
+            started = await asyncio.gather(*starts)
+        except BaseException:
+            self._closing = True
+            await asyncio.gather(*starts, return_exceptions=True)
+            await asyncio.gather(*(task.result()[0].close() for task in starts if not _failed(task)))
+            raise
+        self._ready = started[0][1]
+        for info in self._ready.adapters:
+            self._versions.add(info.name, info.name, info.path)
+        for client, ready in started:
+            self._join(client, ready)
+        self._tick()
+        return self._ready
+
+    def describe_tokens(self, texts: TokenTexts) -> None:
+        """Send the bytes of all tokens to the replicas, before the first sequence with a grammar."""
+        self._dispatcher.describe_tokens(texts)
+        self._pump()
+
+    def submit(self, submits: Sequence[Submit]) -> None:
+        """Start sequences.
+
+        Raises:
+            EngineDead: the fleet is dead.
+            CapacityError: it has no room for more.
+        """
+        if not self.is_alive:
+            raise EngineDead("The engine is not running." if self.death is None else str(self.death))
+        self._dispatcher.submit(submits, time.monotonic())
+        self._pump()
+
+    def abort(self, ids: Iterable[int]) -> None:
+        """End sequences."""
+        self._dispatcher.abort(ids)
+        self._pump()
+
+    async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> None:
+        """Load an adapter on all replicas; new requests get it once all have it. Raises as ``EngineClient``."""
+        if not replace and self._versions.version(name) is not None:
+            raise RequestError(
+                f"The adapter {name!r} is loaded already; unload it, or ask to replace it.", param="name"
+            )
+        version = self._versions.next_version(name)
+        done: list[ReplicaClient] = []
+        try:
+            while missing := [client for client in self._clients.values() if client not in done]:
+                done += missing
+                await self._on_all([client.load_adapter(version, path) for client in missing])
+        except EngineError:
+            await asyncio.gather(*(client.unload_adapter(version) for client in done), return_exceptions=True)
+            raise
+        if not done:
+            raise EngineDead("No replica of the engine is running.")
+        self._versions.add(name, version, path)
+        self._dispatcher.name_adapter(name, version)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload an adapter; sequences that run keep it. Raises UnknownModel."""
+        if not self._versions.remove(name):
+            raise UnknownModel(name)
+        self._dispatcher.name_adapter(name, None)
+        await self._unload_retired()
+
+    async def list_adapters(self) -> tuple[AdapterInfo, ...]:
+        """Return all adapters, as one of the replicas sees them. Raises as ``EngineClient``."""
+        infos = await self._any().list_adapters()
+        return tuple(self._versions.public({info.name: info for info in infos}).values())
+
+    async def take_snapshot(self) -> EngineSnapshot:
+        """Return the state of the replica with the most sequences. Raises EngineDead."""
+        busiest = max(self._clients.values(), key=lambda client: client.stats.get("running", 0.0), default=None)
+        return await (busiest or self._any()).take_snapshot()
+
+    def kill(self) -> None:
+        """Kill all replicas."""
+        self._closing = True
+        for client in self._clients.values():
+            client.kill()
+
+    async def close(self) -> None:
+        """Shut all replicas down and wait for them."""
+        self._closing = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in tuple(self._starts):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(client.close() for client in self._clients.values()))
+
+    async def _start_one(self) -> tuple[ReplicaClient, Ready]:
+        client = self._make()
+        try:
+            ready = await client.start()
+        except BaseException:
+            await client.close()
+            raise
+        return client, ready
+
+    def _join(self, client: ReplicaClient, ready: Ready) -> None:
+        """Let a started replica take sequences."""
+        name = next(self._names)
+        self._clients[name], self._frames[name] = client, 0
+        client.on_frame = partial(self._take, name)
+        client.on_heartbeat = partial(self._beat, name)
+        client.on_death = partial(self._lose, name)
+        self._dispatcher.join(name, ready, time.monotonic())
+        self._pump()
+
+    def _take(self, name: str, messages: list[Message]) -> None:
+        number, self._frames[name] = self._frames[name], self._frames[name] + 1
+        self._dispatcher.take(name, number, messages, time.monotonic())
+        self._pump()
+
+    def _beat(self, name: str, heartbeat: Heartbeat) -> None:
+        self._take(name, [heartbeat])
+        self.on_heartbeat(Heartbeat(self.stats, heartbeat.histograms))
+
+    def _lose(self, name: str, error: EngineDead) -> None:
+        """Give up a replica whose client says that it is dead."""
+        logger.warning("%s is lost: %s", name, error)
+        self._dispatcher.leave(name, time.monotonic())
+        self._pump()
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        for name, client in self._clients.items():
+            self._dispatcher.hear(name, now - client.silent_seconds)
+        self._dispatcher.tick(now)
+        self._pump()
+        if any(not self._dispatcher.uses_adapter(version) for version in self._versions.retired):
+            self._run(self._unload_retired())
+        self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+
+    def _pump(self) -> None:
+        """Carry what the dispatcher has to say: replace lost replicas, send to the others, deliver to clients."""
+        for name in self._dispatcher.take_lost():
+            client = self._clients.pop(name)
+            self._totals.retire(client.stats)
+            client.on_frame, client.on_death = (lambda messages: None), (lambda error: None)
+            client.kill()
+            self._run(client.close())
+            if not self._closing:
+                start = self._run(self._replace())
+                self._starts.add(start)
+                start.add_done_callback(self._starts.discard)
+        by_replica: dict[str, list[Message]] = {}
+        for name, message in self._dispatcher.take_sent():
+            by_replica.setdefault(name, []).append(message)
+        for name, messages in by_replica.items():
+            if name in self._clients:
+                _send(self._clients[name], messages)
+        if delivered := self._dispatcher.take_delivered():
+            self.on_frame(delivered)
+
+    async def _replace(self) -> None:
+        """Start a replica in the place of a lost one, with the adapters that the others have."""
+        while not self._closing and self.death is None:
+            try:
+                client, ready = await self._start_one()
+                await self._fit(client, ready)
+            except EngineError as error:
+                self._num_failed += 1
+                logger.error("a replica could not be started: %s", error)
+                if self._num_failed >= MOST_FAILED_STARTS and not self._clients:
+                    self._die(EngineDead(f"No replica of the engine can be started: {error}"))
+                await asyncio.sleep(self._num_failed)
+                continue
+            self._num_failed = 0
+            self._join(client, ready)
+            return
+
+    async def _fit(self, client: ReplicaClient, ready: Ready) -> None:
+        """Give a replica the adapters of the others. EngineDead if it cannot take their sequences."""
+        assert self._ready is not None
+        try:
+            if ready.max_model_len < self._ready.max_model_len or ready.base_digest != self._ready.base_digest:
+                raise EngineDead("The replica has another model, or a shorter context than the others.")
+            for version in client.adapters.keys() - self._versions.wanted.keys():
+                await client.unload_adapter(version)
+            # Again after each load, as others may be asked for meanwhile.
+            while missing := self._versions.wanted.keys() - client.adapters.keys():
+                version = min(missing)
+                await client.load_adapter(version, self._versions.wanted[version])
+        except EngineError:
+            client.kill()
+            await client.close()
+            raise
+
+    def _die(self, death: EngineDead) -> None:
+        self.death = death
+        self.on_death(death)
+
+    async def _unload_retired(self) -> None:
+        """Unload the versions that nobody uses any more."""
+        for version in self._versions.retired:
+            if not self._dispatcher.uses_adapter(version):
+                self._versions.forget(version)
+                clients = self._clients.values()
+                await asyncio.gather(*(client.unload_adapter(version) for client in clients), return_exceptions=True)
+
+    async def _on_all(self, calls: Sequence[Awaitable[None]]) -> None:
+        """Wait for a call of each replica. Raises the first error of a request, EngineDead if all are dead."""
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        for error in errors:
+            if not isinstance(error, EngineDead):
+                raise error
+        if len(errors) == len(outcomes):
+            raise EngineDead("No replica of the engine is running.")
+
+    def _any(self) -> ReplicaClient:
+        client = next(iter(self._clients.values()), None)
+        if client is None:
+            raise EngineDead("No replica of the engine is running.")
+        return client
+
+    def _run(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(job)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _failed(task: asyncio.Future[Any]) -> bool:
+    return task.cancelled() or task.exception() is not None
+
+
+def _send(client: ReplicaClient, messages: list[Message]) -> None:
+    """Send messages to a replica; one that has just died is given up by its ``on_death``."""
+    submits = [message for message in messages if isinstance(message, Submit)]
+    ended = [number for message in messages if isinstance(message, Abort) for number in message.ids]
+    try:
+        for message in messages:
+            if isinstance(message, TokenTexts):
+                client.describe_tokens(message)
+        if submits:
+            client.submit(submits)
+        if ended:
+            client.abort(ended)
+    except EngineDead:
+        return

@@ -1,0 +1,170 @@
+"""Kill replicas under mixed streams of the default model: every answer must be what an undisturbed engine gives.
+
+    python -m benchmarks.fleet.kill [--replicas 2] [--streams 16] [--kills 4] [--tokens 64]
+
+Free text, sampled text with penalties and logprobs, two answers to a prompt, stop strings, a JSON schema, a choice, and
+three adapters, first through one engine process, then through a fleet of engine processes of one thread each, of which
+one is killed (SIGKILL) again and again while answers are written. Tokens, logprobs, text, ends and token counts are
+compared. Exit code 1 for any difference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import time
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rootgraft.api.fleet.fleet import Fleet
+from rootgraft.engine.checkpoint.locate import resolve_model
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.serving.async_engine import AsyncEngine
+from rootgraft.engine.serving.engine_client import EngineClient
+from rootgraft.engine.serving.output_processor import SequenceOutput
+from rootgraft.engine.serving.request import TextRequest
+from rootgraft.engine.text.tokenizer import Tokenizer
+from rootgraft.engine.types import SamplingParams
+from rootgraft.grammar.spec import GrammarSpec
+
+ADAPTERS = Path(__file__).parents[2] / "examples" / "adapters"
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 30},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "likes": {"type": "array", "items": {"type": "string", "maxLength": 20}, "maxItems": 3},
+    },
+    "required": ["name", "age", "likes"],
+    "additionalProperties": False,
+}
+QUESTIONS = (
+    "Tell me about the sea.", "Write a story of a fox and a hen.", "What is a matrix?", "Describe a person.",
+    "Why do leaves fall in autumn?", "Name a colour and say why you like it.", "How does one bake bread?",
+)  # fmt: skip
+KINDS: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 1.0, "seed": 5, "presence_penalty": 0.7, "frequency_penalty": 0.3, "logprobs": 2},
+    {"temperature": 0.8, "seed": 9, "top_p": 0.9, "repetition_penalty": 1.1, "n": 2},
+    {"temperature": 0.7, "seed": 2, "stop": (".", "\n\n")},
+    {"temperature": 1.0, "seed": 3, "grammar": GrammarSpec.json_schema(SCHEMA)},
+    {"grammar": GrammarSpec.choice(["red, like a rose", "blue, like the sky", "green, like the grass"])},
+    {"adapter": "pirate", "temperature": 0.9, "seed": 4},
+    {"adapter": "contact"},
+    {"adapter": "shell", "logprobs": 0},
+)
+
+
+@dataclass
+class Outcome:
+    """What a run of all streams said, and the longest pause of each stream between two deltas, in seconds."""
+
+    outputs: list[dict[int, SequenceOutput]] = field(default_factory=list)
+    pauses: list[float] = field(default_factory=list)
+    num_kills: int = 0
+    num_replays: int = 0
+
+
+def requests(tokenizer: Tokenizer, count: int, max_tokens: int) -> list[TextRequest]:
+    made = []
+    names = sorted(path.name for path in ADAPTERS.iterdir() if path.is_dir())
+    for number in range(count):
+        kind = dict(KINDS[number % len(KINDS)])
+        own = {name: kind.pop(name) for name in ("n", "stop", "grammar", "adapter") if name in kind}
+        if "adapter" in own:
+            own["adapter"] = names[number % len(names)]
+        prompt = f"<|im_start|>user\n{QUESTIONS[number % len(QUESTIONS)]}<|im_end|>\n<|im_start|>assistant\n"
+        params = SamplingParams(**{"max_tokens": max_tokens, "temperature": 0.0, **kind})
+        made.append(TextRequest(tokenizer.encode(prompt, False), params, **own))
+    return made
+
+
+async def _read(engine: AsyncEngine, request: TextRequest, outcome: Outcome, place: int) -> None:
+    outputs, last, pause = outcome.outputs[place], time.monotonic(), 0.0
+    async with aclosing(engine.stream(request)) as stream:
+        async for deltas in stream:
+            now = time.monotonic()
+            pause, last = max(pause, now - last if outputs else 0.0), now
+            for delta in deltas:
+                outputs.setdefault(delta.index, SequenceOutput()).add(delta)
+    outcome.pauses.append(pause)
+
+
+async def _kill(fleet: Fleet, outcome: Outcome, replicas: int, kills: int) -> None:
+    """Kill a replica whenever all serve and answers are under way."""
+    draw = random.Random(1)
+    while outcome.num_kills < kills:
+        await asyncio.sleep(draw.uniform(0.2, 1.0))
+        if len(fleet.replicas) == replicas and any(outcome.outputs):
+            draw.choice(list(fleet.replicas.values())).kill()
+            outcome.num_kills += 1
+
+
+async def run(config: EngineConfig, replicas: int, streams: int, kills: int, max_tokens: int) -> Outcome:
+    """Run all streams; ``replicas`` 0 is an engine without a fleet."""
+    path = resolve_model(None).path
+    tokenizer = Tokenizer.load(path)
+    make = partial(EngineClient, config, path, heartbeat_timeout=30.0)
+    client: Any = Fleet(make, replicas) if replicas else make()
+    ready = await client.start()
+    engine = AsyncEngine(client, tokenizer, ready)
+    outcome = Outcome([{} for _ in range(streams)])
+    jobs = [_read(engine, each, outcome, place) for place, each in enumerate(requests(tokenizer, streams, max_tokens))]
+    killer = asyncio.create_task(_kill(client, outcome, replicas, kills)) if kills else None
+    try:
+        await asyncio.gather(*jobs)
+    finally:
+        if killer is not None:
+            killer.cancel()
+        outcome.num_replays = client.num_replays if replicas else 0
+        await client.close()
+    return outcome
+
+
+def differences(one: Outcome, other: Outcome) -> list[str]:
+    """Return the streams that differ in more than what the prefix cache and drafts had to do with."""
+    found = []
+    for place, pair in enumerate(zip(one.outputs, other.outputs, strict=True)):
+        facts = [
+            {
+                index: (out.tokens, out.text, out.logprobs, out.finish and out.finish.reason,
+                        out.finish and (out.finish.usage.prompt, out.finish.usage.completion, out.finish.stop_reason))
+                for index, out in outputs.items()
+            }
+            for outputs in pair
+        ]  # fmt: skip
+        if facts[0] != facts[1]:
+            found.append(f"stream {place}: {facts[0]}\nthen {facts[1]}")
+    return found
+
+
+def config_of(threads: int = 1) -> EngineConfig:
+    return EngineConfig(
+        device="cpu", threads=threads, kv_cache_memory=0.25, max_num_seqs=16, enable_lora=True, lora_dir=str(ADAPTERS)
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--kills", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=64)
+    options = parser.parse_args()
+    streams, tokens = options.streams, options.tokens
+    plain = asyncio.run(run(config_of(), 0, streams, 0, tokens))
+    killed = asyncio.run(run(config_of(), options.replicas, streams, options.kills, tokens))
+    wrong = differences(plain, killed)
+    print("\n".join(wrong))
+    print(f"{streams} streams, {killed.num_kills} kills, {killed.num_replays} replays, {len(wrong)} streams differ")
+    print(f"longest pause of a stream: {max(plain.pauses):.2f} s undisturbed, {max(killed.pauses):.2f} s with kills")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,194 @@
+"""A fleet over engine cores in this process: it is one engine to whoever uses it, whatever becomes of its replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from array import array
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from support.engine.core_client import VOCAB, CoreClient
+from support.engine.fake_worker import expected_tokens
+
+from rootgraft.api.fleet import fleet as fleet_module
+from rootgraft.api.fleet.dispatcher import DispatcherLimits
+from rootgraft.api.fleet.fleet import MOST_FAILED_STARTS, Fleet
+from rootgraft.engine.errors import EngineDead, RequestError, UnknownModel
+from rootgraft.engine.messages import Done, Failed, Message, Submit, TokenOut
+from rootgraft.engine.types import FinishReason, SamplingParams
+
+
+class Made:
+    """A started fleet, its replicas in the order in which they were made, and what it delivered."""
+
+    def __init__(self, count: int, **options: Any) -> None:
+        self.clients: list[CoreClient] = []
+        self.options = options
+        self.tokens: dict[int, list[int]] = {}
+        self.ends: dict[int, Done | Failed] = {}
+        self.heartbeats = 0
+        self.fleet = Fleet(self._make, count, DispatcherLimits(heartbeat_seconds=30.0))
+        self.fleet.on_frame = self._take
+        self.fleet.on_heartbeat = lambda heartbeat: setattr(self, "heartbeats", self.heartbeats + 1)
+
+    def _make(self) -> CoreClient:
+        self.clients.append(CoreClient(**self.options))
+        return self.clients[-1]
+
+    def _take(self, messages: list[Message]) -> None:
+        for message in messages:
+            if isinstance(message, TokenOut):
+                assert message.id not in self.ends
+                self.tokens.setdefault(message.id, []).extend(message.tokens)
+            else:
+                assert isinstance(message, (Done, Failed)) and message.id not in self.ends
+                self.ends[message.id] = message
+
+    @property
+    def serving(self) -> list[CoreClient]:
+        return [client for client in self.clients if client in self.fleet.replicas.values()]
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        for _ in range(20_000):
+            if holds():
+                return
+            await asyncio.sleep(0)
+        raise AssertionError("it does not come to be")
+
+
+@pytest.fixture
+async def make(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Awaitable[Made]]]:
+    made: list[Made] = []
+
+    async def start(count: int = 3, **options: Any) -> Made:
+        made.append(Made(count, **options))
+        await made[-1].fleet.start()
+        return made[-1]
+
+    yield start
+    for each in made:
+        await each.fleet.close()
+        assert all(client.closed for client in each.clients), "a replica was left behind"
+
+
+def submit(number: int, prompt: list[int], max_tokens: int = 40, **fields: Any) -> Submit:
+    return Submit(number, array("i", prompt), SamplingParams(max_tokens=max_tokens), **fields)
+
+
+async def test_streams_outlive_their_replicas(make: Any) -> None:
+    made, draw = await make(), random.Random(1)
+    prompts = {number: [draw.randrange(VOCAB) for _ in range(draw.randint(1, 90))] for number in range(24)}
+    made.fleet.submit([submit(number, prompt) for number, prompt in prompts.items()])
+    kills = 0
+    while len(made.ends) < len(prompts):
+        await asyncio.sleep(0)
+        if made.serving and draw.random() < 0.1 and kills < 6:
+            draw.choice(made.serving).die()
+            kills += 1
+    assert kills == 6 and made.fleet.num_replays > 0
+    for number, prompt in prompts.items():
+        assert made.tokens[number] == expected_tokens(prompt, 40, VOCAB)
+        end = made.ends[number]
+        assert isinstance(end, Done) and end.reason is FinishReason.LENGTH
+        assert (end.usage.prompt, end.usage.completion) == (len(prompt), 40)
+    await made.until(lambda: len(made.serving) == 3)
+
+
+async def test_counters_never_go_back(make: Any) -> None:
+    made = await make(2)
+    made.fleet.submit([submit(number, [number]) for number in range(8)])
+    await made.until(lambda: len(made.ends) == 8)
+    before = made.fleet.stats
+    assert before["generation_tokens"] == 320 and before["pages"] == 800 and made.heartbeats
+    for client in made.serving:
+        client.die()
+    await made.until(lambda: len(made.serving) == 2)
+    after = made.fleet.stats
+    assert after["generation_tokens"] == 320 and after["finished_length"] == 8
+    assert after.get("pages", 0) == after.get("running", 0) == 0  # of replicas that have not said anything yet
+
+
+async def test_requests_wait_for_a_replica_to_come_back(make: Any) -> None:
+    made = await make(1)
+    made.serving[0].die()
+    assert made.fleet.is_alive and not made.serving
+    made.fleet.submit([submit(1, [1, 2])])
+    await made.until(lambda: 1 in made.ends)
+    assert made.tokens[1] == expected_tokens([1, 2], 40, VOCAB)
+
+
+async def test_an_abort_reaches_the_replica(make: Any) -> None:
+    made = await make(2)
+    made.fleet.submit([submit(1, [1], max_tokens=500)])
+    await made.until(lambda: 1 in made.tokens)
+    made.fleet.abort([1])
+    await made.until(lambda: 1 in made.ends)
+    assert made.ends[1].reason is FinishReason.ABORT
+
+
+async def test_a_fleet_whose_replicas_cannot_start_is_dead(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = await make(2)
+    deaths: list[EngineDead] = []
+    made.fleet.on_death = deaths.append
+    made.options = {"fails": EngineDead("no memory")}
+    sleep = asyncio.sleep
+    monkeypatch.setattr(fleet_module.asyncio, "sleep", lambda seconds: sleep(0))
+    for client in made.serving:
+        client.die()
+    await made.until(lambda: bool(deaths))
+    assert len(made.clients) >= 2 + MOST_FAILED_STARTS and "no memory" in str(made.fleet.death)
+    with pytest.raises(EngineDead, match="no memory"):
+        made.fleet.submit([submit(1, [1])])
+
+
+async def test_a_start_that_fails_ends_all_replicas() -> None:
+    made = Made(2, fails=EngineDead("no memory"))
+    with pytest.raises(EngineDead, match="no memory"):
+        await made.fleet.start()
+    assert all(client.closed for client in made.clients)
+
+
+async def test_another_base_model_is_no_replacement(make: Any) -> None:
+    made = await make(2)
+    made.options = {"base": "other"}
+    made.serving[0].die()
+    await made.until(lambda: len(made.clients) == 3 and made.clients[2].closed)
+    assert len(made.serving) == 1
+    made.options = {}
+
+
+async def test_adapters_are_the_same_on_all_replicas(make: Any) -> None:
+    made = await make(2, refused=("broken",))
+    await made.fleet.load_adapter("sql", "one")
+    with pytest.raises(RequestError, match="loaded already"):
+        await made.fleet.load_adapter("sql", "two")
+    await made.fleet.load_adapter("sql", "two", replace=True)
+    with pytest.raises(RequestError, match="broken"):
+        await made.fleet.load_adapter("bad", "broken")
+    assert [(info.name, info.path) for info in made.fleet.adapters.values()] == [("sql", "two")]
+    assert [(info.name, info.path) for info in await made.fleet.list_adapters()] == [("sql", "two")]
+    made.serving[0].die()
+    await made.until(lambda: len(made.serving) == 2)
+    await asyncio.sleep(2 * fleet_module.TICK_SECONDS)
+    assert all([info.path for info in client.adapters.values()] == ["two"] for client in made.serving)
+    await made.fleet.unload_adapter("sql")
+    assert not any(client.adapters for client in made.serving)
+    with pytest.raises(UnknownModel):
+        await made.fleet.unload_adapter("sql")
+
+
+async def test_a_version_is_kept_as_long_as_a_sequence_uses_it(make: Any) -> None:
+    made = await make(1)
+    await made.fleet.load_adapter("sql", "one")
+    client = made.serving[0]
+    client.kill()  # it takes no more: its sequence stays open
+    made.fleet.submit([submit(1, [1], adapter="sql")])
+    client.is_alive = True
+    await made.fleet.load_adapter("sql", "two", replace=True)
+    await asyncio.sleep(2 * fleet_module.TICK_SECONDS)
+    assert {info.path for info in client.adapters.values()} == {"one", "two"}
+    made.fleet.abort([1])
+    made.fleet.submit([submit(2, [1], adapter="sql")])
+    assert client.submits[-1].adapter == "sql@2"

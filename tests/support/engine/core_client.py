@@ -1,0 +1,107 @@
+"""A replica client whose engine core, over the fake device, lives in the same event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core.engine_core import EngineCore
+from rootgraft.engine.errors import EngineDead, RequestError, UnknownModel
+from rootgraft.engine.messages import Abort, Heartbeat, Message, Ready, Submit, TokenTexts, decode, encode
+from rootgraft.engine.types import AdapterInfo
+from support.engine.fake_worker import FakeWorker
+
+VOCAB = 11
+
+
+class CoreClient:
+    """Computes a step in each turn of the loop while it has work.
+
+    Attributes:
+        refused: folders of adapters that cannot be loaded.
+        submits: all that came.
+    """
+
+    def __init__(self, *, base: str = "fake", refused: Sequence[str] = (), fails: EngineDead | None = None) -> None:
+        worker = FakeWorker(400, 4, vocab_size=VOCAB)
+        worker.base_digest = base
+        self.core = EngineCore(EngineConfig(block_size=4, max_num_seqs=4, max_num_batched_tokens=32), worker)
+        self.refused = refused
+        self.fails = fails
+        self.on_frame: Callable[[list[Message]], None] = lambda messages: None
+        self.on_heartbeat: Callable[[Heartbeat], None] = lambda heartbeat: None
+        self.on_death: Callable[[EngineDead], None] = lambda error: None
+        self.stats: dict[str, float] = {}
+        self.adapters: dict[str, AdapterInfo] = {}
+        self.silent_seconds = 0.0
+        self.submits: list[Submit] = []
+        self.is_alive = True
+        self.closed = False
+        self._running = False
+
+    async def start(self) -> Ready:
+        await asyncio.sleep(0)
+        if self.fails is not None:
+            raise self.fails
+        return self.core.ready
+
+    def describe_tokens(self, texts: TokenTexts) -> None:
+        self._handle([texts])
+
+    def submit(self, submits: Sequence[Submit]) -> None:
+        self.submits += submits
+        self._handle(list(submits))
+
+    def abort(self, ids: Iterable[int]) -> None:
+        self._handle([Abort(tuple(ids))])
+
+    async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> None:
+        await asyncio.sleep(0)
+        if path in self.refused:
+            raise RequestError(f"The adapter {path!r} cannot be loaded.", param="path")
+        self.adapters[name] = AdapterInfo(name, path, "ready", "device", digest=path)
+
+    async def unload_adapter(self, name: str) -> None:
+        await asyncio.sleep(0)
+        if self.adapters.pop(name, None) is None:
+            raise UnknownModel(name)
+
+    async def list_adapters(self) -> tuple[AdapterInfo, ...]:
+        return tuple(self.adapters.values())
+
+    async def take_snapshot(self) -> Any:
+        return self
+
+    def kill(self) -> None:
+        self.is_alive = False
+
+    def die(self) -> None:
+        """End as a killed process does: nothing more is heard of it but its death."""
+        self.kill()
+        self.on_death(EngineDead("The engine process has ended."))
+
+    async def close(self) -> None:
+        self.is_alive, self.closed = False, True
+        self.core.close()
+
+    def _handle(self, messages: list[Message]) -> None:
+        if not self.is_alive:
+            raise EngineDead("The engine is not running.")
+        self.core.handle(decode(encode(messages)))
+        if not self._running:
+            self._running = True
+            asyncio.get_running_loop().call_soon(self._step)
+
+    def _step(self) -> None:
+        self._running = self.is_alive and self.core.has_work
+        if not self._running:
+            return
+        messages = self.core.step()
+        self.core.check()
+        if messages:
+            self.on_frame(messages)
+        self.stats = self.core.stats()
+        self.on_heartbeat(Heartbeat(self.stats, {}))
+        asyncio.get_running_loop().call_soon(self._step)
