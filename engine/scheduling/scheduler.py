@@ -235,16 +235,8 @@ class Scheduler:
 
     def _in_order(self, plan: StepPlan) -> list[tuple[Sequence, int, int]]:
         """Running sequences that can go on and the span they want: single tokens first, else by admission."""
-        ready = [(each, *plan.span(each)) for each in self._running if self._can_go_on(each, plan)]
+        ready = [(each, *plan.span(each)) for each in self._running if plan.can_go_on(each)]
         return sorted(ready, key=lambda want: want[2] - want[1] > 1)
-
-    def _can_go_on(self, sequence: Sequence, plan: StepPlan) -> bool:
-        """Not if the token drawn by the step in flight is its last one in any case, or if a slow mask comes first."""
-        row = plan.before.get(sequence.id)
-        if row is None or not row.draws:
-            return not sequence.awaits_mask
-        left = sequence.remaining - 1
-        return left > 0 and not (sequence.matcher and sequence.matcher.is_slow(left))
 
     def _extend(self, sequence: Sequence, start: int, wanted: int, plan: StepPlan) -> None:
         """Give a running sequence tokens and their pages; preempt if pages are lacking."""

@@ -39,6 +39,14 @@ class StepPlan:
     def batch(self) -> Batch:
         return Batch(tuple(self.rows.values()), tuple(self.starts), tuple(self.copies))
 
+    def can_go_on(self, sequence: Sequence) -> bool:
+        """Not if the token drawn by the step in flight is its last one in any case, or if a slow mask comes first."""
+        row = self.before.get(sequence.id)
+        if row is None or not row.draws:
+            return not sequence.awaits_mask
+        left = sequence.remaining - 1
+        return left > 0 and not (sequence.matcher and sequence.matcher.is_slow(left))
+
     def span(self, sequence: Sequence) -> tuple[int, int]:
         """Return the positions, start and end, that a sequence wants computed: all without KV when the step begins."""
         row = self.before.get(sequence.id)
