@@ -7,14 +7,15 @@ looks names up and connects; addresses in URLs are checked all the same. No cook
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, urljoin, urlsplit
-from urllib.request import getproxies_environment, proxy_bypass_environment
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from yarl import URL
@@ -27,6 +28,7 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _CONNECT_SECONDS = 10
 _SILENT_SECONDS = 30
 _CHUNK = 1 << 18
+_CLOSE_POLLS = 50
 _BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
 _PORTS = {"https": 443, "http": 80}
 
@@ -99,41 +101,55 @@ class CheckedHttp:
         _, host, port = _origin(parts)
         is_trusted, proxy = (host, port) in self.trusted, _proxy_for(parts)
         refused: list[str] = []
+        sockets: list[socket.socket] = []
 
         def open_socket(info: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
             address = str(info[4][0])
             if not (is_trusted or proxy or self.allows_address(address)):
                 refused.append(address)
                 raise OSError(f"{address} is not allowed")
-            return socket.socket(info[0], info[1], info[2])
+            sockets.append(socket.socket(info[0], info[1], info[2]))
+            return sockets[-1]
 
         if proxy and _is_address(host) and not (is_trusted or self.allows_address(host)):
             raise _refusal(host, host)
-
-        connector = aiohttp.TCPConnector(
-            socket_factory=open_socket, force_close=True, ssl=ssl.create_default_context(), use_dns_cache=False
-        )
-        async with aiohttp.ClientSession(
-            connector=connector,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=_SILENT_SECONDS),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            trust_env=False,
-        ) as session:
-            try:
-                response = await session.request(
-                    method, URL(url, encoded=True), headers=headers, allow_redirects=False, proxy=proxy
-                )
-            except (*_BROKEN, ValueError) as error:
-                if refused:
-                    raise _refusal(host, refused[0]) from None
-                raise TransferBroken(f"{host} does not answer: {_reason(error)}") from error
-            async with response:
+        try:
+            async with _session(open_socket) as session:
                 try:
-                    yield response
-                finally:
-                    if response.connection is not None and response.connection.transport is not None:
-                        response.connection.transport.abort()  # the rest of the body is not waited for
+                    response = await session.request(
+                        method, URL(url, encoded=True), headers=headers, allow_redirects=False, proxy=proxy
+                    )
+                except (*_BROKEN, ValueError) as error:
+                    if refused:
+                        raise _refusal(host, refused[0]) from None
+                    raise TransferBroken(f"{host} does not answer: {_reason(error)}") from error
+                async with response:
+                    try:
+                        yield response
+                    finally:
+                        if response.connection is not None and response.connection.transport is not None:
+                            response.connection.transport.abort()  # the rest of the body is not waited for
+        finally:
+            await _until_closed(sockets)
+
+
+def _session(open_socket: aiohttp.SocketFactoryType) -> aiohttp.ClientSession:
+    connector = aiohttp.TCPConnector(socket_factory=open_socket, ssl=ssl.create_default_context(), use_dns_cache=False)
+    return aiohttp.ClientSession(
+        connector=connector,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=_SILENT_SECONDS),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        trust_env=False,
+    )
+
+
+async def _until_closed(sockets: Sequence[socket.socket]) -> None:
+    """Wait for the ends of TLS connections, half a second at most: the event loop may be closed right afterwards."""
+    for _ in range(_CLOSE_POLLS):
+        if all(each.fileno() < 0 for each in sockets):
+            return
+        await asyncio.sleep(0.01)
 
 
 async def read_chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
@@ -154,8 +170,8 @@ def _refusal(host: str, address: str) -> RequestError:
 
 def _proxy_for(parts: SplitResult) -> str | None:
     """Return the proxy that the environment names for a URL; None if there is none, or ``NO_PROXY`` excludes it."""
-    proxy = getproxies_environment().get(parts.scheme)
-    return None if proxy is None or proxy_bypass_environment(parts.netloc.rpartition("@")[2]) else proxy
+    proxy = getproxies().get(parts.scheme)
+    return None if proxy is None or proxy_bypass(parts.netloc.rpartition("@")[2]) else proxy
 
 
 def _is_address(host: str) -> bool:

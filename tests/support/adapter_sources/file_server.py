@@ -44,6 +44,7 @@ class FileServer:
 
     def __post_init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._transports: set[asyncio.WriteTransport] = set()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self.port: int = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
@@ -75,11 +76,15 @@ class FileServer:
 
     async def _stop(self) -> None:
         await self._runner.cleanup()
-        for _ in range(10):  # until the transports have seen their ends
+        for transport in self._transports:
+            transport.abort()
+        for _ in range(10):  # until they have seen their ends
             await asyncio.sleep(0)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         path = request.path
+        if isinstance(request.transport, asyncio.WriteTransport):
+            self._transports.add(request.transport)
         self.asked.append(
             (request.method, path, request.headers.get("Range", ""), request.headers.get("Authorization", ""))
         )
