@@ -40,6 +40,7 @@ class RunRecord:
         waiting: sequences in the queue.
         kv_usage: share of the KV pool that running sequences hold, 0 to 1.
         version: of rootgraft.
+        path: of the model's files; empty while they are being looked for.
     """
 
     pid: int
@@ -52,6 +53,7 @@ class RunRecord:
     waiting: int = 0
     kv_usage: float = 0.0
     version: str = ""
+    path: str = ""
 
 
 class RunRecordFile:
@@ -132,6 +134,7 @@ def _record(content: Any) -> RunRecord:
         int(record.waiting),
         float(record.kv_usage),
         _printable(record.version),
+        str(record.path),
     )
 
 

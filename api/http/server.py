@@ -101,6 +101,7 @@ class _Service:
         settings.ssl = tls
         self._http = _Uvicorn(settings)
         self._signalled = asyncio.Event()
+        self._path = ""
         self._record = RunRecordFile(run_folder())
         self._started = started_at(os.getpid())
 
@@ -146,6 +147,7 @@ class _Service:
         logger.info("listening on %s; loading the model", self._listener.place)
         files = await asyncio.to_thread(resolve_model, self._config.model, revision=self._config.revision)
         state = self._state
+        self._path = str(files.path.absolute())
         names = self._options.served_model_name or (files.name,)
         for name in self._config.named_adapters.keys() & set(names):
             raise ConfigError(f"--lora-modules: {name} is the name of the base model.")
@@ -220,6 +222,7 @@ class _Service:
                 int(stats.get("waiting", 0)),
                 round(kv_usage(stats), 2),
                 state.version,
+                self._path,
             )
         )
 

@@ -129,10 +129,14 @@ def test_rm_deletes_nothing_outside_of_the_caches(caches: tuple[Path, Path], tmp
 
 
 def test_rm_leaves_a_model_that_is_served(caches: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    record = RunRecord(77, 0.0, "http://127.0.0.1:8000", ("org/whole",))
+    _, hub = caches
+    snapshot = next((hub / "models--org--whole" / "snapshots").iterdir())
+    record = RunRecord(77, 0.0, "http://127.0.0.1:8000", ("a-name-of-its-own",), path=str(snapshot))
     monkeypatch.setattr(model_list, "running_servers", lambda: [record])
     assert main(["rm", "org/whole", "--yes"]) == 1
     assert "served by process 77 at http://127.0.0.1:8000. Try: kill 77" in capsys.readouterr().err
+    assert (hub / "models--org--whole").exists()
+    assert main(["rm", "org/half", "--yes"]) == 0
 
 
 @pytest.fixture
@@ -167,6 +171,7 @@ def test_ps_while_a_server_runs(
     record = seen["record"]
     assert (record.pid, record.models, record.status) == (os.getpid(), ("org/small",), "ready")
     assert (record.running, record.waiting, record.kv_usage) == (3, 2, 0.4)
+    assert record.path == os.path.abspath("model.gguf")
     out = capsys.readouterr().out
     assert out.splitlines()[1].split()[:7] == [str(os.getpid()), "org/small", "ready", "3", "2", "40%", "0"]
     assert out.splitlines()[1].endswith(f"  {record.url}")

@@ -55,7 +55,8 @@ def remove_model(options: RmOptions) -> int:
 
 def _check_unused(model: CachedModel) -> None:
     for record in running_servers():
-        if model.name in record.models:
+        used = Path(record.path)
+        if record.path and (model.path == used or model.path in used.parents):
             raise ModelError(
                 f"{model.name} is served by process {record.pid} at {record.url}. "
                 f"Try: kill {record.pid}, then rootgraft rm"
