@@ -50,6 +50,18 @@ def steady_compile_workers() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def kept_compile_workers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Engines take the compile workers of engines before them; `tests/grammar` tests those that a server starts."""
+    if request.path.parent.name == "grammar" or "rootgraft.grammar.compile.worker_pool" not in sys.modules:
+        yield
+    else:
+        from support.engine.compile_workers import kept_workers
+
+        with kept_workers():
+            yield
+
+
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
     """The default model's GGUF file, downloaded into the user's cache at first use."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import aiohttp
 import orjson
@@ -16,6 +17,7 @@ from ...engine.errors import ConfigError, EngineError
 from .options import RemoteOptions
 
 _LONGEST_LINE = 1 << 24
+_HEALTH_SECONDS, _HEALTH_TIMEOUT = 10.0, 60.0  # between two questions for a server's health; for an answer
 
 
 class RemoteError(EngineError):
@@ -123,6 +125,23 @@ class RemoteServer:
             await _raise_for_status(response)
             async for event in _events(response.content):
                 yield event
+
+    async def watch(self) -> NoReturn:
+        """Ask for the server's health again and again; any answer will do.
+
+        Raises:
+            RemoteError: it has not answered for a minute, or is not reachable.
+        """
+        while True:
+            try:
+                async with (
+                    asyncio.timeout(_HEALTH_TIMEOUT),
+                    self._session.get(self._url.with_path("/health")) as response,
+                ):
+                    await response.read()
+            except (TimeoutError, aiohttp.ClientError) as error:
+                raise RemoteError("not answering", f"The server at {self._url} no longer answers.") from error
+            await asyncio.sleep(_HEALTH_SECONDS)
 
     @asynccontextmanager
     async def _posted(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[aiohttp.ClientResponse]:

@@ -8,8 +8,9 @@ import multiprocessing
 import secrets
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import uvloop
 from tqdm import tqdm
@@ -23,6 +24,7 @@ from .options import RemoteOptions, RunBatchOptions
 from .remote_server import RemoteError, RemoteServer
 
 _POLL_SECONDS = 0.1  # while an own engine starts
+_STOP_SECONDS = 20.0  # for an own server to end
 
 
 def run_batch(engine: EngineConfig, options: RunBatchOptions) -> int:
@@ -59,13 +61,26 @@ async def _run(engine: EngineConfig, options: RunBatchOptions, output: BatchOutp
                 output.add(request, response)
                 bar.update()
 
-            await answer_all(
+            work = answer_all(
                 lambda request: server.post(request.url.removeprefix("/v1/"), request.body),
                 remaining,
                 keep,
                 concurrency=options.max_concurrency,
                 fields={"model": server.model},
             )
+            await _while_it_answers(server, work)
+
+
+async def _while_it_answers(server: RemoteServer, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work, which ends with a RemoteError if the server no longer answers."""
+    working, watching = asyncio.create_task(work), asyncio.create_task(server.watch())
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        (working if working.done() else watching).result()
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager
@@ -100,6 +115,8 @@ def _own_server(engine: EngineConfig) -> Iterator[RemoteOptions]:
         yield RemoteOptions(f"http://127.0.0.1:{port}/v1", key)
     finally:
         process.terminate()
+        process.join(_STOP_SECONDS)
+        process.kill()  # if it is stopped, or hangs
         process.join()
 
 

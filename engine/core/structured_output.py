@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate, pairwise
@@ -24,6 +25,8 @@ from ..batch import Masks
 from ..errors import CapacityError, EngineError, GrammarRefused, ModelError
 from ..messages import TokenTexts
 from ..scheduling.mask_jobs import MaskJob
+
+logger = logging.getLogger("rootgraft.grammar")
 
 
 class StructuredOutputManager:
@@ -106,7 +109,7 @@ class StructuredOutputManager:
             try:
                 self._fill_job(buffer, at, job)
             except Exception as error:  # of a library, or a bug: it ends this sequence alone
-                job.matcher.fail(type(error).__name__)
+                job.matcher.fail(error)
             if job.matcher.has_failed:
                 buffer.words[at:end] = 0
             for row in range(at, end):
@@ -170,6 +173,7 @@ class Compilation:
         except CompileQueueFull:
             return CapacityError("Too many grammars wait to be compiled.")
         except Exception as error:  # of a library, or a bug: it fails this request alone
+            logger.error("A grammar could not be loaded; its request ends", exc_info=error)
             return ModelError(f"The grammar of this request could not be loaded: {type(error).__name__}.")
 
     def _after_thought(self, matcher: Matcher | None) -> AnswerMatcher:

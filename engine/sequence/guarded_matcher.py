@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from ...grammar.match.reasoning_matcher import AnswerMatcher
 
 T = TypeVar("T")
+logger = logging.getLogger("rootgraft.grammar")
 
 
 class GuardedMatcher:
@@ -79,9 +81,10 @@ class GuardedMatcher:
         """The matcher, for the thread that it is lent to."""
         return self._matcher
 
-    def fail(self, reason: str) -> None:
-        """Let the matcher fail for good, by the thread that uses it. The first reason stays."""
-        self._failure = self._failure or reason
+    def fail(self, error: Exception) -> None:
+        """Log an error of a library, or a bug, and let the matcher fail for good. By the thread that uses it."""
+        logger.error("A grammar raised an exception; its request ends", exc_info=error)
+        self._failure = self._failure or type(error).__name__
 
     def explain(self, reason: str) -> None:
         """Say why a mask of the step allows no token. That ends the sequence only if the step comes to draw there."""
@@ -136,7 +139,7 @@ class GuardedMatcher:
             try:
                 return question(matcher)
             except Exception as error:  # of a library, or a bug: it ends this sequence alone
-                self.fail(type(error).__name__)
+                self.fail(error)
         return otherwise
 
     def _own(self) -> AnswerMatcher:

@@ -65,7 +65,7 @@ class EngineClient(asyncio.Protocol):
 
     Attributes:
         on_frame: called with each frame's messages about sequences, in order. Set before ``start``.
-        on_heartbeat: called with each heartbeat.
+        on_heartbeat: called with each heartbeat, after the messages of its frame.
         on_death: called once if the engine ends without a ``close``, or hangs.
         death: why it is gone; None while it runs.
         stats: gauges and counters of the last heartbeat.
@@ -198,12 +198,14 @@ class EngineClient(asyncio.Protocol):
             assert self._ready is not None
             if not self._ready.done():
                 self._finish_start(messages.pop(0))
-            if messages and isinstance(messages[-1], Heartbeat):
-                self._on_heartbeat(cast(Heartbeat, messages.pop()))
+            heartbeat = messages.pop() if messages and isinstance(messages[-1], Heartbeat) else None
             if any(isinstance(message, _HANDLED_HERE) for message in messages):
                 messages = [message for message in messages if not self._handle(message)]
             if messages:
                 self.on_frame(messages)
+            if isinstance(heartbeat, Heartbeat):
+                self.stats = heartbeat.stats
+                self.on_heartbeat(heartbeat)
 
     def connection_lost(self, error: Exception | None) -> None:
         """End with the engine process."""
@@ -300,10 +302,6 @@ class EngineClient(asyncio.Protocol):
             self._closing = True
             kind: type[EngineError] = getattr(errors, message.kind)
             self._ready.set_exception(kind(message.message))
-
-    def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
-        self.stats = heartbeat.stats
-        self.on_heartbeat(heartbeat)
 
     def _handle(self, message: Message) -> bool:
         """Take a reply to a call or a change of an adapter. Returns whether ``message`` was one."""

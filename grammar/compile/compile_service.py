@@ -8,6 +8,7 @@ share one future.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -25,6 +26,8 @@ from .compile_worker import DONE, decode_error, encode_job
 from .compiled_grammar import CompiledGrammar
 from .worker_handle import CAN_YIELD, WorkerDied, WorkerStarved, WorkerTimeout
 from .worker_pool import WorkerPool
+
+logger = logging.getLogger("rootgraft.grammar")
 
 ERROR_BYTES = 1_024
 MAX_OBSERVATIONS = 4_096
@@ -163,6 +166,7 @@ class CompileService:
         except GrammarError as error:
             result = error.copy()
         except Exception as error:  # the future must be resolved whatever happens; a retry may succeed
+            logger.error("A grammar could not be compiled", exc_info=error)
             result = _timeout(spec, f"could not be compiled: {type(error).__name__}")
         with self._lock:
             if len(self._seconds_taken) < MAX_OBSERVATIONS:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from ..vocabulary import Vocabulary
-from .compile_worker import MAX_FRAME, NICE, READY, STARTED, encode_vocabulary, write_frame
+from .compile_worker import MAX_FRAME, NICE, READY, STARTED, encode_vocabulary
 
 START_SECONDS = 120.0
 PATIENCE = 20
@@ -61,12 +61,15 @@ class WorkerHandle:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            bufsize=0,
             cwd="/",
             # One malloc arena: an arena per thread would reserve address space, which counts against the limit.
             env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"},
         )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)  # our end alone
         try:
-            self._send(encode_vocabulary(vocabulary))
+            self._send(encode_vocabulary(vocabulary), starves=False)
             self._wait(START_SECONDS, 1, starves=False)
             if self._receive(time.monotonic() + START_SECONDS) != READY:
                 raise WorkerDied
@@ -88,7 +91,7 @@ class WorkerHandle:
             WorkerStarved: if it yields and makes no progress.
         """
         self.num_jobs += 1
-        self._send(job)
+        self._send(job, starves=self.yields)
         self._wait(START_SECONDS, 1, starves=self.yields)
         if self._receive(time.monotonic() + START_SECONDS) != STARTED:
             raise WorkerDied
@@ -100,15 +103,19 @@ class WorkerHandle:
         self._process.kill()
         for stream in (self._process.stdin, self._process.stdout):
             if stream:
-                try:
-                    stream.close()
-                except BrokenPipeError:
-                    continue  # the buffered rest has no reader any more
+                stream.close()
         self._process.wait()
 
-    def _wait(self, seconds: float, patience: int, *, starves: bool) -> None:
-        """Wait until the worker answers or ends. Raises WorkerStarved if `starves` and it makes no progress."""
-        assert self._process.stdout is not None
+    def _wait(self, seconds: float, patience: int, *, starves: bool, writes: bool = False) -> None:
+        """Wait until the worker answers, or with `writes` reads, or ends.
+
+        Raises:
+            WorkerStarved: if `starves` and it makes no progress.
+            WorkerTimeout: past `seconds` of its processor time, or `patience` times that by the clock.
+        """
+        stream = self._process.stdin if writes else self._process.stdout
+        assert stream is not None
+        read, write = ([], [stream]) if writes else ([stream], [])
         checked, before = time.monotonic(), self._processor_seconds()
         deadline, used, used_before = checked + patience * seconds, 0.0, 0.0
         while used < seconds and (now := time.monotonic()) < deadline:
@@ -117,8 +124,7 @@ class WorkerHandle:
                     raise WorkerStarved
                 checked, used_before = now, used
             most = min(seconds - used, deadline - now, HUNGRY_SECONDS)
-            ready, _, _ = select.select([self._process.stdout], [], [], most)
-            if ready:
+            if any(select.select(read, write, [], most)):
                 return
             used = self._processor_seconds() - before
         raise WorkerTimeout
@@ -131,11 +137,15 @@ class WorkerHandle:
             return float("inf")
         return (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
 
-    def _send(self, body: bytes) -> None:
+    def _send(self, body: bytes, *, starves: bool) -> None:
+        """Write a frame. Raises WorkerDied too if the worker leaves the pipe full for `START_SECONDS`."""
         assert self._process.stdin is not None
+        rest = memoryview(len(body).to_bytes(4, "little") + body)
         try:
-            write_frame(self._process.stdin, body)  # type: ignore[arg-type]
-        except (BrokenPipeError, ValueError):
+            while rest:
+                self._wait(START_SECONDS, 1, starves=starves, writes=True)
+                rest = rest[os.write(self._process.stdin.fileno(), rest) :]
+        except (BrokenPipeError, ValueError, WorkerTimeout):
             raise WorkerDied from None
 
     def _receive(self, deadline: float) -> bytes:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "src"
@@ -52,8 +56,8 @@ def load_library(cache: Path, arch: str = "native", compiler: str | None = None)
     """
     compiler = compiler or find_compiler()
     flags = (*FLAGS, f"-march={arch}")
-    target = cache / f"{_fingerprint(compiler, flags)}.so"
     try:
+        target = cache / f"{_fingerprint(compiler, flags)}.so"
         if not target.exists():
             _make_private(cache)
             _build(compiler, flags, target)
@@ -89,15 +93,30 @@ def _build(compiler: str, flags: tuple[str, ...], target: Path) -> None:
 
 
 def _run_all(commands: list[list[str]]) -> None:
-    """Run all commands in parallel.
+    """Run all commands in parallel; whatever ends the wait for them ends them too.
 
     Raises:
         BuildError: with the first error's output.
+        subprocess.TimeoutExpired: they take longer than ``_TIMEOUT`` in all.
     """
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for command in commands]
-    outputs = [process.communicate(timeout=_TIMEOUT)[0] for process in running]
+    deadline = time.monotonic() + _TIMEOUT
+    with contextlib.ExitStack() as stack:
+        running = [stack.enter_context(_started(command)) for command in commands]
+        outputs = [process.communicate(timeout=max(0.0, deadline - time.monotonic()))[0] for process in running]
     for process, output in zip(running, outputs, strict=True):
         _check(process.returncode, output)
+
+
+@contextlib.contextmanager
+def _started(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command within the block, in a process group of its own: the compiler's own children end with it."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True) as process:
+        try:
+            yield process
+        except BaseException:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
 
 
 def _run(command: list[str]) -> bytes:

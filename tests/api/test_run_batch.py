@@ -6,8 +6,10 @@ import asyncio
 import io
 import json
 import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -115,6 +117,50 @@ def test_a_server_that_has_no_room_is_asked_again(live: Live, tmp_path: Path, mo
     given, out = write(tmp_path / "in", line(0)), tmp_path / "out"
     assert run(live, given, out) == 0
     assert answers(out)["r0"]["response"]["status_code"] == 200
+
+
+class Stopped(BaseHTTPRequestHandler):
+    """A server that names its model, is healthy once, and then answers no more."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        if self.asked.count("/health") > 1:
+            return self.do_POST()
+        body = json.dumps({"data": [{"id": "tiny"}]}).encode()
+        self.send_response(200 if self.path == "/v1/models" else 404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+        return None
+
+    def do_POST(self) -> None:
+        self.connection.recv(1 << 20)  # the end of the client's connection
+        while self.connection.recv(1 << 20):
+            pass
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_a_server_that_answers_no_more_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rootgraft.api.cli.remote_server._HEALTH_SECONDS", 0.01)
+    monkeypatch.setattr("rootgraft.api.cli.remote_server._HEALTH_TIMEOUT", 0.5)
+    given, out = write(tmp_path / "in", *map(line, range(4))), tmp_path / "out"
+    with ThreadingHTTPServer(("127.0.0.1", 0), Stopped) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            address = f"127.0.0.1:{server.server_port}"
+            assert main(["run-batch", "-i", str(given), "-o", str(out), "--url", address]) == 1
+        finally:
+            server.shutdown()
+            thread.join()
+    assert Stopped.asked == ["/v1/models", "/health", "/health"]
+    assert "no longer answers" in capsys.readouterr().err and out.read_bytes() == b""
 
 
 def test_a_server_that_is_not_there(tmp_path: Path, unused_tcp_port: int, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,9 +87,9 @@ def _answers(asks: list[Ask], method: str, overlaps: bool) -> dict[int, tuple[An
 
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_an_exception_in_a_mask_fails_the_row_and_its_neighbours_go_on(
-    monkeypatch: pytest.MonkeyPatch, overlaps: bool
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, overlaps: bool
 ) -> None:
-    """Also one from the code around the matchers, on the mask thread."""
+    """Also one from the code around the matchers, on the mask thread. The log says where it came from."""
     engine = Engine.make("off", overlaps=overlaps)
     for number, grammar in enumerate((2, 1, None)):
         engine.submit(number, Ask((1, 2, number), SamplingParams(max_tokens=20, ignore_eos=True), grammar))
@@ -105,6 +105,8 @@ def test_an_exception_in_a_mask_fails_the_row_and_its_neighbours_go_on(
     answers = engine.run()
     failures = [end for end in engine.ends.values() if isinstance(end, Failed)]
     assert [end.message for end in failures] == [MESSAGE.format("IndexError")]
+    (record,) = caplog.records
+    assert record.exc_info and isinstance(record.exc_info[1], IndexError) and record.exc_info[2]
     assert len(answers[2][0]) == 20
     engine.close()
 

@@ -12,7 +12,8 @@ import pytest
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError, EngineDead, ModelError
-from rootgraft.engine.messages import Done, Failed, Submit, TokenOut
+from rootgraft.engine.ipc import frame
+from rootgraft.engine.messages import AdapterChanged, Done, Failed, Heartbeat, Submit, TokenOut, encode
 from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.engine.types import FinishReason, SamplingParams
 
@@ -60,6 +61,17 @@ async def test_answers_aborts_and_leaves(tiny_llama):
     assert client.stats["pages_private"] == 0 and client.stats["finished_abort"] == 1
     await client.close()
     assert client._process.returncode == 0 and not listener.death.done()
+
+
+async def test_a_heartbeat_is_taken_after_the_messages_of_its_frame(tiny_llama):
+    client = EngineClient(CONFIG, tiny_llama)
+    await client.start()
+    taken: list[str] = []
+    client.on_frame = lambda messages: taken.extend(type(message).__name__ for message in messages)
+    client.on_heartbeat = lambda heartbeat: taken.append(f"{type(heartbeat).__name__} {heartbeat.stats['steps']:g}")
+    client.data_received(frame(encode([TokenOut(7, (1,)), AdapterChanged("none", None), Heartbeat({"steps": 3}, {})])))
+    assert taken == ["TokenOut", "Heartbeat 3"] and client.stats == {"steps": 3}
+    await client.close()
 
 
 async def test_an_unknown_adapter_is_refused(tiny_llama):

@@ -85,7 +85,7 @@ def assert_same(got: tuple[list[int], list[Logprob]], wanted: tuple[list[int], l
         assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     page_size=st.sampled_from([1, 16]),
     budget=st.sampled_from([4, 7, 33, 256]),

@@ -108,4 +108,4 @@ def test_machine():
 
 @pytest.mark.heavy
 def test_machine_longer():
-    run_state_machine_as_test(CacheMachine, settings=settings(max_examples=400, stateful_step_count=80))
+    run_state_machine_as_test(CacheMachine, settings=settings(max_examples=150, stateful_step_count=80))

@@ -7,11 +7,13 @@ import random
 from pathlib import Path
 from typing import Any
 
+import llguidance
 import numpy as np
 import pytest
 
 from benchmarks.grammar.spelling import MISSING, spell
 from rootgraft.engine.text.tokenizer import Tokenizer
+from rootgraft.grammar.compile import compiled_grammar
 from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
 from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.match.matcher import Matcher
@@ -131,3 +133,10 @@ def grammars(vocabulary: Vocabulary) -> StructuredOutputManager:
 def real_grammars(real_vocabulary: Vocabulary) -> StructuredOutputManager:
     """`StructuredOutputManager` over the real vocabulary."""
     return StructuredOutputManager(real_vocabulary)
+
+
+@pytest.fixture
+def hardly_larger_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grammar that meets the library's limits meets the larger ones soon after, not seconds later."""
+    limits = llguidance.LLParserLimits(verbose_errors=False, step_max_items=2_000, step_lexer_fuel=200_000)
+    monkeypatch.setattr(compiled_grammar, "_LARGER_LIMITS", limits)

@@ -157,6 +157,20 @@ def test_a_worker_that_gets_no_processor_time_starves(vocabulary, monkeypatch):
         worker.kill()
 
 
+@pytest.mark.parametrize(("yields", "error"), [(True, WorkerStarved), (False, WorkerDied)])
+def test_a_stopped_worker_that_reads_nothing_is_given_up(vocabulary, monkeypatch, yields, error):
+    monkeypatch.setattr("rootgraft.grammar.compile.worker_handle._YIELD", _STEADY)
+    worker = WorkerHandle(vocabulary)
+    worker.yields = yields
+    monkeypatch.setattr("rootgraft.grammar.compile.worker_handle.START_SECONDS", 1.0)
+    os.kill(worker._process.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(error):
+            worker.compile(bytes(1 << 21), 5.0)  # more than a pipe holds
+    finally:
+        worker.kill()
+
+
 def test_a_worker_that_starves_at_its_start_keeps_no_grammar_waiting(vocabulary, monkeypatch):
     init, go_on = WorkerHandle.__init__, threading.Event()
 

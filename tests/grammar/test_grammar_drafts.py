@@ -114,6 +114,7 @@ def test_a_refused_draft_costs_no_mask(grammars, monkeypatch):
     assert not matcher.accept(*grammars.vocabulary.tokenize(b"x")) and fills, "a limit may be the reason"
 
 
+@pytest.mark.usefixtures("hardly_larger_limits")
 def test_a_library_that_fails_along_a_draft_is_as_before_when_the_draft_is_taken_back(vocabulary):
     """llguidance takes nothing back once it has failed; the matcher then starts again and reads its tokens anew."""
     matcher = CompiledGrammar(FRAGILE, vocabulary).matcher()
@@ -129,6 +130,7 @@ def test_a_library_that_fails_along_a_draft_is_as_before_when_the_draft_is_taken
     assert set(_tokens(buffer.words[0])) == set(b"xyz")
 
 
+@pytest.mark.usefixtures("hardly_larger_limits")
 def test_answers_beside_one_that_makes_the_library_fail_go_on(vocabulary):
     """A lexer that has failed stays so in every copy of its state; the fault must end the one answer only."""
     compiled = CompiledGrammar(FRAGILE, vocabulary)

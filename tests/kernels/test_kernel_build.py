@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import platform
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from support.kernels.ragged_batches import assert_close, instruction_sets, ragged_batch
@@ -61,6 +64,22 @@ def test_a_cache_that_cannot_be_written_is_named(small_library):
     (small_library / "file").touch()
     with pytest.raises(build.BuildError, match="file"):
         build.load_library(small_library / "file" / "cache")
+
+
+def test_compilers_end_with_the_wait_for_them(small_library, monkeypatch):
+    compiler = small_library / "compiler"
+    # Its own child holds the output, as that of g++ does; the sources never compile.
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *" -c "*) echo $$ >>{small_library}/begun; sleep 600;; esac\n')
+    compiler.chmod(0o700)
+    (small_library / "two.cpp").write_text("int two;\n")
+    monkeypatch.setattr(build, "_TIMEOUT", 1)
+    with pytest.raises(build.BuildError, match="timed out"):
+        build.load_library(small_library / "cache", compiler=str(compiler))
+    begun = [int(number) for number in (small_library / "begun").read_text().split()]
+    assert len(begun) == 2
+    for process in psutil.process_iter(["status"]):
+        with contextlib.suppress(ProcessLookupError):  # it ended just now
+            assert process.info["status"] == psutil.STATUS_ZOMBIE or os.getpgid(process.pid) not in begun
 
 
 def test_a_library_of_other_arguments_is_refused(small_library):

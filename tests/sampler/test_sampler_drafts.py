@@ -70,7 +70,7 @@ def sample(sampler: Sampler, models: list[Model], rows: list[Row], skip_forced: 
     return sampler.sample(torch.stack(logits).clone() if logits else None, rows, allowed, forced)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(
     params=st.lists(PARAMS, min_size=1, max_size=4),
     seed=st.integers(0, 2**32),
