@@ -53,10 +53,10 @@ class GuardedMatcher:
         try:
             for count, token in enumerate(tokens):
                 if not matcher.replay(token, remaining - count):
-                    return self.fail(f"it refuses token {count} of those that another engine generated")
+                    self._failure = f"it refuses token {count} of those that another engine generated"
+                    return
         except Exception as error:  # of a library, or a bug: it ends this sequence alone
-            self.fail(type(error).__name__)
-        return None
+            self.fail(error)
 
     @property
     def is_filling_ahead(self) -> bool:
