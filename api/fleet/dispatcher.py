@@ -86,6 +86,7 @@ class Dispatcher:
         self._held: dict[int, tuple[JournalEntry, float]] = {}  # with the time since when
         self._suspects: dict[str, JournalEntry] = {}  # by replica
         self._versions: dict[str, str] = {}
+        self._base_digest = ""
         self._texts: TokenTexts | None = None
         self._seeds = random.Random(seed % (1 << 64))  # as in the engine core
         self._sent: list[tuple[str, Message]] = []
@@ -159,6 +160,7 @@ class Dispatcher:
     def join(self, name: str, ready: Ready, now: float) -> None:
         """Add a replica, whose name no other one ever had; sequences that wait for one go there."""
         self._table.join(name, ready, now)
+        self._base_digest = ready.base_digest  # of new sequences, as far as is known
         self._orders[name] = FrameOrder()
         if self._texts is not None:
             self._sent.append((name, self._texts))
@@ -255,12 +257,10 @@ class Dispatcher:
         """Send a sequence to a replica, or hold it while there is none. Returns whether it was sent."""
         submit = entry.submit
         is_suspect = entry.deaths >= SUSPECT_DEATHS
-        scope = KvScope(entry.base_digest, submit.adapter, submit.salt, submit.cache_tenant)
-        tokens = submit.tokens + entry.generated if entry.generated else submit.tokens
-        chain = prefix_chain(scope, tokens)
+        chain, num_tokens = self._chain(entry), len(submit.tokens) + len(entry.generated)
         info, route = self._table.choose(
             chain,
-            len(tokens),
+            num_tokens,
             adapter=submit.adapter,
             base_digest=entry.base_digest,
             heard_since=now - self._limits.silent_seconds,
@@ -275,9 +275,15 @@ class Dispatcher:
             self._suspects[info.name] = entry
         sent = self._journal.place(entry, info.name, info.ready.base_digest)
         entry.is_late = is_silent
-        self._table.place(info, entry.number, chain, len(tokens) - route.num_cached, submit.adapter)
+        self._table.place(info, entry.number, chain, num_tokens - route.num_cached, submit.adapter)
         self._sent.append((info.name, sent))
         return True
+
+    def _chain(self, entry: JournalEntry) -> tuple[int, ...]:
+        """Return the hashes of a sequence's prompt and of the tokens that it has so far."""
+        submit = entry.submit
+        scope = KvScope(entry.base_digest or self._base_digest, submit.adapter, submit.salt, submit.cache_tenant)
+        return prefix_chain(scope, submit.tokens + entry.generated)
 
     def _place_held(self, now: float) -> None:
         for entry, _ in tuple(self._held.values()):
@@ -324,6 +330,8 @@ class Dispatcher:
             self._delivered.append(said)
         if not isinstance(message, TokenOut):
             self._table.ended(info, number)
+            if isinstance(message, Done):  # the next call of a conversation finds its answer there
+                self._table.prefixes.add(info.slot, self._chain(entry))
         elif len(entry.generated) > num_generated:
             self._table.begun(info, number)
             entry.deaths = 0

@@ -187,6 +187,8 @@ class Fleet:
         for task in tuple(self._starts):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for client in self._clients.values():  # that they end now is no loss
+            client.on_frame, client.on_death = (lambda messages: None), (lambda error: None)
         await asyncio.gather(*(client.close() for client in self._clients.values()))
 
     async def _start_one(self) -> tuple[ReplicaClient, Ready]:

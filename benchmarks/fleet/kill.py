@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rootgraft.api.fleet.dispatcher import DispatcherLimits
 from rootgraft.api.fleet.fleet import Fleet
 from rootgraft.engine.checkpoint.locate import resolve_model
 from rootgraft.engine.config import EngineConfig
@@ -110,7 +111,8 @@ async def run(config: EngineConfig, replicas: int, streams: int, kills: int, max
     path = resolve_model(None).path
     tokenizer = Tokenizer.load(path)
     make = partial(EngineClient, config, path, heartbeat_timeout=30.0)
-    client: Any = Fleet(make, replicas) if replicas else make()
+    limits = DispatcherLimits(heartbeat_seconds=30.0)  # the machine may be busy
+    client: Any = Fleet(make, replicas, limits) if replicas else make()
     ready = await client.start()
     engine = AsyncEngine(client, tokenizer, ready)
     outcome = Outcome([{} for _ in range(streams)])

@@ -81,13 +81,13 @@ async def test_streams_outlive_their_replicas(make: Any) -> None:
     made, draw = await make(), random.Random(1)
     prompts = {number: [draw.randrange(VOCAB) for _ in range(draw.randint(1, 90))] for number in range(24)}
     made.fleet.submit([submit(number, prompt) for number, prompt in prompts.items()])
-    kills = 0
+    turns = 0
     while len(made.ends) < len(prompts):
         await asyncio.sleep(0)
-        if made.serving and draw.random() < 0.1 and kills < 6:
+        turns += 1
+        if turns in (20, 60, 100):
             draw.choice(made.serving).die()
-            kills += 1
-    assert kills == 6 and made.fleet.num_replays > 0
+    assert turns > 100 and made.fleet.num_replays > 10
     for number, prompt in prompts.items():
         assert made.tokens[number] == expected_tokens(prompt, 40, VOCAB)
         end = made.ends[number]
