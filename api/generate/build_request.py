@@ -92,6 +92,7 @@ async def chat_request(
         )
         grammar = None if output_format is None else output_format.spec
         request = _text_request(body, tokens, params, grammar, adapter, caller)
+        async_engine.limits.check(request)  # before the marks, each of which has a part of the prompt rendered again
         encode = partial(_beginning, async_engine, dialect, body, _owner(body, caller))
         request = replace(request, prefix_pins=await prefix_pins(body, tokens, encode))
         if output_format is not None and output_format.tools is not None:

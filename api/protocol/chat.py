@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, model_validator
@@ -65,7 +66,7 @@ class ChatRequest(ReasoningFields):
         if self.is_prefill_only and self.min_tokens > 0:
             raise rejected("contradicts 'max_tokens'", "min_tokens")
         check_tools(self.tools, self.tool_choice)
-        if len(list(self.cache_points())) > MAX_PREFIX_PINS:
+        if len(list(islice(self.cache_points(), MAX_PREFIX_PINS + 1))) > MAX_PREFIX_PINS:
             raise rejected(f"may be given {MAX_PREFIX_PINS} times in messages and tools at most", "cache_control")
         if self.tools and self.include_stop_str_in_output:
             raise rejected("contradicts 'tools': calls leave no room for it", "include_stop_str_in_output")

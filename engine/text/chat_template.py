@@ -86,7 +86,8 @@ class ChatTemplates:
                 text = self.render(messages, add_generation_prompt=False)
             except RequestError:
                 continue
-            if _PROBE in text and (role in self.named_roles or role in text):
+            others = text.replace(_PROBE, "").replace(_ASKED["content"], "").replace("probe", "")
+            if _PROBE in text and (role in self.named_roles or role in others):
                 return True
         return False
 

@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
+from support.api.api_fakes import MAX_LEN
 from support.api.api_live import Live
 from support.api.reply_checks import check_error
+
+from rootgraft.api.protocol.chat import ChatRequest
+from rootgraft.api.protocol.chat_messages import ChatMessage
 
 HI = [{"role": "user", "content": "Hi"}]
 BODIES = {
@@ -82,3 +87,34 @@ def test_marks_in_a_chat_pin_up_to_where_they_are(live: Live) -> None:
     pins = [request.prefix_pins for request in live.async_engine.seen]
     assert len(pins[1]) == 4
     assert pins[0] == pins[2] == ((len("<system>s\n"), 600.0), (len("<system>s\n<user>one "), 600.0))
+
+
+def test_too_many_marks_are_refused_at_the_first_one_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each mark looked at copies what stands before it."""
+    copies: list[int] = []
+    copy = ChatMessage.model_copy
+    monkeypatch.setattr(ChatMessage, "model_copy", lambda self, **named: copies.append(1) or copy(self, **named))
+    part = {"type": "text", "text": "", "cache_control": {"type": "ephemeral"}}
+    with pytest.raises(ValidationError, match="4 times"):
+        ChatRequest.model_validate({"messages": [{"role": "user", "content": [part] * 12}] * 500})
+    assert len(copies) == 5
+
+
+def test_a_prompt_that_is_too_long_is_rendered_once_whatever_its_marks(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renders: list[int] = []
+    tokenizer = live.async_engine.tokenizer
+    render = tokenizer.render_chat
+
+    def counted(messages: Any, *args: Any, **named: Any) -> str:
+        if "xxx" in str(messages):  # not to find out how the template writes calls
+            renders.append(1)
+        return render(messages, *args, **named)
+
+    monkeypatch.setattr(tokenizer, "render_chat", counted)
+    part = {"type": "text", "text": "x" * MAX_LEN, "cache_control": {"type": "ephemeral"}}
+    with live.http() as http:
+        reply = http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": [part] * 4}]})
+    check_error(reply, 400, "messages", "context_length_exceeded")
+    assert len(renders) == 1

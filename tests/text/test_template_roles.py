@@ -29,6 +29,7 @@ LOOSE = "{% for m in messages %}{% if m.role == 'user' %}[U]{% else %}[A]{% endi
         (LLAMA3, {"ipython", "tool"}, {"function", "developer"}, {"tool", "ipython", "system", "user", "assistant"}),
         (STRICT, {"developer"}, {"function", "tool", "ipython"}, {"developer", "user", "assistant"}),
         (LOOSE, {"user"}, {"function", "assistant"}, {"user"}),
+        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", set(), {"message", "look", "A", "Hi", "user"}, set()),
         ("{{ 'nothing of the messages' }}", set(), {"user", "function"}, set()),
     ],
 )
