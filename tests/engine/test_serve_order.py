@@ -42,6 +42,9 @@ class World:
     def take_observations(self) -> dict[str, list[float]]:
         return {}
 
+    def adapters_in_use(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return (), ()
+
     def close(self) -> list[Message]:
         return []
 

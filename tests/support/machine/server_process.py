@@ -50,7 +50,7 @@ class Engine:
             await asyncio.sleep(0.002)
         if self.start_error is not None:
             raise self.start_error
-        return SimpleNamespace(summary=("a line of the engine's",))
+        return SimpleNamespace(summary=("a line of the engine's",), max_model_len=4096, num_pages=64, page_size=16)
 
     async def _close(self) -> None:
         self.closed = True
