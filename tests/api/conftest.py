@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,12 @@ from support.api.api_live import Live, make_state, serve
 from support.api.real_server import RealServer, start
 
 from rootgraft.api.config import ServerConfig
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out by default what takes seconds to collect, as requests are made from the document then."""
+    left_out = collection_path.name == "test_openapi_fuzz.py" and config.getoption("markexpr") == "not heavy"
+    return left_out or None
 
 
 @pytest.fixture(scope="session")
