@@ -145,15 +145,17 @@ function judge() {
 
 async function shade(body, usage) {
   const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
-  const { token_strs: texts } = await post("tokenize", {
+  const { tokens } = await post("tokenize", {
     model: body.model,
     messages: body.messages,
     add_generation_prompt: true,
-    return_token_strs: true,
   });
-  const spans = texts.map((text, i) => el("span", i < cached ? "cached" : "computed", text.replaceAll("\n", "↵\n")));
+  const part = async (kind, from, to) => {
+    const { prompt } = await post("detokenize", { model: body.model, tokens: tokens.slice(from, to) });
+    return el("span", kind, prompt.replaceAll("\n", "↵\n"));
+  };
+  const spans = await Promise.all([part("cached", 0, cached), part("computed", cached)]);
   const box = byId("prompt");
   box.replaceChildren(...spans);
-  const first = spans[cached]; // Scroll to the end of the cached part.
-  if (first) box.scrollTop = first.offsetTop - box.offsetTop - box.clientHeight / 2;
+  box.scrollTop = spans[1].offsetTop - box.offsetTop - box.clientHeight / 2; // the end of the cached part
 }

@@ -14,6 +14,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from prometheus_client.parser import text_string_to_metric_families
 from schemathesis import GenerationMode
+from support.api.api_fakes import MAX_LEN
 from support.api.api_live import wait_until
 from support.api.bad import bad_fields, bad_inputs
 from support.api.real_server import QUESTION, RealServer, start
@@ -81,6 +82,8 @@ def test_wrong_requests_beside_an_honest_client(server: RealServer) -> None:
     bodies += [(path, complete(path, fields)) for path, fields, _, _ in bad_inputs.CASES]
     with honest_client(server):
         for path, body in bodies:
+            if body.get("max_tokens") == MAX_LEN:
+                continue  # too long for the fake model of other tests; here it would just be long
             reply = server.http.post(path, json={"max_tokens": 1, **body} if path.startswith("/v1/c") else body)
             assert reply.status_code < 500, (path, str(body)[:200], reply.text)
         for body in bad_inputs.RAW:

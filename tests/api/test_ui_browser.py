@@ -290,8 +290,8 @@ def test_the_playground_on_the_real_model(busy: RealServer, open_page: Open) -> 
         expect(page.locator("#ask-usage")).to_contain_text("in the answer", timeout=60_000)
         expect(page.locator("#prompt span").first).to_be_visible(timeout=60_000)
     assert page.locator("#answer").inner_text().strip()
-    assert page.locator("#prompt .computed").count() == 1 < page.locator("#prompt .cached").count()
-    assert "Vera Hughes" in page.locator("#prompt").inner_text()
+    assert "Vera Hughes" in page.locator("#prompt .cached").inner_text()
+    assert len(page.locator("#prompt .computed").inner_text()) == 1  # the line's end
     page.click("#ask-form summary")
     page.check("#ask-structured")
     page.click("#ask-go")
