@@ -166,6 +166,9 @@ class AdapterFetcher:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             reason = "the disk of the cache is full" if full else "the cache cannot be written"
             raise AdapterUnavailable(f"{source} cannot be downloaded: {reason}.") from error
+        except Exception as error:
+            logger.exception("%s cannot be downloaded", source)
+            raise AdapterUnavailable(f"{source} cannot be downloaded: {type(error).__name__}; see the log.") from error
 
     async def _watched(self, source: AdapterSource, trusted: bool, progress: DownloadProgress) -> FetchedAdapter:
         """Fetch within the time given, as a task that ``close`` can cancel."""
@@ -271,25 +274,24 @@ class _Fetch:
 
     async def _downloaded_to(self, partial: Path, remote: RemoteAdapter, *, keep: bool) -> FetchedAdapter:
         assert self._client is not None
-        began = time.monotonic()
+        began, keeps_part = time.monotonic(), False
         try:
             self._cache.reserve(partial, self._limits.bytes_of(remote))
             for file in (remote.config, remote.weights):
                 await download_file(self._client, file, partial, self._limits, self._progress, self._source)
             digest = content_digest(partial)
             if self._source.digest not in ("", digest):
-                keep = False
                 raise RequestError(
                     f"{self._source} has other content: its SHA-256 is {digest}. Name that one, or look for who has "
                     "changed it.",
                     code="adapter_digest_mismatch",
                 )
             folder = self._cache.publish(partial, digest)
-        except (RequestError, SourceChanged):
-            keep = False
+        except (TransferBroken, TimeoutError, asyncio.CancelledError):
+            keeps_part = keep  # of anything else the next download would fail as well
             raise
         finally:
-            if not keep:
+            if not keeps_part:
                 shutil.rmtree(partial, ignore_errors=True)
         fetched = self._noted(folder, digest, remote.version)
         logger.info("%s: downloaded, %s in %.1f s", fetched.origin, self._progress.amount, time.monotonic() - began)
