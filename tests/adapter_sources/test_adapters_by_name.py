@@ -359,3 +359,17 @@ async def test_what_admins_may_not_load(hub: HubStub, serve: Any, path: str, sta
     answer = await server.load("x", path)
     assert error_of(answer) == (status, code, "lora_path")
     assert not server.engine.adapters
+
+
+async def test_what_an_admin_loads_again_or_unloads_is_no_longer_a_requests(hub: HubStub, serve: Any) -> None:
+    for number in range(3):
+        hub.add(f"acme/{number}", adapter_files(number))
+    server = serve("hf", LOCAL, most_names=1)
+    admin = {"Authorization": "Bearer admin"}
+    assert (await server.ask("acme/0")).status_code == 200
+    await server.http.post("/v1/unload_lora_adapter", json={"lora_name": "acme/0"}, headers=admin)
+    assert (await server.load("acme/0", "acme/2")).status_code == 200
+    assert (await server.ask("acme/1")).status_code == 200
+    assert set(server.engine.adapters) == {"acme/0", "acme/1"}
+    await server.http.post("/v1/unload_lora_adapter", json={"lora_name": "acme/1"}, headers=admin)
+    assert not server.state.remote._brought
