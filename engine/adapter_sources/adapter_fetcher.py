@@ -18,7 +18,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,7 +28,9 @@ from ..checkpoint.locate import cache_folder
 from ..config import EngineConfig
 from ..errors import AdapterUnavailable, ConfigError, EngineError, RequestError
 from .checked_http import CheckedHttp
+from .daemon_thread_loop import DaemonThreadLoop, settle
 from .download_cache import DownloadCache
+from .download_slots import DownloadSlots
 from .hub_client import HubClient
 from .local_client import LocalClient
 from .object_store_client import NEEDS_EXTRA, ObjectStoreClient
@@ -38,7 +40,8 @@ from .source_policy import SourcePolicy
 from .source_uri import AdapterSource
 from .web_client import WebClient
 
-_THREADS = 8
+_MOST_DOWNLOADS = 8  # that read from their sources at a time
+_CLOSE_SECONDS = 5.0  # for downloads to end in, when the fetcher is closed
 _TRIES = 2  # of a download whose source changes meanwhile, or whose earlier part turns out damaged
 _POLL_SECONDS = 0.1
 
@@ -90,7 +93,8 @@ class AdapterFetcher:
         self._cache: DownloadCache | None = None
         self._running: dict[asyncio.AbstractEventLoop, asyncio.Task[FetchedAdapter]] = {}
         self._closed = False
-        self._threads = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="adapter-downloads")
+        self._slots = DownloadSlots(_MOST_DOWNLOADS)
+        self._threads: set[threading.Thread] = set()
 
     @classmethod
     def of(cls, config: EngineConfig) -> AdapterFetcher:
@@ -113,8 +117,14 @@ class AdapterFetcher:
         Args:
             trusted: named by the operator, so that host and folder need not be listed.
         """
-        progress = DownloadProgress()
-        return Download(self._threads.submit(self._run, source, trusted, progress), progress)
+        progress, result = DownloadProgress(), Future[FetchedAdapter]()
+        result.set_running_or_notify_cancel()
+        call = (result, self._run, source, trusted, progress)
+        thread = threading.Thread(target=settle, args=call, name="adapter-download", daemon=True)
+        with self._lock:
+            self._threads = {each for each in self._threads if each.is_alive()} | {thread}
+            thread.start()
+        return Download(result, progress)
 
     def fetch(self, source: AdapterSource, *, trusted: bool = False) -> FetchedAdapter:
         """Fetch an adapter, and wait for it.
@@ -130,13 +140,19 @@ class AdapterFetcher:
         """Give an adapter back that nobody reads any more."""
         self._opened_cache().release(fetched.folder)
 
-    def close(self) -> None:
-        """End all downloads, and give back all adapters. What has come stays in the cache."""
+    def stop(self) -> None:
+        """Begin to end all downloads, and begin no others. What has come stays in the cache."""
         with self._lock:
             self._closed = True
             for loop, task in self._running.items():
                 loop.call_soon_threadsafe(task.cancel)
-        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def close(self) -> None:
+        """End all downloads, wait for them for a few seconds, and give back all adapters."""
+        self.stop()
+        until = time.monotonic() + _CLOSE_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
         if self._cache is not None:
             self._cache.close()
 
@@ -149,7 +165,8 @@ class AdapterFetcher:
     def _run(self, source: AdapterSource, trusted: bool, progress: DownloadProgress) -> FetchedAdapter:
         """Fetch on an event loop of this thread."""
         try:
-            return asyncio.run(self._watched(source, trusted, progress))
+            with asyncio.Runner(loop_factory=DaemonThreadLoop) as runner:
+                return runner.run(self._watched(source, trusted, progress))
         except EngineError:
             raise
         except asyncio.CancelledError:
@@ -180,7 +197,8 @@ class AdapterFetcher:
             self._running[loop] = task
         try:
             async with asyncio.timeout(self._limits.seconds):
-                return await _Fetch(self._opened_cache(), self.policy, self._limits, source, trusted, progress).run()
+                place = self._opened_cache(), self._slots
+                return await _Fetch(*place, self.policy, self._limits, source, trusted, progress).run()
         finally:
             with self._lock:
                 del self._running[loop]
@@ -192,6 +210,7 @@ class _Fetch:
     def __init__(
         self,
         cache: DownloadCache,
+        slots: DownloadSlots,
         policy: SourcePolicy,
         limits: DownloadLimits,
         source: AdapterSource,
@@ -199,6 +218,7 @@ class _Fetch:
         progress: DownloadProgress,
     ) -> None:
         self._cache = cache
+        self._slots = slots
         self._limits = limits
         self._source = source
         self._progress = progress
@@ -267,8 +287,11 @@ class _Fetch:
         while True:
             with self._cache.partial(key) as partial:
                 if partial is not None:
-                    found = self._from_cache(remote.version)
-                    return found or await self._downloaded_to(partial, remote, keep=bool(resumable))
+                    if (found := self._from_cache(remote.version)) is not None:
+                        return found
+                    self._progress.state = "waiting for other downloads"
+                    async with self._slots.slot():
+                        return await self._downloaded_to(partial, remote, keep=bool(resumable))
             self._progress.state = "waiting for another download"
             await asyncio.sleep(_POLL_SECONDS)
 
