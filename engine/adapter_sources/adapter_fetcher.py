@@ -17,7 +17,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -37,7 +37,7 @@ from .object_store_client import NEEDS_EXTRA, ObjectStoreClient
 from .partial_download import DownloadLimits, DownloadProgress, download_file
 from .remote_files import RemoteAdapter, SourceChanged, SourceClient, TransferBroken, content_digest
 from .source_policy import SourcePolicy
-from .source_uri import AdapterSource
+from .source_uri import AdapterSource, location_of
 from .web_client import WebClient
 
 _MOST_DOWNLOADS = 8  # that read from their sources at a time
@@ -336,17 +336,17 @@ def _client_of(source: AdapterSource, policy: SourcePolicy, trusted: bool) -> So
 def _web_rules(source: AdapterSource, policy: SourcePolicy, trusted: bool) -> CheckedHttp:
     host, _, port = source.location.partition("/")[0].rpartition(":")
     named = (host.strip("[]"), int(port)) if host and port.isdecimal() else (source.location.partition("/")[0], 443)
-    return CheckedHttp(
-        policy.allows_address, _listed_by(policy), trusted=frozenset({named}) if trusted else frozenset()
-    )
+    own = source.location if trusted else None
+    return CheckedHttp(policy.allows_address, _listed_by(policy, own), trusted=frozenset({named} if trusted else ()))
 
 
-def _listed_by(policy: SourcePolicy) -> Callable[[SplitResult], bool]:
-    """Return the rule for redirects of web servers: to listed places alone."""
+def _listed_by(policy: SourcePolicy, own: str | None) -> Callable[[SplitResult], bool]:
+    """Return the rule for redirects of web servers: to listed places, and below the operator's own source, alone."""
 
     def may_follow(target: SplitResult) -> bool:
-        place = target.netloc.lower().removesuffix(":443") + target.path
-        segments: Sequence[str] = target.path.split("/")
-        return target.scheme == "https" and ".." not in segments and policy.lists("https", place)
+        place = location_of("https", target.netloc + target.path) if target.scheme == "https" else None
+        if place is None:
+            return False
+        return policy.lists("https", place) or (own is not None and place.startswith(f"{own}/"))
 
     return may_follow

@@ -71,7 +71,7 @@ class CheckedHttp:
                 if response.status not in _REDIRECTS or location is None:
                     yield response
                     return
-            url = self._redirected(url, location, first)
+            url = self._redirected(url, location)
         raise RequestError(f"{_shown(url)} redirects more than {_MOST_REDIRECTS} times.")
 
     def _checked(self, url: str) -> SplitResult:
@@ -80,26 +80,26 @@ class CheckedHttp:
             raise RequestError(f"{_shown(url)} is not a URL with https://.", code="adapter_source_not_allowed")
         return parts
 
-    def _redirected(self, url: str, location: str, first: tuple[str, str, int]) -> str:
+    def _redirected(self, url: str, location: str) -> str:
         """Return the URL that a redirect leads to. Raises RequestError if it may not be followed, or is none."""
         try:
             target = urljoin(url, location)
         except ValueError:
             target = ""
-        if not self._leads_well(target, first):
+        if not self._leads_well(target):
             raise RequestError(
                 f"{_shown(url)} redirects to {_shown(target or location)}, where --adapter-sources does not lead.",
                 code="adapter_source_not_allowed",
             )
         return target
 
-    def _leads_well(self, target: str, first: tuple[str, str, int]) -> bool:
+    def _leads_well(self, target: str) -> bool:
         try:
             parts = urlsplit(target)
-            same = _origin(parts) == first
+            _origin(parts)
         except ValueError:
             return False
-        return parts.username is None and (same or self.may_follow(parts))
+        return parts.username is None and self.may_follow(parts)
 
     @asynccontextmanager
     async def _sent(

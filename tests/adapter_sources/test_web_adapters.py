@@ -312,3 +312,20 @@ def test_a_fault_in_the_fetcher_is_an_error_and_keeps_nothing(
     with pytest.raises(AdapterUnavailable, match="cannot be downloaded: ZeroDivisionError"):
         fetcher(web.origin, LOCAL).fetch(parse_source(url))
     assert not [path for path in (tmp_path / "cache" / "partial").iterdir() if path.is_dir()]
+
+
+@pytest.mark.parametrize("path", ["/b", "/a/%2e%2e/b", "/a/..;/b", "/a/..;x=1/b", "/a/../b", "/ab"])
+def test_redirects_stay_below_the_listed_folder(web: FileServer, url: str, fetcher: Make, path: str) -> None:
+    web.redirects[f"/a/{CONFIG}"] = f"{path}/{CONFIG}"
+    web.files |= {f"{each}/{CONFIG}": FILES[CONFIG] for each in (path, "/b", "/ab")}
+    for entries, trusted in (((url, LOCAL), False), ((), True)):
+        with pytest.raises(RequestError, match="redirects to") as error:
+            fetcher(*entries).fetch(parse_source(url), trusted=trusted)
+        assert error.value.code == "adapter_source_not_allowed"
+    assert not [each for each in web.asked if not each[1].startswith("/a/" + CONFIG)]
+
+
+def test_the_operators_own_source_may_lead_below_itself(web: FileServer, url: str, fetcher: Make) -> None:
+    web.redirects[f"/a/{CONFIG}"] = f"/a/v2/{CONFIG}"
+    web.files[f"/a/v2/{CONFIG}"] = FILES[CONFIG]
+    assert content(fetcher().fetch(parse_source(url), trusted=True).folder) == FILES
