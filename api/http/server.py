@@ -144,6 +144,8 @@ class _Service:
         notify("STOPPING=1")
         if self._state.batches is not None:
             self._state.batches.stop()
+        if self._fetcher is not None and self._state.remote is not None:
+            self._fetcher.stop()  # requests that wait for adapters are answered
         self._signalled.set()
 
     def _end_at_once(self) -> None:
