@@ -120,6 +120,10 @@ class RemoteAdapters:
                 f"The adapter {name!r} is loaded already; unload it, or ask to replace it.", param="name"
             )
         await self._load(name, source, replace=replace)
+        self.forget(name)
+
+    def forget(self, name: str) -> None:
+        """Note that an admin has loaded or unloaded a name: no request makes room of it, and no error is remembered."""
         self._brought.pop(name, None)
         self._failures.pop(name, None)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...engine.errors import CapacityError, EngineDead, UnknownModel
+from ...engine.errors import AdapterUnavailable, CapacityError, EngineDead, UnknownModel
 from ...engine.types import AdapterInfo, Priority
 from ..access.api_keys import KeyRing, Scope
 from ..access.caller import Caller, RequestFacts
@@ -245,7 +245,11 @@ class ServerState:
         elif self._may_bring(adapter):
             self.serving()
             began = time.monotonic()
-            await self.remote.bring(adapter, caller.key.tenant, caller.timeout)
+            try:
+                await self.remote.bring(adapter, caller.key.tenant, caller.timeout)
+            except AdapterUnavailable:
+                self.serving()  # which says that the server is shutting down, if that is why
+                raise
             caller.facts.adapter_seconds = round(time.monotonic() - began, 6)
         return name, adapter
 

@@ -42,8 +42,7 @@ def listening(options: ServerConfig) -> Iterator[Listener]:
             try:
                 yield Listener(sock, f"unix:{os.path.abspath(options.uds)}", options.uds)
             finally:
-                with suppress(OSError):
-                    os.unlink(options.uds)
+                remove_socket(options)
         return
     with _bind_port(options) as sock:
         host, port = sock.getsockname()[:2]
@@ -51,6 +50,13 @@ def listening(options: ServerConfig) -> Iterator[Listener]:
         shown = f"[{host}]" if ":" in host else host
         url = f"{scheme}://{shown}:{port}{options.root_path.rstrip('/')}"
         yield Listener(sock, url, f"{host}, port {port}")
+
+
+def remove_socket(options: ServerConfig) -> None:
+    """Remove the file of a Unix domain socket, if there is one."""
+    if options.uds is not None:
+        with suppress(OSError):
+            os.unlink(options.uds)
 
 
 def port_fault(options: ServerConfig) -> str:

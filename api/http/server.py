@@ -1,7 +1,8 @@
 """The server process: opens the port, loads the engine process, drains on SIGTERM and sets the exit code.
 
 The port answers from the start: /health and /ready return 503 until the model is loaded. After the first SIGTERM or
-SIGINT running requests may finish within ``--shutdown-timeout``; the second one ends the server at once. The exit code
+SIGINT running requests may finish within ``--shutdown-timeout``; the second one cuts them off, and one that comes while
+engine and stores are being closed ends the process without waiting for them. The exit code
 is 0 if every request was finished, 1 if answers were cut off, and 70 when the engine ends or hangs, so that a
 supervisor restarts the server.
 """
@@ -14,7 +15,8 @@ import logging
 import os
 import signal
 import ssl
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +40,7 @@ from ..observe.engine_facts import EngineFacts
 from ..observe.log import set_up_log
 from .app import create_app
 from .connection import uvicorn_options
-from .listener import Listener, listening
+from .listener import Listener, listening, remove_socket
 from .run_record import RunRecord, RunRecordFile, run_folder, started_at
 from .systemd_notify import notify
 from .tls import refresh_certificates, tls_context
@@ -50,6 +52,7 @@ EXIT_CUT_OFF = 1
 EXIT_ENGINE_DEAD = 70
 _WATCH_SECONDS = 0.1
 _FLUSH_SECONDS = 2
+_FETCHER_SECONDS = 10.0  # for the fetcher of adapters to close in
 
 logger = logging.getLogger("rootgraft.server")
 
@@ -101,6 +104,8 @@ class _Service:
         settings.ssl = tls
         self._http = _Uvicorn(settings)
         self._signalled = asyncio.Event()
+        self._closing = False
+        self._code = 0
         self._path = ""
         self._record = RunRecordFile(run_folder())
         self._started = started_at(os.getpid())
@@ -118,8 +123,8 @@ class _Service:
             await asyncio.wait((load, end), return_when=asyncio.FIRST_COMPLETED)
             if load.done():
                 load.result()
-                return await self._watch()
-            return 0
+                self._code = await self._watch()
+            return self._code
         finally:
             others = (load, end, renewal)
             for task in others:
@@ -128,6 +133,8 @@ class _Service:
             await self._close(http)
 
     def _on_signal(self) -> None:
+        if self._closing:
+            self._end_at_once()
         if self._state.draining:
             logger.warning("second signal: ending at once")
             self._http.force_exit = True
@@ -137,7 +144,19 @@ class _Service:
         notify("STOPPING=1")
         if self._state.batches is not None:
             self._state.batches.stop()
+        if self._fetcher is not None and self._state.remote is not None:
+            self._fetcher.stop()  # requests that wait for adapters are answered
         self._signalled.set()
+
+    def _end_at_once(self) -> None:
+        """End the process without waiting for anything: a signal has come while the server was closing."""
+        logger.warning("another signal: ending without waiting for what is being closed")
+        if self._state.client is not None:
+            self._state.client.kill()
+        self._record.remove()
+        remove_socket(self._options)
+        logging.shutdown()
+        os._exit(self._code)
 
     async def _renew_certificates(self) -> None:
         if self._tls is not None and self._options.enable_ssl_refresh:
@@ -228,7 +247,7 @@ class _Service:
 
     async def _close(self, http: asyncio.Task[None]) -> None:
         """Close the engine, whose streams then end with an error, then the server and its stores."""
-        self._state.draining = True
+        self._state.draining = self._closing = True
         if self._state.batches is not None:
             await self._state.batches.close()
         client = self._state.client
@@ -240,11 +259,21 @@ class _Service:
         await http
         self._record.remove()
         if self._fetcher is not None:
-            await asyncio.to_thread(self._fetcher.close)
+            await _ended(self._fetcher.close, _FETCHER_SECONDS)
         if self._state.ledger is not None:
             await self._state.ledger.close()
         if self._state.tracer is not None:
             await asyncio.to_thread(self._state.tracer.close)
+
+
+async def _ended(call: Callable[[], None], seconds: float) -> None:
+    """Wait for a blocking call, at most so long; it goes on as long as the process does."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    loop = asyncio.get_running_loop()
+    until = loop.time() + seconds
+    while thread.is_alive() and loop.time() < until:
+        await asyncio.sleep(0.02)
 
 
 def _client_of(config: EngineConfig, path: Path, heartbeat: float, watchdog: float) -> EngineClient:

@@ -49,6 +49,8 @@ async def load_lora_adapter(body: LoadAdapterRequest, state: State) -> PlainText
             await state.remote.load(body.lora_name, source, replace=body.load_inplace)
         else:
             await client.load_adapter(body.lora_name, body.lora_path, replace=body.load_inplace)
+            if state.remote is not None:
+                state.remote.forget(body.lora_name)
     except UnknownModel as error:
         error.param = "lora_path"
         raise
@@ -66,6 +68,7 @@ async def unload_lora_adapter(body: UnloadAdapterRequest, state: State) -> Plain
         error.param = "lora_name"
         raise
     if state.remote is not None:
+        state.remote.forget(body.lora_name)
         await state.remote.release_unused()
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 

@@ -17,8 +17,8 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,17 +28,20 @@ from ..checkpoint.locate import cache_folder
 from ..config import EngineConfig
 from ..errors import AdapterUnavailable, ConfigError, EngineError, RequestError
 from .checked_http import CheckedHttp
+from .daemon_thread_loop import DaemonThreadLoop, settle
 from .download_cache import DownloadCache
+from .download_slots import DownloadSlots
 from .hub_client import HubClient
 from .local_client import LocalClient
 from .object_store_client import NEEDS_EXTRA, ObjectStoreClient
 from .partial_download import DownloadLimits, DownloadProgress, download_file
 from .remote_files import RemoteAdapter, SourceChanged, SourceClient, TransferBroken, content_digest
 from .source_policy import SourcePolicy
-from .source_uri import AdapterSource
+from .source_uri import AdapterSource, location_of
 from .web_client import WebClient
 
-_THREADS = 8
+_MOST_DOWNLOADS = 8  # that read from their sources at a time
+_CLOSE_SECONDS = 5.0  # for downloads to end in, when the fetcher is closed
 _TRIES = 2  # of a download whose source changes meanwhile, or whose earlier part turns out damaged
 _POLL_SECONDS = 0.1
 
@@ -90,7 +93,8 @@ class AdapterFetcher:
         self._cache: DownloadCache | None = None
         self._running: dict[asyncio.AbstractEventLoop, asyncio.Task[FetchedAdapter]] = {}
         self._closed = False
-        self._threads = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="adapter-downloads")
+        self._slots = DownloadSlots(_MOST_DOWNLOADS)
+        self._threads: set[threading.Thread] = set()
 
     @classmethod
     def of(cls, config: EngineConfig) -> AdapterFetcher:
@@ -113,8 +117,14 @@ class AdapterFetcher:
         Args:
             trusted: named by the operator, so that host and folder need not be listed.
         """
-        progress = DownloadProgress()
-        return Download(self._threads.submit(self._run, source, trusted, progress), progress)
+        progress, result = DownloadProgress(), Future[FetchedAdapter]()
+        result.set_running_or_notify_cancel()
+        call = (result, self._run, source, trusted, progress)
+        thread = threading.Thread(target=settle, args=call, name="adapter-download", daemon=True)
+        with self._lock:
+            self._threads = {each for each in self._threads if each.is_alive()} | {thread}
+            thread.start()
+        return Download(result, progress)
 
     def fetch(self, source: AdapterSource, *, trusted: bool = False) -> FetchedAdapter:
         """Fetch an adapter, and wait for it.
@@ -130,13 +140,19 @@ class AdapterFetcher:
         """Give an adapter back that nobody reads any more."""
         self._opened_cache().release(fetched.folder)
 
-    def close(self) -> None:
-        """End all downloads, and give back all adapters. What has come stays in the cache."""
+    def stop(self) -> None:
+        """Begin to end all downloads, and begin no others. What has come stays in the cache."""
         with self._lock:
             self._closed = True
             for loop, task in self._running.items():
                 loop.call_soon_threadsafe(task.cancel)
-        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def close(self) -> None:
+        """End all downloads, wait for them for a few seconds, and give back all adapters."""
+        self.stop()
+        until = time.monotonic() + _CLOSE_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
         if self._cache is not None:
             self._cache.close()
 
@@ -149,7 +165,8 @@ class AdapterFetcher:
     def _run(self, source: AdapterSource, trusted: bool, progress: DownloadProgress) -> FetchedAdapter:
         """Fetch on an event loop of this thread."""
         try:
-            return asyncio.run(self._watched(source, trusted, progress))
+            with asyncio.Runner(loop_factory=DaemonThreadLoop) as runner:
+                return runner.run(self._watched(source, trusted, progress))
         except EngineError:
             raise
         except asyncio.CancelledError:
@@ -166,6 +183,9 @@ class AdapterFetcher:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             reason = "the disk of the cache is full" if full else "the cache cannot be written"
             raise AdapterUnavailable(f"{source} cannot be downloaded: {reason}.") from error
+        except Exception as error:
+            logger.exception("%s cannot be downloaded", source)
+            raise AdapterUnavailable(f"{source} cannot be downloaded: {type(error).__name__}; see the log.") from error
 
     async def _watched(self, source: AdapterSource, trusted: bool, progress: DownloadProgress) -> FetchedAdapter:
         """Fetch within the time given, as a task that ``close`` can cancel."""
@@ -177,7 +197,8 @@ class AdapterFetcher:
             self._running[loop] = task
         try:
             async with asyncio.timeout(self._limits.seconds):
-                return await _Fetch(self._opened_cache(), self.policy, self._limits, source, trusted, progress).run()
+                place = self._opened_cache(), self._slots
+                return await _Fetch(*place, self.policy, self._limits, source, trusted, progress).run()
         finally:
             with self._lock:
                 del self._running[loop]
@@ -189,6 +210,7 @@ class _Fetch:
     def __init__(
         self,
         cache: DownloadCache,
+        slots: DownloadSlots,
         policy: SourcePolicy,
         limits: DownloadLimits,
         source: AdapterSource,
@@ -196,6 +218,7 @@ class _Fetch:
         progress: DownloadProgress,
     ) -> None:
         self._cache = cache
+        self._slots = slots
         self._limits = limits
         self._source = source
         self._progress = progress
@@ -264,32 +287,34 @@ class _Fetch:
         while True:
             with self._cache.partial(key) as partial:
                 if partial is not None:
-                    found = self._from_cache(remote.version)
-                    return found or await self._downloaded_to(partial, remote, keep=bool(resumable))
+                    if (found := self._from_cache(remote.version)) is not None:
+                        return found
+                    self._progress.state = "waiting for other downloads"
+                    async with self._slots.slot():
+                        return await self._downloaded_to(partial, remote, keep=bool(resumable))
             self._progress.state = "waiting for another download"
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _downloaded_to(self, partial: Path, remote: RemoteAdapter, *, keep: bool) -> FetchedAdapter:
         assert self._client is not None
-        began = time.monotonic()
+        began, keeps_part = time.monotonic(), False
         try:
             self._cache.reserve(partial, self._limits.bytes_of(remote))
             for file in (remote.config, remote.weights):
                 await download_file(self._client, file, partial, self._limits, self._progress, self._source)
             digest = content_digest(partial)
             if self._source.digest not in ("", digest):
-                keep = False
                 raise RequestError(
                     f"{self._source} has other content: its SHA-256 is {digest}. Name that one, or look for who has "
                     "changed it.",
                     code="adapter_digest_mismatch",
                 )
             folder = self._cache.publish(partial, digest)
-        except (RequestError, SourceChanged):
-            keep = False
+        except (TransferBroken, TimeoutError, asyncio.CancelledError):
+            keeps_part = keep  # of anything else the next download would fail as well
             raise
         finally:
-            if not keep:
+            if not keeps_part:
                 shutil.rmtree(partial, ignore_errors=True)
         fetched = self._noted(folder, digest, remote.version)
         logger.info("%s: downloaded, %s in %.1f s", fetched.origin, self._progress.amount, time.monotonic() - began)
@@ -311,17 +336,17 @@ def _client_of(source: AdapterSource, policy: SourcePolicy, trusted: bool) -> So
 def _web_rules(source: AdapterSource, policy: SourcePolicy, trusted: bool) -> CheckedHttp:
     host, _, port = source.location.partition("/")[0].rpartition(":")
     named = (host.strip("[]"), int(port)) if host and port.isdecimal() else (source.location.partition("/")[0], 443)
-    return CheckedHttp(
-        policy.allows_address, _listed_by(policy), trusted=frozenset({named}) if trusted else frozenset()
-    )
+    own = source.location if trusted else None
+    return CheckedHttp(policy.allows_address, _listed_by(policy, own), trusted=frozenset({named} if trusted else ()))
 
 
-def _listed_by(policy: SourcePolicy) -> Callable[[SplitResult], bool]:
-    """Return the rule for redirects of web servers: to listed places alone."""
+def _listed_by(policy: SourcePolicy, own: str | None) -> Callable[[SplitResult], bool]:
+    """Return the rule for redirects of web servers: to listed places, and below the operator's own source, alone."""
 
     def may_follow(target: SplitResult) -> bool:
-        place = target.netloc.lower().removesuffix(":443") + target.path
-        segments: Sequence[str] = target.path.split("/")
-        return target.scheme == "https" and ".." not in segments and policy.lists("https", place)
+        place = location_of("https", target.netloc + target.path) if target.scheme == "https" else None
+        if place is None:
+            return False
+        return policy.lists("https", place) or (own is not None and place.startswith(f"{own}/"))
 
     return may_follow

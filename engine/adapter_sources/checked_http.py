@@ -71,13 +71,7 @@ class CheckedHttp:
                 if response.status not in _REDIRECTS or location is None:
                     yield response
                     return
-            target = urljoin(url, location)
-            if not self._leads_well(target, first):
-                raise RequestError(
-                    f"{_shown(url)} redirects to {_shown(target)}, where --adapter-sources does not lead.",
-                    code="adapter_source_not_allowed",
-                )
-            url = target
+            url = self._redirected(url, location)
         raise RequestError(f"{_shown(url)} redirects more than {_MOST_REDIRECTS} times.")
 
     def _checked(self, url: str) -> SplitResult:
@@ -86,13 +80,26 @@ class CheckedHttp:
             raise RequestError(f"{_shown(url)} is not a URL with https://.", code="adapter_source_not_allowed")
         return parts
 
-    def _leads_well(self, target: str, first: tuple[str, str, int]) -> bool:
+    def _redirected(self, url: str, location: str) -> str:
+        """Return the URL that a redirect leads to. Raises RequestError if it may not be followed, or is none."""
+        try:
+            target = urljoin(url, location)
+        except ValueError:
+            target = ""
+        if not self._leads_well(target):
+            raise RequestError(
+                f"{_shown(url)} redirects to {_shown(target or location)}, where --adapter-sources does not lead.",
+                code="adapter_source_not_allowed",
+            )
+        return target
+
+    def _leads_well(self, target: str) -> bool:
         try:
             parts = urlsplit(target)
-            same = _origin(parts) == first
+            _origin(parts)
         except ValueError:
             return False
-        return parts.username is None and (same or self.may_follow(parts))
+        return parts.username is None and self.may_follow(parts)
 
     @asynccontextmanager
     async def _sent(

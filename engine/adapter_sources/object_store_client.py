@@ -18,6 +18,7 @@ from .web_client import no_weights
 
 NEEDS_EXTRA = "Adapters at s3:// need the package s3fs: install the extra s3 (pip install 'rootgraft[s3]')."
 _PART = 4 << 20  # bytes of one request
+_CLIENT = {"connect_timeout": 10, "read_timeout": 30, "retries": {"total_max_attempts": 2}}  # fsspec tries again itself
 
 
 class ObjectStoreClient:
@@ -102,5 +103,5 @@ def _file_system() -> Any:
         from .unredirected_session import UnredirectedSession
     except ImportError as error:
         raise RequestError(NEEDS_EXTRA) from error
-    session = {"http_session_cls": UnredirectedSession}
-    return fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False, config_kwargs=session)
+    options = {**_CLIENT, "http_session_cls": UnredirectedSession}
+    return fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False, config_kwargs=options)

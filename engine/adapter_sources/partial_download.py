@@ -194,7 +194,7 @@ def _check_weights(path: Path, source: AdapterSource) -> None:
     try:
         entries = {name: entry for name, entry in json.loads(header).items() if name != "__metadata__"}
         end = max(int(entry["data_offsets"][1]) for entry in entries.values())
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError):
         raise _no_weights(source) from None
     if path.stat().st_size != 8 + length + end:
         raise _no_weights(source)

@@ -147,7 +147,7 @@ def _is_authority(text: str) -> bool:
 
 
 def _is_segment(text: str) -> bool:
-    return text not in (".", "..") and bool(_SEGMENT.fullmatch(text))
+    return text.partition(";")[0] not in (".", "..") and bool(_SEGMENT.fullmatch(text))
 
 
 def _file_location(place: str) -> str | None:

@@ -108,6 +108,10 @@ def _first_byte(response: aiohttp.ClientResponse, start: int) -> int:
 
 
 def _validator(response: aiohttp.ClientResponse) -> str:
-    """Return the strong ETag, or else the time of the last change; either can stand in If-Range."""
-    tag = response.headers.get("ETag", "")
-    return tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified", "")
+    """Return the strong ETag, or else the time of the last change; either can stand in If-Range.
+
+    Bytes that are not ASCII cannot be sent back, so a text with them is no validator.
+    """
+    tag, changed = response.headers.get("ETag", ""), response.headers.get("Last-Modified", "")
+    found = tag if tag and not tag.startswith("W/") else changed
+    return found if found.isascii() else ""

@@ -11,6 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -26,6 +27,7 @@ from rootgraft.api.generate import remote_adapters
 from rootgraft.api.generate.remote_adapters import RemoteAdapters
 from rootgraft.api.generate.server_state import ServerState
 from rootgraft.api.http.app import create_app
+from rootgraft.api.http.server import _Service
 from rootgraft.engine.adapter_sources.adapter_fetcher import AdapterFetcher
 from rootgraft.engine.errors import RequestError, UnknownModel
 from rootgraft.engine.types import AdapterInfo
@@ -359,3 +361,37 @@ async def test_what_admins_may_not_load(hub: HubStub, serve: Any, path: str, sta
     answer = await server.load("x", path)
     assert error_of(answer) == (status, code, "lora_path")
     assert not server.engine.adapters
+
+
+async def test_what_an_admin_loads_again_or_unloads_is_no_longer_a_requests(hub: HubStub, serve: Any) -> None:
+    for number in range(3):
+        hub.add(f"acme/{number}", adapter_files(number))
+    server = serve("hf", LOCAL, most_names=1)
+    admin = {"Authorization": "Bearer admin"}
+    assert (await server.ask("acme/0")).status_code == 200
+    await server.http.post("/v1/unload_lora_adapter", json={"lora_name": "acme/0"}, headers=admin)
+    assert (await server.load("acme/0", "acme/2")).status_code == 200
+    assert (await server.ask("acme/1")).status_code == 200
+    assert set(server.engine.adapters) == {"acme/0", "acme/1"}
+    await server.http.post("/v1/unload_lora_adapter", json={"lora_name": "acme/1"}, headers=admin)
+    assert not server.state.remote._brought
+
+
+async def test_requests_that_wait_for_an_adapter_are_told_that_the_server_ends(
+    hub: HubStub, serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add(NAME, FILES)
+    hub.storage.holds[LFS] = threading.Event()
+    server = serve("hf", LOCAL)
+    service = SimpleNamespace(
+        _closing=False,
+        _state=server.state,
+        _fetcher=server.state.remote._fetcher,
+        _signalled=asyncio.Event(),
+        _options=SimpleNamespace(shutdown_timeout=30.0),
+    )
+    waiting = asyncio.create_task(server.ask(NAME))
+    await until(lambda: bool(server.state.remote.downloads()))
+    _Service._on_signal(service)  # type: ignore[arg-type]
+    answer = await waiting
+    assert error_of(answer) == (503, "shutting_down", None) and answer.headers["connection"] == "close"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -183,3 +184,23 @@ def test_the_storage_of_a_hub_at_home_may_lie_in_a_listed_network(hub: HubStub, 
         fetcher("hf", "10.0.0.0/8").fetch(parse_source(NAME))
     assert not hub.storage.asked
     assert content(fetcher("hf", LOCAL).fetch(parse_source(NAME)).folder) == FILES
+
+
+def test_a_client_that_blocks_holds_up_neither_the_timeout_nor_the_end(
+    hub: HubStub, fetcher: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = threading.Event()
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda *_, **__: answer.wait())
+    watchdog = threading.Timer(20, answer.set)  # without the cure, both wait for the client
+    watchdog.start()
+    with pytest.raises(AdapterUnavailable, match=r"within 0\.2 seconds"):
+        fetcher("hf", LOCAL, seconds=0.2).fetch(parse_source(NAME))
+    assert not answer.is_set()
+    make = fetcher("hf", LOCAL)
+    download = make.begin(parse_source(NAME))
+    make.close()
+    assert not answer.is_set()
+    with pytest.raises(AdapterUnavailable, match="shutting down"):
+        download.result.result()
+    watchdog.cancel()
+    answer.set()

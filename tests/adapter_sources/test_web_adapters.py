@@ -6,9 +6,11 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import wait
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import SplitResult
 
@@ -21,6 +23,7 @@ from rootgraft.engine.adapter_sources.checked_http import CheckedHttp
 from rootgraft.engine.adapter_sources.remote_files import TransferBroken
 from rootgraft.engine.adapter_sources.source_policy import is_public
 from rootgraft.engine.adapter_sources.source_uri import parse_source
+from rootgraft.engine.adapter_sources.web_client import WebClient
 from rootgraft.engine.errors import AdapterNotFound, AdapterUnavailable, RequestError
 
 Make = Callable[..., AdapterFetcher]
@@ -144,6 +147,7 @@ def test_a_private_address_needs_a_listed_network(web: FileServer, url: str, fet
         "https://[::1]/a",
         "//elsewhere.example/a",
         "https://localhost:99999/a",
+        "https://[::1",
     ],
 )
 @pytest.mark.parametrize("trusted", [True, False])
@@ -279,3 +283,49 @@ def test_simultaneous_downloads_of_one_adapter_read_it_once(web: FileServer, url
     wait([each.result for each in downloads])
     assert all(content(each.result.result().folder) == FILES for each in downloads)
     assert len(web.gets(f"/a/{WEIGHTS}")) == 1
+
+
+def test_numbers_of_the_weights_header_that_are_none_are_no_adapter(web: FileServer, url: str, fetcher: Make) -> None:
+    header = b'{"a":{"data_offsets":[0,1e999]}}'
+    web.files[f"/a/{WEIGHTS}"] = len(header).to_bytes(8, "little") + header + b"0" * 1000
+    with pytest.raises(RequestError, match="weights are not in the format safetensors, or not whole"):
+        fetcher(web.origin, LOCAL).fetch(parse_source(url))
+
+
+def test_headers_that_cannot_be_sent_back_are_no_validators() -> None:
+    class Http:
+        @asynccontextmanager
+        async def request(self, _method: str, _url: str) -> AsyncIterator[Any]:
+            yield SimpleNamespace(status=200, headers={"ETag": '"\udcff"', "Content-Length": "5"})
+
+    client = WebClient(Http(), parse_source("https://host/a"))  # type: ignore[arg-type]
+    assert not asyncio.run(client.find()).weights.can_resume
+
+
+def test_a_fault_in_the_fetcher_is_an_error_and_keeps_nothing(
+    web: FileServer, url: str, fetcher: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("rootgraft.engine.adapter_sources.adapter_fetcher.content_digest", fail)
+    with pytest.raises(AdapterUnavailable, match="cannot be downloaded: ZeroDivisionError"):
+        fetcher(web.origin, LOCAL).fetch(parse_source(url))
+    assert not [path for path in (tmp_path / "cache" / "partial").iterdir() if path.is_dir()]
+
+
+@pytest.mark.parametrize("path", ["/b", "/a/%2e%2e/b", "/a/..;/b", "/a/..;x=1/b", "/a/../b", "/ab"])
+def test_redirects_stay_below_the_listed_folder(web: FileServer, url: str, fetcher: Make, path: str) -> None:
+    web.redirects[f"/a/{CONFIG}"] = f"{path}/{CONFIG}"
+    web.files |= {f"{each}/{CONFIG}": FILES[CONFIG] for each in (path, "/b", "/ab")}
+    for entries, trusted in (((url, LOCAL), False), ((), True)):
+        with pytest.raises(RequestError, match="redirects to") as error:
+            fetcher(*entries).fetch(parse_source(url), trusted=trusted)
+        assert error.value.code == "adapter_source_not_allowed"
+    assert not [each for each in web.asked if not each[1].startswith("/a/" + CONFIG)]
+
+
+def test_the_operators_own_source_may_lead_below_itself(web: FileServer, url: str, fetcher: Make) -> None:
+    web.redirects[f"/a/{CONFIG}"] = f"/a/v2/{CONFIG}"
+    web.files[f"/a/v2/{CONFIG}"] = FILES[CONFIG]
+    assert content(fetcher().fetch(parse_source(url), trusted=True).folder) == FILES
