@@ -38,12 +38,12 @@ def listening(options: ServerConfig) -> Iterator[Listener]:
         ConfigError: the port or the path is in use, or cannot be used.
     """
     if options.uds is not None:
-        with _bind_path(options.uds) as sock:
+        sock, file = _bind_path(options.uds)
+        with sock:
             try:
                 yield Listener(sock, f"unix:{os.path.abspath(options.uds)}", options.uds)
             finally:
-                with suppress(OSError):
-                    os.unlink(options.uds)
+                _unlink_own(options.uds, file)
         return
     with _bind_port(options) as sock:
         host, port = sock.getsockname()[:2]
@@ -109,18 +109,31 @@ def _free_port(host: str, port: int, family: socket.AddressFamily) -> int:
     return 0
 
 
-def _bind_path(path: str) -> socket.socket:
+def _bind_path(path: str) -> tuple[socket.socket, int]:
+    """Return a socket that listens, and a descriptor of its file: as long as that is open no other gets its number."""
     _remove_stale(path)
     sock = socket.socket(socket.AF_UNIX)
     try:
         sock.bind(path)
+        sock.listen(1)  # to another server, one that does not listen is that of a killed one
+        file = os.open(path, os.O_PATH | os.O_NOFOLLOW)
     except OSError as error:
         sock.close()
         raise ConfigError(
             f"--uds: cannot listen on {path}: {error.strerror or error}. Try: rootgraft serve --uds "
             f"{os.path.join(os.environ.get('XDG_RUNTIME_DIR') or '/tmp', 'rootgraft.sock')}"
         ) from error
-    return sock
+    return sock, file
+
+
+def _unlink_own(path: str, file: int) -> None:
+    """Remove the file of our socket, and not that of a server which has replaced it meanwhile."""
+    try:
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(file), os.lstat(path)):
+                os.unlink(path)
+    finally:
+        os.close(file)
 
 
 def _remove_stale(path: str) -> None:
@@ -138,6 +151,8 @@ def _remove_stale(path: str) -> None:
         except ConnectionRefusedError:
             os.unlink(path)
             return
+        except BlockingIOError:
+            pass  # its queue of clients is full
         except OSError as error:
             raise ConfigError(f"--uds: {path} cannot be used: {error.strerror}. Try: ls -l {path}") from error
     raise ConfigError(f"--uds: another process listens on {path}. Try: rootgraft ps, or rootgraft serve --uds {path}.2")

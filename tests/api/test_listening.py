@@ -242,6 +242,25 @@ def test_files_in_the_place_of_a_socket(tmp_path: Path) -> None:
     assert kept.read_text() == "mine"
 
 
+def test_a_socket_is_that_of_one_server_from_its_first_moment_to_its_last(tmp_path: Path) -> None:
+    options = ServerConfig(uds=str(tmp_path / "server.sock"))
+    with listening(options) as first:
+        for _ in range(3):  # the third time the queue of one client, which nobody accepts yet, is full
+            with (
+                pytest.raises(ConfigError, match=r"--uds: another process listens on .*server\.sock"),
+                listening(options),
+            ):
+                pass
+        first.socket.close()  # as the server does before its last streams have ended
+        successor = listening(options)
+        second = successor.__enter__()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(options.uds))
+    second.socket.close()
+    successor.__exit__(None, None, None)
+    assert not list(tmp_path.iterdir())
+
+
 def test_systemd_is_told_of_the_start_and_of_the_end(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
