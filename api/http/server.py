@@ -13,7 +13,6 @@ import contextlib
 import logging
 import os
 import signal
-import ssl
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -41,7 +40,7 @@ from .connection import uvicorn_options
 from .listener import Listener, listening
 from .run_record import RunRecord, RunRecordFile, run_folder, started_at
 from .systemd_notify import notify
-from .tls import refresh_certificates, tls_context
+from .tls import RenewableContext, refresh_certificates, tls_context
 
 if TYPE_CHECKING:
     from ...engine.adapter_sources.adapter_fetcher import AdapterFetcher
@@ -70,7 +69,9 @@ def serve(config: EngineConfig, options: ServerConfig) -> int:
         return runner.run(_serve_on(listener, tls, config, options))
 
 
-async def _serve_on(listener: Listener, tls: ssl.SSLContext | None, config: EngineConfig, options: ServerConfig) -> int:
+async def _serve_on(
+    listener: Listener, tls: RenewableContext | None, config: EngineConfig, options: ServerConfig
+) -> int:
     return await _Service(listener, tls, config, options).run()
 
 
@@ -86,7 +87,7 @@ class _Service:
     """One run of the server, from the open port to its exit code."""
 
     def __init__(
-        self, listener: Listener, tls: ssl.SSLContext | None, config: EngineConfig, options: ServerConfig
+        self, listener: Listener, tls: RenewableContext | None, config: EngineConfig, options: ServerConfig
     ) -> None:
         self._listener = listener
         self._tls = tls
