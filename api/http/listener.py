@@ -23,11 +23,13 @@ class Listener:
     Attributes:
         url: such as ``http://127.0.0.1:8000/prefix``, or ``unix:/run/rootgraft.sock``.
         place: the same for a log line: host and port, or path.
+        file: descriptor of the Unix domain socket's file; None for a port.
     """
 
     socket: socket.socket
     url: str
     place: str
+    file: int | None = None
 
 
 @contextmanager
@@ -38,11 +40,14 @@ def listening(options: ServerConfig) -> Iterator[Listener]:
         ConfigError: the port or the path is in use, or cannot be used.
     """
     if options.uds is not None:
-        with _bind_path(options.uds) as sock:
+        sock, file = _bind_path(options.uds)
+        listener = Listener(sock, f"unix:{os.path.abspath(options.uds)}", options.uds, file)
+        with sock:
             try:
-                yield Listener(sock, f"unix:{os.path.abspath(options.uds)}", options.uds)
+                yield listener
             finally:
-                remove_socket(options)
+                remove_socket(listener)
+                os.close(file)
         return
     with _bind_port(options) as sock:
         host, port = sock.getsockname()[:2]
@@ -52,11 +57,12 @@ def listening(options: ServerConfig) -> Iterator[Listener]:
         yield Listener(sock, url, f"{host}, port {port}")
 
 
-def remove_socket(options: ServerConfig) -> None:
-    """Remove the file of a Unix domain socket, if there is one."""
-    if options.uds is not None:
+def remove_socket(listener: Listener) -> None:
+    """Remove the file of our Unix domain socket, and not that of a server which has replaced it meanwhile."""
+    if listener.file is not None:
         with suppress(OSError):
-            os.unlink(options.uds)
+            if os.path.samestat(os.fstat(listener.file), os.lstat(listener.place)):
+                os.unlink(listener.place)
 
 
 def port_fault(options: ServerConfig) -> str:
@@ -115,18 +121,21 @@ def _free_port(host: str, port: int, family: socket.AddressFamily) -> int:
     return 0
 
 
-def _bind_path(path: str) -> socket.socket:
+def _bind_path(path: str) -> tuple[socket.socket, int]:
+    """Return a socket that listens, and a descriptor of its file: as long as that is open no other gets its number."""
     _remove_stale(path)
     sock = socket.socket(socket.AF_UNIX)
     try:
         sock.bind(path)
+        sock.listen(1)  # to another server, one that does not listen is that of a killed one
+        file = os.open(path, os.O_PATH | os.O_NOFOLLOW)
     except OSError as error:
         sock.close()
         raise ConfigError(
             f"--uds: cannot listen on {path}: {error.strerror or error}. Try: rootgraft serve --uds "
             f"{os.path.join(os.environ.get('XDG_RUNTIME_DIR') or '/tmp', 'rootgraft.sock')}"
         ) from error
-    return sock
+    return sock, file
 
 
 def _remove_stale(path: str) -> None:
@@ -144,6 +153,8 @@ def _remove_stale(path: str) -> None:
         except ConnectionRefusedError:
             os.unlink(path)
             return
+        except BlockingIOError:
+            pass  # its queue of clients is full
         except OSError as error:
             raise ConfigError(f"--uds: {path} cannot be used: {error.strerror}. Try: ls -l {path}") from error
     raise ConfigError(f"--uds: another process listens on {path}. Try: rootgraft ps, or rootgraft serve --uds {path}.2")

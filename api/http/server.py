@@ -14,7 +14,6 @@ import contextlib
 import logging
 import os
 import signal
-import ssl
 import threading
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -43,7 +42,7 @@ from .connection import uvicorn_options
 from .listener import Listener, listening, remove_socket
 from .run_record import RunRecord, RunRecordFile, run_folder, started_at
 from .systemd_notify import notify
-from .tls import refresh_certificates, tls_context
+from .tls import RenewableContext, refresh_certificates, tls_context
 
 if TYPE_CHECKING:
     from ...engine.adapter_sources.adapter_fetcher import AdapterFetcher
@@ -73,7 +72,9 @@ def serve(config: EngineConfig, options: ServerConfig) -> int:
         return runner.run(_serve_on(listener, tls, config, options))
 
 
-async def _serve_on(listener: Listener, tls: ssl.SSLContext | None, config: EngineConfig, options: ServerConfig) -> int:
+async def _serve_on(
+    listener: Listener, tls: RenewableContext | None, config: EngineConfig, options: ServerConfig
+) -> int:
     return await _Service(listener, tls, config, options).run()
 
 
@@ -89,7 +90,7 @@ class _Service:
     """One run of the server, from the open port to its exit code."""
 
     def __init__(
-        self, listener: Listener, tls: ssl.SSLContext | None, config: EngineConfig, options: ServerConfig
+        self, listener: Listener, tls: RenewableContext | None, config: EngineConfig, options: ServerConfig
     ) -> None:
         self._listener = listener
         self._tls = tls
@@ -154,7 +155,7 @@ class _Service:
         if self._state.client is not None:
             self._state.client.kill()
         self._record.remove()
-        remove_socket(self._options)
+        remove_socket(self._listener)
         logging.shutdown()
         os._exit(self._code)
 

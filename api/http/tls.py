@@ -18,7 +18,28 @@ _WARN_SECONDS = 14 * 86400
 logger = logging.getLogger("rootgraft.server")
 
 
-def tls_context(options: ServerConfig) -> ssl.SSLContext | None:
+class RenewableContext(ssl.SSLContext):
+    """TLS context of a server whose new connections take the context that was loaded last.
+
+    That one is made anew each time, as certificates of authorities cannot be taken out of a context, and tickets that
+    it has issued resume sessions without another look at the client's certificate.
+    """
+
+    loaded: ssl.SSLContext
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        """Begin a connection with the context that was loaded last."""
+        return self.loaded.wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+
+
+def tls_context(options: ServerConfig) -> RenewableContext | None:
     """Return the context of the options, or None without ``--ssl-certfile``.
 
     Raises:
@@ -26,6 +47,34 @@ def tls_context(options: ServerConfig) -> ssl.SSLContext | None:
     """
     if options.ssl_certfile is None:
         return None
+    context = RenewableContext(ssl.PROTOCOL_TLS_SERVER)
+    context.loaded = _loaded(options, options.ssl_certfile)
+    return context
+
+
+async def refresh_certificates(context: RenewableContext, options: ServerConfig) -> None:
+    """Load the files again whenever they change, for connections from then on, until cancelled.
+
+    Files that cannot be used are logged and tried again, and those that were loaded before stay.
+    """
+    seen, told = _versions(options), ""
+    while True:
+        await asyncio.sleep(REFRESH_SECONDS)
+        if (now := _versions(options)) == seen:
+            continue
+        try:
+            renewed = tls_context(options)
+            assert renewed is not None
+        except (ConfigError, OSError) as error:
+            if str(error) != told:
+                told = str(error)
+                logger.error("the certificate is not renewed: %s", told)
+        else:
+            context.loaded, seen, told = renewed.loaded, now, ""
+            logger.info("loaded the certificate of %s again", options.ssl_certfile)
+
+
+def _loaded(options: ServerConfig, certfile: str) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.set_alpn_protocols(["http/1.1"])
     context.verify_mode = ssl.VerifyMode(options.ssl_cert_reqs)
@@ -37,28 +86,8 @@ def tls_context(options: ServerConfig) -> ssl.SSLContext | None:
                 f"--ssl-ciphers: OpenSSL knows no cipher in {options.ssl_ciphers}. Try: openssl ciphers -v"
             ) from error
     _load_files(context, options)
-    _check_by_handshake(context, options.ssl_certfile)
+    _check_by_handshake(context, certfile)
     return context
-
-
-async def refresh_certificates(context: ssl.SSLContext, options: ServerConfig) -> None:
-    """Load the files again into the context whenever they change, for connections from then on, until cancelled.
-
-    Files that cannot be used are logged, and those that were loaded before stay.
-    """
-    seen = _versions(options)
-    while True:
-        await asyncio.sleep(REFRESH_SECONDS)
-        if (now := _versions(options)) == seen:
-            continue
-        seen = now
-        try:
-            tls_context(options)  # the live context takes nothing that is wrong
-            _load_files(context, options)
-        except ConfigError as error:
-            logger.error("the certificate is not renewed: %s", error)
-        else:
-            logger.info("loaded the certificate of %s again", options.ssl_certfile)
 
 
 def _files(options: ServerConfig) -> dict[str, str]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import select
 import socket
@@ -12,6 +13,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import openai
@@ -136,6 +138,68 @@ def test_a_renewed_certificate_is_loaded_and_a_broken_one_is_not(
     assert run(steps, scheme="https", connection=pki.trusting(), enable_ssl_refresh=True, **options) == 0
 
 
+def greeted(port: int, context: ssl.SSLContext, session: ssl.SSLSession | None = None) -> ssl.SSLSession | None:
+    """The session of a connection that the server answers; None if it does not let the client in."""
+    try:
+        with (
+            socket.create_connection(("127.0.0.1", port)) as sock,
+            context.wrap_socket(sock, server_hostname="127.0.0.1", session=session) as client,
+        ):
+            client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            return client.session if client.recv(1000) else None
+    except OSError:
+        return None
+
+
+@pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_clients_of_an_authority_that_was_removed_are_refused(
+    engine: Engine, pki: Pki, monkeypatch: pytest.MonkeyPatch, newest: ssl.TLSVersion
+) -> None:
+    monkeypatch.setattr(tls, "REFRESH_SECONDS", 0.02)
+    other = trustme.CA()
+    authorities = pki.folder / "authorities.pem"
+    authorities.write_bytes(pki.ca.cert_pem.bytes() + other.cert_pem.bytes())
+    options = pki.issue("server") | {"ssl_ca_certs": str(authorities), "ssl_cert_reqs": 2}
+
+    def steps(http: httpx.Client) -> None:
+        until_ready(http)
+        port = http.base_url.port or 0
+        kept = pki.trusting(certificate=pki.issue("kept"))["verify"]
+        removed = pki.trusting(certificate=pki.issue("removed", ca=other))["verify"]
+        removed.maximum_version = newest
+        session = greeted(port, removed)
+        assert session is not None and greeted(port, removed, session)
+        authorities.write_bytes(pki.ca.cert_pem.bytes())
+        wait_until(lambda: not greeted(port, removed))
+        assert not greeted(port, removed, session)
+        assert greeted(port, kept)
+        interrupt()
+
+    known = pki.trusting(certificate=pki.issue("client"))
+    assert run(steps, scheme="https", connection=known, enable_ssl_refresh=True, **options) == 0
+
+
+async def test_a_file_that_goes_while_it_is_read_does_not_end_the_renewal(
+    pki: Pki, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tls, "REFRESH_SECONDS", 0.001)
+    options = ServerConfig(**pki.issue("server"))
+    context = tls.tls_context(options)
+    assert context is not None
+    before, load = context.loaded, tls._load_files
+    monkeypatch.setattr(tls, "_load_files", raising := Mock(side_effect=FileNotFoundError("gone")))
+    renewal = asyncio.create_task(tls.refresh_certificates(context, options))
+    await asyncio.sleep(0)
+    pki.issue("server", days=60)
+    while raising.call_count < 3:
+        await asyncio.sleep(0.001)
+    assert context.loaded is before and caplog.text.count("is not renewed: gone") == 1
+    monkeypatch.setattr(tls, "_load_files", load)
+    while context.loaded is before:
+        await asyncio.sleep(0.001)
+    renewal.cancel()
+
+
 def locked(pki: Pki, options: dict[str, str]) -> dict[str, str]:
     key = pki.folder / "locked.key"
     command = ["openssl", "pkey", "-in", options["ssl_keyfile"], "-aes128", "-passout", "pass:secret", "-out", str(key)]
@@ -240,6 +304,25 @@ def test_files_in_the_place_of_a_socket(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=fault), listening(ServerConfig(uds=str(path))):
             pass
     assert kept.read_text() == "mine"
+
+
+def test_a_socket_is_that_of_one_server_from_its_first_moment_to_its_last(tmp_path: Path) -> None:
+    options = ServerConfig(uds=str(tmp_path / "server.sock"))
+    with listening(options) as first:
+        for _ in range(3):  # the third time the queue of one client, which nobody accepts yet, is full
+            with (
+                pytest.raises(ConfigError, match=r"--uds: another process listens on .*server\.sock"),
+                listening(options),
+            ):
+                pass
+        first.socket.close()  # as the server does before its last streams have ended
+        successor = listening(options)
+        second = successor.__enter__()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(options.uds))
+    second.socket.close()
+    successor.__exit__(None, None, None)
+    assert not list(tmp_path.iterdir())
 
 
 def test_systemd_is_told_of_the_start_and_of_the_end(

@@ -19,6 +19,7 @@ from rootgraft.api.http import server
 from rootgraft.api.http.listener import listening
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import EngineDead
+from rootgraft.engine.messages import Ready
 from rootgraft.engine.types import SamplingDefaults
 from support.api.api_fakes import FakeClient, FakeFrontend
 from support.api.api_live import wait_until
@@ -50,7 +51,7 @@ class Engine:
             await asyncio.sleep(0.002)
         if self.start_error is not None:
             raise self.start_error
-        return SimpleNamespace(summary=("a line of the engine's",), max_model_len=4096, num_pages=64, page_size=16)
+        return Ready(100, 420, 10, 16, ("a line of the engine's",))
 
     async def _close(self) -> None:
         self.closed = True
