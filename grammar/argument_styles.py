@@ -91,22 +91,30 @@ def argument_types(schema: Any) -> dict[str, frozenset[str]]:
     listed = schema.get("properties") if isinstance(schema, Mapping) else None
     if not isinstance(listed, Mapping):
         return {}
-    return {name: _types(value, schema, 0) for name, value in listed.items()}
+    known: dict[int, frozenset[str]] = {}
+    return {name: _types(value, schema, known, 0) for name, value in listed.items()}
 
 
-def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
+def _types(schema: Any, root: Mapping[str, Any], known: dict[int, frozenset[str]], depth: int) -> frozenset[str]:
+    """Return the types of a subschema, found once: ``known`` has those of earlier ones, by their identity."""
     if not isinstance(schema, Mapping) or depth > MAX_REFERENCES:
         return ALL_TYPES
+    if id(schema) in known:
+        return known[id(schema)]
+    types = known[id(schema)] = ALL_TYPES  # what a reference to it finds while it is under way
     if "$ref" in schema:
         # In older drafts other keywords beside a reference do not count.
-        return _types(_referred(schema["$ref"], root), root, depth + 1)
-    types = ALL_TYPES
-    for keyword, value in schema.items():
-        types &= _types_of_keyword(keyword, value, root, depth)
+        types = _types(_referred(schema["$ref"], root), root, known, depth + 1)
+    else:
+        for keyword, value in schema.items():
+            types &= _types_of_keyword(keyword, value, root, known, depth)
+    known[id(schema)] = types
     return types
 
 
-def _types_of_keyword(keyword: str, value: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
+def _types_of_keyword(
+    keyword: str, value: Any, root: Mapping[str, Any], known: dict[int, frozenset[str]], depth: int
+) -> frozenset[str]:
     if keyword == "type":
         names = value if isinstance(value, list) else [value]
         return frozenset("number" if name == "integer" else name for name in names)
@@ -115,9 +123,9 @@ def _types_of_keyword(keyword: str, value: Any, root: Mapping[str, Any], depth: 
     if keyword == "enum" and isinstance(value, list):
         return frozenset(map(_type_of, value))
     if keyword in ("anyOf", "oneOf") and isinstance(value, list):
-        return frozenset[str]().union(*(_types(each, root, depth + 1) for each in value))
+        return frozenset[str]().union(*(_types(each, root, known, depth + 1) for each in value))
     if keyword == "allOf" and isinstance(value, list):
-        return ALL_TYPES.intersection(*(_types(each, root, depth + 1) for each in value))
+        return ALL_TYPES.intersection(*(_types(each, root, known, depth + 1) for each in value))
     return ALL_TYPES
 
 

@@ -19,7 +19,6 @@ from ...grammar.argument_styles import (
     PYTHON_WORDS,
     XML_STYLES,
     XmlStyle,
-    argument_types,
 )
 
 _OUTSIDE, _INSIDE = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
@@ -40,11 +39,11 @@ class ArgumentReader(Protocol):
         """
 
 
-def argument_reader(style: str, schema: Any) -> ArgumentReader:
-    """Return a reader of one call's arguments; ``schema`` is that of the function's parameters."""
+def argument_reader(style: str, types: Mapping[str, frozenset[str]]) -> ArgumentReader:
+    """Return a reader of one call's arguments; ``types`` are those of the function's parameters (`argument_types`)."""
     if style == PYTHON:
         return _PythonReader()
-    return _XmlReader(XML_STYLES[style], argument_types(schema)) if style in XML_STYLES else JsonReader()
+    return _XmlReader(XML_STYLES[style], types) if style in XML_STYLES else JsonReader()
 
 
 class JsonReader:

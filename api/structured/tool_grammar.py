@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...engine.errors import RequestError
+from ...grammar.argument_styles import XML_STYLES, argument_types
 from ...grammar.schema.document import pointer_join
 from ...grammar.schema.static_limits import check_limits
 from ...grammar.spec import GrammarKind, GrammarSpec
@@ -154,7 +155,8 @@ def _triggered(
     with naming_field("tools"):
         spec = GrammarSpec.structural_tag({"format": shape})
         check_limits(spec)
-    plan = ToolPlan(form, Reading.TRIGGERED, arguments, schema_fields=schema_fields, starts=starts)
+    types = {name: argument_types(schema) for name, schema in schemas.items()} if form.style in XML_STYLES else {}
+    plan = ToolPlan(form, Reading.TRIGGERED, arguments, types=types, schema_fields=schema_fields, starts=starts)
     return OutputFormat(spec, "tools", "tools", None if document is None or requested is None else requested.spec, plan)
 
 

@@ -183,7 +183,7 @@ class ToolParser:
         self._num_calls += 1
         self._reader = JsonReader()
         if self._plan.reading is Reading.TRIGGERED and name in self._plan.arguments:
-            self._reader = argument_reader(self._form.style, self._plan.arguments[name].value())
+            self._reader = argument_reader(self._form.style, self._plan.types.get(name, {}))
         self._state = self._arguments
 
     def _arguments(self) -> bool:

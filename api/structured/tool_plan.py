@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from ...grammar.spec import GrammarSpec
@@ -27,6 +27,7 @@ class ToolPlan:
 
     Attributes:
         arguments: grammar of each function's arguments, by function name.
+        types: what each function's parameters may be at most, where strings have no quotes, by function name.
         prefill: start of the answer, appended to the prompt.
         named: the function of ``Reading.ARGUMENTS``.
         schema_fields: (JSON Pointer into the grammar, request field whose schema is embedded at that pointer).
@@ -36,6 +37,7 @@ class ToolPlan:
     format: ToolFormat
     reading: Reading
     arguments: Mapping[str, GrammarSpec]
+    types: Mapping[str, Mapping[str, frozenset[str]]] = field(default_factory=dict, kw_only=True)
     prefill: str = ""
     named: str = ""
     schema_fields: tuple[tuple[str, str], ...] = ()
@@ -43,9 +45,9 @@ class ToolPlan:
 
     def locate(self, pointer: str) -> tuple[str, str]:
         """Map a pointer into the grammar to (request field, pointer from the root of that field's schema)."""
-        for root, field in self.schema_fields:
+        for root, name in self.schema_fields:
             if pointer == root or pointer.startswith(f"{root}/"):
-                return field, pointer[len(root) :]
+                return name, pointer[len(root) :]
         return "tools", pointer
 
 

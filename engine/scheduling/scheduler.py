@@ -356,8 +356,8 @@ class Scheduler:
 
     def _append(self, sequence: Sequence, row: Row, result: RowResult, check: StopCheck) -> None:
         """Append the tokens of a row, and count them."""
-        if not row.num_generated and check.num_tokens:
-            self._meter.draw_first(sequence)
+        if check.num_tokens:
+            self._meter.draw(sequence)
         sequence.tokens.extend(result.tokens[: check.num_tokens])
         sequence.num_scored += len(result.prompt_logprobs)
         # Of accepted drafts behind the end of the sequence none is a token of its answer.

@@ -19,7 +19,7 @@ from rootgraft.api.structured.tool_grammar import tool_output_format
 from rootgraft.api.structured.tool_parser import ToolParser, read_calls
 from rootgraft.api.structured.tool_plan import Arguments, CallStart, Content, ToolPlan
 from rootgraft.engine.errors import GrammarRefused
-from rootgraft.grammar.argument_styles import XML_STYLES
+from rootgraft.grammar.argument_styles import XML_STYLES, argument_types
 from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
 from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.errors import GrammarError
@@ -295,3 +295,21 @@ def test_a_style_in_a_structural_tag() -> None:
         with pytest.raises(GrammarError) as caught:
             compiled(style)
         assert caught.value.pointer == "/format/content/style" and "json, python, qwen_xml" in caught.value.reason
+
+
+def test_the_types_of_a_subschema_are_found_once() -> None:
+    reads = 0
+
+    class Counted(dict[str, Any]):
+        def __contains__(self, key: object) -> bool:
+            nonlocal reads
+            reads += 1
+            return super().__contains__(key)
+
+    chain = {f"A{i}": Counted(anyOf=[Counted({"$ref": f"#/$defs/A{i + 1}"}) for _ in range(2)]) for i in range(10)}
+    chain["A10"] = Counted(type="string")
+    first = {name: Counted({"$ref": "#/$defs/A0"}) for name in ("p", "q")}
+    cyclic = {"anyOf": [{"type": "string"}, {"$ref": "#/properties/r"}]}
+    types = argument_types({"$defs": chain, "properties": {**first, "r": cyclic}})
+    assert types["p"] == types["q"] == {"string"} < types["r"]
+    assert reads < 200

@@ -59,7 +59,8 @@ def test_the_intervals_of_a_sequence_add_up() -> None:
     meter.admit(sequence)
     for num_rows in (4, 2, 3):
         stats.count_step(9, num_rows)
-    meter.draw_first(sequence)
+    meter.draw(sequence)
+    meter.draw(sequence)
     sequence.num_computed = 9
     assert meter.end(sequence) == SequenceStats(7.0, 3.0, 8.0, preemptions=0, batch_size=3.0, kv_pages=3)
 
@@ -72,6 +73,14 @@ def test_a_prompt_takes_steps_before_its_first_token() -> None:
     assert stats.queued + stats.prefill + stats.decode <= time.monotonic() - before
     assert (stats.preemptions, stats.batch_size) == (0, 1.0)
     assert stats.kv_pages == -(-44 // PAGE)  # the last token has no KV
+
+
+def test_the_first_token_of_a_replayed_sequence_is_the_first_that_is_drawn_here() -> None:
+    core = core_of()
+    prompt, params = array("i", range(1, 9)), SamplingParams(max_tokens=9, ignore_eos=True)
+    core.handle([Submit(1, prompt, params, generated=array("i", [3, 4, 5]))])
+    stats = measured(run(core))[1]
+    assert stats is not None and min(stats.prefill, stats.decode) > 0
 
 
 def test_the_batch_size_is_the_mean_over_the_steps_that_it_lived_through() -> None:
