@@ -7,7 +7,16 @@ from collections.abc import Iterable, Mapping
 
 _GAUGES = frozenset(
     (
-        *("running", "waiting", "pages", "pages_free", "pages_available", "pages_cached", "pages_private"),
+        *(
+            "running",
+            "waiting",
+            "waiting_deferred",
+            "pages",
+            "pages_free",
+            "pages_available",
+            "pages_cached",
+            "pages_private",
+        ),
         *("sessions", "pages_of_sessions", "pins", "pages_pinned", "grammar_pending", "grammar_cached_bytes"),
         *("adapters", "adapters_loading", "adapters_resident", "adapters_pinned", "adapters_host_bytes"),
     )
