@@ -7,58 +7,84 @@ on with it, also on another replica, until the last of them has ended.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from ...engine.types import AdapterInfo
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedVersion:
+    """What a replica needs to load a version.
+
+    Attributes:
+        version: its name on the replicas.
+        path: its folder.
+        trusted: the path may lead outside the folder of adapters.
+    """
+
+    version: str
+    path: str
+    trusted: bool
 
 
 class AdapterVersions:
     """Current versions and their folders by public name."""
 
     def __init__(self) -> None:
-        self._current: dict[str, tuple[str, str]] = {}  # version and folder
-        self._counts: Counter[str] = Counter()
-        self._retired: set[str] = set()
+        self._current: dict[str, LoadedVersion] = {}
+        self._counts: Counter[str] = Counter()  # loads of a public name, those that failed included
+        self._loading: dict[str, str] = {}  # version -> public name
+        self._retired: dict[str, LoadedVersion] = {}  # by version
 
-    def next_version(self, name: str) -> str:
-        """Return the replicas' name for the next load of a public name."""
-        return name if name not in self._counts else f"{name}@{self._counts[name] + 1}"
+    def begin(self, name: str, others: Iterable[str]) -> str:
+        """Return the replicas' name for a load of a public name: none that is in use, nor one of ``others``."""
+        used = {*others, *self._loading, *self._retired, *(each.version for each in self._current.values())}
+        while True:
+            self._counts[name] += 1
+            version = name if self._counts[name] == 1 else f"{name}@{self._counts[name]}"
+            if version not in used:
+                self._loading[version] = name
+                return version
 
-    def add(self, name: str, version: str, path: str) -> None:
+    def end(self, version: str) -> None:
+        """Note that a load has ended."""
+        del self._loading[version]
+
+    def add(self, name: str, loaded: LoadedVersion) -> None:
         """Let a name stand for a version; the one before it is retired."""
         self.remove(name)
-        self._counts[name] += 1
-        self._current[name] = version, path
+        self._counts[name] = max(1, self._counts[name])
+        self._current[name] = loaded
 
     def remove(self, name: str) -> bool:
         """Retire the version of a name. Returns whether there was one."""
         before = self._current.pop(name, None)
         if before is not None:
-            self._retired.add(before[0])
+            self._retired[before.version] = before
         return before is not None
 
-    def version(self, name: str) -> str | None:
-        """Return the version that a name stands for."""
-        found = self._current.get(name)
-        return None if found is None else found[0]
+    def has(self, name: str) -> bool:
+        """Return whether a public name is loaded or being loaded."""
+        return name in self._current or name in self._loading.values()
 
     @property
-    def wanted(self) -> dict[str, str]:
-        """Current versions with their folders, for a replica that joins."""
-        return dict(self._current.values())
+    def wanted(self) -> dict[str, LoadedVersion]:
+        """Current versions, for a replica that joins."""
+        return {each.version: each for each in self._current.values()}
 
     @property
-    def retired(self) -> frozenset[str]:
+    def retired(self) -> dict[str, LoadedVersion]:
         """Versions to unload once no sequence uses them."""
-        return frozenset(self._retired)
+        return dict(self._retired)
 
     def forget(self, version: str) -> None:
         """Note that a retired version is unloaded."""
-        self._retired.discard(version)
+        self._retired.pop(version, None)
 
     def public(self, infos: Mapping[str, AdapterInfo]) -> dict[str, AdapterInfo]:
         """Return a replica's adapters under their public names, without retired versions."""
-        names = {version: name for name, (version, _) in self._current.items()}
-        shown = {version: names.get(version, version) for version in infos if version not in self._retired}
+        names = {each.version: name for name, each in self._current.items()}
+        hidden = self._retired.keys() | self._loading.keys()
+        shown = {version: names.get(version, version) for version in infos if version not in hidden}
         return {name: replace(infos[version], name=name) for version, name in shown.items()}

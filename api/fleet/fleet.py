@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from ...engine.errors import EngineDead, EngineError, RequestError, UnknownModel
 from ...engine.messages import Abort, Heartbeat, Message, Ready, Submit, TokenTexts
 from ...engine.snapshot import EngineSnapshot
 from ...engine.types import AdapterInfo
-from .adapter_versions import AdapterVersions
+from .adapter_versions import AdapterVersions, LoadedVersion
 from .dispatcher import Dispatcher, DispatcherLimits
 from .fleet_stats import FleetStats
 from .replica_client import ReplicaClient
@@ -108,7 +108,7 @@ class Fleet:
             raise
         self._ready = started[0][1]
         for info in self._ready.adapters:
-            self._versions.add(info.name, info.name, info.path)
+            self._versions.add(info.name, LoadedVersion(info.name, info.path, trusted=True))  # the operator's
         for client, ready in started:
             self._join(client, ready)
         self._tick()
@@ -136,24 +136,18 @@ class Fleet:
         self._dispatcher.abort(ids)
         self._pump()
 
-    async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> None:
-        """Load an adapter on all replicas; new requests get it once all have it. Raises as ``EngineClient``."""
-        if not replace and self._versions.version(name) is not None:
+    async def load_adapter(self, name: str, path: str, *, replace: bool = False, trusted: bool = False) -> None:
+        """Load an adapter on all replicas; new requests get it once all have it. Arguments and errors as there."""
+        if not replace and (self._versions.has(name) or name in self.adapters):
             raise RequestError(
                 f"The adapter {name!r} is loaded already; unload it, or ask to replace it.", param="name"
             )
-        version = self._versions.next_version(name)
-        done: list[ReplicaClient] = []
+        version = self._versions.begin(name, {each for client in self._clients.values() for each in client.adapters})
         try:
-            while missing := [client for client in self._clients.values() if client not in done]:
-                done += missing
-                await self._on_all([client.load_adapter(version, path) for client in missing])
-        except EngineError:
-            await asyncio.gather(*(client.unload_adapter(version) for client in done), return_exceptions=True)
-            raise
-        if not done:
-            raise EngineDead("No replica of the engine is running.")
-        self._versions.add(name, version, path)
+            await self._load_on_all(LoadedVersion(version, path, trusted))
+        finally:
+            self._versions.end(version)
+        self._versions.add(name, LoadedVersion(version, path, trusted))
         self._dispatcher.name_adapter(name, version)
 
     async def unload_adapter(self, name: str) -> None:
@@ -279,16 +273,22 @@ class Fleet:
         try:
             if ready.max_model_len < self._ready.max_model_len or ready.base_digest != self._ready.base_digest:
                 raise EngineDead("The replica has another model, or a shorter context than the others.")
-            for version in client.adapters.keys() - self._versions.wanted.keys():
-                await client.unload_adapter(version)
             # Again after each load, as others may be asked for meanwhile.
-            while missing := self._versions.wanted.keys() - client.adapters.keys():
-                version = min(missing)
-                await client.load_adapter(version, self._versions.wanted[version])
+            while (wanted := self._wanted()).keys() != client.adapters.keys():
+                if extra := client.adapters.keys() - wanted.keys():
+                    await client.unload_adapter(min(extra))
+                else:
+                    await _load(client, wanted[min(wanted.keys() - client.adapters.keys())])
         except EngineError:
             client.kill()
             await client.close()
             raise
+
+    def _wanted(self) -> dict[str, LoadedVersion]:
+        """Return the versions that a replica must have: the current ones, and those of open sequences."""
+        retired = self._versions.retired.items()
+        used = {version: loaded for version, loaded in retired if self._dispatcher.uses_adapter(version)}
+        return self._versions.wanted | used
 
     def _die(self, death: EngineDead) -> None:
         self.death = death
@@ -302,14 +302,20 @@ class Fleet:
                 clients = self._clients.values()
                 await asyncio.gather(*(client.unload_adapter(version) for client in clients), return_exceptions=True)
 
-    async def _on_all(self, calls: Sequence[Awaitable[None]]) -> None:
-        """Wait for a call of each replica. Raises the first error of a request, EngineDead if all are dead."""
-        outcomes = await asyncio.gather(*calls, return_exceptions=True)
-        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        for error in errors:
-            if not isinstance(error, EngineDead):
-                raise error
-        if len(errors) == len(outcomes):
+    async def _load_on_all(self, loaded: LoadedVersion) -> None:
+        """Load a version on all replicas, on none if one refuses it. EngineDead if all are dead."""
+        asked: list[ReplicaClient] = []
+        done: list[ReplicaClient] = []
+        while missing := [client for client in self._clients.values() if client not in asked]:
+            asked += missing
+            outcomes = await asyncio.gather(*(_load(client, loaded) for client in missing), return_exceptions=True)
+            done += [client for client, outcome in zip(missing, outcomes, strict=True) if outcome is None]
+            for outcome in outcomes:
+                if isinstance(outcome, BaseException) and not isinstance(outcome, EngineDead):
+                    unloads = (client.unload_adapter(loaded.version) for client in done)
+                    await asyncio.gather(*unloads, return_exceptions=True)
+                    raise outcome
+        if not done:
             raise EngineDead("No replica of the engine is running.")
 
     def _any(self) -> ReplicaClient:
@@ -327,6 +333,10 @@ class Fleet:
 
 def _failed(task: asyncio.Future[Any]) -> bool:
     return task.cancelled() or task.exception() is not None
+
+
+async def _load(client: ReplicaClient, loaded: LoadedVersion) -> None:
+    await client.load_adapter(loaded.version, loaded.path, trusted=loaded.trusted)
 
 
 def _send(client: ReplicaClient, messages: list[Message]) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 
 _GAUGES = frozenset(
     (
-        *("running", "waiting", "pages", "pages_free", "pages_available", "pages_cached", "pages_private"),
-        *("sessions", "pages_of_sessions", "pins", "pages_pinned", "grammar_pending", "grammar_cached_bytes"),
+        *("running", "waiting", "waiting_deferred", "sessions", "pins", "grammar_pending", "grammar_cached_bytes"),
+        *("pages", "pages_free", "pages_available", "pages_cached", "pages_private"),
+        *("pages_of_sessions", "pages_pinned"),
         *("adapters", "adapters_loading", "adapters_resident", "adapters_pinned", "adapters_host_bytes"),
     )
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import random
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,8 +16,10 @@ from support.engine.fake_worker import expected_tokens
 from rootgraft.api.fleet import fleet as fleet_module
 from rootgraft.api.fleet.dispatcher import DispatcherLimits
 from rootgraft.api.fleet.fleet import MOST_FAILED_STARTS, Fleet
+from rootgraft.api.fleet.replica_client import ReplicaClient
 from rootgraft.engine.errors import EngineDead, RequestError, UnknownModel
 from rootgraft.engine.messages import Done, Failed, Message, Submit, TokenOut
+from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.engine.types import FinishReason, SamplingParams
 
 
@@ -192,3 +195,43 @@ async def test_a_version_is_kept_as_long_as_a_sequence_uses_it(make: Any) -> Non
     made.fleet.abort([1])
     made.fleet.submit([submit(2, [1], adapter="sql")])
     assert client.submits[-1].adapter == "sql@2"
+
+
+async def test_a_replacement_has_the_versions_of_open_sequences(make: Any) -> None:
+    made = await make(1)
+    await made.fleet.load_adapter("sql", "one", trusted=True)
+    client = made.serving[0]
+    client.kill()  # it takes no more: its sequence stays open
+    made.fleet.submit([submit(1, [1], adapter="sql")])
+    client.is_alive = True
+    await made.fleet.load_adapter("sql", "two", replace=True)
+    client.die()
+    await made.until(lambda: 1 in made.ends)
+    joined = made.serving[0]
+    assert joined.submits[0].adapter == "sql"
+    assert sorted(joined.trusted) == [("sql", True), ("sql@2", False)]
+
+
+async def test_a_version_never_has_the_name_of_another_adapter(make: Any) -> None:
+    made = await make(2)
+    await made.fleet.load_adapter("sql@2", "other")
+    await made.fleet.load_adapter("sql", "one")
+    await made.fleet.load_adapter("sql", "two", replace=True)
+    await made.fleet.load_adapter("sql@3", "third")
+    paths = {info.name: info.path for info in made.fleet.adapters.values()}
+    assert paths == {"sql@2": "other", "sql": "two", "sql@3": "third"}
+
+
+async def test_loads_at_once_do_not_unload_each_other(make: Any) -> None:
+    made = await make(2)
+    first, second = (made.fleet.load_adapter("sql", path) for path in ("one", "two"))
+    outcomes = await asyncio.gather(first, second, return_exceptions=True)
+    assert outcomes[0] is None and isinstance(outcomes[1], RequestError)
+    assert [info.path for info in made.fleet.adapters.values()] == ["one"]
+
+
+def test_it_has_the_methods_of_an_engine_client() -> None:
+    for name, method in vars(EngineClient).items():
+        if inspect.isfunction(method) and not name.startswith("_") and not hasattr(asyncio.Protocol, name):
+            assert inspect.signature(getattr(Fleet, name)) == inspect.signature(method), name
+            assert inspect.signature(getattr(ReplicaClient, name)) == inspect.signature(method), name

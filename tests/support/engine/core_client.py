@@ -22,6 +22,7 @@ class CoreClient:
     Attributes:
         refused: folders of adapters that cannot be loaded.
         submits: all that came.
+        trusted: of each load, whether its path was trusted.
     """
 
     def __init__(self, *, base: str = "fake", refused: Sequence[str] = (), fails: EngineDead | None = None) -> None:
@@ -37,6 +38,7 @@ class CoreClient:
         self.adapters: dict[str, AdapterInfo] = {}
         self.silent_seconds = 0.0
         self.submits: list[Submit] = []
+        self.trusted: list[tuple[str, bool]] = []
         self.is_alive = True
         self.closed = False
         self._running = False
@@ -57,10 +59,13 @@ class CoreClient:
     def abort(self, ids: Iterable[int]) -> None:
         self._handle([Abort(tuple(ids))])
 
-    async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> None:
+    async def load_adapter(self, name: str, path: str, *, replace: bool = False, trusted: bool = False) -> None:
         await asyncio.sleep(0)
+        if name in self.adapters and not replace:
+            raise RequestError(f"The adapter {name!r} is loaded already.", param="name")
         if path in self.refused:
             raise RequestError(f"The adapter {path!r} cannot be loaded.", param="path")
+        self.trusted.append((name, trusted))
         self.adapters[name] = AdapterInfo(name, path, "ready", "device", digest=path)
 
     async def unload_adapter(self, name: str) -> None:

@@ -1,0 +1,32 @@
+"""Statistics of a fleet: which of an engine's numbers are gauges, and so end with their replica."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.engine.adapter_engine import Engine
+from support.engine.structured_engine import Structured
+
+from rootgraft.api.fleet.fleet_stats import _GAUGES, FleetStats
+from rootgraft.engine.engine_stats import EngineStats
+from rootgraft.grammar.spec import GrammarKind, GrammarSpec
+
+COUNTERS = {"grammar_hits", "grammar_compiled", "grammar_refused", "grammar_stopped", "adapters_evicted"}
+
+
+def test_gauges_are_all_numbers_of_an_engine_that_do_not_count(tmp_path: Any) -> None:
+    structured = Structured()
+    structured.submit(1, GrammarSpec(GrammarKind.REGEX, "a"), max_tokens=1)
+    structured.core._grammars._built.result()  # on another thread; there are no numbers of grammars before
+    adapters = Engine(tmp_path)
+    names = structured.core.stats().keys() | adapters.core.stats().keys()
+    structured.core.close()
+    adapters.core.close()
+    assert names >= COUNTERS
+    assert names - EngineStats().counters().keys() - COUNTERS == _GAUGES
+
+
+def test_only_counters_of_a_lost_replica_stay() -> None:
+    totals = FleetStats()
+    totals.retire({"waiting": 3, "waiting_deferred": 2, "accepted": 5})
+    assert totals.total([{"waiting": 1, "accepted": 1}]) == {"waiting": 1, "accepted": 6}
