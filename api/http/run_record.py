@@ -11,10 +11,11 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
-from glob import glob
+from glob import iglob
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ import psutil
 _NAME = "rootgraft"
 _EVERYONES = ("/run/rootgraft", "/run/user/*/rootgraft", "/tmp/rootgraft-*")
 _LEAST_SECONDS = 1.0  # between two writes
+_MOST_FILES = 1000
+_MOST_BYTES = 1 << 16
+_MOST_COUNT = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ class RunRecord:
         waiting: sequences in the queue.
         kv_usage: share of the KV pool that running sequences hold, 0 to 1.
         version: of rootgraft.
-        path: of the model's files; empty while they are being looked for.
+        path: of the model's files, without symbolic links; empty while they are being looked for.
     """
 
     pid: int
@@ -65,20 +69,22 @@ class RunRecordFile:
         self._at = float("-inf")
 
     def write(self, record: RunRecord) -> None:
-        """Replace the record, unless it is the same or was written in the last second; its status always counts."""
+        """Replace the record, unless it is the same or was written in the last second; status and path always count."""
         now = time.monotonic()
         before = self._written
-        if record == before or (
-            before is not None and record.status == before.status and now < self._at + _LEAST_SECONDS
-        ):
+        is_same = before is not None and (record.status, record.path) == (before.status, before.path)
+        if record == before or (is_same and now < self._at + _LEAST_SECONDS):
             return
         with suppress(OSError):
             _make_folder(self._path.parent)
             handle, name = tempfile.mkstemp(prefix=".record-", dir=self._path.parent)
-            with os.fdopen(handle, "w") as out:
-                json.dump(asdict(record), out)
-            os.chmod(name, 0o644)
-            os.replace(name, self._path)
+            try:
+                with os.fdopen(handle, "w") as out:
+                    json.dump(asdict(record), out)
+                os.chmod(name, 0o644)
+                os.replace(name, self._path)
+            except OSError:
+                os.unlink(name)
         self._written, self._at = record, now
 
     def remove(self) -> None:
@@ -100,20 +106,43 @@ def started_at(pid: int) -> float:
     return float(psutil.Process(pid).create_time())
 
 
-def running_servers() -> list[RunRecord]:
-    """Return the records of all servers that run on this machine, the oldest first."""
-    folders = {str(run_folder()), *(found for pattern in _EVERYONES for found in glob(pattern))}
-    paths = {path.resolve() for folder in folders for path in Path(folder).glob("*.json")}
-    return sorted((record for path in paths for record in _read(path)), key=lambda record: record.started)
+def running_servers(owners: Container[int] | None = None) -> list[RunRecord]:
+    """Return the records of the servers that run on this machine, the oldest first.
+
+    Args:
+        owners: numbers of the users whose records count; None for all, whose records are to be shown and not believed.
+    """
+    found = {record.pid: record for path in _paths() for record in _read(path, owners)}
+    return sorted(found.values(), key=lambda record: record.started)
 
 
-def _read(path: Path) -> Iterator[RunRecord]:
+def _paths() -> Iterator[Path]:
+    """Yield what may be records. Anybody can make such folders in /tmp: links are not followed, and few are read."""
+    others = (Path(found) for pattern in _EVERYONES for found in islice(iglob(pattern), _MOST_FILES))
+    for folder in (run_folder(), *(each for each in others if not each.is_symlink())):
+        with suppress(OSError), os.scandir(folder) as entries:
+            yield from (Path(each.path) for each in islice(entries, _MOST_FILES) if each.name.endswith(".json"))
+
+
+def _read(path: Path, owners: Container[int] | None) -> Iterator[RunRecord]:
     """Yield the record of a file if its process runs and belongs to the file's owner."""
-    with suppress(OSError, ValueError, TypeError, psutil.Error):
-        record = _record(json.loads(path.read_bytes()))
+    with suppress(OSError, ValueError, TypeError, OverflowError, RecursionError, psutil.Error):
+        content, owner = _content(path)
+        if owners is not None and owner not in owners:
+            return
+        record = _record(json.loads(content))
         process = psutil.Process(record.pid)
-        if abs(process.create_time() - record.started) < 1 and process.uids().real == path.stat().st_uid:
+        if abs(process.create_time() - record.started) < 1 and process.uids().real == owner:
             yield record
+
+
+def _content(path: Path) -> tuple[bytes, int]:
+    """Return bytes and owner of a small regular file, without waiting. Raises OSError for any other."""
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
+            raise PermissionError(f"{path} is no record")
+        return file.read(_MOST_BYTES), status.st_uid
 
 
 def _record(content: Any) -> RunRecord:
@@ -123,6 +152,9 @@ def _record(content: Any) -> RunRecord:
     names = {spec.name for spec in fields(RunRecord)}
     given = {name: value for name, value in content.items() if name in names}
     record = RunRecord(**given | {"models": tuple(map(_printable, given.get("models", ())))})
+    numbers = (record.pid, record.adapters, record.running, record.waiting, record.kv_usage)
+    if not all(0 <= number <= _MOST_COUNT for number in numbers):
+        raise ValueError("a number is out of range")
     return RunRecord(
         int(record.pid),
         float(record.started),

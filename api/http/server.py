@@ -167,7 +167,8 @@ class _Service:
         logger.info("listening on %s; loading the model", self._listener.place)
         files = await asyncio.to_thread(resolve_model, self._config.model, revision=self._config.revision)
         state = self._state
-        self._path = str(files.path.absolute())
+        self._path = os.path.realpath(files.path)
+        self._write_record()
         names = self._options.served_model_name or (files.name,)
         for name in self._config.named_adapters.keys() & set(names):
             raise ConfigError(f"--lora-modules: {name} is the name of the base model.")

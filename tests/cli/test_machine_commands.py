@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import huggingface_hub.constants
 import pytest
@@ -20,7 +21,7 @@ from support.machine.server_process import interrupt, replace_engine, run
 from support.models.small_gguf import tensors, write
 
 from rootgraft.api.cli import flag_parser
-from rootgraft.api.cli.machine import completion, model_list
+from rootgraft.api.cli.machine import completion
 from rootgraft.api.cli.machine.text_table import bytes_text, duration_text, text_table
 from rootgraft.api.cli.main import COMMANDS, main
 from rootgraft.api.http import run_record
@@ -131,10 +132,12 @@ def test_rm_deletes_nothing_outside_of_the_caches(caches: tuple[Path, Path], tmp
 def test_rm_leaves_a_model_that_is_served(caches: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     _, hub = caches
     snapshot = next((hub / "models--org--whole" / "snapshots").iterdir())
-    record = RunRecord(77, 0.0, "http://127.0.0.1:8000", ("a-name-of-its-own",), path=str(snapshot))
-    monkeypatch.setattr(model_list, "running_servers", lambda: [record])
+    pid, folder = os.getpid(), run_record.run_folder()
+    RunRecordFile(folder).write(
+        RunRecord(pid, started_at(pid), "http://127.0.0.1:8000", ("a-name-of-its-own",), path=str(snapshot))
+    )
     assert main(["rm", "org/whole", "--yes"]) == 1
-    assert "served by process 77 at http://127.0.0.1:8000. Try: kill 77" in capsys.readouterr().err
+    assert f"served by process {pid} at http://127.0.0.1:8000. Try: kill {pid}" in capsys.readouterr().err
     assert (hub / "models--org--whole").exists()
     assert main(["rm", "org/half", "--yes"]) == 0
 
@@ -153,8 +156,9 @@ def test_ps_while_a_server_runs(
     seen: dict[str, Any] = {}
 
     def steps(http: Any) -> None:
-        wait_until(lambda: [record.status for record in running_servers()] == ["loading"])
         wait_until(lambda: engine.client is not None)
+        (loading,) = running_servers()
+        assert loading.status == "loading" and loading.path == os.path.realpath("model.gguf")
         engine.client.stats = {"running": 3.0, "waiting": 2.0, "pages": 10.0, "pages_available": 6.0}
         engine.loaded.set()
         wait_until(lambda: [record.running for record in running_servers()] == [3])
@@ -200,6 +204,41 @@ def test_records_of_others_and_of_the_dead_are_left_out(run_folder: Path) -> Non
         )
         (run_folder / f"{number}.json").write_text(text)
     assert len(running_servers()) == 1
+
+
+def test_records_that_would_hang_or_crash_the_reader_are_left_out(run_folder: Path) -> None:
+    file = RunRecordFile(run_folder)
+    pid, started = os.getpid(), started_at(os.getpid())
+    file.write(RunRecord(pid, started, "http://x"))
+    whole = (run_folder / f"{pid}.json").read_text()
+    (run_folder / "loop.json").symlink_to("loop.json")
+    (run_folder / "zero.json").symlink_to("/dev/zero")
+    (run_folder / "folder.json").mkdir()
+    (run_folder / "deep.json").write_text("[" * 60_000)
+    for number, fault in enumerate(("Infinity", "NaN", "-1", "1e300", '"x"')):
+        (run_folder / f"{number}.json").write_text(whole.replace('"adapters": 0', f'"adapters": {fault}'))
+    (run_folder / "large.json").write_text(whole + " " * (1 << 16))
+    os.mkfifo(run_folder / "pipe.json")
+    assert [record.url for record in running_servers()] == ["http://x"]
+    assert [record.url for record in running_servers({os.getuid()})] == ["http://x"]
+    assert not running_servers({os.getuid() + 1})
+
+
+def test_a_full_disk_leaves_no_temporary_files(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_record.os, "replace", Mock(side_effect=OSError(28, "No space left on device")))
+    RunRecordFile(run_folder).write(RunRecord(1, 0.0, "x"))
+    assert not list(run_folder.iterdir())
+
+
+def test_the_path_is_written_while_the_model_is_being_loaded(run_folder: Path) -> None:
+    file, record = RunRecordFile(run_folder), RunRecord(os.getpid(), started_at(os.getpid()), "http://x")
+    file.write(record)
+    file.write(replace(record, path="/models/m"))  # at once, with the same status
+    assert [found.path for found in running_servers()] == ["/models/m"]
+
+
+def test_a_table_prints_no_control_characters() -> None:
+    assert "\x1b" not in text_table(("A", "B"), [("\x1b[2J", "\x1b]0;title\x07")])
 
 
 def test_a_record_that_cannot_be_written_harms_nobody(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -54,9 +55,10 @@ def remove_model(options: RmOptions) -> int:
 
 
 def _check_unused(model: CachedModel) -> None:
-    for record in running_servers():
+    path = model.path.resolve()
+    for record in running_servers({0, os.getuid(), path.stat().st_uid}):  # others may write what they like
         used = Path(record.path)
-        if record.path and (model.path == used or model.path in used.parents):
+        if record.path and (path == used or path in used.parents):
             raise ModelError(
                 f"{model.name} is served by process {record.pid} at {record.url}. "
                 f"Try: kill {record.pid}, then rootgraft rm"
