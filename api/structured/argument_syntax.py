@@ -23,7 +23,7 @@ from ...grammar.argument_styles import (
 
 _OUTSIDE, _INSIDE = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
 _BLANKS = " \t\r\n"
-_PYTHON_WORD = re.compile(r"[A-Za-z_]\w*")
+_WORD_BEGIN, _WORD_REST = re.compile(r"[A-Za-z_]"), re.compile(r"\w*")
 _JSON_WORDS = {python: word for word, python in PYTHON_WORDS.items()}
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -88,7 +88,8 @@ class _XmlReader:
         self._num_read = 0
         self._name: str | None = None
         self._in_text = False
-        self._searched = 0  # characters of a value without its end mark
+        self._in_name = False
+        self._searched = 0  # characters of a name or a value without its end mark
 
     def read(self, text: str) -> tuple[str, int, bool]:
         """See `ArgumentReader`."""
@@ -102,19 +103,27 @@ class _XmlReader:
                 return written, used, done
 
     def _key(self, text: str) -> tuple[str, int, bool]:
-        begin, end = self._style.key_begin, self._style.key_end
+        if self._in_name:
+            return self._rest_of_name(text)
+        begin = self._style.key_begin
         blanks = len(text) - len(text.lstrip(_BLANKS)) if self._num_read else 0
         rest = text[blanks:]
         if rest.startswith(begin):
-            name, found, _ = rest[len(begin) :].partition(end)
-            if not found:
-                return "", 0, False
-            self._name = name
-            comma = ", " if self._num_read else ""
-            return f"{comma}{_encode(name)}: ", blanks + len(begin) + len(name) + len(end), False
+            self._in_name = True
+            return "", blanks + len(begin), False
         if not rest or begin.startswith(rest):
             return "", 0, False
         return "}", blanks, True
+
+    def _rest_of_name(self, text: str) -> tuple[str, int, bool]:
+        mark = self._style.key_end
+        end = text.find(mark, max(0, self._searched - len(mark)))
+        if end < 0:
+            self._searched = len(text)
+            return "", 0, False
+        self._name, self._in_name, self._searched = text[:end], False, 0
+        comma = ", " if self._num_read else ""
+        return f"{comma}{_encode(self._name)}: ", end + len(mark), False
 
     def _value(self, text: str) -> tuple[str, int, bool]:
         types = self._types.get(str(self._name), ALL_TYPES)
@@ -149,6 +158,7 @@ class _PythonReader:
         self._begun = False
         self._depth = 0
         self._in_string = False
+        self._searched = 0  # characters of a word without its end
 
     def read(self, text: str) -> tuple[str, int, bool]:
         """See `ArgumentReader`."""
@@ -181,14 +191,16 @@ class _PythonReader:
         return (text[at:end], end) if end > at else (None, at)
 
     def _token(self, text: str, at: int) -> tuple[str | None, int]:
-        match = _PYTHON_WORD.match(text, at)
-        if match is not None:
-            end = match.end()
-            if end == len(text):
+        if self._searched or _WORD_BEGIN.match(text, at):
+            rest = _WORD_REST.match(text, at + self._searched)
+            end = len(text) if rest is None else rest.end()
+            self._searched = end - at if end == len(text) else 0
+            if self._searched:
                 return None, at
+            word = text[at:end]
             if self._depth == 0 and text[end] == "=":
-                return f"{_encode(match[0])}: ", end + 1
-            return _JSON_WORDS.get(match[0], match[0]), end
+                return f"{_encode(word)}: ", end + 1
+            return _JSON_WORDS.get(word, word), end
         char = text[at]
         self._in_string = char == '"'
         self._depth += (char in "[{") - (char in "]}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from rootgraft.api.protocol.tools import Function, Tool
+from rootgraft.api.structured import argument_syntax
 from rootgraft.api.structured.tool_formats import FORMATS
 from rootgraft.api.structured.tool_grammar import tool_output_format
 from rootgraft.api.structured.tool_parser import ToolParser, read_calls
@@ -313,3 +315,45 @@ def test_the_types_of_a_subschema_are_found_once() -> None:
     types = argument_types({"$defs": chain, "properties": {**first, "r": cyclic}})
     assert types["p"] == types["q"] == {"string"} < types["r"]
     assert reads < 200
+
+
+@pytest.mark.parametrize("style", ["python", *XML_STYLES])
+def test_a_name_without_an_end_is_searched_once(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = 0
+
+    def count(number: int) -> None:
+        nonlocal searched
+        searched += number
+
+    class CountedText(str):
+        def __getitem__(self, key: Any) -> str:
+            return CountedText(super().__getitem__(key))
+
+        def find(self, mark: str, start: int = 0) -> int:  # type: ignore[override]
+            count(len(self) - start)
+            return super().find(mark, start)
+
+        def partition(self, mark: str) -> tuple[str, str, str]:
+            count(len(self))
+            return super().partition(mark)
+
+    class CountedPattern:
+        def __init__(self, pattern: re.Pattern[str]) -> None:
+            self.pattern = pattern
+
+        def match(self, text: str, at: int = 0) -> re.Match[str] | None:
+            found = self.pattern.match(text, at)
+            count(found.end() - at if found else 1)
+            return found
+
+    for name, value in [*vars(argument_syntax).items()]:
+        if isinstance(value, re.Pattern):
+            monkeypatch.setattr(argument_syntax, name, CountedPattern(value))
+    reader = argument_syntax.argument_reader(style, {})
+    text = XML_STYLES[style].key_begin if style in XML_STYLES else ""
+    for _ in range(500):
+        text += "a"
+        written, used, done = reader.read(CountedText(text))
+        text = text[used:]
+        assert not done and written in ("", "{")
+    assert 0 < searched < 500 * 40  # each time the new letter, and as much before it as the end mark is long
