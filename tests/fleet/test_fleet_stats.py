@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from support.engine.adapter_engine import Engine
+from support.engine.core_hooks import wait_for_vocabulary
 from support.engine.structured_engine import Structured
 
 from rootgraft.api.fleet.fleet_stats import _GAUGES, FleetStats
@@ -17,7 +18,7 @@ COUNTERS = {"grammar_hits", "grammar_compiled", "grammar_refused", "grammar_stop
 def test_gauges_are_all_numbers_of_an_engine_that_do_not_count(tmp_path: Any) -> None:
     structured = Structured()
     structured.submit(1, GrammarSpec(GrammarKind.REGEX, "a"), max_tokens=1)
-    structured.core._grammars._built.result()  # on another thread; there are no numbers of grammars before
+    wait_for_vocabulary(structured.core)  # there are no numbers of grammars before
     adapters = Engine(tmp_path)
     names = structured.core.stats().keys() | adapters.core.stats().keys()
     structured.core.close()

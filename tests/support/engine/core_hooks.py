@@ -37,6 +37,12 @@ def drawn_seed(core: EngineCore) -> int:
     return core._seeds.getrandbits(63)
 
 
+def wait_for_vocabulary(core: EngineCore) -> None:
+    """Wait until the core's vocabulary for grammars is built, on another thread."""
+    assert core._grammars is not None
+    core._grammars._built.result()
+
+
 def cache_of(core: EngineCore) -> PrefixCache:
     return core._cache
 
