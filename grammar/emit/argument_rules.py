@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -64,7 +65,7 @@ def xml_arguments(analysis: Analysis, style: XmlStyle, prefix: str) -> ArgumentG
     return _XmlWriter(analysis, style, prefix).write()
 
 
-class _Arguments:
+class _Arguments(ABC):
     """The parameters of a function in order, then unlisted ones; subclasses write keys and values."""
 
     key_pattern: re.Pattern[str]
@@ -74,13 +75,13 @@ class _Arguments:
         self.rules = rules
         self._num_objects = 0
 
+    @abstractmethod
     def listed(self, name: str, conj: Conj) -> str:
         """Write one listed parameter."""
-        raise NotImplementedError
 
+    @abstractmethod
     def unlisted(self, keys: str, conj: Conj, listed: Sequence[str]) -> str:
         """Write a parameter that is not listed, by the expression of its name's conditions."""
-        raise NotImplementedError
 
     def options(self, root: Conj) -> str:
         """Write all alternatives of the arguments."""
@@ -106,7 +107,7 @@ class _Arguments:
         self.note(objects, possible)
         return self._in_order(possible, extra)
 
-    def note(self, objects: Objects, fields: Sequence[Field]) -> None:
+    def note(self, objects: Objects, fields: Sequence[Field]) -> None:  # noqa: B027  # not every style keeps something
         """Keep what closing within the budget needs to know of the parameters."""
 
     def _field(self, objects: Objects, name: str) -> Field:
