@@ -52,7 +52,7 @@ FLOORS = {
 FLOORS["api"] = (
     ("api",),
     ("api/protocol", "api/storage"),
-    ("api/access", "api/fleet"),
+    ("api/access", "api/fleet", "api/catalog"),
     ("api/structured", "api/batches"),
     ("api/observe",),
     ("api/generate",),

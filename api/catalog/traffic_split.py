@@ -1,0 +1,33 @@
+"""Traffic split: which version of a name answers a request, by weight."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+FULL_WEIGHT = 100
+"""Sum of the weights of a name that is served, in percent."""
+_BITS = 64
+
+
+def sticky_point(name: str, tenant: str, session: str) -> float:
+    """Return the point in [0, 1) of a session: the same in all processes and for all times."""
+    text = "\0".join((name, tenant, session))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[: _BITS // 8]) / (1 << _BITS)
+
+
+def pick_version(weights: Mapping[str, int], point: float) -> str:
+    """Return the digest whose share of [0, 1) holds a point.
+
+    Versions lie in the mapping's order, the newest last. A canary therefore takes the upper end: if its weight grows,
+    sessions move to it and none moves back.
+
+    Raises:
+        ValueError: no version has a weight.
+    """
+    rest = point * sum(weights.values())
+    for digest, weight in weights.items():
+        if rest < weight:
+            return digest
+        rest -= weight
+    raise ValueError("no version has a weight")
