@@ -80,6 +80,12 @@ class ServerConfig:
         "File (.toml or .json) with hashed keys, their limits and scopes; read again when it changes.",
         group="server",
     )
+    model_catalog: str | None = option(
+        None,
+        "SQLite file of models, their versions by content digest and the weights of these (rootgraft models). It needs "
+        "--enable-lora. Default: none.",
+        group="server",
+    )
     share_cache_between_keys: bool = option(
         False, "Let requests of different tenants share the KV of equal prefixes.", group="server"
     )

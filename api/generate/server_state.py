@@ -29,6 +29,7 @@ from ..storage.response_store import ResponseStore
 from ..structured.output_check import OutputValidators
 from ..structured.reasoning_formats import ReasoningFormat, reasoning_format_of
 from ..structured.tool_dialects import Dialect, dialect_of
+from .model_versions import ModelVersions
 from .remote_adapters import RemoteAdapters
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class ServerState:
         names: names of the base model; responses carry the first one by default.
         finds_adapters: whether the engine loads unknown adapters from ``--lora-dir`` by itself.
         remote: adapters from sources; None until the engine's process is started, and without ``--enable-lora``.
+        versions: of the catalogue; None without ``--model-catalog``.
         async_engine: None until the model is loaded.
         client: None until the engine process is started.
         draining: the server is shutting down and takes no new work.
@@ -69,6 +71,7 @@ class ServerState:
     names: tuple[str, ...] = ("model",)
     finds_adapters: bool = False
     remote: RemoteAdapters | None = None
+    versions: ModelVersions | None = None
     async_engine: AsyncEngine | None = None
     client: EngineClient | None = None
     draining: bool = False
@@ -154,7 +157,12 @@ class ServerState:
     @property
     def fingerprint(self) -> str:
         """OpenAI's ``system_fingerprint``: a hash of version and model."""
-        return "fp_" + hashlib.sha256(f"{self.version}\0{self.names[0]}".encode()).hexdigest()[:10]
+        return self.fingerprint_of(None)
+
+    def fingerprint_of(self, version: str | None) -> str:
+        """Return the fingerprint of answers of a version of the catalogue, which differ from those of the others."""
+        text = f"{self.version}\0{self.names[0]}" + (f"\0{version}" if version else "")
+        return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:10]
 
     def stats(self) -> dict[str, float]:
         """Return gauges and counters for the metrics: the engine's last ones and the server's own."""
@@ -200,7 +208,9 @@ class ServerState:
             self._reasoning = tokenizer, reasoning_format_of(tokenizer, self.options.reasoning_parser)
         return self._reasoning[1]
 
-    def resolve(self, model: str | None, caller: Caller, lora_path: str | None = None) -> tuple[str, str | None]:
+    def resolve(
+        self, model: str | None, caller: Caller, lora_path: str | None = None, session: str | None = None
+    ) -> tuple[str, str | None]:
         """Return the response's model name and the adapter of that name, None for the base model.
 
         With ``finds_adapters`` any other name is passed on, and the engine refuses unknown ones. One that may be loaded
@@ -209,27 +219,36 @@ class ServerState:
         Args:
             model: of the request: a name, none or an empty one for the base model, or SGLang's ``base:adapter``.
             lora_path: SGLang's name of an adapter beside the base model; a model that names an adapter counts.
+            session: the request's ``prompt_cache_key``, whose requests get one version of a name of the catalogue.
 
         Raises:
             UnknownModel: the name is not served, or not to this caller; the two cannot be told apart.
         """
         model = model or self.names[0]
-        if model not in self.names and model not in self.adapters:
+        served = () if self.versions is None else self.versions.served
+        if model not in self.names and model not in self.adapters and model not in served:
             bases = [name for name in self.names if model.startswith(f"{name}:")]
             if bases:
                 base = max(bases, key=len)
                 model, lora_path = base, model[len(base) + 1 :] or lora_path
         if model not in self.names:
-            return self._adapter(model, caller)
-        return self._adapter(lora_path, caller) if lora_path else (model, None)
+            return self._adapter(model, caller, session)
+        return self._adapter(lora_path, caller, session) if lora_path else (model, None)
 
-    def _adapter(self, name: str, caller: Caller) -> tuple[str, str]:
+    def _adapter(self, name: str, caller: Caller, session: str | None = None) -> tuple[str, str]:
+        versions = self.versions
+        if versions is not None:
+            public = versions.public_name(name)
+            if public is not None and caller.may_use(public):  # one version, by the name that the engine has for it
+                return public, name
+            if public is None and name in versions.served and caller.may_use(name):
+                return name, versions.pick(name, caller.key.tenant, session)
         if caller.may_use(name) and (name in self.adapters or self.finds_adapters or self._may_bring(name)):
             return name, name
         raise UnknownModel(name)
 
     async def find_model(
-        self, model: str | None, caller: Caller, lora_path: str | None = None
+        self, model: str | None, caller: Caller, lora_path: str | None = None, session: str | None = None
     ) -> tuple[str, str | None]:
         """Return what ``resolve`` does, once an adapter that has to be brought from the Hub is loaded.
 
@@ -237,7 +256,8 @@ class ServerState:
             UnknownModel: as ``resolve``, or the Hub has no such adapter.
             EngineError: the adapter cannot be loaded, or not yet; see ``RemoteAdapters.bring``.
         """
-        name, adapter = self.resolve(model, caller, lora_path)
+        name, adapter = self.resolve(model, caller, lora_path, session)
+        caller.facts.version = None if self.versions is None else self.versions.version_of(adapter)
         if adapter is None or self.remote is None:
             return name, adapter
         if adapter in self.adapters:

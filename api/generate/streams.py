@@ -25,6 +25,7 @@ from ..structured.output_check import OutputCheck
 from ..structured.output_format import OutputFormat
 from ..structured.reasoning_formats import ThoughtPlan
 from ..structured.reasoning_parser import ReasoningParser
+from .model_versions import engine_name
 from .server_state import ServerState
 
 if TYPE_CHECKING:
@@ -152,12 +153,18 @@ def _record(state: ServerState, caller: Caller, end: RequestEnd) -> asyncio.Futu
             id=caller.usage_id or uuid.uuid4().hex,
             ended=time.time(),
             key=caller.key.name,
-            model=caller.facts.model or state.names[0],
+            model=_ledger_model(state, caller),
             prompt_tokens=tokens.prompt,
             cached_tokens=tokens.cached,
             completion_tokens=tokens.completion,
         )
     )
+
+
+def _ledger_model(state: ServerState, caller: Caller) -> str:
+    """Return the name that usage counts under: of a version of the catalogue, with the first digits of its digest."""
+    model, version = caller.facts.model or state.names[0], caller.facts.version
+    return model if version is None else engine_name(model, version)
 
 
 def at_intervals(deltas: Deltas, num_tokens: int) -> Deltas:

@@ -68,6 +68,8 @@ class Identify:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], *((name, request_id) for name in id_headers)]
+                if facts.version is not None:
+                    message["headers"].append((b"x-model-version", facts.version.encode()))
             await send(message)
 
         try:

@@ -31,7 +31,9 @@ from ...engine.serving.async_engine import AsyncEngine
 from ...engine.serving.engine_client import EngineClient
 from ...engine.serving.sampling_defaults import read_sampling_defaults
 from ...engine.text.tokenizer import Tokenizer
+from ..catalog.model_catalog import ModelCatalog
 from ..config import ServerConfig
+from ..generate.model_versions import ModelVersions
 from ..generate.remote_adapters import RemoteAdapters
 from ..generate.server_state import ServerState
 from ..observe.engine_collector import kv_usage
@@ -97,6 +99,7 @@ class _Service:
         self._config = config
         self._options = options
         self._fetcher = _open_fetcher(config) if config.enable_lora else None
+        self._catalog = _open_catalog(config, options)
         self._state = ServerState.open(options, _version())
         settings = uvicorn.Config(
             create_app(self._state), **uvicorn_options(), timeout_graceful_shutdown=_FLUSH_SECONDS
@@ -179,6 +182,9 @@ class _Service:
         ready = await client.start()
         process_memory.freeze()
         async_engine = AsyncEngine(client, tokenizer, ready, defaults.defaults)
+        if self._catalog is not None and self._fetcher is not None:
+            state.versions = ModelVersions(self._catalog, self._fetcher, client)
+            await state.versions.restore()
         state.begin_serving(async_engine, client, EngineFacts.of(self._config, ready))
         if state.batches is not None and state.internal_client is not None:
             state.batches.resume(state.internal_client)
@@ -260,6 +266,10 @@ class _Service:
         self._http.should_exit = True
         await http
         self._record.remove()
+        if self._state.versions is not None:
+            self._state.versions.close()
+        elif self._catalog is not None:
+            self._catalog.close()
         if self._fetcher is not None:
             await _ended(self._fetcher.close, _FETCHER_SECONDS)
         if self._state.ledger is not None:
@@ -280,6 +290,14 @@ async def _ended(call: Callable[[], None], seconds: float) -> None:
 
 def _client_of(config: EngineConfig, path: Path, heartbeat: float, watchdog: float) -> EngineClient:
     return EngineClient(config, path, heartbeat_timeout=heartbeat, watchdog_timeout=watchdog)
+
+
+def _open_catalog(config: EngineConfig, options: ServerConfig) -> ModelCatalog | None:
+    if options.model_catalog is None:
+        return None
+    if not config.enable_lora:
+        raise ConfigError("--model-catalog holds versions of adapters, and needs --enable-lora.")
+    return ModelCatalog.open(Path(options.model_catalog))
 
 
 def _open_fetcher(config: EngineConfig) -> AdapterFetcher:

@@ -1,4 +1,4 @@
-"""Request bodies of vLLM's routes to load and unload LoRA adapters."""
+"""Request bodies of vLLM's routes to load and unload LoRA adapters, and of ``/v1/admin/models``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from .base import StrictModel
 from .sampling import MAX_MODEL_NAME
 
 MAX_PATH = 4096
+MAX_SOURCE = 2048
+MAX_VERSION = 71  # "sha256:" and 64 digits
 
 
 class LoadAdapterRequest(StrictModel):
@@ -28,3 +30,34 @@ class UnloadAdapterRequest(StrictModel):
     ignored: ClassVar[frozenset[str]] = frozenset({"lora_int_id"})
 
     lora_name: str = Field(min_length=1, max_length=MAX_MODEL_NAME)
+
+
+class AddVersionRequest(StrictModel):
+    """Add a version; ``digest`` is the SHA-256 that its content must have."""
+
+    name: str = Field(min_length=1, max_length=256)
+    source: str = Field(min_length=1, max_length=MAX_SOURCE)
+    digest: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+
+
+class PromoteRequest(StrictModel):
+    """Promote a version, named by its digest or the first digits of it."""
+
+    version: str = Field(min_length=1, max_length=MAX_VERSION)
+
+
+class CanaryRequest(StrictModel):
+    """Give a version a percentage of new requests."""
+
+    version: str = Field(min_length=1, max_length=MAX_VERSION)
+    weight: int = Field(ge=1, le=99)
+
+
+class RollbackRequest(StrictModel):
+    """Undo the last change of weights."""
+
+
+class RemoveRequest(StrictModel):
+    """Remove a version; without one, the name with all its versions."""
+
+    version: str | None = Field(default=None, min_length=1, max_length=MAX_VERSION)

@@ -27,6 +27,15 @@ def _client(state: ServerState) -> EngineClient:
     return state.client
 
 
+def _check_not_in_catalog(state: ServerState, name: str) -> None:
+    versions = state.versions
+    if versions is not None and (versions.public_name(name) is not None or name in versions.catalog.names()):
+        raise RequestError(
+            "The catalogue of models has that name: change it by /v1/admin/models (rootgraft models).",
+            param="lora_name",
+        )
+
+
 @router.post("/v1/load_lora_adapter")
 async def load_lora_adapter(body: LoadAdapterRequest, state: State) -> PlainTextResponse:
     """Load an adapter; the answer comes when requests can name it. 400 if it cannot be loaded or the name is in use.
@@ -42,6 +51,7 @@ async def load_lora_adapter(body: LoadAdapterRequest, state: State) -> PlainText
             "lists, and this is neither; --lora-modules loads from anywhere, at the start.",
             param="lora_path",
         )
+    _check_not_in_catalog(state, body.lora_name)
     if body.lora_name in state.names:
         raise RequestError("The base model has that name.", param="lora_name")
     try:
@@ -62,6 +72,7 @@ async def load_lora_adapter(body: LoadAdapterRequest, state: State) -> PlainText
 @router.post("/v1/unload_lora_adapter")
 async def unload_lora_adapter(body: UnloadAdapterRequest, state: State) -> PlainTextResponse:
     """Unload an adapter; requests that run with it go on. 404 if there is none of that name."""
+    _check_not_in_catalog(state, body.lora_name)
     try:
         await _client(state).unload_adapter(body.lora_name)
     except UnknownModel as error:

@@ -20,13 +20,13 @@ router = APIRouter(route_class=JsonRoute, tags=["generation"])
 @router.post("/v1/completions")
 async def create_completion(body: CompletionRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Continue one or more prompts."""
-    name, adapter = await state.find_model(body.model, caller, body.lora_path)
+    name, adapter = await state.find_model(body.model, caller, body.lora_path, body.session or None)
     async_engine = state.serving()
     output_format = requested_format(body)
     grammar = None if output_format is None else output_format.spec
     prepared = await completion_requests(async_engine, body, grammar, adapter, caller)
     prompts = echoed_prompts(async_engine, body, prepared)
-    envelope = Envelope.new("cmpl", "text_completion", name, state.fingerprint)
+    envelope = Envelope.new("cmpl", "text_completion", name, state.fingerprint_of(caller.facts.version))
     set_facts(caller, prepared, model=name, stream=body.stream, response_id=envelope.id)
     usage = UsageCount(drop_completion=body.max_tokens == 0)
     deltas = generate(state, prepared, caller, output_format, usage)

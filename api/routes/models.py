@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from ...engine.errors import UnknownModel
+from ..generate.model_versions import engine_name
 from ..generate.server_state import ServerState
 from .dependencies import CallerOf, State, shown_path
 
@@ -14,7 +15,9 @@ router = APIRouter(tags=["models"])
 
 
 def _card(state: ServerState, name: str) -> dict[str, Any]:
-    adapter = None if name in state.names else state.adapters.get(name)
+    served = {} if state.versions is None else state.versions.served.get(name, {})
+    loaded = engine_name(name, max(served, key=lambda digest: served[digest])) if served else name
+    adapter = None if name in state.names else state.adapters.get(loaded)
     return {
         "id": name,
         "object": "model",
@@ -29,13 +32,17 @@ def _card(state: ServerState, name: str) -> dict[str, Any]:
 @router.get("/v1/models")
 async def list_models(state: State, caller: CallerOf) -> dict[str, Any]:
     """All names that ``model`` may hold."""
-    adapters = filter(caller.may_use, state.adapters)
+    versions = state.versions
+    served = () if versions is None else versions.served
+    loaded = (name for name in state.adapters if versions is None or versions.public_name(name) is None)
+    adapters = filter(caller.may_use, (*loaded, *served))
     return {"object": "list", "data": [_card(state, name) for name in (*state.names, *adapters)]}
 
 
 @router.get("/v1/models/{name:path}")
 async def get_model(name: str, state: State, caller: CallerOf) -> dict[str, Any]:
     """One model or adapter."""
-    if name not in state.names and not (name in state.adapters and caller.may_use(name)):
+    served = () if state.versions is None else state.versions.served
+    if name not in state.names and not ((name in state.adapters or name in served) and caller.may_use(name)):
         raise UnknownModel(name)
     return _card(state, name)

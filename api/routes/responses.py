@@ -35,7 +35,7 @@ router = APIRouter(route_class=JsonRoute, tags=["responses"])
 async def create_response(body: ResponseRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Answer an input, and store the response unless ``store`` is false."""
     owner = caller.key.tenant
-    name, adapter = await state.find_model(body.model, caller)
+    name, adapter = await state.find_model(body.model, caller, session=body.prompt_cache_key)
     conversation = load_conversation(body, state.responses, owner)
     with FIELD_NAMES.naming_errors():
         chat = chat_request_of(body, conversation.messages(body.instructions))

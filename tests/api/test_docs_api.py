@@ -22,6 +22,7 @@ from rootgraft.api.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from rootgraft.api.protocol.tools import Tool
 from rootgraft.api.routes import (
     adapters,
+    admin_models,
     anthropic,
     batches,
     chat,
@@ -112,5 +113,6 @@ def test_every_route_is_told_of() -> None:
 
 
 def _routes() -> list[APIRoute]:
-    modules = (adapters, anthropic, batches, chat, completions, files, health, models, responses, tokenize, ui)
+    modules = (adapters, admin_models, anthropic, batches, chat, completions, files, health, models, responses)
+    modules = (*modules, tokenize, ui)
     return [route for module in modules for route in module.router.routes if isinstance(route, APIRoute)]

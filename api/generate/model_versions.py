@@ -1,0 +1,225 @@
+"""Model versions: serves adapters of the catalogue, each version under an engine's name of its own.
+
+    add --> fetch, check digest --> load as NAME@DIGEST12 --> ready in the catalogue
+    request for NAME --> version by weight --> NAME@DIGEST12, to its end
+
+An engine's name never comes to stand for other content, so no answer is of two versions. All versions that are ready
+stay loaded: promote, canary and rollback only change the catalogue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from ...engine.adapter_sources.source_uri import AdapterSource, parse_source
+from ...engine.errors import AdapterUnavailable, ConfigError, EngineError, RequestError, UnknownModel, quoted
+from ..catalog.model_catalog import ModelCatalog, ModelVersion, VersionState, check_name
+from ..catalog.traffic_split import pick_version, sticky_point
+
+if TYPE_CHECKING:
+    from ...engine.adapter_sources.adapter_fetcher import AdapterFetcher, FetchedAdapter
+    from ...engine.serving.engine_client import EngineClient
+
+UNLOAD_SECONDS = 60.0
+"""Time for which a removed version stays loaded, for requests that have chosen it and are not in the engine yet."""
+
+logger = logging.getLogger("rootgraft.models")
+
+
+def engine_name(name: str, digest: str) -> str:
+    """Return the name under which the engine has a version."""
+    return f"{name}@{digest[:12]}"
+
+
+class ModelVersions:
+    """Adapters of the catalogue in one engine. Belongs to the server's event loop.
+
+    Args:
+        draw: returns a number in [0, 1) for a request without a session.
+    """
+
+    def __init__(
+        self,
+        catalog: ModelCatalog,
+        fetcher: AdapterFetcher,
+        client: EngineClient,
+        *,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self.catalog = catalog
+        self._fetcher = fetcher
+        self._client = client
+        self._draw = draw
+        self._weights: dict[str, dict[str, int]] = {}
+        self._public: dict[str, tuple[str, str]] = {}  # engine's name -> name and digest, of loaded versions
+        self._fetched: dict[str, FetchedAdapter] = {}  # by engine's name
+        self._adding: set[str] = set()
+        self._unloads: dict[str, asyncio.Task[None]] = {}
+        for name in catalog.names():
+            self._weights[name] = catalog.weights(name)
+
+    @property
+    def served(self) -> Mapping[str, Mapping[str, int]]:
+        """Names that requests may use, with the weights of their digests."""
+        return {name: weights for name, weights in self._weights.items() if weights}
+
+    def public_name(self, adapter: str) -> str | None:
+        """Return the name whose version the engine has under another; None if it is none of the catalogue's."""
+        return self._public[adapter][0] if adapter in self._public else None
+
+    def version_of(self, adapter: str | None) -> str | None:
+        """Return the digest of a version by the engine's name; None if it is none of the catalogue's."""
+        return None if adapter is None or adapter not in self._public else self._public[adapter][1]
+
+    def pick(self, name: str, tenant: str, session: str | None) -> str:
+        """Return the engine's name of the version that answers a request.
+
+        Requests of one session (``prompt_cache_key``) get one version while weights stay, since their turns share a
+        prefix and a user should not see the model change. All others are drawn one by one, as a few keys with much
+        traffic each would miss the weights by far if they stuck to a version.
+        """
+        point = self._draw() if session is None else sticky_point(name, tenant, session)
+        return engine_name(name, pick_version(self._weights[name], point))
+
+    async def restore(self) -> None:
+        """Load the catalogue's versions. One that cannot be loaded is retired; ConfigError if it gets requests."""
+        for name in self.catalog.names():
+            for version in self.catalog.versions(name):
+                try:
+                    await self._load(version.name, version.digest, parse_source(version.source))
+                except EngineError as error:
+                    if version.weight:
+                        raise ConfigError(
+                            f"--model-catalog: the version {version.digest[:12]} of {name} gets requests and cannot be "
+                            f"loaded: {error}"
+                        ) from error
+                    self.catalog.remove(name, version.digest)
+                    self._refresh(name)
+                    logger.warning("the version %s of %s is retired: %s", version.digest[:12], name, error)
+
+    async def add(self, name: str, source: AdapterSource, digest: str | None = None) -> ModelVersion:
+        """Bring a version to this machine, check its content and load it. No request gets it yet.
+
+        Args:
+            digest: SHA-256 that the content must have; None for any.
+
+        Raises:
+            RequestError: name or digest are malformed, the content has another digest or is no adapter of the model.
+            AdapterUnavailable: its source does not answer, or the name is being added to.
+        """
+        check_name(name)
+        if name not in self._weights and name in self._client.adapters:
+            raise RequestError(f"An adapter outside of the catalogue has the name {quoted(name)}.", param="name")
+        if name in self._adding:
+            raise AdapterUnavailable(f"A version of {quoted(name)} is being added: ask again in a while.")
+        self._adding.add(name)
+        try:
+            fetched = await asyncio.wrap_future(self._fetcher.begin(source).result)
+            return await self._admit(name, fetched, digest)
+        finally:
+            self._adding.discard(name)
+
+    async def _admit(self, name: str, fetched: FetchedAdapter, digest: str | None) -> ModelVersion:
+        found = await self._digest_of(fetched)
+        try:
+            if digest is not None and digest != found:
+                raise RequestError(
+                    f"The content of {fetched.origin} has the SHA-256 {found}, not {quoted(digest)}.",
+                    param="digest",
+                    code="digest_mismatch",
+                )
+            taken = self._public.get(engine_name(name, found))
+            if taken is not None and taken[1] != found:
+                raise RequestError("Another version's digest begins with the same 12 digits.", param="source")
+            is_new = self.catalog.begin(name, found, str(fetched.origin))
+        except BaseException:
+            await asyncio.to_thread(self._fetcher.release, fetched)
+            raise
+        if not is_new:
+            await asyncio.to_thread(self._fetcher.release, fetched)
+            return self.catalog.find(name, found)
+        self._weights.setdefault(name, {})
+        loaded = False
+        try:
+            await self._load_fetched(name, found, fetched)
+            loaded = True
+        finally:
+            self.catalog.finish(name, found, verified=loaded)
+            self._refresh(name)
+        return self.catalog.find(name, found)
+
+    async def _digest_of(self, fetched: FetchedAdapter) -> str:
+        from ...engine.adapter_sources.remote_files import content_digest
+
+        return fetched.origin.digest or await asyncio.to_thread(content_digest, fetched.folder)
+
+    def promote(self, name: str, version: str, by: str) -> None:
+        """Let a version get all new requests. Raises as ``ModelCatalog.promote``."""
+        self.catalog.promote(name, version, by)
+        self._refresh(name)
+
+    def canary(self, name: str, version: str, weight: int, by: str) -> None:
+        """Let a version get a share of new requests. Raises as ``ModelCatalog.canary``."""
+        self.catalog.canary(name, version, weight, by)
+        self._refresh(name)
+
+    def rollback(self, name: str, by: str) -> None:
+        """Undo the last promote or canary. Raises as ``ModelCatalog.rollback``."""
+        self.catalog.rollback(name, by)
+        self._refresh(name)
+
+    def remove(self, name: str, version: str | None, by: str) -> tuple[str, ...]:
+        """Retire a version, or a name with all of them. Returns the digests. Raises as ``ModelCatalog.remove``."""
+        gone = self.catalog.remove(name, version, by)
+        self._refresh(name)
+        for digest in gone:
+            unload = asyncio.create_task(self._unload_later(engine_name(name, digest)))
+            self._unloads[engine_name(name, digest)] = unload
+        return gone
+
+    def close(self) -> None:
+        """Close the catalogue; versions end with the engine."""
+        for task in self._unloads.values():
+            task.cancel()
+        self.catalog.close()
+
+    async def _load(self, name: str, digest: str, source: AdapterSource) -> None:
+        fetched = await asyncio.wrap_future(self._fetcher.begin(source, trusted=True).result)
+        if await self._digest_of(fetched) != digest:
+            await asyncio.to_thread(self._fetcher.release, fetched)
+            raise RequestError(f"{source} has other content now.", code="digest_mismatch")
+        await self._load_fetched(name, digest, fetched)
+
+    async def _load_fetched(self, name: str, digest: str, fetched: FetchedAdapter) -> None:
+        own = engine_name(name, digest)
+        if (unload := self._unloads.pop(own, None)) is not None:
+            unload.cancel()
+        try:
+            if own not in self._client.adapters:
+                await self._client.load_adapter(own, str(fetched.folder), trusted=True)
+        except BaseException:
+            await asyncio.to_thread(self._fetcher.release, fetched)
+            raise
+        self._public[own], self._fetched[own] = (name, digest), fetched
+
+    async def _unload_later(self, own: str) -> None:
+        await asyncio.sleep(UNLOAD_SECONDS)
+        del self._unloads[own]
+        self._public.pop(own, None)
+        try:
+            await self._client.unload_adapter(own)
+        except UnknownModel:
+            return
+        finally:
+            if (fetched := self._fetched.pop(own, None)) is not None:
+                await asyncio.to_thread(self._fetcher.release, fetched)
+
+    def _refresh(self, name: str) -> None:
+        """Read what a name points to; from then on new requests get it."""
+        self._weights[name] = self.catalog.weights(name)
+        if not any(each.state is not VersionState.RETIRED for each in self.catalog.versions(name)):
+            del self._weights[name]

@@ -1,0 +1,262 @@
+"""Versions of the catalogue over HTTP: weights, promote, canary, rollback and remove, on fakes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.api.api_live import make_state
+
+from rootgraft.api.catalog.model_catalog import ModelCatalog
+from rootgraft.api.generate import model_versions
+from rootgraft.api.generate.model_versions import ModelVersions
+from rootgraft.api.generate.server_state import ServerState
+from rootgraft.api.http.app import create_app
+from rootgraft.engine.adapter_sources.adapter_fetcher import FetchedAdapter
+from rootgraft.engine.adapter_sources.remote_files import CONFIG, WEIGHTS, content_digest
+from rootgraft.engine.adapter_sources.source_uri import AdapterSource, parse_source
+from rootgraft.engine.errors import ConfigError, RequestError, UnknownModel
+from rootgraft.engine.types import AdapterInfo
+
+OPENED: list[ModelCatalog] = []
+
+
+class Fetcher:
+    """Fetches folders in place."""
+
+    def __init__(self) -> None:
+        self.released: list[Path] = []
+
+    def begin(self, source: AdapterSource, *, trusted: bool = False) -> Any:
+        result: Future[FetchedAdapter] = Future()
+        folder = Path(source.location)
+        result.set_result(FetchedAdapter(folder, source.pinned("", content_digest(folder))))
+        return type("Begun", (), {"result": result})()
+
+    def release(self, fetched: FetchedAdapter) -> None:
+        self.released.append(fetched.folder)
+
+
+class Remote:
+    """Takes every source."""
+
+    def source_of(self, path: str) -> AdapterSource | None:
+        return parse_source(path, "lora_path") if "://" in path else None
+
+    def may_name(self, name: str) -> bool:
+        return False
+
+    def touch(self, name: str) -> None:
+        pass
+
+    def origin(self, info: AdapterInfo) -> None:
+        return None
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    while OPENED:
+        OPENED.pop().close()
+
+
+def make(path: Path) -> ServerState:
+    state = make_state()
+    client: Any = state.client
+
+    async def load(name: str, path: str, *, replace: bool = False, trusted: bool = False) -> None:
+        if "broken" in path:
+            raise RequestError("It is no adapter of this model.", param="path")
+        client.adapters = {**client.adapters, name: AdapterInfo(name, path, "ready", "host")}
+
+    async def unload(name: str) -> None:
+        if name not in client.adapters:
+            raise UnknownModel(name)
+        client.adapters = {key: info for key, info in client.adapters.items() if key != name}
+
+    client.load_adapter, client.unload_adapter = load, unload
+    state.remote = Remote()  # type: ignore[assignment]
+    points = iter([number / 100 for number in range(100)] * 100)
+    fetcher: Any = Fetcher()
+    OPENED.append(ModelCatalog.open(path / "models.db"))
+    state.versions = ModelVersions(OPENED[-1], fetcher, client, draw=lambda: next(points))
+    return state
+
+
+def folder(path: Path, name: str) -> str:
+    (path / name).mkdir()
+    (path / name / CONFIG).write_text("{}")
+    (path / name / WEIGHTS).write_text(name)
+    return f"file://{path / name}"
+
+
+class Admin:
+    def __init__(self, state: ServerState) -> None:
+        transport = httpx.ASGITransport(create_app(state))
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://test")
+
+    async def add(self, source: str, **more: str) -> str:
+        reply = await self.http.post("/v1/admin/models", json={"name": "sql", "source": source, **more})
+        assert reply.status_code == 200, reply.text
+        return str(reply.json()["versions"][-1]["digest"])
+
+    async def call(self, verb: str, **body: Any) -> httpx.Response:
+        return await self.http.post(f"/v1/admin/models/sql/{verb}", json=body)
+
+    async def ask(self, model: str = "sql", **more: Any) -> httpx.Response:
+        return await self.http.post("/v1/completions", json={"model": model, "prompt": "a", "max_tokens": 3, **more})
+
+    async def answered(self, count: int = 100) -> Counter[str]:
+        replies = [await self.ask() for _ in range(count)]
+        return Counter(reply.headers["x-model-version"] for reply in replies)
+
+
+def run(job: Any) -> None:
+    asyncio.run(job)
+
+
+def test_canary_promote_and_rollback_move_new_requests_at_once(tmp_path: Path) -> None:
+    async def job() -> None:
+        state = make(tmp_path)
+        admin = Admin(state)
+        one, two = [await admin.add(folder(tmp_path, name)) for name in ("one", "two")]
+        assert (await admin.ask()).status_code == 404
+        assert (await admin.call("promote", version=one[:12])).json()["weights"] == {one: 100}
+        assert await admin.answered() == {one: 100}
+        await admin.call("canary", version=two, weight=10)
+        assert await admin.answered() == {one: 90, two: 10}
+        await admin.call("promote", version=two)
+        assert await admin.answered() == {two: 100}
+        assert (await admin.call("rollback")).json()["weights"] == {one: 90, two: 10}
+        assert (await admin.call("rollback")).json()["weights"] == {one: 100}
+        assert await admin.answered() == {one: 100}
+        reply = (await admin.call("rollback")).json()["error"]
+        assert (reply["param"], reply["code"]) == ("name", "nothing_to_roll_back")
+
+    run(job())
+
+
+def test_an_answer_names_its_version_and_the_engine_gets_that_one(tmp_path: Path) -> None:
+    async def job() -> None:
+        state = make(tmp_path)
+        admin, engine = Admin(state), state.async_engine
+        one, two = [await admin.add(folder(tmp_path, name)) for name in ("one", "two")]
+        await admin.call("promote", version=one)
+        first = await admin.ask(n=2)
+        assert first.json()["model"] == "sql"
+        assert engine.seen[-1].adapter == f"sql@{one[:12]}"  # type: ignore[union-attr]
+        pinned = await admin.ask(f"sql@{two[:12]}")
+        assert pinned.headers["x-model-version"] == two
+        assert pinned.json()["system_fingerprint"] != first.json()["system_fingerprint"]
+        assert "x-model-version" not in (await admin.ask("tiny")).headers
+        names = [card["id"] for card in (await admin.http.get("/v1/models")).json()["data"]]
+        assert names == ["tiny", "org/alias", "sql"]
+        assert (await admin.http.get("/v1/models/sql")).json()["parent"] == "tiny"
+
+    run(job())
+
+
+def test_a_session_keeps_its_version(tmp_path: Path) -> None:
+    async def job() -> None:
+        admin = Admin(make(tmp_path))
+        one, two = [await admin.add(folder(tmp_path, name)) for name in ("one", "two")]
+        await admin.call("promote", version=one)
+        await admin.call("canary", version=two, weight=50)
+        seen = set()
+        for session in range(12):
+            replies = [await admin.ask(prompt_cache_key=str(session)) for _ in range(4)]
+            (version,) = {reply.headers["x-model-version"] for reply in replies}
+            seen.add(version)
+        assert seen == {one, two}
+
+    run(job())
+
+
+def test_a_digest_that_does_not_match_is_told_and_nothing_is_added(tmp_path: Path) -> None:
+    async def job() -> None:
+        state = make(tmp_path)
+        admin = Admin(state)
+        source = folder(tmp_path, "one")
+        body = {"name": "sql", "source": source, "digest": "0" * 64}
+        reply = await admin.http.post("/v1/admin/models", json=body)
+        error = reply.json()["error"]
+        assert (reply.status_code, error["param"], error["code"]) == (400, "digest", "digest_mismatch")
+        assert content_digest(tmp_path / "one") in error["message"]
+        broken = {"name": "sql", "source": folder(tmp_path, "broken")}
+        assert (await admin.http.post("/v1/admin/models", json=broken)).status_code == 400
+        assert (await admin.http.get("/v1/admin/models")).json()["data"] == []
+        assert not state.adapters
+        assert len(state.versions._fetcher.released) == 2  # type: ignore[union-attr]
+
+    run(job())
+
+
+@pytest.mark.parametrize(
+    ("verb", "body", "status", "param"),
+    [
+        ("promote", {"version": "123456"}, 400, "version"),
+        ("promote", {}, 400, "version"),
+        ("canary", {"version": "123456", "weight": 0}, 400, "weight"),
+        ("canary", {"version": "123456", "weight": 100}, 400, "weight"),
+        ("remove", {"version": "123456"}, 400, "version"),
+        ("rollback", {"to": 1}, 400, "to"),
+    ],
+)
+def test_wrong_input_names_its_field(tmp_path: Path, verb: str, body: dict[str, Any], status: int, param: str) -> None:
+    async def job() -> None:
+        admin = Admin(make(tmp_path))
+        await admin.add(folder(tmp_path, "one"))
+        reply = await admin.call(verb, **body)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (status, param)
+
+    run(job())
+
+
+def test_a_removed_version_is_unloaded_later_and_the_name_is_gone_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def job() -> None:
+        monkeypatch.setattr(model_versions, "UNLOAD_SECONDS", 0.01)
+        state = make(tmp_path)
+        admin = Admin(state)
+        one = await admin.add(folder(tmp_path, "one"))
+        await admin.call("promote", version=one)
+        assert (await admin.call("remove", version=one)).json()["error"]["code"] == "version_in_use"
+        unload = await admin.http.post("/v1/unload_lora_adapter", json={"lora_name": f"sql@{one[:12]}"})
+        assert unload.status_code == 400
+        assert (await admin.call("remove")).json()["removed"] == [one]
+        assert (await admin.ask()).status_code == 404
+        while state.adapters:
+            await asyncio.sleep(0.01)
+
+    run(job())
+
+
+def test_a_restart_serves_what_the_catalogue_says(tmp_path: Path) -> None:
+    async def job() -> None:
+        state = make(tmp_path)
+        admin = Admin(state)
+        one, two = [await admin.add(folder(tmp_path, name)) for name in ("one", "two")]
+        await admin.call("promote", version=one)
+        state.versions.close()  # type: ignore[union-attr]
+        (tmp_path / "two" / WEIGHTS).write_text("changed")
+        state = make(tmp_path)
+        assert state.versions is not None
+        await state.versions.restore()
+        assert await Admin(state).answered(3) == {one: 3}
+        assert [each.digest for each in state.versions.catalog.versions("sql")] == [one]
+        state.versions.close()
+        (tmp_path / "one" / WEIGHTS).write_text("changed")
+        state = make(tmp_path)
+        assert state.versions is not None
+        with pytest.raises(ConfigError, match=f"{one[:12]} of sql gets requests"):
+            await state.versions.restore()
+        assert two not in state.adapters
+
+    run(job())
