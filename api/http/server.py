@@ -29,6 +29,7 @@ from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError, EngineDead
 from ...engine.serving.async_engine import AsyncEngine
 from ...engine.serving.engine_client import EngineClient
+from ...engine.serving.engine_like import EngineLike
 from ...engine.serving.sampling_defaults import read_sampling_defaults
 from ...engine.text.tokenizer import Tokenizer
 from ..config import ServerConfig
@@ -189,7 +190,7 @@ class _Service:
         logger.info("ready: %s at %s/v1", ", ".join(state.names), self._listener.url)
         notify("READY=1")
 
-    async def _make_client(self, path: Path) -> tuple[EngineClient, RemoteAdapters | None]:
+    async def _make_client(self, path: Path) -> tuple[EngineLike, RemoteAdapters | None]:
         """Return the client of an engine, and the adapters from sources, of which those of the start are fetched."""
         timeouts = self._options.heartbeat_timeout, self._options.watchdog_timeout
         if self._fetcher is None:
@@ -278,7 +279,7 @@ async def _ended(call: Callable[[], None], seconds: float) -> None:
         await asyncio.sleep(0.02)
 
 
-def _client_of(config: EngineConfig, path: Path, heartbeat: float, watchdog: float) -> EngineClient:
+def _client_of(config: EngineConfig, path: Path, heartbeat: float, watchdog: float) -> EngineLike:
     return EngineClient(config, path, heartbeat_timeout=heartbeat, watchdog_timeout=watchdog)
 
 
