@@ -186,6 +186,14 @@ class ServerConfig:
     shutdown_timeout: float = option(
         30.0, "Seconds that running requests get to finish after the first SIGTERM.", low=0, high=86400, group="server"
     )
+    replicas: int = option(
+        1,
+        "Engine processes on this machine that serve together: if one ends or hangs, its streams go on in another, and "
+        "a new one is started. They share cores and memory.",
+        low=1,
+        high=16,
+        group="server",
+    )
     heartbeat_timeout: float = option(
         HEARTBEAT_TIMEOUT,
         "Seconds without a sign of life of the engine's process, as when it is stopped, after which it counts as hung.",

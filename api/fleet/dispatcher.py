@@ -178,14 +178,25 @@ class Dispatcher:
         """Give up a replica: its sequences go on elsewhere. Ignored if it is gone."""
         if name not in self.replicas:
             return
+        self._lost.append(name)
+        self.num_lost += 1
+        for entry in self._remove(name):
+            self._replay(entry, now)
+        self._place_held(now)
+
+    def retire(self, name: str, now: float) -> None:
+        """Remove a replica that is not wanted any more. Sequences that it still has go on elsewhere, without blame."""
+        for entry in self._remove(name):
+            entry.is_late = True
+            self._replay(entry, now)
+        self._place_held(now)
+
+    def _remove(self, name: str) -> list[JournalEntry]:
+        """Forget a replica. Returns the sequences that it had."""
         self._table.leave(name)
         del self._orders[name]
         self._suspects.pop(name, None)
-        self._lost.append(name)
-        self.num_lost += 1
-        for entry in self._journal.lift(name):
-            self._replay(entry, now)
-        self._place_held(now)
+        return self._journal.lift(name)
 
     def take(self, name: str, number: int, messages: Sequence[Message], now: float) -> None:
         """Take a frame of a replica, in any order of their numbers. Frames of replicas that are gone are ignored."""

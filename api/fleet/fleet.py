@@ -17,15 +17,18 @@ from functools import partial
 from typing import Any
 
 from ...engine.errors import EngineDead, EngineError, RequestError, UnknownModel
-from ...engine.messages import Abort, Heartbeat, Message, Ready, Submit, TokenTexts
+from ...engine.messages import Heartbeat, Message, Ready, Submit, TokenTexts
 from ...engine.snapshot import EngineSnapshot
 from ...engine.types import AdapterInfo
 from .adapter_versions import AdapterVersions, LoadedVersion
 from .dispatcher import Dispatcher, DispatcherLimits
 from .fleet_stats import FleetStats
-from .replica_client import ReplicaClient
+from .replica_client import ReplicaClient, send
+from .replica_launcher import ReplicaLauncher
 
 TICK_SECONDS = 0.25
+DRAIN_SECONDS = 30.0
+"""Seconds that sequences of a replica that drains get to end there."""
 MOST_FAILED_STARTS = 3
 """Starts of replicas that fail in a row, without one that serves, after which the fleet is dead."""
 
@@ -36,8 +39,8 @@ class Fleet:
     """Runs a number of replicas. All methods belong to one event loop.
 
     Args:
-        make: makes the client of a replica, which is not started.
-        count: replicas.
+        launcher: starts and stops replicas.
+        count: replicas, at least one.
         limits: of the dispatcher.
         seed: of the seeds of requests without one.
 
@@ -46,9 +49,9 @@ class Fleet:
     """
 
     def __init__(
-        self, make: Callable[[], ReplicaClient], count: int, limits: DispatcherLimits | None = None, *, seed: int = 0
+        self, launcher: ReplicaLauncher, count: int, limits: DispatcherLimits | None = None, *, seed: int = 0
     ) -> None:
-        self._make = make
+        self._launcher = launcher
         self._count = count
         self._dispatcher = Dispatcher(limits or DispatcherLimits(), seed)
         self._clients: dict[str, ReplicaClient] = {}
@@ -59,6 +62,7 @@ class Fleet:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._starts: set[asyncio.Task[Any]] = set()  # those of them that start replicas
         self._timer: asyncio.TimerHandle | None = None
+        self._draining: dict[str, float] = {}  # until when, by replica
         self._num_failed = 0
         self._closing = False
         self._ready: Ready | None = None
@@ -96,15 +100,20 @@ class Fleet:
         """Sequences that went on on another replica."""
         return self._dispatcher.num_replays
 
+    @property
+    def num_lost(self) -> int:
+        """Replicas lost, without those that were not wanted any more."""
+        return self._dispatcher.num_lost
+
     async def start(self) -> Ready:
         """Start all replicas and wait for them. Raises as ``EngineClient.start``, and ends those that run."""
-        starts = [asyncio.ensure_future(self._start_one()) for _ in range(self._count)]
+        starts = [asyncio.ensure_future(self._launcher.launch()) for _ in range(self._count)]
         try:
             started = await asyncio.gather(*starts)
         except BaseException:
             self._closing = True
             await asyncio.gather(*starts, return_exceptions=True)
-            await asyncio.gather(*(task.result()[0].close() for task in starts if not _failed(task)))
+            await asyncio.gather(*(self._launcher.stop(task.result()[0]) for task in starts if not _failed(task)))
             raise
         self._ready = started[0][1]
         for info in self._ready.adapters:
@@ -113,6 +122,24 @@ class Fleet:
             self._join(client, ready)
         self._tick()
         return self._ready
+
+    def scale(self, count: int) -> None:
+        """Set how many replicas there should be: others are started, or drained with the least loaded first.
+
+        A replica that drains takes no new sequences; what has not ended within ``DRAIN_SECONDS`` goes on elsewhere.
+
+        Raises:
+            ValueError: ``count`` is below 1.
+        """
+        if count < 1:
+            raise ValueError(f"count is {count}; a fleet has at least 1 replica")
+        self._count = count
+        replicas = self._dispatcher.replicas
+        until = time.monotonic() + DRAIN_SECONDS
+        for name in sorted(self._serving, key=lambda each: replicas[each].rows)[: max(0, len(self._serving) - count)]:
+            self._dispatcher.drain(name)
+            self._draining[name] = until
+        self._pump()
 
     def describe_tokens(self, texts: TokenTexts) -> None:
         """Send the bytes of all tokens to the replicas, before the first sequence with a grammar."""
@@ -183,16 +210,7 @@ class Fleet:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for client in self._clients.values():  # that they end now is no loss
             client.on_frame, client.on_death = (lambda messages: None), (lambda error: None)
-        await asyncio.gather(*(client.close() for client in self._clients.values()))
-
-    async def _start_one(self) -> tuple[ReplicaClient, Ready]:
-        client = self._make()
-        try:
-            ready = await client.start()
-        except BaseException:
-            await client.close()
-            raise
-        return client, ready
+        await asyncio.gather(*(self._launcher.stop(client) for client in self._clients.values()))
 
     def _join(self, client: ReplicaClient, ready: Ready) -> None:
         """Let a started replica take sequences."""
@@ -224,6 +242,7 @@ class Fleet:
         for name, client in self._clients.items():
             self._dispatcher.hear(name, now - client.silent_seconds)
         self._dispatcher.tick(now)
+        self._stop_drained(now)
         self._pump()
         if any(not self._dispatcher.uses_adapter(version) for version in self._versions.retired):
             self._run(self._unload_retired())
@@ -232,29 +251,57 @@ class Fleet:
     def _pump(self) -> None:
         """Carry what the dispatcher has to say: replace lost replicas, send to the others, deliver to clients."""
         for name in self._dispatcher.take_lost():
-            client = self._clients.pop(name)
-            self._totals.retire(client.stats)
-            client.on_frame, client.on_death = (lambda messages: None), (lambda error: None)
+            client = self._let_go(name)
             client.kill()
-            self._run(client.close())
-            if not self._closing:
-                start = self._run(self._replace())
-                self._starts.add(start)
-                start.add_done_callback(self._starts.discard)
+            self._run(self._launcher.stop(client))
+        self._start_missing()
         by_replica: dict[str, list[Message]] = {}
         for name, message in self._dispatcher.take_sent():
             by_replica.setdefault(name, []).append(message)
         for name, messages in by_replica.items():
             if name in self._clients:
-                _send(self._clients[name], messages)
+                send(self._clients[name], messages)
         if delivered := self._dispatcher.take_delivered():
             self.on_frame(delivered)
 
-    async def _replace(self) -> None:
-        """Start a replica in the place of a lost one, with the adapters that the others have."""
-        while not self._closing and self.death is None:
+    def _start_missing(self) -> None:
+        """Start replicas until as many serve, or are starting, as are wanted."""
+        while self._timer is not None and not self._closing and self._num_missing > 0:
+            start = self._run(self._start_another())
+            self._starts.add(start)
+            start.add_done_callback(self._starts.discard)
+
+    @property
+    def _num_missing(self) -> int:
+        return self._count - len(self._serving) - len(self._starts)
+
+    @property
+    def _serving(self) -> list[str]:
+        """Names of the replicas that take new sequences."""
+        return [name for name in self._clients if not self._dispatcher.replicas[name].draining]
+
+    def _let_go(self, name: str) -> ReplicaClient:
+        """Return the client of a replica that serves no more; what it had counted stays."""
+        client = self._clients.pop(name)
+        self._totals.retire(client.stats)
+        client.on_frame, client.on_death = (lambda messages: None), (lambda error: None)
+        return client
+
+    def _stop_drained(self, now: float) -> None:
+        """Stop replicas that drain and have no sequence; those that have had their time go on elsewhere."""
+        for name, until in tuple(self._draining.items()):
+            if name not in self._clients:
+                del self._draining[name]
+            elif self._dispatcher.is_drained(name) or now >= until:
+                del self._draining[name]
+                self._dispatcher.retire(name, now)
+                self._run(self._launcher.stop(self._let_go(name)))
+
+    async def _start_another(self) -> None:
+        """Start a replica beside the others, with the adapters that they have."""
+        while not self._closing and self.death is None and self._count > len(self._serving):
             try:
-                client, ready = await self._start_one()
+                client, ready = await self._launcher.launch()
                 await self._fit(client, ready)
             except EngineError as error:
                 self._num_failed += 1
@@ -264,7 +311,10 @@ class Fleet:
                 await asyncio.sleep(self._num_failed)
                 continue
             self._num_failed = 0
-            self._join(client, ready)
+            if self._closing or self._count <= len(self._serving):  # it is not wanted any more
+                await self._launcher.stop(client)
+            else:
+                self._join(client, ready)
             return
 
     async def _fit(self, client: ReplicaClient, ready: Ready) -> None:
@@ -281,7 +331,7 @@ class Fleet:
                     await _load(client, wanted[min(wanted.keys() - client.adapters.keys())])
         except EngineError:
             client.kill()
-            await client.close()
+            await self._launcher.stop(client)
             raise
 
     def _wanted(self) -> dict[str, LoadedVersion]:
@@ -337,19 +387,3 @@ def _failed(task: asyncio.Future[Any]) -> bool:
 
 async def _load(client: ReplicaClient, loaded: LoadedVersion) -> None:
     await client.load_adapter(loaded.version, loaded.path, trusted=loaded.trusted)
-
-
-def _send(client: ReplicaClient, messages: list[Message]) -> None:
-    """Send messages to a replica; one that has just died is given up by its ``on_death``."""
-    submits = [message for message in messages if isinstance(message, Submit)]
-    ended = [number for message in messages if isinstance(message, Abort) for number in message.ids]
-    try:
-        for message in messages:
-            if isinstance(message, TokenTexts):
-                client.describe_tokens(message)
-        if submits:
-            client.submit(submits)
-        if ended:
-            client.abort(ended)
-    except EngineDead:
-        return

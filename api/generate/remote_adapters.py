@@ -27,7 +27,7 @@ from ...engine.types import AdapterInfo
 
 if TYPE_CHECKING:
     from ...engine.adapter_sources.adapter_fetcher import AdapterFetcher, Download, FetchedAdapter
-    from ...engine.serving.engine_client import EngineClient
+    from ...engine.serving.engine_like import EngineLike
 
 WAIT_SECONDS = 60.0
 """Most time that a request waits for its adapter."""
@@ -57,7 +57,7 @@ class RemoteAdapters:
     def __init__(
         self,
         fetcher: AdapterFetcher,
-        client: EngineClient,
+        client: EngineLike,
         *,
         lora_dir: str | None = None,
         most_names: int = 1,

@@ -17,6 +17,7 @@ from rootgraft.api.fleet import fleet as fleet_module
 from rootgraft.api.fleet.dispatcher import DispatcherLimits
 from rootgraft.api.fleet.fleet import MOST_FAILED_STARTS, Fleet
 from rootgraft.api.fleet.replica_client import ReplicaClient
+from rootgraft.api.fleet.replica_launcher import ProcessLauncher
 from rootgraft.engine.errors import EngineDead, RequestError, UnknownModel
 from rootgraft.engine.messages import Done, Failed, Message, Submit, TokenOut
 from rootgraft.engine.serving.engine_client import EngineClient
@@ -32,7 +33,7 @@ class Made:
         self.tokens: dict[int, list[int]] = {}
         self.ends: dict[int, Done | Failed] = {}
         self.heartbeats = 0
-        self.fleet = Fleet(self._make, count, DispatcherLimits(heartbeat_seconds=30.0))
+        self.fleet = Fleet(ProcessLauncher(self._make), count, DispatcherLimits(heartbeat_seconds=30.0))
         self.fleet.on_frame = self._take
         self.fleet.on_heartbeat = lambda heartbeat: setattr(self, "heartbeats", self.heartbeats + 1)
 
@@ -235,3 +236,47 @@ def test_it_has_the_methods_of_an_engine_client() -> None:
         if inspect.isfunction(method) and not name.startswith("_") and not hasattr(asyncio.Protocol, name):
             assert inspect.signature(getattr(Fleet, name)) == inspect.signature(method), name
             assert inspect.signature(getattr(ReplicaClient, name)) == inspect.signature(method), name
+
+
+async def test_scaling_up_and_down_breaks_no_stream(make: Any) -> None:
+    made, prompts = await make(1), {number: [number % VOCAB, 3] for number in range(24)}
+    made.fleet.submit([submit(number, prompt, 90) for number, prompt in prompts.items()])
+    made.fleet.scale(3)
+    await made.until(lambda: len(made.serving) == 3)
+    made.fleet.submit([submit(number + 100, prompt, 90) for number, prompt in prompts.items()])
+    made.fleet.scale(1)
+    await made.until(lambda: len(made.ends) == 48)
+    for number, prompt in prompts.items():
+        assert made.tokens[number] == made.tokens[number + 100] == expected_tokens(prompt, 90, VOCAB)
+    async with asyncio.timeout(10):
+        while len(made.serving) > 1:
+            await asyncio.sleep(0.01)
+    assert len(made.clients) == 3 and made.fleet.num_lost == 0
+
+
+async def test_a_fleet_starts_as_many_replicas_as_it_was_asked_for(make: Any) -> None:
+    made = await make(3)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert len(made.clients) == len(made.serving) == 3
+
+
+async def test_sequences_of_a_replica_that_drains_for_too_long_go_on_elsewhere(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_module, "DRAIN_SECONDS", 0.0)
+    monkeypatch.setattr(fleet_module, "TICK_SECONDS", 0.0)
+    made, prompts = await make(2), {number: [number % VOCAB, 3] for number in range(8)}
+    made.fleet.submit([submit(number, prompt, 300) for number, prompt in prompts.items()])
+    await made.until(lambda: len(made.tokens) == 8)
+    made.fleet.scale(1)
+    await made.until(lambda: len(made.ends) == 8)
+    assert made.fleet.num_replays and made.fleet.num_lost == 0 and len(made.serving) == 1
+    for number, prompt in prompts.items():
+        assert made.tokens[number] == expected_tokens(prompt, 300, VOCAB)
+
+
+async def test_a_fleet_is_never_scaled_to_nothing(make: Any) -> None:
+    made = await make(1)
+    with pytest.raises(ValueError, match="at least 1"):
+        made.fleet.scale(0)

@@ -40,6 +40,7 @@ class CoreClient:
         self.submits: list[Submit] = []
         self.trusted: list[tuple[str, bool]] = []
         self.is_alive = True
+        self.death: EngineDead | None = None
         self.closed = False
         self._running = False
 
