@@ -38,6 +38,26 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """YaRN (https://arxiv.org/abs/2309.00071): low frequencies divided by ``factor``, high ones kept.
+
+    Attributes:
+        beta_fast: frequencies of more rotations than this within ``original_length`` are kept.
+        beta_slow: frequencies of fewer rotations than this are divided in full.
+        original_length: tokens of context before the extension.
+        attention_factor: factor of cosines and sines.
+        truncate: the two bounds are widened to whole dimensions.
+    """
+
+    factor: float
+    beta_fast: float
+    beta_slow: float
+    original_length: int
+    attention_factor: float
+    truncate: bool
+
+
+@dataclass(frozen=True, slots=True)
 class FrequencyFactors:
     """One divisor for each of the dim / 2 frequencies, as GGUF files store Llama 3.1's scaling."""
 
@@ -55,7 +75,7 @@ class Rope:
 
     theta: float
     dim: int
-    scaling: LinearScaling | Llama3Scaling | FrequencyFactors | None = None
+    scaling: LinearScaling | Llama3Scaling | YarnScaling | FrequencyFactors | None = None
 
 
 @dataclass(frozen=True, slots=True)

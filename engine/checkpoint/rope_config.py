@@ -7,13 +7,14 @@ old    "rope_theta": 5e5, "rope_scaling": {"rope_type" or "type": ..., "factor":
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from typing import Any
 
 from ..errors import ModelError, quoted, shortened
 from .config_fields import Fields
 from .families import Family
-from .model_config import LinearScaling, Llama3Scaling, Rope
+from .model_config import LinearScaling, Llama3Scaling, Rope, YarnScaling
 
 DEFAULT_THETA = 10_000.0
 
@@ -23,6 +24,9 @@ _KEYS = {
     "default": _COMMON | {"original_max_position_embeddings"},
     "linear": _COMMON | {"factor"},
     "llama3": _COMMON | {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
+    "yarn": _COMMON
+    | {"factor", "beta_fast", "beta_slow", "original_max_position_embeddings"}
+    | {"attention_factor", "mscale", "mscale_all_dim", "truncate"},
 }
 
 
@@ -93,15 +97,42 @@ def _rotary_dim(fields: Fields, parameters: dict[str, Any], family: Family, head
     return dim
 
 
-def _scaling(kind: str, own: Fields, fields: Fields) -> LinearScaling | Llama3Scaling | None:
+def _scaling(kind: str, own: Fields, fields: Fields) -> LinearScaling | Llama3Scaling | YarnScaling | None:
     if kind == "linear":
         return LinearScaling(own.positive("factor"))
     if kind == "llama3":
         low, high = own.positive("low_freq_factor"), own.positive("high_freq_factor")
         if not low < high:
             raise own.wrong("high_freq_factor", f"above low_freq_factor {low}")
-        length = own.integer(
-            "original_max_position_embeddings", default=fields.integer("max_position_embeddings", high=1 << 30)
-        )
-        return Llama3Scaling(own.positive("factor"), low, high, length)
-    return None
+        return Llama3Scaling(own.positive("factor"), low, high, _original_length(own, fields))
+    return _yarn(own, fields) if kind == "yarn" else None
+
+
+def _original_length(own: Fields, fields: Fields) -> int:
+    longest = fields.integer("max_position_embeddings", high=1 << 30)
+    return own.integer("original_max_position_embeddings", default=longest)
+
+
+def _yarn(own: Fields, fields: Fields) -> YarnScaling:
+    fast, slow = own.positive("beta_fast", default=32.0), own.positive("beta_slow", default=1.0)
+    if not slow < fast:
+        raise own.wrong("beta_fast", f"above beta_slow {slow}")
+    if not own.positive("rope_theta", default=DEFAULT_THETA) > 1:
+        raise own.wrong("rope_theta", "above 1 with rope type yarn")
+    factor = own.positive("factor")
+    mscale, mscale_all_dim = own.optional_positive("mscale"), own.optional_positive("mscale_all_dim")
+    attention = _yarn_mscale(factor, 1.0)
+    if mscale is not None and mscale_all_dim is not None:  # one alone has no effect in the published code
+        attention = _yarn_mscale(factor, mscale) / _yarn_mscale(factor, mscale_all_dim)
+    return YarnScaling(
+        factor=factor,
+        beta_fast=fast,
+        beta_slow=slow,
+        original_length=_original_length(own, fields),
+        attention_factor=own.positive("attention_factor", default=attention),
+        truncate="truncate" not in own.values or own.flag("truncate"),
+    )
+
+
+def _yarn_mscale(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -170,7 +170,16 @@ REFUSED = {
     ),
     "unknown layer type": (of("Qwen2", layer_types=["full_attention", "linear_attention"]), "layer_types must be"),
     "activation": ({"hidden_act": "gelu"}, "hidden_act must be one of"),
-    "YaRN": ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope type 'yarn' is not supported"),
+    "YaRN without factor": ({"rope_scaling": {"type": "yarn"}}, "factor must be a number above 0, not None"),
+    "YaRN with crossed betas": (
+        {"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": 1, "beta_slow": 1}},
+        "beta_fast must be above beta_slow 1.0",
+    ),
+    "YaRN with theta 1": (
+        {"rope_theta": 1.0, "rope_scaling": {"type": "yarn", "factor": 4.0}},
+        "rope_theta must be above 1 with rope type yarn",
+    ),
+    "YaRN with mscale 0": ({"rope_scaling": {"type": "yarn", "factor": 4.0, "mscale": 0}}, "mscale must be a number"),
     "dynamic": ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope type 'dynamic'"),
     "longrope": (of("Phi3", rope_parameters={"rope_type": "longrope"}), "rope type 'longrope'"),
     "su": (of("Phi3", rope_scaling={"type": "su"}), "rope type 'su'"),
