@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import ModelError, quoted, shortened
 from .config_fields import Fields
 from .families import BY_ARCHITECTURE, Family
-from .model_config import Activation, LayerConfig, ModelConfig
+from .model_config import Activation, LayerConfig, ModelConfig, YarnScaling
 from .rope_config import read_ropes
 
 WHERE = "config.json"
@@ -58,6 +58,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
     head_dim = _head_dim(fields, hidden, heads)
     attention_bias = "attention_bias" in family.optional_biases and fields.flag("attention_bias")
     scalar = fields.positive("query_pre_attn_scalar") if family.query_scalar else head_dim
+    layers = _layers(fields, family, head_dim)
     return ModelConfig(
         family=family.name,
         vocab_size=vocab,
@@ -66,8 +67,8 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        max_position_embeddings=fields.integer("max_position_embeddings", high=MAX_LENGTH),
-        layers=_layers(fields, family, head_dim),
+        max_position_embeddings=_longest(fields, layers),
+        layers=layers,
         norm_eps=fields.positive("rms_norm_eps"),
         norm_offset=family.norm_offset,
         post_norms=family.post_norms,
@@ -138,6 +139,17 @@ def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
     if hidden % heads:
         raise fields.wrong("hidden_size", f"a multiple of num_attention_heads {heads}, for there is no head_dim")
     return hidden // heads
+
+
+def _longest(fields: Fields, layers: tuple[LayerConfig, ...]) -> int:
+    """Return the longest sequence: with YaRN that of the extension, where the length before it is named."""
+    longest = fields.integer("max_position_embeddings", high=MAX_LENGTH)
+    named = (fields.mapping(key) for key in ("rope_scaling", "rope_parameters"))
+    if not any("original_max_position_embeddings" in parameters for parameters in named):
+        return longest
+    scalings = (layer.rope.scaling for layer in layers if layer.rope is not None)
+    extended = (int(each.original_length * each.factor) for each in scalings if isinstance(each, YarnScaling))
+    return min(MAX_LENGTH, max(longest, *extended, 0))
 
 
 def _activation(fields: Fields) -> Activation:

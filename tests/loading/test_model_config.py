@@ -132,6 +132,21 @@ def test_linear_scaling_by_its_old_name() -> None:
     assert config.layers[0].rope == Rope(10_000.0, 16, LinearScaling(4.0))
 
 
+@pytest.mark.parametrize(
+    ("scaling", "longest"),
+    [
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, 1024),  # as Qwen's pages say
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 256),
+        ({"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}, 256),
+        ({"type": "yarn", "factor": 4.0}, 256),
+        ({"type": "linear", "factor": 4.0}, 256),
+        (None, 256),
+    ],
+)
+def test_the_longest_sequence(scaling: dict[str, Any] | None, longest: int) -> None:
+    assert model_config(LLAMA | {"rope_scaling": scaling}).max_position_embeddings == longest
+
+
 def test_phi3_names_its_own_code_which_is_not_needed() -> None:
     remote = {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}
     assert model_config(of("Phi3", auto_map=remote)).fused_weights
