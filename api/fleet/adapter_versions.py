@@ -28,12 +28,14 @@ class LoadedVersion:
         version: its name on the replicas.
         path: its folder.
         trusted: the path may lead outside the folder of adapters.
+        digest: of its content; "" where it is not known.
     """
 
     name: str
     version: str
     path: str
     trusted: bool
+    digest: str = ""
 
 
 class AdapterVersions:

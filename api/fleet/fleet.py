@@ -13,6 +13,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace as replace_fields
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from ...engine.errors import EngineDead, EngineError, RequestError, UnknownModel
 from ...engine.messages import Heartbeat, Message, Ready, Submit, TokenTexts
 from ...engine.snapshot import EngineSnapshot
 from ...engine.types import AdapterInfo
-from .adapter_loading import load, load_on_all
+from .adapter_loading import load_on_all, load_others
 from .adapter_versions import AdapterVersions, BusyAdapters, LoadedVersion
 from .dispatcher import Dispatcher, DispatcherLimits
 from .fleet_stats import FleetStats
@@ -89,8 +90,11 @@ class Fleet:
 
     @property
     def adapters(self) -> Mapping[str, AdapterInfo]:
-        """Loaded adapters by name, as one of the replicas sees them."""
-        return self._versions.public(next((client.adapters for client in self._clients.values()), {}))
+        """Loaded adapters by name, each as one of the replicas sees it."""
+        infos: dict[str, AdapterInfo] = {}
+        for client in self._clients.values():  # a replica may lack some
+            infos.update(client.adapters)
+        return self._versions.public(infos)
 
     @property
     def replicas(self) -> Mapping[str, ReplicaClient]:
@@ -119,7 +123,7 @@ class Fleet:
             raise
         self._ready = started[0][1]
         for info in self._ready.adapters:
-            self._versions.add(LoadedVersion(info.name, info.name, info.path, trusted=True))  # the operator's
+            self._versions.add(LoadedVersion(info.name, info.name, info.path, True, info.digest))  # the operator's
         for client, ready in started:
             self._join(client, ready)
         self._tick()
@@ -178,10 +182,10 @@ class Fleet:
         version = self._versions.begin(name, {each for client in self._clients.values() for each in client.adapters})
         loaded = LoadedVersion(name, version, path, trusted)
         try:
-            await load_on_all(lambda: self._clients.values(), loaded)
+            digest = await load_on_all(lambda: self._clients.values(), loaded)
         finally:
             self._versions.end(version)
-        self._versions.add(loaded)
+        self._versions.add(replace_fields(loaded, digest=digest))
         self._dispatcher.name_adapter(name, version)
 
     async def unload_adapter(self, name: str) -> None:
@@ -192,8 +196,9 @@ class Fleet:
         await self._unload_retired()
 
     async def list_adapters(self) -> tuple[AdapterInfo, ...]:
-        """Return all adapters, as one of the replicas sees them. Raises as ``EngineClient``."""
-        infos = await self._any().list_adapters()
+        """Return all adapters, as the replica that has the most of them sees them. Raises as ``EngineClient``."""
+        fullest = max(self._clients.values(), key=lambda client: len(client.adapters), default=None)
+        infos = await (fullest or self._any()).list_adapters()
         return tuple(self._versions.public({info.name: info for info in infos}).values())
 
     async def take_snapshot(self) -> EngineSnapshot:
@@ -219,14 +224,14 @@ class Fleet:
             _mute(client)
         await asyncio.gather(*(self._launcher.stop(client) for client in self._clients.values()))
 
-    def _join(self, client: ReplicaClient, ready: Ready) -> None:
-        """Let a started replica take sequences."""
+    def _join(self, client: ReplicaClient, ready: Ready, lacking: frozenset[str] = frozenset()) -> None:
+        """Let a started replica take sequences, but for those of adapters that it lacks."""
         name = next(self._names)
         self._clients[name], self._frames[name] = client, 0
         client.on_frame = partial(self._take, name)
         client.on_heartbeat = partial(self._beat, name)
         client.on_death = partial(self._lose, name)
-        self._dispatcher.join(name, ready, time.monotonic())
+        self._dispatcher.join(name, ready, time.monotonic(), lacking)
         self._pump()
 
     def _take(self, name: str, messages: list[Message]) -> None:
@@ -311,7 +316,7 @@ class Fleet:
         while not self._closing and self.death is None and self._count > len(self._serving):
             try:
                 client, ready = await self._launcher.launch()
-                await self._fit(client, ready)
+                lacking = await self._fit(client, ready)
             except EngineError as error:
                 self._num_failed += 1
                 logger.error("a replica could not be started: %s", error)
@@ -323,21 +328,16 @@ class Fleet:
             if self._closing or self._count <= len(self._serving):  # it is not wanted any more
                 await self._launcher.stop(client)
             else:
-                self._join(client, ready)
+                self._join(client, ready, lacking)
             return
 
-    async def _fit(self, client: ReplicaClient, ready: Ready) -> None:
-        """Give a replica the adapters of the others. EngineDead if it cannot take their sequences."""
+    async def _fit(self, client: ReplicaClient, ready: Ready) -> frozenset[str]:
+        """Give a replica the adapters of the others. Returns those that it lacks. EngineDead if it cannot serve."""
         assert self._ready is not None
         try:
             if ready.max_model_len < self._ready.max_model_len or ready.base_digest != self._ready.base_digest:
                 raise EngineDead("The replica has another model, or a shorter context than the others.")
-            # Again after each load, as others may be asked for meanwhile.
-            while (wanted := self._wanted()).keys() != client.adapters.keys():
-                if extra := client.adapters.keys() - wanted.keys():
-                    await client.unload_adapter(min(extra))
-                else:
-                    await load(client, wanted[min(wanted.keys() - client.adapters.keys())])
+            return await load_others(client, self._wanted)
         except EngineError:
             client.kill()
             await self._launcher.stop(client)

@@ -224,6 +224,40 @@ async def test_a_version_never_has_the_name_of_another_adapter(make: Any) -> Non
     assert paths == {"sql@2": "other", "sql": "two", "sql@3": "third"}
 
 
+@pytest.mark.parametrize("fault", ["refused", "changed"])
+async def test_a_replacement_goes_without_a_version_whose_files_are_gone_or_changed(make: Any, fault: str) -> None:
+    made = await make(2)
+    await made.fleet.load_adapter("sql", "one")
+    await made.fleet.load_adapter("fr", "two")
+    first, second = made.serving
+    made.options = {fault: ("one",)}
+    first.die()
+    await made.until(lambda: len(made.serving) == 2)
+    joined = made.serving[1]
+    assert list(joined.adapters) == ["fr"]
+    made.fleet.submit([submit(number, [number], adapter="sql") for number in range(6)])
+    await made.until(lambda: len(made.ends) == 6)
+    assert all(isinstance(end, Done) for end in made.ends.values()) and not joined.submits
+    assert made.fleet.adapters.keys() == {info.name for info in await made.fleet.list_adapters()} == {"sql", "fr"}
+    made.fleet.submit([submit(6, [1], 400, adapter="sql")])
+    await made.until(lambda: 6 in made.tokens)
+    second.die()  # the last that had it
+    await made.until(lambda: 6 in made.ends)
+    assert isinstance(made.ends[6], Failed) and "load it again" in made.ends[6].message
+    made.options = {}
+    await made.fleet.load_adapter("sql", "three", replace=True)
+    made.fleet.submit([submit(7, [1], adapter="sql")])
+    await made.until(lambda: isinstance(made.ends.get(7), Done))
+
+
+async def test_an_adapter_that_changes_while_it_is_loaded_is_refused(make: Any) -> None:
+    made = await make(2)
+    made.serving[0].changed = ("one",)
+    with pytest.raises(RequestError, match="changed"):
+        await made.fleet.load_adapter("sql", "one")
+    assert not made.fleet.adapters and not any(client.adapters for client in made.serving)
+
+
 async def test_names_of_the_replicas_versions_are_unknown(make: Any) -> None:
     made = await make(1)
     await made.fleet.load_adapter("sql", "one")
