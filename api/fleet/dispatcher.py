@@ -351,7 +351,7 @@ class Dispatcher:
         number, num_generated = entry.number, len(entry.generated)
         said = self._journal.take(entry, message, info.ready.base_digest)
         if said is not None:
-            self._delivered.append(said)
+            self._delivered.append(_measured_anew(said, entry, now))
         if not isinstance(message, TokenOut):
             self._table.ended(info, number)
             if isinstance(message, Done):  # the next call of a conversation finds its answer there
@@ -359,8 +359,16 @@ class Dispatcher:
         elif len(entry.generated) > num_generated:
             self._table.begun(info, number)
             entry.deaths = 0
+            entry.began = now if entry.began is None else entry.began
         else:
             return
         if self._suspects.get(info.name) is entry:
             del self._suspects[info.name]
             self._place_held(now)
+
+
+def _measured_anew(said: Said, entry: JournalEntry, now: float) -> Said:
+    """Return a message with the seconds since the first token of all, if another replica than the last has sent it."""
+    if not isinstance(said, Done) or said.stats is None or not entry.replays or entry.began is None:
+        return said
+    return replace(said, stats=replace(said.stats, decode=now - entry.began))
