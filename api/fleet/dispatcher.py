@@ -289,6 +289,7 @@ class Dispatcher:
             base_digest=entry.base_digest,
             heard_since=now - self._limits.silent_seconds,
             excluded={*self._suspects, *lacking} if lacking else self._suspects,
+            is_replay=entry.replays > 0,
         )
         is_silent = info is not None and now - info.heard > self._limits.silent_seconds
         if info is None or (is_suspect and is_silent):

@@ -319,6 +319,21 @@ def test_a_name_means_the_same_version_until_the_end() -> None:
     assert fleet.one()[1].adapter == "sql"
 
 
+def test_a_sequence_goes_on_where_its_adapter_is() -> None:
+    fleet = Fleet("a", heartbeat_seconds=3.0)
+    fleet.submit(replace(submit(1), adapter="sql"))
+    assert fleet.one()[0] == "a"
+    fleet.now = 2.0  # "a" is silent, so "b" gets the next one
+    fleet.join("b")
+    fleet.submit(replace(submit(2), adapter="sql"))
+    assert fleet.one()[0] == "b"
+    fleet.say("a")
+    for name in ("c", "d", "e", "f"):
+        fleet.join(name)
+    fleet.dispatcher.leave("b", fleet.now)
+    assert fleet.one()[0] == "a", "it went where the adapter must be loaded first"
+
+
 def test_the_bytes_of_tokens_precede_the_sequences_on_every_replica() -> None:
     fleet, texts = Fleet("a"), TokenTexts(array("i", [1]), b"a", ())
     fleet.dispatcher.describe_tokens(texts)
