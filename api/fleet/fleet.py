@@ -338,7 +338,7 @@ class Fleet:
             if ready.max_model_len < self._ready.max_model_len or ready.base_digest != self._ready.base_digest:
                 raise EngineDead("The replica has another model, or a shorter context than the others.")
             return await load_others(client, self._wanted)
-        except EngineError:
+        except BaseException:  # the fleet may be closed in the meantime
             client.kill()
             await self._launcher.stop(client)
             raise
