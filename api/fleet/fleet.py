@@ -13,6 +13,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace as replace_fields
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,8 @@ from ...engine.errors import EngineDead, EngineError, RequestError, UnknownModel
 from ...engine.messages import Heartbeat, Message, Ready, Submit, TokenTexts
 from ...engine.snapshot import EngineSnapshot
 from ...engine.types import AdapterInfo
-from .adapter_versions import AdapterVersions, LoadedVersion
+from .adapter_loading import load_on_all, load_others
+from .adapter_versions import AdapterVersions, BusyAdapters, LoadedVersion
 from .dispatcher import Dispatcher, DispatcherLimits
 from .fleet_stats import FleetStats
 from .replica_client import ReplicaClient, send
@@ -56,6 +58,7 @@ class Fleet:
         self._dispatcher = Dispatcher(limits or DispatcherLimits(), seed)
         self._clients: dict[str, ReplicaClient] = {}
         self._frames: dict[str, int] = {}
+        self._busy: dict[str, BusyAdapters] = {}  # of the last heartbeats, by replica
         self._versions = AdapterVersions()
         self._totals = FleetStats()
         self._names = (f"replica-{number}" for number in itertools.count(1))
@@ -87,8 +90,11 @@ class Fleet:
 
     @property
     def adapters(self) -> Mapping[str, AdapterInfo]:
-        """Loaded adapters by name, as one of the replicas sees them."""
-        return self._versions.public(next((client.adapters for client in self._clients.values()), {}))
+        """Loaded adapters by name, each as one of the replicas sees it."""
+        infos: dict[str, AdapterInfo] = {}
+        for client in self._clients.values():  # a replica may lack some
+            infos.update(client.adapters)
+        return self._versions.public(infos)
 
     @property
     def replicas(self) -> Mapping[str, ReplicaClient]:
@@ -117,7 +123,7 @@ class Fleet:
             raise
         self._ready = started[0][1]
         for info in self._ready.adapters:
-            self._versions.add(info.name, LoadedVersion(info.name, info.path, trusted=True))  # the operator's
+            self._versions.add(LoadedVersion(info.name, info.name, info.path, True, info.digest))  # the operator's
         for client, ready in started:
             self._join(client, ready)
         self._tick()
@@ -152,9 +158,13 @@ class Fleet:
         Raises:
             EngineDead: the fleet is dead.
             CapacityError: it has no room for more.
+            UnknownModel: an adapter's name is one that only the replicas have, such as ``sql@2``.
         """
         if not self.is_alive:
             raise EngineDead("The engine is not running." if self.death is None else str(self.death))
+        for name in {submit.adapter for submit in submits if submit.adapter is not None}:
+            if self._versions.is_internal(name):
+                raise UnknownModel(name)
         self._dispatcher.submit(submits, time.monotonic())
         self._pump()
 
@@ -170,11 +180,12 @@ class Fleet:
                 f"The adapter {name!r} is loaded already; unload it, or ask to replace it.", param="name"
             )
         version = self._versions.begin(name, {each for client in self._clients.values() for each in client.adapters})
+        loaded = LoadedVersion(name, version, path, trusted)
         try:
-            await self._load_on_all(LoadedVersion(version, path, trusted))
+            digest = await load_on_all(lambda: self._clients.values(), loaded)
         finally:
             self._versions.end(version)
-        self._versions.add(name, LoadedVersion(version, path, trusted))
+        self._versions.add(replace_fields(loaded, digest=digest))
         self._dispatcher.name_adapter(name, version)
 
     async def unload_adapter(self, name: str) -> None:
@@ -185,8 +196,9 @@ class Fleet:
         await self._unload_retired()
 
     async def list_adapters(self) -> tuple[AdapterInfo, ...]:
-        """Return all adapters, as one of the replicas sees them. Raises as ``EngineClient``."""
-        infos = await self._any().list_adapters()
+        """Return all adapters, as the replica that has the most of them sees them. Raises as ``EngineClient``."""
+        fullest = max(self._clients.values(), key=lambda client: len(client.adapters), default=None)
+        infos = await (fullest or self._any()).list_adapters()
         return tuple(self._versions.public({info.name: info for info in infos}).values())
 
     async def take_snapshot(self) -> EngineSnapshot:
@@ -209,17 +221,17 @@ class Fleet:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for client in self._clients.values():  # that they end now is no loss
-            client.on_frame, client.on_death = (lambda messages: None), (lambda error: None)
+            _mute(client)
         await asyncio.gather(*(self._launcher.stop(client) for client in self._clients.values()))
 
-    def _join(self, client: ReplicaClient, ready: Ready) -> None:
-        """Let a started replica take sequences."""
+    def _join(self, client: ReplicaClient, ready: Ready, lacking: frozenset[str] = frozenset()) -> None:
+        """Let a started replica take sequences, but for those of adapters that it lacks."""
         name = next(self._names)
         self._clients[name], self._frames[name] = client, 0
         client.on_frame = partial(self._take, name)
         client.on_heartbeat = partial(self._beat, name)
         client.on_death = partial(self._lose, name)
-        self._dispatcher.join(name, ready, time.monotonic())
+        self._dispatcher.join(name, ready, time.monotonic(), lacking)
         self._pump()
 
     def _take(self, name: str, messages: list[Message]) -> None:
@@ -228,8 +240,9 @@ class Fleet:
         self._pump()
 
     def _beat(self, name: str, heartbeat: Heartbeat) -> None:
+        self._busy[name] = heartbeat.adapters
         self._take(name, [heartbeat])
-        self.on_heartbeat(Heartbeat(self.stats, heartbeat.histograms))
+        self.on_heartbeat(Heartbeat(self.stats, heartbeat.histograms, self._versions.busy(self._busy.values())))
 
     def _lose(self, name: str, error: EngineDead) -> None:
         """Give up a replica whose client says that it is dead."""
@@ -283,8 +296,9 @@ class Fleet:
     def _let_go(self, name: str) -> ReplicaClient:
         """Return the client of a replica that serves no more; what it had counted stays."""
         client = self._clients.pop(name)
+        self._busy.pop(name, None)
         self._totals.retire(client.stats)
-        client.on_frame, client.on_death = (lambda messages: None), (lambda error: None)
+        _mute(client)
         return client
 
     def _stop_drained(self, now: float) -> None:
@@ -302,7 +316,7 @@ class Fleet:
         while not self._closing and self.death is None and self._count > len(self._serving):
             try:
                 client, ready = await self._launcher.launch()
-                await self._fit(client, ready)
+                lacking = await self._fit(client, ready)
             except EngineError as error:
                 self._num_failed += 1
                 logger.error("a replica could not be started: %s", error)
@@ -314,22 +328,17 @@ class Fleet:
             if self._closing or self._count <= len(self._serving):  # it is not wanted any more
                 await self._launcher.stop(client)
             else:
-                self._join(client, ready)
+                self._join(client, ready, lacking)
             return
 
-    async def _fit(self, client: ReplicaClient, ready: Ready) -> None:
-        """Give a replica the adapters of the others. EngineDead if it cannot take their sequences."""
+    async def _fit(self, client: ReplicaClient, ready: Ready) -> frozenset[str]:
+        """Give a replica the adapters of the others. Returns those that it lacks. EngineDead if it cannot serve."""
         assert self._ready is not None
         try:
             if ready.max_model_len < self._ready.max_model_len or ready.base_digest != self._ready.base_digest:
                 raise EngineDead("The replica has another model, or a shorter context than the others.")
-            # Again after each load, as others may be asked for meanwhile.
-            while (wanted := self._wanted()).keys() != client.adapters.keys():
-                if extra := client.adapters.keys() - wanted.keys():
-                    await client.unload_adapter(min(extra))
-                else:
-                    await _load(client, wanted[min(wanted.keys() - client.adapters.keys())])
-        except EngineError:
+            return await load_others(client, self._wanted)
+        except BaseException:  # the fleet may be closed in the meantime
             client.kill()
             await self._launcher.stop(client)
             raise
@@ -352,22 +361,6 @@ class Fleet:
                 clients = self._clients.values()
                 await asyncio.gather(*(client.unload_adapter(version) for client in clients), return_exceptions=True)
 
-    async def _load_on_all(self, loaded: LoadedVersion) -> None:
-        """Load a version on all replicas, on none if one refuses it. EngineDead if all are dead."""
-        asked: list[ReplicaClient] = []
-        done: list[ReplicaClient] = []
-        while missing := [client for client in self._clients.values() if client not in asked]:
-            asked += missing
-            outcomes = await asyncio.gather(*(_load(client, loaded) for client in missing), return_exceptions=True)
-            done += [client for client, outcome in zip(missing, outcomes, strict=True) if outcome is None]
-            for outcome in outcomes:
-                if isinstance(outcome, BaseException) and not isinstance(outcome, EngineDead):
-                    unloads = (client.unload_adapter(loaded.version) for client in done)
-                    await asyncio.gather(*unloads, return_exceptions=True)
-                    raise outcome
-        if not done:
-            raise EngineDead("No replica of the engine is running.")
-
     def _any(self) -> ReplicaClient:
         client = next(iter(self._clients.values()), None)
         if client is None:
@@ -385,5 +378,7 @@ def _failed(task: asyncio.Future[Any]) -> bool:
     return task.cancelled() or task.exception() is not None
 
 
-async def _load(client: ReplicaClient, loaded: LoadedVersion) -> None:
-    await client.load_adapter(loaded.version, loaded.path, trusted=loaded.trusted)
+def _mute(client: ReplicaClient) -> None:
+    """Hear nothing more of a replica."""
+    client.on_frame, client.on_heartbeat = (lambda messages: None), (lambda heartbeat: None)
+    client.on_death = lambda error: None

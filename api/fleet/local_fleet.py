@@ -24,12 +24,12 @@ def local_fleet(config: EngineConfig, path: Path, options: ServerConfig) -> Flee
         EngineClient,
         shared_config(config, options.replicas, cores().usable),
         path,
-        heartbeat_timeout=options.heartbeat_timeout,
+        heartbeat_timeout=options.silence_seconds,
         watchdog_timeout=options.watchdog_timeout,
     )
     limits = DispatcherLimits(
         most_replicas=2 * options.replicas,  # with those that take the place of others that drain
-        heartbeat_seconds=options.heartbeat_timeout,
+        heartbeat_seconds=options.silence_seconds,
         adapter_slots=config.max_loras,
     )
     return Fleet(ProcessLauncher(make), options.replicas, limits, seed=config.seed)

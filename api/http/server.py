@@ -284,7 +284,7 @@ def _engine_of(config: EngineConfig, path: Path, options: ServerConfig) -> Engin
         from ..fleet.local_fleet import local_fleet
 
         return local_fleet(config, path, options)
-    timeouts = options.heartbeat_timeout, options.watchdog_timeout
+    timeouts = options.silence_seconds, options.watchdog_timeout
     return EngineClient(config, path, heartbeat_timeout=timeouts[0], watchdog_timeout=timeouts[1])
 
 

@@ -19,9 +19,10 @@ from rootgraft.api.fleet.fleet import MOST_FAILED_STARTS, Fleet
 from rootgraft.api.fleet.replica_client import ReplicaClient
 from rootgraft.api.fleet.replica_launcher import ProcessLauncher
 from rootgraft.engine.errors import EngineDead, RequestError, UnknownModel
-from rootgraft.engine.messages import Done, Failed, Message, Submit, TokenOut
+from rootgraft.engine.messages import Done, Failed, Heartbeat, Message, Submit, TokenOut
 from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.engine.types import FinishReason, SamplingParams
+from rootgraft.lora.safe_paths import check_name
 
 
 class Made:
@@ -221,6 +222,82 @@ async def test_a_version_never_has_the_name_of_another_adapter(make: Any) -> Non
     await made.fleet.load_adapter("sql@3", "third")
     paths = {info.name: info.path for info in made.fleet.adapters.values()}
     assert paths == {"sql@2": "other", "sql": "two", "sql@3": "third"}
+
+
+@pytest.mark.parametrize("fault", ["refused", "changed"])
+async def test_a_replacement_goes_without_a_version_whose_files_are_gone_or_changed(make: Any, fault: str) -> None:
+    made = await make(2)
+    await made.fleet.load_adapter("sql", "one")
+    await made.fleet.load_adapter("fr", "two")
+    first, second = made.serving
+    made.options = {fault: ("one",)}
+    first.die()
+    await made.until(lambda: len(made.serving) == 2)
+    joined = made.serving[1]
+    assert list(joined.adapters) == ["fr"]
+    made.fleet.submit([submit(number, [number], adapter="sql") for number in range(6)])
+    await made.until(lambda: len(made.ends) == 6)
+    assert len(second.submits) == 6 and not joined.submits
+    assert made.fleet.adapters.keys() == {info.name for info in await made.fleet.list_adapters()} == {"sql", "fr"}
+    second.kill()  # it takes no more: its sequence stays open
+    made.fleet.submit([submit(6, [1], adapter="sql")])
+    second.die()  # the last that had it
+    await made.until(lambda: 6 in made.ends)
+    assert isinstance(made.ends[6], Failed) and "load it again" in made.ends[6].message
+    made.options = {}
+    await made.fleet.load_adapter("sql", "three", replace=True)
+    made.fleet.submit([submit(7, [1], adapter="sql")])
+    await made.until(lambda: 7 in made.ends)
+    assert any(each.submits and each.submits[-1].adapter == "sql@2" for each in made.serving)
+
+
+async def test_an_adapter_that_changes_while_it_is_loaded_is_refused(make: Any) -> None:
+    made = await make(2)
+    made.serving[0].changed = ("one",)
+    with pytest.raises(RequestError, match="changed"):
+        await made.fleet.load_adapter("sql", "one")
+    assert not made.fleet.adapters and not any(client.adapters for client in made.serving)
+
+
+async def test_names_of_the_replicas_versions_are_unknown(make: Any) -> None:
+    made = await make(1)
+    await made.fleet.load_adapter("sql", "one")
+    await made.fleet.load_adapter("sql", "two", replace=True)
+    with pytest.raises(UnknownModel, match="'sql@2'"):
+        made.fleet.submit([submit(1, [1]), submit(2, [1], adapter="sql@2")])
+    client = made.serving[0]
+    client.kill()  # it takes no more: its sequence stays open
+    made.fleet.submit([submit(3, [1], adapter="sql")])
+    client.is_alive = True
+    await made.fleet.unload_adapter("sql")
+    with pytest.raises(UnknownModel, match="'sql@2'"):
+        made.fleet.submit([submit(4, [1], adapter="sql@2")])
+    assert "sql@2" in client.adapters and 1 not in made.ends
+
+
+async def test_heartbeats_name_the_adapters_of_all_replicas(make: Any) -> None:
+    made = await make(2)
+    beats: list[Heartbeat] = []
+    made.fleet.on_heartbeat = beats.append
+    for path in ("one", "two"):
+        await made.fleet.load_adapter("sql", path, replace=True)
+    first, second = made.serving
+    first.on_heartbeat(Heartbeat({}, {}, (("sql@2",), ("fr",))))
+    second.on_heartbeat(Heartbeat({}, {}, (("de", "sql@2"), ())))
+    assert beats[-1].adapters == (("de", "sql"), ("fr",))
+    first.die()
+    second.on_heartbeat(Heartbeat({}, {}, (("de",), ())))
+    assert beats[-1].adapters == (("de",), ())
+
+
+@pytest.mark.parametrize("name", ["a" * 256, "a" * 253 + "/bc", "a" * 254, "a" * 255])
+async def test_versions_of_long_names_are_names_too(make: Any, name: str) -> None:
+    made = await make(1)
+    for path in ("one", "two", "three"):
+        await made.fleet.load_adapter(name, path, replace=True)
+    for version in made.serving[0].adapters:
+        check_name(version)
+    assert [(info.name, info.path) for info in made.fleet.adapters.values()] == [(name, "three")]
 
 
 async def test_loads_at_once_do_not_unload_each_other(make: Any) -> None:
