@@ -14,6 +14,7 @@ from .config_fields import Fields
 from .families import BY_ARCHITECTURE, Family
 from .model_config import Activation, LayerConfig, ModelConfig, YarnScaling
 from .rope_config import read_ropes
+from .text_config import MULTIMODAL_BY_ARCHITECTURE, TEXT, VISION, language_config
 
 WHERE = "config.json"
 MAX_LAYERS = 2048
@@ -48,6 +49,11 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         ModelError: an unsupported architecture or feature, or an invalid value.
     """
     family = _family(config)
+    towers: tuple[str, ...] = ()
+    if whole := MULTIMODAL_BY_ARCHITECTURE.get(family.architecture):
+        towers = whole.towers
+        _refuse({key: value for key, value in config.items() if key not in (TEXT, VISION)}, family)
+        config = language_config(config, whole, WHERE)
     _refuse(config, family)
     fields = Fields({**family.defaults, **config}, WHERE)
     heads = fields.integer("num_attention_heads", high=1 << 16)
@@ -83,6 +89,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         embedding_scale=hidden**0.5 if family.scaled_embedding else 1.0,
         tied_head=fields.flag("tie_word_embeddings"),
         fused_weights=family.fused_weights,
+        towers=towers,
         bos_token_id=next(iter(fields.token_ids("bos_token_id", vocab)), None),
         eos_token_ids=fields.token_ids("eos_token_id", vocab),
     )
@@ -92,10 +99,12 @@ def _family(config: Mapping[str, Any]) -> Family:
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise ModelError(f"{WHERE}: architectures must name one class, not {quoted(names)}.")
+    if whole := MULTIMODAL_BY_ARCHITECTURE.get(names[0]):
+        return whole.family
     if names[0] not in BY_ARCHITECTURE:
         raise ModelError(
             f"{WHERE}: the architecture {shortened(names[0])} is not supported; these are: "
-            f"{', '.join(sorted(BY_ARCHITECTURE))}."
+            f"{', '.join(sorted(BY_ARCHITECTURE.keys() | MULTIMODAL_BY_ARCHITECTURE.keys()))}."
         )
     return BY_ARCHITECTURE[names[0]]
 

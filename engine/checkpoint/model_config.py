@@ -109,6 +109,7 @@ class ModelConfig:
         embedding_scale: factor of the token embeddings.
         tied_head: the head is the embedding matrix.
         fused_weights: the checkpoint stores q, k, v as one matrix, and gate, up as one (Phi-3).
+        towers: modules of the checkpoint beside the language model, which are not loaded.
         bos_token_id: the begin token, if there is one; the tokenizer decides whether prompts get it.
         eos_token_ids: the tokens that end an answer.
     """
@@ -136,6 +137,7 @@ class ModelConfig:
     embedding_scale: float
     tied_head: bool
     fused_weights: bool
+    towers: tuple[str, ...]
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
 
