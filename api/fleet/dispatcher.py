@@ -15,7 +15,7 @@ Those that only happened to be there get a token on the way and are free again.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...engine.errors import AdapterUnavailable, CapacityError, EngineDead, EngineError
@@ -275,7 +275,7 @@ class Dispatcher:
     def _place(self, entry: JournalEntry, now: float) -> bool:
         """Send a sequence to a replica, or hold it while there is none. Returns whether it waits no more."""
         submit = entry.submit
-        lacking = self._lacking.get(submit.adapter or "", frozenset())
+        lacking: Collection[str] = self._lacking.get(submit.adapter or "", ())
         if lacking and all(info.draining or name in lacking for name, info in self.replicas.items()):
             text = "The adapter's files are gone, or have changed since it was loaded: load it again."
             self._end(entry, failure_of(submit.id, AdapterUnavailable(text)))

@@ -99,7 +99,7 @@ class HubClient:
     def _is_on_branch(self, commit: str) -> bool:
         """Return whether the source's revision is a branch or tag, or the commit is among the last ones of them."""
         from huggingface_hub import HfApi
-        from huggingface_hub.utils import build_hf_headers, paginate
+        from huggingface_hub.utils import build_hf_headers, paginate  # type: ignore[attr-defined]
 
         token: str | bool = self._token or False
         refs = HfApi(endpoint=self._endpoint, token=token).list_repo_refs(self._source.location)
@@ -109,7 +109,7 @@ class HubClient:
         headers, left = build_hf_headers(token=token), _MOST_COMMITS
         for name in heads:
             path = f"{self._endpoint}/api/models/{self._source.location}/commits/{quote(name, safe='')}"
-            for item in islice(paginate(path, params={}, headers=headers), left):
+            for item in islice(paginate(path, params={}, headers=headers, timeout=_SECONDS), left):
                 left -= 1
                 if item["id"] == commit:
                     return True

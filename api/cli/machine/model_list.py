@@ -52,7 +52,7 @@ def remove_model(options: RmOptions) -> int:
     if not found and named:
         return _remove_adapter(root, named[0], options.yes)
     if not found:
-        names = [each.name for each in (*models, *adapters)]
+        names = [model.name for model in models] + [adapter.name for adapter in adapters]
         raise ModelError(
             f"there is no {options.model} in the caches.{nearest(options.model, names)} Try: rootgraft list"
         )
