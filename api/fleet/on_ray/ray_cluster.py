@@ -131,7 +131,9 @@ class RayCluster:
         """Return the options of a cluster of this machine alone, and set what Ray reads from the environment."""
         remove_old_sessions()
         self._folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
-        os.environ.update(_ENVIRONMENT | {"RAY_AUTH_TOKEN": secrets.token_hex(32)})
+        os.environ.update(_ENVIRONMENT)
+        # Once in a process, as Ray keeps the first that it has read.
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         return {
             "address": LOCAL,
             # As many as the replicas take, whatever the machine has: how they share it is the fleet's business.
@@ -144,8 +146,11 @@ class RayCluster:
         }
 
     def _init(self, **options: Any) -> None:
-        logging.getLogger("ray").setLevel(logging.ERROR)
         ray = importlib.import_module("ray")
+        logging.getLogger("ray").setLevel(logging.ERROR)  # after the import, which sets it
+        # Ray would print on standard output that an actor died, whatever ``log_to_driver`` says; the fleet says it too.
+        worker: Any = importlib.import_module("ray._private.worker")
+        worker.print_to_stdstream = lambda *given, **named: None
         try:
             ray.init(
                 **options,
@@ -155,6 +160,7 @@ class RayCluster:
                 log_to_driver=False,
             )
         except Exception as error:  # Ray has no common root for what may happen here
+            ray.shutdown()
             where = "A local Ray cannot be started" if self._address == LOCAL else "The cluster cannot be joined"
             text = " ".join(str(error).split())[:300] or type(error).__name__
             raise ConfigError(f"--ray-address {self._address}: {where}: {text}") from error
