@@ -115,8 +115,9 @@ def _purpose(end: socket.socket, token: bytes) -> bytes | None:
 def _watch(process: subprocess.Popen[bytes], control: socket.socket) -> None:
     """Report processor time until the process ends. If the gateway says anything or is gone, end the process."""
     ended = os.pidfd_open(process.pid)
+    ends: list[int | socket.socket] = [ended, control]
     try:
-        while not (ready := select.select([ended, control], [], [], _REPORT_SECONDS)[0]):
+        while not (ready := select.select(ends, [], [], _REPORT_SECONDS)[0]):
             with suppress(OSError):
                 control.send(REPORT.pack(_processor_seconds(process.pid)), socket.MSG_DONTWAIT)
         if ended not in ready:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 from .handover import EngineHost
 
 
@@ -13,9 +15,7 @@ class ReplicaActor:
     """
 
     def __init__(self, token: bytes) -> None:
-        from ray.util import get_node_ip_address
-
-        self._address = get_node_ip_address()
+        self._address: str = importlib.import_module("ray.util").get_node_ip_address()
         self._host = EngineHost(self._address, token)
 
     def address(self) -> tuple[str, int]:
