@@ -97,7 +97,7 @@ def listening() -> list[str]:
         {
             each.laddr.ip
             for each in psutil.net_connections("tcp")
-            if each.status == psutil.CONN_LISTEN and each.laddr.ip not in ("127.0.0.1", "::1")
+            if each.status == psutil.CONN_LISTEN and each.laddr.ip not in ("127.0.0.1", "::ffff:127.0.0.1", "::1")
         }
     )
 
