@@ -194,6 +194,12 @@ class ServerConfig:
         high=16,
         group="server",
     )
+    ray_address: str | None = option(
+        None,
+        "Let Ray place the replicas: local starts a Ray of this server's own on this machine, auto joins the cluster "
+        "that this machine is part of, HOST:PORT the one with that head. Default: without Ray.",
+        group="server",
+    )
     heartbeat_timeout: float | None = option(
         None,
         "Seconds without a sign of life of the engine's process, as when it is stopped, after which it counts as hung. "

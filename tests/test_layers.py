@@ -53,6 +53,7 @@ FLOORS["api"] = (
     ("api",),
     ("api/protocol", "api/storage"),
     ("api/access", "api/fleet"),
+    ("api/fleet/on_ray",),
     ("api/structured", "api/batches"),
     ("api/observe",),
     ("api/generate",),

@@ -279,7 +279,11 @@ async def _ended(call: Callable[[], None], seconds: float) -> None:
 
 
 def _engine_of(config: EngineConfig, path: Path, options: ServerConfig) -> EngineLike:
-    """Return the engine: one process, or a fleet of them, which nothing else imports."""
+    """Return the engine: one process, or a fleet of them, by Ray or not, which nothing else imports."""
+    if options.ray_address is not None:
+        from ..fleet.on_ray.ray_fleet import ray_fleet
+
+        return ray_fleet(config, path, options)
     if options.replicas > 1:
         from ..fleet.local_fleet import local_fleet
 
