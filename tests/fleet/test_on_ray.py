@@ -19,7 +19,8 @@ pytestmark = pytest.mark.heavy
 
 @pytest.fixture(scope="module")
 def facts(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    if importlib.util.find_spec("ray") is None:
+    spec = importlib.util.find_spec("ray")
+    if spec is None or spec.origin is None:  # any folder of that name would be found, without an origin
         pytest.skip("ray is not installed: pip install '.[fleet]'")
     unshare = shutil.which("unshare")
     if unshare is None or subprocess.run([unshare, "-n", "true"], capture_output=True).returncode:
