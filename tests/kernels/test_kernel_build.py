@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
@@ -104,6 +105,11 @@ def test_two_processes_at_once(small_library):
     assert [process.returncode for process in running] == [0, 0, 0], said
     assert said.count(b"Compiling the CPU kernels") == 1, "the others wait for it"
     assert len(list((small_library / "cache").glob("*.so"))) == 1
+
+
+def test_a_file_system_without_locks_takes_the_library(small_library, monkeypatch):
+    monkeypatch.setattr(build.fcntl, "flock", mock.Mock(side_effect=OSError("no locks available")))
+    assert build.load_library(small_library / "cache").one() == 1
 
 
 def test_torch_serves_without_a_compiler(tmp_path):
