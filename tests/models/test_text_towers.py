@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from support.models.lora_driver import AdaptedRun
 from support.models.lora_models import LINEARS
 from support.models.paged_run import CPU, run_ragged, run_whole
-from support.models.tiny_multimodal import MULTIMODAL, VOCAB, multimodal_logits, multimodal_model, save_multimodal
+from support.models.tiny_models import VOCAB
+from support.models.tiny_multimodal import MULTIMODAL, multimodal_logits, multimodal_model, save_multimodal
 from torch import Tensor
 
 from rootgraft.engine.checkpoint.read_config import config_end_tokens

@@ -31,7 +31,7 @@ from transformers import (
 VOCAB = 131
 
 # Odd sizes, grouped heads, and (below) windows, scalings and caps that matter for prompts of a few dozen tokens.
-_COMMON = {
+COMMON = {
     "vocab_size": VOCAB,
     "hidden_size": 48,
     "intermediate_size": 72,
@@ -145,7 +145,7 @@ def tiny_model(name: str) -> PreTrainedModel:
     """The oracle: random weights large enough that every part of the model shows in its logits."""
     config_class, model_class, changes = MODELS[name]
     # A copy of every value, for transformers writes its defaults into nested ones.
-    config = config_class(**_COMMON | _copied(changes), attn_implementation="eager")
+    config = config_class(**COMMON | _copied(changes), attn_implementation="eager")
     model = model_class(config).eval()
     generator = torch.Generator().manual_seed(len(name))
     with torch.no_grad():

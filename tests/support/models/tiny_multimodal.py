@@ -23,20 +23,9 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
 )
 
-VOCAB = 131
-_TEXT = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 72,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-5,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+from .tiny_models import COMMON
+
+_TEXT = {key: value for key, value in COMMON.items() if key != "tie_word_embeddings"}
 _SIGLIP = {
     "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
     "patch_size": 14,
