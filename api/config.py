@@ -188,8 +188,8 @@ class ServerConfig:
     )
     replicas: int = option(
         1,
-        "Engine processes on this machine that serve together: if one ends or hangs, its streams go on in another, and "
-        "a new one is started. They share cores and memory.",
+        "Engine processes that serve together: if one ends or hangs, its streams go on in another, and a new one is "
+        "started. They share this machine's cores and memory, but where --ray-address places them on others.",
         low=1,
         high=16,
         group="server",

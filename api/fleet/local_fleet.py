@@ -27,12 +27,16 @@ def local_fleet(config: EngineConfig, path: Path, options: ServerConfig) -> Flee
         heartbeat_timeout=options.silence_seconds,
         watchdog_timeout=options.watchdog_timeout,
     )
-    limits = DispatcherLimits(
+    return Fleet(ProcessLauncher(make), options.replicas, limits_of(config, options), seed=config.seed)
+
+
+def limits_of(config: EngineConfig, options: ServerConfig) -> DispatcherLimits:
+    """Return the dispatcher's limits for the replicas of a server."""
+    return DispatcherLimits(
         most_replicas=2 * options.replicas,  # with those that take the place of others that drain
         heartbeat_seconds=options.silence_seconds,
         adapter_slots=config.max_loras,
     )
-    return Fleet(ProcessLauncher(make), options.replicas, limits, seed=config.seed)
 
 
 def shared_config(config: EngineConfig, replicas: int, num_cores: int) -> EngineConfig:

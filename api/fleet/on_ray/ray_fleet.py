@@ -10,7 +10,7 @@ from ....engine.machine.resources import cores
 from ...config import ServerConfig
 from ..dispatcher import DispatcherLimits
 from ..fleet import Fleet
-from ..local_fleet import shared_config
+from ..local_fleet import limits_of, shared_config
 from .cluster_room import GIB, ReplicaResources
 from .ray_cluster import LOCAL, RayCluster, check_address, check_ray
 from .ray_launcher import RayLauncher
@@ -61,12 +61,7 @@ def ray_fleet(config: EngineConfig, path: Path, options: ServerConfig) -> RayFle
         heartbeat_timeout=options.silence_seconds,
         watchdog_timeout=options.watchdog_timeout,
     )
-    limits = DispatcherLimits(
-        most_replicas=2 * options.replicas,
-        heartbeat_seconds=options.silence_seconds,
-        adapter_slots=config.max_loras,
-    )
-    return RayFleet(launcher, options.replicas, limits, seed=config.seed)
+    return RayFleet(launcher, options.replicas, limits_of(config, options), seed=config.seed)
 
 
 def resources_of(config: EngineConfig, path: Path, *, has_gpu: bool) -> ReplicaResources:
