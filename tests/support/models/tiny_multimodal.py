@@ -23,7 +23,7 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
 )
 
-from .tiny_models import COMMON
+from support.models.tiny_models import COMMON
 
 _TEXT = {key: value for key, value in COMMON.items() if key != "tie_word_embeddings"}
 _SIGLIP = {
