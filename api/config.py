@@ -9,7 +9,7 @@ from typing import Any
 
 from ..engine.config import check_options, option
 from ..engine.errors import ConfigError
-from ..engine.serving.watchdog import HEARTBEAT_TIMEOUT, WATCHDOG_TIMEOUT
+from ..engine.serving.watchdog import FLEET_HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT, WATCHDOG_TIMEOUT
 
 # "auto" and the formats of api/structured/tool_formats.py, repeated so that the command line need not import it.
 TOOL_CALL_PARSERS = (
@@ -192,9 +192,24 @@ class ServerConfig:
     shutdown_timeout: float = option(
         30.0, "Seconds that running requests get to finish after the first SIGTERM.", low=0, high=86400, group="server"
     )
-    heartbeat_timeout: float = option(
-        HEARTBEAT_TIMEOUT,
-        "Seconds without a sign of life of the engine's process, as when it is stopped, after which it counts as hung.",
+    replicas: int = option(
+        1,
+        "Engine processes that serve together: if one ends or hangs, its streams go on in another, and a new one is "
+        "started. They share this machine's cores and memory, but where --ray-address places them on others.",
+        low=1,
+        high=16,
+        group="server",
+    )
+    ray_address: str | None = option(
+        None,
+        "Let Ray place the replicas: local starts a Ray of this server's own on this machine, auto joins the cluster "
+        "that this machine is part of, HOST:PORT the one with that head. Default: without Ray.",
+        group="server",
+    )
+    heartbeat_timeout: float | None = option(
+        None,
+        "Seconds without a sign of life of the engine's process, as when it is stopped, after which it counts as hung. "
+        "Default: 5; 3 with --replicas, where its streams go on in another one.",
         low=1,
         high=86400,
         group="server",
@@ -241,6 +256,12 @@ class ServerConfig:
                 "its visitors. Try: --allowed-origins https://chat.example.org"
             )
         _ = self.template_kwargs
+
+    @property
+    def silence_seconds(self) -> float:
+        """Seconds without a sign of life after which an engine process counts as hung."""
+        default = HEARTBEAT_TIMEOUT if self.replicas == 1 else FLEET_HEARTBEAT_TIMEOUT
+        return default if self.heartbeat_timeout is None else self.heartbeat_timeout
 
     @property
     def template_kwargs(self) -> dict[str, Any]:

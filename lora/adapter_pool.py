@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from threading import Semaphore
 
 from .device_slots import SlotPool
-from .errors import AdapterError
+from .errors import AdapterError, AdapterLimit
 from .host_cache import HostCache
 from .lora_step import AdapterBank
 from .prepare_factors import PreparedAdapter
@@ -98,12 +98,13 @@ class AdapterPool:
         adapters.
 
         Raises:
-            AdapterError: the name is invalid, or a limit is reached.
+            AdapterError: the name is invalid.
+            AdapterLimit: as many names as there may be are loaded, or are being loaded.
         """
         check_name(name)
         self.registry.check_room(name)
         if len(self._loads) >= self.registry.max_adapters:
-            raise AdapterError(f"{len(self._loads)} adapters are being loaded; try again later.")
+            raise AdapterLimit(f"{len(self._loads)} adapters are being loaded: ask again later.")
         self._loads.append(_Load(name, path, trusted, self._loader.submit(self._read, path, trusted)))
 
     def unload(self, name: str) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .base_projections import EMBEDDING, BaseLayout
+from .base_projections import EMBEDDING, BaseLayout, in_tower, language_model_name
 from .config import AdapterConfig
 from .errors import AdapterError
 
@@ -79,27 +79,31 @@ def sort_tensors(
             pair is missing, or the adapter comes with a base weight that is not this model's.
     """
     parts: dict[str, dict[str, Tensor]] = {}
+    published: dict[str, str] = {}
     for name, tensor in tensors.items():
-        module, part = _split(name, layout)
+        trained, part = _split(name)
+        if in_tower(trained, layout.towers):
+            continue
+        module = language_model_name(trained)
+        if module not in layout.modules:
+            raise AdapterError(f"The tensor {name} is for a module {trained} that the base model does not have.", name)
+        published[module] = trained
         if part == "base_layer.weight":
             _check_base(module, tensor, layout)
         elif not part.startswith("lora_monteclora_sampler."):  # used in training only
             _add(parts.setdefault(module, {}), part.removesuffix(".weight"), tensor, name)
     if not parts:
         raise AdapterError("The adapter adapts no module.")
-    modules = {name: _module(name, parts[name], config, layout, most_rank) for name in sorted(parts)}
+    modules = {name: _module(name, published[name], parts[name], config, layout, most_rank) for name in sorted(parts)}
     return AdapterWeights(modules, config.invocation_tokens, _digest(modules, config.invocation_tokens))
 
 
-def _split(name: str, layout: BaseLayout) -> tuple[str, str]:
-    """Split a tensor's name into its module and the part of it."""
+def _split(name: str) -> tuple[str, str]:
+    """Split a tensor's name into its module, as it was trained, and the part of it."""
     found = _NAME.fullmatch(name)
     if found is None:
         raise AdapterError(f"The tensor {name} is none that a PEFT LoRA has; it might change the result.", name)
-    module = found["module"]
-    if module not in layout.modules:
-        raise AdapterError(f"The tensor {name} is for a module {module} that the base model does not have.", name)
-    return module, found["part"]
+    return found["module"], found["part"]
 
 
 def _add(parts: dict[str, Tensor], part: str, tensor: Tensor, name: str) -> None:
@@ -120,9 +124,10 @@ def _check_base(module: str, tensor: Tensor, layout: BaseLayout) -> None:
 
 
 def _module(
-    name: str, parts: Mapping[str, Tensor], config: AdapterConfig, layout: BaseLayout, most_rank: int
+    name: str, trained: str, parts: Mapping[str, Tensor], config: AdapterConfig, layout: BaseLayout, most_rank: int
 ) -> ModuleWeights:
-    _check_targeted(name, config)
+    """Check the parts of a module. ``trained`` is its name in the model that PEFT saw, to which patterns refer."""
+    _check_targeted(name, trained, config)
     middle = "embedding_" if name == EMBEDDING else ""
     expected = {f"lora_{middle}A", f"lora_{middle}B"}
     if config.dora:
@@ -136,7 +141,7 @@ def _module(
             f"missing: {', '.join(missing) or 'none'}; unexpected: {', '.join(extra) or 'none'}.",
             name,
         )
-    rank, (outputs, inputs) = config.rank_of(name), layout.modules[name]
+    rank, (outputs, inputs) = config.rank_of(trained), layout.modules[name]
     if rank > most_rank:
         raise AdapterError(f"{name} has rank {rank}; at most {most_rank} is taken (--max-lora-rank).", "r")
     a, b = parts[f"lora_{middle}A"], parts[f"lora_{middle}B"]
@@ -147,14 +152,14 @@ def _module(
         _check_shape(name, "bias of B", bias, (outputs,))
     if magnitude is not None:
         _check_shape(name, "magnitude", magnitude, (outputs,))
-    return ModuleWeights(config.scale_of(name, rank), a, b, bias, magnitude)
+    return ModuleWeights(config.scale_of(trained, rank), a, b, bias, magnitude)
 
 
-def _check_targeted(name: str, config: AdapterConfig) -> None:
+def _check_targeted(name: str, trained: str, config: AdapterConfig) -> None:
     """Refuse tensors of modules that the config leaves out: PEFT would ignore them, but the intent is unclear."""
-    if config.targets is not None and not _ends_with(name, config.targets):
+    if config.targets is not None and not _ends_with(trained, config.targets):
         raise AdapterError(f"The adapter has tensors for {name}, which target_modules does not name.", "target_modules")
-    if _ends_with(name, config.excluded):
+    if _ends_with(trained, config.excluded):
         raise AdapterError(f"The adapter has tensors for {name}, which exclude_modules names.", "exclude_modules")
     layer = _LAYER.match(name)
     if config.layers is not None and (layer is None or int(layer[1]) not in config.layers):

@@ -12,6 +12,20 @@ EMBEDDING = "model.embed_tokens"
 HEAD = "lm_head"
 
 
+def language_model_name(name: str) -> str:
+    """Return the name that a module or tensor of a multimodal model's language model has in the latter on its own."""
+    if name.startswith(("language_model.model.", "language_model.lm_head")):
+        return name.removeprefix("language_model.")
+    if name.startswith("model.language_model."):
+        return f"model.{name.removeprefix('model.language_model.')}"
+    return name
+
+
+def in_tower(name: str, towers: tuple[str, ...]) -> bool:
+    """Return whether a module or tensor belongs to one of a multimodal model's modules beside its language model."""
+    return name.removeprefix("model.").partition(".")[0] in towers
+
+
 @dataclass(frozen=True, slots=True)
 class ProjectionShape:
     """One fused matrix product of the base model.
@@ -43,6 +57,7 @@ class BaseLayout:
         read_weight: the weight of a module in use, [out, in] (for the embedding [V, H]), any floating
             type. Called from background threads, for DoRA and to compare a weight that came with an adapter.
         read_bias: the bias [out] of a module, or None if it has none. Called from background threads, for DoRA.
+        towers: modules of the checkpoint beside the language model: an adapter's part in them changes no text.
     """
 
     projections: tuple[ProjectionShape, ...]
@@ -50,6 +65,7 @@ class BaseLayout:
     device: torch.device
     read_weight: Callable[[str], Tensor]
     read_bias: Callable[[str], Tensor | None]
+    towers: tuple[str, ...] = ()
     modules: Mapping[str, tuple[int, int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

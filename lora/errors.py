@@ -20,6 +20,10 @@ class AdapterError(Exception):
         self.option = None if option is None else _safe(option)
 
 
+class AdapterLimit(AdapterError):
+    """No room for another adapter now: it may be loaded when others are gone."""
+
+
 def _safe(text: str) -> str:
     """Shorten and escape: names from an untrusted file may be long or not encodable."""
     short = text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."

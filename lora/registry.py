@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .errors import AdapterError
+from .errors import AdapterError, AdapterLimit
 from .prepare_factors import PreparedAdapter
 
 
@@ -63,7 +63,7 @@ class AdapterRegistry:
         """Make an adapter the current version of a name; the version before it is retired.
 
         Raises:
-            AdapterError: the limit of names is reached.
+            AdapterLimit: the limit of names is reached.
         """
         self.check_room(name)
         facts = (adapter.invocation_tokens, adapter.rank, adapter.num_bytes)
@@ -77,9 +77,12 @@ class AdapterRegistry:
         return version
 
     def check_room(self, name: str) -> None:
-        """Raise ``AdapterError`` if the limit of names leaves no room for this one."""
+        """Raise ``AdapterLimit`` if the limit of names leaves no room for this one."""
         if name not in self._current and len(self._current) >= self.max_adapters:
-            raise AdapterError(f"{self.max_adapters} adapters are loaded, which is the limit (--max-adapters).", "name")
+            raise AdapterLimit(
+                f"{self.max_adapters} adapters are loaded, which is the limit (--max-adapters): unload one with "
+                "/v1/unload_lora_adapter, or start the server with a higher limit."
+            )
 
     def get(self, name: str) -> AdapterVersion | None:
         return self._current.get(name)

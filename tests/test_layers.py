@@ -52,7 +52,8 @@ FLOORS = {
 FLOORS["api"] = (
     ("api",),
     ("api/protocol", "api/storage"),
-    ("api/access", "api/fleet", "api/catalog"),
+    ("api/access", "api/catalog", "api/fleet"),
+    ("api/fleet/on_ray",),
     ("api/structured", "api/batches"),
     ("api/observe",),
     ("api/generate",),

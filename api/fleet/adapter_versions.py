@@ -12,20 +12,30 @@ from dataclasses import dataclass, replace
 
 from ...engine.types import AdapterInfo
 
+MOST_NAME = 256
+"""Characters of a name that the engine takes."""
+
+BusyAdapters = tuple[tuple[str, ...], tuple[str, ...]]
+"""Adapters with running and with waiting sequences, as in a heartbeat."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedVersion:
     """What a replica needs to load a version.
 
     Attributes:
+        name: its public name.
         version: its name on the replicas.
         path: its folder.
         trusted: the path may lead outside the folder of adapters.
+        digest: of its content; "" where it is not known.
     """
 
+    name: str
     version: str
     path: str
     trusted: bool
+    digest: str = ""
 
 
 class AdapterVersions:
@@ -42,7 +52,7 @@ class AdapterVersions:
         used = {*others, *self._loading, *self._retired, *(each.version for each in self._current.values())}
         while True:
             self._counts[name] += 1
-            version = name if self._counts[name] == 1 else f"{name}@{self._counts[name]}"
+            version = name if self._counts[name] == 1 else _numbered(name, self._counts[name])
             if version not in used:
                 self._loading[version] = name
                 return version
@@ -51,8 +61,9 @@ class AdapterVersions:
         """Note that a load has ended."""
         del self._loading[version]
 
-    def add(self, name: str, loaded: LoadedVersion) -> None:
+    def add(self, loaded: LoadedVersion) -> None:
         """Let a name stand for a version; the one before it is retired."""
+        name = loaded.name
         self.remove(name)
         self._counts[name] = max(1, self._counts[name])
         self._current[name] = loaded
@@ -68,6 +79,11 @@ class AdapterVersions:
         """Return whether a public name is loaded or being loaded."""
         return name in self._current or name in self._loading.values()
 
+    def is_internal(self, name: str) -> bool:
+        """Return whether a name is one that only the replicas have, of a version: no request may name it."""
+        versions = {*self._loading, *self._retired, *(each.version for each in self._current.values())}
+        return name in versions and name not in self._current
+
     @property
     def wanted(self) -> dict[str, LoadedVersion]:
         """Current versions, for a replica that joins."""
@@ -82,9 +98,26 @@ class AdapterVersions:
         """Note that a retired version is unloaded."""
         self._retired.pop(version, None)
 
+    def busy(self, replicas: Iterable[BusyAdapters]) -> BusyAdapters:
+        """Return the public names of the adapters that have running and waiting sequences on any of ``replicas``."""
+        names = {version: loaded.name for version, loaded in (self._retired | self.wanted).items()} | self._loading
+        beats = tuple(replicas)
+        running = _public_names((each for each, _ in beats), names)
+        return running, _public_names((each for _, each in beats), names)
+
     def public(self, infos: Mapping[str, AdapterInfo]) -> dict[str, AdapterInfo]:
         """Return a replica's adapters under their public names, without retired versions."""
         names = {each.version: name for name, each in self._current.items()}
         hidden = self._retired.keys() | self._loading.keys()
         shown = {version: names.get(version, version) for version in infos if version not in hidden}
         return {name: replace(infos[version], name=name) for version, name in shown.items()}
+
+
+def _numbered(name: str, number: int) -> str:
+    """Return the name of a later version, which is as long as a name may be at most."""
+    suffix = f"@{number}"
+    return name[: MOST_NAME - len(suffix)].rstrip("/") + suffix
+
+
+def _public_names(replicas: Iterable[Iterable[str]], names: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(sorted({names.get(version, version) for versions in replicas for version in versions}))

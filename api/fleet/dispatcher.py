@@ -15,10 +15,10 @@ Those that only happened to be there get a token on the way and are free again.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...engine.errors import CapacityError, EngineDead, EngineError
+from ...engine.errors import AdapterUnavailable, CapacityError, EngineDead, EngineError
 from ...engine.messages import Abort, Done, Failed, Heartbeat, Message, Ready, Submit, TokenOut, TokenTexts, failure_of
 from ...engine.types import Priority
 from .frame_order import FrameGap, FrameOrder
@@ -85,6 +85,7 @@ class Dispatcher:
         self._orders: dict[str, FrameOrder[Sequence[Message]]] = {}
         self._held: dict[int, tuple[JournalEntry, float]] = {}  # with the time since when
         self._suspects: dict[str, JournalEntry] = {}  # by replica
+        self._lacking: dict[str, set[str]] = {}  # replicas, by the adapter that they cannot have
         self._versions: dict[str, str] = {}
         self._base_digest = ""
         self._texts: TokenTexts | None = None
@@ -157,8 +158,14 @@ class Dispatcher:
             else:
                 self._end(entry, aborted(entry))
 
-    def join(self, name: str, ready: Ready, now: float) -> None:
-        """Add a replica, whose name no other one ever had; sequences that wait for one go there."""
+    def join(self, name: str, ready: Ready, now: float, lacking: Iterable[str] = ()) -> None:
+        """Add a replica, whose name no other one ever had; sequences that wait for one go there.
+
+        Args:
+            lacking: versions of adapters that it cannot have, and gets no sequences of.
+        """
+        for version in lacking:
+            self._lacking.setdefault(version, set()).add(name)
         self._table.join(name, ready, now)
         self._base_digest = ready.base_digest  # of new sequences, as far as is known
         self._orders[name] = FrameOrder()
@@ -178,14 +185,26 @@ class Dispatcher:
         """Give up a replica: its sequences go on elsewhere. Ignored if it is gone."""
         if name not in self.replicas:
             return
+        self._lost.append(name)
+        self.num_lost += 1
+        for entry in self._remove(name):
+            self._replay(entry, now)
+        self._place_held(now)
+
+    def retire(self, name: str, now: float) -> None:
+        """Remove a replica that is not wanted any more. Sequences that it still has go on elsewhere, without blame."""
+        for entry in self._remove(name):
+            entry.is_late = True
+            self._replay(entry, now)
+        self._place_held(now)
+
+    def _remove(self, name: str) -> list[JournalEntry]:
+        """Forget a replica. Returns the sequences that it had."""
         self._table.leave(name)
         del self._orders[name]
         self._suspects.pop(name, None)
-        self._lost.append(name)
-        self.num_lost += 1
-        for entry in self._journal.lift(name):
-            self._replay(entry, now)
-        self._place_held(now)
+        self._lacking = {version: left for version, names in self._lacking.items() if (left := names - {name})}
+        return self._journal.lift(name)
 
     def take(self, name: str, number: int, messages: Sequence[Message], now: float) -> None:
         """Take a frame of a replica, in any order of their numbers. Frames of replicas that are gone are ignored."""
@@ -254,8 +273,13 @@ class Dispatcher:
         return replace(submit, params=replace(submit.params, seed=seed), adapter=adapter)
 
     def _place(self, entry: JournalEntry, now: float) -> bool:
-        """Send a sequence to a replica, or hold it while there is none. Returns whether it was sent."""
+        """Send a sequence to a replica, or hold it while there is none. Returns whether it waits no more."""
         submit = entry.submit
+        lacking: Collection[str] = self._lacking.get(submit.adapter or "", ())
+        if lacking and all(info.draining or name in lacking for name, info in self.replicas.items()):
+            text = "The adapter's files are gone, or have changed since it was loaded: load it again."
+            self._end(entry, failure_of(submit.id, AdapterUnavailable(text)))
+            return True
         is_suspect = entry.deaths >= SUSPECT_DEATHS
         chain, num_tokens = self._chain(entry), len(submit.tokens) + len(entry.generated)
         info, route = self._table.choose(
@@ -264,7 +288,8 @@ class Dispatcher:
             adapter=submit.adapter,
             base_digest=entry.base_digest,
             heard_since=now - self._limits.silent_seconds,
-            excluded=self._suspects,
+            excluded={*self._suspects, *lacking} if lacking else self._suspects,
+            is_replay=entry.replays > 0,
         )
         is_silent = info is not None and now - info.heard > self._limits.silent_seconds
         if info is None or (is_suspect and is_silent):
@@ -327,7 +352,7 @@ class Dispatcher:
         number, num_generated = entry.number, len(entry.generated)
         said = self._journal.take(entry, message, info.ready.base_digest)
         if said is not None:
-            self._delivered.append(said)
+            self._delivered.append(_measured_anew(said, entry, now))
         if not isinstance(message, TokenOut):
             self._table.ended(info, number)
             if isinstance(message, Done):  # the next call of a conversation finds its answer there
@@ -335,8 +360,16 @@ class Dispatcher:
         elif len(entry.generated) > num_generated:
             self._table.begun(info, number)
             entry.deaths = 0
+            entry.began = now if entry.began is None else entry.began
         else:
             return
         if self._suspects.get(info.name) is entry:
             del self._suspects[info.name]
             self._place_held(now)
+
+
+def _measured_anew(said: Said, entry: JournalEntry, now: float) -> Said:
+    """Return a message with the seconds since the first token of all, if another replica than the last has sent it."""
+    if not isinstance(said, Done) or said.stats is None or not entry.replays or entry.began is None:
+        return said
+    return replace(said, stats=replace(said.stats, decode=now - entry.began))

@@ -13,19 +13,24 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace as replace_fields
 from functools import partial
 from typing import Any
 
 from ...engine.errors import EngineDead, EngineError, RequestError, UnknownModel
-from ...engine.messages import Abort, Heartbeat, Message, Ready, Submit, TokenTexts
+from ...engine.messages import Heartbeat, Message, Ready, Submit, TokenTexts
 from ...engine.snapshot import EngineSnapshot
 from ...engine.types import AdapterInfo
-from .adapter_versions import AdapterVersions, LoadedVersion
+from .adapter_loading import load_on_all, load_others
+from .adapter_versions import AdapterVersions, BusyAdapters, LoadedVersion
 from .dispatcher import Dispatcher, DispatcherLimits
 from .fleet_stats import FleetStats
-from .replica_client import ReplicaClient
+from .replica_client import ReplicaClient, send
+from .replica_launcher import ReplicaLauncher
 
 TICK_SECONDS = 0.25
+DRAIN_SECONDS = 30.0
+"""Seconds that sequences of a replica that drains get to end there."""
 MOST_FAILED_STARTS = 3
 """Starts of replicas that fail in a row, without one that serves, after which the fleet is dead."""
 
@@ -36,8 +41,8 @@ class Fleet:
     """Runs a number of replicas. All methods belong to one event loop.
 
     Args:
-        make: makes the client of a replica, which is not started.
-        count: replicas.
+        launcher: starts and stops replicas.
+        count: replicas, at least one.
         limits: of the dispatcher.
         seed: of the seeds of requests without one.
 
@@ -46,19 +51,21 @@ class Fleet:
     """
 
     def __init__(
-        self, make: Callable[[], ReplicaClient], count: int, limits: DispatcherLimits | None = None, *, seed: int = 0
+        self, launcher: ReplicaLauncher, count: int, limits: DispatcherLimits | None = None, *, seed: int = 0
     ) -> None:
-        self._make = make
+        self._launcher = launcher
         self._count = count
         self._dispatcher = Dispatcher(limits or DispatcherLimits(), seed)
         self._clients: dict[str, ReplicaClient] = {}
         self._frames: dict[str, int] = {}
+        self._busy: dict[str, BusyAdapters] = {}  # of the last heartbeats, by replica
         self._versions = AdapterVersions()
         self._totals = FleetStats()
         self._names = (f"replica-{number}" for number in itertools.count(1))
         self._tasks: set[asyncio.Task[Any]] = set()
         self._starts: set[asyncio.Task[Any]] = set()  # those of them that start replicas
         self._timer: asyncio.TimerHandle | None = None
+        self._draining: dict[str, float] = {}  # until when, by replica
         self._num_failed = 0
         self._closing = False
         self._ready: Ready | None = None
@@ -83,8 +90,11 @@ class Fleet:
 
     @property
     def adapters(self) -> Mapping[str, AdapterInfo]:
-        """Loaded adapters by name, as one of the replicas sees them."""
-        return self._versions.public(next((client.adapters for client in self._clients.values()), {}))
+        """Loaded adapters by name, each as one of the replicas sees it."""
+        infos: dict[str, AdapterInfo] = {}
+        for client in self._clients.values():  # a replica may lack some
+            infos.update(client.adapters)
+        return self._versions.public(infos)
 
     @property
     def replicas(self) -> Mapping[str, ReplicaClient]:
@@ -96,23 +106,46 @@ class Fleet:
         """Sequences that went on on another replica."""
         return self._dispatcher.num_replays
 
+    @property
+    def num_lost(self) -> int:
+        """Replicas lost, without those that were not wanted any more."""
+        return self._dispatcher.num_lost
+
     async def start(self) -> Ready:
         """Start all replicas and wait for them. Raises as ``EngineClient.start``, and ends those that run."""
-        starts = [asyncio.ensure_future(self._start_one()) for _ in range(self._count)]
+        starts = [asyncio.ensure_future(self._launcher.launch()) for _ in range(self._count)]
         try:
             started = await asyncio.gather(*starts)
         except BaseException:
             self._closing = True
             await asyncio.gather(*starts, return_exceptions=True)
-            await asyncio.gather(*(task.result()[0].close() for task in starts if not _failed(task)))
+            await asyncio.gather(*(self._launcher.stop(task.result()[0]) for task in starts if not _failed(task)))
             raise
         self._ready = started[0][1]
         for info in self._ready.adapters:
-            self._versions.add(info.name, LoadedVersion(info.name, info.path, trusted=True))  # the operator's
+            self._versions.add(LoadedVersion(info.name, info.name, info.path, True, info.digest))  # the operator's
         for client, ready in started:
             self._join(client, ready)
         self._tick()
         return self._ready
+
+    def scale(self, count: int) -> None:
+        """Set how many replicas there should be: others are started, or drained with the least loaded first.
+
+        A replica that drains takes no new sequences; what has not ended within ``DRAIN_SECONDS`` goes on elsewhere.
+
+        Raises:
+            ValueError: ``count`` is below 1.
+        """
+        if count < 1:
+            raise ValueError(f"count is {count}; a fleet has at least 1 replica")
+        self._count = count
+        replicas = self._dispatcher.replicas
+        until = time.monotonic() + DRAIN_SECONDS
+        for name in sorted(self._serving, key=lambda each: replicas[each].rows)[: max(0, len(self._serving) - count)]:
+            self._dispatcher.drain(name)
+            self._draining[name] = until
+        self._pump()
 
     def describe_tokens(self, texts: TokenTexts) -> None:
         """Send the bytes of all tokens to the replicas, before the first sequence with a grammar."""
@@ -125,9 +158,13 @@ class Fleet:
         Raises:
             EngineDead: the fleet is dead.
             CapacityError: it has no room for more.
+            UnknownModel: an adapter's name is one that only the replicas have, such as ``sql@2``.
         """
         if not self.is_alive:
             raise EngineDead("The engine is not running." if self.death is None else str(self.death))
+        for name in {submit.adapter for submit in submits if submit.adapter is not None}:
+            if self._versions.is_internal(name):
+                raise UnknownModel(name)
         self._dispatcher.submit(submits, time.monotonic())
         self._pump()
 
@@ -143,11 +180,12 @@ class Fleet:
                 f"The adapter {name!r} is loaded already; unload it, or ask to replace it.", param="name"
             )
         version = self._versions.begin(name, {each for client in self._clients.values() for each in client.adapters})
+        loaded = LoadedVersion(name, version, path, trusted)
         try:
-            await self._load_on_all(LoadedVersion(version, path, trusted))
+            digest = await load_on_all(lambda: self._clients.values(), loaded)
         finally:
             self._versions.end(version)
-        self._versions.add(name, LoadedVersion(version, path, trusted))
+        self._versions.add(replace_fields(loaded, digest=digest))
         self._dispatcher.name_adapter(name, version)
 
     async def unload_adapter(self, name: str) -> None:
@@ -158,8 +196,9 @@ class Fleet:
         await self._unload_retired()
 
     async def list_adapters(self) -> tuple[AdapterInfo, ...]:
-        """Return all adapters, as one of the replicas sees them. Raises as ``EngineClient``."""
-        infos = await self._any().list_adapters()
+        """Return all adapters, as the replica that has the most of them sees them. Raises as ``EngineClient``."""
+        fullest = max(self._clients.values(), key=lambda client: len(client.adapters), default=None)
+        infos = await (fullest or self._any()).list_adapters()
         return tuple(self._versions.public({info.name: info for info in infos}).values())
 
     async def take_snapshot(self) -> EngineSnapshot:
@@ -182,26 +221,17 @@ class Fleet:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for client in self._clients.values():  # that they end now is no loss
-            client.on_frame, client.on_death = (lambda messages: None), (lambda error: None)
-        await asyncio.gather(*(client.close() for client in self._clients.values()))
+            _mute(client)
+        await asyncio.gather(*(self._launcher.stop(client) for client in self._clients.values()))
 
-    async def _start_one(self) -> tuple[ReplicaClient, Ready]:
-        client = self._make()
-        try:
-            ready = await client.start()
-        except BaseException:
-            await client.close()
-            raise
-        return client, ready
-
-    def _join(self, client: ReplicaClient, ready: Ready) -> None:
-        """Let a started replica take sequences."""
+    def _join(self, client: ReplicaClient, ready: Ready, lacking: frozenset[str] = frozenset()) -> None:
+        """Let a started replica take sequences, but for those of adapters that it lacks."""
         name = next(self._names)
         self._clients[name], self._frames[name] = client, 0
         client.on_frame = partial(self._take, name)
         client.on_heartbeat = partial(self._beat, name)
         client.on_death = partial(self._lose, name)
-        self._dispatcher.join(name, ready, time.monotonic())
+        self._dispatcher.join(name, ready, time.monotonic(), lacking)
         self._pump()
 
     def _take(self, name: str, messages: list[Message]) -> None:
@@ -210,8 +240,9 @@ class Fleet:
         self._pump()
 
     def _beat(self, name: str, heartbeat: Heartbeat) -> None:
+        self._busy[name] = heartbeat.adapters
         self._take(name, [heartbeat])
-        self.on_heartbeat(Heartbeat(self.stats, heartbeat.histograms))
+        self.on_heartbeat(Heartbeat(self.stats, heartbeat.histograms, self._versions.busy(self._busy.values())))
 
     def _lose(self, name: str, error: EngineDead) -> None:
         """Give up a replica whose client says that it is dead."""
@@ -224,6 +255,7 @@ class Fleet:
         for name, client in self._clients.items():
             self._dispatcher.hear(name, now - client.silent_seconds)
         self._dispatcher.tick(now)
+        self._stop_drained(now)
         self._pump()
         if any(not self._dispatcher.uses_adapter(version) for version in self._versions.retired):
             self._run(self._unload_retired())
@@ -232,30 +264,59 @@ class Fleet:
     def _pump(self) -> None:
         """Carry what the dispatcher has to say: replace lost replicas, send to the others, deliver to clients."""
         for name in self._dispatcher.take_lost():
-            client = self._clients.pop(name)
-            self._totals.retire(client.stats)
-            client.on_frame, client.on_death = (lambda messages: None), (lambda error: None)
+            client = self._let_go(name)
             client.kill()
-            self._run(client.close())
-            if not self._closing:
-                start = self._run(self._replace())
-                self._starts.add(start)
-                start.add_done_callback(self._starts.discard)
+            self._run(self._launcher.stop(client))
+        self._start_missing()
         by_replica: dict[str, list[Message]] = {}
         for name, message in self._dispatcher.take_sent():
             by_replica.setdefault(name, []).append(message)
         for name, messages in by_replica.items():
             if name in self._clients:
-                _send(self._clients[name], messages)
+                send(self._clients[name], messages)
         if delivered := self._dispatcher.take_delivered():
             self.on_frame(delivered)
 
-    async def _replace(self) -> None:
-        """Start a replica in the place of a lost one, with the adapters that the others have."""
-        while not self._closing and self.death is None:
+    def _start_missing(self) -> None:
+        """Start replicas until as many serve, or are starting, as are wanted."""
+        while self._timer is not None and not self._closing and self._num_missing > 0:
+            start = self._run(self._start_another())
+            self._starts.add(start)
+            start.add_done_callback(self._starts.discard)
+
+    @property
+    def _num_missing(self) -> int:
+        return self._count - len(self._serving) - len(self._starts)
+
+    @property
+    def _serving(self) -> list[str]:
+        """Names of the replicas that take new sequences."""
+        return [name for name in self._clients if not self._dispatcher.replicas[name].draining]
+
+    def _let_go(self, name: str) -> ReplicaClient:
+        """Return the client of a replica that serves no more; what it had counted stays."""
+        client = self._clients.pop(name)
+        self._busy.pop(name, None)
+        self._totals.retire(client.stats)
+        _mute(client)
+        return client
+
+    def _stop_drained(self, now: float) -> None:
+        """Stop replicas that drain and have no sequence; those that have had their time go on elsewhere."""
+        for name, until in tuple(self._draining.items()):
+            if name not in self._clients:
+                del self._draining[name]
+            elif self._dispatcher.is_drained(name) or now >= until:
+                del self._draining[name]
+                self._dispatcher.retire(name, now)
+                self._run(self._launcher.stop(self._let_go(name)))
+
+    async def _start_another(self) -> None:
+        """Start a replica beside the others, with the adapters that they have."""
+        while not self._closing and self.death is None and self._count > len(self._serving):
             try:
-                client, ready = await self._start_one()
-                await self._fit(client, ready)
+                client, ready = await self._launcher.launch()
+                lacking = await self._fit(client, ready)
             except EngineError as error:
                 self._num_failed += 1
                 logger.error("a replica could not be started: %s", error)
@@ -264,24 +325,22 @@ class Fleet:
                 await asyncio.sleep(self._num_failed)
                 continue
             self._num_failed = 0
-            self._join(client, ready)
+            if self._closing or self._count <= len(self._serving):  # it is not wanted any more
+                await self._launcher.stop(client)
+            else:
+                self._join(client, ready, lacking)
             return
 
-    async def _fit(self, client: ReplicaClient, ready: Ready) -> None:
-        """Give a replica the adapters of the others. EngineDead if it cannot take their sequences."""
+    async def _fit(self, client: ReplicaClient, ready: Ready) -> frozenset[str]:
+        """Give a replica the adapters of the others. Returns those that it lacks. EngineDead if it cannot serve."""
         assert self._ready is not None
         try:
             if ready.max_model_len < self._ready.max_model_len or ready.base_digest != self._ready.base_digest:
                 raise EngineDead("The replica has another model, or a shorter context than the others.")
-            # Again after each load, as others may be asked for meanwhile.
-            while (wanted := self._wanted()).keys() != client.adapters.keys():
-                if extra := client.adapters.keys() - wanted.keys():
-                    await client.unload_adapter(min(extra))
-                else:
-                    await _load(client, wanted[min(wanted.keys() - client.adapters.keys())])
-        except EngineError:
+            return await load_others(client, self._wanted)
+        except BaseException:  # the fleet may be closed in the meantime
             client.kill()
-            await client.close()
+            await self._launcher.stop(client)
             raise
 
     def _wanted(self) -> dict[str, LoadedVersion]:
@@ -302,22 +361,6 @@ class Fleet:
                 clients = self._clients.values()
                 await asyncio.gather(*(client.unload_adapter(version) for client in clients), return_exceptions=True)
 
-    async def _load_on_all(self, loaded: LoadedVersion) -> None:
-        """Load a version on all replicas, on none if one refuses it. EngineDead if all are dead."""
-        asked: list[ReplicaClient] = []
-        done: list[ReplicaClient] = []
-        while missing := [client for client in self._clients.values() if client not in asked]:
-            asked += missing
-            outcomes = await asyncio.gather(*(_load(client, loaded) for client in missing), return_exceptions=True)
-            done += [client for client, outcome in zip(missing, outcomes, strict=True) if outcome is None]
-            for outcome in outcomes:
-                if isinstance(outcome, BaseException) and not isinstance(outcome, EngineDead):
-                    unloads = (client.unload_adapter(loaded.version) for client in done)
-                    await asyncio.gather(*unloads, return_exceptions=True)
-                    raise outcome
-        if not done:
-            raise EngineDead("No replica of the engine is running.")
-
     def _any(self) -> ReplicaClient:
         client = next(iter(self._clients.values()), None)
         if client is None:
@@ -335,21 +378,7 @@ def _failed(task: asyncio.Future[Any]) -> bool:
     return task.cancelled() or task.exception() is not None
 
 
-async def _load(client: ReplicaClient, loaded: LoadedVersion) -> None:
-    await client.load_adapter(loaded.version, loaded.path, trusted=loaded.trusted)
-
-
-def _send(client: ReplicaClient, messages: list[Message]) -> None:
-    """Send messages to a replica; one that has just died is given up by its ``on_death``."""
-    submits = [message for message in messages if isinstance(message, Submit)]
-    ended = [number for message in messages if isinstance(message, Abort) for number in message.ids]
-    try:
-        for message in messages:
-            if isinstance(message, TokenTexts):
-                client.describe_tokens(message)
-        if submits:
-            client.submit(submits)
-        if ended:
-            client.abort(ended)
-    except EngineDead:
-        return
+def _mute(client: ReplicaClient) -> None:
+    """Hear nothing more of a replica."""
+    client.on_frame, client.on_heartbeat = (lambda messages: None), (lambda heartbeat: None)
+    client.on_death = lambda error: None

@@ -40,6 +40,7 @@ class JournalEntry:
         aborted: the client does not want it any more.
         deaths: replicas lost in a row while it was there and got no token.
         replays: replicas lost while it was there, in all.
+        began: when its first token came; None before that.
         is_late: its replica was silent already when it came there: it is not the reason if that is lost.
     """
 
@@ -54,6 +55,7 @@ class JournalEntry:
     aborted: bool = False
     deaths: int = 0
     replays: int = 0
+    began: float | None = None
     is_late: bool = False
 
     @property

@@ -2,45 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from ...engine.errors import EngineDead
-from ...engine.messages import Heartbeat, Message, Ready, Submit, TokenTexts
-from ...engine.snapshot import EngineSnapshot
-from ...engine.types import AdapterInfo
+from ...engine.messages import Abort, Message, Submit, TokenTexts
+from ...engine.serving.engine_like import EngineLike
 
 
-class ReplicaClient(Protocol):
-    """The engine of one replica; see ``EngineClient`` for each of these."""
+class ReplicaClient(EngineLike, Protocol):
+    """The engine of one replica. It is started once, and ended by ``close``, after ``kill`` if it is lost."""
 
-    on_frame: Callable[[list[Message]], None]
-    on_heartbeat: Callable[[Heartbeat], None]
-    on_death: Callable[[EngineDead], None]
-    stats: dict[str, float]
 
-    @property
-    def adapters(self) -> Mapping[str, AdapterInfo]: ...
-
-    @property
-    def silent_seconds(self) -> float: ...
-
-    async def start(self) -> Ready: ...
-
-    def describe_tokens(self, texts: TokenTexts) -> None: ...
-
-    def submit(self, submits: Sequence[Submit]) -> None: ...
-
-    def abort(self, ids: Iterable[int]) -> None: ...
-
-    async def load_adapter(self, name: str, path: str, *, replace: bool = False, trusted: bool = False) -> None: ...
-
-    async def unload_adapter(self, name: str) -> None: ...
-
-    async def list_adapters(self) -> tuple[AdapterInfo, ...]: ...
-
-    async def take_snapshot(self) -> EngineSnapshot: ...
-
-    def kill(self) -> None: ...
-
-    async def close(self) -> None: ...
+def send(client: ReplicaClient, messages: Sequence[Message]) -> None:
+    """Send messages to a replica; one that has just died is given up by its ``on_death``."""
+    submits = [message for message in messages if isinstance(message, Submit)]
+    ended = [number for message in messages if isinstance(message, Abort) for number in message.ids]
+    try:
+        for message in messages:
+            if isinstance(message, TokenTexts):
+                client.describe_tokens(message)
+        if submits:
+            client.submit(submits)
+        if ended:
+            client.abort(ended)
+    except EngineDead:
+        return

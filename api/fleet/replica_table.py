@@ -127,6 +127,7 @@ class ReplicaTable:
         base_digest: str = "",
         heard_since: float = -np.inf,
         excluded: Container[str] = (),
+        is_replay: bool = False,
     ) -> tuple[ReplicaInfo | None, Route]:
         """Return the replica for a sequence, None if there is none; see ``choose_replica``.
 
@@ -134,6 +135,8 @@ class ReplicaTable:
             base_digest: of the base model that it must have, "" for any.
             heard_since: it goes to replicas that were silent for longer only if there are no others.
             excluded: names of replicas that it must not go to.
+            is_replay: a client waits for its next token, so that it goes where its adapter is rather than where the
+                adapter should be loaded next.
         """
         cached, deepest = self.prefixes.cached(chain)
         is_open = self._open
@@ -146,7 +149,9 @@ class ReplicaTable:
             is_open = speaking
         rate = float(self._rates[is_open].mean()) if is_open.any() else FIRST_RATE
         columns = ReplicaColumns(self._names, is_open, self._tokens * (rate / self._rates))
-        route = choose_replica(chain, num_tokens, cached, deepest, columns, self._adapter_columns(adapter, rate))
+        route = choose_replica(
+            chain, num_tokens, cached, deepest, columns, self._adapter_columns(adapter, rate, is_replay)
+        )
         return self._by_slot.get(route.replica), route
 
     def place(self, info: ReplicaInfo, number: int, chain: Sequence[int], num_new: int, adapter: str | None) -> None:
@@ -213,14 +218,15 @@ class ReplicaTable:
         count, at = self._counts.get(adapter, (0.0, 0))
         return count * _SHARE_DECAY ** (self._num_routed - at)
 
-    def _adapter_columns(self, adapter: str | None, rate: float) -> AdapterColumns | None:
+    def _adapter_columns(self, adapter: str | None, rate: float, is_replay: bool) -> AdapterColumns | None:
         if adapter is None:
             return None
         nowhere = np.zeros(len(self._open), bool)
         routed = (1 - _SHARE_DECAY ** max(1, self._num_routed)) / (1 - _SHARE_DECAY)
         share = self._count(adapter) / (routed + _FEW)
         loaded = self._loaded.get(adapter, nowhere)
-        return AdapterColumns(hash_of(adapter), loaded, self._full, self._load_seconds * rate, share)
+        full = ~nowhere if is_replay else self._full  # a home that is not full counts as if it had it
+        return AdapterColumns(hash_of(adapter), loaded, full, self._load_seconds * rate, share)
 
 
 def hash_of(name: str) -> int:

@@ -27,7 +27,7 @@ from ...engine.types import AdapterInfo
 
 if TYPE_CHECKING:
     from ...engine.adapter_sources.adapter_fetcher import AdapterFetcher, Download, FetchedAdapter
-    from ...engine.serving.engine_client import EngineClient
+    from ...engine.serving.engine_like import EngineLike
 
 WAIT_SECONDS = 60.0
 """Most time that a request waits for its adapter."""
@@ -40,6 +40,10 @@ MOST_WAITING = 256
 _MOST_EVICTIONS = 8  # for room in the cache on disk, at one load
 
 logger = logging.getLogger("rootgraft.adapters")
+
+
+class _NoName(AdapterUnavailable):
+    """All names that requests may bring are being loaded."""
 
 
 class RemoteAdapters:
@@ -57,7 +61,7 @@ class RemoteAdapters:
     def __init__(
         self,
         fetcher: AdapterFetcher,
-        client: EngineClient,
+        client: EngineLike,
         *,
         lora_dir: str | None = None,
         most_names: int = 1,
@@ -184,14 +188,19 @@ class RemoteAdapters:
 
     async def _bring(self, name: str, tenant: str) -> None:
         try:
-            while len(self._brought) >= self._most_names:
-                await self._unload_one()
+            if len(self._loads) > self._most_names:  # with this one
+                raise _NoName(
+                    f"{self._most_names} adapters that requests name are being loaded already, half of "
+                    "--max-adapters: ask again in a while."
+                )
+            while self._brought and len(self._brought) + len(self._loads) > self._most_names:
+                await self._unload(_next_to_unload(self._brought))
             await self._load_with_room(name)
             self._brought[name] = tenant
         except EngineError as error:
             if isinstance(error, RequestError) and error.param is None:
                 error.param = "model"
-            if not isinstance(error, CacheFull):  # which passes as soon as any name is unloaded
+            if not isinstance(error, CacheFull | _NoName):  # which pass as soon as any name is unloaded
                 self._remember(name, error)
             raise
         finally:
@@ -199,20 +208,38 @@ class RemoteAdapters:
             self._loading_for[tenant] -= 1
 
     async def _load_with_room(self, name: str) -> None:
-        for _ in range(_MOST_EVICTIONS):
+        """Load an adapter; if the cache on disk is full, unload names of requests, if that makes room for it."""
+        evictions = _MOST_EVICTIONS
+        while True:
             try:
-                return await self._load(name, parse_source(name), replace=False)
-            except CacheFull:
-                if not self._brought:
+                return await self._load(name, parse_source(name), replace=False, for_request=True)
+            except CacheFull as error:
+                victims = await self._enough_for(error.missing, evictions)
+                if not victims:
                     raise
-                await self._unload_one()
-        return await self._load(name, parse_source(name), replace=False)
+                evictions -= len(victims)
+                for victim in victims:
+                    await self._unload(victim)
 
-    async def _load(self, name: str, source: AdapterSource, *, replace: bool) -> None:
+    async def _enough_for(self, num_bytes: int, most: int) -> list[str]:
+        """Return the first names to unload that free so many bytes on disk; none if all of them do not."""
+        infos = await self._client.list_adapters()
+        idle = {info.name: info.path for info in infos if info.state == "ready" and not info.pins}
+        left = OrderedDict((name, owner) for name, owner in self._brought.items() if name in idle)
+        victims: list[str] = []
+        while left and len(victims) < most:
+            victims.append(_next_to_unload(left))
+            del left[victims[-1]]
+            fetched = [self._fetched[idle[each]] for each in victims if idle[each] in self._fetched]
+            if await asyncio.to_thread(self._fetcher.bytes_freed, fetched) >= num_bytes:
+                return victims
+        return []
+
+    async def _load(self, name: str, source: AdapterSource, *, replace: bool, for_request: bool = False) -> None:
         await self.release_unused()
         if name in self._downloads:
             raise AdapterUnavailable(f"An adapter is being downloaded under the name {name!r}: {self._state(name)}.")
-        self._downloads[name] = source, self._fetcher.begin(source)
+        self._downloads[name] = source, self._fetcher.begin(source, for_request=for_request)
         try:
             fetched = await asyncio.wrap_future(self._downloads[name][1].result)
             try:
@@ -228,11 +255,10 @@ class RemoteAdapters:
         finally:
             del self._downloads[name]
 
-    async def _unload_one(self) -> None:
-        """Unload the name that was used longest ago, of the tenant that has brought the most."""
-        tenant = Counter(self._brought.values()).most_common(1)[0][0]
-        name = next(name for name, owner in self._brought.items() if owner == tenant)
-        del self._brought[name]
+    async def _unload(self, name: str) -> None:
+        """Unload a name that a request brought, if it is still one."""
+        if self._brought.pop(name, None) is None:
+            return
         logger.info("unloading %s, which was used longest ago, for another adapter", name)
         with contextlib.suppress(UnknownModel):
             await self._client.unload_adapter(name)
@@ -261,3 +287,9 @@ class RemoteAdapters:
         until, error = self._failures.get(name, (0.0, None))
         if error is not None and self._clock() < until:
             raise error.with_traceback(None)
+
+
+def _next_to_unload(brought: Mapping[str, str]) -> str:
+    """Return the name that was used longest ago, of the tenant that has brought the most."""
+    tenant = Counter(brought.values()).most_common(1)[0][0]
+    return next(name for name, owner in brought.items() if owner == tenant)

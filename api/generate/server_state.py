@@ -34,7 +34,7 @@ from .remote_adapters import RemoteAdapters
 
 if TYPE_CHECKING:
     from ...engine.serving.async_engine import AsyncEngine
-    from ...engine.serving.engine_client import EngineClient
+    from ...engine.serving.engine_like import EngineLike
     from ...engine.text.tokenizer import Tokenizer
     from ..batches.internal_client import InternalClient
 
@@ -73,7 +73,7 @@ class ServerState:
     remote: RemoteAdapters | None = None
     versions: ModelVersions | None = None
     async_engine: AsyncEngine | None = None
-    client: EngineClient | None = None
+    client: EngineLike | None = None
     draining: bool = False
     version: str = "unknown"
     started: int = field(default_factory=lambda: int(time.time()))
@@ -121,7 +121,7 @@ class ServerState:
     def begin_loading(
         self,
         names: tuple[str, ...],
-        client: EngineClient,
+        client: EngineLike,
         *,
         finds_adapters: bool,
         remote: RemoteAdapters | None = None,
@@ -130,12 +130,12 @@ class ServerState:
         self.names, self.client, self.finds_adapters, self.remote = names, client, finds_adapters, remote
         self._renew_metrics(client, EngineFacts())
 
-    def begin_serving(self, async_engine: AsyncEngine, client: EngineClient, facts: EngineFacts) -> None:
+    def begin_serving(self, async_engine: AsyncEngine, client: EngineLike, facts: EngineFacts) -> None:
         """Take the engine once it is ready; metrics begin again with what is known of it now."""
         self._renew_metrics(client, facts)
         self.async_engine = async_engine
 
-    def _renew_metrics(self, client: EngineClient, facts: EngineFacts) -> None:
+    def _renew_metrics(self, client: EngineLike, facts: EngineFacts) -> None:
         prefix = self.options.metrics_prefix
         self.metrics = Metrics(self.names[0], self.stats, prefix=prefix, facts=facts, gpus=self.gpus)
         client.on_heartbeat = self.metrics.on_heartbeat

@@ -21,12 +21,15 @@ from typing import Any
 
 import psutil
 
+from ..printable import printable
+
 _NAME = "rootgraft"
 _EVERYONES = ("/run/rootgraft", "/run/user/*/rootgraft", "/tmp/rootgraft-*")
 _LEAST_SECONDS = 1.0  # between two writes
 _MOST_FILES = 1000
 _MOST_BYTES = 1 << 16
 _MOST_COUNT = 1 << 31
+_MOST_CHARACTERS = 200  # of a text that is shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,28 +154,28 @@ def _record(content: Any) -> RunRecord:
         raise TypeError("a record is a JSON object")
     names = {spec.name for spec in fields(RunRecord)}
     given = {name: value for name, value in content.items() if name in names}
-    record = RunRecord(**given | {"models": tuple(map(_printable, given.get("models", ())))})
+    record = RunRecord(**given | {"models": tuple(map(_shown, given.get("models", ())))})
     numbers = (record.pid, record.adapters, record.running, record.waiting, record.kv_usage)
     if not all(0 <= number <= _MOST_COUNT for number in numbers):
         raise ValueError("a number is out of range")
     return RunRecord(
         int(record.pid),
         float(record.started),
-        _printable(record.url),
+        _shown(record.url),
         record.models,
         int(record.adapters),
-        _printable(record.status),
+        _shown(record.status),
         int(record.running),
         int(record.waiting),
         float(record.kv_usage),
-        _printable(record.version),
+        _shown(record.version),
         str(record.path),
     )
 
 
-def _printable(text: Any) -> str:
-    """Return a text without control characters, which another user may have written for our terminal."""
-    return "".join(each if each.isprintable() else "?" for each in str(text)[:200])
+def _shown(text: Any) -> str:
+    """Return a text, which another user may have written, as our terminal may show it."""
+    return printable(str(text)[:_MOST_CHARACTERS])
 
 
 def _make_folder(folder: Path) -> None:

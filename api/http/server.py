@@ -29,6 +29,7 @@ from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError, EngineDead
 from ...engine.serving.async_engine import AsyncEngine
 from ...engine.serving.engine_client import EngineClient
+from ...engine.serving.engine_like import EngineLike
 from ...engine.serving.sampling_defaults import read_sampling_defaults
 from ...engine.text.tokenizer import Tokenizer
 from ..catalog.model_catalog import ModelCatalog
@@ -195,15 +196,14 @@ class _Service:
         logger.info("ready: %s at %s/v1", ", ".join(state.names), self._listener.url)
         notify("READY=1")
 
-    async def _make_client(self, path: Path) -> tuple[EngineClient, RemoteAdapters | None]:
+    async def _make_client(self, path: Path) -> tuple[EngineLike, RemoteAdapters | None]:
         """Return the client of an engine, and the adapters from sources, of which those of the start are fetched."""
-        timeouts = self._options.heartbeat_timeout, self._options.watchdog_timeout
         if self._fetcher is None:
-            return _client_of(self._config, path, *timeouts), None
+            return _engine_of(self._config, path, self._options), None
         from ...engine.adapter_sources.named_sources import fetch_named
 
         config, named = await asyncio.to_thread(fetch_named, self._config, self._fetcher)
-        client = _client_of(config, path, *timeouts)
+        client = _engine_of(config, path, self._options)
         # The other half of the names is for adapters of the operator's, which no request can take.
         most = max(1, config.max_adapters // 2)
         return client, RemoteAdapters(self._fetcher, client, lora_dir=config.lora_dir, most_names=most, named=named)
@@ -288,8 +288,18 @@ async def _ended(call: Callable[[], None], seconds: float) -> None:
         await asyncio.sleep(0.02)
 
 
-def _client_of(config: EngineConfig, path: Path, heartbeat: float, watchdog: float) -> EngineClient:
-    return EngineClient(config, path, heartbeat_timeout=heartbeat, watchdog_timeout=watchdog)
+def _engine_of(config: EngineConfig, path: Path, options: ServerConfig) -> EngineLike:
+    """Return the engine: one process, or a fleet of them, by Ray or not, which nothing else imports."""
+    if options.ray_address is not None:
+        from ..fleet.on_ray.ray_fleet import ray_fleet
+
+        return ray_fleet(config, path, options)
+    if options.replicas > 1:
+        from ..fleet.local_fleet import local_fleet
+
+        return local_fleet(config, path, options)
+    timeouts = options.silence_seconds, options.watchdog_timeout
+    return EngineClient(config, path, heartbeat_timeout=timeouts[0], watchdog_timeout=timeouts[1])
 
 
 def _open_catalog(config: EngineConfig, options: ServerConfig) -> ModelCatalog | None:

@@ -13,7 +13,7 @@ import orjson
 from ...engine.errors import CapacityError
 
 if TYPE_CHECKING:
-    from ...engine.serving.engine_client import EngineClient
+    from ...engine.serving.engine_like import EngineLike
 
 _FOLDER = Path(__file__).parents[1] / "ui"
 _TYPES = {
@@ -72,7 +72,7 @@ class EngineWatch:
         self._taking: asyncio.Task[bytes] | None = None
         self._latest: bytes | None = None
 
-    async def snapshot(self, client: EngineClient) -> bytes:
+    async def snapshot(self, client: EngineLike) -> bytes:
         """Return a snapshot at most ``LEAST_SECONDS`` old, or the previous one during a long step.
 
         Raises:
@@ -90,6 +90,6 @@ class EngineWatch:
             raise CapacityError(f"The engine is in a step of more than {PATIENCE:g} seconds.")
         return self._latest
 
-    async def _take(self, client: EngineClient) -> bytes:
+    async def _take(self, client: EngineLike) -> bytes:
         self._latest = orjson.dumps(await client.take_snapshot())
         return self._latest

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 
 from ...engine.errors import RequestError, UnknownModel
-from ...engine.serving.engine_client import EngineClient
+from ...engine.serving.engine_like import EngineLike
 from ..generate.server_state import ServerState
 from ..protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from .dependencies import JsonRoute, State, shown_path
@@ -19,7 +19,7 @@ router = APIRouter(route_class=JsonRoute, tags=["adapters"])
 _FIELDS = {"name": "lora_name", "path": "lora_path", "model": "lora_path", "": "lora_path"}
 
 
-def _client(state: ServerState) -> EngineClient:
+def _client(state: ServerState) -> EngineLike:
     """Return the engine's client. Raises CapacityError or EngineDead if no new work is taken."""
     state.serving()
     if state.client is None:

@@ -23,6 +23,7 @@ from typing import Any
 
 from rootgraft.api.fleet.dispatcher import DispatcherLimits
 from rootgraft.api.fleet.fleet import Fleet
+from rootgraft.api.fleet.replica_launcher import ProcessLauncher
 from rootgraft.engine.checkpoint.locate import resolve_model
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.serving.async_engine import AsyncEngine
@@ -112,7 +113,7 @@ async def run(config: EngineConfig, replicas: int, streams: int, kills: int, max
     tokenizer = Tokenizer.load(path)
     make = partial(EngineClient, config, path, heartbeat_timeout=30.0)
     limits = DispatcherLimits(heartbeat_seconds=30.0)  # the machine may be busy
-    client: Any = Fleet(make, replicas, limits) if replicas else make()
+    client: Any = Fleet(ProcessLauncher(make), replicas, limits) if replicas else make()
     ready = await client.start()
     engine = AsyncEngine(client, tokenizer, ready)
     outcome = Outcome([{} for _ in range(streams)])

@@ -19,7 +19,6 @@ import sys
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,7 +40,7 @@ from rootgraft.engine.core.engine_core import EngineCore, Launched
 from rootgraft.engine.core.liveness_thread import LivenessThread
 from rootgraft.engine.ipc import Channel
 from rootgraft.engine.messages import Done, Failed, Message, Submit, TokenOut, TokenTexts
-from rootgraft.engine.serving.engine_client import EngineClient
+from rootgraft.engine.serving import engine_client
 from rootgraft.grammar import vocabulary
 from rootgraft.grammar.compile.compile_service import CompileService
 from rootgraft.lora.adapter_pool import AdapterPool
@@ -200,21 +199,19 @@ def engine(fd: str, liveness: str, folder: str, options: str) -> int:
     return 0
 
 
-class SoakClient(EngineClient):
-    """Starts the engine process above in place of the real one."""
-
-    def _spawn(self, fd: int, liveness: int) -> subprocess.Popen[bytes]:
-        options = json.dumps(asdict(self._config))
-        command = [sys.executable, "-m", "benchmarks.soaking.device", "engine", str(fd), str(liveness)]
-        return subprocess.Popen([*command, str(self._model_path), options], pass_fds=[fd, liveness], cwd=ROOT)
+def spawn_soak_engine(fd: int, liveness: int, model_path: str, options: str) -> subprocess.Popen[bytes]:
+    """Start the engine process above in place of the real one."""
+    command = [sys.executable, "-m", "benchmarks.soaking.device", "engine", str(fd), str(liveness), model_path, options]
+    return subprocess.Popen(command, pass_fds=[fd, liveness], cwd=ROOT)
 
 
 def api(folder: str, port: str) -> int:
-    """The API process: the server, with the three names replaced by which it gets at a model, and one bound lower."""
+    """The API process: the server, with the functions replaced that get at a model, and one bound lower."""
     replaced: Any = server
     replaced.resolve_model = lambda model, revision: SimpleNamespace(path=Path(folder), name="soak")
-    replaced.EngineClient = SoakClient
     replaced.Tokenizer = SimpleNamespace(load=lambda *_args, **_options: Characters())
+    starting: Any = engine_client
+    starting.spawn_engine = spawn_soak_engine
     bounded: Any = output_check
     bounded.MOST_CACHED = VALIDATORS
     config = EngineConfig(

@@ -17,19 +17,19 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import SplitResult
 
-from ..checkpoint.locate import cache_folder
 from ..config import EngineConfig
 from ..errors import AdapterUnavailable, ConfigError, EngineError, RequestError
+from .cached_adapters import adapter_cache_folder
 from .checked_http import CheckedHttp
 from .daemon_thread_loop import DaemonThreadLoop, settle
-from .download_cache import DownloadCache
+from .download_cache import UNCHECKED, DownloadCache
 from .download_slots import DownloadSlots
 from .hub_client import HubClient
 from .local_client import LocalClient
@@ -41,6 +41,7 @@ from .source_uri import AdapterSource, location_of
 from .web_client import WebClient
 
 _MOST_DOWNLOADS = 8  # that read from their sources at a time
+_RESERVED_DOWNLOADS = 2  # of these, for the operator and admins
 _CLOSE_SECONDS = 5.0  # for downloads to end in, when the fetcher is closed
 _TRIES = 2  # of a download whose source changes meanwhile, or whose earlier part turns out damaged
 _POLL_SECONDS = 0.1
@@ -93,7 +94,7 @@ class AdapterFetcher:
         self._cache: DownloadCache | None = None
         self._running: dict[asyncio.AbstractEventLoop, asyncio.Task[FetchedAdapter]] = {}
         self._closed = False
-        self._slots = DownloadSlots(_MOST_DOWNLOADS)
+        self._slots = DownloadSlots(_MOST_DOWNLOADS, _RESERVED_DOWNLOADS)
         self._threads: set[threading.Thread] = set()
 
     @classmethod
@@ -106,20 +107,20 @@ class AdapterFetcher:
         policy = SourcePolicy(config.adapter_sources)
         if policy.names_buckets and find_spec("s3fs") is None:
             raise ConfigError(f"--adapter-sources: {NEEDS_EXTRA}")
-        folder = config.adapter_cache_dir
-        root = cache_folder().parent / "adapters" if folder is None else Path(folder).expanduser()
+        root = adapter_cache_folder(config.adapter_cache_dir)
         limits = DownloadLimits(config.max_adapter_bytes, config.adapter_download_timeout)
         return cls(policy, root, config.max_adapter_cache_bytes, limits)
 
-    def begin(self, source: AdapterSource, *, trusted: bool = False) -> Download:
+    def begin(self, source: AdapterSource, *, trusted: bool = False, for_request: bool = False) -> Download:
         """Begin to fetch an adapter.
 
         Args:
             trusted: named by the operator, so that host and folder need not be listed.
+            for_request: named by the request of a client, which leaves slots of downloads to others.
         """
         progress, result = DownloadProgress(), Future[FetchedAdapter]()
         result.set_running_or_notify_cancel()
-        call = (result, self._run, source, trusted, progress)
+        call = (result, self._run, source, _Standing(trusted, for_request), progress)
         thread = threading.Thread(target=settle, args=call, name="adapter-download", daemon=True)
         with self._lock:
             self._threads = {each for each in self._threads if each.is_alive()} | {thread}
@@ -139,6 +140,10 @@ class AdapterFetcher:
     def release(self, fetched: FetchedAdapter) -> None:
         """Give an adapter back that nobody reads any more."""
         self._opened_cache().release(fetched.folder)
+
+    def bytes_freed(self, fetched: Iterable[FetchedAdapter]) -> int:
+        """Return the bytes of the cache that nobody would use once these adapters are released."""
+        return self._opened_cache().bytes_freed(each.folder for each in fetched)
 
     def stop(self) -> None:
         """Begin to end all downloads, and begin no others. What has come stays in the cache."""
@@ -162,11 +167,11 @@ class AdapterFetcher:
                 self._cache = DownloadCache(self._root, self._most_cache_bytes)
             return self._cache
 
-    def _run(self, source: AdapterSource, trusted: bool, progress: DownloadProgress) -> FetchedAdapter:
+    def _run(self, source: AdapterSource, standing: _Standing, progress: DownloadProgress) -> FetchedAdapter:
         """Fetch on an event loop of this thread."""
         try:
             with asyncio.Runner(loop_factory=DaemonThreadLoop) as runner:
-                return runner.run(self._watched(source, trusted, progress))
+                return runner.run(self._watched(source, standing, progress))
         except EngineError:
             raise
         except asyncio.CancelledError:
@@ -187,7 +192,7 @@ class AdapterFetcher:
             logger.exception("%s cannot be downloaded", source)
             raise AdapterUnavailable(f"{source} cannot be downloaded: {type(error).__name__}; see the log.") from error
 
-    async def _watched(self, source: AdapterSource, trusted: bool, progress: DownloadProgress) -> FetchedAdapter:
+    async def _watched(self, source: AdapterSource, standing: _Standing, progress: DownloadProgress) -> FetchedAdapter:
         """Fetch within the time given, as a task that ``close`` can cancel."""
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
@@ -198,10 +203,18 @@ class AdapterFetcher:
         try:
             async with asyncio.timeout(self._limits.seconds):
                 place = self._opened_cache(), self._slots
-                return await _Fetch(*place, self.policy, self._limits, source, trusted, progress).run()
+                return await _Fetch(*place, self.policy, self._limits, source, standing, progress).run()
         finally:
             with self._lock:
                 del self._running[loop]
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """Who has named a source: the operator (trusted), an admin, or the request of a client."""
+
+    trusted: bool
+    for_request: bool
 
 
 class _Fetch:
@@ -214,7 +227,7 @@ class _Fetch:
         policy: SourcePolicy,
         limits: DownloadLimits,
         source: AdapterSource,
-        trusted: bool,
+        standing: _Standing,
         progress: DownloadProgress,
     ) -> None:
         self._cache = cache
@@ -222,7 +235,8 @@ class _Fetch:
         self._limits = limits
         self._source = source
         self._progress = progress
-        self._client = None if self._is_at_hand() else _client_of(source, policy, trusted)
+        self._standing = standing
+        self._client = None if self._is_at_hand() else _client_of(source, policy, standing)
 
     async def run(self) -> FetchedAdapter:
         """Return the adapter, from the cache or downloaded."""
@@ -251,11 +265,19 @@ class _Fetch:
         return self._source.is_pinned and self._known(None) is not None
 
     def _known(self, version: str | None) -> tuple[str, str] | None:
-        """Return digest and version of the source's content, if it is in the cache."""
+        """Return digest and version of the source's content, if it is in the cache.
+
+        Args:
+            version: as the source has told it; None for the one seen last, of a request only as requests may name it.
+        """
         digest = self._source.digest
         if digest:
             return (digest, "") if self._cache.holds(digest) else None
-        return None if version == "" else self._cache.find(self._name_of(version), version)
+        if version == "":
+            return None
+        name, is_checked = self._name_of(version), version is not None or not self._standing.for_request
+        found = self._cache.find(name, version)
+        return self._cache.find(f"{name}{UNCHECKED}", version) if found is None and is_checked else found
 
     def _name_of(self, version: str | None) -> str:
         """Return what the cache knows a version by: a commit of the Hub by its own name, whatever branch it is on."""
@@ -274,8 +296,10 @@ class _Fetch:
     def _noted(self, folder: Path, digest: str, version: str) -> FetchedAdapter:
         """Return content in the cache as an adapter, and note which version of its source it is."""
         if version:
+            may_be_foreign = self._source.scheme == "hf" and self._source.revision not in ("", "main")
+            is_unchecked = may_be_foreign and not self._standing.for_request
             for name in {str(self._source), self._name_of(version)}:
-                self._cache.note(name, version, digest)
+                self._cache.note(f"{name}{UNCHECKED}" if is_unchecked else name, version, digest)
         return FetchedAdapter(folder, self._source.pinned(version if self._source.scheme == "hf" else "", digest))
 
     async def _downloaded(self, remote: RemoteAdapter) -> FetchedAdapter:
@@ -285,13 +309,13 @@ class _Fetch:
         text = f"{self._source.scheme}://{self._source.location} {remote.version}" if resumable else uuid.uuid4().hex
         key = hashlib.sha256(text.encode()).hexdigest()
         while True:
-            with self._cache.partial(key) as partial:
-                if partial is not None:
-                    if (found := self._from_cache(remote.version)) is not None:
-                        return found
-                    self._progress.state = "waiting for other downloads"
-                    async with self._slots.slot():
-                        return await self._downloaded_to(partial, remote, keep=bool(resumable))
+            self._progress.state = "waiting for other downloads"
+            # The slot first: who waits for one holds up nobody who wants the same content and has one.
+            async with self._slots.slot(for_request=self._standing.for_request):
+                with self._cache.partial(key) as partial:
+                    if partial is not None:
+                        found = self._from_cache(remote.version)
+                        return found or await self._downloaded_to(partial, remote, keep=bool(resumable))
             self._progress.state = "waiting for another download"
             await asyncio.sleep(_POLL_SECONDS)
 
@@ -321,16 +345,16 @@ class _Fetch:
         return fetched
 
 
-def _client_of(source: AdapterSource, policy: SourcePolicy, trusted: bool) -> SourceClient:
+def _client_of(source: AdapterSource, policy: SourcePolicy, standing: _Standing) -> SourceClient:
     """Return the client of a source, under the rules for who has named it."""
     match source.scheme:
         case "hf":
-            return HubClient(source, policy.allows_address)
+            return HubClient(source, policy.allows_address, checks_commits=standing.for_request)
         case "s3":
             return ObjectStoreClient(source)
         case "file":
-            return LocalClient(source, None if trusted else policy.folders)
-    return WebClient(_web_rules(source, policy, trusted), source)
+            return LocalClient(source, None if standing.trusted else policy.folders)
+    return WebClient(_web_rules(source, policy, standing.trusted), source)
 
 
 def _web_rules(source: AdapterSource, policy: SourcePolicy, trusted: bool) -> CheckedHttp:

@@ -18,7 +18,8 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,11 +29,22 @@ from ..errors import AdapterUnavailable
 from .remote_files import CONFIG, WEIGHTS, content_digest
 
 _FOLDERS = ("content", "versions", "partial", "users")
+UNCHECKED = " unchecked"
+"""Behind a source in a note: its revision may be a pull request's, as the operator or an admin has named it."""
 _RESERVED = "reserved"  # in a folder of ``partial``: bytes that the download will have
 
 
 class CacheFull(AdapterUnavailable):
-    """No room for a download, as adapters in use fill the cache."""
+    """No room for a download, as adapters in use fill the cache.
+
+    Args:
+        message: the error.
+        missing: bytes that are lacking when all that nobody uses is evicted.
+    """
+
+    def __init__(self, message: str, missing: int) -> None:
+        super().__init__(message)
+        self.missing = missing
 
 
 @dataclass(slots=True)
@@ -66,6 +78,8 @@ class DownloadCache:
                 (root / name).mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._locked():
                 self._drop_dead_users()
+                self._drop_stale_notes()
+                self._drop_idle_locks()
                 self._own = root / "users" / uuid.uuid4().hex
                 self._own.mkdir(mode=0o700)
                 self._alive = _lock_file(self._own.with_suffix(".lock"))
@@ -108,13 +122,36 @@ class DownloadCache:
         """Give a folder of ``use`` or ``publish`` back: its content may be evicted, unless others use it."""
         shutil.rmtree(folder, ignore_errors=True)
 
+    def bytes_freed(self, folders: Iterable[Path]) -> int:
+        """Return the bytes that releasing these folders of ``use`` or ``publish`` frees: what nobody else uses."""
+        links: Counter[int] = Counter()
+        found: dict[int, os.stat_result] = {}
+        for folder in folders:
+            for name in (CONFIG, WEIGHTS):
+                with suppress(OSError):
+                    stat = (folder / name).stat()
+                    links[stat.st_ino] += 1
+                    found[stat.st_ino] = stat
+        return sum(stat.st_size for inode, stat in found.items() if links[inode] >= stat.st_nlink - 1)
+
+    def remove(self, digest: str) -> bool:
+        """Remove content and all notes about it; False if a process uses it."""
+        with self._locked():
+            self._drop_dead_users()
+            if any(not entry.is_free for entry in self._entries() if entry.path == self._content(digest)):
+                return False
+            shutil.rmtree(self._content(digest), ignore_errors=True)
+            self._drop_stale_notes()
+            return True
+
     def note(self, source: str, version: str, digest: str) -> None:
         """Note which content a source has at a version."""
         note = {"source": source, "version": version, "digest": digest}
         target = self._note_of(source)
-        made = target.with_suffix(f".{uuid.uuid4().hex}")
-        made.write_text(json.dumps(note), "utf-8")
-        os.replace(made, target)
+        made = target.with_suffix(".new")
+        with self._locked():
+            made.write_text(json.dumps(note), "utf-8")
+            os.replace(made, target)
 
     @contextmanager
     def partial(self, key: str) -> Iterator[Path | None]:
@@ -125,10 +162,12 @@ class DownloadCache:
             yield None
             return
         with lock:
-            path.mkdir(mode=0o700, exist_ok=True)
-            yield path
-            if not path.exists():  # published: nobody goes on from it
-                path.with_suffix(".lock").unlink(missing_ok=True)
+            try:
+                path.mkdir(mode=0o700, exist_ok=True)
+                yield path
+            finally:
+                if not path.exists():  # published, or not to be gone on from
+                    path.with_suffix(".lock").unlink(missing_ok=True)
 
     def reserve(self, partial: Path, num_bytes: int) -> None:
         """Make room for a download. Raises CacheFull if what is in use leaves none."""
@@ -189,13 +228,17 @@ class DownloadCache:
             used = sum(entry.num_bytes for entry in entries if not entry.is_free)
             raise CacheFull(
                 f"The cache of adapters has no room: {used:,} bytes are in use or being downloaded, of "
-                f"{self._most_bytes:,} (--max-adapter-cache-bytes)."
+                f"{self._most_bytes:,} (--max-adapter-cache-bytes).",
+                excess - sum(entry.num_bytes for entry in free),
             )
+        if excess <= 0:
+            return
         for entry in free:
             if excess <= 0:
                 break
             if self._removed(entry.path):
                 excess -= entry.num_bytes
+        self._drop_stale_notes()
 
     def _removed(self, path: Path) -> bool:
         """Remove a folder; of ``partial`` only if no download has begun to go on from it."""
@@ -229,6 +272,25 @@ class DownloadCache:
                 with lock:
                     shutil.rmtree(path.with_suffix(""), ignore_errors=True)
                     path.unlink(missing_ok=True)
+
+    def _drop_stale_notes(self) -> None:
+        """Remove the notes of content that is gone, and those that a process did not end writing."""
+        for path in (self._root / "versions").iterdir():
+            try:
+                digest = str(json.loads(path.read_bytes())["digest"])
+                is_stale = path.suffix != ".json" or not self.holds(digest)
+            except (OSError, ValueError, KeyError, TypeError):
+                is_stale = True
+            if is_stale:
+                path.unlink(missing_ok=True)
+
+    def _drop_idle_locks(self) -> None:
+        """Remove the locks of downloads that have left no folder."""
+        for path in (self._root / "partial").glob("*.lock"):
+            if not path.with_suffix("").exists() and (lock := _try_lock(path)) is not None:
+                with lock:
+                    if not path.with_suffix("").exists():
+                        path.unlink(missing_ok=True)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -15,17 +15,30 @@ class DownloadSlots:
 
     Args:
         most: downloads at a time.
+        reserved: slots of these that downloads for requests leave free, for those of the operator and of admins.
     """
 
-    def __init__(self, most: int) -> None:
-        self._free = threading.BoundedSemaphore(most)
+    def __init__(self, most: int, reserved: int) -> None:
+        self._lock = threading.Lock()
+        self._free = most
+        self._free_for_requests = most - reserved
 
     @asynccontextmanager
-    async def slot(self) -> AsyncIterator[None]:
+    async def slot(self, *, for_request: bool) -> AsyncIterator[None]:
         """Hold a slot within the block, once there is one."""
-        while not self._free.acquire(blocking=False):
+        while not self._took(for_request):
             await asyncio.sleep(_POLL_SECONDS)
         try:
             yield
         finally:
-            self._free.release()
+            with self._lock:
+                self._free += 1
+                self._free_for_requests += for_request
+
+    def _took(self, for_request: bool) -> bool:
+        with self._lock:
+            if not self._free or (for_request and not self._free_for_requests):
+                return False
+            self._free -= 1
+            self._free_for_requests -= for_request
+            return True

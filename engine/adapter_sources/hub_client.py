@@ -11,8 +11,9 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import islice
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from ..errors import AdapterNotFound
 from .checked_http import CheckedHttp
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _GIT_BLOB = re.compile(r"[0-9a-f]{40}")
 _COMMIT = _GIT_BLOB
+_LIKE_A_COMMIT = re.compile(r"[0-9a-fA-F]{4,40}")
 _SECONDS = 15
+_MOST_COMMITS = 1000  # of branches and tags that are looked through for one
 
 
 class HubClient:
@@ -35,12 +38,17 @@ class HubClient:
     Args:
         source: the adapter.
         allows_address: whether an IP address may be connected to.
+        checks_commits: whether a commit has to be on a branch or tag. Those of pull requests, which anybody may open,
+            are in the repository too.
     """
 
-    def __init__(self, source: AdapterSource, allows_address: Callable[[str], bool]) -> None:
+    def __init__(
+        self, source: AdapterSource, allows_address: Callable[[str], bool], *, checks_commits: bool = False
+    ) -> None:
         from huggingface_hub import constants, get_token
 
         self._source = source
+        self._checks_commits = checks_commits and source.revision not in ("", "main")
         self._endpoint = constants.ENDPOINT
         self._token = get_token()
         parts = urlsplit(self._endpoint)
@@ -60,6 +68,8 @@ class HubClient:
         if config is None:
             raise AdapterNotFound(f"{self._source} is no adapter: it has no {CONFIG}.")
         commit, config_file = config
+        if self._checks_commits:
+            await self._check_on_branch(commit)
         weights = await self._described(WEIGHTS, commit)
         if weights is None:
             raise no_weights(str(self._source), has_pickle=await self._described(PICKLE, commit) is not None)
@@ -70,6 +80,40 @@ class HubClient:
         """Open a file at an offset. Raises as ``SourceClient.open``."""
         async with open_range(self._http, file, start) as body:
             yield body
+
+    async def _check_on_branch(self, commit: str) -> None:
+        """Raise AdapterNotFound if the commit of the source's revision is on no branch and no tag."""
+        try:
+            is_on_one = await asyncio.to_thread(self._is_on_branch, commit)
+        except Exception as error:
+            found = _error_of(error, self._source)
+            if isinstance(found, TransferBroken):
+                raise found from error
+            is_on_one = not _LIKE_A_COMMIT.fullmatch(self._source.revision)  # the Hub does not tell
+        if not is_on_one:
+            raise AdapterNotFound(
+                f"hf://{self._source.location} has no commit {self._source.revision} among the last "
+                f"{_MOST_COMMITS:,} of its branches and tags. Name one of these, or have an admin load this commit."
+            )
+
+    def _is_on_branch(self, commit: str) -> bool:
+        """Return whether the source's revision is a branch or tag, or the commit is among the last ones of them."""
+        from huggingface_hub import HfApi
+        from huggingface_hub.utils import build_hf_headers, paginate  # type: ignore[attr-defined]
+
+        token: str | bool = self._token or False
+        refs = HfApi(endpoint=self._endpoint, token=token).list_repo_refs(self._source.location)
+        heads = {ref.name: ref.target_commit for ref in (*refs.branches, *refs.tags)}
+        if self._source.revision in heads or commit in heads.values():
+            return True
+        headers, left = build_hf_headers(token=token), _MOST_COMMITS
+        for name in heads:
+            path = f"{self._endpoint}/api/models/{self._source.location}/commits/{quote(name, safe='')}"
+            for item in islice(paginate(path, params={}, headers=headers, timeout=_SECONDS), left):
+                left -= 1
+                if item["id"] == commit:
+                    return True
+        return False
 
     async def _described(self, name: str, revision: str) -> tuple[str, RemoteFile] | None:
         """Return the commit and a file's size and hash; None if the repository has no such file."""

@@ -34,6 +34,7 @@ class Family:
         attention_soft_cap: honours "attn_logit_softcapping".
         logit_soft_cap: honours "final_logit_softcapping".
         partial_rotary: honours "partial_rotary_factor".
+        mrope: rotary parameters may have sections for time, height and width, which are the same position in text.
         local_rope: layers with a window have a rotary embedding of their own.
         no_rope_layers: some layers have no rotary embedding.
         fused_weights: checkpoints store q, k, v as one matrix, and gate, up as one.
@@ -58,6 +59,7 @@ class Family:
     attention_soft_cap: bool = False
     logit_soft_cap: bool = False
     partial_rotary: bool = False
+    mrope: bool = False
     local_rope: bool = False
     no_rope_layers: bool = False
     fused_weights: bool = False

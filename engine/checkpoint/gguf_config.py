@@ -123,6 +123,8 @@ def _rope(fields: Fields) -> dict[str, Any]:
     kind = fields.values.get("rope.scaling.type", "none")
     if isinstance(kind, str) and kind == "none":
         return {}
+    if kind == "yarn":  # original length and factors have keys of their own, not read here
+        raise ModelError("The rope type 'yarn' is not supported in GGUF files; it is in safetensors.")
     return {"rope_scaling": {"rope_type": kind, "factor": fields.values.get("rope.scaling.factor")}}
 
 

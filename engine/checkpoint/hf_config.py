@@ -12,8 +12,9 @@ from typing import Any
 from ..errors import ModelError, quoted, shortened
 from .config_fields import Fields
 from .families import BY_ARCHITECTURE, Family
-from .model_config import Activation, LayerConfig, ModelConfig
+from .model_config import Activation, LayerConfig, ModelConfig, YarnScaling
 from .rope_config import read_ropes
+from .text_config import MULTIMODAL_BY_ARCHITECTURE, TEXT, VISION, language_config
 
 WHERE = "config.json"
 MAX_LAYERS = 2048
@@ -48,6 +49,11 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         ModelError: an unsupported architecture or feature, or an invalid value.
     """
     family = _family(config)
+    towers: tuple[str, ...] = ()
+    if whole := MULTIMODAL_BY_ARCHITECTURE.get(family.architecture):
+        towers = whole.towers
+        _refuse({key: value for key, value in config.items() if key not in (TEXT, VISION)}, family)
+        config = language_config(config, whole, WHERE)
     _refuse(config, family)
     fields = Fields({**family.defaults, **config}, WHERE)
     heads = fields.integer("num_attention_heads", high=1 << 16)
@@ -58,6 +64,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
     head_dim = _head_dim(fields, hidden, heads)
     attention_bias = "attention_bias" in family.optional_biases and fields.flag("attention_bias")
     scalar = fields.positive("query_pre_attn_scalar") if family.query_scalar else head_dim
+    layers = _layers(fields, family, head_dim)
     return ModelConfig(
         family=family.name,
         vocab_size=vocab,
@@ -66,8 +73,8 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        max_position_embeddings=fields.integer("max_position_embeddings", high=MAX_LENGTH),
-        layers=_layers(fields, family, head_dim),
+        max_position_embeddings=_longest(fields, layers),
+        layers=layers,
         norm_eps=fields.positive("rms_norm_eps"),
         norm_offset=family.norm_offset,
         post_norms=family.post_norms,
@@ -82,6 +89,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         embedding_scale=hidden**0.5 if family.scaled_embedding else 1.0,
         tied_head=fields.flag("tie_word_embeddings"),
         fused_weights=family.fused_weights,
+        towers=towers,
         bos_token_id=next(iter(fields.token_ids("bos_token_id", vocab)), None),
         eos_token_ids=fields.token_ids("eos_token_id", vocab),
     )
@@ -91,10 +99,12 @@ def _family(config: Mapping[str, Any]) -> Family:
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise ModelError(f"{WHERE}: architectures must name one class, not {quoted(names)}.")
+    if whole := MULTIMODAL_BY_ARCHITECTURE.get(names[0]):
+        return whole.family
     if names[0] not in BY_ARCHITECTURE:
         raise ModelError(
             f"{WHERE}: the architecture {shortened(names[0])} is not supported; these are: "
-            f"{', '.join(sorted(BY_ARCHITECTURE))}."
+            f"{', '.join(sorted(BY_ARCHITECTURE.keys() | MULTIMODAL_BY_ARCHITECTURE.keys()))}."
         )
     return BY_ARCHITECTURE[names[0]]
 
@@ -138,6 +148,17 @@ def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
     if hidden % heads:
         raise fields.wrong("hidden_size", f"a multiple of num_attention_heads {heads}, for there is no head_dim")
     return hidden // heads
+
+
+def _longest(fields: Fields, layers: tuple[LayerConfig, ...]) -> int:
+    """Return the longest sequence: with YaRN that of the extension, where the length before it is named."""
+    longest = fields.integer("max_position_embeddings", high=MAX_LENGTH)
+    named = (fields.mapping(key) for key in ("rope_scaling", "rope_parameters"))
+    if not any("original_max_position_embeddings" in parameters for parameters in named):
+        return longest
+    scalings = (layer.rope.scaling for layer in layers if layer.rope is not None)
+    extended = (int(each.original_length * each.factor) for each in scalings if isinstance(each, YarnScaling))
+    return min(MAX_LENGTH, max(longest, *extended, 0))
 
 
 def _activation(fields: Fields) -> Activation:

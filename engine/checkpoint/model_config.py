@@ -38,6 +38,26 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """YaRN (https://arxiv.org/abs/2309.00071): low frequencies divided by ``factor``, high ones kept.
+
+    Attributes:
+        beta_fast: frequencies of more rotations than this within ``original_length`` are kept.
+        beta_slow: frequencies of fewer rotations than this are divided in full.
+        original_length: tokens of context before the extension.
+        attention_factor: factor of cosines and sines.
+        truncate: the two bounds are widened to whole dimensions.
+    """
+
+    factor: float
+    beta_fast: float
+    beta_slow: float
+    original_length: int
+    attention_factor: float
+    truncate: bool
+
+
+@dataclass(frozen=True, slots=True)
 class FrequencyFactors:
     """One divisor for each of the dim / 2 frequencies, as GGUF files store Llama 3.1's scaling."""
 
@@ -55,7 +75,7 @@ class Rope:
 
     theta: float
     dim: int
-    scaling: LinearScaling | Llama3Scaling | FrequencyFactors | None = None
+    scaling: LinearScaling | Llama3Scaling | YarnScaling | FrequencyFactors | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +109,7 @@ class ModelConfig:
         embedding_scale: factor of the token embeddings.
         tied_head: the head is the embedding matrix.
         fused_weights: the checkpoint stores q, k, v as one matrix, and gate, up as one (Phi-3).
+        towers: modules of the checkpoint beside the language model, which are not loaded.
         bos_token_id: the begin token, if there is one; the tokenizer decides whether prompts get it.
         eos_token_ids: the tokens that end an answer.
     """
@@ -116,6 +137,7 @@ class ModelConfig:
     embedding_scale: float
     tied_head: bool
     fused_weights: bool
+    towers: tuple[str, ...]
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
 

@@ -13,6 +13,7 @@ from .gguf import GgufFile, begins_as_gguf
 from .gguf_config import gguf_model_config
 from .hf_config import model_config
 from .model_config import ModelConfig
+from .text_config import shared_value
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -50,7 +51,8 @@ def config_end_tokens(path: Path, vocab_size: int) -> tuple[int, ...]:
     Raises:
         ModelError: the file is missing or malformed.
     """
-    return Fields(_read_json(path / CONFIG), CONFIG).token_ids("eos_token_id", vocab_size)
+    value = shared_value(_read_json(path / CONFIG), "eos_token_id")
+    return Fields({"eos_token_id": value}, CONFIG).token_ids("eos_token_id", vocab_size)
 
 
 def _open_gguf(path: Path) -> GgufFile:

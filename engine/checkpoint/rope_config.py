@@ -7,13 +7,14 @@ old    "rope_theta": 5e5, "rope_scaling": {"rope_type" or "type": ..., "factor":
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from typing import Any
 
 from ..errors import ModelError, quoted, shortened
 from .config_fields import Fields
 from .families import Family
-from .model_config import LinearScaling, Llama3Scaling, Rope
+from .model_config import LinearScaling, Llama3Scaling, Rope, YarnScaling
 
 DEFAULT_THETA = 10_000.0
 
@@ -23,6 +24,9 @@ _KEYS = {
     "default": _COMMON | {"original_max_position_embeddings"},
     "linear": _COMMON | {"factor"},
     "llama3": _COMMON | {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
+    "yarn": _COMMON
+    | {"factor", "beta_fast", "beta_slow", "original_max_position_embeddings"}
+    | {"attention_factor", "mscale", "mscale_all_dim", "truncate"},
 }
 
 
@@ -58,7 +62,10 @@ def _merged(new: dict[str, Any], old: dict[str, Any], where: str) -> dict[str, A
 
 
 def _rope(fields: Fields, parameters: dict[str, Any], theta_key: str, family: Family, head_dim: int) -> Rope:
-    own = Fields({"rope_theta": fields.values.get(theta_key), **parameters}, f"{fields.where}: rope parameters")
+    where = f"{fields.where}: rope parameters"
+    if family.mrope:
+        parameters = _without_sections(Fields(parameters, where), head_dim)
+    own = Fields({"rope_theta": fields.values.get(theta_key), **parameters}, where)
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if not isinstance(kind, str) or kind not in _KEYS or parameters.get("type", kind) != kind:
         raise ModelError(
@@ -73,6 +80,21 @@ def _rope(fields: Fields, parameters: dict[str, Any], theta_key: str, family: Fa
         dim=_rotary_dim(fields, parameters, family, head_dim),
         scaling=_scaling(kind, own, fields),
     )
+
+
+def _without_sections(fields: Fields, head_dim: int) -> dict[str, Any]:
+    """Check the sections for time, height and width, and leave them out: in text the three positions are the same."""
+    sections = fields.values.get("mrope_section")
+    if sections is not None:
+        whole = isinstance(sections, list) and all(type(size) is int and size >= 0 for size in sections)
+        if not whole or len(sections) != 3 or sum(sections) != head_dim // 2:
+            raise fields.wrong("mrope_section", f"three sizes that add up to half a head's, {head_dim // 2}")
+    fields.flag("mrope_interleaved")
+    plain = {key: value for key, value in fields.values.items() if not key.startswith("mrope_")}
+    for key in ("type", "rope_type"):
+        if plain.get(key) == "mrope":
+            plain[key] = "default"
+    return plain
 
 
 def _rotary_dim(fields: Fields, parameters: dict[str, Any], family: Family, head_dim: int) -> int:
@@ -93,15 +115,42 @@ def _rotary_dim(fields: Fields, parameters: dict[str, Any], family: Family, head
     return dim
 
 
-def _scaling(kind: str, own: Fields, fields: Fields) -> LinearScaling | Llama3Scaling | None:
+def _scaling(kind: str, own: Fields, fields: Fields) -> LinearScaling | Llama3Scaling | YarnScaling | None:
     if kind == "linear":
         return LinearScaling(own.positive("factor"))
     if kind == "llama3":
         low, high = own.positive("low_freq_factor"), own.positive("high_freq_factor")
         if not low < high:
             raise own.wrong("high_freq_factor", f"above low_freq_factor {low}")
-        length = own.integer(
-            "original_max_position_embeddings", default=fields.integer("max_position_embeddings", high=1 << 30)
-        )
-        return Llama3Scaling(own.positive("factor"), low, high, length)
-    return None
+        return Llama3Scaling(own.positive("factor"), low, high, _original_length(own, fields))
+    return _yarn(own, fields) if kind == "yarn" else None
+
+
+def _original_length(own: Fields, fields: Fields) -> int:
+    longest = fields.integer("max_position_embeddings", high=1 << 30)
+    return own.integer("original_max_position_embeddings", default=longest)
+
+
+def _yarn(own: Fields, fields: Fields) -> YarnScaling:
+    fast, slow = own.positive("beta_fast", default=32.0), own.positive("beta_slow", default=1.0)
+    if not slow < fast:
+        raise own.wrong("beta_fast", f"above beta_slow {slow}")
+    if not own.positive("rope_theta", default=DEFAULT_THETA) > 1:
+        raise own.wrong("rope_theta", "above 1 with rope type yarn")
+    factor = own.positive("factor")
+    mscale, mscale_all_dim = own.optional_positive("mscale"), own.optional_positive("mscale_all_dim")
+    attention = _yarn_mscale(factor, 1.0)
+    if mscale is not None and mscale_all_dim is not None:  # one alone has no effect in the published code
+        attention = _yarn_mscale(factor, mscale) / _yarn_mscale(factor, mscale_all_dim)
+    return YarnScaling(
+        factor=factor,
+        beta_fast=fast,
+        beta_slow=slow,
+        original_length=_original_length(own, fields),
+        attention_factor=own.positive("attention_factor", default=attention),
+        truncate="truncate" not in own.values or own.flag("truncate"),
+    )
+
+
+def _yarn_mscale(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...lora.activated_lora import activation_position
-from ...lora.errors import AdapterError
+from ...lora.errors import AdapterError, AdapterLimit
 from ...lora.safe_paths import check_name
 from ...radix.namespace import Namespace
 from ...radix.namespace import Path as PrefixPath
-from ..errors import ConfigError, EngineError, RequestError, UnknownModel
+from ..errors import AdapterUnavailable, ConfigError, EngineError, RequestError, UnknownModel
 from ..messages import (
     AdapterChanged,
     Adapters,
@@ -161,6 +161,7 @@ class AdapterManager:
         Raises:
             UnknownModel: no such adapter.
             RequestError: the adapter cannot be loaded.
+            AdapterUnavailable: it has no room now.
         """
         name, base = submit.adapter, Namespace(self._base_digest, None, submit.salt, submit.cache_tenant)
         assert name is not None
@@ -358,7 +359,9 @@ class AdapterManager:
         self._outbox.append(Reply(call, None if error is None else failure_of(call, error)))
 
 
-def _refusal(error: AdapterError) -> RequestError:
+def _refusal(error: AdapterError) -> EngineError:
+    if isinstance(error, AdapterLimit):
+        return AdapterUnavailable(str(error))
     return RequestError(str(error), param=error.option)
 
 

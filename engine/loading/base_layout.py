@@ -22,7 +22,7 @@ def base_layout(model: DecoderModel, path: Path, *, dummy: bool) -> BaseLayout:
     # Random weights depend on their device; all others are read to the CPU, where their norms are computed.
     device = model.device if dummy else torch.device("cpu")
     weights = _Weights(lambda: open_source(path, model.config, dummy), model.dtype, device)
-    return BaseLayout(_projections(model), model.dtype, model.device, weights.weight, weights.bias)
+    return BaseLayout(_projections(model), model.dtype, model.device, weights.weight, weights.bias, model.config.towers)
 
 
 def adapter_bytes(layout: BaseLayout, rank: int) -> int:

@@ -64,7 +64,7 @@ def open_source(path: Path, config: ModelConfig, dummy: bool) -> WeightSource:
     """Open the weights of a model; see ``load_model``. Raises ModelError."""
     if dummy:
         return RandomWeights(config)
-    return SafetensorsFolder(path) if path.is_dir() else GgufWeights(GgufFile.open(path), config)
+    return SafetensorsFolder(path, config.towers) if path.is_dir() else GgufWeights(GgufFile.open(path), config)
 
 
 def _check_tied(source: WeightSource) -> None:

@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ...lora.base_projections import in_tower, language_model_name
 from ..checkpoint.families import BY_NAME
 from ..checkpoint.gguf import GgufFile
 from ..checkpoint.model_config import ModelConfig
@@ -43,22 +44,27 @@ class WeightSource(Protocol):
 class SafetensorsFolder:
     """A folder with ``model.safetensors``, or with an index and its shards.
 
+    Args:
+        towers: modules beside the language model, whose tensors are left out. With any, the others' names are those
+            of the language model on its own.
+
     Raises:
         ModelError: there are only pickles, the index is malformed, a shard is missing, truncated or malformed, or a
             tensor is stored in a type other than F32, F16 and BF16.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, towers: tuple[str, ...] = ()) -> None:
         self.shapes: dict[str, Shape] = {}
-        self._files: dict[str, Any] = {}
+        self._stored: dict[str, tuple[Any, str]] = {}  # file, and name there
         for shard in shard_names(folder):
             file = _open(folder / shard)
-            for name in file.keys():  # noqa: SIM118 (not a dict)
-                self._add(name, file, shard)
+            for stored in file.keys():  # noqa: SIM118 (not a dict)
+                if not in_tower(stored, towers):
+                    self._add(language_model_name(stored) if towers else stored, file, stored, shard)
 
-    def _add(self, name: str, file: Any, shard: str) -> None:
-        view = file.get_slice(name)
-        if name in self._files:
+    def _add(self, name: str, file: Any, stored: str, shard: str) -> None:
+        view = file.get_slice(stored)
+        if name in self._stored:
             raise ModelError(f"The tensor {shortened(name)} is there twice, the second time in {shortened(shard)}.")
         if view.get_dtype() not in _FLOATS:
             raise ModelError(
@@ -66,10 +72,11 @@ class SafetensorsFolder:
                 f"{', '.join(_FLOATS)} are."
             )
         self.shapes[name] = tuple(view.get_shape())
-        self._files[name] = file
+        self._stored[name] = file, stored
 
     def read(self, name: str, out: Tensor) -> None:
-        out.copy_(self._files[name].get_tensor(name))
+        file, stored = self._stored[name]
+        out.copy_(file.get_tensor(stored))
 
     def blocks(self, name: str) -> None:
         return None

@@ -7,14 +7,20 @@ import math
 import torch
 from torch import Tensor
 
-from ..checkpoint.model_config import FrequencyFactors, LinearScaling, Llama3Scaling, Rope
+from ..checkpoint.model_config import FrequencyFactors, LinearScaling, Llama3Scaling, Rope, YarnScaling
 
 
 def cos_sin_table(rope: Rope, max_positions: int, device: torch.device) -> Tensor:
-    """Return cosines, then sines, of ``position * frequency``: [max_positions, dim] fp32."""
+    """Return cosines, then sines, of ``position * frequency``: [max_positions, dim] fp32.
+
+    YaRN multiplies both by its attention factor.
+    """
     positions = torch.arange(max_positions, dtype=torch.float32)
     angles = torch.outer(positions, inverse_frequencies(rope))
-    return torch.cat((angles.cos(), angles.sin()), dim=1).to(device)
+    table = torch.cat((angles.cos(), angles.sin()), dim=1)
+    if isinstance(rope.scaling, YarnScaling):
+        table *= rope.scaling.attention_factor
+    return table.to(device)
 
 
 def inverse_frequencies(rope: Rope) -> Tensor:
@@ -33,6 +39,8 @@ def inverse_frequencies(rope: Rope) -> Tensor:
             return plain / torch.tensor(factors, dtype=torch.float32)
         case Llama3Scaling():
             return _llama3(plain, rope.scaling)
+        case YarnScaling():
+            return _yarn(plain, rope, rope.scaling)
 
 
 def _llama3(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
@@ -48,3 +56,24 @@ def _llama3(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
     is_long = wavelength > scaling.original_length / scaling.low_freq_factor
     is_short = wavelength < scaling.original_length / scaling.high_freq_factor
     return torch.where(is_long, plain / scaling.factor, torch.where(is_short, plain, between))
+
+
+def _yarn(plain: Tensor, rope: Rope, scaling: YarnScaling) -> Tensor:
+    """Scale by the number of rotations within the original length, along a linear ramp over the dimensions.
+
+    dimension    0 ...... low | ...... between ...... | high ...... dim / 2
+                 as it is       interpolated            divided by factor
+    """
+
+    def dimension(rotations: float) -> float:
+        turns = scaling.original_length / (rotations * 2 * math.pi)
+        return rope.dim * math.log(turns) / (2 * math.log(rope.theta))
+
+    low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = ((torch.arange(rope.dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    return plain / scaling.factor * ramp + plain * (1 - ramp)

@@ -12,7 +12,7 @@ from ..messages import Ready
 from ..text.prompt_cache import Owner, PromptEncoder
 from ..text.tokenizer import Tokenizer, check_unicode
 from ..types import SamplingDefaults
-from .engine_client import EngineClient
+from .engine_like import EngineLike
 from .output_processor import OutputProcessor, TextDelta
 from .request import RequestLimits, TextRequest
 from .sequence_table import SequenceTable
@@ -36,7 +36,7 @@ class AsyncEngine:
     """
 
     def __init__(
-        self, client: EngineClient, tokenizer: Tokenizer, ready: Ready, defaults: SamplingDefaults = _NEUTRAL
+        self, client: EngineLike, tokenizer: Tokenizer, ready: Ready, defaults: SamplingDefaults = _NEUTRAL
     ) -> None:
         self.tokenizer = tokenizer
         self.defaults = defaults

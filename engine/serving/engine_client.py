@@ -47,7 +47,8 @@ from ..types import AdapterInfo
 from .output_processor import error_of
 from .watchdog import HEARTBEAT_TIMEOUT, TICK_SECONDS, WATCHDOG_TIMEOUT, Watchdog
 
-_SOCKET_BUFFER = 4 << 20
+SOCKET_BUFFER = 4 << 20
+"""Bytes of a channel's send buffer."""
 _LAST_SECONDS = 2.0  # for a process that has closed its socket to end
 _SIGNS_AT_ONCE = 1 << 16  # bytes of signs of life in one read: all that a pipe holds
 
@@ -124,16 +125,22 @@ class EngineClient(asyncio.Protocol):
         """
         loop = asyncio.get_running_loop()
         self._ready = loop.create_future()
-        ours, theirs = socket.socketpair()
-        for end in (ours, theirs):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
-        reader, writer = os.pipe()
-        self._liveness = open(reader, "rb", buffering=0)  # noqa: SIM115
-        with theirs, open(writer, "wb", buffering=0) as signs:
-            self._process = self._spawn(theirs.fileno(), signs.fileno())
-        loop.add_reader(reader, self._read_liveness)
+        ours, self._liveness = await self._open()
+        loop.add_reader(self._liveness.fileno(), self._read_liveness)
         await loop.create_connection(lambda: self, sock=ours)
         return await self._ready
+
+    async def _open(self) -> tuple[socket.socket, BinaryIO]:
+        """Start the process. Returns our ends of its channel and of the stream of its signs of life."""
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
+        reader, writer = os.pipe()
+        liveness = open(reader, "rb", buffering=0)  # noqa: SIM115
+        with theirs, open(writer, "wb", buffering=0) as signs:
+            options = json.dumps(asdict(self._config))
+            self._process = spawn_engine(theirs.fileno(), signs.fileno(), str(self._model_path), options)
+        return ours, liveness
 
     def describe_tokens(self, texts: TokenTexts) -> None:
         """Send the bytes of all tokens, needed before the first sequence with a grammar."""
@@ -250,13 +257,6 @@ class EngineClient(asyncio.Protocol):
         elif not self._closing:
             self.on_death(death)
 
-    def _spawn(self, fd: int, liveness: int) -> subprocess.Popen[bytes]:
-        """Start the process with its ends of the socket and of the pipe for signs of life."""
-        # -P: without the working directory on its path, which may hold an `engine/` or `http.py` of the user's own.
-        command = [sys.executable, "-P", "-m", "rootgraft.engine.core.engine_process", str(fd), str(liveness)]
-        command += [str(self._model_path), json.dumps(asdict(self._config))]
-        return subprocess.Popen(command, pass_fds=[fd, liveness], stdin=subprocess.DEVNULL)
-
     def _read_liveness(self) -> None:
         """Take the signs of life that have come. Their end alone means nothing: that of the connection follows."""
         assert self._liveness is not None
@@ -337,6 +337,18 @@ class EngineClient(asyncio.Protocol):
             if future is not None and not future.done():
                 future.set_result(message)
         return isinstance(message, _HANDLED_HERE)
+
+
+def spawn_engine(fd: int, liveness: int, model_path: str, options: str) -> subprocess.Popen[bytes]:
+    """Start an engine process with its ends of the channel and of the stream for signs of life.
+
+    Args:
+        options: an ``EngineConfig`` as JSON.
+    """
+    # -P: without the working directory on its path, which may hold an `engine/` or `http.py` of the user's own.
+    command = [sys.executable, "-P", "-m", "rootgraft.engine.core.engine_process", str(fd), str(liveness)]
+    command += [model_path, options]
+    return subprocess.Popen(command, pass_fds=[fd, liveness], stdin=subprocess.DEVNULL)
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:

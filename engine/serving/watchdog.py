@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 HEARTBEAT_TIMEOUT = 5.0
+FLEET_HEARTBEAT_TIMEOUT = 3.0
+"""Of a replica: one that is given up wrongly costs a pause, and not the server."""
 WATCHDOG_TIMEOUT = 300.0
 TICK_SECONDS = 0.1
 """Between two calls of ``tick``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import hashlib
 import os
 import shutil
@@ -57,7 +58,8 @@ def library_path(cache: Path, arch: str = "native", compiler: str | None = None)
 def load_library(cache: Path, arch: str = "native", compiler: str | None = None) -> ctypes.CDLL:
     """Load the library from the cache folder, or compile it into there with one line on stderr.
 
-    Processes may do this concurrently: each builds in its own folder and renames the result into place.
+    Processes may do this concurrently: one compiles, the others wait for it. It ends by a rename, so that a process
+    which is killed leaves no half of a library.
 
     Args:
         cache: folder of compiled libraries, made where missing.
@@ -72,8 +74,10 @@ def load_library(cache: Path, arch: str = "native", compiler: str | None = None)
     try:
         if not target.exists():
             _make_private(cache)
-            print(f"Compiling the CPU kernels (once, some seconds) into {target}", file=sys.stderr, flush=True)
-            compile_library(compiler, (*FLAGS, f"-march={arch}"), target)
+            with _locked(target.with_suffix(".lock")):
+                if not target.exists():
+                    print(f"Compiling the CPU kernels (once, some seconds) into {target}", file=sys.stderr, flush=True)
+                    compile_library(compiler, (*FLAGS, f"-march={arch}"), target)
         return ctypes.CDLL(str(target))
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(str(error)) from error
@@ -82,6 +86,15 @@ def load_library(cache: Path, arch: str = "native", compiler: str | None = None)
 def _make_private(cache: Path) -> None:
     """Create the folder for this user alone, since its libraries are executed."""
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock of this file within the block; the file is left, since others may be waiting for it."""
+    with path.open("a") as file:
+        with contextlib.suppress(OSError):  # a file system without locks: each process compiles for itself
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _fingerprint(compiler: str, flags: tuple[str, ...]) -> str:

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import threading
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +28,7 @@ from rootgraft.api.generate.remote_adapters import RemoteAdapters
 from rootgraft.api.generate.server_state import ServerState
 from rootgraft.api.http.app import create_app
 from rootgraft.api.http.server import _Service
+from rootgraft.engine.adapter_sources import adapter_fetcher
 from rootgraft.engine.adapter_sources.adapter_fetcher import AdapterFetcher
 from rootgraft.engine.errors import RequestError, UnknownModel
 from rootgraft.engine.types import AdapterInfo
@@ -183,6 +184,28 @@ async def test_what_may_not_be_loaded_does_not_exist_and_nobody_is_asked(
     assert not hub.server.asked
 
 
+async def test_commits_of_pull_requests_are_not_for_requests(hub: HubStub, serve: Any) -> None:
+    old = hub.add(NAME, FILES)
+    repository = hub.repositories[NAME]
+    repository.push(adapter_files(1))
+    foreign = repository.push(adapter_files(2), "refs/pr/1")
+    beside = repository.push(adapter_files(0), "v2")
+    server = serve("hf", LOCAL)
+    for _ in range(2):
+        answer = await server.ask(f"{NAME}@{foreign}")
+        assert error_of(answer) == (404, "model_not_found", "model") and "branches and tags" in answer.text
+        assert (await server.load("looked-at", f"{NAME}@{foreign}", load_inplace=True)).status_code == 200
+        server.now[0] += remote_adapters.REMEMBERED_SECONDS  # now it is in the cache
+    for revision in (old, beside, "v2"):
+        assert (await server.ask(f"{NAME}@{revision}")).status_code == 200
+    hub.server.statuses[f"/api/models/{NAME}/refs"] = 404  # a mirror, which does not tell
+    fresh = serve("hf", LOCAL)
+    assert (await fresh.ask(f"{NAME}@v2")).status_code == 200
+    assert (await fresh.ask(f"{NAME}@{old}")).status_code == 200  # as it was found on a branch before
+    newest = repository.push(adapter_files(3))
+    assert error_of(await fresh.ask(f"{NAME}@{newest}")) == (404, "model_not_found", "model")
+
+
 async def test_errors_say_what_is_wrong_and_are_remembered_for_a_while(hub: HubStub, serve: Any) -> None:
     server = serve("hf", LOCAL, most_bytes=len(FILES[WEIGHTS]))
     hub.add("acme/large", {**FILES, WEIGHTS: FILES[WEIGHTS] + b"x"})
@@ -269,6 +292,27 @@ async def test_a_tenant_has_few_downloads_and_waiting_requests_at_a_time(
     assert {each.status_code for each in await asyncio.gather(*waiting, other)} == {200}
 
 
+async def test_requests_leave_slots_of_downloads_to_admins(
+    hub: HubStub, serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter_fetcher, "_MOST_DOWNLOADS", 2)
+    monkeypatch.setattr(adapter_fetcher, "_RESERVED_DOWNLOADS", 1)
+    for number in range(3):
+        hub.add(f"acme/{number}", adapter_files(number))
+    held = f"/lfs/{hashlib.sha256(adapter_files(0)[WEIGHTS]).hexdigest()}"
+    event = hub.storage.holds[held] = threading.Event()
+    server = serve("hf", LOCAL)
+    first = asyncio.create_task(server.ask("acme/0"))
+    await until(lambda: any(row["bytes_here"] for row in server.state.remote.downloads()))
+    second = asyncio.create_task(server.ask("acme/1", "b"))
+    await until(lambda: "waiting for other" in server.state.remote._state("acme/1"))
+    assert (await server.load("mine", "acme/2")).status_code == 200
+    assert (await server.load("again", "acme/1")).status_code == 200  # also what a request waits to download
+    assert not first.done()
+    event.set()
+    assert {each.status_code for each in await asyncio.gather(first, second)} == {200}
+
+
 async def test_names_that_requests_brought_make_room_fairly(hub: HubStub, serve: Any) -> None:
     for number in range(6):
         hub.add(f"acme/{number}", adapter_files(number % 3))
@@ -285,6 +329,22 @@ async def test_names_that_requests_brought_make_room_fairly(hub: HubStub, serve:
     for number in (3, 4):
         await server.ask(f"acme/{number}")
     assert {"mine", "acme/5", "acme/2"} <= set(server.engine.adapters) and len(server.engine.adapters) == 5
+
+
+async def test_names_that_are_being_loaded_count(hub: HubStub, serve: Any) -> None:
+    for number in range(2):
+        hub.add(f"acme/{number}", adapter_files(number))
+    held = f"/lfs/{hashlib.sha256(adapter_files(0)[WEIGHTS]).hexdigest()}"
+    event = hub.storage.holds[held] = threading.Event()
+    server = serve("hf", LOCAL, most_names=1)
+    first = asyncio.create_task(server.ask("acme/0"))
+    await until(lambda: bool(server.state.remote.downloads()))
+    answer = await server.ask("acme/1", "b")
+    assert error_of(answer) == (503, "adapter_unavailable", None) and "--max-adapters" in answer.text
+    assert answer.headers["retry-after"] == "5"
+    event.set()
+    assert (await first).status_code == 200 and set(server.engine.adapters) == {"acme/0"}
+    assert (await server.ask("acme/1", "b")).status_code == 200 and set(server.engine.adapters) == {"acme/1"}
 
 
 async def test_a_full_cache_takes_room_from_names_of_requests(hub: HubStub, serve: Any) -> None:
@@ -304,6 +364,26 @@ async def test_a_full_cache_takes_room_from_names_of_requests(hub: HubStub, serv
             "/v1/unload_lora_adapter", json={"lora_name": name}, headers={"Authorization": "Bearer admin"}
         )
     assert (await server.ask("acme/0")).status_code == 200
+
+
+async def test_a_full_cache_takes_no_room_where_that_does_not_suffice(hub: HubStub, serve: Any) -> None:
+    size = sum(map(len, FILES.values()))
+    large = {**FILES, WEIGHTS: FILES[WEIGHTS] + bytes(2 * size)}
+    for number in range(3):
+        hub.add(f"acme/{number}", adapter_files(number))
+    hub.add("acme/large", large)
+    server = serve("hf", LOCAL, most_cache_bytes=3 * size + 100)
+    assert (await server.load("mine", "acme/0")).status_code == 200
+    for number in (1, 2):
+        assert (await server.ask(f"acme/{number}")).status_code == 200
+    answer = await server.ask("acme/large")  # would fit only without the admin's, too
+    assert error_of(answer) == (503, "adapter_unavailable", None)
+    assert set(server.engine.adapters) == {"mine", "acme/1", "acme/2"}
+
+    server.engine.adapters["acme/1"] = replace(server.engine.adapters["acme/1"], pins=1)  # which frees nothing
+    hub.add("acme/3", adapter_files(3))
+    assert (await server.ask("acme/3")).status_code == 200
+    assert set(server.engine.adapters) == {"mine", "acme/1", "acme/3"}
 
 
 async def test_a_request_never_replaces_what_a_name_stands_for(hub: HubStub, serve: Any, tmp_path: Path) -> None:

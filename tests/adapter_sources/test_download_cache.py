@@ -103,6 +103,30 @@ def test_damaged_content_is_found_once_in_each_process(tmp_path: Path) -> None:
     after.close()
 
 
+def test_notes_and_locks_go_with_what_they_are_for(tmp_path: Path) -> None:
+    cache = DownloadCache(tmp_path, SIZE + 100)
+    first, folder = put(cache, 0)
+    cache.note("hf://a/b", "one", first)
+    cache.release(folder)
+    second, folder = put(cache, 1)
+    cache.note("hf://a/c", "two", second)
+    assert [path.suffix for path in (tmp_path / "versions").iterdir()] == [".json"]
+    assert cache.find("hf://a/c", "two") == (second, "two")
+    with pytest.raises(OSError, match="broken"), cache.partial("key") as partial:
+        assert partial is not None
+        partial.rmdir()
+        raise OSError("broken")
+    assert not list((tmp_path / "partial").iterdir())
+    for name in ("versions/left.new", "partial/left.lock"):
+        (tmp_path / name).touch()
+    with cache.partial("kept") as partial:
+        after = DownloadCache(tmp_path, SIZE + 100)
+        assert {path.name for path in (tmp_path / "partial").iterdir()} == {"kept", "kept.lock"}
+        after.close()
+    assert [path.suffix for path in (tmp_path / "versions").iterdir()] == [".json"]
+    cache.close()
+
+
 def test_a_cache_that_cannot_be_written_is_an_error_without_its_path(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(AdapterUnavailable, match=r"--adapter-cache-dir\) cannot be written") as error:

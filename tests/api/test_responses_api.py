@@ -156,6 +156,16 @@ def test_a_cut_answer_is_incomplete(live: Live) -> None:
     assert name == "response.incomplete" and data["response"]["status"] == "incomplete"
 
 
+def test_the_helper_of_the_client_has_a_cut_answer_in_its_last_event(live: Live) -> None:
+    """As with OpenAI, whose helper waits for `response.completed` and raises: the answer is in the event before."""
+    with live.openai() as client, client.responses.stream(**ASKED, max_output_tokens=3) as events:
+        *_, last = events
+        with pytest.raises(RuntimeError, match=r"response\.completed"):
+            events.get_final_response()
+    assert last.type == "response.incomplete"
+    assert (last.response.status, last.response.output_text) == ("incomplete", "ans")
+
+
 def test_an_answer_that_breaks_its_promise_fails(live: Live) -> None:
     say(live, "not JSON")
     asked = {"text": {"format": {"type": "json_object"}}}

@@ -16,6 +16,7 @@ from unittest.mock import Mock
 
 import huggingface_hub.constants
 import pytest
+from support.adapter_sources.source_files import adapter_files, digest_of
 from support.api.api_live import wait_until
 from support.machine.server_process import interrupt, replace_engine, run
 from support.models.small_gguf import tensors, write
@@ -26,6 +27,7 @@ from rootgraft.api.cli.machine.text_table import bytes_text, duration_text, text
 from rootgraft.api.cli.main import COMMANDS, main
 from rootgraft.api.http import run_record
 from rootgraft.api.http.run_record import RunRecord, RunRecordFile, running_servers, started_at
+from rootgraft.engine.adapter_sources.download_cache import DownloadCache
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
@@ -82,7 +84,7 @@ def test_list_tells_size_format_and_what_a_model_is_served_with(
     monkeypatch.setenv("COLUMNS", "90")
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert all(len(line) <= 90 or "/" in line for line in lines)
+    assert all(len(line) <= 90 or len(line.split()) == 1 for line in lines), "only a word by itself may be longer"
     assert any(line.startswith("org/whole") and line.endswith("rootgraft serve org/whole") for line in lines)
 
 
@@ -91,6 +93,37 @@ def test_list_of_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     assert main(["list"]) == 0
     assert "Try: rootgraft pull" in capsys.readouterr().err
+
+
+def test_downloaded_adapters_are_listed_and_removed(
+    caches: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = adapter_files()
+    for root in (tmp_path / "xdg" / "rootgraft" / "adapters", tmp_path / "other"):
+        cache = DownloadCache(root, 1 << 24)
+        with cache.partial("key") as partial:
+            assert partial is not None
+            for name, content in files.items():
+                (partial / name).write_bytes(content)
+            folder = cache.publish(partial, digest_of(files))
+        for source in ("hf://acme/support", f"hf://acme/support@{'0' * 40}"):
+            cache.note(source, "0" * 40, digest_of(files))
+        monkeypatch.setenv("COLUMNS", "120")
+        place = ["--adapter-cache-dir", str(root)] if root.name == "other" else []
+        assert main(["list", *place]) == 0
+        (line,) = (line for line in capsys.readouterr().out.splitlines() if "acme/support" in line)
+        assert line.split()[0] == "hf://acme/support" and "in use" in line
+        assert line.endswith("--lora-modules NAME=hf://acme/support")
+        assert main(["rm", "acme/support", "--yes", *place]) == 1
+        assert "is loaded by a server" in capsys.readouterr().err and cache.holds(digest_of(files))
+        cache.release(folder)
+        assert main(["rm", "acme/support", *place]) == 1  # there is no terminal
+        assert main(["rm", "acme/support", "--yes", *place]) == 0
+        assert "are free again" in capsys.readouterr().out
+        assert not cache.holds(digest_of(files)) and not list((root / "versions").iterdir())
+        cache.close()
+        assert main(["list", "--json", *place]) == 0
+        assert "hf://acme/support" not in {each["name"] for each in json.loads(capsys.readouterr().out)}
 
 
 @pytest.mark.parametrize("name", ["org/whole", "SmolLM2-135M-Instruct"])

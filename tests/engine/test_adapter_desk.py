@@ -278,6 +278,15 @@ def test_replies_and_the_list(made, tmp_path):
     assert engine.core.stats()["adapters"] == 1
 
 
+def test_a_limit_of_names_may_be_asked_again(made, tmp_path):
+    engine = made(max_adapters=1)
+    path = write(tmp_path, "a", 1)
+    engine.load("a", path)
+    failure = engine.call(LoadAdapter, "b", path).failure
+    assert (failure.kind, failure.param) == ("AdapterUnavailable", None) and "--max-adapters" in failure.message
+    assert engine.call(LoadAdapter, "a", path, True).failure is None
+
+
 def test_the_list_tells_what_loads_and_what_drains(made, tmp_path):
     """One name three times: what it stands for, what it stood for when a running sequence came, what is on its way."""
     engine = made(num_pages=2000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from rootgraft.api.config import ServerConfig
 from rootgraft.engine.core.liveness_thread import LivenessThread
 from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.ipc import last_liveness, pack_liveness
-from rootgraft.engine.serving.watchdog import HEARTBEAT_TIMEOUT, TICK_SECONDS, Watchdog
+from rootgraft.engine.serving.watchdog import FLEET_HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT, TICK_SECONDS, Watchdog
 
 TICKS_A_SECOND = round(1 / TICK_SECONDS)
 
@@ -59,6 +60,30 @@ def test_a_stopped_process_is_found_in_time() -> None:
     reason, after = world.run(60, alive=False, passes=False)
     assert reason is not None and "--heartbeat-timeout" in reason and "5 seconds" in reason
     assert 4 < after <= 5
+
+
+@pytest.mark.parametrize("before", [0.0, 0.5, 0.9, 1.0, 1.1, 2.5])
+def test_a_stopped_replica_is_found_in_time_and_a_starved_one_is_left(before: float) -> None:
+    """Also one that had got hardly any processor time, and given no sign, for a while before it was stopped."""
+    world = World(ServerConfig(replicas=2).silence_seconds)
+    assert world.run(60, alive=False, passes=False, processor=0.02) == (None, 60)
+    world.run(1)
+    world.run(before, alive=False, processor=0.02)
+    reason, after = world.run(60, alive=False, passes=False)
+    assert reason is not None and "3 seconds" in reason and after <= 3.5
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        ({}, HEARTBEAT_TIMEOUT),
+        ({"replicas": 2}, FLEET_HEARTBEAT_TIMEOUT),
+        ({"heartbeat_timeout": 5.0, "replicas": 2}, 5.0),
+        ({"heartbeat_timeout": 3.0}, 3.0),
+    ],
+)
+def test_a_timeout_that_is_named_is_taken(options: dict[str, Any], seconds: float) -> None:
+    assert ServerConfig(**options).silence_seconds == seconds
 
 
 @given(st.floats(1, 100), st.booleans())

@@ -13,7 +13,7 @@ from rootgraft.api.fleet.frame_order import MOST_EARLY, FrameGap, FrameOrder
 from rootgraft.api.fleet.journal import Journal
 from rootgraft.engine.errors import CapacityError
 from rootgraft.engine.messages import Abort, Done, Failed, Message, Ready, Submit, TokenOut, TokenTexts
-from rootgraft.engine.types import FinishReason, Logprob, Priority, SamplingParams, Usage
+from rootgraft.engine.types import FinishReason, Logprob, Priority, SamplingParams, SequenceStats, Usage
 
 
 def submit(number: int = 1, max_tokens: int = 8, **fields: Any) -> Submit:
@@ -110,6 +110,22 @@ def test_what_the_client_has_already_is_not_sent_twice() -> None:
     name, sent = fleet.one()
     assert list(sent.generated) == [5]
     assert fleet.say(name, out(sent.id, 6), done(sent.id, 2)) == [done(1, 2)]
+
+
+@pytest.mark.parametrize(("losses", "decode"), [(0, 0.5), (1, 9.0)])
+def test_seconds_of_decoding_are_those_of_all_tokens(losses: int, decode: float) -> None:
+    fleet = Fleet("a", "b")
+    fleet.submit(submit(1))
+    name, sent = fleet.one()
+    fleet.now = 1.0
+    fleet.say(name, out(sent.id, 7, 8))
+    for _ in range(losses):
+        fleet.dispatcher.leave(name, fleet.now)
+        name, sent = fleet.one()
+    fleet.now = 10.0
+    stats = SequenceStats(0.1, 0.2, 0.5, 0, 1.0, 1)
+    [end] = fleet.say(name, replace(done(sent.id, 2), stats=stats))
+    assert isinstance(end, Done) and end.stats == replace(stats, decode=decode)
 
 
 def test_a_sequence_that_kills_three_replicas_fails_and_harms_no_fourth() -> None:
@@ -301,6 +317,21 @@ def test_a_name_means_the_same_version_until_the_end() -> None:
     fleet.dispatcher.name_adapter("sql", None)
     fleet.submit(replace(named, id=3))
     assert fleet.one()[1].adapter == "sql"
+
+
+def test_a_sequence_goes_on_where_its_adapter_is() -> None:
+    fleet = Fleet("a", heartbeat_seconds=3.0)
+    fleet.submit(replace(submit(1), adapter="sql"))
+    assert fleet.one()[0] == "a"
+    fleet.now = 2.0  # "a" is silent, so "b" gets the next one
+    fleet.join("b")
+    fleet.submit(replace(submit(2), adapter="sql"))
+    assert fleet.one()[0] == "b"
+    fleet.say("a")
+    for name in ("c", "d", "e", "f"):
+        fleet.join(name)
+    fleet.dispatcher.leave("b", fleet.now)
+    assert fleet.one()[0] == "a", "it went where the adapter must be loaded first"
 
 
 def test_the_bytes_of_tokens_precede_the_sequences_on_every_replica() -> None:

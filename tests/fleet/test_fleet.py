@@ -17,10 +17,12 @@ from rootgraft.api.fleet import fleet as fleet_module
 from rootgraft.api.fleet.dispatcher import DispatcherLimits
 from rootgraft.api.fleet.fleet import MOST_FAILED_STARTS, Fleet
 from rootgraft.api.fleet.replica_client import ReplicaClient
+from rootgraft.api.fleet.replica_launcher import ProcessLauncher
 from rootgraft.engine.errors import EngineDead, RequestError, UnknownModel
-from rootgraft.engine.messages import Done, Failed, Message, Submit, TokenOut
+from rootgraft.engine.messages import Done, Failed, Heartbeat, Message, Submit, TokenOut
 from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.engine.types import FinishReason, SamplingParams
+from rootgraft.lora.safe_paths import check_name
 
 
 class Made:
@@ -32,7 +34,7 @@ class Made:
         self.tokens: dict[int, list[int]] = {}
         self.ends: dict[int, Done | Failed] = {}
         self.heartbeats = 0
-        self.fleet = Fleet(self._make, count, DispatcherLimits(heartbeat_seconds=30.0))
+        self.fleet = Fleet(ProcessLauncher(self._make), count, DispatcherLimits(heartbeat_seconds=30.0))
         self.fleet.on_frame = self._take
         self.fleet.on_heartbeat = lambda heartbeat: setattr(self, "heartbeats", self.heartbeats + 1)
 
@@ -222,6 +224,82 @@ async def test_a_version_never_has_the_name_of_another_adapter(make: Any) -> Non
     assert paths == {"sql@2": "other", "sql": "two", "sql@3": "third"}
 
 
+@pytest.mark.parametrize("fault", ["refused", "changed"])
+async def test_a_replacement_goes_without_a_version_whose_files_are_gone_or_changed(make: Any, fault: str) -> None:
+    made = await make(2)
+    await made.fleet.load_adapter("sql", "one")
+    await made.fleet.load_adapter("fr", "two")
+    first, second = made.serving
+    made.options = {fault: ("one",)}
+    first.die()
+    await made.until(lambda: len(made.serving) == 2)
+    joined = made.serving[1]
+    assert list(joined.adapters) == ["fr"]
+    made.fleet.submit([submit(number, [number], adapter="sql") for number in range(6)])
+    await made.until(lambda: len(made.ends) == 6)
+    assert len(second.submits) == 6 and not joined.submits
+    assert made.fleet.adapters.keys() == {info.name for info in await made.fleet.list_adapters()} == {"sql", "fr"}
+    second.kill()  # it takes no more: its sequence stays open
+    made.fleet.submit([submit(6, [1], adapter="sql")])
+    second.die()  # the last that had it
+    await made.until(lambda: 6 in made.ends)
+    assert isinstance(made.ends[6], Failed) and "load it again" in made.ends[6].message
+    made.options = {}
+    await made.fleet.load_adapter("sql", "three", replace=True)
+    made.fleet.submit([submit(7, [1], adapter="sql")])
+    await made.until(lambda: 7 in made.ends)
+    assert any(each.submits and each.submits[-1].adapter == "sql@2" for each in made.serving)
+
+
+async def test_an_adapter_that_changes_while_it_is_loaded_is_refused(make: Any) -> None:
+    made = await make(2)
+    made.serving[0].changed = ("one",)
+    with pytest.raises(RequestError, match="changed"):
+        await made.fleet.load_adapter("sql", "one")
+    assert not made.fleet.adapters and not any(client.adapters for client in made.serving)
+
+
+async def test_names_of_the_replicas_versions_are_unknown(make: Any) -> None:
+    made = await make(1)
+    await made.fleet.load_adapter("sql", "one")
+    await made.fleet.load_adapter("sql", "two", replace=True)
+    with pytest.raises(UnknownModel, match="'sql@2'"):
+        made.fleet.submit([submit(1, [1]), submit(2, [1], adapter="sql@2")])
+    client = made.serving[0]
+    client.kill()  # it takes no more: its sequence stays open
+    made.fleet.submit([submit(3, [1], adapter="sql")])
+    client.is_alive = True
+    await made.fleet.unload_adapter("sql")
+    with pytest.raises(UnknownModel, match="'sql@2'"):
+        made.fleet.submit([submit(4, [1], adapter="sql@2")])
+    assert "sql@2" in client.adapters and 1 not in made.ends
+
+
+async def test_heartbeats_name_the_adapters_of_all_replicas(make: Any) -> None:
+    made = await make(2)
+    beats: list[Heartbeat] = []
+    made.fleet.on_heartbeat = beats.append
+    for path in ("one", "two"):
+        await made.fleet.load_adapter("sql", path, replace=True)
+    first, second = made.serving
+    first.on_heartbeat(Heartbeat({}, {}, (("sql@2",), ("fr",))))
+    second.on_heartbeat(Heartbeat({}, {}, (("de", "sql@2"), ())))
+    assert beats[-1].adapters == (("de", "sql"), ("fr",))
+    first.die()
+    second.on_heartbeat(Heartbeat({}, {}, (("de",), ())))
+    assert beats[-1].adapters == (("de",), ())
+
+
+@pytest.mark.parametrize("name", ["a" * 256, "a" * 253 + "/bc", "a" * 254, "a" * 255])
+async def test_versions_of_long_names_are_names_too(make: Any, name: str) -> None:
+    made = await make(1)
+    for path in ("one", "two", "three"):
+        await made.fleet.load_adapter(name, path, replace=True)
+    for version in made.serving[0].adapters:
+        check_name(version)
+    assert [(info.name, info.path) for info in made.fleet.adapters.values()] == [(name, "three")]
+
+
 async def test_loads_at_once_do_not_unload_each_other(make: Any) -> None:
     made = await make(2)
     first, second = (made.fleet.load_adapter("sql", path) for path in ("one", "two"))
@@ -235,3 +313,47 @@ def test_it_has_the_methods_of_an_engine_client() -> None:
         if inspect.isfunction(method) and not name.startswith("_") and not hasattr(asyncio.Protocol, name):
             assert inspect.signature(getattr(Fleet, name)) == inspect.signature(method), name
             assert inspect.signature(getattr(ReplicaClient, name)) == inspect.signature(method), name
+
+
+async def test_scaling_up_and_down_breaks_no_stream(make: Any) -> None:
+    made, prompts = await make(1), {number: [number % VOCAB, 3] for number in range(24)}
+    made.fleet.submit([submit(number, prompt, 90) for number, prompt in prompts.items()])
+    made.fleet.scale(3)
+    await made.until(lambda: len(made.serving) == 3)
+    made.fleet.submit([submit(number + 100, prompt, 90) for number, prompt in prompts.items()])
+    made.fleet.scale(1)
+    await made.until(lambda: len(made.ends) == 48)
+    for number, prompt in prompts.items():
+        assert made.tokens[number] == made.tokens[number + 100] == expected_tokens(prompt, 90, VOCAB)
+    async with asyncio.timeout(10):
+        while len(made.serving) > 1:
+            await asyncio.sleep(0.01)
+    assert len(made.clients) == 3 and made.fleet.num_lost == 0
+
+
+async def test_a_fleet_starts_as_many_replicas_as_it_was_asked_for(make: Any) -> None:
+    made = await make(3)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert len(made.clients) == len(made.serving) == 3
+
+
+async def test_sequences_of_a_replica_that_drains_for_too_long_go_on_elsewhere(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_module, "DRAIN_SECONDS", 0.0)
+    monkeypatch.setattr(fleet_module, "TICK_SECONDS", 0.0)
+    made, prompts = await make(2), {number: [number % VOCAB, 3] for number in range(8)}
+    made.fleet.submit([submit(number, prompt, 300) for number, prompt in prompts.items()])
+    await made.until(lambda: len(made.tokens) == 8)
+    made.fleet.scale(1)
+    await made.until(lambda: len(made.ends) == 8)
+    assert made.fleet.num_replays and made.fleet.num_lost == 0 and len(made.serving) == 1
+    for number, prompt in prompts.items():
+        assert made.tokens[number] == expected_tokens(prompt, 300, VOCAB)
+
+
+async def test_a_fleet_is_never_scaled_to_nothing(make: Any) -> None:
+    made = await make(1)
+    with pytest.raises(ValueError, match="at least 1"):
+        made.fleet.scale(0)

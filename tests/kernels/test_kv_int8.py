@@ -15,6 +15,7 @@ from support.kernels.ragged_batches import (
     instruction_sets,
     ragged_batch,
     row_shapes,
+    skip_unless_lesser,
 )
 
 from rootgraft.kernels import memory, ops, reference
@@ -196,8 +197,7 @@ def test_copies_are_of_whole_pages(copies, heads, head_dim, threads):
 @instruction_sets("haswell", "x86-64", "skylake-avx512")
 def test_lesser_instruction_sets(arch):
     """What other machines would compile, run on this one."""
-    if arch == "skylake-avx512" and "AVX-512" not in ops.native_status():
-        pytest.skip("no AVX-512")
+    skip_unless_lesser(arch)
     kernels = Kernels(NativeLibrary(build.load_library(build.default_cache(), arch)))
     for options in ({}, {"window": 20}, {"soft_cap": 5.0}):
         batch = ragged_batch([(1, 300), (40, 90), (7, 7)]).in_int8()

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.kernels import quantised_reference
-from support.kernels.ragged_batches import instruction_sets
+from support.kernels.ragged_batches import instruction_sets, skip_unless_lesser
 from torch import Tensor
 from torch.nn import functional
 
@@ -192,8 +192,7 @@ def test_refusals():
 @instruction_sets("haswell", "x86-64", "skylake-avx512")
 def test_lesser_instruction_sets(arch):
     """What other machines would compile, run on this one: integer sums are exact, so blocks give the same bits."""
-    if arch == "skylake-avx512" and "AVX-512" not in ops.native_status():
-        pytest.skip("no AVX-512")
+    skip_unless_lesser(arch)
     kernels = QuantisedKernels(NativeLibrary(build.load_library(build.default_cache(), arch)))
     weight, x = randn(0, 70, 192), with_outliers(randn(1, 9, 192, dtype=torch.bfloat16), 0.02)
     for name, dynamic in itertools.product(BLOCKS, (True, False)):

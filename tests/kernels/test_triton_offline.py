@@ -48,8 +48,12 @@ def grown(found: dict[str, dict[str, triton_offline.Need]]) -> list[str]:
     ]
 
 
+def test_what_the_golden_file_has_is_within_limits():
+    assert_within_limits(golden())
+
+
 def test_the_first_variant_of_each_kernel():
-    found = compile_offline("--few")
+    found = compile_offline("--few", "--for", "90")
     assert_within_limits(found)
     assert not grown(found)
 
@@ -57,7 +61,8 @@ def test_the_first_variant_of_each_kernel():
 @pytest.mark.heavy
 @pytest.mark.timeout(900)  # some hundred compilations
 def test_every_variant():
-    found = compile_offline()
+    """For one architecture; for the others the first of each kernel: what differs among variants is alike on all."""
+    found = compile_offline("--for", "90") | compile_offline("--few", "--for", "80", "100")
     assert_within_limits(found)
     assert not grown(found)
-    assert {arch: needs.keys() for arch, needs in found.items()} == {arch: n.keys() for arch, n in golden().items()}
+    assert found["sm_90"].keys() == golden()["sm_90"].keys()

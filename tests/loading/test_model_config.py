@@ -36,6 +36,15 @@ def of(architecture: str, **changes: Any) -> dict[str, Any]:
     return LLAMA | {"architectures": [f"{architecture}ForCausalLM"]} | changes
 
 
+def whole(name: str, **changes: Any) -> dict[str, Any]:
+    """A multimodal model around the language model."""
+    return {"architectures": [f"{name}ForConditionalGeneration"], "text_config": LLAMA, "vision_config": {}} | changes
+
+
+def mrope(sections: Any) -> dict[str, Any]:
+    return whole("Qwen2_5_VL", text_config=LLAMA | {"rope_scaling": {"type": "mrope", "mrope_section": sections}})
+
+
 def test_smollm2() -> None:
     """The published config of SmolLM2-135M-Instruct, shortened, with its keys of no effect."""
     config = model_config(
@@ -115,6 +124,44 @@ def test_published_gemma3_1b() -> None:
     assert config.eos_token_ids == (1, 106)
 
 
+def test_published_gemma3_4b() -> None:
+    """Most of the language model's keys are left out."""
+    config = model_config(
+        {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "boi_token_index": 255999,
+            "eoi_token_index": 256000,
+            "eos_token_id": [1, 106],
+            "image_token_index": 262144,
+            "initializer_range": 0.02,
+            "mm_tokens_per_image": 256,
+            "model_type": "gemma3",
+            "text_config": {
+                "hidden_size": 2560,
+                "intermediate_size": 10240,
+                "model_type": "gemma3_text",
+                "num_hidden_layers": 34,
+                "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+                "sliding_window": 1024,
+            },
+            "torch_dtype": "bfloat16",
+            "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model", "num_hidden_layers": 27},
+        }
+    )
+    assert (config.num_layers, config.hidden_size, config.vocab_size, config.head_dim) == (34, 2560, 262208, 256)
+    assert (config.num_heads, config.num_kv_heads, config.max_position_embeddings) == (8, 4, 131072)
+    assert [layer.window for layer in config.layers[:7]] == [1024] * 5 + [None, 1024]
+    assert config.layers[0].rope == Rope(10_000.0, 256)
+    assert config.layers[5].rope == Rope(1_000_000.0, 256, LinearScaling(8.0))
+    assert config.tied_head and (config.bos_token_id, config.eos_token_ids) == (2, (1, 106))
+
+
+@pytest.mark.parametrize(("outer", "inner", "tied"), [(None, None, False), (None, True, True), (False, True, False)])
+def test_what_the_whole_model_says_goes_before_its_language_model(outer: Any, inner: Any, tied: bool) -> None:
+    text = LLAMA | {"tie_word_embeddings": inner}
+    assert model_config(whole("Mistral3", text_config=text, tie_word_embeddings=outer)).tied_head == tied
+
+
 def test_published_llama32_rope() -> None:
     scaling = {
         "factor": 32.0,
@@ -130,6 +177,21 @@ def test_published_llama32_rope() -> None:
 def test_linear_scaling_by_its_old_name() -> None:
     config = model_config(LLAMA | {"rope_scaling": {"type": "linear", "factor": 4}})
     assert config.layers[0].rope == Rope(10_000.0, 16, LinearScaling(4.0))
+
+
+@pytest.mark.parametrize(
+    ("scaling", "longest"),
+    [
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, 1024),  # as Qwen's pages say
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 256),
+        ({"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}, 256),
+        ({"type": "yarn", "factor": 4.0}, 256),
+        ({"type": "linear", "factor": 4.0}, 256),
+        (None, 256),
+    ],
+)
+def test_the_longest_sequence(scaling: dict[str, Any] | None, longest: int) -> None:
+    assert model_config(LLAMA | {"rope_scaling": scaling}).max_position_embeddings == longest
 
 
 def test_phi3_names_its_own_code_which_is_not_needed() -> None:
@@ -149,7 +211,28 @@ def test_every_family_has_a_config() -> None:
 
 REFUSED = {
     "unknown architecture": ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM is not supported"),
-    "images": ({"architectures": ["Gemma3ForConditionalGeneration"]}, "Gemma3ForConditionalGeneration is not"),
+    "unknown multimodal model": (
+        {"architectures": ["LlavaForConditionalGeneration"], "text_config": {}},
+        "LlavaForConditionalGeneration is not supported",
+    ),
+    "text_config in Llama": ({"text_config": {"hidden_size": 64}}, "text_config"),
+    "no text_config": (
+        whole("Gemma3", text_config=None),
+        "text_config must be the language model's config in Gemma3ForConditionalGeneration, not None",
+    ),
+    "text_config as list": (whole("Gemma3", text_config=[1]), "text_config must be an object"),
+    "another language model": (
+        whole("Mistral3", text_config=LLAMA | {"model_type": "ministral3"}),
+        "text_config: model_type must be mistral in Mistral3ForConditionalGeneration, not 'ministral3'",
+    ),
+    "quantised multimodal model": (whole("Mistral3", quantization_config={"bits": 4}), "quantization_config"),
+    "quantised language model": (whole("Mistral3", text_config=LLAMA | {"quantization_config": {"bits": 4}}), "quant"),
+    "audio": (whole("Gemma3", audio_config={}), "audio_config = {} is not supported"),
+    "two sections": (mrope([4, 4]), "mrope_section must be three sizes that add up to half a head's, 8, not [4, 4]"),
+    "sections too large": (mrope([4, 4, 1]), "mrope_section must be three sizes"),
+    "sections as text": (mrope("8"), "mrope_section must be three sizes"),
+    "a negative section": (mrope([9, -1, 0]), "mrope_section must be three sizes"),
+    "sections in Llama": ({"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}, "rope type 'mrope'"),
     "no architecture": ({"architectures": None}, "architectures must name one class"),
     "two architectures": ({"architectures": ["A", "B"]}, "architectures must name one class"),
     "remote code": ({"auto_map": {"AutoModelForCausalLM": "modeling_x.LlamaForCausalLM"}}, "auto_map"),
@@ -170,7 +253,16 @@ REFUSED = {
     ),
     "unknown layer type": (of("Qwen2", layer_types=["full_attention", "linear_attention"]), "layer_types must be"),
     "activation": ({"hidden_act": "gelu"}, "hidden_act must be one of"),
-    "YaRN": ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope type 'yarn' is not supported"),
+    "YaRN without factor": ({"rope_scaling": {"type": "yarn"}}, "factor must be a number above 0, not None"),
+    "YaRN with crossed betas": (
+        {"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": 1, "beta_slow": 1}},
+        "beta_fast must be above beta_slow 1.0",
+    ),
+    "YaRN with theta 1": (
+        {"rope_theta": 1.0, "rope_scaling": {"type": "yarn", "factor": 4.0}},
+        "rope_theta must be above 1 with rope type yarn",
+    ),
+    "YaRN with mscale 0": ({"rope_scaling": {"type": "yarn", "factor": 4.0, "mscale": 0}}, "mscale must be a number"),
     "dynamic": ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope type 'dynamic'"),
     "longrope": (of("Phi3", rope_parameters={"rope_type": "longrope"}), "rope type 'longrope'"),
     "su": (of("Phi3", rope_scaling={"type": "su"}), "rope type 'su'"),

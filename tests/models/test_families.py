@@ -55,7 +55,7 @@ def test_bfloat16_stays_near(family: tuple[str, Path]) -> None:
 
 def test_the_oracle_feels_what_the_config_says() -> None:
     """The windows, scalings and caps of these models change their logits, so that the tests above mean something."""
-    for name in ("mistral", "llama_scaled", "gemma2", "gemma3", "phi3_partial"):
+    for name in ("mistral", "llama_scaled", "llama_yarn", "gemma2", "gemma3", "phi3_partial"):
         config = tiny_model(name).config
         plain = type(tiny_model(name))(_neutral(config)).eval()
         plain.load_state_dict(tiny_model(name).state_dict())

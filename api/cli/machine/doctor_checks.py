@@ -224,9 +224,11 @@ def check_open_files(limits: tuple[int, int]) -> Finding:
 def check_caches() -> Iterator[Finding]:
     """Look at the model caches, the disk below them, and the servers that run."""
     try:
+        from ....engine.adapter_sources.cached_adapters import adapter_cache_folder, cached_adapters
         from ....engine.checkpoint.model_cache import cached_models, hub_cache
 
         own, models = cache_folder(), cached_models()
+        adapters = cached_adapters(adapter_cache_folder())
     except ImportError as error:
         yield Finding("Serving", "models", "note", "unknown", f"The caches cannot be read: {error}.")
         return
@@ -242,6 +244,9 @@ def check_caches() -> Iterator[Finding]:
         if models
         else Finding("Serving", "models", "note", "none here", "The first start fetches one.", "rootgraft pull")
     )
+    size = sum(adapter.size for adapter in adapters)
+    value = f"{len(adapters)} of {bytes_text(size)} in {path_text(adapter_cache_folder())}"
+    yield Finding("Serving", "adapters", "ok", value if adapters else "none downloaded")
     folder = own
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent

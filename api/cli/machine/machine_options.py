@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ....engine.config import check_options, option
 from ....engine.errors import ConfigError
 
+_ADAPTER_CACHE = "Folder of downloaded adapters, as a server has it."
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -15,6 +16,7 @@ class ListOptions:
     """Options of ``rootgraft list``."""
 
     json: bool = option(False, "Print JSON for programs.", group="output")
+    adapter_cache_dir: str | None = option(None, _ADAPTER_CACHE, group="model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +30,13 @@ class PsOptions:
 class RmOptions:
     """Options of ``rootgraft rm``."""
 
-    model: str = option("", "Name of a model, as rootgraft list shows it.", group="model")
+    model: str = option("", "Name of a model or adapter, as rootgraft list shows it.", group="model")
+    adapter_cache_dir: str | None = option(None, _ADAPTER_CACHE, group="model")
     yes: bool = option(False, "Remove it without asking.", group="model")
 
     def __post_init__(self) -> None:
         if not self.model:
-            raise ConfigError("--model must name a model in the cache; rootgraft list shows them.")
+            raise ConfigError("--model must name a model or adapter in the caches; rootgraft list shows them.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`rootgraft list` and `rootgraft rm`: the models in the local caches."""
+"""`rootgraft list` and `rootgraft rm`: the models and the downloaded adapters in the local caches."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from ....engine.adapter_sources.cached_adapters import (
+    CachedAdapter,
+    adapter_cache_folder,
+    cached_adapters,
+    remove_cached,
+)
 from ....engine.checkpoint.locate import cache_folder
 from ....engine.checkpoint.model_cache import CachedModel, cached_models, hub_cache, remove
 from ....engine.errors import ModelError
@@ -18,13 +24,15 @@ from .text_table import ago_text, bytes_text, path_text, text_table
 
 
 def list_models(options: ListOptions) -> int:
-    """Print the models with size, format, last use and whether they can be served. Returns 0."""
-    models = cached_models()
+    """Print models and adapters with size, format, last use and whether they can be served. Returns 0."""
+    root = adapter_cache_folder(options.adapter_cache_dir)
+    models, adapters = cached_models(), cached_adapters(root)
     if options.json:
         rows = [asdict(model) | {"path": str(model.path), "cache": str(model.cache)} for model in models]
-        print(json.dumps(rows, indent=2))
-    elif models:
-        print(text_table(("NAME", "SIZE", "FORMAT", "USED", "SERVE IT WITH"), [_row(model) for model in models]))
+        print(json.dumps(rows + [_adapter_fields(adapter, root) for adapter in adapters], indent=2))
+    elif models or adapters:
+        rows_of_text = [*map(_row, models), *map(_adapter_row, adapters)]
+        print(text_table(("NAME", "SIZE", "FORMAT", "USED", "SERVE IT WITH"), rows_of_text))
     else:
         where = f"{path_text(cache_folder())} or {path_text(hub_cache())}"
         print(f"No models in {where}. Try: rootgraft pull", file=sys.stderr)
@@ -32,25 +40,38 @@ def list_models(options: ListOptions) -> int:
 
 
 def remove_model(options: RmOptions) -> int:
-    """Remove a model from its cache, once that is confirmed. Returns 0, or 1 if it is not.
+    """Remove a model or an adapter from its cache, once that is confirmed. Returns 0, or 1 if it is not.
 
     Raises:
         ModelError: there is none of this name, a server has it, or it cannot be removed.
     """
-    models = cached_models()
+    models, root = cached_models(), adapter_cache_folder(options.adapter_cache_dir)
     found = [model for model in models if options.model in (model.name, str(model.path))]
+    adapters = cached_adapters(root)
+    named = [each for each in adapters if options.model in each.names]
+    if not found and named:
+        return _remove_adapter(root, named[0], options.yes)
     if not found:
-        names = [model.name for model in models]
+        names = [model.name for model in models] + [adapter.name for adapter in adapters]
         raise ModelError(
             f"there is no {options.model} in the caches.{nearest(options.model, names)} Try: rootgraft list"
         )
     model = found[0]
     _check_unused(model)
-    if not options.yes and not _confirmed(model):
+    if not options.yes and not _confirmed(model.name, model.size, model.path):
         print("Nothing was removed.", file=sys.stderr)
         return 1
     remove(model)
     print(f"Removed {model.name}: {bytes_text(model.size)} are free again.")
+    return 0
+
+
+def _remove_adapter(root: Path, adapter: CachedAdapter, is_confirmed: bool) -> int:
+    if not is_confirmed and not _confirmed(adapter.name, adapter.size, adapter.path):
+        print("Nothing was removed.", file=sys.stderr)
+        return 1
+    remove_cached(root, adapter)
+    print(f"Removed {adapter.name}: {bytes_text(adapter.size)} are free again.")
     return 0
 
 
@@ -65,11 +86,11 @@ def _check_unused(model: CachedModel) -> None:
             )
 
 
-def _confirmed(model: CachedModel) -> bool:
+def _confirmed(name: str, size: int, path: Path) -> bool:
     """Ask at the terminal; without one the answer is no."""
-    question = f"Remove {model.name} ({bytes_text(model.size)}) from {path_text(model.path)}? [y/N] "
+    question = f"Remove {name} ({bytes_text(size)}) from {path_text(path)}? [y/N] "
     if not sys.stdin.isatty():
-        raise ModelError(f"there is no terminal to ask at. Try: rootgraft rm {model.name} --yes")
+        raise ModelError(f"there is no terminal to ask at. Try: rootgraft rm {name} --yes")
     try:
         return input(question).strip().lower() in ("y", "yes")
     except EOFError:
@@ -80,3 +101,15 @@ def _row(model: CachedModel) -> tuple[str, ...]:
     command = " ".join(filter(None, ("rootgraft serve", path_text(Path(model.model)) if model.model else "")))
     served = f"- {model.fault}" if model.fault else command
     return model.name, bytes_text(model.size), model.format, ago_text(model.used), served
+
+
+def _adapter_row(adapter: CachedAdapter) -> tuple[str, ...]:
+    served = f"--lora-modules NAME={adapter.name}" if "://" in adapter.name else "- its source is not known"
+    used = "in use" if adapter.is_loaded else ago_text(adapter.used)
+    return adapter.name, bytes_text(adapter.size), "adapter", used, served
+
+
+def _adapter_fields(adapter: CachedAdapter, root: Path) -> dict[str, object]:
+    """Return an adapter's fields for programs: those of a model, and its own."""
+    fields = {"model": "", "format": "adapter", "cache": str(root), "fault": ""}
+    return fields | asdict(adapter) | {"path": str(adapter.path)}

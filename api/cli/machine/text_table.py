@@ -8,10 +8,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...printable import printable
+
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
     """Format rows under a head; the last column goes on below itself where the terminal ends."""
-    head, *rows = [[_printable(cell) for cell in row] for row in (head, *rows)]
+    head, *rows = [[printable(cell) for cell in row] for row in (head, *rows)]
     total = width or shutil.get_terminal_size().columns
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)][:-1]
     left = max(20, total - sum(widths) - 2 * len(widths))
@@ -21,11 +23,6 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int | 
         first, *rest = textwrap.wrap(last, left, break_on_hyphens=False, break_long_words=False) or [""]
         lines += [(start + first).rstrip(), *(" " * len(start) + each for each in rest)]
     return "\n".join(lines)
-
-
-def _printable(cell: str) -> str:
-    """Return a cell without control characters, which a downloaded file may hold for our terminal."""
-    return "".join(each if each.isprintable() else " " if each.isspace() else "?" for each in cell)
 
 
 def bytes_text(count: float) -> str:

@@ -14,6 +14,7 @@ from aiohttp import web
 from support.adapter_sources.file_server import FileServer
 
 _RESOLVE = re.compile(r"/([^/]+/[^/]+)/resolve/(.+)/([^/]+)")
+_HISTORY = re.compile(r"/api/models/([^/]+/[^/]+)/(refs|commits/(.+))")
 _INFO = re.compile(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?")
 
 
@@ -22,12 +23,14 @@ class Repository:
     """Files by commit, and what branches stand for.
 
     Attributes:
+        history: the commits of a branch, the newest first.
         readers: tokens that may read it; empty for all.
         is_gated: whether others are told that it is there.
     """
 
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
+    history: dict[str, list[str]] = field(default_factory=dict)
     readers: frozenset[str] = frozenset()
     is_gated: bool = False
 
@@ -37,6 +40,7 @@ class Repository:
         commit = hashlib.sha1(text).hexdigest()
         self.commits[commit] = files
         self.branches[branch] = commit
+        self.history.setdefault(branch, []).insert(0, commit)
         return commit
 
 
@@ -64,7 +68,7 @@ class HubStub:
         return self.repositories[name].push(files)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse | None:
-        found = _RESOLVE.fullmatch(request.path) or _INFO.fullmatch(request.path)
+        found = next(filter(None, (rule.fullmatch(request.path) for rule in (_RESOLVE, _HISTORY, _INFO))), None)
         if found is None:
             return None
         repository = self.repositories.get(found[1])
@@ -73,6 +77,8 @@ class HubStub:
             if repository is not None and repository.is_gated:
                 return _error(403 if token else 401, "GatedRepo")
             return _error(404 if token else 401, "RepoNotFound")
+        if found.re is _HISTORY:
+            return _history(repository, found[3])
         revision = found[2] or "main"
         commit = repository.branches.get(revision, revision)
         if commit not in repository.commits:
@@ -102,6 +108,18 @@ class HubStub:
             "Location": self.redirect or f"http://127.0.0.1:{self.storage.port}{path}?signature=secret",
         }
         return web.Response(status=302, headers=headers)
+
+
+def _history(repository: Repository, branch: str | None) -> web.Response:
+    """Answer which branches there are, or which commits one of them has."""
+    if branch is not None:
+        return web.json_response([{"id": commit} for commit in repository.history[branch]])
+    heads = [
+        {"name": name, "ref": f"refs/heads/{name}", "targetCommit": commit}
+        for name, commit in repository.branches.items()
+        if not name.startswith("refs/")
+    ]
+    return web.json_response({"branches": heads, "converts": [], "tags": []})
 
 
 def _error(status: int, code: str, headers: dict[str, str] | None = None) -> web.Response:

@@ -21,15 +21,24 @@ class CoreClient:
 
     Attributes:
         refused: folders of adapters that cannot be loaded.
+        changed: folders that hold something else by now.
         submits: all that came.
         trusted: of each load, whether its path was trusted.
     """
 
-    def __init__(self, *, base: str = "fake", refused: Sequence[str] = (), fails: EngineDead | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        base: str = "fake",
+        refused: Sequence[str] = (),
+        changed: Sequence[str] = (),
+        fails: EngineDead | None = None,
+    ) -> None:
         worker = FakeWorker(400, 4, vocab_size=VOCAB)
         worker.base_digest = base
         self.core = EngineCore(EngineConfig(block_size=4, max_num_seqs=4, max_num_batched_tokens=32), worker)
         self.refused = refused
+        self.changed = changed
         self.fails = fails
         self.on_frame: Callable[[list[Message]], None] = lambda messages: None
         self.on_heartbeat: Callable[[Heartbeat], None] = lambda heartbeat: None
@@ -40,6 +49,7 @@ class CoreClient:
         self.submits: list[Submit] = []
         self.trusted: list[tuple[str, bool]] = []
         self.is_alive = True
+        self.death: EngineDead | None = None
         self.closed = False
         self._running = False
 
@@ -66,7 +76,7 @@ class CoreClient:
         if path in self.refused:
             raise RequestError(f"The adapter {path!r} cannot be loaded.", param="path")
         self.trusted.append((name, trusted))
-        self.adapters[name] = AdapterInfo(name, path, "ready", "device", digest=path)
+        self.adapters[name] = AdapterInfo(name, path, "ready", "device", digest=path + "!" * (path in self.changed))
 
     async def unload_adapter(self, name: str) -> None:
         await asyncio.sleep(0)

@@ -24,6 +24,12 @@ def instruction_sets(light: str, *heavy: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("arch", [light, *marked])
 
 
+def skip_unless_lesser(arch: str) -> None:
+    """Skip where this machine's own kernels are those of ``arch`` already, or where it cannot run them."""
+    if arch != "x86-64" and "AVX-512" not in ops.native_status():
+        pytest.skip("this machine has no AVX-512: its own kernels are of AVX2")
+
+
 @st.composite
 def row_shapes(draw: st.DrawFn) -> tuple[int, int]:
     """Query tokens and context of a row."""

@@ -3,7 +3,8 @@
 Run as a program, by a process whose environment has no ``TRITON_INTERPRET``; writes JSON to standard output:
 
     python tests/support/kernels/triton_offline.py                 every variant of every module, for every architecture
-    python tests/support/kernels/triton_offline.py --few           the first variant of each kernel, for sm_90
+    python tests/support/kernels/triton_offline.py --few           the first variant of each kernel
+    python tests/support/kernels/triton_offline.py --for 90        for this architecture alone, sm_90 (or several)
     python tests/support/kernels/triton_offline.py --only lora     of the modules whose name begins so
     python tests/support/kernels/triton_offline.py --write-golden  also enter the results in triton_golden.json
 
@@ -33,7 +34,6 @@ from rootgraft.kernels.triton.launch import Launch
 
 GOLDEN = Path(__file__).with_name("triton_golden.json")
 ARCHITECTURES = (80, 90, 100)
-FEW = (90,)
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+).*?LOCAL:(\d+)")
 
 Need = dict[str, int]  # registers, spills (bytes of stack and local memory), shared (bytes)
@@ -113,12 +113,13 @@ def write_golden(result: dict[str, dict[str, Need]], only: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--few", action="store_true")
+    parser.add_argument("--for", dest="architectures", type=int, nargs="+", default=ARCHITECTURES)
     parser.add_argument("--only", default="")
     parser.add_argument("--write-golden", action="store_true")
     options = parser.parse_args()
     variants = all_variants(options.only)
     chosen = list(first_of_each(variants) if options.few else variants)
-    result = compile_all(chosen, FEW if options.few else ARCHITECTURES)
+    result = compile_all(chosen, tuple(options.architectures))
     if options.write_golden:
         write_golden(result, options.only)
     json.dump({"triton": triton.__version__, "needs": result}, sys.stdout)

@@ -31,7 +31,7 @@ from transformers import (
 VOCAB = 131
 
 # Odd sizes, grouped heads, and (below) windows, scalings and caps that matter for prompts of a few dozen tokens.
-_COMMON = {
+COMMON = {
     "vocab_size": VOCAB,
     "hidden_size": 48,
     "intermediate_size": 72,
@@ -55,6 +55,8 @@ _LLAMA3 = {
 }
 _LINEAR = {"rope_type": "linear", "rope_theta": 300.0, "factor": 3.0}
 
+_YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 24}
+
 _GEMMA = {"num_hidden_layers": 4, "head_dim": 12, "sliding_window": 5, "query_pre_attn_scalar": 20}
 
 MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
@@ -62,6 +64,7 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     "llama_tied": (LlamaConfig, LlamaForCausalLM, {"tie_word_embeddings": True, "num_key_value_heads": 6}),
     "llama_scaled": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": _LLAMA3, "num_key_value_heads": 1}),
     "llama_linear": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": _LINEAR, "head_dim": 10}),
+    "llama_yarn": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": _YARN}),
     "llama_biased": (LlamaConfig, LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
     "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 7, "head_dim": 16}),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
@@ -142,7 +145,7 @@ def tiny_model(name: str) -> PreTrainedModel:
     """The oracle: random weights large enough that every part of the model shows in its logits."""
     config_class, model_class, changes = MODELS[name]
     # A copy of every value, for transformers writes its defaults into nested ones.
-    config = config_class(**_COMMON | _copied(changes), attn_implementation="eager")
+    config = config_class(**COMMON | _copied(changes), attn_implementation="eager")
     model = model_class(config).eval()
     generator = torch.Generator().manual_seed(len(name))
     with torch.no_grad():

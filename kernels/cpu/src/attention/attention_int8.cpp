@@ -178,12 +178,15 @@ void attend_block(const BlockWork& block, Int8Scratch& scratch) {
 }
 
 // f(the dimensions of a head), or f(0) where they are not usual: if they are known, no loop reckons addresses. Known
-// ones fill whole tiles of panels.
+// ones fill whole tiles of panels. Where a register has four lanes, products take so long that addresses do not count,
+// and each instance takes long to compile.
 template <class F>
 INLINE void with_head_dim(int64_t dims, F f) {
-  if (dims == 64) f(std::integral_constant<int, 64>());
-  else if (dims == 128) f(std::integral_constant<int, 128>());
-  else f(std::integral_constant<int, 0>());
+#if defined(__AVX2__)
+  if (dims == 64) return f(std::integral_constant<int, 64>());
+  if (dims == 128) return f(std::integral_constant<int, 128>());
+#endif
+  f(std::integral_constant<int, 0>());
 }
 
 constexpr int64_t kSmall = 1 << 13;  // values to round below which one thread is faster

@@ -30,8 +30,10 @@ struct Product {
 // The largest tile: its sums, one row of B and a word of A fill the registers.
 #if defined(__AVX512F__)
 constexpr int kTileRows = 6, kTilePanels = 4;  // 24 of 32 registers hold sums
+#elif defined(__AVX2__)
+constexpr int kTileRows = 6, kTilePanels = 1;  // 12 of 16 registers
 #else
-constexpr int kTileRows = 6, kTilePanels = 1;  // 12 of 16 registers (AVX2)
+constexpr int kTileRows = 3, kTilePanels = 1;  // 12 of 16 registers (SSE2; NEON has 32)
 #endif
 
 // One tile, rows <= kTileRows and panels <= kTilePanels. Bf16 and Fp32.

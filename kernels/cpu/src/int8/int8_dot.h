@@ -101,6 +101,15 @@ INLINE Ints dot_bytes(const Words& a, const Words& b, const Ints& acc) {
   return Ints{{add_pairs((__m512i)a.part[0], (__m512i)b.part[0], acc.part[0])}};
 #elif defined(__AVX2__) && !defined(__AVX512F__)
   return map_ints([&](int i) { return add_pairs((__m256i)a.part[i], (__m256i)b.part[i], acc.part[i]); });
+#elif defined(__SSE2__)
+  // Bytes at even and at odd places as 16 bits each, whose products are summed in pairs.
+  return map_ints([&](int i) {
+    const __m128i bytes = (__m128i)a.part[i], other = (__m128i)b.part[i];
+    const __m128i even = _mm_madd_epi16(_mm_and_si128(bytes, _mm_set1_epi16(0xFF)),
+                                        _mm_srai_epi16(_mm_slli_epi16(other, 8), 8));
+    const __m128i odd = _mm_madd_epi16(_mm_srli_epi16(bytes, 8), _mm_srai_epi16(other, 8));
+    return acc.part[i] + (IntPart)even + (IntPart)odd;
+  });
 #else
   return map_ints([&](int i) {
     IntPart total = acc.part[i];

@@ -1,0 +1,118 @@
+"""Multimodal checkpoints, of which the language model is served: their ``text_config`` and their other towers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .config_fields import Fields
+from .families import BY_NAME, Family
+
+TEXT, VISION = "text_config", "vision_config"
+
+# Keys of the whole model that go before those of its language model.
+_SHARED = ("bos_token_id", "eos_token_id", "tie_word_embeddings")
+
+
+@dataclass(frozen=True, slots=True)
+class Multimodal:
+    """One row of the table of multimodal classes.
+
+    Attributes:
+        family: of the language model, with the class of the whole as its architecture.
+        text_types: values of ``model_type`` in ``text_config`` that mean this family.
+        towers: names of the modules beside the language model. Text does not pass them, so they are not loaded.
+        flat: older files have the language model's keys in ``config.json`` itself.
+    """
+
+    family: Family
+    text_types: tuple[str, ...]
+    towers: tuple[str, ...]
+    flat: bool = False
+
+
+_LLAVA = ("vision_tower", "multi_modal_projector")
+
+MULTIMODAL = (
+    Multimodal(
+        family=replace(
+            BY_NAME["gemma3"],
+            architecture="Gemma3ForConditionalGeneration",
+            defaults={
+                **BY_NAME["gemma3"].defaults,
+                "vocab_size": 262_208,
+                "hidden_size": 2304,
+                "intermediate_size": 9216,
+                "num_hidden_layers": 26,
+                "num_attention_heads": 8,
+                "max_position_embeddings": 131_072,
+                "rms_norm_eps": 1e-6,
+            },
+        ),
+        text_types=("gemma3_text",),
+        towers=_LLAVA,
+    ),
+    Multimodal(
+        family=replace(BY_NAME["mistral"], architecture="Mistral3ForConditionalGeneration"),
+        text_types=("mistral",),
+        towers=_LLAVA,
+    ),
+    Multimodal(
+        family=replace(
+            BY_NAME["qwen2"],
+            architecture="Qwen2_5_VLForConditionalGeneration",
+            defaults={
+                "num_key_value_heads": 8,
+                "sliding_window": 4096,
+                "max_window_layers": 80,
+                "rope_theta": 1_000_000.0,
+                "rms_norm_eps": 1e-5,
+                "bos_token_id": 151643,
+                "eos_token_id": 151645,
+            },
+            mrope=True,
+        ),
+        text_types=("qwen2_5_vl_text", "qwen2_5_vl"),
+        towers=("visual",),
+        flat=True,
+    ),
+    Multimodal(
+        family=replace(
+            BY_NAME["qwen3"],
+            architecture="Qwen3VLForConditionalGeneration",
+            windows="never",
+            defaults={"num_key_value_heads": 32, "head_dim": 128, "rope_theta": 500_000.0, "rms_norm_eps": 1e-6},
+            mrope=True,
+        ),
+        text_types=("qwen3_vl_text",),
+        towers=("visual",),
+    ),
+)
+
+MULTIMODAL_BY_ARCHITECTURE = {whole.family.architecture: whole for whole in MULTIMODAL}
+
+
+def language_config(config: Mapping[str, Any], whole: Multimodal, where: str) -> dict[str, Any]:
+    """Return the keys of the language model, and those of the whole model that bear on it.
+
+    Raises:
+        ModelError: there is no ``text_config``, or it is another family's.
+    """
+    outer = {key: value for key, value in config.items() if key not in (TEXT, VISION)}
+    fields = Fields(config, where)
+    if not fields.has(TEXT) and whole.flat:
+        return outer
+    text = fields.mapping(TEXT)
+    if not text:
+        raise fields.wrong(TEXT, f"the language model's config in {whole.family.architecture}")
+    inner = Fields(text, f"{where}: {TEXT}")
+    if inner.has("model_type") and text["model_type"] not in whole.text_types:
+        raise inner.wrong("model_type", f"{' or '.join(whole.text_types)} in {whole.family.architecture}")
+    return text | {key: value for key in _SHARED if (value := shared_value(config, key)) is not None}
+
+
+def shared_value(config: Mapping[str, Any], key: str) -> Any:
+    """Return a value of the whole model, else its language model's, else None."""
+    value, text = config.get(key), config.get(TEXT)
+    return text.get(key) if value is None and isinstance(text, dict) else value

@@ -1,0 +1,51 @@
+"""`serve --replicas`: what each replica gets of the machine; a server without it imports nothing of a fleet."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rootgraft.api.config import ServerConfig
+from rootgraft.api.fleet.fleet import Fleet
+from rootgraft.api.fleet.local_fleet import shared_config
+from rootgraft.api.http import server
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.errors import ConfigError
+from rootgraft.engine.serving.engine_client import EngineClient
+
+
+def test_replicas_share_cores_and_memory() -> None:
+    shared = shared_config(EngineConfig(), 4, 8)
+    assert (shared.threads, shared.gpu_memory_utilization) == (2, pytest.approx(0.225))
+    assert shared_config(EngineConfig(), 4, 2).threads == 1
+    assert shared_config(EngineConfig(gpu_memory_utilization=0.05), 16, 2).gpu_memory_utilization == 0.05
+
+
+def test_threads_and_kv_memory_that_are_named_are_those_of_each_replica() -> None:
+    shared = shared_config(EngineConfig(threads=3, kv_cache_memory=0.25), 4, 8)
+    assert (shared.threads, shared.kv_cache_memory) == (3, 0.25)
+
+
+@pytest.mark.parametrize(("count", "kind"), [(1, EngineClient), (2, Fleet), (16, Fleet)])
+def test_a_fleet_serves_from_two_replicas_on(count: int, kind: type) -> None:
+    assert type(server._engine_of(EngineConfig(), Path("m"), ServerConfig(replicas=count))) is kind
+
+
+@pytest.mark.parametrize("count", [0, 17])
+def test_bounds_of_replicas(count: int) -> None:
+    with pytest.raises(ConfigError, match="--replicas"):
+        ServerConfig(replicas=count)
+
+
+def test_a_server_of_one_engine_imports_no_fleet() -> None:
+    code = (
+        "import sys; from pathlib import Path; from rootgraft.api.http import server;"
+        "from rootgraft.api.config import ServerConfig; from rootgraft.engine.config import EngineConfig;"
+        "server._engine_of(EngineConfig(), Path('m'), ServerConfig());"
+        "print([name for name in sys.modules if name.split('.')[0] == 'ray' or '.fleet' in name])"
+    )
+    ended = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "[]"

@@ -1,0 +1,62 @@
+"""Tables of rotary embeddings against transformers, at positions up to 128k."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from rootgraft.engine.checkpoint.hf_config import model_config
+from rootgraft.engine.models.rope import cos_sin_table
+
+LONGEST = 131_072
+POSITIONS = torch.tensor([0, 1, 4095, 4096, 8191, 32_767, 32_768, 65_536, LONGEST - 1])
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
+
+SCALINGS: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "yarn": YARN,
+    "yarn without original length": {"rope_type": "yarn", "factor": 4.0},
+    "yarn below 1": YARN | {"factor": 0.5},
+    "yarn with attention factor": YARN | {"attention_factor": 1.25},
+    "yarn with both mscales": YARN | {"factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.707},
+    "yarn with mscale alone": YARN | {"mscale": 0.5},
+    "yarn with betas": YARN | {"beta_fast": 16.0, "beta_slow": 2.0},
+    "yarn in fractions": YARN | {"factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False},
+    "yarn of a short model": YARN | {"original_max_position_embeddings": 4},
+}
+
+
+@pytest.mark.parametrize("scaling", SCALINGS.values(), ids=SCALINGS)
+@pytest.mark.parametrize("theta", [10_000.0, 1_000_000.0])
+def test_table_equals_that_of_transformers(scaling: dict[str, Any], theta: float) -> None:
+    config = LlamaConfig(
+        hidden_size=128,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_hidden_layers=1,
+        intermediate_size=64,
+        vocab_size=64,
+        bos_token_id=1,
+        eos_token_id=2,
+        max_position_embeddings=LONGEST,
+        rope_parameters={**scaling, "rope_theta": theta},
+    )
+    cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), POSITIONS[None])
+    written = config.to_dict() | {"architectures": ["LlamaForCausalLM"]}
+    rope = model_config(written).layers[0].rope
+    assert rope is not None
+    ours = cos_sin_table(rope, LONGEST, torch.device("cpu"))[POSITIONS]
+    expected = torch.cat((cos[0, :, :32], sin[0, :, :32]), dim=1)
+    torch.testing.assert_close(ours, expected, atol=1e-4, rtol=0)

@@ -1,0 +1,164 @@
+"""Tiny random multimodal models from transformers, and their files as they were published before and since."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+    PreTrainedModel,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+)
+
+from support.models.tiny_models import COMMON
+
+_TEXT = {key: value for key, value in COMMON.items() if key != "tie_word_embeddings"}
+_SIGLIP = {
+    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 14,
+}  # fmt: skip
+_QWEN = {
+    "depth": 1, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "out_hidden_size": 48, "patch_size": 14,
+}  # fmt: skip
+_OUT_OF_SIGHT = {"image_token_id": 120, "video_token_id": 121, "vision_start_token_id": 122, "vision_end_token_id": 123}
+
+Kind = tuple[type[Any], type[Any], dict[str, Any]]
+MULTIMODAL: dict[str, Kind] = {
+    "gemma3": (
+        Gemma3Config,
+        Gemma3ForConditionalGeneration,
+        {
+            "text_config": {
+                **_TEXT,
+                "model_type": "gemma3_text",
+                "num_hidden_layers": 7,
+                "head_dim": 12,
+                "sliding_window": 5,
+                "query_pre_attn_scalar": 20,
+            },
+            "vision_config": {**_SIGLIP, "model_type": "siglip_vision_model"},
+            "mm_tokens_per_image": 4,
+            "image_token_index": 120,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "mistral3": (
+        Mistral3Config,
+        Mistral3ForConditionalGeneration,
+        {
+            "text_config": {**_TEXT, "model_type": "mistral", "head_dim": 16, "sliding_window": None},
+            "vision_config": {**_SIGLIP, "model_type": "pixtral", "head_dim": 8},
+            "image_token_index": 120,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "qwen2_5_vl": (
+        Qwen2_5_VLConfig,
+        Qwen2_5_VLForConditionalGeneration,
+        {
+            "text_config": {
+                **_TEXT,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [1, 1, 2]},
+            },
+            "vision_config": {**_QWEN, "fullatt_block_indexes": [0]},
+            "tie_word_embeddings": False,
+            **_OUT_OF_SIGHT,
+        },
+    ),
+    "qwen3_vl": (
+        Qwen3VLConfig,
+        Qwen3VLForConditionalGeneration,
+        {
+            "text_config": {
+                **_TEXT,
+                "head_dim": 16,
+                "rope_parameters": {
+                    "rope_type": "default", "rope_theta": 500.0, "mrope_section": [3, 3, 2], "mrope_interleaved": True,
+                },
+            },
+            "vision_config": {**_QWEN, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+            "tie_word_embeddings": True,
+            **_OUT_OF_SIGHT,
+        },
+    ),
+}  # fmt: skip
+
+
+@functools.cache
+def multimodal_model(name: str) -> PreTrainedModel:
+    """The oracle, with weights large enough that every part of the language model shows in its logits."""
+    config_class, model_class, options = MULTIMODAL[name]
+    model = model_class(config_class(**json.loads(json.dumps(options)), attn_implementation="eager")).eval()
+    generator = torch.Generator().manual_seed(len(name))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.25, generator=generator)
+    return model
+
+
+@torch.no_grad()
+def multimodal_logits(model: torch.nn.Module, tokens: list[int]) -> Tensor:
+    """[T, V] fp32 of text."""
+    return model(input_ids=torch.tensor([tokens])).logits[0]
+
+
+def save_multimodal(name: str, folder: Path, spelling: str) -> Path:
+    """Write the files with today's names, or with those that the models were first published with ("old")."""
+    multimodal_model(name).save_pretrained(folder)
+    file = folder / "model.safetensors"
+    tensors = {_today(key): value for key, value in load_file(file).items()}
+    if spelling == "old":
+        qwen = name.startswith("qwen")
+        if name != "qwen3_vl":
+            tensors = {(_old_qwen if qwen else _old_llava)(key): value for key, value in tensors.items()}
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(_old_config(name, config)))
+    save_file(tensors, file, metadata={"format": "pt"})
+    return folder
+
+
+def _today(key: str) -> str:
+    key = re.sub(r"^language_model\.model\.|^model\.(?=layers\.|embed_tokens\.|norm\.)", "model.language_model.", key)
+    key = key.removeprefix("language_model.") if key.startswith("language_model.lm_head") else key
+    return re.sub(r"^(visual|vision_tower|multi_modal_projector)\.", r"model.\1.", key)
+
+
+def _old_qwen(key: str) -> str:
+    return key.removeprefix("model.") if key.startswith("model.visual.") else key.replace(".language_model.", ".")
+
+
+def _old_llava(key: str) -> str:
+    if key.startswith("lm_head"):
+        return f"language_model.{key}"
+    return key.removeprefix("model.").replace("language_model.", "language_model.model.")
+
+
+def _old_config(name: str, config: dict[str, Any]) -> dict[str, Any]:
+    """Rotary keys as before transformers 5, and Qwen2.5-VL's language model in the outer object."""
+    text = config["text_config"]
+    rope = text.pop("rope_parameters")
+    if name == "gemma3":
+        text["rope_theta"] = rope["full_attention"]["rope_theta"]
+        text["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        text.pop("layer_types")
+    else:
+        text["rope_theta"] = rope.pop("rope_theta")
+    if name == "qwen3_vl":
+        text["rope_scaling"] = rope
+    if name == "qwen2_5_vl":
+        text["rope_scaling"] = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+        return text | {key: value for key, value in config.items() if key != "text_config"}
+    return config
