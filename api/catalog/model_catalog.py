@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import IO, Self
 
 from ...engine.errors import ConfigError, RequestError, UnknownModel, quoted
-from .traffic_split import FULL_WEIGHT
+from ..errors import HTTPError
+from .traffic_split import FULL_WEIGHT, shares
 
 MAX_NAME = 64
 MIN_PREFIX = 6
@@ -265,7 +266,7 @@ class ModelCatalog:
                     param="version",
                     code="no_stable_version",
                 )
-            return self._revise(name, "canary", by, {**_shares(others, FULL_WEIGHT - weight), digest: weight})
+            return self._revise(name, "canary", by, {**shares(others, FULL_WEIGHT - weight), digest: weight})
 
     def rollback(self, name: str, by: str = "") -> Revision:
         """Let a name point to what it did before its last promote or canary; again, to what it did before that.
@@ -357,9 +358,11 @@ class ModelCatalog:
         try:
             yield
             self._db.execute("COMMIT")
-        except BaseException:
+        except BaseException as error:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
+            if isinstance(error, sqlite3.OperationalError):
+                raise _unwritable(error) from error
             raise
 
 
@@ -373,16 +376,6 @@ def check_name(name: str) -> None:
         )
 
 
-def _shares(weights: Mapping[str, int], total: int) -> dict[str, int]:
-    """Divide ``total`` by weights, by largest remainders. Those whose share comes to 0 are left out."""
-    whole = sum(weights.values())
-    shares = {digest: weight * total // whole for digest, weight in weights.items()}
-    by_rest = sorted(weights, key=lambda digest: -(weights[digest] * total % whole))
-    for digest in by_rest[: total - sum(shares.values())]:
-        shares[digest] += 1
-    return {digest: share for digest, share in shares.items() if share}
-
-
 def _revision(row: tuple[int, str, float, str, str, str]) -> Revision:
     *first, weights = row
     return Revision(*first, json.loads(weights))  # type: ignore[call-arg, arg-type]
@@ -393,6 +386,13 @@ def _check_owner(db: sqlite3.Connection) -> None:
     tables = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
     if owner != _APPLICATION_ID and tables:
         raise sqlite3.DatabaseError("it is a database of something else")
+
+
+def _unwritable(error: sqlite3.OperationalError) -> HTTPError:
+    """Return the answer to a change that the disk did not take; the file is as it was before."""
+    if error.sqlite_errorname == "SQLITE_FULL":
+        return HTTPError(507, "The server's disk has no space for the catalogue of models.", code="storage_full")
+    return HTTPError(503, f"The catalogue of models cannot be written: {error}.", code="storage_unavailable")
 
 
 def _unusable(path: Path, why: str) -> ConfigError:

@@ -31,3 +31,13 @@ def pick_version(weights: Mapping[str, int], point: float) -> str:
             return digest
         rest -= weight
     raise ValueError("no version has a weight")
+
+
+def shares(weights: Mapping[str, int], total: int) -> dict[str, int]:
+    """Divide ``total`` by weights, by largest remainders. Those whose share comes to 0 are left out."""
+    whole = sum(weights.values())
+    split = {digest: weight * total // whole for digest, weight in weights.items()}
+    by_rest = sorted(weights, key=lambda digest: -(weights[digest] * total % whole))
+    for digest in by_rest[: total - sum(split.values())]:
+        split[digest] += 1
+    return {digest: share for digest, share in split.items() if share}

@@ -12,17 +12,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from ...engine.adapter_sources.source_uri import AdapterSource, parse_source
-from ...engine.errors import AdapterUnavailable, ConfigError, EngineError, RequestError, UnknownModel, quoted
+from ...engine.errors import (
+    AdapterUnavailable,
+    ConfigError,
+    EngineDead,
+    EngineError,
+    RequestError,
+    quoted,
+)
 from ..catalog.model_catalog import ModelCatalog, ModelVersion, VersionState, check_name
 from ..catalog.traffic_split import pick_version, sticky_point
 
 if TYPE_CHECKING:
     from ...engine.adapter_sources.adapter_fetcher import AdapterFetcher, FetchedAdapter
-    from ...engine.serving.engine_client import EngineClient
+    from ...engine.serving.engine_like import EngineLike
 
 UNLOAD_SECONDS = 60.0
 """Time for which a removed version stays loaded, for requests that have chosen it and are not in the engine yet."""
@@ -46,7 +53,7 @@ class ModelVersions:
         self,
         catalog: ModelCatalog,
         fetcher: AdapterFetcher,
-        client: EngineClient,
+        client: EngineLike,
         *,
         draw: Callable[[], float] = random.random,
     ) -> None:
@@ -71,6 +78,14 @@ class ModelVersions:
         """Return the name whose version the engine has under another; None if it is none of the catalogue's."""
         return self._public[adapter][0] if adapter in self._public else None
 
+    def has_name(self, name: str) -> bool:
+        """Return whether a name is one of the catalogue's, served or not."""
+        return name in self._weights
+
+    def is_offered(self, adapter: str) -> bool:
+        """Return whether requests may ask for one version by the engine's name, which it has until it is unloaded."""
+        return adapter in self._public and adapter not in self._unloads
+
     def version_of(self, adapter: str | None) -> str | None:
         """Return the digest of a version by the engine's name; None if it is none of the catalogue's."""
         return None if adapter is None or adapter not in self._public else self._public[adapter][1]
@@ -85,12 +100,25 @@ class ModelVersions:
         point = self._draw() if session is None else sticky_point(name, tenant, session)
         return engine_name(name, pick_version(self._weights[name], point))
 
-    async def restore(self) -> None:
-        """Load the catalogue's versions. One that cannot be loaded is retired; ConfigError if it gets requests."""
+    async def restore(self, taken: Collection[str] = ()) -> None:
+        """Load the catalogue's versions. One that cannot be loaded is retired.
+
+        Args:
+            taken: names of the base model.
+
+        Raises:
+            ConfigError: a version that gets requests cannot be loaded, or something else has a name of the catalogue.
+            EngineDead: the engine is gone.
+        """
         for name in self.catalog.names():
+            if name in taken or name in self._client.adapters:
+                what = "the base model" if name in taken else "an adapter of --lora-modules"
+                raise ConfigError(f"--model-catalog: {what} has the name {name} too; one of them needs another.")
             for version in self.catalog.versions(name):
                 try:
                     await self._load(version.name, version.digest, parse_source(version.source))
+                except EngineDead:
+                    raise
                 except EngineError as error:
                     if version.weight:
                         raise ConfigError(
@@ -196,27 +224,35 @@ class ModelVersions:
 
     async def _load_fetched(self, name: str, digest: str, fetched: FetchedAdapter) -> None:
         own = engine_name(name, digest)
-        if (unload := self._unloads.pop(own, None)) is not None:
-            unload.cancel()
+        if (unload := self._unloads.get(own)) is not None:
+            if own in self._public:  # it was removed a while ago, and is loaded yet
+                unload.cancel()
+            await asyncio.wait({unload})
         try:
-            if own not in self._client.adapters:
+            if own not in self._public:
+                if own in self._client.adapters:
+                    raise RequestError(f"An adapter outside of the catalogue has the name {quoted(own)}.", param="name")
                 await self._client.load_adapter(own, str(fetched.folder), trusted=True)
         except BaseException:
             await asyncio.to_thread(self._fetcher.release, fetched)
             raise
+        before = self._fetched.get(own)
         self._public[own], self._fetched[own] = (name, digest), fetched
+        if before is not None:
+            await asyncio.to_thread(self._fetcher.release, before)
 
     async def _unload_later(self, own: str) -> None:
-        await asyncio.sleep(UNLOAD_SECONDS)
-        del self._unloads[own]
-        self._public.pop(own, None)
         try:
-            await self._client.unload_adapter(own)
-        except UnknownModel:
-            return
+            await asyncio.sleep(UNLOAD_SECONDS)
+            del self._public[own]
+            fetched = self._fetched.pop(own)
+            try:
+                await self._client.unload_adapter(own)
+            except EngineError as error:
+                logger.warning("%s was not unloaded: %s", own, error)
+            await asyncio.to_thread(self._fetcher.release, fetched)
         finally:
-            if (fetched := self._fetched.pop(own, None)) is not None:
-                await asyncio.to_thread(self._fetcher.release, fetched)
+            del self._unloads[own]
 
     def _refresh(self, name: str) -> None:
         """Read what a name points to; from then on new requests get it."""

@@ -239,10 +239,14 @@ class ServerState:
         versions = self.versions
         if versions is not None:
             public = versions.public_name(name)
-            if public is not None and caller.may_use(public):  # one version, by the name that the engine has for it
-                return public, name
-            if public is None and name in versions.served and caller.may_use(name):
-                return name, versions.pick(name, caller.key.tenant, session)
+            if public is not None:  # one version, by the name that the engine has for it
+                if caller.may_use(public) and versions.is_offered(name):
+                    return public, name
+                raise UnknownModel(name)
+            if versions.has_name(name):
+                if name in versions.served and caller.may_use(name):
+                    return name, versions.pick(name, caller.key.tenant, session)
+                raise UnknownModel(name)
         if caller.may_use(name) and (name in self.adapters or self.finds_adapters or self._may_bring(name)):
             return name, name
         raise UnknownModel(name)

@@ -185,7 +185,7 @@ class _Service:
         async_engine = AsyncEngine(client, tokenizer, ready, defaults.defaults)
         if self._catalog is not None and self._fetcher is not None:
             state.versions = ModelVersions(self._catalog, self._fetcher, client)
-            await state.versions.restore()
+            await state.versions.restore(names)
         state.begin_serving(async_engine, client, EngineFacts.of(self._config, ready))
         if state.batches is not None and state.internal_client is not None:
             state.batches.resume(state.internal_client)

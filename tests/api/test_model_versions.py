@@ -21,7 +21,7 @@ from rootgraft.api.http.app import create_app
 from rootgraft.engine.adapter_sources.adapter_fetcher import FetchedAdapter
 from rootgraft.engine.adapter_sources.remote_files import CONFIG, WEIGHTS, content_digest
 from rootgraft.engine.adapter_sources.source_uri import AdapterSource, parse_source
-from rootgraft.engine.errors import ConfigError, RequestError, UnknownModel
+from rootgraft.engine.errors import ConfigError, EngineDead, RequestError, UnknownModel
 from rootgraft.engine.types import AdapterInfo
 
 OPENED: list[ModelCatalog] = []
@@ -258,5 +258,99 @@ def test_a_restart_serves_what_the_catalogue_says(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=f"{one[:12]} of sql gets requests"):
             await state.versions.restore()
         assert two not in state.adapters
+
+    run(job())
+
+
+def test_a_version_that_was_removed_is_refused_at_once_and_can_be_added_again(tmp_path: Path) -> None:
+    async def job() -> None:
+        state = make(tmp_path)
+        admin, versions = Admin(state), state.versions
+        assert versions is not None
+        source = folder(tmp_path, "one")
+        one = await admin.add(source)
+        own = f"sql@{one[:12]}"
+        assert (await admin.ask(own)).status_code == 200
+        await admin.call("remove", version=one)
+        assert own in state.adapters and (await admin.ask(own)).status_code == 404
+        assert await admin.add(source) == one
+        assert (await admin.ask(own)).status_code == 200
+        assert len(versions._fetcher.released) == 1  # type: ignore[attr-defined]
+        assert not versions._unloads
+
+    run(job())
+
+
+def test_a_version_is_loaded_anew_if_its_unload_has_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def job() -> None:
+        monkeypatch.setattr(model_versions, "UNLOAD_SECONDS", 0.0)
+        state = make(tmp_path)
+        admin, client, gate = Admin(state), state.client, asyncio.Event()
+        assert client is not None
+        source = folder(tmp_path, "one")
+        one = await admin.add(source)
+        unload = client.unload_adapter
+
+        async def slow(name: str) -> None:
+            await gate.wait()
+            await unload(name)
+
+        client.unload_adapter = slow  # type: ignore[method-assign]
+        await admin.call("remove", version=one)
+        await asyncio.sleep(0.01)  # the engine is asked to unload it
+        again = asyncio.create_task(admin.add(source))
+        await asyncio.sleep(0.01)
+        gate.set()
+        assert await again == one
+        assert f"sql@{one[:12]}" in state.adapters
+
+    run(job())
+
+
+def test_other_content_under_the_name_of_a_version_is_never_served(tmp_path: Path) -> None:
+    async def job() -> None:
+        state = make(tmp_path)
+        admin = Admin(state)
+        source = folder(tmp_path, "one")
+        own = f"sql@{content_digest(tmp_path / 'one')[:12]}"
+        assert state.client is not None
+        await state.client.load_adapter(own, "elsewhere")
+        reply = await admin.http.post("/v1/admin/models", json={"name": "sql", "source": source})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "name")
+        assert (await admin.call("promote", version=own[4:])).status_code == 404
+
+    run(job())
+
+
+def test_a_restart_refuses_a_name_that_stands_for_something_else(tmp_path: Path) -> None:
+    async def job() -> None:
+        state = make(tmp_path)
+        await Admin(state).add(folder(tmp_path, "one"))
+        assert state.versions is not None and state.client is not None
+        with pytest.raises(ConfigError, match="the base model has the name sql too"):
+            await state.versions.restore(["sql"])
+        await state.client.load_adapter("sql", "elsewhere")
+        with pytest.raises(ConfigError, match="an adapter of --lora-modules has the name sql too"):
+            await state.versions.restore()
+
+    run(job())
+
+
+def test_an_engine_that_dies_while_versions_are_restored_retires_none(tmp_path: Path) -> None:
+    async def job() -> None:
+        state = make(tmp_path)
+        one = await Admin(state).add(folder(tmp_path, "one"))
+        state.versions.close()  # type: ignore[union-attr]
+        state = make(tmp_path)
+        versions = state.versions
+        assert versions is not None
+
+        async def dead(*_: Any, **__: Any) -> None:
+            raise EngineDead("The engine process has ended.")
+
+        state.client.load_adapter = dead  # type: ignore[union-attr]
+        with pytest.raises(EngineDead):
+            await versions.restore()
+        assert [each.digest for each in versions.catalog.versions("sql")] == [one]
 
     run(job())

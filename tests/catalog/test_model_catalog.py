@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rootgraft.api.catalog.model_catalog import ModelCatalog, VersionState
 from rootgraft.api.catalog.traffic_split import pick_version, sticky_point
+from rootgraft.api.errors import HTTPError
 from rootgraft.engine.errors import ConfigError, RequestError, UnknownModel
 
 DIGESTS = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(5)]
@@ -251,3 +252,14 @@ def test_three_versions_share_by_their_weights() -> None:
     assert pick_version(weights, 0.0) == A
     with pytest.raises(ValueError, match="no version"):
         pick_version({}, 0.5)
+
+
+def test_a_disk_without_space_changes_nothing_and_is_told(catalog: ModelCatalog) -> None:
+    add(catalog, "sql", A)
+    pages = catalog._db.execute("PRAGMA page_count").fetchone()[0]
+    catalog._db.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(HTTPError) as refused:
+        for number in range(1000):
+            catalog.begin("sql", hashlib.sha256(f"x{number}".encode()).hexdigest(), "file:///" + "x" * 500)
+    assert (refused.value.status_code, refused.value.code) == (507, "storage_full")
+    catalog.check()
