@@ -23,15 +23,20 @@ from ..config import ServerConfig
 from .flag_parser import command_parser, parse
 from .machine.machine_options import CompletionOptions, DoctorOptions, ListOptions, PsOptions, RmOptions
 from .options import (
+    AddOptions,
+    AdminOptions,
     BenchOptions,
+    CanaryOptions,
     ChatOptions,
     CompleteOptions,
     KeyOptions,
+    NameOptions,
     PullOptions,
     RemoteOptions,
     RunBatchOptions,
     SamplingOptions,
     StepOptions,
+    VersionOptions,
 )
 
 
@@ -138,6 +143,20 @@ def _key(options: KeyOptions) -> int:
     return 0
 
 
+def _models(verb: str, *options: Any) -> int:
+    from . import models_command
+
+    verbs: dict[str, Callable[..., int]] = {
+        "list": models_command.list_models_of,
+        "add": models_command.add,
+        "promote": models_command.promote,
+        "canary": models_command.canary,
+        "rollback": models_command.rollback,
+        "remove": models_command.remove,
+    }
+    return verbs[verb](*options)
+
+
 def _list(options: ListOptions) -> int:
     from .machine.model_list import list_models
 
@@ -192,6 +211,28 @@ COMMANDS = {
     "bench step": Command(
         "Tell where the time of an engine's step goes.", (EngineConfig, StepOptions), _bench_step, positional="model"
     ),
+    "models list": Command("List the versions of a server's models.", (AdminOptions,), partial(_models, "list")),
+    "models add": Command(
+        "Bring a version of an adapter to a server.", (AdminOptions, AddOptions), partial(_models, "add"), "name"
+    ),
+    "models promote": Command(
+        "Let a version get all new requests.", (AdminOptions, VersionOptions), partial(_models, "promote"), "name"
+    ),
+    "models canary": Command(
+        "Let a version get a share of new requests.",
+        (AdminOptions, VersionOptions, CanaryOptions),
+        partial(_models, "canary"),
+        "name",
+    ),
+    "models rollback": Command(
+        "Undo the last promote or canary of a name.", (AdminOptions, NameOptions), partial(_models, "rollback"), "name"
+    ),
+    "models remove": Command(
+        "Retire a version or a name, or stop serving a base model.",
+        (AdminOptions, NameOptions),
+        partial(_models, "remove"),
+        "name",
+    ),
     "key": Command("Make an API key, and the lines for --api-key-file.", (KeyOptions,), _key, "name"),
     "pull": Command("Bring a model to this machine and say where it is.", (PullOptions,), _pull, "model"),
     "list": Command("List the models on this machine, and what each is served with.", (ListOptions,), _list),
@@ -224,7 +265,7 @@ def _main(words: list[str]) -> int:
     if words[0] in ("-V", "--version"):
         print(f"rootgraft {_version()}")
         return 0
-    name = " ".join(words[:2]) if words[0] == "bench" else words[0]
+    name = " ".join(words[:2]) if any(each.startswith(f"{words[0]} ") for each in COMMANDS) else words[0]
     return _run(name, words[len(name.split()) :])
 
 

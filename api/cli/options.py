@@ -245,3 +245,69 @@ class KeyOptions:
     """Options of ``rootgraft key``."""
 
     name: str = option("default", "Name of the key, for the log.", group="key")
+
+
+@dataclass(frozen=True, slots=True)
+class AdminOptions:
+    """Address and administrator's key of a server, for ``rootgraft models``."""
+
+    url: str = option("http://127.0.0.1:8000/v1", "Address of a server of rootgraft.", group="server")
+    api_key: str | None = option(None, "Key with the scope admin, if the server asks for keys.", group="server")
+    json: bool = option(False, "Print the server's answer as JSON, for programs.", group="output")
+
+
+@dataclass(frozen=True, slots=True)
+class NameOptions:
+    """Name of ``rootgraft models rollback`` and ``remove``."""
+
+    name: str = option("", "A name of the catalogue; NAME@DIGEST is one version of it.", group="model")
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ConfigError("--name must be a name that rootgraft models list shows.")
+
+    @property
+    def parts(self) -> tuple[str, str | None]:
+        """Return the name and the version, None without one. Raises ConfigError."""
+        name, at, version = self.name.partition("@")
+        if not name or (at and not version):
+            raise ConfigError(f"--name must be NAME or NAME@DIGEST, not {self.name}.")
+        return name, version or None
+
+
+@dataclass(frozen=True, slots=True)
+class VersionOptions(NameOptions):
+    """Version of ``rootgraft models promote`` and ``canary``."""
+
+    def __post_init__(self) -> None:
+        if self.name and self.parts[1] is None:
+            raise ConfigError(f"--name must name a version too, such as {self.name}@3f2a9c: its digest's first digits.")
+        if not self.name:
+            raise ConfigError("--name must be NAME@DIGEST, of a version that rootgraft models list shows.")
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryOptions:
+    """Share of ``rootgraft models canary``."""
+
+    weight: int = option(10, "Percent of new requests that the version gets.", low=1, high=99, group="model")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, slots=True)
+class AddOptions:
+    """What ``rootgraft models add`` brings."""
+
+    name: str = option("", "Name that the version is added to.", group="model")
+    source: str = option(
+        "", "hf://org/name@revision, s3://bucket/folder, https://host/folder or file:///folder.", group="model"
+    )
+    digest: str | None = option(None, "SHA-256 that the content must have.", group="model")
+    base: str | None = option(None, "Base model of the adapter, where the server has several.", group="model")
+
+    def __post_init__(self) -> None:
+        for flag, value in (("--name", self.name), ("--source", self.source)):
+            if not value:
+                raise ConfigError(f"{flag} must be given. Try: rootgraft models add sql --source file:///srv/sql")

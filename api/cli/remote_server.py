@@ -107,8 +107,18 @@ class RemoteServer:
 
     async def post(self, path: str, body: Mapping[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
         """Send a request and return (status, headers, body) for any status. Raises RemoteError without an answer."""
-        async with self._posted(path, body) as response:
+        async with self._sent("POST", path, body) as response:
             return response.status, response.headers, await response.read()
+
+    async def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Send a request and return the JSON of its answer. Raises RemoteError for a refusal, or without an answer."""
+        async with self._sent(method, path, body) as response:
+            await _raise_for_status(response)
+            raw = await response.read()
+        try:
+            return orjson.loads(raw)
+        except ValueError as error:
+            raise RemoteError("no JSON", f"{self._url} answers with what is no JSON: {raw[:80]!r}") from error
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Yield the events of one streamed answer; the last may hold only ``usage``.
@@ -121,7 +131,7 @@ class RemoteServer:
             RemoteError: no connection, a refusal, an error event, or a stream that breaks off.
         """
         full_body = {"model": self.model, **body, "stream": True, "stream_options": {"include_usage": True}}
-        async with self._posted(path, full_body) as response:
+        async with self._sent("POST", path, full_body) as response:
             await _raise_for_status(response)
             async for event in _events(response.content):
                 yield event
@@ -144,10 +154,13 @@ class RemoteServer:
             await asyncio.sleep(_HEALTH_SECONDS)
 
     @asynccontextmanager
-    async def _posted(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[aiohttp.ClientResponse]:
-        headers = {"Content-Type": "application/json"}
+    async def _sent(
+        self, method: str, path: str, body: Mapping[str, Any] | None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        data = None if body is None else orjson.dumps(body)
         try:
-            async with self._session.post(self._url / path, data=orjson.dumps(body), headers=headers) as response:
+            async with self._session.request(method, self._url / path, data=data, headers=headers) as response:
                 yield response
         except aiohttp.ClientConnectorError as error:
             raise _unreachable(self._url, error) from error

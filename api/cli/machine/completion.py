@@ -12,6 +12,7 @@ from .machine_options import CompletionOptions
 PROG = "rootgraft"
 # Ends the destination of an option that is given without its flag.
 WITHOUT_FLAG = " without flag"
+_GROUPS = {"bench": "Measure a server, or an engine's step.", "models": "Change which versions a server has."}
 # Options whose values are files, and those whose values are folders.
 _FILES = {
     *("config", "chat-template", "api-key-file", "ssl-certfile", "ssl-keyfile", "ssl-ca-certs", "usage-ledger", "uds"),
@@ -45,7 +46,7 @@ def _whole_parser(commands: Mapping[str, tuple[str, argparse.ArgumentParser]]) -
         if group not in below:
             below[group] = (
                 below[""]
-                .add_parser(group, help="Measure a server, or an engine's step.", add_help=False)
+                .add_parser(group, help=_GROUPS[group], add_help=False)
                 .add_subparsers()
             )
         _add_completers(parser)
