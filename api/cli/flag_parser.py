@@ -21,7 +21,8 @@ from typing import Any
 from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError
 from ...engine.peer_options import PeerOption, complete, environment, nearest, peer_options, take, whole_number
-from .option_words import plain_words, words_of_file
+from ..fleet_file import MODEL_OPTIONS, OWN_OPTIONS, FleetFile, ModelEntry, fleet_file_of
+from .option_words import options_of_file, plain_words, words_of
 
 # Names in the namespace that are no field: the YAML file, and options of peers that set none of ours.
 _CONFIG = "config file"
@@ -56,17 +57,34 @@ def parse(
     """
     command = _Command(prog, about, classes, positional)
     given = command.read(argv, note)
-    if (file := given.pop(_CONFIG, None)) is not None:
-        words = words_of_file(file)
-        with _named(f"--config {file}"):
-            given = command.read(words, note) | given
-        if _CONFIG in given:
-            raise ConfigError(f"--config {file}: a file of options names no other.")
-    if positional and positional not in given:
-        command.check_words(argv)
-    if command.peers:
-        given = complete(command.environment() | given)
-    return [cls(**{spec.name: given[spec.name] for spec in fields(cls) if spec.name in given}) for cls in classes]
+    content = options_of_file(given[_CONFIG]) if _CONFIG in given else {}
+    if "models" in content:
+        raise ConfigError(f"--config {given[_CONFIG]}: a file of several models is for rootgraft serve.")
+    return command.options(command.with_file(given, content, note), argv)
+
+
+def parse_models(
+    prog: str,
+    about: str,
+    classes: Sequence[type[Any]],
+    positional: str,
+    argv: Sequence[str],
+    note: Callable[[str], None] = lambda sentence: None,
+) -> list[tuple[ModelEntry, list[Any]]]:
+    """Parse ``argv`` into the instances of one model, or of each model of a fleet file. Arguments as of ``parse``.
+
+    The command line counts before a model's own options, and these before those above ``models``.
+
+    Raises:
+        ConfigError: as ``parse``, or a model has an option that is of the whole server.
+    """
+    command = _Command(prog, about, classes, positional)
+    given = command.read(argv, note)
+    content = options_of_file(given[_CONFIG]) if _CONFIG in given else {}
+    fleet = fleet_file_of(given.get(_CONFIG, ""), content)
+    if fleet is None:
+        return [(ModelEntry(), command.options(command.with_file(given, content, note), argv))]
+    return command.models(given, fleet, note)
 
 
 def command_parser(prog: str, about: str, classes: Sequence[type[Any]], positional: str) -> argparse.ArgumentParser:
@@ -85,6 +103,7 @@ class _Command:
 
     def __init__(self, prog: str, about: str, classes: Sequence[type[Any]], positional: str) -> None:
         self._positional = positional
+        self._classes = classes
         self.specs = {spec.name.replace("_", "-"): (spec, kind) for spec, kind in _specs(classes)}
         self.peers = peer_options() if EngineConfig in classes else {}
         self.parser = argparse.ArgumentParser(
@@ -136,6 +155,48 @@ class _Command:
                 raise ConfigError(f"{bare} and {flag} contradict each other.")
             given[self._positional] = bare
         return given
+
+    def with_file(
+        self, given: dict[str, Any], content: Mapping[str, Any], note: Callable[[str], None]
+    ) -> dict[str, Any]:
+        """Return options with those of a file, which count less."""
+        if (file := given.pop(_CONFIG, None)) is None:
+            return given
+        with _named(f"--config {file}"):
+            given = self.read(words_of(content), note) | given
+        if _CONFIG in given:
+            raise ConfigError(f"--config {file}: a file of options names no other.")
+        return given
+
+    def options(self, given: dict[str, Any], argv: Sequence[str] | None) -> list[Any]:
+        """Return an instance of each class. ``argv`` is looked at for a model's name that an option took."""
+        if argv is not None and self._positional and self._positional not in given:
+            self.check_words(argv)
+        if self.peers:
+            given = complete(self.environment() | given)
+        return [
+            cls(**{spec.name: given[spec.name] for spec in fields(cls) if spec.name in given}) for cls in self._classes
+        ]
+
+    def models(
+        self, given: dict[str, Any], fleet: FleetFile, note: Callable[[str], None]
+    ) -> list[tuple[ModelEntry, list[Any]]]:
+        """Return each model of a fleet file with its instances."""
+        file = given[_CONFIG]
+        common = self.with_file({_CONFIG: file}, fleet.common, note)
+        for source, options in (("", given), (f"--config {file}: ", common)):
+            if own := sorted(OWN_OPTIONS & options.keys()):
+                raise ConfigError(f"{source}{_flag(own[0])} is of one model: give it to an entry of models.")
+        del given[_CONFIG]
+        engine = {spec.name for spec in fields(EngineConfig)}
+        made = []
+        for entry in fleet.models:
+            with _named(entry.place):
+                options = self.read(words_of(entry.options or {}), note)
+                if foreign := sorted(options.keys() - engine - MODEL_OPTIONS):
+                    raise ConfigError(f"{_flag(foreign[0])} is of the whole server: put it above models.")
+                made.append((entry, self.options(common | options | given, None)))
+        return made
 
     def environment(self) -> dict[str, Any]:
         """Return the options given by environment variables, by field name."""
@@ -275,6 +336,10 @@ def _named(source: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from error
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _bare(positional: str) -> str:

@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError, EngineError
 from ...engine.peer_options import nearest
 from ..config import ServerConfig
-from .flag_parser import command_parser, parse
+from ..fleet_file import ModelEntry, ServedModel, check_digest, check_models
+from .flag_parser import command_parser, parse, parse_models
 from .machine.machine_options import CompletionOptions, DoctorOptions, ListOptions, PsOptions, RmOptions
 from .options import (
     AddOptions,
@@ -39,6 +39,9 @@ from .options import (
     VersionOptions,
 )
 
+if TYPE_CHECKING:
+    from ...engine.checkpoint.locate import ModelFiles
+
 
 @dataclass(frozen=True, slots=True)
 class Command:
@@ -49,19 +52,36 @@ class Command:
         classes: dataclasses of its options.
         run: takes one instance of each class and returns the exit code.
         positional: an option that may be given without its flag, or an empty string.
+        takes_models: ``run`` takes the entry and the instances of each model, of which a file may name several.
     """
 
     about: str
     classes: tuple[type[Any], ...]
     run: Callable[..., int]
     positional: str = ""
+    takes_models: bool = False
 
 
-def _serve(engine: EngineConfig, server: ServerConfig) -> int:
+def _serve(models: Sequence[tuple[ModelEntry, list[Any]]]) -> int:
     from ..http.server import serve
 
-    _fetch(engine.model, engine.revision)
-    return serve(engine, server)
+    return serve(_checked([ServedModel(entry, *options) for entry, options in models]))
+
+
+def _checked(models: Sequence[ServedModel]) -> Sequence[ServedModel]:
+    """Return models once their files are on this machine and fit together. Raises ConfigError, ModelError."""
+    from ...engine.checkpoint.base_digest import base_digest
+
+    names = []
+    for model in models:
+        engine = model.engine
+        files = _fetch(engine.model, engine.revision)
+        if model.entry.digest is not None:
+            check_digest(model.entry, files.path, base_digest(files.path, dummy=engine.load_format == "dummy"))
+        names.append([*(model.server.served_model_name or (files.name,)), *engine.named_adapters])
+    if len(models) > 1:
+        check_models(models, names)
+    return models
 
 
 def _chat(*options: Any) -> int:
@@ -99,11 +119,11 @@ def _bench_step(engine: EngineConfig, options: StepOptions) -> int:
 
 
 def _pull(options: PullOptions) -> int:
-    print(_fetch(options.model, options.revision))
+    print(_fetch(options.model, options.revision).path)
     return 0
 
 
-def _fetch(model: str | None, revision: str | None) -> Path:
+def _fetch(model: str | None, revision: str | None) -> ModelFiles:
     """Download a model if it is not cached: a progress bar in a terminal, a line per file in a log."""
     from tqdm import tqdm
 
@@ -128,7 +148,7 @@ def _fetch(model: str | None, revision: str | None) -> Path:
         bars[file].update(done - bars[file].n)
 
     try:
-        return resolve_model(model, revision=revision, progress=progress).path
+        return resolve_model(model, revision=revision, progress=progress)
     finally:
         for bar in bars.values():
             bar.close()
@@ -193,7 +213,7 @@ def _completion(options: CompletionOptions) -> int:
 
 COMMANDS = {
     "serve": Command(
-        "Serve a model with OpenAI's interface.", (EngineConfig, ServerConfig), _serve, positional="model"
+        "Serve a model with OpenAI's interface.", (EngineConfig, ServerConfig), _serve, "model", takes_models=True
     ),
     "chat": Command("Talk with a model that is being served.", (RemoteOptions, SamplingOptions, ChatOptions), _chat),
     "complete": Command(
@@ -275,7 +295,8 @@ def _run(name: str, argv: Sequence[str]) -> int:
         return _print_error("rootgraft", f"unknown command {name!r}.{nearest(name, COMMANDS)}", 2)
     prog = f"rootgraft {name}"
     try:
-        options = parse(prog, command.about, command.classes, command.positional, argv, partial(_print_note, prog))
+        line = (prog, command.about, command.classes, command.positional, argv, partial(_print_note, prog))
+        options = [parse_models(*line)] if command.takes_models else parse(*line)
     except ConfigError as error:
         return _print_error(prog, f"{error} See '{prog} --help'.", 2)
     except SystemExit:  # argparse has printed the help.

@@ -49,8 +49,8 @@ def plain_words(words: Sequence[str], shorts: Mapping[str, str], flags: frozense
     return [*plain, *(f"{name}={json.dumps(given)}" for name, given in objects.items())]
 
 
-def words_of_file(name: str) -> list[str]:
-    """Return the command-line words of a YAML file whose keys are long option names.
+def options_of_file(name: str) -> dict[str, Any]:
+    """Return the content of a YAML file whose keys are long option names.
 
     Raises:
         ConfigError: it cannot be read, or is no mapping.
@@ -65,7 +65,12 @@ def words_of_file(name: str) -> list[str]:
         raise ConfigError(f"--config: {name} is not YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(given, dict):
         raise ConfigError(f"--config: {name} must hold options, one in a line, such as 'port: 8000'.")
-    return [word for key, value in given.items() for word in _words_of(str(key), value)]
+    return {str(key): value for key, value in given.items()}
+
+
+def words_of(options: Mapping[str, Any]) -> list[str]:
+    """Return the command-line words of options by their long names."""
+    return [word for key, value in options.items() for word in _words_of(key, value)]
 
 
 def _split(word: str, shorts: Mapping[str, str]) -> tuple[str, str, str]:

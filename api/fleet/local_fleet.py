@@ -18,11 +18,15 @@ LEAST_UTILIZATION = 0.05
 """Lower bound of ``--gpu-memory-utilization``."""
 
 
-def local_fleet(config: EngineConfig, path: Path, options: ServerConfig) -> Fleet:
-    """Return a fleet of ``options.replicas`` processes, which is not started."""
+def local_fleet(config: EngineConfig, path: Path, options: ServerConfig, num_engines: int) -> Fleet:
+    """Return a fleet of ``options.replicas`` processes, which is not started.
+
+    Args:
+        num_engines: engine processes that share the machine, those of other fleets included.
+    """
     make = partial(
         EngineClient,
-        shared_config(config, options.replicas, cores().usable),
+        shared_config(config, num_engines, cores().usable),
         path,
         heartbeat_timeout=options.silence_seconds,
         watchdog_timeout=options.watchdog_timeout,

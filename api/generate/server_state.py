@@ -56,6 +56,9 @@ class ServerState:
         async_engine: None until the model is loaded.
         client: None until the engine process is started.
         draining: the server is shutting down and takes no new work.
+        removed: the model is served no more; what runs may end.
+        is_main: it tells what is of the whole server, of which the states of other models have a part.
+        base_digest: of the model's content; "" until it is loaded.
         started: start of the server, in seconds since 1970.
         active: running generations. Written by ``generate`` alone.
         batches: files and batches of clients, None without ``--batch-dir``.
@@ -75,6 +78,9 @@ class ServerState:
     async_engine: AsyncEngine | None = None
     client: EngineLike | None = None
     draining: bool = False
+    removed: bool = False
+    is_main: bool = True
+    base_digest: str = ""
     version: str = "unknown"
     started: int = field(default_factory=lambda: int(time.time()))
     active: int = 0
@@ -118,6 +124,17 @@ class ServerState:
             state.tracer = open_tracer(options.otlp_traces_endpoint, version)
         return state
 
+    @classmethod
+    def beside(cls, main: ServerState, options: ServerConfig) -> ServerState:
+        """Build the state of another base model of the same server, with the keys and stores of the main one."""
+        name = (options.served_model_name or ("loading",))[0]
+        metrics = Metrics(name, lambda: state.stats(), prefix=options.metrics_prefix)
+        state = cls(options, metrics, version=main.version, is_main=False)
+        state.keys, state.responses, state.validators = main.keys, main.responses, main.validators
+        state.admission = RequestAdmission(state.admission.queue_limits, main.admission.limits)
+        state.ledger, state.tracer, state.batches = main.ledger, main.tracer, main.batches
+        return state
+
     def begin_loading(
         self,
         names: tuple[str, ...],
@@ -130,10 +147,12 @@ class ServerState:
         self.names, self.client, self.finds_adapters, self.remote = names, client, finds_adapters, remote
         self._renew_metrics(client, EngineFacts())
 
-    def begin_serving(self, async_engine: AsyncEngine, client: EngineLike, facts: EngineFacts) -> None:
+    def begin_serving(
+        self, async_engine: AsyncEngine, client: EngineLike, facts: EngineFacts, base_digest: str = ""
+    ) -> None:
         """Take the engine once it is ready; metrics begin again with what is known of it now."""
         self._renew_metrics(client, facts)
-        self.async_engine = async_engine
+        self.async_engine, self.base_digest = async_engine, base_digest
 
     def _renew_metrics(self, client: EngineLike, facts: EngineFacts) -> None:
         prefix = self.options.metrics_prefix
@@ -168,20 +187,27 @@ class ServerState:
         """Return gauges and counters for the metrics: the engine's last ones and the server's own."""
         queue = self.admission.queue_limits
         waits = {f"queue_seconds_{priority.name.lower()}": queue.drain_seconds(priority) for priority in Priority}
-        lost, waiting = (0, 0) if self.ledger is None else (self.ledger.num_lost, self.ledger.num_waiting)
-        usage = {"ledger_lost": lost, "ledger_waiting": waiting}
-        batches = {} if self.batches is None else self.batches.stats()
-        own = {**self.responses.stats(), **waits, **batches, **usage}
-        if self.client is None:
+        own: dict[str, float] = {**waits}
+        if self.is_main:
+            own |= self._server_stats()
+        if self.client is None or self.removed:
             return own
         health = {"engine_healthy": float(self.is_healthy), "engine_silent_seconds": self.client.silent_seconds}
         return own | health | self.client.stats
+
+    def _server_stats(self) -> dict[str, float]:
+        """Return what is counted once, however many models there are."""
+        lost, waiting = (0, 0) if self.ledger is None else (self.ledger.num_lost, self.ledger.num_waiting)
+        usage = {"ledger_lost": lost, "ledger_waiting": waiting}
+        batches = {} if self.batches is None else self.batches.stats()
+        return {**self.responses.stats(), **batches, **usage}
 
     def serving(self) -> AsyncEngine:
         """Return the engine.
 
         Raises:
             CapacityError: the model is being loaded.
+            UnknownModel: it was removed.
             HTTPError: the server is shutting down; the client should connect anew, where its successor may answer.
             EngineDead: the engine is gone.
         """
@@ -189,6 +215,8 @@ class ServerState:
             raise CapacityError("The model is still being loaded.")
         if self.draining:
             raise HTTPError(503, "The server is shutting down.", code="shutting_down", headers=_RETRY_ELSEWHERE)
+        if self.removed:
+            raise UnknownModel(self.names[0])
         if not self.is_healthy:
             raise self.death()
         return self.async_engine
@@ -276,6 +304,14 @@ class ServerState:
                 raise
             caller.facts.adapter_seconds = round(time.monotonic() - began, 6)
         return name, adapter
+
+    def has_adapter(self, name: str) -> bool:
+        """Return whether an adapter or a name of the catalogue has a name."""
+        return name in self.adapters or (self.versions is not None and self.versions.has_name(name))
+
+    def may_find(self, name: str) -> bool:
+        """Return whether an adapter of a name that is not loaded may be found when a request names it."""
+        return self.finds_adapters or self._may_bring(name)
 
     def _may_bring(self, name: str) -> bool:
         return self.remote is not None and self.remote.may_name(name)

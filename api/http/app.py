@@ -12,6 +12,7 @@ from ...engine.errors import EngineError
 from ..access.rate_limits import LIMIT_HEADERS
 from ..batches.internal_client import InternalClient
 from ..error_responses import handle
+from ..generate.model_router import ModelRouter
 from ..generate.server_state import ServerState
 from ..generate.streams import ClientGone
 from ..routes import (
@@ -52,8 +53,10 @@ async def _client_gone(_request: Request, _error: Exception) -> Response:
     return Response(status_code=499)  # for the log alone, as the client has left
 
 
-def create_app(state: ServerState) -> FastAPI:
-    """Build the application and set ``state.internal_client``."""
+def create_app(served: ServerState | ModelRouter) -> FastAPI:
+    """Build the application of one model or of several, and set ``internal_client`` of the main state."""
+    router = served if isinstance(served, ModelRouter) else ModelRouter([served])
+    state = router.main
     app = FastAPI(
         title="rootgraft",
         version=state.version,
@@ -63,7 +66,7 @@ def create_app(state: ServerState) -> FastAPI:
         redirect_slashes=False,
         servers=[{"url": state.options.root_path.rstrip("/")}] if state.options.root_path.rstrip("/") else None,
     )
-    app.state.server = state
+    app.state.models = router
     adapter_routes = (models, adapters, admin_models)
     for module in (chat, completions, responses, anthropic, files, batches, *adapter_routes, tokenize, health, ui):
         app.include_router(module.router)

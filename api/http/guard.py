@@ -22,6 +22,7 @@ from ..errors import HTTPError, reply_to
 from ..generate.server_state import ServerState
 from ..observe.live_page import PATHS
 from ..observe.log import FIELDS
+from ..routes.dependencies import PICKED_STATE
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping"}) | PATHS
 MAX_HEADER_BYTES = 32 << 10
@@ -83,7 +84,7 @@ class Identify:
             route = scope.get("route")
             self._state.metrics.count_http("none" if route is None else route.path, scope["method"], status)
             if facts.error is not None:
-                self._state.metrics.count_error(facts.error)
+                scope["state"].get(PICKED_STATE, self._state).metrics.count_error(facts.error)
             _log(scope, request_id, status, time.perf_counter() - start, facts)
 
 

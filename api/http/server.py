@@ -14,53 +14,40 @@ import contextlib
 import logging
 import os
 import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
 
 from ...engine import process_memory
-from ...engine.checkpoint.locate import resolve_model
-from ...engine.config import EngineConfig
-from ...engine.errors import ConfigError, EngineDead
-from ...engine.serving.async_engine import AsyncEngine
-from ...engine.serving.engine_client import EngineClient
-from ...engine.serving.engine_like import EngineLike
-from ...engine.serving.sampling_defaults import read_sampling_defaults
-from ...engine.text.tokenizer import Tokenizer
-from ..catalog.model_catalog import ModelCatalog
 from ..config import ServerConfig
-from ..generate.model_versions import ModelVersions
-from ..generate.remote_adapters import RemoteAdapters
+from ..fleet_file import ServedModel
+from ..generate.model_router import ModelRouter
 from ..generate.server_state import ServerState
 from ..observe.engine_collector import kv_usage
-from ..observe.engine_facts import EngineFacts
 from ..observe.log import set_up_log
 from .app import create_app
 from .connection import uvicorn_options
 from .listener import Listener, listening, remove_socket
+from .model_service import ModelService
 from .run_record import RunRecord, RunRecordFile, run_folder, started_at
 from .systemd_notify import notify
 from .tls import RenewableContext, refresh_certificates, tls_context
-
-if TYPE_CHECKING:
-    from ...engine.adapter_sources.adapter_fetcher import AdapterFetcher
 
 EXIT_CUT_OFF = 1
 EXIT_ENGINE_DEAD = 70
 _WATCH_SECONDS = 0.1
 _FLUSH_SECONDS = 2
-_FETCHER_SECONDS = 10.0  # for the fetcher of adapters to close in
 
 logger = logging.getLogger("rootgraft.server")
 
 
-def serve(config: EngineConfig, options: ServerConfig) -> int:
-    """Serve until a signal or the engine's death. Returns the exit code.
+def serve(models: Sequence[ServedModel]) -> int:
+    """Serve until a signal or an engine's death. Returns the exit code.
+
+    Args:
+        models: at least one; options of the whole server are the same in all of them.
 
     Raises:
         ConfigError: the port is taken, a certificate, the file with keys or a store cannot be used, an option does not
@@ -68,17 +55,16 @@ def serve(config: EngineConfig, options: ServerConfig) -> int:
         ModelError: the model cannot be loaded.
         EngineDead: the engine ended while it was loading.
     """
+    options = models[0].server
     process_memory.share_heap()
     set_up_log(options.log_level, options.log_format)
     tls = tls_context(options)
     with listening(options) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve_on(listener, tls, config, options))
+        return runner.run(_serve_on(listener, tls, models))
 
 
-async def _serve_on(
-    listener: Listener, tls: RenewableContext | None, config: EngineConfig, options: ServerConfig
-) -> int:
-    return await _Service(listener, tls, config, options).run()
+async def _serve_on(listener: Listener, tls: RenewableContext | None, models: Sequence[ServedModel]) -> int:
+    return await _Service(listener, tls, models).run()
 
 
 class _Uvicorn(uvicorn.Server):
@@ -92,18 +78,20 @@ class _Uvicorn(uvicorn.Server):
 class _Service:
     """One run of the server, from the open port to its exit code."""
 
-    def __init__(
-        self, listener: Listener, tls: RenewableContext | None, config: EngineConfig, options: ServerConfig
-    ) -> None:
+    def __init__(self, listener: Listener, tls: RenewableContext | None, models: Sequence[ServedModel]) -> None:
         self._listener = listener
         self._tls = tls
-        self._config = config
-        self._options = options
-        self._fetcher = _open_fetcher(config) if config.enable_lora else None
-        self._catalog = _open_catalog(config, options)
-        self._state = ServerState.open(options, _version())
+        self._options: ServerConfig = models[0].server
+        self._state = ServerState.open(self._options, _version())
+        states = [self._state, *(ServerState.beside(self._state, each.server) for each in models[1:])]
+        num_engines = sum(each.server.replicas for each in models)
+        pairs = zip(models, states, strict=True)
+        self._services = [ModelService(model, state, num_engines) for model, state in pairs]
+        self._ends: set[asyncio.Task[None]] = set()  # of removed models
+        self._router = ModelRouter(states)
+        self._router.on_removed = self._end_model
         settings = uvicorn.Config(
-            create_app(self._state), **uvicorn_options(), timeout_graceful_shutdown=_FLUSH_SECONDS
+            create_app(self._router), **uvicorn_options(), timeout_graceful_shutdown=_FLUSH_SECONDS
         )
         settings.load()
         settings.ssl = tls
@@ -111,7 +99,6 @@ class _Service:
         self._signalled = asyncio.Event()
         self._closing = False
         self._code = 0
-        self._path = ""
         self._record = RunRecordFile(run_folder())
         self._started = started_at(os.getpid())
 
@@ -144,20 +131,20 @@ class _Service:
             logger.warning("second signal: ending at once")
             self._http.force_exit = True
         else:
-            logger.info("finishing %d requests, at most %g s", self._state.active, self._options.shutdown_timeout)
-        self._state.draining = True
+            logger.info("finishing %d requests, at most %g s", self._num_active, self._options.shutdown_timeout)
+        for service in self._services:
+            service.state.draining = True
         notify("STOPPING=1")
         if self._state.batches is not None:
             self._state.batches.stop()
-        if self._fetcher is not None and self._state.remote is not None:
-            self._fetcher.stop()  # requests that wait for adapters are answered
+        for service in self._services:
+            service.stop_downloads()
         self._signalled.set()
 
     def _end_at_once(self) -> None:
         """End the process without waiting for anything: a signal has come while the server was closing."""
         logger.warning("another signal: ending without waiting for what is being closed")
-        if self._state.client is not None:
-            self._state.client.kill()
+        self._kill()
         self._record.remove()
         remove_socket(self._listener)
         logging.shutdown()
@@ -168,153 +155,112 @@ class _Service:
             await refresh_certificates(self._tls, self._options)
 
     async def _load(self) -> None:
-        logger.info("listening on %s; loading the model", self._listener.place)
-        files = await asyncio.to_thread(resolve_model, self._config.model, revision=self._config.revision)
-        state = self._state
-        self._path = os.path.realpath(files.path)
-        self._write_record()
-        names = self._options.served_model_name or (files.name,)
-        for name in self._config.named_adapters.keys() & set(names):
-            raise ConfigError(f"--lora-modules: {name} is the name of the base model.")
-        defaults = await asyncio.to_thread(read_sampling_defaults, self._config, files.path)
-        client, remote = await self._make_client(files.path)
-        state.begin_loading(names, client, finds_adapters=self._config.lora_dir is not None, remote=remote)
-        tokenizer = await asyncio.to_thread(self._load_tokenizer, files.path)
-        ready = await client.start()
+        what = "the model" if len(self._services) == 1 else f"{len(self._services)} models"
+        logger.info("listening on %s; loading %s", self._listener.place, what)
+        loads = [asyncio.create_task(service.load()) for service in self._services]
+        try:
+            await asyncio.gather(*loads)
+        finally:
+            for load in loads:
+                load.cancel()
+            await asyncio.gather(*loads, return_exceptions=True)
         process_memory.freeze()
-        async_engine = AsyncEngine(client, tokenizer, ready, defaults.defaults)
-        if self._catalog is not None and self._fetcher is not None:
-            state.versions = ModelVersions(self._catalog, self._fetcher, client)
-            await state.versions.restore(names)
-        state.begin_serving(async_engine, client, EngineFacts.of(self._config, ready))
+        state = self._state
         if state.batches is not None and state.internal_client is not None:
             state.batches.resume(state.internal_client)
-        for line in (*ready.summary, *([defaults.applied] if defaults.applied else [])):
-            logger.info("%s", line)
-        for line in defaults.ignored:
-            logger.warning("%s", line)
-        logger.info("ready: %s at %s/v1", ", ".join(state.names), self._listener.url)
+        names = [name for each in self._router.states for name in each.names]
+        logger.info("ready: %s at %s/v1", ", ".join(names), self._listener.url)
         notify("READY=1")
 
-    async def _make_client(self, path: Path) -> tuple[EngineLike, RemoteAdapters | None]:
-        """Return the client of an engine, and the adapters from sources, of which those of the start are fetched."""
-        if self._fetcher is None:
-            return _engine_of(self._config, path, self._options), None
-        from ...engine.adapter_sources.named_sources import fetch_named
+    @property
+    def _served(self) -> list[ModelService]:
+        """The services of models that were not removed."""
+        return [service for service in self._services if not service.state.removed]
 
-        config, named = await asyncio.to_thread(fetch_named, self._config, self._fetcher)
-        client = _engine_of(config, path, self._options)
-        # The other half of the names is for adapters of the operator's, which no request can take.
-        most = max(1, config.max_adapters // 2)
-        return client, RemoteAdapters(self._fetcher, client, lora_dir=config.lora_dir, most_names=most, named=named)
+    @property
+    def _num_active(self) -> int:
+        return sum(service.state.active for service in self._services)
 
-    def _load_tokenizer(self, path: Path) -> Tokenizer:
-        other = self._config.tokenizer
-        return Tokenizer.load(
-            path, tokenizer_path=None if other is None else Path(other), chat_template=self._config.chat_template
-        )
+    @property
+    def _is_healthy(self) -> bool:
+        return all(service.state.is_healthy for service in self._served)
+
+    def _kill(self) -> None:
+        for service in self._services:
+            service.kill()
+
+    def _end_model(self, state: ServerState) -> None:
+        """Begin to end a model that was removed."""
+        service = next(each for each in self._services if each.state is state)
+        end = asyncio.create_task(self._ended(service))
+        self._ends.add(end)
+        end.add_done_callback(self._ends.discard)
+
+    async def _ended(self, service: ModelService) -> None:
+        await service.finish()
+        self._services.remove(service)
 
     async def _watch(self) -> int:
         """Wait until the server is drained after a signal, or the engine is dead. Returns the exit code."""
         loop = asyncio.get_running_loop()
         deadline = float("inf")
-        while self._state.is_healthy and not self._http.force_exit:
+        while self._is_healthy and not self._http.force_exit:
             self._write_record()
             if self._state.draining:
                 deadline = min(deadline, loop.time() + self._options.shutdown_timeout)
-                if not self._state.active or loop.time() >= deadline:
+                if not self._num_active or loop.time() >= deadline:
                     break
             await asyncio.sleep(_WATCH_SECONDS)
-        if self._state.is_healthy:
-            if self._state.active:
-                logger.warning("cutting off %d requests", self._state.active)
-            return EXIT_CUT_OFF if self._state.active else 0
-        logger.error("%s The server ends.", self._state.death())
-        if self._state.client is not None:
-            self._state.client.kill()  # a hung engine would ignore Shutdown
+        if self._is_healthy:
+            if self._num_active:
+                logger.warning("cutting off %d requests", self._num_active)
+            return EXIT_CUT_OFF if self._num_active else 0
+        dead = next(service.state for service in self._served if not service.state.is_healthy)
+        logger.error("%s The server ends.", dead.death())
+        self._kill()
         return EXIT_ENGINE_DEAD
 
     def _write_record(self) -> None:
-        state, stats = self._state, self._state.stats()
-        is_loaded = state.async_engine is not None
+        served = self._served
+        states = [service.state for service in served]
+        stats = [state.stats() for state in states]
+        is_loaded = all(state.async_engine is not None for state in states)
         self._record.write(
             RunRecord(
                 os.getpid(),
                 self._started,
                 self._listener.url,
-                tuple(state.names) if is_loaded else (),
-                len(state.adapters),
-                "draining" if state.draining else "ready" if is_loaded else "loading",
-                int(stats.get("running", 0)),
-                int(stats.get("waiting", 0)),
-                round(kv_usage(stats), 2),
-                state.version,
-                self._path,
+                tuple(name for state in states for name in state.names) if is_loaded else (),
+                sum(len(state.adapters) for state in states),
+                "draining" if self._state.draining else "ready" if is_loaded else "loading",
+                sum(int(each.get("running", 0)) for each in stats),
+                sum(int(each.get("waiting", 0)) for each in stats),
+                round(max(map(kv_usage, stats)), 2),
+                self._state.version,
+                served[0].path,
             )
         )
 
     async def _close(self, http: asyncio.Task[None]) -> None:
-        """Close the engine, whose streams then end with an error, then the server and its stores."""
-        self._state.draining = self._closing = True
+        """Close the engines, whose streams then end with an error, then the server and its stores."""
+        self._closing = True
+        for service in self._services:
+            service.state.draining = True
         if self._state.batches is not None:
             await self._state.batches.close()
-        client = self._state.client
-        if client is not None:
-            if self._state.active:
-                client.on_death(EngineDead("The server is shutting down."))
-            await client.close()
+        for end in tuple(self._ends):
+            end.cancel()
+        await asyncio.gather(*self._ends, return_exceptions=True)
+        reason = "The server is shutting down."
+        await asyncio.gather(*(service.close_engine(reason) for service in self._services))
         self._http.should_exit = True
         await http
         self._record.remove()
-        if self._state.versions is not None:
-            self._state.versions.close()
-        elif self._catalog is not None:
-            self._catalog.close()
-        if self._fetcher is not None:
-            await _ended(self._fetcher.close, _FETCHER_SECONDS)
+        await asyncio.gather(*(service.close_files() for service in self._services))
         if self._state.ledger is not None:
             await self._state.ledger.close()
         if self._state.tracer is not None:
             await asyncio.to_thread(self._state.tracer.close)
-
-
-async def _ended(call: Callable[[], None], seconds: float) -> None:
-    """Wait for a blocking call, at most so long; it goes on as long as the process does."""
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    loop = asyncio.get_running_loop()
-    until = loop.time() + seconds
-    while thread.is_alive() and loop.time() < until:
-        await asyncio.sleep(0.02)
-
-
-def _engine_of(config: EngineConfig, path: Path, options: ServerConfig) -> EngineLike:
-    """Return the engine: one process, or a fleet of them, by Ray or not, which nothing else imports."""
-    if options.ray_address is not None:
-        from ..fleet.on_ray.ray_fleet import ray_fleet
-
-        return ray_fleet(config, path, options)
-    if options.replicas > 1:
-        from ..fleet.local_fleet import local_fleet
-
-        return local_fleet(config, path, options)
-    timeouts = options.silence_seconds, options.watchdog_timeout
-    return EngineClient(config, path, heartbeat_timeout=timeouts[0], watchdog_timeout=timeouts[1])
-
-
-def _open_catalog(config: EngineConfig, options: ServerConfig) -> ModelCatalog | None:
-    if options.model_catalog is None:
-        return None
-    if not config.enable_lora:
-        raise ConfigError("--model-catalog holds versions of adapters, and needs --enable-lora.")
-    return ModelCatalog.open(Path(options.model_catalog))
-
-
-def _open_fetcher(config: EngineConfig) -> AdapterFetcher:
-    """Return the fetcher of adapters; a server without adapters does not import what it needs."""
-    from ...engine.adapter_sources.adapter_fetcher import AdapterFetcher
-
-    return AdapterFetcher.of(config)
 
 
 def _version() -> str:

@@ -102,6 +102,7 @@ class Metrics:
 
     Attributes:
         history: some of the metrics over the last minutes.
+        registry: of all collectors.
     """
 
     def __init__(
@@ -116,14 +117,14 @@ class Metrics:
         self.history = History()
         self._labels = (model_name, "0")
         self._prefix = prefix
-        self._registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         self._adapters_in_use: tuple[Sequence[str], Sequence[str]] = ((), ())
         facts = facts or EngineFacts()
         collector = EngineCollector(stats, lambda: self._adapters_in_use, self._labels, prefix, facts)
-        self._registry.register(collector)
+        self.registry.register(collector)
         if gpus is not None:
-            self._registry.register(gpus)
-        ProcessCollector(registry=self._registry)
+            self.registry.register(gpus)
+        ProcessCollector(registry=self.registry)
         self._make_histograms(facts)
         self._make_counters()
 
@@ -159,7 +160,7 @@ class Metrics:
         self._error_labels = BoundedLabels(MOST_ERRORS)
         # vLLM's dashboards read it under this name.
         text = "Requests by route, method and class of status."
-        self._http = Counter("http_requests", text, ("handler", "method", "status"), registry=self._registry)
+        self._http = Counter("http_requests", text, ("handler", "method", "status"), registry=self.registry)
         # A key's name is written by the operator; an adapter's by whoever loaded it, so that those are bounded.
         self._of_keys = [self._counter(name, text, "key") for name, text in _OF_KEYS]
         self._of_adapters = [self._counter(name, text, "adapter") for name, text in _OF_ADAPTERS]
@@ -175,17 +176,17 @@ class Metrics:
             self._structured.labels(*self._labels, str(kind))
         if self._prefix == VLLM_PREFIX:
             name, text = VLLM_PREFIX + "admission_rejections", "Requests that a limit of the queue refused."
-            self._vllm_rejections = Counter(name, text, ("model_name", "reason"), registry=self._registry)
+            self._vllm_rejections = Counter(name, text, ("model_name", "reason"), registry=self.registry)
             for reason in VLLM_REJECTIONS.values():
                 self._vllm_rejections.labels(self._labels[0], reason)
 
     def _histogram(self, name: str, text: str, bounds: Sequence[float]) -> _Histogram:
         histogram = _Histogram(full_name(name, self._prefix), text, bounds, self._labels)
-        self._registry.register(histogram)
+        self.registry.register(histogram)
         return histogram
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(full_name(name, self._prefix), text, (*LABELS, *labels), registry=self._registry)
+        return Counter(full_name(name, self._prefix), text, (*LABELS, *labels), registry=self.registry)
 
     def on_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Add the engine's observations since its last heartbeat."""
@@ -290,4 +291,4 @@ class Metrics:
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """Return all metrics in a format of the Accept header, and its content type."""
         encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
+        return encode(self.registry), content_type

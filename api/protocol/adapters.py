@@ -15,13 +15,12 @@ MAX_VERSION = 71  # "sha256:" and 64 digits
 
 
 class LoadAdapterRequest(StrictModel):
-    """Load an adapter. ``lora_path`` is relative to ``--lora-dir``."""
-
-    ignored: ClassVar[frozenset[str]] = frozenset({"base_model_name"})
+    """Load an adapter. ``lora_path`` is relative to ``--lora-dir``; ``base_model_name`` counts if there are several."""
 
     lora_name: str = Field(min_length=1, max_length=MAX_MODEL_NAME)
     lora_path: str = Field(min_length=1, max_length=MAX_PATH)
     load_inplace: bool = False
+    base_model_name: str | None = Field(default=None, max_length=MAX_MODEL_NAME)
 
 
 class UnloadAdapterRequest(StrictModel):
@@ -33,11 +32,12 @@ class UnloadAdapterRequest(StrictModel):
 
 
 class AddVersionRequest(StrictModel):
-    """Add a version; ``digest`` is the SHA-256 that its content must have."""
+    """Add a version; ``digest`` is the SHA-256 that its content must have, ``model`` its base model."""
 
     name: str = Field(min_length=1, max_length=256)
     source: str = Field(min_length=1, max_length=MAX_SOURCE)
     digest: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    model: str | None = Field(default=None, max_length=MAX_MODEL_NAME)
 
 
 class PromoteRequest(StrictModel):

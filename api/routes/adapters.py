@@ -8,11 +8,12 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 
-from ...engine.errors import RequestError, UnknownModel
+from ...engine.errors import RequestError, UnknownModel, quoted
 from ...engine.serving.engine_like import EngineLike
+from ..generate.model_router import ModelRouter
 from ..generate.server_state import ServerState
 from ..protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
-from .dependencies import JsonRoute, State, shown_path
+from .dependencies import JsonRoute, Models, State, shown_path
 
 router = APIRouter(route_class=JsonRoute, tags=["adapters"])
 
@@ -27,6 +28,25 @@ def _client(state: ServerState) -> EngineLike:
     return state.client
 
 
+def check_base_model(
+    models: ModelRouter, state: ServerState, base: str | None, name: str, fields: tuple[str, str]
+) -> None:
+    """Check, on a server of several base models, that a base model is known and that no other has an adapter's name.
+
+    Args:
+        fields: names of the request's fields for base model and adapter.
+
+    Raises:
+        RequestError: one of the two is wrong.
+    """
+    if models.is_single:
+        return
+    if base is not None and base not in state.names:
+        raise RequestError(f"No base model is named {quoted(base)}; GET /v1/models lists them.", param=fields[0])
+    if models.owner(name) not in (None, state):
+        raise RequestError(f"Another base model has the name {quoted(name)}, or its adapter does.", param=fields[1])
+
+
 def _check_not_in_catalog(state: ServerState, name: str) -> None:
     versions = state.versions
     if versions is not None and (versions.public_name(name) is not None or name in versions.catalog.names()):
@@ -37,7 +57,7 @@ def _check_not_in_catalog(state: ServerState, name: str) -> None:
 
 
 @router.post("/v1/load_lora_adapter")
-async def load_lora_adapter(body: LoadAdapterRequest, state: State) -> PlainTextResponse:
+async def load_lora_adapter(body: LoadAdapterRequest, state: State, models: Models) -> PlainTextResponse:
     """Load an adapter; the answer comes when requests can name it. 400 if it cannot be loaded or the name is in use.
 
     Only what lies below ``--lora-dir`` and what ``--adapter-sources`` lists is read, as clients may not have any folder
@@ -52,6 +72,7 @@ async def load_lora_adapter(body: LoadAdapterRequest, state: State) -> PlainText
             param="lora_path",
         )
     _check_not_in_catalog(state, body.lora_name)
+    check_base_model(models, state, body.base_model_name, body.lora_name, ("base_model_name", "lora_name"))
     if body.lora_name in state.names:
         raise RequestError("The base model has that name.", param="lora_name")
     try:

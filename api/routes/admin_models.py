@@ -8,10 +8,13 @@ from typing import Any
 from fastapi import APIRouter
 
 from ...engine.errors import RequestError
+from ..catalog.model_catalog import ModelVersion, VersionState
+from ..catalog.traffic_split import FULL_WEIGHT
 from ..generate.model_versions import ModelVersions
 from ..generate.server_state import ServerState
 from ..protocol.adapters import AddVersionRequest, CanaryRequest, PromoteRequest, RemoveRequest, RollbackRequest
-from .dependencies import CallerOf, JsonRoute, State
+from .adapters import check_base_model
+from .dependencies import CallerOf, JsonRoute, Models, State
 
 router = APIRouter(route_class=JsonRoute, tags=["models"], prefix="/v1/admin/models")
 
@@ -27,29 +30,49 @@ def _versions(state: ServerState) -> ModelVersions:
     return state.versions
 
 
-def _shown(versions: ModelVersions, name: str) -> dict[str, Any]:
+def _shown(versions: ModelVersions, name: str, base: str) -> dict[str, Any]:
     catalog = versions.catalog
     history = [{**asdict(each), "weights": dict(each.weights)} for each in catalog.history(name)[:20]]
     return {
         "id": name,
         "object": "model.versions",
+        "parent": base,
         "weights": catalog.weights(name),
         "versions": [asdict(each) for each in catalog.versions(name)],
         "history": history,
     }
 
 
+def _base(state: ServerState) -> dict[str, Any]:
+    """Return a base model in the form of a name with one version."""
+    name, digest = state.names[0], state.base_digest
+    version = ModelVersion(name, digest, "base model", VersionState.READY, state.started, FULL_WEIGHT)
+    return {
+        "id": name,
+        "object": "model.versions",
+        "parent": None,
+        "weights": {digest: FULL_WEIGHT},
+        "versions": [asdict(version)],
+        "history": [],
+    }
+
+
 @router.get("")
-async def list_model_versions(state: State) -> dict[str, Any]:
-    """All names of the catalogue with their versions, weights and last changes."""
-    versions = _versions(state)
-    return {"object": "list", "data": [_shown(versions, name) for name in versions.catalog.names()]}
+async def list_model_versions(models: Models) -> dict[str, Any]:
+    """The base models, and all names of the catalogue with their versions, weights and last changes."""
+    data = []
+    for state in models.states:
+        data.append(_base(state))
+        if (versions := state.versions) is not None:
+            data += [_shown(versions, name, state.names[0]) for name in versions.catalog.names()]
+    return {"object": "list", "data": data}
 
 
 @router.post("")
-async def add_model_version(body: AddVersionRequest, state: State) -> dict[str, Any]:
+async def add_model_version(body: AddVersionRequest, state: State, models: Models) -> dict[str, Any]:
     """Bring a version, verify its content and load it; no request gets it before a promote or canary."""
     versions = _versions(state)
+    check_base_model(models, state, body.model, body.name, ("model", "name"))
     if body.name in state.names:
         raise RequestError("The base model has that name.", param="name")
     if state.remote is None:
@@ -63,35 +86,45 @@ async def add_model_version(body: AddVersionRequest, state: State) -> dict[str, 
             code="adapter_source_not_allowed",
         )
     await versions.add(body.name, source, body.digest)
-    return _shown(versions, body.name)
+    return _shown(versions, body.name, state.names[0])
 
 
-@router.post("/{name}/promote")
-async def promote_model_version(name: str, body: PromoteRequest, state: State, caller: CallerOf) -> dict[str, Any]:
+@router.post("/{name:path}/promote")
+async def promote_model_version(name: str, body: PromoteRequest, models: Models, caller: CallerOf) -> dict[str, Any]:
     """Let a version get all new requests of a name; running ones keep theirs."""
+    state = models.of(name)
     versions = _versions(state)
     versions.promote(name, body.version, caller.key.name)
-    return _shown(versions, name)
+    return _shown(versions, name, state.names[0])
 
 
-@router.post("/{name}/canary")
-async def canary_model_version(name: str, body: CanaryRequest, state: State, caller: CallerOf) -> dict[str, Any]:
+@router.post("/{name:path}/canary")
+async def canary_model_version(name: str, body: CanaryRequest, models: Models, caller: CallerOf) -> dict[str, Any]:
     """Let a version get a percentage of new requests."""
+    state = models.of(name)
     versions = _versions(state)
     versions.canary(name, body.version, body.weight, caller.key.name)
-    return _shown(versions, name)
+    return _shown(versions, name, state.names[0])
 
 
-@router.post("/{name}/rollback")
-async def rollback_model(name: str, body: RollbackRequest, state: State, caller: CallerOf) -> dict[str, Any]:
+@router.post("/{name:path}/rollback")
+async def rollback_model(name: str, body: RollbackRequest, models: Models, caller: CallerOf) -> dict[str, Any]:
     """Undo the last promote or canary of a name."""
+    state = models.of(name)
     versions = _versions(state)
     versions.rollback(name, caller.key.name)
-    return _shown(versions, name)
+    return _shown(versions, name, state.names[0])
 
 
-@router.post("/{name}/remove")
-async def remove_model(name: str, body: RemoveRequest, state: State, caller: CallerOf) -> dict[str, Any]:
-    """Retire a version that gets no requests, or a name with all its versions; running requests end as they began."""
-    removed = _versions(state).remove(name, body.version, caller.key.name)
-    return {"id": name, "object": "model.versions", "removed": list(removed)}
+@router.post("/{name:path}/remove")
+async def remove_model(name: str, body: RemoveRequest, models: Models, caller: CallerOf) -> dict[str, Any]:
+    """Retire a version that gets no requests, a name with all its versions, or a base model.
+
+    Running requests end as they began.
+    """
+    state = models.of(name)
+    if name in state.names and body.version in (None, state.base_digest):
+        removed = [models.remove(name).base_digest]
+    else:
+        removed = list(_versions(state).remove(name, body.version, caller.key.name))
+    return {"id": name, "object": "model.versions", "removed": removed}

@@ -19,6 +19,7 @@ from ...engine.serving.request import TextRequest
 from ...engine.types import AdapterInfo
 from ..access.caller import Caller
 from ..errors import HTTPError
+from ..generate.model_router import ModelRouter
 from ..generate.remote_adapters import RemoteAdapters
 from ..generate.server_state import ServerState
 from .unknown_fields import IGNORED_HEADER, IgnoredFields, drop_field
@@ -26,18 +27,29 @@ from .unknown_fields import IGNORED_HEADER, IgnoredFields, drop_field
 _WITH_SCHEMAS = frozenset(
     ("response_format", "structured_outputs", "guided_json", "tools", "output_config", "output_format")
 )
+PICKED_STATE = "server"
+"""Key in a request's state for the server state of the model that its body names, where there are several."""
 _MOST_ROUNDS = 8  # of dropping unknown fields: those inside a part show once the part is otherwise right
 _LONG_INTEGER = re.compile(rb"[0-9]{19}")
 
 
+async def _models(request: Request) -> ModelRouter:
+    return cast(ModelRouter, request.app.state.models)
+
+
 async def _state(request: Request) -> ServerState:
-    return cast(ServerState, request.app.state.server)
+    """Return the state of the model that the body names, or the query of a request without one."""
+    picked = getattr(request.state, PICKED_STATE, None)
+    if picked is not None:
+        return cast(ServerState, picked)
+    return (await _models(request)).of(request.query_params.get("model"))
 
 
 async def _caller(request: Request) -> Caller:
     return cast(Caller, request.state.caller)
 
 
+Models = Annotated[ModelRouter, Depends(_models)]
 State = Annotated[ServerState, Depends(_state)]
 CallerOf = Annotated[Caller, Depends(_caller)]
 
@@ -90,6 +102,13 @@ class _StrictRequest(Request):
             value |= {name: part for name, part in json.loads(body).items() if name in _WITH_SCHEMAS}
         return value
 
+    async def parsed(self) -> Any:
+        """Return what ``json`` does, and None for what is no JSON, which the route refuses."""
+        try:
+            return await self.json()
+        except ValueError:
+            return None
+
     async def drop_unknown(self, errors: Sequence[Mapping[str, Any]]) -> bool:
         """Drop the fields from the body that these errors call unknown; whether there were any."""
         self._pruned = await self.json()
@@ -113,7 +132,10 @@ class JsonRoute(APIRoute):
             if self.body_field is not None and kind != "application/json":
                 raise HTTPError(415, "The body must be JSON: send it with Content-Type: application/json.")
             strict = _StrictRequest(request.scope, request.receive)
-            rounds = _MOST_ROUNDS if request.app.state.server.options.unknown_fields == "ignore" else 0
+            models: ModelRouter = request.app.state.models
+            if self.body_field is not None and not models.is_single:
+                setattr(strict.state, PICKED_STATE, models.of_body(await strict.parsed()))
+            rounds = _MOST_ROUNDS if models.main.options.unknown_fields == "ignore" else 0
             while True:
                 try:
                     response = await handle(strict)

@@ -6,30 +6,32 @@ from fastapi import APIRouter, Request, Response
 
 from ..errors import ErrorReply, reply_to
 from ..generate.envelope import json_response
-from .dependencies import State
+from ..observe.merged_metrics import exposition
+from .dependencies import Models, State
 
 router = APIRouter(tags=["operation"])
 
 
 @router.get("/health")
 @router.get("/ping", include_in_schema=False)
-async def health(state: State) -> Response:
-    """200 as long as the engine runs and does not hang, also while the server finishes its last requests."""
-    if state.is_healthy:
-        return json_response({"status": "draining" if state.draining else "ok"})
-    if state.async_engine is None:
+async def health(models: Models) -> Response:
+    """200 as long as the engines run and do not hang, also while the server finishes its last requests."""
+    sick = next((state for state in models.states if not state.is_healthy), None)
+    if sick is None:
+        return json_response({"status": "draining" if models.main.draining else "ok"})
+    if sick.async_engine is None:
         return ErrorReply(503, "The model is still being loaded.", code="loading").response()
-    return reply_to(state.death()).response()
+    return reply_to(sick.death()).response()
 
 
 @router.get("/ready")
-async def ready(state: State) -> Response:
-    """200 while new requests are taken: not before the model is loaded, not once the server is shutting down."""
-    if state.is_ready:
+async def ready(models: Models) -> Response:
+    """200 while new requests are taken: not before the models are loaded, not once the server is shutting down."""
+    if all(state.is_ready for state in models.states):
         return json_response({"status": "ready"})
-    if state.draining:
+    if models.main.draining:
         return ErrorReply(503, "The server is shutting down.", code="shutting_down").response()
-    return await health(state)
+    return await health(models)
 
 
 @router.get("/version")
@@ -39,7 +41,8 @@ async def version(state: State) -> Response:
 
 
 @router.get("/metrics", response_class=Response)
-async def metrics(request: Request, state: State) -> Response:
+async def metrics(request: Request, models: Models) -> Response:
     """All metrics for Prometheus."""
-    body, content_type = state.metrics.exposition(request.headers.get("accept", ""))
+    others = [state.metrics for state in models.states if state is not models.main]
+    body, content_type = exposition([models.main.metrics, *others], request.headers.get("accept", ""))
     return Response(body, headers={"content-type": content_type})

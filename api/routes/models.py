@@ -7,9 +7,10 @@ from typing import Any
 from fastapi import APIRouter
 
 from ...engine.errors import UnknownModel
+from ..access.caller import Caller
 from ..generate.model_versions import engine_name
 from ..generate.server_state import ServerState
-from .dependencies import CallerOf, State, shown_path
+from .dependencies import CallerOf, Models, shown_path
 
 router = APIRouter(tags=["models"])
 
@@ -29,19 +30,25 @@ def _card(state: ServerState, name: str) -> dict[str, Any]:
     }
 
 
-@router.get("/v1/models")
-async def list_models(state: State, caller: CallerOf) -> dict[str, Any]:
-    """All names that ``model`` may hold."""
+def _names(state: ServerState, caller: Caller) -> list[str]:
+    """Return the names of a base model and of the adapters that a caller may use."""
     versions = state.versions
     served = () if versions is None else versions.served
     loaded = (name for name in state.adapters if versions is None or versions.public_name(name) is None)
-    adapters = filter(caller.may_use, (*loaded, *served))
-    return {"object": "list", "data": [_card(state, name) for name in (*state.names, *adapters)]}
+    return [*state.names, *filter(caller.may_use, (*loaded, *served))]
+
+
+@router.get("/v1/models")
+async def list_models(models: Models, caller: CallerOf) -> dict[str, Any]:
+    """All names that ``model`` may hold."""
+    cards = [_card(state, name) for state in models.states for name in _names(state, caller)]
+    return {"object": "list", "data": cards}
 
 
 @router.get("/v1/models/{name:path}")
-async def get_model(name: str, state: State, caller: CallerOf) -> dict[str, Any]:
+async def get_model(name: str, models: Models, caller: CallerOf) -> dict[str, Any]:
     """One model or adapter."""
+    state = models.of(name)
     served = () if state.versions is None else state.versions.served
     if name not in state.names and not ((name in state.adapters or name in served) and caller.may_use(name)):
         raise UnknownModel(name)

@@ -11,7 +11,7 @@ import pytest
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.fleet.fleet import Fleet
 from rootgraft.api.fleet.local_fleet import shared_config
-from rootgraft.api.http import server
+from rootgraft.api.http.model_service import engine_of
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.serving.engine_client import EngineClient
@@ -31,7 +31,11 @@ def test_threads_and_kv_memory_that_are_named_are_those_of_each_replica() -> Non
 
 @pytest.mark.parametrize(("count", "kind"), [(1, EngineClient), (2, Fleet), (16, Fleet)])
 def test_a_fleet_serves_from_two_replicas_on(count: int, kind: type) -> None:
-    assert type(server._engine_of(EngineConfig(), Path("m"), ServerConfig(replicas=count))) is kind
+    assert type(engine_of(EngineConfig(), Path("m"), ServerConfig(replicas=count))) is kind
+
+
+def test_of_several_models_each_has_a_fleet() -> None:
+    assert type(engine_of(EngineConfig(), Path("m"), ServerConfig(), 2)) is Fleet
 
 
 @pytest.mark.parametrize("count", [0, 17])
@@ -42,9 +46,9 @@ def test_bounds_of_replicas(count: int) -> None:
 
 def test_a_server_of_one_engine_imports_no_fleet() -> None:
     code = (
-        "import sys; from pathlib import Path; from rootgraft.api.http import server;"
+        "import sys; from pathlib import Path; from rootgraft.api.http import model_service;"
         "from rootgraft.api.config import ServerConfig; from rootgraft.engine.config import EngineConfig;"
-        "server._engine_of(EngineConfig(), Path('m'), ServerConfig());"
+        "model_service.engine_of(EngineConfig(), Path('m'), ServerConfig());"
         "print([name for name in sys.modules if name.split('.')[0] == 'ray' or '.fleet' in name])"
     )
     ended = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)

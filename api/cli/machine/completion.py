@@ -44,11 +44,7 @@ def _whole_parser(commands: Mapping[str, tuple[str, argparse.ArgumentParser]]) -
     for name, (about, parser) in commands.items():
         group, _, own = name.rpartition(" ")
         if group not in below:
-            below[group] = (
-                below[""]
-                .add_parser(group, help=_GROUPS[group], add_help=False)
-                .add_subparsers()
-            )
+            below[group] = below[""].add_parser(group, help=_GROUPS[group], add_help=False).add_subparsers()
         _add_completers(parser)
         below[group].add_parser(own, help=about, add_help=False, parents=[parser])
     return whole

@@ -1,0 +1,134 @@
+"""Fleet file: a YAML file of several base models behind one door, for ``rootgraft serve --config``.
+
+port: 8000                        # options of the whole server, and for all models
+threads: 1
+models:
+  - model: org/small              # options of one model
+    served-model-name: small
+    replicas: 2
+  - model: ./big
+    served-model-name: big
+    digest: 3f2a...               # of its content, as an error or rootgraft models list tells it
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..engine.config import EngineConfig
+from ..engine.errors import ConfigError
+from .config import ServerConfig
+
+MOST_MODELS = 16
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+MODEL_OPTIONS = frozenset(
+    {
+        *("served_model_name", "replicas", "model_catalog", "tool_call_parser", "reasoning_parser"),
+        *("default_chat_template_kwargs", "heartbeat_timeout", "watchdog_timeout", "max_queued_requests"),
+        *("max_queued_tokens", "max_queue_seconds"),
+    }
+)
+"""Options of the server that a model may have of its own, besides all of the engine's."""
+OWN_OPTIONS = frozenset({"model", "revision", "served_model_name", "model_catalog", "lora_modules"})
+"""Options that a model cannot have from above ``models``, as no two models share them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """One entry of ``models``.
+
+    Attributes:
+        place: where it stands, for errors; "" for a model that is in no fleet file.
+        options: option names and values, not checked yet.
+        digest: of the base model's content, which it must have; None for any.
+    """
+
+    place: str = ""
+    options: Mapping[str, Any] | None = None
+    digest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetFile:
+    """What a fleet file says.
+
+    Attributes:
+        common: options above ``models``.
+    """
+
+    common: Mapping[str, Any]
+    models: Sequence[ModelEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A base model that a server is to serve, with checked options.
+
+    Attributes:
+        entry: of the fleet file.
+        server: the options of the whole server, with those of this model.
+    """
+
+    entry: ModelEntry
+    engine: EngineConfig
+    server: ServerConfig
+
+
+def fleet_file_of(name: str, content: Mapping[str, Any]) -> FleetFile | None:
+    """Return the fleet file that a YAML file holds; None for a plain file of options.
+
+    Raises:
+        ConfigError: ``models`` is no list of mappings, or a digest is malformed.
+    """
+    if "models" not in content:
+        return None
+    source, models = f"--config {name}", content["models"]
+    if not isinstance(models, list) or not 1 <= len(models) <= MOST_MODELS:
+        raise ConfigError(f"{source}: models must be a list of 1 to {MOST_MODELS} models, each with its options.")
+    common = {key: value for key, value in content.items() if key != "models"}
+    return FleetFile(common, [_entry(f"{source}: models[{place}]", each) for place, each in enumerate(models)])
+
+
+def _entry(place: str, content: Any) -> ModelEntry:
+    if not isinstance(content, dict):
+        raise ConfigError(f"{place} must hold options, such as 'model: org/name', not {content!r}.")
+    options = {str(key): value for key, value in content.items()}
+    digest = options.pop("digest", None)
+    if digest is not None and not (isinstance(digest, str) and _DIGEST.fullmatch(digest)):
+        raise ConfigError(f"{place}.digest must have 32 hexadecimal digits in quotes, not {digest!r}.")
+    return ModelEntry(place, options, digest)
+
+
+def check_models(models: Sequence[ServedModel], names: Sequence[Sequence[str]]) -> None:
+    """Check that models can be served together.
+
+    Args:
+        names: of each model, and of the adapters that it begins with.
+
+    Raises:
+        ConfigError: two have a name or a catalogue in common, or an option is for a single model.
+    """
+    owners: dict[str, str] = {}
+    for model, own in zip(models, names, strict=True):
+        place = model.entry.place
+        if len(models) > 1 and model.server.ray_address is not None:
+            raise ConfigError("--ray-address places the replicas of one model: it cannot go with several models.")
+        catalog = model.server.model_catalog
+        for field, key, what in (
+            *(("served-model-name", name, f"the name {name}") for name in own),
+            *([] if catalog is None else [("model-catalog", f"file {catalog}", f"the catalogue {catalog}")]),
+        ):
+            if key in owners:
+                first = owners[key].rpartition(": ")[2]
+                raise ConfigError(f"{place}.{field}: {first} has {what} too: one of them needs another.")
+            owners[key] = place
+
+
+def check_digest(entry: ModelEntry, path: Path, found: str) -> None:
+    """Check that a model has the content that its entry says. Raises ConfigError."""
+    if entry.digest not in (None, found):
+        raise ConfigError(f"{entry.place}.digest: the content of {path} has the digest {found}, not {entry.digest}.")

@@ -1,0 +1,192 @@
+"""Model service: one base model of a server process, with its engine, adapters and catalogue, from start to end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...engine.checkpoint.locate import resolve_model
+from ...engine.config import EngineConfig
+from ...engine.errors import ConfigError, EngineDead
+from ...engine.serving.async_engine import AsyncEngine
+from ...engine.serving.engine_client import EngineClient
+from ...engine.serving.engine_like import EngineLike
+from ...engine.serving.sampling_defaults import read_sampling_defaults
+from ...engine.text.tokenizer import Tokenizer
+from ..catalog.model_catalog import ModelCatalog
+from ..config import ServerConfig
+from ..fleet_file import ServedModel
+from ..generate.model_versions import ModelVersions
+from ..generate.remote_adapters import RemoteAdapters
+from ..generate.server_state import ServerState
+from ..observe.engine_facts import EngineFacts
+
+if TYPE_CHECKING:
+    from ...engine.adapter_sources.adapter_fetcher import AdapterFetcher
+
+_FETCHER_SECONDS = 10.0  # for the fetcher of adapters to close in
+_IDLE_SECONDS = 0.1  # between two looks at whether a removed model is idle
+
+logger = logging.getLogger("rootgraft.server")
+
+
+class ModelService:
+    """Loads one base model into a server state, and ends it.
+
+    Args:
+        model: with its options.
+        state: of the model, to fill.
+        num_engines: engine processes of all models of the server, which share the machine.
+
+    Attributes:
+        state: of the model.
+        path: of its files, without symbolic links; "" while they are being looked for.
+
+    Raises:
+        ConfigError: sources of adapters or the catalogue cannot be used.
+    """
+
+    def __init__(self, model: ServedModel, state: ServerState, num_engines: int) -> None:
+        self.state = state
+        self.path = ""
+        self._config = model.engine
+        self._options = model.server
+        self._num_engines = num_engines
+        self._fetcher = _open_fetcher(self._config) if self._config.enable_lora else None
+        self._catalog = _open_catalog(self._config, self._options)
+
+    async def load(self) -> None:
+        """Load the model and let its state serve.
+
+        Raises:
+            ConfigError: an option does not fit the model.
+            ModelError: it cannot be loaded.
+            EngineDead: the engine ended while it was loading.
+        """
+        files = await asyncio.to_thread(resolve_model, self._config.model, revision=self._config.revision)
+        state = self.state
+        self.path = os.path.realpath(files.path)
+        names = self._options.served_model_name or (files.name,)
+        for name in self._config.named_adapters.keys() & set(names):
+            raise ConfigError(f"--lora-modules: {name} is the name of the base model.")
+        defaults = await asyncio.to_thread(read_sampling_defaults, self._config, files.path)
+        client, remote = await self._make_client(files.path)
+        state.begin_loading(names, client, finds_adapters=self._config.lora_dir is not None, remote=remote)
+        tokenizer = await asyncio.to_thread(self._load_tokenizer, files.path)
+        ready = await client.start()
+        async_engine = AsyncEngine(client, tokenizer, ready, defaults.defaults)
+        if self._catalog is not None and self._fetcher is not None:
+            state.versions = ModelVersions(self._catalog, self._fetcher, client)
+            await state.versions.restore(names)
+        state.begin_serving(async_engine, client, EngineFacts.of(self._config, ready), ready.base_digest)
+        for line in (*ready.summary, *([defaults.applied] if defaults.applied else [])):
+            logger.info("%s", line)
+        for line in defaults.ignored:
+            logger.warning("%s", line)
+
+    async def _make_client(self, path: Path) -> tuple[EngineLike, RemoteAdapters | None]:
+        """Return the client of an engine, and the adapters from sources, of which those of the start are fetched."""
+        if self._fetcher is None:
+            return engine_of(self._config, path, self._options, self._num_engines), None
+        from ...engine.adapter_sources.named_sources import fetch_named
+
+        config, named = await asyncio.to_thread(fetch_named, self._config, self._fetcher)
+        client = engine_of(config, path, self._options, self._num_engines)
+        # The other half of the names is for adapters of the operator's, which no request can take.
+        most = max(1, config.max_adapters // 2)
+        return client, RemoteAdapters(self._fetcher, client, lora_dir=config.lora_dir, most_names=most, named=named)
+
+    def _load_tokenizer(self, path: Path) -> Tokenizer:
+        other = self._config.tokenizer
+        return Tokenizer.load(
+            path, tokenizer_path=None if other is None else Path(other), chat_template=self._config.chat_template
+        )
+
+    def stop_downloads(self) -> None:
+        """End downloads of adapters, so that requests that wait for them are answered."""
+        if self._fetcher is not None and self.state.remote is not None:
+            self._fetcher.stop()
+
+    def kill(self) -> None:
+        """Kill the engine, which may hang and would ignore a shutdown."""
+        if self.state.client is not None:
+            self.state.client.kill()
+
+    async def finish(self) -> None:
+        """End a removed model once its requests have ended, at the latest after ``--shutdown-timeout``."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._options.shutdown_timeout
+        while self.state.active and loop.time() < until:
+            await asyncio.sleep(_IDLE_SECONDS)
+        if self.state.active:
+            logger.warning("cutting off %d requests of %s", self.state.active, self.state.names[0])
+        await self.close_engine("The model was removed.")
+        await self.close_files()
+        logger.info("%s is not served any more", ", ".join(self.state.names))
+
+    async def close_engine(self, reason: str) -> None:
+        """Close the engine, whose streams then end with an error of this text."""
+        client = self.state.client
+        if client is not None:
+            if self.state.active:
+                client.on_death(EngineDead(reason))
+            await client.close()
+
+    async def close_files(self) -> None:
+        """Close the catalogue and the fetcher of adapters."""
+        if self.state.versions is not None:
+            self.state.versions.close()
+        elif self._catalog is not None:
+            self._catalog.close()
+        if self._fetcher is not None:
+            await _ended(self._fetcher.close, _FETCHER_SECONDS)
+
+
+async def _ended(call: Callable[[], None], seconds: float) -> None:
+    """Wait for a blocking call, at most so long; it goes on as long as the process does."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    loop = asyncio.get_running_loop()
+    until = loop.time() + seconds
+    while thread.is_alive() and loop.time() < until:
+        await asyncio.sleep(0.02)
+
+
+def engine_of(config: EngineConfig, path: Path, options: ServerConfig, num_engines: int = 1) -> EngineLike:
+    """Return the engine: one process, or a fleet of them, by Ray or not, which nothing else imports.
+
+    Of several models each has a fleet, if only of one process: one that ends is started anew, and takes no other along.
+
+    Args:
+        num_engines: engine processes of the whole server.
+    """
+    if options.ray_address is not None:
+        from ..fleet.on_ray.ray_fleet import ray_fleet
+
+        return ray_fleet(config, path, options)
+    if max(options.replicas, num_engines) > 1:
+        from ..fleet.local_fleet import local_fleet
+
+        return local_fleet(config, path, options, max(options.replicas, num_engines))
+    timeouts = options.silence_seconds, options.watchdog_timeout
+    return EngineClient(config, path, heartbeat_timeout=timeouts[0], watchdog_timeout=timeouts[1])
+
+
+def _open_catalog(config: EngineConfig, options: ServerConfig) -> ModelCatalog | None:
+    if options.model_catalog is None:
+        return None
+    if not config.enable_lora:
+        raise ConfigError("--model-catalog holds versions of adapters, and needs --enable-lora.")
+    return ModelCatalog.open(Path(options.model_catalog))
+
+
+def _open_fetcher(config: EngineConfig) -> AdapterFetcher:
+    """Return the fetcher of adapters; a server without adapters does not import what it needs."""
+    from ...engine.adapter_sources.adapter_fetcher import AdapterFetcher
+
+    return AdapterFetcher.of(config)
