@@ -21,7 +21,7 @@ from typing import Any
 from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError
 from ...engine.peer_options import PeerOption, complete, environment, nearest, peer_options, take, whole_number
-from ..fleet_file import MODEL_OPTIONS, OWN_OPTIONS, FleetFile, ModelEntry, fleet_file_of
+from ..models_file import MODEL_OPTIONS, OWN_OPTIONS, ModelEntry, ModelsFile, models_file_of
 from .option_words import options_of_file, plain_words, words_of
 
 # Names in the namespace that are no field: the YAML file, and options of peers that set none of ours.
@@ -71,7 +71,7 @@ def parse_models(
     argv: Sequence[str],
     note: Callable[[str], None] = lambda sentence: None,
 ) -> list[tuple[ModelEntry, list[Any]]]:
-    """Parse ``argv`` into the instances of one model, or of each model of a fleet file. Arguments as of ``parse``.
+    """Parse ``argv`` into the instances of one model, or of each model of a models file. Arguments as of ``parse``.
 
     The command line counts before a model's own options, and these before those above ``models``.
 
@@ -81,7 +81,7 @@ def parse_models(
     command = _Command(prog, about, classes, positional)
     given = command.read(argv, note)
     content = options_of_file(given[_CONFIG]) if _CONFIG in given else {}
-    fleet = fleet_file_of(given.get(_CONFIG, ""), content)
+    fleet = models_file_of(given.get(_CONFIG, ""), content)
     if fleet is None:
         return [(ModelEntry(), command.options(command.with_file(given, content, note), argv))]
     return command.models(given, fleet, note)
@@ -179,9 +179,9 @@ class _Command:
         ]
 
     def models(
-        self, given: dict[str, Any], fleet: FleetFile, note: Callable[[str], None]
+        self, given: dict[str, Any], fleet: ModelsFile, note: Callable[[str], None]
     ) -> list[tuple[ModelEntry, list[Any]]]:
-        """Return each model of a fleet file with its instances."""
+        """Return each model of a models file with its instances."""
         file = given[_CONFIG]
         common = self.with_file({_CONFIG: file}, fleet.common, note)
         for source, options in (("", given), (f"--config {file}: ", common)):
@@ -193,6 +193,8 @@ class _Command:
         for entry in fleet.models:
             with _named(entry.place):
                 options = self.read(words_of(entry.options or {}), note)
+                if _CONFIG in options:
+                    raise ConfigError("--config is of the whole server: an entry names no file.")
                 if foreign := sorted(options.keys() - engine - MODEL_OPTIONS):
                     raise ConfigError(f"{_flag(foreign[0])} is of the whole server: put it above models.")
                 made.append((entry, self.options(common | options | given, None)))

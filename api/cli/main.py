@@ -19,7 +19,7 @@ from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError, EngineError
 from ...engine.peer_options import nearest
 from ..config import ServerConfig
-from ..fleet_file import ModelEntry, ServedModel, check_digest, check_models
+from ..models_file import ModelEntry, ServedModel, check_digest, check_models
 from .flag_parser import command_parser, parse, parse_models
 from .machine.machine_options import CompletionOptions, DoctorOptions, ListOptions, PsOptions, RmOptions
 from .options import (
@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     from ...engine.checkpoint.locate import ModelFiles
 
 
+ParsedModels = Sequence[tuple[ModelEntry, list[Any]]]
+"""Entry and instances of options of each model."""
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """A command of ``rootgraft``.
@@ -52,7 +56,7 @@ class Command:
         classes: dataclasses of its options.
         run: takes one instance of each class and returns the exit code.
         positional: an option that may be given without its flag, or an empty string.
-        takes_models: ``run`` takes the entry and the instances of each model, of which a file may name several.
+        takes_models: ``run`` takes the models, of which a file may name several, and what reads them again.
     """
 
     about: str
@@ -62,23 +66,23 @@ class Command:
     takes_models: bool = False
 
 
-def _serve(models: Sequence[tuple[ModelEntry, list[Any]]]) -> int:
-    from ..http.server import serve
+def _serve(models: ParsedModels, read_again: Callable[[], ParsedModels]) -> int:
+    from ..http.server import serve_models
 
-    return serve(_checked([ServedModel(entry, *options) for entry, options in models]))
+    return serve_models(_checked(models), lambda: _checked(read_again()))
 
 
-def _checked(models: Sequence[ServedModel]) -> Sequence[ServedModel]:
+def _checked(parsed: ParsedModels) -> Sequence[ServedModel]:
     """Return models once their files are on this machine and fit together. Raises ConfigError, ModelError."""
     from ...engine.checkpoint.base_digest import base_digest
 
-    names = []
+    models, names = [ServedModel(entry, *options) for entry, options in parsed], []
     for model in models:
         engine = model.engine
         files = _fetch(engine.model, engine.revision)
         if model.entry.digest is not None:
             check_digest(model.entry, files.path, base_digest(files.path, dummy=engine.load_format == "dummy"))
-        names.append([*(model.server.served_model_name or (files.name,)), *engine.named_adapters])
+        names.append(model.server.served_model_name or (files.name,))
     if len(models) > 1:
         check_models(models, names)
     return models
@@ -296,7 +300,7 @@ def _run(name: str, argv: Sequence[str]) -> int:
     prog = f"rootgraft {name}"
     try:
         line = (prog, command.about, command.classes, command.positional, argv, partial(_print_note, prog))
-        options = [parse_models(*line)] if command.takes_models else parse(*line)
+        options = [parse_models(*line), partial(parse_models, *line)] if command.takes_models else parse(*line)
     except ConfigError as error:
         return _print_error(prog, f"{error} See '{prog} --help'.", 2)
     except SystemExit:  # argparse has printed the help.

@@ -75,10 +75,26 @@ class ModelRouter:
             raise RequestError(
                 f"{name} is the only base model: end the server to stop serving it.", param="name", code="last_model"
             )
+        self._drop(state)
+        return state
+
+    def put(self, state: ServerState) -> None:
+        """Serve a base model beside the others, and in the place of those that have one of its names.
+
+        New requests get it at once; those of the others end as they began.
+        """
+        before = [each for each in self._states if set(each.names) & set(state.names)]
+        place = self._states.index(before[0]) if before else len(self._states)
+        self._states.insert(place, state)
+        for each in before:
+            self._drop(each)
+
+    def _drop(self, state: ServerState) -> None:
         self._states.remove(state)
         state.removed = True
+        if state.is_main:
+            state.is_main, self._states[0].is_main = False, True
         self.on_removed(state)
-        return state
 
     def _finder(self, name: str) -> ServerState | None:
         """Return the first state that may find an adapter of a name that nobody has."""

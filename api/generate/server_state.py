@@ -215,10 +215,8 @@ class ServerState:
             raise CapacityError("The model is still being loaded.")
         if self.draining:
             raise HTTPError(503, "The server is shutting down.", code="shutting_down", headers=_RETRY_ELSEWHERE)
-        if self.removed:
-            raise UnknownModel(self.names[0])
         if not self.is_healthy:
-            raise self.death()
+            raise UnknownModel(self.names[0]) if self.removed else self.death()
         return self.async_engine
 
     def dialect(self) -> Dialect:

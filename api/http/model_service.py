@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...engine.checkpoint.base_digest import base_digest
 from ...engine.checkpoint.locate import resolve_model
 from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError, EngineDead
@@ -20,10 +21,10 @@ from ...engine.serving.sampling_defaults import read_sampling_defaults
 from ...engine.text.tokenizer import Tokenizer
 from ..catalog.model_catalog import ModelCatalog
 from ..config import ServerConfig
-from ..fleet_file import ServedModel
 from ..generate.model_versions import ModelVersions
 from ..generate.remote_adapters import RemoteAdapters
 from ..generate.server_state import ServerState
+from ..models_file import ServedModel
 from ..observe.engine_facts import EngineFacts
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _FETCHER_SECONDS = 10.0  # for the fetcher of adapters to close in
 _IDLE_SECONDS = 0.1  # between two looks at whether a removed model is idle
+_GRACE_SECONDS = 2.0  # for requests that had found the model, and are not active yet
 
 logger = logging.getLogger("rootgraft.server")
 
@@ -60,8 +62,11 @@ class ModelService:
         self._fetcher = _open_fetcher(self._config) if self._config.enable_lora else None
         self._catalog = _open_catalog(self._config, self._options)
 
-    async def load(self) -> None:
+    async def load(self, found: Callable[[], None] = lambda: None) -> None:
         """Load the model and let its state serve.
+
+        Args:
+            found: called once its files are found.
 
         Raises:
             ConfigError: an option does not fit the model.
@@ -71,6 +76,7 @@ class ModelService:
         files = await asyncio.to_thread(resolve_model, self._config.model, revision=self._config.revision)
         state = self.state
         self.path = os.path.realpath(files.path)
+        found()
         names = self._options.served_model_name or (files.name,)
         for name in self._config.named_adapters.keys() & set(names):
             raise ConfigError(f"--lora-modules: {name} is the name of the base model.")
@@ -88,6 +94,15 @@ class ModelService:
             logger.info("%s", line)
         for line in defaults.ignored:
             logger.warning("%s", line)
+
+    async def serves(self, model: ServedModel) -> bool:
+        """Return whether this is what a model is now: the same options, and the same content of its files."""
+        if (model.engine, model.server) != (self._config, self._options):
+            return False
+        files = await asyncio.to_thread(resolve_model, model.engine.model, revision=model.engine.revision)
+        is_dummy = model.engine.load_format == "dummy"
+        digest = await asyncio.to_thread(base_digest, files.path, dummy=is_dummy)
+        return digest == self.state.base_digest
 
     async def _make_client(self, path: Path) -> tuple[EngineLike, RemoteAdapters | None]:
         """Return the client of an engine, and the adapters from sources, of which those of the start are fetched."""
@@ -118,11 +133,12 @@ class ModelService:
             self.state.client.kill()
 
     async def finish(self) -> None:
-        """End a removed model once its requests have ended, at the latest after ``--shutdown-timeout``."""
+        """End a removed model once no request has been active for a while, at most after ``--shutdown-timeout``."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._options.shutdown_timeout
-        while self.state.active and loop.time() < until:
+        until, idle = loop.time() + self._options.shutdown_timeout, 0.0
+        while idle < _GRACE_SECONDS and loop.time() < until:
             await asyncio.sleep(_IDLE_SECONDS)
+            idle = 0.0 if self.state.active else idle + _IDLE_SECONDS
         if self.state.active:
             logger.warning("cutting off %d requests of %s", self.state.active, self.state.names[0])
         await self.close_engine("The model was removed.")

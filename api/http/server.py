@@ -21,16 +21,16 @@ import uvicorn
 import uvloop
 
 from ...engine import process_memory
+from ...engine.config import EngineConfig
 from ..config import ServerConfig
-from ..fleet_file import ServedModel
-from ..generate.model_router import ModelRouter
 from ..generate.server_state import ServerState
+from ..models_file import ModelEntry, ServedModel
 from ..observe.engine_collector import kv_usage
 from ..observe.log import set_up_log
 from .app import create_app
 from .connection import uvicorn_options
 from .listener import Listener, listening, remove_socket
-from .model_service import ModelService
+from .model_services import ModelReader, ModelServices
 from .run_record import RunRecord, RunRecordFile, run_folder, started_at
 from .systemd_notify import notify
 from .tls import RenewableContext, refresh_certificates, tls_context
@@ -43,11 +43,18 @@ _FLUSH_SECONDS = 2
 logger = logging.getLogger("rootgraft.server")
 
 
-def serve(models: Sequence[ServedModel]) -> int:
+def serve(config: EngineConfig, options: ServerConfig) -> int:
+    """Serve one model. Returns the exit code. Raises as ``serve_models``."""
+    model = ServedModel(ModelEntry(), config, options)
+    return serve_models([model], lambda: [model])
+
+
+def serve_models(models: Sequence[ServedModel], read_again: ModelReader) -> int:
     """Serve until a signal or an engine's death. Returns the exit code.
 
     Args:
         models: at least one; options of the whole server are the same in all of them.
+        read_again: returns the models of a models file anew, at SIGHUP.
 
     Raises:
         ConfigError: the port is taken, a certificate, the file with keys or a store cannot be used, an option does not
@@ -60,11 +67,13 @@ def serve(models: Sequence[ServedModel]) -> int:
     set_up_log(options.log_level, options.log_format)
     tls = tls_context(options)
     with listening(options) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve_on(listener, tls, models))
+        return runner.run(_serve_on(listener, tls, models, read_again))
 
 
-async def _serve_on(listener: Listener, tls: RenewableContext | None, models: Sequence[ServedModel]) -> int:
-    return await _Service(listener, tls, models).run()
+async def _serve_on(
+    listener: Listener, tls: RenewableContext | None, models: Sequence[ServedModel], read_again: ModelReader
+) -> int:
+    return await _Service(listener, tls, models, read_again).run()
 
 
 class _Uvicorn(uvicorn.Server):
@@ -78,21 +87,21 @@ class _Uvicorn(uvicorn.Server):
 class _Service:
     """One run of the server, from the open port to its exit code."""
 
-    def __init__(self, listener: Listener, tls: RenewableContext | None, models: Sequence[ServedModel]) -> None:
+    def __init__(
+        self,
+        listener: Listener,
+        tls: RenewableContext | None,
+        models: Sequence[ServedModel],
+        read_again: ModelReader,
+    ) -> None:
         self._listener = listener
         self._tls = tls
         self._options: ServerConfig = models[0].server
         self._state = ServerState.open(self._options, _version())
-        states = [self._state, *(ServerState.beside(self._state, each.server) for each in models[1:])]
-        num_engines = sum(each.server.replicas for each in models)
-        pairs = zip(models, states, strict=True)
-        self._services = [ModelService(model, state, num_engines) for model, state in pairs]
-        self._ends: set[asyncio.Task[None]] = set()  # of removed models
-        self._router = ModelRouter(states)
-        self._router.on_removed = self._end_model
-        settings = uvicorn.Config(
-            create_app(self._router), **uvicorn_options(), timeout_graceful_shutdown=_FLUSH_SECONDS
-        )
+        self._models = ModelServices(models, self._state, read_again)
+        self._may_reload = models[0].entry.options is not None
+        app = create_app(self._models.router)
+        settings = uvicorn.Config(app, **uvicorn_options(), timeout_graceful_shutdown=_FLUSH_SECONDS)
         settings.load()
         settings.ssl = tls
         self._http = _Uvicorn(settings)
@@ -115,6 +124,8 @@ class _Service:
             await asyncio.wait((load, end), return_when=asyncio.FIRST_COMPLETED)
             if load.done():
                 load.result()
+                if self._may_reload:
+                    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._models.begin_reload)
                 self._code = await self._watch()
             return self._code
         finally:
@@ -131,20 +142,18 @@ class _Service:
             logger.warning("second signal: ending at once")
             self._http.force_exit = True
         else:
-            logger.info("finishing %d requests, at most %g s", self._num_active, self._options.shutdown_timeout)
-        for service in self._services:
-            service.state.draining = True
+            logger.info("finishing %d requests, at most %g s", self._models.num_active, self._options.shutdown_timeout)
+        self._models.drain()
         notify("STOPPING=1")
         if self._state.batches is not None:
             self._state.batches.stop()
-        for service in self._services:
-            service.stop_downloads()
+        self._models.stop_downloads()
         self._signalled.set()
 
     def _end_at_once(self) -> None:
         """End the process without waiting for anything: a signal has come while the server was closing."""
         logger.warning("another signal: ending without waiting for what is being closed")
-        self._kill()
+        self._models.kill()
         self._record.remove()
         remove_socket(self._listener)
         logging.shutdown()
@@ -155,73 +164,40 @@ class _Service:
             await refresh_certificates(self._tls, self._options)
 
     async def _load(self) -> None:
-        what = "the model" if len(self._services) == 1 else f"{len(self._services)} models"
+        count = len(self._models.served)
+        what = "the model" if count == 1 else f"{count} models"
         logger.info("listening on %s; loading %s", self._listener.place, what)
-        loads = [asyncio.create_task(service.load()) for service in self._services]
-        try:
-            await asyncio.gather(*loads)
-        finally:
-            for load in loads:
-                load.cancel()
-            await asyncio.gather(*loads, return_exceptions=True)
+        await self._models.load(self._write_record)
         process_memory.freeze()
         state = self._state
         if state.batches is not None and state.internal_client is not None:
             state.batches.resume(state.internal_client)
-        names = [name for each in self._router.states for name in each.names]
+        names = [name for each in self._models.router.states for name in each.names]
         logger.info("ready: %s at %s/v1", ", ".join(names), self._listener.url)
         notify("READY=1")
-
-    @property
-    def _served(self) -> list[ModelService]:
-        """The services of models that were not removed."""
-        return [service for service in self._services if not service.state.removed]
-
-    @property
-    def _num_active(self) -> int:
-        return sum(service.state.active for service in self._services)
-
-    @property
-    def _is_healthy(self) -> bool:
-        return all(service.state.is_healthy for service in self._served)
-
-    def _kill(self) -> None:
-        for service in self._services:
-            service.kill()
-
-    def _end_model(self, state: ServerState) -> None:
-        """Begin to end a model that was removed."""
-        service = next(each for each in self._services if each.state is state)
-        end = asyncio.create_task(self._ended(service))
-        self._ends.add(end)
-        end.add_done_callback(self._ends.discard)
-
-    async def _ended(self, service: ModelService) -> None:
-        await service.finish()
-        self._services.remove(service)
 
     async def _watch(self) -> int:
         """Wait until the server is drained after a signal, or the engine is dead. Returns the exit code."""
         loop = asyncio.get_running_loop()
         deadline = float("inf")
-        while self._is_healthy and not self._http.force_exit:
+        models = self._models
+        while models.sick is None and not self._http.force_exit:
             self._write_record()
             if self._state.draining:
                 deadline = min(deadline, loop.time() + self._options.shutdown_timeout)
-                if not self._num_active or loop.time() >= deadline:
+                if not models.num_active or loop.time() >= deadline:
                     break
             await asyncio.sleep(_WATCH_SECONDS)
-        if self._is_healthy:
-            if self._num_active:
-                logger.warning("cutting off %d requests", self._num_active)
-            return EXIT_CUT_OFF if self._num_active else 0
-        dead = next(service.state for service in self._served if not service.state.is_healthy)
-        logger.error("%s The server ends.", dead.death())
-        self._kill()
+        if (sick := models.sick) is None:
+            if models.num_active:
+                logger.warning("cutting off %d requests", models.num_active)
+            return EXIT_CUT_OFF if models.num_active else 0
+        logger.error("%s The server ends.", sick.death())
+        models.kill()
         return EXIT_ENGINE_DEAD
 
     def _write_record(self) -> None:
-        served = self._served
+        served = self._models.served
         states = [service.state for service in served]
         stats = [state.stats() for state in states]
         is_loaded = all(state.async_engine is not None for state in states)
@@ -244,19 +220,14 @@ class _Service:
     async def _close(self, http: asyncio.Task[None]) -> None:
         """Close the engines, whose streams then end with an error, then the server and its stores."""
         self._closing = True
-        for service in self._services:
-            service.state.draining = True
+        self._models.drain()
         if self._state.batches is not None:
             await self._state.batches.close()
-        for end in tuple(self._ends):
-            end.cancel()
-        await asyncio.gather(*self._ends, return_exceptions=True)
-        reason = "The server is shutting down."
-        await asyncio.gather(*(service.close_engine(reason) for service in self._services))
+        await self._models.close_engines("The server is shutting down.")
         self._http.should_exit = True
         await http
         self._record.remove()
-        await asyncio.gather(*(service.close_files() for service in self._services))
+        await self._models.close_files()
         if self._state.ledger is not None:
             await self._state.ledger.close()
         if self._state.tracer is not None:

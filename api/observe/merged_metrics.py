@@ -12,25 +12,27 @@ from .metrics import Metrics
 
 
 class _MergedRegistry:
-    """Collects the families of several registries. What has no label of a model is the first one's, for all."""
+    """Collects the families of several registries; what has no label of a model is that of the whole server."""
 
-    def __init__(self, parts: Sequence[Collector]) -> None:
-        self._parts = parts
+    def __init__(self, server: Collector, models: Sequence[Collector]) -> None:
+        self._server = server
+        self._models = models
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
-        for number, part in enumerate(self._parts):
+        for part, of_models in ((self._server, False), *((each, True) for each in self._models)):
             for found in part.collect():
-                samples = [each for each in found.samples if not number or "model_name" in each.labels]
+                samples = [each for each in found.samples if ("model_name" in each.labels) is of_models]
                 if found.name not in families:
                     families[found.name] = Metric(found.name, found.documentation, found.type, found.unit)
                 families[found.name].samples += samples
         yield from families.values()
 
 
-def exposition(parts: Sequence[Metrics], accept: str) -> tuple[bytes, str]:
-    """Return the metrics of all models in a format of the Accept header, and its content type."""
-    if len(parts) == 1:
-        return parts[0].exposition(accept)
+def exposition(server: Metrics, models: Sequence[Metrics], accept: str) -> tuple[bytes, str]:
+    """Return the metrics of a server and of its models in a format of the Accept header, and its content type."""
+    if list(models) == [server]:
+        return server.exposition(accept)
     encode, content_type = choose_encoder(accept)
-    return encode(_MergedRegistry([part.registry for part in parts])), content_type  # type: ignore[arg-type]
+    merged = _MergedRegistry(server.registry, [each.registry for each in models])
+    return encode(merged), content_type  # type: ignore[arg-type]

@@ -43,6 +43,6 @@ async def version(state: State) -> Response:
 @router.get("/metrics", response_class=Response)
 async def metrics(request: Request, models: Models) -> Response:
     """All metrics for Prometheus."""
-    others = [state.metrics for state in models.states if state is not models.main]
-    body, content_type = exposition([models.main.metrics, *others], request.headers.get("accept", ""))
+    parts = [state.metrics for state in models.states]
+    body, content_type = exposition(models.main.metrics, parts, request.headers.get("accept", ""))
     return Response(body, headers={"content-type": content_type})

@@ -466,8 +466,11 @@ async def test_requests_that_wait_for_an_adapter_are_told_that_the_server_ends(
     service = SimpleNamespace(
         _closing=False,
         _state=server.state,
-        _num_active=0,
-        _services=[SimpleNamespace(state=server.state, stop_downloads=server.state.remote._fetcher.stop)],
+        _models=SimpleNamespace(
+            num_active=0,
+            drain=lambda: setattr(server.state, "draining", True),
+            stop_downloads=server.state.remote._fetcher.stop,
+        ),
         _signalled=asyncio.Event(),
         _options=SimpleNamespace(shutdown_timeout=30.0),
     )

@@ -199,6 +199,8 @@ def test_the_openapi_document(live: Live) -> None:
         "/tokenize": {"post"},
         "/detokenize": {"post"},
         "/tokenizer_info": {"get"},
+        "/v1/admin/models": {"get", "post"},
+        **{f"/v1/admin/models/{{name}}/{verb}": {"post"} for verb in ("canary", "promote", "remove", "rollback")},
         "/health": {"get"},
         "/ready": {"get"},
         "/version": {"get"},

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rootgraft.api.config import ServerConfig
-from rootgraft.api.http import server
+from rootgraft.api.http import model_service, server
 from rootgraft.engine.adapter_sources.adapter_fetcher import AdapterFetcher
 from rootgraft.engine.config import EngineConfig
 
@@ -36,7 +36,7 @@ def test_a_signal_while_it_closes_ends_the_process(tmp_path: Path, monkeypatch: 
         exits.append((code, (tmp_path / "socket").exists(), list((tmp_path / "run").iterdir())))
         closing.set()
 
-    monkeypatch.setattr(server, "resolve_model", look_for_model)
+    monkeypatch.setattr(model_service, "resolve_model", look_for_model)
     monkeypatch.setattr(AdapterFetcher, "close", close)
     monkeypatch.setattr(os, "_exit", leave)
     options = ServerConfig(uds=str(tmp_path / "socket"))

@@ -16,6 +16,7 @@ from rootgraft.api.cli.flag_parser import parse
 from rootgraft.api.cli.main import COMMANDS, main
 from rootgraft.api.cli.options import BenchOptions, SamplingOptions
 from rootgraft.api.config import ServerConfig
+from rootgraft.api.models_file import ModelEntry, ServedModel
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.types import MAX_SEED, MIN_SEED
@@ -156,9 +157,9 @@ def test_serve_fetches_the_model_before_it_starts(tmp_path: Path, monkeypatch) -
     import rootgraft.api.http.server
 
     served = []
-    monkeypatch.setattr(rootgraft.api.http.server, "serve", lambda *configs: served.append(configs) or 70)
+    monkeypatch.setattr(rootgraft.api.http.server, "serve_models", lambda models, again: served.extend(models) or 70)
     (tmp_path / "config.json").write_text("{}")
     assert main(["serve", str(tmp_path), "--port", "0"]) == 70
-    assert served == [(EngineConfig(model=str(tmp_path)), ServerConfig(port=0))]
+    assert served == [ServedModel(ModelEntry(), EngineConfig(model=str(tmp_path)), ServerConfig(port=0))]
     assert main(["serve", str(tmp_path / "none")]) == 1
     assert len(served) == 1

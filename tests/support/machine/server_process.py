@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from rootgraft.api.config import ServerConfig
-from rootgraft.api.http import server
+from rootgraft.api.http import model_service, server
 from rootgraft.api.http.listener import listening
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import EngineDead
@@ -66,11 +66,11 @@ def replace_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """What a fixture yields: the engine that a server in this process finds."""
     fake = Engine()
     monkeypatch.setattr(
-        server, "resolve_model", lambda model, revision: SimpleNamespace(path=fake.model, name="org/small")
+        model_service, "resolve_model", lambda model, revision: SimpleNamespace(path=fake.model, name="org/small")
     )
-    monkeypatch.setattr(server, "EngineClient", fake.make_client)
-    monkeypatch.setattr(server.Tokenizer, "load", lambda *args, **options: fake.async_engine.tokenizer)
-    monkeypatch.setattr(server, "AsyncEngine", fake.make_async_engine)
+    monkeypatch.setattr(model_service, "EngineClient", fake.make_client)
+    monkeypatch.setattr(model_service.Tokenizer, "load", lambda *args, **options: fake.async_engine.tokenizer)
+    monkeypatch.setattr(model_service, "AsyncEngine", fake.make_async_engine)
     yield fake
     fake.loaded.set()
 

@@ -1,4 +1,4 @@
-"""Fleet file: a YAML file of several base models behind one door, for ``rootgraft serve --config``.
+"""Models file: a YAML file of several base models behind one door, for ``rootgraft serve --config``.
 
 port: 8000                        # options of the whole server, and for all models
 threads: 1
@@ -42,7 +42,7 @@ class ModelEntry:
     """One entry of ``models``.
 
     Attributes:
-        place: where it stands, for errors; "" for a model that is in no fleet file.
+        place: where it stands, for errors; "" for a model that is in no models file.
         options: option names and values, not checked yet.
         digest: of the base model's content, which it must have; None for any.
     """
@@ -53,8 +53,8 @@ class ModelEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class FleetFile:
-    """What a fleet file says.
+class ModelsFile:
+    """What a models file says.
 
     Attributes:
         common: options above ``models``.
@@ -69,7 +69,7 @@ class ServedModel:
     """A base model that a server is to serve, with checked options.
 
     Attributes:
-        entry: of the fleet file.
+        entry: of the models file.
         server: the options of the whole server, with those of this model.
     """
 
@@ -78,8 +78,8 @@ class ServedModel:
     server: ServerConfig
 
 
-def fleet_file_of(name: str, content: Mapping[str, Any]) -> FleetFile | None:
-    """Return the fleet file that a YAML file holds; None for a plain file of options.
+def models_file_of(name: str, content: Mapping[str, Any]) -> ModelsFile | None:
+    """Return the models file that a YAML file holds; None for a plain file of options.
 
     Raises:
         ConfigError: ``models`` is no list of mappings, or a digest is malformed.
@@ -90,7 +90,7 @@ def fleet_file_of(name: str, content: Mapping[str, Any]) -> FleetFile | None:
     if not isinstance(models, list) or not 1 <= len(models) <= MOST_MODELS:
         raise ConfigError(f"{source}: models must be a list of 1 to {MOST_MODELS} models, each with its options.")
     common = {key: value for key, value in content.items() if key != "models"}
-    return FleetFile(common, [_entry(f"{source}: models[{place}]", each) for place, each in enumerate(models)])
+    return ModelsFile(common, [_entry(f"{source}: models[{place}]", each) for place, each in enumerate(models)])
 
 
 def _entry(place: str, content: Any) -> ModelEntry:
@@ -107,7 +107,7 @@ def check_models(models: Sequence[ServedModel], names: Sequence[Sequence[str]]) 
     """Check that models can be served together.
 
     Args:
-        names: of each model, and of the adapters that it begins with.
+        names: of each model, without those of its adapters.
 
     Raises:
         ConfigError: two have a name or a catalogue in common, or an option is for a single model.
@@ -120,6 +120,7 @@ def check_models(models: Sequence[ServedModel], names: Sequence[Sequence[str]]) 
         catalog = model.server.model_catalog
         for field, key, what in (
             *(("served-model-name", name, f"the name {name}") for name in own),
+            *(("lora-modules", name, f"the name {name}") for name in model.engine.named_adapters),
             *([] if catalog is None else [("model-catalog", f"file {catalog}", f"the catalogue {catalog}")]),
         ):
             if key in owners:

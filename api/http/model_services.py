@@ -1,0 +1,156 @@
+"""Model services: the base models of a server process together; adds, replaces and removes them while it serves.
+
+SIGHUP --read again--> models that are new or changed --load beside the old--> take their names --> old ones end
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from ...engine.errors import ConfigError, EngineError
+from ..generate.model_router import ModelRouter
+from ..generate.server_state import ServerState
+from ..models_file import ServedModel
+from .model_service import ModelService
+
+logger = logging.getLogger("rootgraft.server")
+
+
+ModelReader = Callable[[], Sequence[ServedModel]]
+"""Reads again what is to be served; raises ConfigError or ModelError if it is wrong."""
+
+
+class ModelServices:
+    """Services of all models of a server. Belongs to its event loop.
+
+    Args:
+        models: to begin with; the first one's state is ``main``.
+        main: state of the whole server.
+        read_again: returns the models anew.
+
+    Attributes:
+        router: picks the state of a request.
+    """
+
+    def __init__(self, models: Sequence[ServedModel], main: ServerState, read_again: ModelReader) -> None:
+        self._main = main
+        self._read_again = read_again
+        states = [main, *(ServerState.beside(main, each.server) for each in models[1:])]
+        num_engines = sum(each.server.replicas for each in models)
+        self._services = [ModelService(model, state, num_engines) for model, state in zip(models, states, strict=True)]
+        self._jobs: set[asyncio.Task[None]] = set()  # ends of removed models, and a reload
+        self._reload = asyncio.Lock()
+        self.router = ModelRouter(states)
+        self.router.on_removed = self._end
+
+    @property
+    def served(self) -> list[ModelService]:
+        """The services of models that were not removed."""
+        return [service for service in self._services if not service.state.removed]
+
+    @property
+    def num_active(self) -> int:
+        """Requests that are being answered."""
+        return sum(service.state.active for service in self._services)
+
+    @property
+    def sick(self) -> ServerState | None:
+        """The state of a model whose engine does not run; None if all do."""
+        return next((service.state for service in self.served if not service.state.is_healthy), None)
+
+    async def load(self, found: Callable[[], None]) -> None:
+        """Load all models at once. Argument as of ``ModelService.load``; raises as it, once all loads have ended."""
+        loads = [asyncio.create_task(service.load(found)) for service in self._services]
+        try:
+            await asyncio.gather(*loads)
+        finally:
+            for load in loads:
+                load.cancel()
+            await asyncio.gather(*loads, return_exceptions=True)
+
+    def begin_reload(self) -> None:
+        """Read the models again, and serve what they are now. What cannot be loaded leaves the old one in its place."""
+        self._run(self._reloaded())
+
+    async def _reloaded(self) -> None:
+        async with self._reload:
+            logger.info("reading the models again")
+            try:
+                models = await asyncio.to_thread(self._read_again)
+                if models[0].entry.options is None:
+                    raise ConfigError("the file holds no list of models any more.")
+                await self._apply(models)
+            except EngineError as error:
+                logger.error("the models stay as they are: %s", error)
+
+    async def _apply(self, models: Sequence[ServedModel]) -> None:
+        num_engines = sum(each.server.replicas for each in models)
+        kept = []
+        for model in models:
+            kept.append(await self._serving(model) or await self._replaced(model, num_engines))
+        for service in self.served:
+            if service not in kept:
+                self.router.remove(service.state.names[0])
+
+    async def _serving(self, model: ServedModel) -> ModelService | None:
+        """Return the service that has exactly this model; None if there is none."""
+        for service in self.served:
+            if await service.serves(model):
+                return service
+        return None
+
+    async def _replaced(self, model: ServedModel, num_engines: int) -> ModelService:
+        """Load a model, and let it take its names from those that have them. Raises as ``ModelService.load``."""
+        service = ModelService(model, ServerState.beside(self._main, model.server), num_engines)
+        try:
+            await service.load()
+        except BaseException:
+            await service.close_engine("The model is not loaded.")
+            await service.close_files()
+            raise
+        self._services.append(service)
+        self.router.put(service.state)
+        logger.info("%s is served anew", ", ".join(service.state.names))
+        return service
+
+    def _end(self, state: ServerState) -> None:
+        """Begin to end a model that was removed."""
+        self._run(self._ended(next(each for each in self._services if each.state is state)))
+
+    async def _ended(self, service: ModelService) -> None:
+        await service.finish()
+        self._services.remove(service)
+
+    def _run(self, job: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(job)
+        self._jobs.add(task)
+        task.add_done_callback(self._jobs.discard)
+
+    def drain(self) -> None:
+        """Take no new requests."""
+        for state in (self._main, *(service.state for service in self._services)):
+            state.draining = True
+
+    def stop_downloads(self) -> None:
+        """End downloads of adapters, so that requests that wait for them are answered."""
+        for service in self._services:
+            service.stop_downloads()
+
+    def kill(self) -> None:
+        """Kill all engines."""
+        for service in self._services:
+            service.kill()
+
+    async def close_engines(self, reason: str) -> None:
+        """Close all engines, whose streams then end with an error of this text."""
+        for job in tuple(self._jobs):
+            job.cancel()
+        await asyncio.gather(*self._jobs, return_exceptions=True)
+        await asyncio.gather(*(service.close_engine(reason) for service in self._services))
+
+    async def close_files(self) -> None:
+        """Close the catalogues and the fetchers of adapters."""
+        await asyncio.gather(*(service.close_files() for service in self._services))
