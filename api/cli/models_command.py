@@ -90,7 +90,8 @@ def _table(names: Sequence[Mapping[str, Any]]) -> str:
 
 def _row(name: str, version: Mapping[str, Any]) -> tuple[str, ...]:
     weight = f"{version['weight']} %" if version["weight"] else "-"
-    return name, _short(version["digest"]), weight, version["state"], ago_text(version["added"]), version["source"]
+    source = version["source"].removesuffix(f"@sha256:{version['digest']}")
+    return name, _short(version["digest"]), weight, version["state"], ago_text(version["added"]), source
 
 
 def _short(digest: str) -> str:

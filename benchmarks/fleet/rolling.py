@@ -42,7 +42,8 @@ class Load:
 
     Attributes:
         allowed: versions that requests may get after each change, and before and during the first; the last one holds.
-        changes: by verb, seconds of the call and seconds from it to the first answer that it allows.
+        changes: each with its verb, seconds of the call, seconds from its begin to the end of the first answer that was
+            asked for after it, and answers by version until the next change.
     """
 
     answers: dict[tuple[str, int], str] = field(default_factory=dict)
@@ -50,8 +51,8 @@ class Load:
     counts: Counter[str] = field(default_factory=Counter)
     failed: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
-    changes: dict[str, dict[str, Any]] = field(default_factory=dict)
-    watched: tuple[str, float] | None = None
+    changes: list[dict[str, Any]] = field(default_factory=list)
+    changed: float | None = None  # when the last change began, until an answer has come that was asked for after it
 
 
 async def ask(client: openai.AsyncOpenAI, model: str, question: int, tokens: int, *, stream: bool) -> tuple[str, str]:
@@ -83,14 +84,15 @@ async def keep_asking(client: openai.AsyncOpenAI, load: Load, place: int, tokens
             load.failed.append(repr(error))
             continue
         load.counts[version] += 1
+        answers = load.changes[-1]["answers"]
+        answers[version[:12]] = answers.get(version[:12], 0) + 1
         if text != load.answers[version, question]:
             load.wrong.append(f"{version[:12]} to {QUESTIONS[question]!r}: {text!r}")
         if version not in frozenset.union(*load.allowed[first:]):
             load.wrong.append(f"{version[:12]} answered a request that began after another one was put in its place")
-        if load.watched is not None and version in load.allowed[-1] and began >= load.watched[1]:
-            verb, since = load.watched
-            load.changes[verb]["first_answer_s"] = round(time.monotonic() - since, 3)
-            load.watched = None
+        if load.changed is not None and version in load.allowed[-1] and began >= load.changed:
+            load.changes[-1]["first_answer_s"] = round(time.monotonic() - load.changed, 3)
+            load.changed = None
 
 
 async def change(load: Load, url: str, verb: str, allowed: Collection[str], *words: str) -> None:
@@ -99,9 +101,9 @@ async def change(load: Load, url: str, verb: str, allowed: Collection[str], *wor
     code = await asyncio.to_thread(command_line, ["models", verb, *words, "--url", url])
     if code:
         raise SystemExit(f"rootgraft models {verb} has ended with {code}")
-    load.changes[verb] = {"call_s": round(time.monotonic() - began, 3)}
+    load.changes.append({"verb": verb, "call_s": round(time.monotonic() - began, 3), "answers": {}})
     load.allowed.append(frozenset(allowed))
-    load.watched = (verb, began)
+    load.changed = began
 
 
 async def run(url: str, clients: int, tokens: int, seconds: float) -> Load:
@@ -122,7 +124,6 @@ async def run(url: str, clients: int, tokens: int, seconds: float) -> Load:
         await asyncio.sleep(seconds)
         await change(load, url, "canary", (one, two), f"{NAME}@{two[:12]}", "--weight", "50")
         await asyncio.sleep(seconds)
-        load.changes["canary"]["answers"] = dict(load.counts)
         await change(load, url, "promote", (two,), f"{NAME}@{two[:12]}")
         await asyncio.sleep(seconds)
         await change(load, url, "rollback", (one, two), NAME)
@@ -149,16 +150,15 @@ def main() -> int:
         url, _ = stack.enter_context(Server(shlex.join(words)).running())
         wait_ready(url)
         load = asyncio.run(run(url, options.clients, options.tokens, options.seconds))
-    rollback = load.changes["rollback"]["first_answer_s"]
     figures = {
         "answers": sum(load.counts.values()),
         "by_version": {version[:12]: count for version, count in load.counts.items()},
         "failed": load.failed,
         "of_two_versions_or_the_wrong_one": load.wrong,
         "changes": load.changes,
-        "rollback_s": rollback,
     }
-    command = f"python -m benchmarks.fleet.rolling --clients {options.clients} --seconds {options.seconds:g}"
+    command = f"python -m benchmarks.fleet.rolling --clients {options.clients} --tokens {options.tokens}"
+    command += f" --seconds {options.seconds:g}"
     text = json.dumps({"command": command, "machine": machine(), "figures": figures}, indent=1)
     print(text)
     if options.output is not None:
