@@ -48,6 +48,7 @@ class RunRecord:
         kv_usage: share of the KV pool that running sequences hold, 0 to 1.
         version: of rootgraft.
         path: of the model's files, without symbolic links; empty while they are being looked for.
+        more_paths: of those of the other base models.
     """
 
     pid: int
@@ -61,6 +62,12 @@ class RunRecord:
     kv_usage: float = 0.0
     version: str = ""
     path: str = ""
+    more_paths: tuple[str, ...] = ()
+
+    @property
+    def identity(self) -> tuple[str, str, tuple[str, ...]]:
+        """What is written at once when it changes."""
+        return self.status, self.path, self.more_paths
 
 
 class RunRecordFile:
@@ -72,10 +79,10 @@ class RunRecordFile:
         self._at = float("-inf")
 
     def write(self, record: RunRecord) -> None:
-        """Replace the record, unless it is the same or was written in the last second; status and path always count."""
+        """Replace the record, unless it is the same or was written in the last second; its identity always counts."""
         now = time.monotonic()
         before = self._written
-        is_same = before is not None and (record.status, record.path) == (before.status, before.path)
+        is_same = before is not None and record.identity == before.identity
         if record == before or (is_same and now < self._at + _LEAST_SECONDS):
             return
         with suppress(OSError):
@@ -170,6 +177,7 @@ def _record(content: Any) -> RunRecord:
         float(record.kv_usage),
         _shown(record.version),
         str(record.path),
+        tuple(map(str, record.more_paths)),
     )
 
 

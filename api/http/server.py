@@ -214,6 +214,7 @@ class _Service:
                 round(max(map(kv_usage, stats)), 2),
                 self._state.version,
                 served[0].path,
+                tuple(service.path for service in served[1:]),
             )
         )
 

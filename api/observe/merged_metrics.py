@@ -35,4 +35,4 @@ def exposition(server: Metrics, models: Sequence[Metrics], accept: str) -> tuple
         return server.exposition(accept)
     encode, content_type = choose_encoder(accept)
     merged = _MergedRegistry(server.registry, [each.registry for each in models])
-    return encode(merged), content_type  # type: ignore[arg-type]
+    return encode(merged), content_type

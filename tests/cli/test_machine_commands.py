@@ -162,12 +162,16 @@ def test_rm_deletes_nothing_outside_of_the_caches(caches: tuple[Path, Path], tmp
     assert "leads out of the cache" in capsys.readouterr().err
 
 
-def test_rm_leaves_a_model_that_is_served(caches: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+@pytest.mark.parametrize("place", ["path", "more_paths"])
+def test_rm_leaves_a_model_that_is_served(
+    caches: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, place: str
+) -> None:
     _, hub = caches
     snapshot = next((hub / "models--org--whole" / "snapshots").iterdir())
+    paths: Any = {"path": str(snapshot)} if place == "path" else {"path": "/srv/first", "more_paths": (str(snapshot),)}
     pid, folder = os.getpid(), run_record.run_folder()
     RunRecordFile(folder).write(
-        RunRecord(pid, started_at(pid), "http://127.0.0.1:8000", ("a-name-of-its-own",), path=str(snapshot))
+        RunRecord(pid, started_at(pid), "http://127.0.0.1:8000", ("a-name-of-its-own",), **paths)
     )
     assert main(["rm", "org/whole", "--yes"]) == 1
     assert f"served by process {pid} at http://127.0.0.1:8000. Try: kill {pid}" in capsys.readouterr().err

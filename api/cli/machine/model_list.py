@@ -78,8 +78,8 @@ def _remove_adapter(root: Path, adapter: CachedAdapter, is_confirmed: bool) -> i
 def _check_unused(model: CachedModel) -> None:
     path = model.path.resolve()
     for record in running_servers({0, os.getuid(), path.stat().st_uid}):  # others may write what they like
-        used = Path(record.path)
-        if record.path and (path == used or path in used.parents):
+        used = [Path(each) for each in (record.path, *record.more_paths) if each]
+        if any(path in (each, *each.parents) for each in used):
             raise ModelError(
                 f"{model.name} is served by process {record.pid} at {record.url}. "
                 f"Try: kill {record.pid}, then rootgraft rm"
