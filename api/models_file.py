@@ -14,13 +14,14 @@ models:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..engine.config import EngineConfig
-from ..engine.errors import ConfigError
+from ..engine.errors import ConfigError, ModelError
 from .config import ServerConfig
 
 MOST_MODELS = 16
@@ -101,6 +102,17 @@ def _entry(place: str, content: Any) -> ModelEntry:
     if digest is not None and not (isinstance(digest, str) and _DIGEST.fullmatch(digest)):
         raise ConfigError(f"{place}.digest must have 32 hexadecimal digits in quotes, not {digest!r}.")
     return ModelEntry(place, options, digest)
+
+
+@contextmanager
+def naming_place(entry: ModelEntry) -> Iterator[None]:
+    """Within the block, errors of options and models say which entry they are about."""
+    try:
+        yield
+    except (ConfigError, ModelError) as error:
+        if not entry.place:
+            raise
+        raise type(error)(f"{entry.place}: {error}") from error
 
 
 def check_models(models: Sequence[ServedModel], names: Sequence[Sequence[str]]) -> None:

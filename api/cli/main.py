@@ -19,7 +19,7 @@ from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError, EngineError
 from ...engine.peer_options import nearest
 from ..config import ServerConfig
-from ..models_file import ModelEntry, ServedModel, check_digest, check_models
+from ..models_file import ModelEntry, ServedModel, check_digest, check_models, naming_place
 from .flag_parser import command_parser, parse, parse_models
 from .machine.machine_options import CompletionOptions, DoctorOptions, ListOptions, PsOptions, RmOptions
 from .options import (
@@ -79,9 +79,11 @@ def _checked(parsed: ParsedModels) -> Sequence[ServedModel]:
     models, names = [ServedModel(entry, *options) for entry, options in parsed], []
     for model in models:
         engine = model.engine
-        files = _fetch(engine.model, engine.revision)
-        if model.entry.digest is not None:
-            check_digest(model.entry, files.path, base_digest(files.path, dummy=engine.load_format == "dummy"))
+        with naming_place(model.entry):
+            files = _fetch(engine.model, engine.revision)
+            digest = model.entry.digest and base_digest(files.path, dummy=engine.load_format == "dummy")
+        if digest is not None:
+            check_digest(model.entry, files.path, digest)
         names.append(model.server.served_model_name or (files.name,))
     if len(models) > 1:
         check_models(models, names)

@@ -265,6 +265,7 @@ class NameOptions:
     def __post_init__(self) -> None:
         if not self.name:
             raise ConfigError("--name must be a name that rootgraft models list shows.")
+        _ = self.parts
 
     @property
     def parts(self) -> tuple[str, str | None]:

@@ -24,7 +24,7 @@ from ..config import ServerConfig
 from ..generate.model_versions import ModelVersions
 from ..generate.remote_adapters import RemoteAdapters
 from ..generate.server_state import ServerState
-from ..models_file import ServedModel
+from ..models_file import ServedModel, naming_place
 from ..observe.engine_facts import EngineFacts
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class ModelService:
     def __init__(self, model: ServedModel, state: ServerState, num_engines: int) -> None:
         self.state = state
         self.path = ""
+        self._entry = model.entry
         self._config = model.engine
         self._options = model.server
         self._num_engines = num_engines
@@ -73,6 +74,10 @@ class ModelService:
             ModelError: it cannot be loaded.
             EngineDead: the engine ended while it was loading.
         """
+        with naming_place(self._entry):
+            await self._load(found)
+
+    async def _load(self, found: Callable[[], None]) -> None:
         files = await asyncio.to_thread(resolve_model, self._config.model, revision=self._config.revision)
         state = self.state
         self.path = os.path.realpath(files.path)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import shlex
@@ -114,8 +115,12 @@ def file_of(folder: Path, form: str) -> str:
 
 def engines(process: psutil.Process) -> list[psutil.Process]:
     """Return the engine processes of a server, in the order of their start."""
-    found = [each for each in process.children() if "rootgraft.engine.core.engine_process" in each.cmdline()]
-    return sorted(found, key=lambda each: each.create_time())
+    found = []
+    for each in process.children():
+        with contextlib.suppress(psutil.Error):  # it is ending
+            if "rootgraft.engine.core.engine_process" in each.cmdline():
+                found.append((each.create_time(), each))
+    return [each for _, each in sorted(found, key=lambda pair: pair[0])]
 
 
 async def run(url: str, server: psutil.Process, file: Path, options: argparse.Namespace) -> Load:

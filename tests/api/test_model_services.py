@@ -184,7 +184,7 @@ def test_what_is_wrong_leaves_the_models_as_they_are(worlds: Any, caplog: pytest
     told = [record.getMessage() for record in caplog.records]
     assert told == [
         "the models stay as they are: models[0]: unknown option --thread.",
-        "the models stay as they are: The model is broken.",
+        "the models stay as they are: models[0]: The model is broken.",
         "the models stay as they are: the file holds no list of models any more.",
     ]
 
