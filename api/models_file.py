@@ -78,6 +78,11 @@ class ServedModel:
     engine: EngineConfig
     server: ServerConfig
 
+    @property
+    def own_options(self) -> dict[str, Any]:
+        """The options of the server that are this model's."""
+        return {name: getattr(self.server, name) for name in MODEL_OPTIONS}
+
 
 def models_file_of(name: str, content: Mapping[str, Any]) -> ModelsFile | None:
     """Return the models file that a YAML file holds; None for a plain file of options.

@@ -59,6 +59,7 @@ class ModelService:
         self._entry = model.entry
         self._config = model.engine
         self._options = model.server
+        self._own_options = model.own_options
         self._num_engines = num_engines
         self._fetcher = _open_fetcher(self._config) if self._config.enable_lora else None
         self._catalog = _open_catalog(self._config, self._options)
@@ -95,14 +96,20 @@ class ModelService:
             state.versions = ModelVersions(self._catalog, self._fetcher, client)
             await state.versions.restore(names)
         state.begin_serving(async_engine, client, EngineFacts.of(self._config, ready), ready.base_digest)
+        which = f"{names[0]}: " if self._entry.place else ""
         for line in (*ready.summary, *([defaults.applied] if defaults.applied else [])):
-            logger.info("%s", line)
+            logger.info("%s%s", which, line)
         for line in defaults.ignored:
-            logger.warning("%s", line)
+            logger.warning("%s%s", which, line)
+
+    @property
+    def catalog_file(self) -> str | None:
+        """The file of its catalogue, which no other service can open meanwhile."""
+        return self._options.model_catalog
 
     async def serves(self, model: ServedModel) -> bool:
         """Return whether this is what a model is now: the same options, and the same content of its files."""
-        if (model.engine, model.server) != (self._config, self._options):
+        if model.engine != self._config or model.own_options != self._own_options:
             return False
         files = await asyncio.to_thread(resolve_model, model.engine.model, revision=model.engine.revision)
         is_dummy = model.engine.load_format == "dummy"
@@ -148,7 +155,7 @@ class ModelService:
             logger.warning("cutting off %d requests of %s", self.state.active, self.state.names[0])
         await self.close_engine("The model was removed.")
         await self.close_files()
-        logger.info("%s is not served any more", ", ".join(self.state.names))
+        logger.info("%s: the engine that was replaced or removed has ended", self.state.names[0])
 
     async def close_engine(self, reason: str) -> None:
         """Close the engine, whose streams then end with an error of this text."""

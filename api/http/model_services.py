@@ -87,13 +87,19 @@ class ModelServices:
                 logger.error("the models stay as they are: %s", error)
 
     async def _apply(self, models: Sequence[ServedModel]) -> None:
+        """Serve these models. If one cannot be loaded, none is removed: that may be the one that was to be changed."""
         num_engines = sum(each.server.replicas for each in models)
-        kept = []
+        kept: list[ModelService] = []
         for model in models:
-            kept.append(await self._serving(model) or await self._replaced(model, num_engines))
-        for service in self.served:
-            if service not in kept:
-                self.router.remove(service.state.names[0])
+            try:
+                kept.append(await self._serving(model) or await self._replaced(model, num_engines))
+            except EngineError as error:
+                logger.error("a model is not served as the file says: %s", error)
+        if len(kept) == len(models):
+            for service in self.served:
+                if service not in kept:
+                    logger.info("%s is not served any more", ", ".join(service.state.names))
+                    self.router.remove(service.state.names[0])
 
     async def _serving(self, model: ServedModel) -> ModelService | None:
         """Return the service that has exactly this model; None if there is none."""
@@ -104,6 +110,9 @@ class ModelServices:
 
     async def _replaced(self, model: ServedModel, num_engines: int) -> ModelService:
         """Load a model, and let it take its names from those that have them. Raises as ``ModelService.load``."""
+        catalog = model.server.model_catalog
+        if catalog is not None and catalog in [each.catalog_file for each in self._services]:
+            raise ConfigError(f"{model.entry.place}: a model with a --model-catalog is only changed by a restart.")
         service = ModelService(model, ServerState.beside(self._main, model.server), num_engines)
         try:
             await service.load()

@@ -146,6 +146,7 @@ def test_a_reload_of_the_same_models_changes_nothing(worlds: Any) -> None:
         world = worlds(model("small"), model("big"))
         await world.begin()
         await world.reload()
+        await world.reload(model("small", port=1), model("big", port=1))  # of the whole server: at the next start
         assert len(world.engines) == 2 and not any(each.closed for each in world.engines)
 
     asyncio.run(job())
@@ -174,6 +175,11 @@ def test_what_is_wrong_leaves_the_models_as_they_are(worlds: Any, caplog: pytest
         await world.reload()
         world.fault = None
         await world.reload(model("broken", served_model_name=("small",)), model("big"))
+        kept: Any = {"model_catalog": "models.db"}
+        with_catalog = model("small", **kept, tool_call_parser="hermes")
+        for service in world.services.served[:1]:
+            service._options = ServerConfig(**kept)
+        await world.reload(with_catalog, model("big"))
         plain = ServedModel(ModelEntry(), EngineConfig(model="small"), ServerConfig())
         await world.reload(plain)
         assert [await world.ask(name) for name in ("small", "big")] == ["digest of small", "digest of big"]
@@ -184,7 +190,9 @@ def test_what_is_wrong_leaves_the_models_as_they_are(worlds: Any, caplog: pytest
     told = [record.getMessage() for record in caplog.records]
     assert told == [
         "the models stay as they are: models[0]: unknown option --thread.",
-        "the models stay as they are: models[0]: The model is broken.",
+        "a model is not served as the file says: models[0]: The model is broken.",
+        "a model is not served as the file says: "
+        "models[0]: a model with a --model-catalog is only changed by a restart.",
         "the models stay as they are: the file holds no list of models any more.",
     ]
 
