@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from ..checkpoint.families.norm_layout import HeadNorm
 from ..checkpoint.model_config import ModelConfig
 from ..errors import ModelError, shortened
 
 Shape = tuple[int, ...]
 
 EMBEDDING = "model.embed_tokens.weight"
-FINAL_NORM = "model.norm.weight"
+FINAL_NORM = "model.norm"
 HEAD = "lm_head.weight"
 
 # Old checkpoints store the rotary frequencies, which follow from the config.
@@ -21,38 +22,56 @@ _COMPUTED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 def qkv_modules(config: ModelConfig) -> dict[str, int]:
     """Return the modules of q, k and v, in this order, and the rows of each."""
     q, kv = config.query_size, config.kv_size
-    return {"qkv_proj": q + 2 * kv} if config.fused_weights else {"q_proj": q, "k_proj": kv, "v_proj": kv}
+    sizes = (q, kv, kv) if len(config.qkv_modules) > 1 else (q + 2 * kv,)
+    return dict(zip(config.qkv_modules, sizes, strict=True))
 
 
-def gate_up_modules(config: ModelConfig) -> dict[str, int]:
-    """Return the modules of the MLP's gate and up, in this order, and the rows of each."""
-    size = config.intermediate_size
-    return {"gate_up_proj": 2 * size} if config.fused_weights else {"gate_proj": size, "up_proj": size}
+def up_modules(config: ModelConfig) -> dict[str, int]:
+    """Return the modules of the MLP's gate and up, in this order, or of up alone, and the rows of each."""
+    names = config.mlp_modules[:-1]
+    rows = config.intermediate_size * (2 if config.gated_mlp else 1)
+    return dict.fromkeys(names, rows // len(names))
 
 
-def layer_norms(config: ModelConfig) -> tuple[str, ...]:
-    """Return the norms of a layer: before attention, (after attention,) before the MLP(, after the MLP)."""
-    if not config.post_norms:
-        return ("input_layernorm", "post_attention_layernorm")
-    return ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+def down_module(config: ModelConfig) -> dict[str, int]:
+    """Return the module of the MLP's down and its rows."""
+    return {config.mlp_modules[-1]: config.hidden_size}
+
+
+def head_norm_shapes(config: ModelConfig) -> dict[str, Shape]:
+    """Return the names of the norms of query and key heads, if there are any, and their shapes."""
+    if config.qk_norm is None:
+        return {}
+    heads = (config.num_heads, config.num_kv_heads)
+    shapes: dict[HeadNorm, tuple[Shape, ...]] = {
+        "head": ((config.head_dim,),) * 2,
+        "projection": tuple((count * config.head_dim,) for count in heads),
+        "centred": tuple((count, config.head_dim) for count in heads),
+    }
+    return dict(zip(config.head_norms, shapes[config.qk_norm], strict=True))
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Return the names and shapes of all tensors that a checkpoint of this model must have."""
     hidden = config.hidden_size
-    shapes: dict[str, Shape] = {EMBEDDING: (config.vocab_size, hidden), FINAL_NORM: (hidden,)}
+    shapes: dict[str, Shape] = {EMBEDDING: (config.vocab_size, hidden), **_norm(FINAL_NORM, config)}
     if not config.tied_head:
         shapes[HEAD] = (config.vocab_size, hidden)
     for index in range(config.num_layers):
         prefix = f"model.layers.{index}"
-        shapes |= {f"{prefix}.{name}.weight": (hidden,) for name in layer_norms(config)}
-        if config.qk_norm:
-            shapes |= {f"{prefix}.self_attn.{name}.weight": (config.head_dim,) for name in ("q_norm", "k_norm")}
+        for name in filter(None, config.norms):
+            shapes |= _norm(f"{prefix}.{name}", config)
+        shapes |= {f"{prefix}.self_attn.{name}.weight": shape for name, shape in head_norm_shapes(config).items()}
         shapes |= _linears(f"{prefix}.self_attn", qkv_modules(config), hidden, config.qkv_bias)
         shapes |= _linears(f"{prefix}.self_attn", {"o_proj": hidden}, config.query_size, config.output_bias)
-        shapes |= _linears(f"{prefix}.mlp", gate_up_modules(config), hidden, config.mlp_bias)
-        shapes |= _linears(f"{prefix}.mlp", {"down_proj": hidden}, config.intermediate_size, config.mlp_bias)
+        shapes |= _linears(f"{prefix}.mlp", up_modules(config), hidden, config.mlp_bias)
+        shapes |= _linears(f"{prefix}.mlp", down_module(config), config.intermediate_size, config.mlp_bias)
     return shapes
+
+
+def _norm(name: str, config: ModelConfig) -> dict[str, Shape]:
+    kinds = ("weight", "bias") if config.norm_bias else ("weight",)
+    return {f"{name}.{kind}": (config.hidden_size,) for kind in kinds}
 
 
 def _linears(prefix: str, modules: dict[str, int], in_features: int, bias: bool) -> dict[str, Shape]:
@@ -84,25 +103,6 @@ def _listed(names: Iterable[str]) -> str:
 
 
 _GGUF_MODULES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_GGUF_LAYER_MODULES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_qkv": "self_attn.qkv_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_GGUF_POST_NORMS = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
 _GGUF_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
@@ -118,8 +118,24 @@ def from_gguf(name: str, config: ModelConfig) -> str:
 
 
 def _gguf_layer_module(module: str, config: ModelConfig) -> str | None:
-    if config.post_norms and module in _GGUF_POST_NORMS:
-        return _GGUF_POST_NORMS[module]
-    if config.fused_weights and module == "ffn_up":
-        return "mlp.gate_up_proj"
-    return _GGUF_LAYER_MODULES.get(module)
+    norms, attention, mlp = config.norms, config.qkv_modules, config.mlp_modules
+    if module in _GGUF_NORMS:
+        # Where the output of attention has no norm, Seed-OSS's files call that in front of the MLP so.
+        first, second = _GGUF_NORMS[module]
+        return norms[first] or norms[second]
+    names = {
+        "attn_output": "self_attn.o_proj",
+        "attn_q_norm": f"self_attn.{config.head_norms[0]}",
+        "attn_k_norm": f"self_attn.{config.head_norms[1]}",
+        "ffn_up": f"mlp.{mlp[-2]}",
+        "ffn_down": f"mlp.{mlp[-1]}",
+    }
+    if len(mlp) == 3:
+        names["ffn_gate"] = f"mlp.{mlp[0]}"
+    of_qkv = ("attn_q", "attn_k", "attn_v") if len(attention) == 3 else ("attn_qkv",)
+    names |= {stored: f"self_attn.{name}" for stored, name in zip(of_qkv, attention, strict=True)}
+    return names.get(module)
+
+
+# The index in ``LayerNorms``, and of the norm that is meant where that is None.
+_GGUF_NORMS = {"attn_norm": (0, 0), "post_attention_norm": (1, 2), "ffn_norm": (2, 2), "post_ffw_norm": (3, 3)}

@@ -16,8 +16,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...lora.base_projections import in_tower, language_model_name
-from ..checkpoint.families import BY_NAME
+from ..checkpoint.families.family_table import BY_NAME
 from ..checkpoint.gguf import GgufFile
+from ..checkpoint.gguf_config import ROPE_TENSORS
 from ..checkpoint.model_config import ModelConfig
 from ..checkpoint.safetensors_files import shard_names
 from ..errors import ModelError, shortened
@@ -100,7 +101,7 @@ class GgufWeights:
         self._file = file
         self._norm_offset = config.norm_offset
         self._interleaved = _interleaved_heads(config)
-        stored = [name for name in file.tensors if name != "rope_freqs.weight"]  # read with the config
+        stored = [name for name in file.tensors if name not in ROPE_TENSORS]
         self._names = {from_gguf(name, config): name for name in stored}
         if len(self._names) != len(stored):
             raise ModelError("The GGUF file has two tensors for the same purpose.")

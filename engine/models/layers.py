@@ -1,4 +1,4 @@
-"""The layers of a decoder: norm, projection, attention, MLP, as objects that call the kernels' ops."""
+"""The layers of a decoder: projection, attention, MLP, as objects that call the kernels' ops."""
 
 from __future__ import annotations
 
@@ -12,34 +12,18 @@ from ...kernels.ops import (
     Largest,
     Linear,
     RopeParams,
-    add_rms_norm,
+    activation,
+    add_scaled,
     attention,
     gated_activation,
     largest_linear,
     linear,
-    rms_norm,
     rope_store_kv,
 )
 from ...lora.lora_step import LoraStep
 from ..checkpoint.model_config import Activation
 from .forward_inputs import ForwardInputs
-
-
-@dataclass(frozen=True, slots=True)
-class RmsNorm:
-    """``x / rms(x) * (offset + weight)``, weight [H]."""
-
-    weight: Tensor
-    eps: float
-    offset: float
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, H] -> [T, H] in the weight's type."""
-        return rms_norm(x, self.weight, self.eps, self.offset, self.weight.dtype)
-
-    def after_add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """``residual += x`` in place, then the norm of it: [T, H], fp32 [T, H] -> [T, H] in the type of x."""
-        return add_rms_norm(x, residual, self.weight, self.eps, self.offset)
+from .norms import Norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +83,30 @@ class Mlp:
     down: Projection
     activation: Activation
 
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        return self.gate_up, self.down
+
     def __call__(self, x: Tensor, lora: LoraStep | None) -> Tensor:
         """[T, H] -> [T, H]."""
         return self.down(gated_activation(self.gate_up(x, lora), self.activation), lora)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainMlp:
+    """``down(act(up(x)))``."""
+
+    up: Projection
+    down: Projection
+    activation: Activation
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        return self.up, self.down
+
+    def __call__(self, x: Tensor, lora: LoraStep | None) -> Tensor:
+        """[T, H] -> [T, H]."""
+        return self.down(activation(self.up(x, lora), self.activation), lora)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +118,18 @@ class DecoderLayer:
     Attributes:
         post_attention: norm of attention's output before it is added, or None.
         post_mlp: the same for the MLP.
-        mlp_norm: the norm in front of the MLP.
+        mlp_norm: the norm in front of the MLP; in a parallel block that in front of the layer.
         next_norm: the norm in front of the next layer, or the model's last.
+        is_parallel: the MLP's input is the residual stream before attention's output is added.
     """
 
     attention: Attention
-    mlp: Mlp
-    post_attention: RmsNorm | None
-    post_mlp: RmsNorm | None
-    mlp_norm: RmsNorm
-    next_norm: RmsNorm
+    mlp: Mlp | PlainMlp
+    post_attention: Norm | None
+    post_mlp: Norm | None
+    mlp_norm: Norm
+    next_norm: Norm
+    is_parallel: bool
 
     def __call__(self, x: Tensor, residual: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """[T, H] normed -> [T, H] normed; ``residual`` [T, H] fp32 is updated in place."""
@@ -134,7 +141,12 @@ class DecoderLayer:
         x = self.attention(q, inputs, k_cache, v_cache)
         if self.post_attention is not None:
             x = self.post_attention(x)
-        x = self.mlp(self.mlp_norm.after_add(x, residual), inputs.lora)
+        if self.is_parallel:
+            normed = self.mlp_norm(residual)
+            add_scaled(x, residual, 1.0)
+        else:
+            normed = self.mlp_norm.after_add(x, residual)
+        x = self.mlp(normed, inputs.lora)
         if self.post_mlp is not None:
             x = self.post_mlp(x)
         return self.next_norm.after_add(x, residual)

@@ -44,7 +44,10 @@ _FAMILIES: Final = {  # of the native calls of a forward pass
     "attention": "attention",
     "rope_store_kv": "rope and KV",
     "rms_norm": "norm",
-    "gated_activation": "activation",
+    "layer_norm": "norm",
+    "add_scaled": "norm",
+    "copy_residual": "norm",
+    "activation": "activation",
     "lora_shrink_expand": "LoRA",
     "quantised_rows": "embedding",
 }

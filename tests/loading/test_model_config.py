@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rootgraft.engine.checkpoint.families import FAMILIES, Family
+from rootgraft.engine.checkpoint.families.family import Family
+from rootgraft.engine.checkpoint.families.family_table import FAMILIES
 from rootgraft.engine.checkpoint.hf_config import model_config
 from rootgraft.engine.checkpoint.model_config import LinearScaling, Llama3Scaling, Rope
 from rootgraft.engine.checkpoint.read_config import read_model_config
@@ -82,7 +83,7 @@ def test_smollm2() -> None:
     assert {layer.rope for layer in config.layers} == {Rope(100000.0, 64)}
     assert {layer.window for layer in config.layers} == {None}
     assert (config.attention_scale, config.embedding_scale, config.norm_offset) == (1 / 8, 1.0, 0.0)
-    assert config.tied_head and not config.qkv_bias and not config.fused_weights
+    assert config.tied_head and not config.qkv_bias and config.qkv_modules == ("q_proj", "k_proj", "v_proj")
     assert (config.bos_token_id, config.eos_token_ids) == (1, (2,))
 
 
@@ -120,7 +121,7 @@ def test_published_gemma3_1b() -> None:
     assert windows[:7] == [512, 512, 512, 512, 512, None, 512]
     assert config.layers[0].rope == Rope(10_000.0, 256)
     assert config.layers[5].rope == Rope(1_000_000.0, 256)
-    assert config.tied_head and config.post_norms and config.qk_norm
+    assert config.tied_head and config.norms.after_mlp and config.qk_norm == "head"
     assert config.eos_token_ids == (1, 106)
 
 
@@ -196,7 +197,147 @@ def test_the_longest_sequence(scaling: dict[str, Any] | None, longest: int) -> N
 
 def test_phi3_names_its_own_code_which_is_not_needed() -> None:
     remote = {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}
-    assert model_config(of("Phi3", auto_map=remote)).fused_weights
+    assert model_config(of("Phi3", auto_map=remote)).qkv_modules == ("qkv_proj",)
+
+
+HUNYUAN_ROPE = {
+    "alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 0.0,
+    "type": "dynamic",
+}  # fmt: skip
+PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "Granite 3.3": (
+        of(
+            "Granite",
+            attention_multiplier=0.0078125,
+            embedding_multiplier=12.0,
+            logits_scaling=16.0,
+            residual_multiplier=0.22,
+            rope_theta=10000000.0,
+            mlp_bias=False,
+        ),
+        {"attention_scale": 0.0078125, "embedding_scale": 12.0, "logit_scale": 0.0625, "residual_scale": 0.22},
+    ),
+    "Command R": (
+        of("Cohere", model_max_length=131072, layer_norm_eps=1e-05, logit_scale=0.0625, use_qk_norm=False),
+        {"max_position_embeddings": 131072, "qk_norm": None, "norm": "layer", "parallel_block": True},
+    ),
+    "Command R7B": (
+        of(
+            "Cohere2",
+            cache_implementation="hybrid",
+            head_dim=16,
+            layer_switch=4,
+            logit_scale=0.25,
+            order_of_interleaved_layers="local_attn_first",
+            position_embedding_type="rope_gptj",
+            rope_theta=50000,
+            rotary_pct=1.0,
+            sliding_window=4096,
+            sliding_window_pattern=4,
+            use_embedding_sharing=True,
+            use_gated_activation=True,
+            use_parallel_block=True,
+        ),
+        {"tied_head": True, "logit_scale": 0.25},
+    ),
+    "EXAONE 4": (
+        of("Exaone4", sliding_window_pattern="LLLG", layer_types=["sliding_attention", "full_attention"]),
+        {"qk_norm": "head"},
+    ),
+    "HunYuan": (
+        of(
+            "HunYuanDenseV1",
+            attention_head_dim=16,
+            head_dim=16,
+            num_experts=1,
+            use_qk_norm=True,
+            use_cla=False,
+            enable_lm_head_fp32=True,
+            rope_scaling=HUNYUAN_ROPE,
+        ),
+        {"is_qk_normed_last": True},
+    ),
+    "InternLM 3": (
+        of(
+            "InternLM3",
+            auto_map={
+                "AutoConfig": "configuration_internlm3.InternLM3Config",
+                "AutoModel": "modeling_internlm3.InternLM3Model",
+                "AutoModelForCausalLM": "modeling_internlm3.InternLM3ForCausalLM",
+            },
+            bias=False,
+            qkv_bias=False,
+            rope_scaling={"factor": 6.0, "rope_type": "dynamic"},
+        ),
+        {"qkv_bias": False, "mlp_bias": False, "max_position_embeddings": 256},
+    ),
+    "Phi-4-mini": (
+        of(
+            "Phi3",
+            auto_map={
+                "AutoConfig": "configuration_phi3.Phi3Config",
+                "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM",
+                "AutoTokenizer": "Xenova/gpt-4o",
+            },
+            attention_bias=False,
+            mlp_bias=False,
+            lm_head_bias=False,
+            original_max_position_embeddings=64,
+            partial_rotary_factor=0.75,
+            rope_scaling={"long_factor": [2.0] * 6, "short_factor": [1.0] * 6, "type": "longrope"},
+            sliding_window=262144,
+        ),
+        {"rope_switch": 64, "max_position_embeddings": 256},
+    ),
+    "Minitron": (of("Nemotron", head_dim=16, partial_rotary_factor=0.5, norm_eps=1e-05), {"gated_mlp": False}),
+    "StarCoder 2": (
+        of("Starcoder2", norm_type="layer_norm", mlp_type="default", use_bias=True, sliding_window=4096),
+        {"qkv_bias": True, "output_bias": True, "mlp_bias": True, "norm_bias": True},
+    ),
+    "OLMo 3": (
+        of(
+            "Olmo3",
+            rope_scaling={
+                "attention_factor": 1.2079441541679836,
+                "beta_fast": 32,
+                "beta_slow": 1,
+                "factor": 8.0,
+                "original_max_position_embeddings": 32,
+                "rope_type": "yarn",
+            },
+            rope_theta=500000,
+            layer_types=["sliding_attention", "full_attention"],
+        ),
+        {"qk_norm": "projection", "max_position_embeddings": 256},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs_of_other_families(name: str) -> None:
+    """Their keys in a small size; what transformers computes by them is compared in ``tests/models``."""
+    config, expected = PUBLISHED[name]
+    found = model_config(config)
+    assert {key: getattr(found, key) for key in expected} == expected
+
+
+def test_only_the_full_layers_of_olmo_3_are_scaled() -> None:
+    sliding, full = model_config(PUBLISHED["OLMo 3"][0]).layers
+    assert sliding.rope == Rope(500_000.0, 16) and full.rope is not None and full.rope.scaling is not None
+
+
+def test_layers_without_window_are_not_rotated_where_there_are_windows() -> None:
+    for name in ("Command R7B", "EXAONE 4"):
+        for layer in model_config(PUBLISHED[name][0]).layers:
+            assert (layer.window is None) == (layer.rope is None)
+
+
+def test_an_unknown_class_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ModelError) as caught:
+        model_config(LLAMA | {"architectures": ["Olmo4ForCausalLM"]})
+    assert "The nearest that is: Olmo3ForCausalLM and Olmo2ForCausalLM. All that are: docs/models.md." in str(
+        caught.value
+    )
 
 
 def test_layer_types_go_before_the_pattern() -> None:
@@ -263,9 +404,25 @@ REFUSED = {
         "rope_theta must be above 1 with rope type yarn",
     ),
     "YaRN with mscale 0": ({"rope_scaling": {"type": "yarn", "factor": 4.0, "mscale": 0}}, "mscale must be a number"),
-    "dynamic": ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope type 'dynamic'"),
-    "longrope": (of("Phi3", rope_parameters={"rope_type": "longrope"}), "rope type 'longrope'"),
-    "su": (of("Phi3", rope_scaling={"type": "su"}), "rope type 'su'"),
+    "dynamic without factor": ({"rope_scaling": {"type": "dynamic"}}, "factor must be a number above 0"),
+    "alpha in Llama": ({"rope_scaling": {"type": "dynamic", "factor": 1.0, "alpha": 50.0}}, "alpha is not supported"),
+    "longrope without factors": (of("Phi3", rope_parameters={"rope_type": "longrope"}), "short_factor must be a list"),
+    "su of another length": (
+        of("Phi3", rope_scaling={"type": "su", "short_factor": [1.0] * 8, "long_factor": [1.0] * 7}),
+        "long_factor must be a list of 8 numbers above 0",
+    ),
+    "longrope below 0": (
+        of("Phi3", rope_scaling={"type": "longrope", "short_factor": [-1.0] * 8, "long_factor": [1.0] * 8}),
+        "short_factor must be a list of 8 numbers above 0",
+    ),
+    "rope type of the future": ({"rope_scaling": {"type": "proportional"}}, "rope type 'proportional'"),
+    "multipliers in Llama": ({"residual_multiplier": 0.2}, "residual_multiplier = 0.2"),
+    "logit scale in Llama": ({"logit_scale": 0.5}, "logit_scale = 0.5"),
+    "no logit scale in Cohere": (of("Cohere", logit_scale=0), "logit_scale must be a number above 0"),
+    "head norms in Llama": ({"use_qk_norm": True}, "use_qk_norm = True"),
+    "no head norms in HunYuan": (of("HunYuanDenseV1", use_qk_norm=False), "use_qk_norm = False"),
+    "biases everywhere in Llama": ({"use_bias": True}, "use_bias = True"),
+    "a zero layer norm": (of("Starcoder2", norm_epsilon=0), "norm_epsilon must be a number above 0"),
     "two rope types": ({"rope_scaling": {"type": "linear", "rope_type": "llama3"}}, "rope type 'llama3'"),
     "unknown rope parameter": (
         {"rope_scaling": {"type": "linear", "factor": 2, "mrope_section": [1]}},
