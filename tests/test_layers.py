@@ -52,7 +52,8 @@ FLOORS = {
 FLOORS["api"] = (
     ("api",),
     ("api/protocol", "api/storage"),
-    ("api/access", "api/fleet"),
+    ("api/access", "api/fleet/placement", "api/fleet/scaling"),
+    ("api/fleet",),
     ("api/fleet/on_ray",),
     ("api/structured", "api/batches"),
     ("api/observe",),

@@ -23,8 +23,8 @@ from ...engine.messages import Abort, Done, Failed, Heartbeat, Message, Ready, S
 from ...engine.types import Priority
 from .frame_order import FrameGap, FrameOrder
 from .journal import Journal, JournalEntry, Said, aborted
-from .prefix_chain import KvScope, prefix_chain
-from .replica_table import ReplicaInfo, ReplicaTable
+from .placement.prefix_chain import KvScope, prefix_chain
+from .placement.replica_table import ReplicaInfo, ReplicaTable
 
 MOST_DEATHS = 3
 """Replicas lost in a row with a sequence that got no token; then it fails."""

@@ -13,6 +13,11 @@ from ...engine.serving.engine_like import EngineLike
 class ReplicaClient(EngineLike, Protocol):
     """The engine of one replica. It is started once, and ended by ``close``, after ``kill`` if it is lost."""
 
+    @property
+    def place(self) -> str:
+        """Where it runs, for people."""
+        ...
+
 
 def send(client: ReplicaClient, messages: Sequence[Message]) -> None:
     """Send messages to a replica; one that has just died is given up by its ``on_death``."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...engine.errors import AdapterUnavailable, CapacityError, EngineDead, UnknownModel
+from ...engine.serving.replica_status import FleetStatus, ReplicaOwner
 from ...engine.types import AdapterInfo, Priority
 from ..access.api_keys import KeyRing, Scope
 from ..access.caller import Caller, RequestFacts
@@ -134,7 +135,15 @@ class ServerState:
 
     def _renew_metrics(self, client: EngineLike, facts: EngineFacts) -> None:
         prefix = self.options.metrics_prefix
-        self.metrics = Metrics(self.names[0], self.stats, prefix=prefix, facts=facts, gpus=self.gpus)
+        self.metrics = Metrics(
+            self.names[0],
+            self.stats,
+            prefix=prefix,
+            facts=facts,
+            gpus=self.gpus,
+            engines=self._engine_stats,
+            fleet=self._fleet_status,
+        )
         client.on_heartbeat = self.metrics.on_heartbeat
 
     @property
@@ -168,6 +177,12 @@ class ServerState:
             return own
         health = {"engine_healthy": float(self.is_healthy), "engine_silent_seconds": self.client.silent_seconds}
         return own | health | self.client.stats
+
+    def _engine_stats(self) -> Mapping[int, Mapping[str, float]]:
+        return self.client.engine_stats() if isinstance(self.client, ReplicaOwner) else {}
+
+    def _fleet_status(self) -> FleetStatus | None:
+        return self.client.status() if isinstance(self.client, ReplicaOwner) else None
 
     def serving(self) -> AsyncEngine:
         """Return the engine.

@@ -14,7 +14,20 @@ from ..batches.internal_client import InternalClient
 from ..error_responses import handle
 from ..generate.server_state import ServerState
 from ..generate.streams import ClientGone
-from ..routes import adapters, anthropic, batches, chat, completions, files, health, models, responses, tokenize, ui
+from ..routes import (
+    adapters,
+    anthropic,
+    batches,
+    chat,
+    completions,
+    files,
+    health,
+    models,
+    replicas,
+    responses,
+    tokenize,
+    ui,
+)
 from ..routes.unknown_fields import IGNORED_HEADER
 from .guard import Guard, Identify
 from .root_path import StripRootPath
@@ -51,7 +64,8 @@ def create_app(state: ServerState) -> FastAPI:
         servers=[{"url": state.options.root_path.rstrip("/")}] if state.options.root_path.rstrip("/") else None,
     )
     app.state.server = state
-    for module in (chat, completions, responses, anthropic, files, batches, models, adapters, tokenize, health, ui):
+    generation, operation = (chat, completions, responses, anthropic, files, batches), (tokenize, health, ui)
+    for module in (*generation, models, adapters, replicas, *operation):
         app.include_router(module.router)
     for kind in (EngineError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, handle)

@@ -9,8 +9,10 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
 from ...engine.errors import CapacityError
+from ...engine.serving.replica_status import ReplicaOwner
 from ..generate.envelope import json_response
 from ..observe.live_page import FILES, HEADERS, INDEX, PATHS, content_type
+from ..observe.replica_view import fleet_json
 from .dependencies import State
 
 router = APIRouter(tags=["operation"])
@@ -37,7 +39,9 @@ async def ui_state(state: State, since: Annotated[float, Query(ge=-1)] = -1) -> 
         "draining": state.draining,
     }
     history = list(state.metrics.history.since(since))
-    return json_response({"server": server, "history": history, "engine": orjson.Fragment(engine)})
+    # Of an engine of one process all that could be told is in the snapshot.
+    fleet = fleet_json(state.client.status()) if isinstance(state.client, ReplicaOwner) else None
+    return json_response({"server": server, "history": history, "fleet": fleet, "engine": orjson.Fragment(engine)})
 
 
 async def _file(request: Request) -> Response:

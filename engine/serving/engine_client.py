@@ -112,6 +112,11 @@ class EngineClient(asyncio.Protocol):
         return self._watchdog.silent_seconds
 
     @property
+    def place(self) -> str:
+        """Where the engine runs, for people."""
+        return "no process" if self._process is None else f"process {self._process.pid}"
+
+    @property
     def adapters(self) -> Mapping[str, AdapterInfo]:
         """Loaded adapters by name; tier and counts are those of the adapter's last change."""
         return self._adapters

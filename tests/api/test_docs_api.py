@@ -29,6 +29,7 @@ from rootgraft.api.routes import (
     files,
     health,
     models,
+    replicas,
     responses,
     tokenize,
     ui,
@@ -112,5 +113,6 @@ def test_every_route_is_told_of() -> None:
 
 
 def _routes() -> list[APIRoute]:
-    modules = (adapters, anthropic, batches, chat, completions, files, health, models, responses, tokenize, ui)
+    generation = (anthropic, batches, chat, completions, files, responses, tokenize)
+    modules = (*generation, adapters, health, models, replicas, ui)
     return [route for module in modules for route in module.router.routes if isinstance(route, APIRoute)]

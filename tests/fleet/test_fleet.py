@@ -315,6 +315,35 @@ def test_it_has_the_methods_of_an_engine_client() -> None:
             assert inspect.signature(getattr(ReplicaClient, name)) == inspect.signature(method), name
 
 
+async def test_its_status_tells_of_losses_and_drains(make: Any) -> None:
+    made = await make(2)
+    await made.fleet.load_adapter("sql", "one")
+    await made.fleet.load_adapter("sql", "two", replace=True)
+    made.fleet.submit([submit(number, [number], adapter="sql") for number in range(8)])
+    await made.until(lambda: len(made.tokens) == 8)
+    before = made.fleet.status()
+    assert [(each.name, each.engine, each.state) for each in before.replicas] == [
+        ("replica-1", 0, "serving"), ("replica-2", 1, "serving"),
+    ]  # fmt: skip
+    assert {each.adapters for each in before.replicas} <= {(), ("sql",)} and before.num_started == 2
+    made.serving[0].die()
+    assert (made.fleet.status().num_lost, made.fleet.status().num_starting) == (1, 1)
+    await made.until(lambda: len(made.serving) == 2 and len(made.ends) == 8)
+    after = made.fleet.status()
+    assert [(each.name, each.engine) for each in after.replicas] == [("replica-2", 1), ("replica-3", 0)]
+    assert after.num_replays == made.fleet.num_replays > 0 and after.num_started == 3
+    counted = made.fleet.engine_stats()
+    assert sum(stats["generation_tokens"] for stats in counted.values()) == made.fleet.stats["generation_tokens"]
+    made.fleet.scale(1)
+    assert sorted(each.state for each in made.fleet.status().replicas) == ["draining", "serving"]
+    async with asyncio.timeout(10):
+        while len(made.serving) > 1:
+            await asyncio.sleep(0.01)
+    last = made.fleet.status()
+    assert (last.wanted, last.num_drained, last.num_lost) == (1, 1, 1)
+    assert made.fleet.engine_stats()[0]["generation_tokens"] >= counted[0]["generation_tokens"]
+
+
 async def test_scaling_up_and_down_breaks_no_stream(make: Any) -> None:
     made, prompts = await make(1), {number: [number % VOCAB, 3] for number in range(24)}
     made.fleet.submit([submit(number, prompt, 90) for number, prompt in prompts.items()])

@@ -48,6 +48,7 @@ class CoreClient:
         self.silent_seconds = 0.0
         self.submits: list[Submit] = []
         self.trusted: list[tuple[str, bool]] = []
+        self.place = "here"
         self.is_alive = True
         self.death: EngineDead | None = None
         self.closed = False
