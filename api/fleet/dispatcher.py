@@ -110,6 +110,11 @@ class Dispatcher:
         return len(self._held)
 
     @property
+    def queue_seconds(self) -> float:
+        """Seconds that a new sequence waits for the prompts before it, where it waits least; 0 without a replica."""
+        return self._table.queue_seconds
+
+    @property
     def num_bytes(self) -> int:
         """Memory that the journal has reserved."""
         return self._journal.num_bytes
@@ -177,6 +182,12 @@ class Dispatcher:
         """Send a replica no new sequences; those that it has end there."""
         if name in self.replicas:
             self._table.drain(name)
+
+    def reopen(self, name: str, now: float) -> None:
+        """Send a replica that drains new sequences again."""
+        if name in self.replicas:
+            self._table.reopen(name)
+            self._place_held(now)
 
     def is_drained(self, name: str) -> bool:
         return not self._journal.on(name)

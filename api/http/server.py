@@ -284,7 +284,7 @@ def _engine_of(config: EngineConfig, path: Path, options: ServerConfig) -> Engin
         from ..fleet.on_ray.ray_fleet import ray_fleet
 
         return ray_fleet(config, path, options)
-    if options.replicas > 1:
+    if options.is_fleet:
         from ..fleet.local_fleet import local_fleet
 
         return local_fleet(config, path, options)

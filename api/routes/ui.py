@@ -30,7 +30,10 @@ async def ui_state(state: State, since: Annotated[float, Query(ge=-1)] = -1) -> 
         raise CapacityError("The model is still being loaded.")
     if not state.is_healthy:
         raise state.death()
-    engine = await state.watch.snapshot(state.client)
+    # Of an engine of one process all that could be told is in the snapshot.
+    fleet = fleet_json(state.client.status()) if isinstance(state.client, ReplicaOwner) else None
+    is_empty = fleet is not None and not fleet["data"]
+    engine = b"null" if is_empty else await state.watch.snapshot(state.client)
     server = {
         "version": state.version,
         "started": state.started,
@@ -39,8 +42,6 @@ async def ui_state(state: State, since: Annotated[float, Query(ge=-1)] = -1) -> 
         "draining": state.draining,
     }
     history = list(state.metrics.history.since(since))
-    # Of an engine of one process all that could be told is in the snapshot.
-    fleet = fleet_json(state.client.status()) if isinstance(state.client, ReplicaOwner) else None
     return json_response({"server": server, "history": history, "fleet": fleet, "engine": orjson.Fragment(engine)})
 
 

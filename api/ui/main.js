@@ -47,6 +47,7 @@ function show({ server, history, engine, fleet }) {
   byId("model").textContent = `${server.model} · context ${whole(server.max_model_len)} · version ${server.version}`;
   showCurves(history);
   showReplicas(fleet);
+  if (!engine) return; // No replica runs.
   showTree(engine);
   showStep(engine.stats);
   showPool(engine.stats, engine.page_size);

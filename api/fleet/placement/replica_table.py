@@ -118,6 +118,18 @@ class ReplicaTable:
         info.draining = True
         self._open[info.slot] = False
 
+    def reopen(self, name: str) -> None:
+        """Open a replica for new sequences again."""
+        info = self.replicas[name]
+        info.draining = False
+        self._open[info.slot] = True
+
+    @property
+    def queue_seconds(self) -> float:
+        """Seconds to compute all prompts that wait, on the replica where that takes least; 0 without a replica."""
+        waits = (sum(info.pending.values()) / info.rate for info in self.replicas.values() if not info.draining)
+        return min(waits, default=0.0)
+
     def choose(
         self,
         chain: Sequence[int],
