@@ -10,7 +10,7 @@ from ...engine.config import EngineConfig
 from ...engine.machine.resources import cores
 from ...engine.serving.engine_client import EngineClient
 from ..config import ServerConfig
-from .dispatcher import DispatcherLimits
+from .dispatcher_limits import DispatcherLimits
 from .fleet import Fleet
 from .replica_launcher import ProcessLauncher
 from .scaling.autoscaling import AutoscalePolicy

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ...engine.errors import EngineDead
-from ...engine.messages import Abort, Message, Submit, TokenTexts
+from ...engine.messages import Abort, Message, PrepareGrammar, Submit, TokenTexts
 from ...engine.serving.engine_like import EngineLike
 
 
@@ -16,6 +16,10 @@ class ReplicaClient(EngineLike, Protocol):
     @property
     def place(self) -> str:
         """Where it runs, for people."""
+        ...
+
+    def prepare_grammar(self, message: PrepareGrammar) -> None:
+        """Compile a grammar ahead of sequences that may come."""
         ...
 
 
@@ -29,6 +33,9 @@ def send(client: ReplicaClient, messages: Sequence[Message]) -> None:
                 client.describe_tokens(message)
         if submits:
             client.submit(submits)
+        for message in messages:
+            if isinstance(message, PrepareGrammar):
+                client.prepare_grammar(message)
         if ended:
             client.abort(ended)
     except EngineDead:

@@ -31,6 +31,7 @@ from ..messages import (
     ListAdapters,
     LoadAdapter,
     Message,
+    PrepareGrammar,
     Ready,
     Reply,
     Shutdown,
@@ -154,6 +155,10 @@ class EngineClient(asyncio.Protocol):
     def submit(self, submits: Sequence[Submit]) -> None:
         """Start sequences; those of one call arrive in one frame. Raises EngineDead if the engine is gone."""
         self._send(submits)
+
+    def prepare_grammar(self, message: PrepareGrammar) -> None:
+        """Compile a grammar ahead of sequences that may come. Raises EngineDead if the engine is gone."""
+        self._send([message])
 
     def abort(self, ids: Iterable[int]) -> None:
         """End sequences. Does nothing if the engine is gone, as they ended with it."""
