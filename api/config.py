@@ -48,6 +48,9 @@ RESERVED_TEMPLATE_KWARGS = frozenset(
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+/?")
 # Those of api/observe/metric_tables.py.
 METRICS_PREFIXES = ("rootgraft:", "vllm:")
+MOST_REPLICAS = 16
+"""Engine processes of a server."""
+_BOUNDS = re.compile(r"([0-9]{1,3}):([0-9]{1,3})")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -197,7 +200,13 @@ class ServerConfig:
         "Engine processes that serve together: if one ends or hangs, its streams go on in another, and a new one is "
         "started. They share this machine's cores and memory, but where --ray-address places them on others.",
         low=1,
-        high=16,
+        high=MOST_REPLICAS,
+        group="server",
+    )
+    autoscale: str | None = option(
+        None,
+        "MIN:MAX, as 1:4: as many replicas on this machine as the load needs, in the place of --replicas. With MIN 0 "
+        "none runs after a minute without requests, and the next one waits until one has started.",
         group="server",
     )
     ray_address: str | None = option(
@@ -209,7 +218,7 @@ class ServerConfig:
     heartbeat_timeout: float | None = option(
         None,
         "Seconds without a sign of life of the engine's process, as when it is stopped, after which it counts as hung. "
-        "Default: 5; 3 with --replicas, where its streams go on in another one.",
+        "Default: 5; 3 with --replicas and --autoscale, where its streams go on in another one.",
         low=1,
         high=86400,
         group="server",
@@ -250,6 +259,7 @@ class ServerConfig:
                 raise ConfigError(f"{flag} must not be empty.")
         self._check_tls()
         self._check_paths()
+        self._check_replicas()
         if self.allow_credentials and (not self.allowed_origins or "*" in self.allowed_origins):
             raise ConfigError(
                 "--allow-credentials needs origins by name, for with it * would let any web page use the cookies of "
@@ -260,8 +270,32 @@ class ServerConfig:
     @property
     def silence_seconds(self) -> float:
         """Seconds without a sign of life after which an engine process counts as hung."""
-        default = HEARTBEAT_TIMEOUT if self.replicas == 1 else FLEET_HEARTBEAT_TIMEOUT
+        default = FLEET_HEARTBEAT_TIMEOUT if self.is_fleet else HEARTBEAT_TIMEOUT
         return default if self.heartbeat_timeout is None else self.heartbeat_timeout
+
+    @property
+    def is_fleet(self) -> bool:
+        """Whether the engine consists of replicas."""
+        return self.replicas > 1 or self.autoscale is not None
+
+    @property
+    def autoscale_bounds(self) -> tuple[int, int] | None:
+        """Least and most replicas of ``--autoscale``; None without it. Raises ConfigError."""
+        if self.autoscale is None:
+            return None
+        found = _BOUNDS.fullmatch(self.autoscale)
+        if found is None or not 0 <= int(found[1]) <= int(found[2]) or not 1 <= int(found[2]) <= MOST_REPLICAS:
+            raise ConfigError(
+                f"--autoscale must be MIN:MAX such as 1:4, with MIN from 0 to MAX and MAX from 1 to {MOST_REPLICAS}, "
+                f"not {self.autoscale}."
+            )
+        return int(found[1]), int(found[2])
+
+    @property
+    def most_replicas(self) -> int:
+        """Replicas that share the machine."""
+        bounds = self.autoscale_bounds
+        return self.replicas if bounds is None else bounds[1]
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
@@ -304,6 +338,17 @@ class ServerConfig:
                 f"--ssl-cert-reqs {self.ssl_cert_reqs} needs --ssl-ca-certs, the file of the authorities that sign "
                 "clients' certificates."
             )
+
+    def _check_replicas(self) -> None:
+        """Check that the number of replicas is said once."""
+        if self.autoscale_bounds is None:
+            return
+        if self.replicas != 1:
+            raise ConfigError(
+                f"--autoscale {self.autoscale} says how many replicas there are: leave out --replicas {self.replicas}."
+            )
+        if self.ray_address is not None:
+            raise ConfigError("--autoscale starts replicas on this machine alone: leave out --ray-address.")
 
     def _check_paths(self) -> None:
         if self.uds is not None and not self.uds:

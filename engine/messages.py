@@ -1,6 +1,7 @@
 """Messages between the API and the engine process, encoded with msgpack.
 
-    to the engine:    TokenTexts, Submit, Abort, LoadAdapter, UnloadAdapter, ListAdapters, TakeSnapshot, Shutdown
+    to the engine:    TokenTexts, Submit, PrepareGrammar, Abort, LoadAdapter, UnloadAdapter, ListAdapters, TakeSnapshot,
+                      Shutdown
     from the engine:  Ready, then TokenOut, Done, Failed, AdapterChanged, Reply, Adapters, SnapshotTaken, Heartbeat
 
 Every ``Submit`` ends in exactly one ``Done`` or ``Failed``; an ``Abort`` of a sequence that has ended is ignored.
@@ -73,6 +74,14 @@ class Submit:
     prefix_pins: tuple[tuple[int, float], ...] = ()
     reasoning: ThoughtRules | None = None
     generated: array[int] = field(default_factory=lambda: array("i"))
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareGrammar:
+    """Compile a grammar ahead of sequences that may come. Not answered, and ignored where many wait to be compiled."""
+
+    kind: str
+    content: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +249,7 @@ class Heartbeat:
 Message = (
     TokenTexts
     | Submit
+    | PrepareGrammar
     | Abort
     | LoadAdapter
     | UnloadAdapter

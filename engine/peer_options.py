@@ -35,7 +35,8 @@ class PeerOption:
         ours: the option of ours that it sets; empty if there is none.
         also: an option of ours that it switches on.
         values: the peer's values that have other names with us.
-        same: values that ask for what we do anyway; ``1..8`` is a range of numbers.
+        same: values that ask for what we do anyway; ``1..8`` is a range of numbers. With ``ours``: what is taken
+            where there is no such option, as in ``LLM``.
         inert: why any value is accepted without effect; empty if some are refused.
         refuse: what to do instead of a value that is not taken.
         takes: flag, value or words (one or several values).
@@ -178,7 +179,7 @@ def engine_keywords(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
     for keyword, value in keywords.items():
         row = rows.get(keyword, PeerOption(keyword, "", ours=keyword))
         name = row.ours.replace("-", "_")
-        if not row.ours:
+        if not row.ours or (name not in ours and row.same):
             notes += take(row, value, as_keyword)
         elif name not in ours:
             raise ConfigError(f"There is no option {keyword!r}.{nearest(keyword, ours)}")

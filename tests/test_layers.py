@@ -53,7 +53,8 @@ FLOORS = {
 FLOORS["api"] = (
     ("api",),
     ("api/protocol", "api/storage"),
-    ("api/access", "api/catalog", "api/fleet"),
+    ("api/access", "api/catalog", "api/fleet/placement", "api/fleet/scaling"),
+    ("api/fleet",),
     ("api/fleet/on_ray",),
     ("api/structured", "api/batches"),
     ("api/observe",),

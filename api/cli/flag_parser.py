@@ -138,7 +138,7 @@ class _Command:
                 continue
             if option.ours in self.specs:
                 _add(self.parser, *self.specs[option.ours], option, argparse.SUPPRESS)
-            elif not option.ours:
+            elif not option.ours or option.same:
                 _add_peer(self.parser, option)
 
     def read(self, argv: Sequence[str], note: Callable[[str], None]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from .options import (
     CanaryOptions,
     ChatOptions,
     CompleteOptions,
+    FleetOptions,
     KeyOptions,
     NameOptions,
     PullOptions,
@@ -160,6 +161,12 @@ def _fetch(model: str | None, revision: str | None) -> ModelFiles:
             bar.close()
 
 
+def _fleet_status(options: FleetOptions) -> int:
+    from .fleet_status import print_fleet
+
+    return print_fleet(options)
+
+
 def _key(options: KeyOptions) -> int:
     from ..access.api_keys import new_key
 
@@ -259,6 +266,9 @@ COMMANDS = {
         partial(_models, "remove"),
         "name",
     ),
+    "fleet status": Command(
+        "Tell how a server's replicas are, and what has happened to them.", (FleetOptions,), _fleet_status
+    ),
     "key": Command("Make an API key, and the lines for --api-key-file.", (KeyOptions,), _key, "name"),
     "pull": Command("Bring a model to this machine and say where it is.", (PullOptions,), _pull, "model"),
     "list": Command("List the models on this machine, and what each is served with.", (ListOptions,), _list),
@@ -291,14 +301,17 @@ def _main(words: list[str]) -> int:
     if words[0] in ("-V", "--version"):
         print(f"rootgraft {_version()}")
         return 0
-    name = " ".join(words[:2]) if any(each.startswith(f"{words[0]} ") for each in COMMANDS) else words[0]
+    groups = {command.partition(" ")[0] for command in COMMANDS if " " in command}
+    name = " ".join(words[:2]) if words[0] in groups else words[0]
     return _run(name, words[len(name.split()) :])
 
 
 def _run(name: str, argv: Sequence[str]) -> int:
     command = COMMANDS.get(name)
     if command is None:
-        return _print_error("rootgraft", f"unknown command {name!r}.{nearest(name, COMMANDS)}", 2)
+        inner = [each for each in COMMANDS if each.startswith(f"{name.partition(' ')[0]} ")]
+        hint = nearest(name, COMMANDS) or (f" There is {' and '.join(inner)}." if inner else "")
+        return _print_error("rootgraft", f"unknown command {name!r}.{hint}", 2)
     prog = f"rootgraft {name}"
     try:
         line = (prog, command.about, command.classes, command.positional, argv, partial(_print_note, prog))

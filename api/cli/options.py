@@ -33,6 +33,15 @@ class RemoteOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class FleetOptions:
+    """Options of ``rootgraft fleet status``."""
+
+    url: str = option("http://127.0.0.1:8000/v1", "Address of the server.", group="server")
+    api_key: str | None = option(None, "Key with the scope admin, where the server asks for keys.", group="server")
+    json: bool = option(False, "Print JSON for programs.", group="output")
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingOptions:
     """Sampling parameters; None leaves the server's default."""
 

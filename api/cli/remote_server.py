@@ -109,6 +109,20 @@ class RemoteServer:
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise RemoteError("no model", f"{self._url} lists no model: name one with --model.") from error
 
+    async def get(self, path: str) -> dict[str, Any]:
+        """Return the JSON object at a path. Raises RemoteError for a refusal, no answer, or anything else."""
+        try:
+            async with self._session.get(self._url / path) as response:
+                await _raise_for_status(response)
+                found = orjson.loads(await response.read())
+        except aiohttp.ClientError as error:
+            raise _unreachable(self._url, error) from error
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise RemoteError("not JSON", f"{self._url / path} answers with what is no JSON object.")
+        return found
+
     async def post(self, path: str, body: Mapping[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
         """Send a request and return (status, headers, body) for any status. Raises RemoteError without an answer."""
         async with self._sent("POST", path, body) as response:

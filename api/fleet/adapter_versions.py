@@ -105,6 +105,11 @@ class AdapterVersions:
         running = _public_names((each for each, _ in beats), names)
         return running, _public_names((each for _, each in beats), names)
 
+    def public_names(self, versions: Iterable[str]) -> tuple[str, ...]:
+        """Return the public names of versions, in their order; without those that were replaced."""
+        names = {each.version: name for name, each in self._current.items()}
+        return tuple(names.get(version, version) for version in versions if version not in self._retired)
+
     def public(self, infos: Mapping[str, AdapterInfo]) -> dict[str, AdapterInfo]:
         """Return a replica's adapters under their public names, without retired versions."""
         names = {each.version: name for name, each in self._current.items()}

@@ -16,15 +16,29 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ...engine.errors import AdapterUnavailable, CapacityError, EngineDead, EngineError
-from ...engine.messages import Abort, Done, Failed, Heartbeat, Message, Ready, Submit, TokenOut, TokenTexts, failure_of
+from ...engine.messages import (
+    Abort,
+    Done,
+    Failed,
+    Heartbeat,
+    Message,
+    PrepareGrammar,
+    Ready,
+    Submit,
+    TokenOut,
+    TokenTexts,
+    failure_of,
+)
 from ...engine.types import Priority
+from .dispatcher_limits import DispatcherLimits
 from .frame_order import FrameGap, FrameOrder
 from .journal import Journal, JournalEntry, Said, aborted
-from .prefix_chain import KvScope, prefix_chain
-from .replica_table import ReplicaInfo, ReplicaTable
+from .placement.grammar_index import grammar_key
+from .placement.prefix_chain import KvScope, prefix_chain
+from .placement.replica_table import ReplicaInfo, ReplicaTable
 
 MOST_DEATHS = 3
 """Replicas lost in a row with a sequence that got no token; then it fails."""
@@ -37,34 +51,6 @@ SUSPECT_DEATHS = 2
 
 _LOSSES = ("EngineDead", "EngineError")
 """Kinds of ``Failed`` that say that the replica failed, not the sequence: its other ones have failed too."""
-
-
-@dataclass(frozen=True, slots=True)
-class DispatcherLimits:
-    """Bounds of a dispatcher.
-
-    Attributes:
-        most_replicas: at one time.
-        most_bytes: of the journal.
-        most_held: sequences that wait for a replica while there is none.
-        hold_seconds: that they wait.
-        heartbeat_seconds: without a sign of life after which a replica is lost.
-        adapter_slots: adapters that a replica holds on its device.
-        adapter_load_seconds: that a load takes.
-    """
-
-    most_replicas: int = 64
-    most_bytes: int = 1 << 30
-    most_held: int = 1024
-    hold_seconds: float = 60.0
-    heartbeat_seconds: float = 3.0
-    adapter_slots: int = 4
-    adapter_load_seconds: float = 0.5
-
-    @property
-    def silent_seconds(self) -> float:
-        """Without a sign of life after which a replica gets new sequences only if there is no other."""
-        return self.heartbeat_seconds / 2
 
 
 class Dispatcher:
@@ -110,6 +96,11 @@ class Dispatcher:
         return len(self._held)
 
     @property
+    def queue_seconds(self) -> float:
+        """Seconds that a new sequence waits for the prompts before it, where it waits least; 0 without a replica."""
+        return self._table.queue_seconds
+
+    @property
     def num_bytes(self) -> int:
         """Memory that the journal has reserved."""
         return self._journal.num_bytes
@@ -144,6 +135,7 @@ class Dispatcher:
                 self._journal.close(entry)
             raise
         for entry in entries:
+            entry.grammar = grammar_key(entry.submit.grammar)
             self._place(entry, now)
 
     def abort(self, ids: Iterable[int]) -> None:
@@ -172,11 +164,18 @@ class Dispatcher:
         if self._texts is not None:
             self._sent.append((name, self._texts))
         self._place_held(now)
+        self._prepare_grammars()
 
     def drain(self, name: str) -> None:
         """Send a replica no new sequences; those that it has end there."""
         if name in self.replicas:
             self._table.drain(name)
+
+    def reopen(self, name: str, now: float) -> None:
+        """Send a replica that drains new sequences again."""
+        if name in self.replicas:
+            self._table.reopen(name)
+            self._place_held(now)
 
     def is_drained(self, name: str) -> bool:
         return not self._journal.on(name)
@@ -190,6 +189,7 @@ class Dispatcher:
         for entry in self._remove(name):
             self._replay(entry, now)
         self._place_held(now)
+        self._prepare_grammars()
 
     def retire(self, name: str, now: float) -> None:
         """Remove a replica that is not wanted any more. Sequences that it still has go on elsewhere, without blame."""
@@ -286,6 +286,7 @@ class Dispatcher:
             chain,
             num_tokens,
             adapter=submit.adapter,
+            grammar=entry.grammar,
             base_digest=entry.base_digest,
             heard_since=now - self._limits.silent_seconds,
             excluded={*self._suspects, *lacking} if lacking else self._suspects,
@@ -300,9 +301,24 @@ class Dispatcher:
             self._suspects[info.name] = entry
         sent = self._journal.place(entry, info.name, info.ready.base_digest)
         entry.is_late = is_silent
-        self._table.place(info, entry.number, chain, num_tokens - route.num_cached, submit.adapter)
+        self._table.place(info, entry.number, chain, num_tokens - route.num_cached, submit.adapter, entry.grammar)
         self._sent.append((info.name, sent))
+        self._prepare_grammar(entry)
         return True
+
+    def _prepare_grammars(self) -> None:
+        """Have the grammars of all open sequences compiled on as many replicas as should have them."""
+        for entry in {entry.grammar: entry for entry in self._journal}.values():
+            self._prepare_grammar(entry)
+
+    def _prepare_grammar(self, entry: JournalEntry) -> None:
+        """Have a sequence's grammar compiled ahead where it would go on; its replica has it, or is compiling it."""
+        if entry.submit.grammar is None:
+            return
+        standby = self._table.standby(entry.grammar, entry.base_digest)
+        if standby is not None:
+            self._table.grammars.add(standby.slot, entry.grammar)
+            self._sent.append((standby.name, PrepareGrammar(*entry.submit.grammar)))
 
     def _chain(self, entry: JournalEntry) -> tuple[int, ...]:
         """Return the hashes of a sequence's prompt and of the tokens that it has so far."""

@@ -9,24 +9,26 @@ It offers what ``EngineClient`` offers. What to send where is decided by ``Dispa
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import replace as replace_fields
 from functools import partial
 from typing import Any
 
-from ...engine.errors import EngineDead, EngineError, RequestError, UnknownModel
+from ...engine.errors import EngineDead, EngineError
 from ...engine.messages import Heartbeat, Message, Ready, Submit, TokenTexts
+from ...engine.serving.replica_status import FleetStatus, ReplicaStatus
 from ...engine.snapshot import EngineSnapshot
 from ...engine.types import AdapterInfo
-from .adapter_loading import load_on_all, load_others
-from .adapter_versions import AdapterVersions, BusyAdapters, LoadedVersion
-from .dispatcher import Dispatcher, DispatcherLimits
-from .fleet_stats import FleetStats
+from .adapter_loading import load_others
+from .dispatcher import Dispatcher
+from .dispatcher_limits import DispatcherLimits
+from .fleet_adapters import FleetAdapters, first_of
 from .replica_client import ReplicaClient, send
 from .replica_launcher import ReplicaLauncher
+from .replica_roster import Member, ReplicaRoster, mute
+from .scaling.autoscaler import Autoscaler
+from .scaling.autoscaling import AutoscalePolicy, FleetLoad
 
 TICK_SECONDS = 0.25
 DRAIN_SECONDS = 30.0
@@ -42,31 +44,36 @@ class Fleet:
 
     Args:
         launcher: starts and stops replicas.
-        count: replicas, at least one.
+        count: replicas, at least one; with a policy, those of the start.
         limits: of the dispatcher.
         seed: of the seeds of requests without one.
+        policy: of how many replicas there should be; None for always the same number.
 
     Attributes:
         on_frame, on_heartbeat, on_death, death: as of ``EngineClient``; the fleet dies when no replica can be started.
     """
 
     def __init__(
-        self, launcher: ReplicaLauncher, count: int, limits: DispatcherLimits | None = None, *, seed: int = 0
+        self,
+        launcher: ReplicaLauncher,
+        count: int,
+        limits: DispatcherLimits | None = None,
+        *,
+        seed: int = 0,
+        policy: AutoscalePolicy | None = None,
     ) -> None:
         self._launcher = launcher
         self._count = count
         self._dispatcher = Dispatcher(limits or DispatcherLimits(), seed)
-        self._clients: dict[str, ReplicaClient] = {}
-        self._frames: dict[str, int] = {}
-        self._busy: dict[str, BusyAdapters] = {}  # of the last heartbeats, by replica
-        self._versions = AdapterVersions()
-        self._totals = FleetStats()
-        self._names = (f"replica-{number}" for number in itertools.count(1))
+        self._roster = ReplicaRoster()
+        self._adapters = FleetAdapters(self._roster, self._dispatcher)
+        self._autoscaler = None if policy is None else Autoscaler(policy)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._starts: set[asyncio.Task[Any]] = set()  # those of them that start replicas
         self._timer: asyncio.TimerHandle | None = None
-        self._draining: dict[str, float] = {}  # until when, by replica
         self._num_failed = 0
+        self._num_drained = 0
+        self._num_loads = 0  # of adapters, under way
         self._closing = False
         self._ready: Ready | None = None
         self.on_frame: Callable[[list[Message]], None] = lambda messages: None
@@ -81,25 +88,22 @@ class Fleet:
     @property
     def silent_seconds(self) -> float:
         """Seconds since the last sign of life of any replica; 0 while there is none, as one is starting."""
-        return min((client.silent_seconds for client in self._clients.values()), default=0.0)
+        return min((member.client.silent_seconds for member in self._roster), default=0.0)
 
     @property
     def stats(self) -> dict[str, float]:
         """Sums of the replicas' gauges and counters."""
-        return self._totals.total(client.stats for client in self._clients.values())
+        return self._roster.stats
 
     @property
     def adapters(self) -> Mapping[str, AdapterInfo]:
         """Loaded adapters by name, each as one of the replicas sees it."""
-        infos: dict[str, AdapterInfo] = {}
-        for client in self._clients.values():  # a replica may lack some
-            infos.update(client.adapters)
-        return self._versions.public(infos)
+        return self._adapters.infos
 
     @property
     def replicas(self) -> Mapping[str, ReplicaClient]:
-        """The replicas that serve, by name."""
-        return self._clients
+        """The replicas that run, by name."""
+        return self._roster.clients
 
     @property
     def num_replays(self) -> int:
@@ -110,6 +114,27 @@ class Fleet:
     def num_lost(self) -> int:
         """Replicas lost, without those that were not wanted any more."""
         return self._dispatcher.num_lost
+
+    def status(self) -> FleetStatus:
+        """Return the replicas and what has happened to them since the start."""
+        now = time.monotonic()
+        return FleetStatus(
+            tuple(self._status_of(member, now) for member in self._roster),
+            wanted=self._count,
+            num_starting=len(self._starts),
+            num_held=self._dispatcher.num_held,
+            bounds=None if self._autoscaler is None else self._autoscaler.bounds,
+            num_started=self._roster.num_joined,
+            num_lost=self._dispatcher.num_lost,
+            num_replays=self._dispatcher.num_replays,
+            num_drained=self._num_drained,
+            num_scaled_up=0 if self._autoscaler is None else self._autoscaler.num_up,
+            num_scaled_down=0 if self._autoscaler is None else self._autoscaler.num_down,
+        )
+
+    def engine_stats(self) -> Mapping[int, Mapping[str, float]]:
+        """Return gauges and counters by the replica's index; counters of an index never go back."""
+        return self._roster.stats_by_index()
 
     async def start(self) -> Ready:
         """Start all replicas and wait for them. Raises as ``EngineClient.start``, and ends those that run."""
@@ -122,8 +147,7 @@ class Fleet:
             await asyncio.gather(*(self._launcher.stop(task.result()[0]) for task in starts if not _failed(task)))
             raise
         self._ready = started[0][1]
-        for info in self._ready.adapters:
-            self._versions.add(LoadedVersion(info.name, info.name, info.path, True, info.digest))  # the operator's
+        self._adapters.begin(self._ready.adapters)
         for client, ready in started:
             self._join(client, ready)
         self._tick()
@@ -132,19 +156,23 @@ class Fleet:
     def scale(self, count: int) -> None:
         """Set how many replicas there should be: others are started, or drained with the least loaded first.
 
-        A replica that drains takes no new sequences; what has not ended within ``DRAIN_SECONDS`` goes on elsewhere.
+        A replica that drains takes no new sequences; what has not ended within ``DRAIN_SECONDS`` goes on elsewhere. One
+        that drains is taken back before another is started.
 
         Raises:
-            ValueError: ``count`` is below 1.
+            ValueError: ``count`` is below 1, and no policy is there that would start one.
         """
-        if count < 1:
+        if count < 1 and self._autoscaler is None:
             raise ValueError(f"count is {count}; a fleet has at least 1 replica")
         self._count = count
-        replicas = self._dispatcher.replicas
+        replicas, serving = self._dispatcher.replicas, self._roster.serving
         until = time.monotonic() + DRAIN_SECONDS
-        for name in sorted(self._serving, key=lambda each: replicas[each].rows)[: max(0, len(self._serving) - count)]:
+        for name in sorted(serving, key=lambda each: replicas[each].rows)[: max(0, len(serving) - count)]:
             self._dispatcher.drain(name)
-            self._draining[name] = until
+            self._roster[name].drains_until = until
+        for member in [each for each in self._roster if each.drains_until is not None][: max(0, self._num_missing)]:
+            member.drains_until = None
+            self._dispatcher.reopen(member.name, time.monotonic())
         self._pump()
 
     def describe_tokens(self, texts: TokenTexts) -> None:
@@ -162,10 +190,11 @@ class Fleet:
         """
         if not self.is_alive:
             raise EngineDead("The engine is not running." if self.death is None else str(self.death))
-        for name in {submit.adapter for submit in submits if submit.adapter is not None}:
-            if self._versions.is_internal(name):
-                raise UnknownModel(name)
-        self._dispatcher.submit(submits, time.monotonic())
+        self._adapters.check_public({submit.adapter for submit in submits if submit.adapter is not None})
+        now = time.monotonic()
+        self._dispatcher.submit(submits, now)
+        if self._count == 0:
+            self._follow_load(now)
         self._pump()
 
     def abort(self, ids: Iterable[int]) -> None:
@@ -175,41 +204,30 @@ class Fleet:
 
     async def load_adapter(self, name: str, path: str, *, replace: bool = False, trusted: bool = False) -> None:
         """Load an adapter on all replicas; new requests get it once all have it. Arguments and errors as there."""
-        if not replace and (self._versions.has(name) or name in self.adapters):
-            raise RequestError(
-                f"The adapter {name!r} is loaded already; unload it, or ask to replace it.", param="name"
-            )
-        version = self._versions.begin(name, {each for client in self._clients.values() for each in client.adapters})
-        loaded = LoadedVersion(name, version, path, trusted)
+        self._num_loads += 1
         try:
-            digest = await load_on_all(lambda: self._clients.values(), loaded)
+            await self._wait_for_replica()
+            await self._adapters.load(name, path, replace_name=replace, trusted=trusted)
         finally:
-            self._versions.end(version)
-        self._versions.add(replace_fields(loaded, digest=digest))
-        self._dispatcher.name_adapter(name, version)
+            self._num_loads -= 1
 
     async def unload_adapter(self, name: str) -> None:
         """Unload an adapter; sequences that run keep it. Raises UnknownModel."""
-        if not self._versions.remove(name):
-            raise UnknownModel(name)
-        self._dispatcher.name_adapter(name, None)
-        await self._unload_retired()
+        await self._adapters.unload(name)
 
     async def list_adapters(self) -> tuple[AdapterInfo, ...]:
         """Return all adapters, as the replica that has the most of them sees them. Raises as ``EngineClient``."""
-        fullest = max(self._clients.values(), key=lambda client: len(client.adapters), default=None)
-        infos = await (fullest or self._any()).list_adapters()
-        return tuple(self._versions.public({info.name: info for info in infos}).values())
+        return await self._adapters.list()
 
     async def take_snapshot(self) -> EngineSnapshot:
         """Return the state of the replica with the most sequences. Raises EngineDead."""
-        busiest = max(self._clients.values(), key=lambda client: client.stats.get("running", 0.0), default=None)
-        return await (busiest or self._any()).take_snapshot()
+        busiest = max(self.replicas.values(), key=lambda client: client.stats.get("running", 0.0), default=None)
+        return await first_of([busiest] if busiest else ()).take_snapshot()
 
     def kill(self) -> None:
         """Kill all replicas."""
         self._closing = True
-        for client in self._clients.values():
+        for client in self.replicas.values():
             client.kill()
 
     async def close(self) -> None:
@@ -220,29 +238,28 @@ class Fleet:
         for task in tuple(self._starts):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for client in self._clients.values():  # that they end now is no loss
-            _mute(client)
-        await asyncio.gather(*(self._launcher.stop(client) for client in self._clients.values()))
+        for client in self.replicas.values():  # that they end now is no loss
+            mute(client)
+        await asyncio.gather(*(self._launcher.stop(client) for client in self.replicas.values()))
 
     def _join(self, client: ReplicaClient, ready: Ready, lacking: frozenset[str] = frozenset()) -> None:
         """Let a started replica take sequences, but for those of adapters that it lacks."""
-        name = next(self._names)
-        self._clients[name], self._frames[name] = client, 0
+        now = time.monotonic()
+        name = self._roster.add(client, now).name
         client.on_frame = partial(self._take, name)
         client.on_heartbeat = partial(self._beat, name)
         client.on_death = partial(self._lose, name)
-        self._dispatcher.join(name, ready, time.monotonic(), lacking)
+        self._dispatcher.join(name, ready, now, lacking)
         self._pump()
 
     def _take(self, name: str, messages: list[Message]) -> None:
-        number, self._frames[name] = self._frames[name], self._frames[name] + 1
-        self._dispatcher.take(name, number, messages, time.monotonic())
+        self._dispatcher.take(name, self._roster.next_frame(name), messages, time.monotonic())
         self._pump()
 
     def _beat(self, name: str, heartbeat: Heartbeat) -> None:
-        self._busy[name] = heartbeat.adapters
+        self._roster[name].busy = heartbeat.adapters
         self._take(name, [heartbeat])
-        self.on_heartbeat(Heartbeat(self.stats, heartbeat.histograms, self._versions.busy(self._busy.values())))
+        self.on_heartbeat(Heartbeat(self.stats, heartbeat.histograms, self._adapters.busy()))
 
     def _lose(self, name: str, error: EngineDead) -> None:
         """Give up a replica whose client says that it is dead."""
@@ -252,14 +269,32 @@ class Fleet:
 
     def _tick(self) -> None:
         now = time.monotonic()
-        for name, client in self._clients.items():
-            self._dispatcher.hear(name, now - client.silent_seconds)
+        for member in self._roster:
+            self._dispatcher.hear(member.name, now - member.client.silent_seconds)
         self._dispatcher.tick(now)
         self._stop_drained(now)
+        self._follow_load(now)
         self._pump()
-        if any(not self._dispatcher.uses_adapter(version) for version in self._versions.retired):
-            self._run(self._unload_retired())
+        if self._adapters.has_unused:
+            self._run(self._adapters.unload_retired())
         self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+
+    def _follow_load(self, now: float) -> None:
+        """Set the number of replicas that the policy decides on, where there is one, but while adapters are loaded."""
+        if self._autoscaler is None or self._closing or self._num_loads:
+            return
+        load = FleetLoad(self._dispatcher.num_open, self._dispatcher.queue_seconds, self._count)
+        wanted = self._autoscaler.decide(load, now)
+        if wanted != self._count:
+            logger.info("%d replicas in the place of %d, for %d sequences", wanted, self._count, load.busy)
+            self.scale(wanted)
+
+    async def _wait_for_replica(self) -> None:
+        """Wait until a replica serves; one is started where there should be none. EngineDead if there is none to be."""
+        while not self._roster.serving and self.is_alive:
+            if self._count == 0:
+                self.scale(1)
+            await asyncio.sleep(TICK_SECONDS)
 
     def _pump(self) -> None:
         """Carry what the dispatcher has to say: replace lost replicas, send to the others, deliver to clients."""
@@ -272,8 +307,8 @@ class Fleet:
         for name, message in self._dispatcher.take_sent():
             by_replica.setdefault(name, []).append(message)
         for name, messages in by_replica.items():
-            if name in self._clients:
-                send(self._clients[name], messages)
+            if name in self._roster:
+                send(self._roster[name].client, messages)
         if delivered := self._dispatcher.take_delivered():
             self.on_frame(delivered)
 
@@ -286,46 +321,50 @@ class Fleet:
 
     @property
     def _num_missing(self) -> int:
-        return self._count - len(self._serving) - len(self._starts)
-
-    @property
-    def _serving(self) -> list[str]:
-        """Names of the replicas that take new sequences."""
-        return [name for name in self._clients if not self._dispatcher.replicas[name].draining]
-
-    def _let_go(self, name: str) -> ReplicaClient:
-        """Return the client of a replica that serves no more; what it had counted stays."""
-        client = self._clients.pop(name)
-        self._busy.pop(name, None)
-        self._totals.retire(client.stats)
-        _mute(client)
-        return client
+        return self._count - len(self._roster.serving) - len(self._starts)
 
     def _stop_drained(self, now: float) -> None:
         """Stop replicas that drain and have no sequence; those that have had their time go on elsewhere."""
-        for name, until in tuple(self._draining.items()):
-            if name not in self._clients:
-                del self._draining[name]
-            elif self._dispatcher.is_drained(name) or now >= until:
-                del self._draining[name]
-                self._dispatcher.retire(name, now)
-                self._run(self._launcher.stop(self._let_go(name)))
+        for member in self._roster:
+            until = member.drains_until
+            if until is not None and (self._dispatcher.is_drained(member.name) or now >= until):
+                self._num_drained += 1
+                self._dispatcher.retire(member.name, now)
+                self._run(self._launcher.stop(self._let_go(member.name)))
+
+    def _let_go(self, name: str) -> ReplicaClient:
+        """Return the client of a replica that serves no more."""
+        self._adapters.remember(self._roster[name].client)
+        return self._roster.remove(name)
+
+    def _status_of(self, member: Member, now: float) -> ReplicaStatus:
+        info = self._dispatcher.replicas[member.name]
+        return ReplicaStatus(
+            member.name,
+            member.index,
+            "serving" if member.drains_until is None else "draining",
+            member.client.place,
+            now - member.joined,
+            member.client.silent_seconds,
+            self._adapters.public_names(info.adapters),
+            member.client.stats,
+        )
 
     async def _start_another(self) -> None:
         """Start a replica beside the others, with the adapters that they have."""
-        while not self._closing and self.death is None and self._count > len(self._serving):
+        while not self._closing and self.death is None and self._count > len(self._roster.serving):
             try:
                 client, ready = await self._launcher.launch()
                 lacking = await self._fit(client, ready)
             except EngineError as error:
                 self._num_failed += 1
                 logger.error("a replica could not be started: %s", error)
-                if self._num_failed >= MOST_FAILED_STARTS and not self._clients:
+                if self._num_failed >= MOST_FAILED_STARTS and not self.replicas:
                     self._die(EngineDead(f"No replica of the engine can be started: {error}"))
                 await asyncio.sleep(self._num_failed)
                 continue
             self._num_failed = 0
-            if self._closing or self._count <= len(self._serving):  # it is not wanted any more
+            if self._closing or self._count <= len(self._roster.serving):  # it is not wanted any more
                 await self._launcher.stop(client)
             else:
                 self._join(client, ready, lacking)
@@ -337,35 +376,15 @@ class Fleet:
         try:
             if ready.max_model_len < self._ready.max_model_len or ready.base_digest != self._ready.base_digest:
                 raise EngineDead("The replica has another model, or a shorter context than the others.")
-            return await load_others(client, self._wanted)
+            return await load_others(client, self._adapters.wanted)
         except BaseException:  # the fleet may be closed in the meantime
             client.kill()
             await self._launcher.stop(client)
             raise
 
-    def _wanted(self) -> dict[str, LoadedVersion]:
-        """Return the versions that a replica must have: the current ones, and those of open sequences."""
-        retired = self._versions.retired.items()
-        used = {version: loaded for version, loaded in retired if self._dispatcher.uses_adapter(version)}
-        return self._versions.wanted | used
-
     def _die(self, death: EngineDead) -> None:
         self.death = death
         self.on_death(death)
-
-    async def _unload_retired(self) -> None:
-        """Unload the versions that nobody uses any more."""
-        for version in self._versions.retired:
-            if not self._dispatcher.uses_adapter(version):
-                self._versions.forget(version)
-                clients = self._clients.values()
-                await asyncio.gather(*(client.unload_adapter(version) for client in clients), return_exceptions=True)
-
-    def _any(self) -> ReplicaClient:
-        client = next(iter(self._clients.values()), None)
-        if client is None:
-            raise EngineDead("No replica of the engine is running.")
-        return client
 
     def _run(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(job)
@@ -376,9 +395,3 @@ class Fleet:
 
 def _failed(task: asyncio.Future[Any]) -> bool:
     return task.cancelled() or task.exception() is not None
-
-
-def _mute(client: ReplicaClient) -> None:
-    """Hear nothing more of a replica."""
-    client.on_frame, client.on_heartbeat = (lambda messages: None), (lambda heartbeat: None)
-    client.on_death = lambda error: None

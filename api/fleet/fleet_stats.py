@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 _GAUGES = frozenset(
     (
@@ -16,18 +16,28 @@ _GAUGES = frozenset(
 
 
 class FleetStats:
-    """Sums over replicas; what replicas that are gone had counted stays."""
+    """Numbers by a replica's index, which another one has once it is gone; what that had counted stays."""
 
     def __init__(self) -> None:
-        self._gone: Counter[str] = Counter()
+        self._gone: dict[int, Counter[str]] = {}
 
-    def retire(self, stats: Mapping[str, float]) -> None:
+    def retire(self, index: int, stats: Mapping[str, float]) -> None:
         """Keep the counters of a replica that is lost."""
-        self._gone.update({name: value for name, value in stats.items() if name not in _GAUGES})
+        counted = {name: value for name, value in stats.items() if name not in _GAUGES}
+        self._gone.setdefault(index, Counter()).update(counted)
 
-    def total(self, replicas: Iterable[Mapping[str, float]]) -> dict[str, float]:
-        """Return the sums, with what these replicas say now."""
-        sums = Counter(self._gone)
-        for stats in replicas:
+    def by_index(self, replicas: Mapping[int, Mapping[str, float]]) -> dict[int, dict[str, float]]:
+        """Return the numbers of each index that a replica has or had, with what these say now."""
+        sums: dict[int, dict[str, float]] = {}
+        for index in sorted(self._gone.keys() | replicas.keys()):
+            counted = Counter(self._gone.get(index, {}))
+            counted.update(replicas.get(index, {}))
+            sums[index] = dict(counted)
+        return sums
+
+    def total(self, replicas: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
+        """Return the sums over all of them."""
+        sums: Counter[str] = Counter()
+        for stats in self.by_index(replicas).values():
             sums.update(stats)
         return dict(sums)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from ...engine.errors import CapacityError
@@ -26,7 +27,7 @@ Said = TokenOut | Done | Failed
 
 @dataclass(slots=True, eq=False)
 class JournalEntry:
-    """One sequence. Written by ``Journal``; the priority and all from ``aborted`` on by ``Dispatcher``.
+    """One sequence. Written by ``Journal``; the priority and the grammar and all from ``aborted`` on by ``Dispatcher``.
 
     Attributes:
         submit: as it came, with the client's number, its seed and its adapter's version.
@@ -34,6 +35,7 @@ class JournalEntry:
         num_scored: logprobs of the prompt that the client has.
         replica: where it runs; None while it waits for one.
         number: its number there.
+        grammar: key of its grammar; 0 for none.
         base_digest: of the model that generated the tokens; "" while there are none.
         skipped: of the next tokens, how many the client has already.
         skipped_scores: the same of the prompt's logprobs.
@@ -49,6 +51,7 @@ class JournalEntry:
     num_scored: int = 0
     replica: str | None = None
     number: int = 0
+    grammar: int = 0
     base_digest: str = ""
     skipped: int = 0
     skipped_scores: int = 0
@@ -86,6 +89,9 @@ class Journal:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def __iter__(self) -> Iterator[JournalEntry]:
+        return iter(self._entries.values())
 
     def get(self, number: int) -> JournalEntry | None:
         """Return the open sequence of a client's number."""

@@ -10,19 +10,23 @@ from ...engine.config import EngineConfig
 from ...engine.machine.resources import cores
 from ...engine.serving.engine_client import EngineClient
 from ..config import ServerConfig
-from .dispatcher import DispatcherLimits
+from .dispatcher_limits import DispatcherLimits
 from .fleet import Fleet
 from .replica_launcher import ProcessLauncher
+from .scaling.autoscaling import AutoscalePolicy
 
 LEAST_UTILIZATION = 0.05
 """Lower bound of ``--gpu-memory-utilization``."""
 
+START_SECONDS = 600.0
+"""That sequences wait for a replica, as one that starts loads the model first."""
+
 
 def local_fleet(config: EngineConfig, path: Path, options: ServerConfig, num_engines: int) -> Fleet:
-    """Return a fleet of ``options.replicas`` processes, which is not started.
+    """Return a fleet of processes, which is not started: of ``--replicas``, or of as many as ``--autoscale`` says.
 
     Args:
-        num_engines: engine processes that share the machine, those of other fleets included.
+        num_engines: the most engine processes that share the machine, those of other fleets included.
     """
     make = partial(
         EngineClient,
@@ -31,13 +35,28 @@ def local_fleet(config: EngineConfig, path: Path, options: ServerConfig, num_eng
         heartbeat_timeout=options.silence_seconds,
         watchdog_timeout=options.watchdog_timeout,
     )
-    return Fleet(ProcessLauncher(make), options.replicas, limits_of(config, options), seed=config.seed)
+    policy, count = policy_of(config, options), options.replicas
+    if policy is not None:
+        count = max(1, policy.least)  # what the model needs is known from one that runs
+    return Fleet(ProcessLauncher(make), count, limits_of(config, options), seed=config.seed, policy=policy)
+
+
+def policy_of(config: EngineConfig, options: ServerConfig) -> AutoscalePolicy | None:
+    """Return the policy of ``--autoscale``; None without it.
+
+    A replica is meant to have half of the sequences that it can run at once: another one takes seconds to start.
+    """
+    if options.autoscale_bounds is None:
+        return None
+    least, most = options.autoscale_bounds
+    return AutoscalePolicy(least, most, rows=max(1, config.max_num_seqs // 2))
 
 
 def limits_of(config: EngineConfig, options: ServerConfig) -> DispatcherLimits:
     """Return the dispatcher's limits for the replicas of a server."""
     return DispatcherLimits(
-        most_replicas=2 * options.replicas,  # with those that take the place of others that drain
+        most_replicas=2 * options.most_replicas,  # with those that take the place of others that drain
+        hold_seconds=START_SECONDS,
         heartbeat_seconds=options.silence_seconds,
         adapter_slots=config.max_loras,
     )

@@ -6,12 +6,21 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ...engine.errors import EngineDead
-from ...engine.messages import Abort, Message, Submit, TokenTexts
+from ...engine.messages import Abort, Message, PrepareGrammar, Submit, TokenTexts
 from ...engine.serving.engine_like import EngineLike
 
 
 class ReplicaClient(EngineLike, Protocol):
     """The engine of one replica. It is started once, and ended by ``close``, after ``kill`` if it is lost."""
+
+    @property
+    def place(self) -> str:
+        """Where it runs, for people."""
+        ...
+
+    def prepare_grammar(self, message: PrepareGrammar) -> None:
+        """Compile a grammar ahead of sequences that may come."""
+        ...
 
 
 def send(client: ReplicaClient, messages: Sequence[Message]) -> None:
@@ -24,6 +33,9 @@ def send(client: ReplicaClient, messages: Sequence[Message]) -> None:
                 client.describe_tokens(message)
         if submits:
             client.submit(submits)
+        for message in messages:
+            if isinstance(message, PrepareGrammar):
+                client.prepare_grammar(message)
         if ended:
             client.abort(ended)
     except EngineDead:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...engine.errors import AdapterUnavailable, CapacityError, EngineDead, UnknownModel
+from ...engine.serving.replica_status import FleetStatus, ReplicaOwner
 from ...engine.types import AdapterInfo, Priority
 from ..access.api_keys import KeyRing, Scope
 from ..access.caller import Caller, RequestFacts
@@ -156,7 +157,15 @@ class ServerState:
 
     def _renew_metrics(self, client: EngineLike, facts: EngineFacts) -> None:
         prefix = self.options.metrics_prefix
-        self.metrics = Metrics(self.names[0], self.stats, prefix=prefix, facts=facts, gpus=self.gpus)
+        self.metrics = Metrics(
+            self.names[0],
+            self.stats,
+            prefix=prefix,
+            facts=facts,
+            gpus=self.gpus,
+            engines=self._engine_stats,
+            fleet=self._fleet_status,
+        )
         client.on_heartbeat = self.metrics.on_heartbeat
 
     @property
@@ -201,6 +210,12 @@ class ServerState:
         usage = {"ledger_lost": lost, "ledger_waiting": waiting}
         batches = {} if self.batches is None else self.batches.stats()
         return {**self.responses.stats(), **batches, **usage}
+
+    def _engine_stats(self) -> Mapping[int, Mapping[str, float]]:
+        return self.client.engine_stats() if isinstance(self.client, ReplicaOwner) else {}
+
+    def _fleet_status(self) -> FleetStatus | None:
+        return self.client.status() if isinstance(self.client, ReplicaOwner) else None
 
     def serving(self) -> AsyncEngine:
         """Return the engine.

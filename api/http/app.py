@@ -25,6 +25,7 @@ from ..routes import (
     files,
     health,
     models,
+    replicas,
     responses,
     tokenize,
     ui,
@@ -67,8 +68,8 @@ def create_app(served: ServerState | ModelRouter) -> FastAPI:
         servers=[{"url": state.options.root_path.rstrip("/")}] if state.options.root_path.rstrip("/") else None,
     )
     app.state.models = router
-    adapter_routes = (models, adapters, admin_models)
-    for module in (chat, completions, responses, anthropic, files, batches, *adapter_routes, tokenize, health, ui):
+    generation, operation = (chat, completions, responses, anthropic, files, batches), (tokenize, health, ui)
+    for module in (*generation, models, adapters, admin_models, replicas, *operation):
         app.include_router(module.router)
     for kind in (EngineError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, handle)

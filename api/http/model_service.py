@@ -43,7 +43,7 @@ class ModelService:
     Args:
         model: with its options.
         state: of the model, to fill.
-        num_engines: engine processes of all models of the server, which share the machine.
+        num_engines: the most engine processes of all models of the server, which share the machine.
 
     Attributes:
         state: of the model.
@@ -191,16 +191,16 @@ def engine_of(config: EngineConfig, path: Path, options: ServerConfig, num_engin
     Of several models each has a fleet, if only of one process: one that ends is started anew, and takes no other along.
 
     Args:
-        num_engines: engine processes of the whole server.
+        num_engines: the most engine processes of the whole server.
     """
     if options.ray_address is not None:
         from ..fleet.on_ray.ray_fleet import ray_fleet
 
         return ray_fleet(config, path, options)
-    if max(options.replicas, num_engines) > 1:
+    if options.is_fleet or num_engines > 1:
         from ..fleet.local_fleet import local_fleet
 
-        return local_fleet(config, path, options, max(options.replicas, num_engines))
+        return local_fleet(config, path, options, max(options.most_replicas, num_engines))
     timeouts = options.silence_seconds, options.watchdog_timeout
     return EngineClient(config, path, heartbeat_timeout=timeouts[0], watchdog_timeout=timeouts[1])
 

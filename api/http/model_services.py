@@ -39,7 +39,7 @@ class ModelServices:
         self._main = main
         self._read_again = read_again
         states = [main, *(ServerState.beside(main, each.server) for each in models[1:])]
-        num_engines = sum(each.server.replicas for each in models)
+        num_engines = sum(each.server.most_replicas for each in models)
         self._services = [ModelService(model, state, num_engines) for model, state in zip(models, states, strict=True)]
         self._jobs: set[asyncio.Task[None]] = set()  # ends of removed models, and a reload
         self._reload = asyncio.Lock()
@@ -88,7 +88,7 @@ class ModelServices:
 
     async def _apply(self, models: Sequence[ServedModel]) -> None:
         """Serve these models. If one cannot be loaded, none is removed: that may be the one that was to be changed."""
-        num_engines = sum(each.server.replicas for each in models)
+        num_engines = sum(each.server.most_replicas for each in models)
         kept: list[ModelService] = []
         for model in models:
             try:

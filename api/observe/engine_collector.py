@@ -19,11 +19,16 @@ def kv_usage(stats: Mapping[str, float]) -> float:
     return 1 - stats.get("pages_available", 0.0) / max(1.0, stats["pages"]) if "pages" in stats else 0.0
 
 
+ByEngine = Mapping[str, float | Mapping[str, float]]
+"""Values of a family by the label ``engine``, each one value or one for each value of a further label."""
+
+
 class EngineCollector:
-    """Yields the families of one engine.
+    """Yields the families of an engine, with a series for each of its replicas where it has several.
 
     Args:
-        stats: returns the engine's last gauges and counters.
+        stats: returns the last gauges and counters of the engine as a whole, and of the server.
+        engines: returns gauges and counters by replica; none for an engine of one process.
         adapters: returns the names of adapters that have running and that have waiting sequences.
         labels: values of ``LABELS``.
     """
@@ -31,47 +36,60 @@ class EngineCollector:
     def __init__(
         self,
         stats: Callable[[], Mapping[str, float]],
+        engines: Callable[[], Mapping[int, Mapping[str, float]]],
         adapters: Callable[[], tuple[Sequence[str], Sequence[str]]],
         labels: Sequence[str],
         prefix: str,
         facts: EngineFacts,
     ) -> None:
         self._stats = stats
+        self._engines = engines
         self._adapters = adapters
-        self._labels = labels
+        self._model_name, self._engine = labels
         self._prefix = prefix
         self._facts = facts
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families."""
-        stats = self._stats()
-        usage = kv_usage(stats)
+        whole = self._stats()
+        engines = {str(index): stats for index, stats in self._engines().items()} or {self._engine: whole}
+        usage = {name: kv_usage(stats) for name, stats in engines.items()}
         yield self._gauge("kv_cache_usage_perc", "Share of the KV pool that running sequences hold, 0 to 1.", usage)
         for key, name, text in GAUGES:
-            yield self._gauge(name, text, stats.get(key, 0.0))
+            yield self._gauge(name, text, self._values(key, engines, whole))
         for key, name, text in COUNTERS:
-            yield self._counter(name, text, stats.get(key, 0.0))
-        yield from self._queue(stats)
+            yield self._counter(name, text, self._values(key, engines, whole))
+        yield from self._queue(engines, whole)
         if self._facts.max_drafts:
-            yield self._accepted_by_position(stats)
+            yield self._accepted_by_position(engines)
         yield from self._infos()
         if self._prefix == VLLM_PREFIX:
-            yield from self._vllm_alone(stats)
+            yield from self._vllm_alone(engines)
 
-    def _queue(self, stats: Mapping[str, float]) -> Iterator[Metric]:
-        deferred = stats.get("waiting_deferred", 0.0)
-        reasons = {"capacity": stats.get("waiting", 0.0) - deferred, "deferred": deferred}
+    def _values(
+        self, key: str, engines: Mapping[str, Mapping[str, float]], whole: Mapping[str, float]
+    ) -> dict[str, float]:
+        """Return the values of the replicas that have one, or that of the engine as a whole."""
+        return {name: stats[key] for name, stats in engines.items() if key in stats} or {
+            self._engine: whole.get(key, 0.0)
+        }
+
+    def _queue(self, engines: Mapping[str, Mapping[str, float]], whole: Mapping[str, float]) -> Iterator[Metric]:
         text = "Those of them that wait for room, and for an adapter's load or a grammar's compile."
+        reasons = {name: _waiting_by_reason(stats) for name, stats in engines.items()}
         yield self._gauge("num_requests_waiting_by_reason", text, reasons, "reason")
-        waits = {each.name.lower(): stats.get(f"queue_seconds_{each.name.lower()}", 0.0) for each in Priority}
+        waits = {each.name.lower(): whole.get(f"queue_seconds_{each.name.lower()}", 0.0) for each in Priority}
         text = "Seconds until all that waits now, in this band and those before it, has its first token."
-        yield self._gauge("expected_queue_seconds", text, waits, "priority")
+        yield self._gauge("expected_queue_seconds", text, {self._engine: waits}, "priority")
 
-    def _accepted_by_position(self, stats: Mapping[str, float]) -> Metric:
-        runs = [stats.get(f"accepted_runs_{length}", 0.0) for length in range(self._facts.max_drafts + 1)]
-        values = {str(position): sum(runs[position + 1 :]) for position in range(self._facts.max_drafts)}
+    def _accepted_by_position(self, engines: Mapping[str, Mapping[str, float]]) -> Metric:
+        values = {name: self._accepted(stats) for name, stats in engines.items()}
         text = "Drafts accepted, by their position in a draft."
         return self._counter("spec_decode_num_accepted_tokens_per_pos", text, values, "position")
+
+    def _accepted(self, stats: Mapping[str, float]) -> dict[str, float]:
+        runs = [stats.get(f"accepted_runs_{length}", 0.0) for length in range(self._facts.max_drafts + 1)]
+        return {str(position): sum(runs[position + 1 :]) for position in range(self._facts.max_drafts)}
 
     def _infos(self) -> Iterator[Metric]:
         """Yield vLLM's metrics whose labels are their content; they have no ``model_name``."""
@@ -83,39 +101,47 @@ class EngineCollector:
             yield self._info("lora_requests_info", text, names, time.time())
         if self._facts.cache:
             text = "The KV pool and its options, in vLLM's words; always 1."
-            yield self._info("cache_config_info", text, {**self._facts.cache, "engine": self._labels[1]}, 1.0)
+            yield self._info("cache_config_info", text, {**self._facts.cache, "engine": self._engine}, 1.0)
 
-    def _vllm_alone(self, stats: Mapping[str, float]) -> Iterator[Metric]:
-        cached = stats.get("prompt_tokens_cached", 0.0)
-        computed = stats.get("prompt_tokens", 0.0) - cached
-        sources = {"local_compute": computed, "local_cache_hit": cached, "external_kv_transfer": 0.0}
+    def _vllm_alone(self, engines: Mapping[str, Mapping[str, float]]) -> Iterator[Metric]:
+        sources: dict[str, Mapping[str, float]] = {}
+        tiers: dict[str, Mapping[str, float]] = {}
+        for name, stats in engines.items():
+            cached = stats.get("prompt_tokens_cached", 0.0)
+            computed = stats.get("prompt_tokens", 0.0) - cached
+            sources[name] = {"local_compute": computed, "local_cache_hit": cached, "external_kv_transfer": 0.0}
+            tiers[name] = dict.fromkeys(TIERS, 0.0) | {"device": cached}
         yield self._counter("prompt_tokens_by_source", "Tokens of admitted prompts.", sources, "source")
-        tiers = dict.fromkeys(TIERS, 0.0) | {"device": cached}
         yield self._counter("prompt_tokens_cached_by_source", "Those of them that were cached.", tiers, "source")
-        yield self._gauge("engine_sleep_state", "The engine never sleeps.", SLEEP_STATES, "sleep_state")
+        sleep = {self._engine: SLEEP_STATES}
+        yield self._gauge("engine_sleep_state", "The engine never sleeps.", sleep, "sleep_state")
         for name, text in ZERO_COUNTERS:
-            yield self._counter(name, text, 0.0)
+            yield self._counter(name, text, {self._engine: 0.0})
 
-    def _gauge(self, name: str, text: str, value: float | Mapping[str, float], label: str = "") -> Metric:
+    def _gauge(self, name: str, text: str, values: ByEngine, label: str = "") -> Metric:
         labels = (*LABELS, label) if label else LABELS
-        return self._filled(GaugeMetricFamily(full_name(name, self._prefix), text, labels=labels), value)
+        return self._filled(GaugeMetricFamily(full_name(name, self._prefix), text, labels=labels), values)
 
-    def _counter(self, name: str, text: str, value: float | Mapping[str, float], label: str = "") -> Metric:
+    def _counter(self, name: str, text: str, values: ByEngine, label: str = "") -> Metric:
         labels = (*LABELS, label) if label else LABELS
-        return self._filled(CounterMetricFamily(full_name(name, self._prefix), text, labels=labels), value)
+        return self._filled(CounterMetricFamily(full_name(name, self._prefix), text, labels=labels), values)
 
-    def _filled(
-        self, family: GaugeMetricFamily | CounterMetricFamily, value: float | Mapping[str, float]
-    ) -> GaugeMetricFamily | CounterMetricFamily:
-        """Add a family's value, or one for each value of its last label."""
-        if isinstance(value, Mapping):
-            for name, each in value.items():
-                family.add_metric((*self._labels, name), each)
-        else:
-            family.add_metric(self._labels, value)
+    def _filled(self, family: GaugeMetricFamily | CounterMetricFamily, values: ByEngine) -> Metric:
+        """Add a family's values, one for each engine and each value of its last label."""
+        for engine, value in values.items():
+            if isinstance(value, Mapping):
+                for name, each in value.items():
+                    family.add_metric((self._model_name, engine, name), each)
+            else:
+                family.add_metric((self._model_name, engine), value)
         return family
 
     def _info(self, name: str, text: str, labels: Mapping[str, str], value: float) -> Metric:
         info = GaugeMetricFamily(full_name(name, self._prefix), text, labels=tuple(labels))
         info.add_metric(tuple(labels.values()), value)
         return info
+
+
+def _waiting_by_reason(stats: Mapping[str, float]) -> dict[str, float]:
+    deferred = stats.get("waiting_deferred", 0.0)
+    return {"capacity": stats.get("waiting", 0.0) - deferred, "deferred": deferred}

@@ -38,10 +38,12 @@ from .metric_tables import (
     full_name,
     token_buckets,
 )
+from .replica_collector import ReplicaCollector
 from .token_usage import TokenCounts
 
 if TYPE_CHECKING:
     from ...engine.messages import Heartbeat
+    from ...engine.serving.replica_status import FleetStatus
     from ...engine.types import SequenceStats, Usage
     from .gpu_usage import GpuCollector
 
@@ -99,6 +101,8 @@ class Metrics:
         prefix: of the metrics that vLLM has too: ours or vLLM's. With vLLM's their buckets are its own, to the last.
         facts: of the engine, once it is ready.
         gpus: collector of GPU use; None where there is no GPU to tell of.
+        engines: returns the engine's gauges and counters by replica; none for an engine of one process.
+        fleet: returns the status of a fleet; None for an engine of one process.
 
     Attributes:
         history: some of the metrics over the last minutes.
@@ -113,6 +117,8 @@ class Metrics:
         prefix: str = OWN_PREFIX,
         facts: EngineFacts | None = None,
         gpus: GpuCollector | None = None,
+        engines: Callable[[], Mapping[int, Mapping[str, float]]] = dict,
+        fleet: Callable[[], FleetStatus | None] = lambda: None,
     ) -> None:
         self.history = History()
         self._labels = (model_name, "0")
@@ -120,8 +126,9 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._adapters_in_use: tuple[Sequence[str], Sequence[str]] = ((), ())
         facts = facts or EngineFacts()
-        collector = EngineCollector(stats, lambda: self._adapters_in_use, self._labels, prefix, facts)
+        collector = EngineCollector(stats, engines, lambda: self._adapters_in_use, self._labels, prefix, facts)
         self.registry.register(collector)
+        self.registry.register(ReplicaCollector(fleet, model_name))
         if gpus is not None:
             self.registry.register(gpus)
         ProcessCollector(registry=self.registry)

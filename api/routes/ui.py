@@ -9,8 +9,10 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
 from ...engine.errors import CapacityError
+from ...engine.serving.replica_status import ReplicaOwner
 from ..generate.envelope import json_response
 from ..observe.live_page import FILES, HEADERS, INDEX, PATHS, content_type
+from ..observe.replica_view import fleet_json
 from .dependencies import State
 
 router = APIRouter(tags=["operation"])
@@ -28,7 +30,10 @@ async def ui_state(state: State, since: Annotated[float, Query(ge=-1)] = -1) -> 
         raise CapacityError("The model is still being loaded.")
     if not state.is_healthy:
         raise state.death()
-    engine = await state.watch.snapshot(state.client)
+    # Of an engine of one process all that could be told is in the snapshot.
+    fleet = fleet_json(state.client.status()) if isinstance(state.client, ReplicaOwner) else None
+    is_empty = fleet is not None and not fleet["data"]
+    engine = b"null" if is_empty else await state.watch.snapshot(state.client)
     server = {
         "version": state.version,
         "started": state.started,
@@ -37,7 +42,7 @@ async def ui_state(state: State, since: Annotated[float, Query(ge=-1)] = -1) -> 
         "draining": state.draining,
     }
     history = list(state.metrics.history.since(since))
-    return json_response({"server": server, "history": history, "engine": orjson.Fragment(engine)})
+    return json_response({"server": server, "history": history, "fleet": fleet, "engine": orjson.Fragment(engine)})
 
 
 async def _file(request: Request) -> Response:

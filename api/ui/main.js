@@ -5,6 +5,7 @@ import { forgetCurves, newest, showCurves } from "./curves.js";
 import { byId } from "./dom.js";
 import { whole } from "./format.js";
 import { offerModels } from "./playground.js";
+import { showReplicas } from "./replicas.js";
 import { Refusal, get, useKey } from "./server.js";
 import { showAdapters, showSequences } from "./tables.js";
 import { showTree } from "./tree.js";
@@ -35,7 +36,7 @@ async function poll() {
   else show(state);
 }
 
-function show({ server, history, engine }) {
+function show({ server, history, engine, fleet }) {
   if (server.started !== started) {
     forgetCurves();
     started = server.started;
@@ -45,6 +46,8 @@ function show({ server, history, engine }) {
   notice("");
   byId("model").textContent = `${server.model} · context ${whole(server.max_model_len)} · version ${server.version}`;
   showCurves(history);
+  showReplicas(fleet);
+  if (!engine) return; // No replica runs.
   showTree(engine);
   showStep(engine.stats);
   showPool(engine.stats, engine.page_size);

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rootgraft.api.fleet.dispatcher import DispatcherLimits
+from rootgraft.api.fleet.dispatcher_limits import DispatcherLimits
 from rootgraft.api.fleet.fleet import Fleet
 from rootgraft.api.fleet.replica_launcher import ProcessLauncher
 from rootgraft.engine.checkpoint.locate import resolve_model

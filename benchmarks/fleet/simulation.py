@@ -17,8 +17,9 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from zlib import crc32
 
-from rootgraft.api.fleet.autoscaling import AutoscalePolicy, FleetLoad, ScaleState
-from rootgraft.api.fleet.dispatcher import MOST_DEATHS, Dispatcher, DispatcherLimits
+from rootgraft.api.fleet.dispatcher import MOST_DEATHS, Dispatcher
+from rootgraft.api.fleet.dispatcher_limits import DispatcherLimits
+from rootgraft.api.fleet.scaling.autoscaling import AutoscalePolicy, FleetLoad, ScaleState
 from rootgraft.engine.errors import CapacityError
 from rootgraft.engine.messages import Abort, Done, Failed, Heartbeat, Message, Ready, Submit, TokenOut
 from rootgraft.engine.types import FinishReason, Logprob, SamplingParams, Usage

@@ -77,6 +77,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--workloads", nargs="+", default=list(NAMES[:5]), choices=NAMES)
     parser.add_argument("--adapters", nargs="+", default=[], help="names of adapters, for W6 and W7")
     parser.add_argument("--peer-lora-ids", action="store_true", help="the peer takes adapters as llama.cpp does")
+    parser.add_argument("--temperature", type=float, help="of all requests; by default they are greedy")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--start-timeout", type=float, default=600.0, help="seconds a server may take to answer")
@@ -127,14 +128,18 @@ async def _connected(url: str, process: subprocess.Popen[bytes] | None, limit: f
 async def _repeat(name: str, load: str, repeat: int, remote: RemoteServer, args: argparse.Namespace) -> Figures:
     """One repeat of a load on a server."""
     plan = workload(load, repeat, args.seed, len(args.adapters))
-    timings, valid = await _run(remote, plan, None if args.peer_lora_ids and name == args.peer_name else args.adapters)
+    adapters = None if args.peer_lora_ids and name == args.peer_name else args.adapters
+    sampling = {} if args.temperature is None else {"temperature": args.temperature}
+    timings, valid = await _run(remote, plan, adapters, sampling)
     figures = summarise(timings) | {"valid": valid, "load_average": os.getloadavg()}
     speed, errors = figures["output_tokens_per_s"], figures["errors"]
     print(f"{name} {load} repeat {repeat}: {speed:.1f} tokens/s {errors or ''}", file=sys.stderr)
     return figures
 
 
-async def _run(remote: RemoteServer, load: Workload, adapters: list[str] | None) -> tuple[list[Timing], int]:
+async def _run(
+    remote: RemoteServer, load: Workload, adapters: list[str] | None, sampling: dict[str, Any]
+) -> tuple[list[Timing], int]:
     """All conversations of a load, and how many answers kept to their schema. One that fails ends there."""
     limit = asyncio.Semaphore(load.concurrency)
     timings: list[Timing] = []
@@ -143,7 +148,7 @@ async def _run(remote: RemoteServer, load: Workload, adapters: list[str] | None)
     async def talk(conversation: Conversation) -> None:
         nonlocal valid
         messages = [{"role": "system", "content": conversation.system}] if conversation.system else []
-        fields = conversation.fields | _adapter_field(conversation.adapter, adapters)
+        fields = conversation.fields | sampling | _adapter_field(conversation.adapter, adapters)
         async with limit:
             for turn in conversation.turns:
                 messages.append({"role": "user", "content": turn})

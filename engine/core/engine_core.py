@@ -23,6 +23,7 @@ from ..messages import (
     ListAdapters,
     LoadAdapter,
     Message,
+    PrepareGrammar,
     Ready,
     Reply,
     SnapshotTaken,
@@ -111,6 +112,8 @@ class EngineCore:
                     self._submit(message)
                 elif isinstance(message, Abort):
                     self._abort(message.ids)
+                elif isinstance(message, PrepareGrammar) and self._grammars is not None:
+                    self._grammars.prepare(message.kind, message.content)
                 elif isinstance(message, TokenTexts):
                     self._learn(message)
                 elif isinstance(message, (LoadAdapter, UnloadAdapter, ListAdapters)):

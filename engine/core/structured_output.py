@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import accumulate, pairwise
 from time import perf_counter
 
@@ -25,6 +26,9 @@ from ..batch import Masks
 from ..errors import CapacityError, EngineError, GrammarRefused, ModelError
 from ..messages import TokenTexts
 from ..scheduling.mask_jobs import MaskJob
+
+MOST_AHEAD = 8
+"""Compiles that wait beyond which none is made ahead: those that a request waits for come first."""
 
 logger = logging.getLogger("rootgraft.grammar")
 
@@ -57,6 +61,11 @@ class StructuredOutputManager:
         """
         spec = None if grammar is None else GrammarSpec(GrammarKind(grammar[0]), grammar[1])
         return Compilation(self._built, spec, reasoning)
+
+    def prepare(self, kind: str, content: bytes) -> None:
+        """Compile a grammar ahead, unless ``MOST_AHEAD`` others wait to be compiled. Its refusal is remembered too."""
+        spec = GrammarSpec(GrammarKind(kind), content)
+        self._built.add_done_callback(partial(_compile_ahead, spec))
 
     def fill(self, jobs: Sequence[MaskJob]) -> Callable[[], Masks]:
         """Begin to fill masks. Returns a function that waits for them."""
@@ -129,6 +138,14 @@ class StructuredOutputManager:
             job.matcher.explain(str(error))
         for early in range(min(job.num_early, len(job.drafts) + 1)):
             _postpone_end(buffer.words[at + early], self._eos_ids)
+
+
+def _compile_ahead(spec: GrammarSpec, built: Future[tuple[CompileService, MaskBuffer, Vocabulary]]) -> None:
+    if built.cancelled() or built.exception() is not None:
+        return
+    service = built.result()[0]
+    if service.stats.pending < MOST_AHEAD:
+        service.compile(spec)
 
 
 def _postpone_end(words: NDArray[np.int32], eos_ids: tuple[int, ...]) -> None:

@@ -31,6 +31,7 @@ from ..messages import (
     ListAdapters,
     LoadAdapter,
     Message,
+    PrepareGrammar,
     Ready,
     Reply,
     Shutdown,
@@ -112,6 +113,11 @@ class EngineClient(asyncio.Protocol):
         return self._watchdog.silent_seconds
 
     @property
+    def place(self) -> str:
+        """Where the engine runs, for people."""
+        return "no process" if self._process is None else f"process {self._process.pid}"
+
+    @property
     def adapters(self) -> Mapping[str, AdapterInfo]:
         """Loaded adapters by name; tier and counts are those of the adapter's last change."""
         return self._adapters
@@ -149,6 +155,10 @@ class EngineClient(asyncio.Protocol):
     def submit(self, submits: Sequence[Submit]) -> None:
         """Start sequences; those of one call arrive in one frame. Raises EngineDead if the engine is gone."""
         self._send(submits)
+
+    def prepare_grammar(self, message: PrepareGrammar) -> None:
+        """Compile a grammar ahead of sequences that may come. Raises EngineDead if the engine is gone."""
+        self._send([message])
 
     def abort(self, ids: Iterable[int]) -> None:
         """End sequences. Does nothing if the engine is gone, as they ended with it."""

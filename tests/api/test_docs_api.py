@@ -30,6 +30,7 @@ from rootgraft.api.routes import (
     files,
     health,
     models,
+    replicas,
     responses,
     tokenize,
     ui,
@@ -113,6 +114,6 @@ def test_every_route_is_told_of() -> None:
 
 
 def _routes() -> list[APIRoute]:
-    modules = (adapters, admin_models, anthropic, batches, chat, completions, files, health, models, responses)
-    modules = (*modules, tokenize, ui)
+    generation = (anthropic, batches, chat, completions, files, responses, tokenize)
+    modules = (*generation, adapters, admin_models, health, models, replicas, ui)
     return [route for module in modules for route in module.router.routes if isinstance(route, APIRoute)]

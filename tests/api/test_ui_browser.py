@@ -7,6 +7,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from support.api.real_server import RealServer, start
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.engine.messages import Heartbeat
+from rootgraft.engine.serving.replica_status import FleetStatus, ReplicaStatus
 from rootgraft.engine.snapshot import EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView
 from rootgraft.engine.types import AdapterInfo
 
@@ -208,6 +210,22 @@ def test_what_a_model_writes_is_text(live: Live, open_page: Open) -> None:
     expect(page.locator("#answer")).to_have_text(said)
     expect(page.locator("#prompt .computed").last).to_be_visible()
     assert page.locator("#playground img, #bold").count() == 0 and page.title() == "rootgraft"
+
+
+def test_replicas_of_a_fleet(live: Live, open_page: Open) -> None:
+    live.client.snapshot = small_snapshot()
+    first = ReplicaStatus("replica-1", 0, "serving", "process 7", 90.0, 0.1, ("<b>sql</b>",), STATS)
+    told = FleetStatus((first, replace(first, name="replica-3", state="draining", stats={})), 2, 1, 0, (0, 3))
+    live.client.engine_stats = dict
+    live.client.status = lambda: told
+    page = open_page(live.url)
+    expect(page.locator("#replicas tbody tr")).to_have_count(2)
+    expect(page.locator("#replicas tbody tr").first).to_contain_text("replica-1serving1250%90.0 sprocess 7<b>sql</b>")
+    expect(page.locator("#fleet-caption")).to_contain_text("1 of 2 replicas serve (0 to 3 by load) · 1 starting")
+    told = FleetStatus((), 0, bounds=(0, 3))
+    expect(page.locator("#replicas")).to_have_text("No replica runs now; the first request starts one.")
+    del live.client.status
+    expect(page.locator("#fleet-panel")).to_be_hidden()
 
 
 def test_mistakes_and_stops_in_the_playground(live: Live, open_page: Open) -> None:

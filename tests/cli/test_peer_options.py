@@ -336,3 +336,20 @@ def test_what_is_no_whole_number(text: str) -> None:
 
 def test_the_environment_of_the_tests_sets_no_option() -> None:
     assert not [name for name, option in environment().items() if option.ours and os.environ.get(name)]
+
+
+@pytest.mark.parametrize("line", ["--data-parallel-size 4", "-dp 4", "--dp-size 4", "--dp 4"])
+def test_data_parallel_ranks_are_replicas(line: str) -> None:
+    assert changed(line) == {"replicas": 4}
+    assert changed(line.replace("4", "1")) == {}
+    with pytest.raises(ConfigError, match="--replicas must be at most 16, not 17"):
+        serve(line.replace("4", "17"))
+
+
+def test_an_engine_in_process_is_one_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    assert engine_keywords({"data_parallel_size": 1}) == ({}, [])
+    with pytest.raises(ConfigError, match=r"data_parallel_size=2: rootgraft serve has it, as --replicas\."):
+        engine_keywords({"data_parallel_size": 2})
+    parse("p", "about", (EngineConfig,), "", ["--data-parallel-size", "1"], lambda note: None)
+    with pytest.raises(ConfigError, match="rootgraft serve has it"):
+        parse("p", "about", (EngineConfig,), "", ["-dp", "2"], lambda note: None)

@@ -19,6 +19,7 @@ from rootgraft.engine.messages import (
     ListAdapters,
     LoadAdapter,
     Message,
+    PrepareGrammar,
     Ready,
     Reply,
     Shutdown,
@@ -66,6 +67,7 @@ snapshots = st.builds(EngineSnapshot, ints, numbers, namespaces, nodes, ints, se
 any_message = st.one_of(
     st.builds(TokenTexts, arrays, st.binary(), tokens.map(tuple)),
     st.builds(Submit, ints, arrays, params, st.none() | st.text(), st.text(), grammars),
+    st.builds(PrepareGrammar, st.text(), st.binary()),
     st.builds(Abort, tokens.map(tuple)),
     st.just(Shutdown()),
     st.builds(LoadAdapter, ints, st.text(), st.text(), st.booleans()),

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from array import array
 
 import pytest
+from support.engine.core_hooks import wait_for_vocabulary
 from support.engine.fake_worker import FakeWorker
 from support.engine.structured_engine import TEXTS, VOCAB, Structured
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
-from rootgraft.engine.messages import Abort, Failed, Submit
+from rootgraft.engine.core.structured_output import MOST_AHEAD
+from rootgraft.engine.messages import Abort, Failed, PrepareGrammar, Submit
 from rootgraft.engine.types import FinishReason, SamplingParams
 from rootgraft.grammar.spec import GrammarSpec
 
@@ -53,6 +56,38 @@ def test_each_row_follows_its_own_grammar_beside_free_rows(engine):
     assert structured.texts[3] in (b"yes", b"no")
     assert structured.ends[1].reason is FinishReason.LENGTH
     assert all(structured.ends[i].reason is FinishReason.STOP for i in (0, 2, 3))
+
+
+def test_a_grammar_compiled_ahead_is_found_in_the_cache(engine):
+    structured = engine()
+    spec, wrong = GrammarSpec.json_schema(SCHEMA), GrammarSpec.regex("(")
+    for each in (spec, wrong):
+        structured.core.handle([PrepareGrammar(each.kind.value, each.content)])
+    assert not structured.core.has_work
+    wait_for_vocabulary(structured.core)
+    stats = structured.core.stats
+    while not (stats()["grammar_compiled"] and stats()["grammar_refused"]):
+        time.sleep(0.01)
+    structured.submit(0, spec, max_tokens=80)
+    structured.submit(1, wrong, max_tokens=80)
+    structured.run()
+    assert json.loads(structured.texts[0]).keys() == {"name", "age"}
+    assert isinstance(structured.ends[1], Failed) and structured.ends[1].kind == "GrammarRefused"
+    assert (stats()["grammar_compiled"], stats()["grammar_hits"]) == (1, 2)
+
+
+def test_few_grammars_are_compiled_ahead_at_a_time(engine):
+    structured = engine()
+    wait_for_vocabulary(structured.core)
+    specs = [GrammarSpec.regex(f"a{{{number}}}") for number in range(1, 60)]
+    structured.core.handle([PrepareGrammar(spec.kind.value, spec.content) for spec in specs])
+    assert 1 <= structured.core.stats()["grammar_pending"] <= MOST_AHEAD
+
+
+def test_nothing_is_compiled_ahead_for_a_model_that_follows_no_grammar():
+    core = EngineCore(EngineConfig(), FakeWorker(100, 4, vocab_size=VOCAB))
+    core.handle([PrepareGrammar("regex", b"a")])
+    assert not core.has_work
 
 
 def test_the_answer_is_the_same_after_preemption_and_from_the_cache(engine):

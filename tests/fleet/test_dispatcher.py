@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from rootgraft.api.fleet.dispatcher import MOST_DEATHS, MOST_REPLAYS, Dispatcher, DispatcherLimits
+from rootgraft.api.fleet.dispatcher import MOST_DEATHS, MOST_REPLAYS, Dispatcher
+from rootgraft.api.fleet.dispatcher_limits import DispatcherLimits
 from rootgraft.api.fleet.frame_order import MOST_EARLY, FrameGap, FrameOrder
 from rootgraft.api.fleet.journal import Journal
 from rootgraft.engine.errors import CapacityError

@@ -14,10 +14,12 @@ from support.engine.core_client import VOCAB, CoreClient
 from support.engine.fake_worker import expected_tokens
 
 from rootgraft.api.fleet import fleet as fleet_module
-from rootgraft.api.fleet.dispatcher import DispatcherLimits
+from rootgraft.api.fleet.dispatcher_limits import DispatcherLimits
 from rootgraft.api.fleet.fleet import MOST_FAILED_STARTS, Fleet
 from rootgraft.api.fleet.replica_client import ReplicaClient
 from rootgraft.api.fleet.replica_launcher import ProcessLauncher
+from rootgraft.api.fleet.scaling import autoscaling
+from rootgraft.api.fleet.scaling.autoscaling import AutoscalePolicy
 from rootgraft.engine.errors import EngineDead, RequestError, UnknownModel
 from rootgraft.engine.messages import Done, Failed, Heartbeat, Message, Submit, TokenOut
 from rootgraft.engine.serving.engine_client import EngineClient
@@ -28,13 +30,14 @@ from rootgraft.lora.safe_paths import check_name
 class Made:
     """A started fleet, its replicas in the order in which they were made, and what it delivered."""
 
-    def __init__(self, count: int, **options: Any) -> None:
+    def __init__(self, count: int, policy: AutoscalePolicy | None = None, **options: Any) -> None:
         self.clients: list[CoreClient] = []
         self.options = options
         self.tokens: dict[int, list[int]] = {}
         self.ends: dict[int, Done | Failed] = {}
         self.heartbeats = 0
-        self.fleet = Fleet(ProcessLauncher(self._make), count, DispatcherLimits(heartbeat_seconds=30.0))
+        limits = DispatcherLimits(heartbeat_seconds=30.0)
+        self.fleet = Fleet(ProcessLauncher(self._make), count, limits, policy=policy)
         self.fleet.on_frame = self._take
         self.fleet.on_heartbeat = lambda heartbeat: setattr(self, "heartbeats", self.heartbeats + 1)
 
@@ -67,8 +70,8 @@ class Made:
 async def make(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Awaitable[Made]]]:
     made: list[Made] = []
 
-    async def start(count: int = 3, **options: Any) -> Made:
-        made.append(Made(count, **options))
+    async def start(count: int = 3, policy: AutoscalePolicy | None = None, **options: Any) -> Made:
+        made.append(Made(count, policy, **options))
         await made[-1].fleet.start()
         return made[-1]
 
@@ -311,8 +314,39 @@ async def test_loads_at_once_do_not_unload_each_other(make: Any) -> None:
 def test_it_has_the_methods_of_an_engine_client() -> None:
     for name, method in vars(EngineClient).items():
         if inspect.isfunction(method) and not name.startswith("_") and not hasattr(asyncio.Protocol, name):
-            assert inspect.signature(getattr(Fleet, name)) == inspect.signature(method), name
+            if name != "prepare_grammar":  # which a fleet asks of its replicas
+                assert inspect.signature(getattr(Fleet, name)) == inspect.signature(method), name
             assert inspect.signature(getattr(ReplicaClient, name)) == inspect.signature(method), name
+
+
+async def test_its_status_tells_of_losses_and_drains(make: Any) -> None:
+    made = await make(2)
+    await made.fleet.load_adapter("sql", "one")
+    await made.fleet.load_adapter("sql", "two", replace=True)
+    made.fleet.submit([submit(number, [number], adapter="sql") for number in range(8)])
+    made.fleet.submit([submit(number + 8, [number], 90) for number in range(8)])
+    await made.until(lambda: len(made.tokens) == 8)
+    before = made.fleet.status()
+    assert [(each.name, each.engine, each.state) for each in before.replicas] == [
+        ("replica-1", 0, "serving"), ("replica-2", 1, "serving"),
+    ]  # fmt: skip
+    assert {each.adapters for each in before.replicas} == {(), ("sql",)} and before.num_started == 2
+    made.serving[0].die()
+    assert (made.fleet.status().num_lost, made.fleet.status().num_starting) == (1, 1)
+    await made.until(lambda: len(made.serving) == 2 and len(made.ends) == 16)
+    after = made.fleet.status()
+    assert [(each.name, each.engine) for each in after.replicas] == [("replica-2", 1), ("replica-3", 0)]
+    assert after.num_replays == made.fleet.num_replays > 0 and after.num_started == 3
+    counted = made.fleet.engine_stats()
+    assert sum(stats["generation_tokens"] for stats in counted.values()) == made.fleet.stats["generation_tokens"]
+    made.fleet.scale(1)
+    assert sorted(each.state for each in made.fleet.status().replicas) == ["draining", "serving"]
+    async with asyncio.timeout(10):
+        while len(made.serving) > 1:
+            await asyncio.sleep(0.01)
+    last = made.fleet.status()
+    assert (last.wanted, last.num_drained, last.num_lost) == (1, 1, 1)
+    assert made.fleet.engine_stats()[0]["generation_tokens"] >= counted[0]["generation_tokens"]
 
 
 async def test_scaling_up_and_down_breaks_no_stream(make: Any) -> None:
@@ -357,3 +391,74 @@ async def test_a_fleet_is_never_scaled_to_nothing(make: Any) -> None:
     made = await make(1)
     with pytest.raises(ValueError, match="at least 1"):
         made.fleet.scale(0)
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Idle replicas go at once."""
+    monkeypatch.setattr(autoscaling, "DOWN_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(fleet_module, "TICK_SECONDS", 0.0)
+
+
+async def test_from_none_the_first_request_is_held_and_answered(make: Any, hasty: None) -> None:
+    made = await make(1, AutoscalePolicy(least=0, most=2, rows=4))
+    await made.fleet.load_adapter("sql", "one")
+    await made.until(lambda: not made.serving)
+    status = made.fleet.status()
+    assert (status.wanted, status.num_drained, status.num_lost, status.bounds) == (0, 1, 0, (0, 2))
+    assert made.fleet.is_alive and made.fleet.adapters.keys() == {"sql"}
+    assert [info.path for info in await made.fleet.list_adapters()] == ["one"]
+    with pytest.raises(EngineDead, match="No replica"):
+        await made.fleet.take_snapshot()
+    made.fleet.submit([submit(1, [1, 2], adapter="sql")])
+    assert (made.fleet.status().num_held, made.fleet.status().num_starting) == (1, 1)
+    made.fleet.submit([submit(2, [1, 2])])
+    await made.until(lambda: len(made.ends) == 2)
+    assert isinstance(made.ends[2], Done) and made.tokens[2] == expected_tokens([1, 2], 40, VOCAB)
+    assert [each.adapter for each in made.clients[1].submits] == ["sql", None]
+
+
+async def test_an_adapter_is_loaded_where_no_replica_runs(make: Any, hasty: None) -> None:
+    made = await make(1, AutoscalePolicy(least=0, most=2, rows=4))
+    await made.until(lambda: not made.serving)
+    await made.fleet.load_adapter("sql", "one")
+    assert made.fleet.adapters.keys() == {"sql"} and len(made.clients) == 2
+    await made.until(lambda: not made.serving)
+    await made.fleet.unload_adapter("sql")
+    assert not made.fleet.adapters
+
+
+async def test_the_number_of_replicas_follows_the_load(make: Any, hasty: None) -> None:
+    made = await make(1, AutoscalePolicy(least=1, most=3, rows=4))
+    prompts = {number: [number % VOCAB, 3] for number in range(20)}
+    made.fleet.submit([submit(number, prompt, 200) for number, prompt in prompts.items()])
+    await made.until(lambda: len(made.serving) == 3)
+    made.fleet.submit([submit(number + 100, prompt, 200) for number, prompt in prompts.items()])
+    await made.until(lambda: len(made.ends) == 40 and len(made.serving) == 1)
+    for number, prompt in prompts.items():
+        assert made.tokens[number] == made.tokens[number + 100] == expected_tokens(prompt, 200, VOCAB)
+    status = made.fleet.status()
+    assert status.num_scaled_up >= 1 and status.num_scaled_down >= 2 and status.num_lost == 0
+    assert len(made.fleet.replicas) <= 3
+
+
+async def test_a_replica_that_drains_is_taken_back_before_another_is_started(make: Any) -> None:
+    made = await make(2)
+    made.fleet.submit([submit(number, [number], 500) for number in range(8)])
+    await made.until(lambda: len(made.tokens) == 8)
+    made.fleet.scale(1)
+    made.fleet.scale(2)
+    assert [each.state for each in made.fleet.status().replicas] == ["serving", "serving"]
+    made.fleet.submit([submit(number + 8, [number], 40) for number in range(8)])
+    await made.until(lambda: len(made.ends) == 16)
+    assert len(made.clients) == 2 and all(len(client.submits) > 4 for client in made.clients)
+
+
+async def test_requests_may_name_an_adapter_while_no_replica_runs(make: Any) -> None:
+    made = await make(1)
+    await made.fleet.load_adapter("sql", "one")
+    made.serving[0].die()
+    assert not made.serving and made.fleet.adapters.keys() == {"sql"}
+    made.fleet.submit([submit(1, [1], adapter="sql")])
+    await made.until(lambda: 1 in made.ends)
+    assert made.clients[1].submits[0].adapter == "sql"

@@ -29,5 +29,8 @@ def test_gauges_are_all_numbers_of_an_engine_that_do_not_count(tmp_path: Any) ->
 
 def test_only_counters_of_a_lost_replica_stay() -> None:
     totals = FleetStats()
-    totals.retire({"waiting": 3, "waiting_deferred": 2, "accepted": 5})
-    assert totals.total([{"waiting": 1, "accepted": 1}]) == {"waiting": 1, "accepted": 6}
+    totals.retire(0, {"waiting": 3, "waiting_deferred": 2, "accepted": 5})
+    now = {0: {"waiting": 1, "accepted": 1}, 1: {"waiting": 2}}
+    assert totals.by_index(now) == {0: {"waiting": 1, "accepted": 6}, 1: {"waiting": 2}}
+    assert totals.total(now) == {"waiting": 3, "accepted": 6}
+    assert totals.by_index({}) == {0: {"accepted": 5}}

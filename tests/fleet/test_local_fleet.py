@@ -10,7 +10,8 @@ import pytest
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.fleet.fleet import Fleet
-from rootgraft.api.fleet.local_fleet import shared_config
+from rootgraft.api.fleet.local_fleet import policy_of, shared_config
+from rootgraft.api.fleet.scaling.autoscaling import AutoscalePolicy
 from rootgraft.api.http.model_service import engine_of
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
@@ -36,6 +37,33 @@ def test_a_fleet_serves_from_two_replicas_on(count: int, kind: type) -> None:
 
 def test_of_several_models_each_has_a_fleet() -> None:
     assert type(engine_of(EngineConfig(), Path("m"), ServerConfig(), 2)) is Fleet
+
+
+@pytest.mark.parametrize(
+    ("text", "bounds"), [("0:1", (0, 1)), ("1:1", (1, 1)), ("1:8", (1, 8)), ("16:16", (16, 16)), ("03:04", (3, 4))]
+)
+def test_bounds_of_autoscaling(text: str, bounds: tuple[int, int]) -> None:
+    options = ServerConfig(autoscale=text)
+    assert (options.autoscale_bounds, options.most_replicas, options.silence_seconds) == (bounds, bounds[1], 3.0)
+    fleet = engine_of(EngineConfig(max_num_seqs=9), Path("m"), options)
+    assert isinstance(fleet, Fleet)
+    assert (fleet.status().bounds, fleet.status().wanted) == (bounds, max(1, bounds[0]))
+    assert policy_of(EngineConfig(max_num_seqs=9), options) == AutoscalePolicy(*bounds, rows=4)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1", "4:1", "0:0", "1:17", "-1:4", "1:4:8", "1:x", "1: 4", "1.5:2", ":", "1:9999", "٠:١"]
+)
+def test_what_is_no_bounds_of_autoscaling(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--autoscale must be MIN:MAX such as 1:4, .* not "):
+        ServerConfig(autoscale=text)
+
+
+def test_the_number_of_replicas_is_said_once() -> None:
+    with pytest.raises(ConfigError, match="--autoscale 1:4 says how many replicas there are: leave out --replicas 2"):
+        ServerConfig(autoscale="1:4", replicas=2)
+    with pytest.raises(ConfigError, match="leave out --ray-address"):
+        ServerConfig(autoscale="1:4", ray_address="local")
 
 
 @pytest.mark.parametrize("count", [0, 17])

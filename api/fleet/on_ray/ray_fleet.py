@@ -8,7 +8,7 @@ from ....engine.config import EngineConfig
 from ....engine.errors import ConfigError
 from ....engine.machine.resources import cores
 from ...config import ServerConfig
-from ..dispatcher import DispatcherLimits
+from ..dispatcher_limits import DispatcherLimits
 from ..fleet import Fleet
 from ..local_fleet import limits_of, shared_config
 from .cluster_room import GIB, ReplicaResources

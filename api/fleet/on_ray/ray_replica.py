@@ -59,6 +59,11 @@ class RayReplica(EngineClient):
         self._release = release
         self._control: _Control | None = None
 
+    @property
+    def place(self) -> str:
+        """The machine, for people."""
+        return self._address.host
+
     async def _open(self) -> tuple[socket.socket, BinaryIO]:
         """Connect to the actor, which starts the process. Raises EngineDead if it cannot be reached."""
         ends: list[socket.socket] = []

@@ -9,7 +9,17 @@ from typing import Any
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.errors import EngineDead, RequestError, UnknownModel
-from rootgraft.engine.messages import Abort, Heartbeat, Message, Ready, Submit, TokenTexts, decode, encode
+from rootgraft.engine.messages import (
+    Abort,
+    Heartbeat,
+    Message,
+    PrepareGrammar,
+    Ready,
+    Submit,
+    TokenTexts,
+    decode,
+    encode,
+)
 from rootgraft.engine.types import AdapterInfo
 from support.engine.fake_worker import FakeWorker
 
@@ -23,6 +33,7 @@ class CoreClient:
         refused: folders of adapters that cannot be loaded.
         changed: folders that hold something else by now.
         submits: all that came.
+        prepared: grammars that it was to compile ahead.
         trusted: of each load, whether its path was trusted.
     """
 
@@ -47,7 +58,9 @@ class CoreClient:
         self.adapters: dict[str, AdapterInfo] = {}
         self.silent_seconds = 0.0
         self.submits: list[Submit] = []
+        self.prepared: list[PrepareGrammar] = []
         self.trusted: list[tuple[str, bool]] = []
+        self.place = "here"
         self.is_alive = True
         self.death: EngineDead | None = None
         self.closed = False
@@ -65,6 +78,10 @@ class CoreClient:
     def submit(self, submits: Sequence[Submit]) -> None:
         self.submits += submits
         self._handle(list(submits))
+
+    def prepare_grammar(self, message: PrepareGrammar) -> None:
+        self.prepared.append(message)
+        self._handle([message])
 
     def abort(self, ids: Iterable[int]) -> None:
         self._handle([Abort(tuple(ids))])

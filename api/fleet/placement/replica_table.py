@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...engine.messages import Ready
+from ....engine.messages import Ready
+from .grammar_index import GrammarIndex
 from .prefix_index import PrefixIndex
-from .routing import AdapterColumns, ReplicaColumns, Route, choose_replica
+from .routing import AdapterColumns, ReplicaColumns, Route, choose_replica, rendezvous
 
 ROW_TOKENS = 64.0
 """Tokens of prefill that a running sequence delays a new one by, for as long as both run.
@@ -22,6 +23,14 @@ Where it is less, replicas are loaded less evenly; where it is more, adapters ar
 
 FIRST_RATE = 1000.0
 """Tokens of prefill a second, before any was measured."""
+
+COMPILE_SECONDS = 0.25
+REPLAY_COMPILE_SECONDS = 1.0
+"""What a replica's lack of a grammar counts for: a compile, for a sequence whose client waits for its next token more,
+as the replicas that are left are busy with those of the one that is lost."""
+
+GRAMMAR_COPIES = 2
+"""Replicas that have a grammar that is in use: the second one goes on with the first one's sequences."""
 
 _RATE_WEIGHT = 4096.0  # tokens over which a measured rate is averaged
 _SHARE_DECAY = 0.999  # of an adapter's count, for each sequence routed
@@ -84,6 +93,7 @@ class ReplicaTable:
         self._num_routed = 0
         self._by_slot: dict[int, ReplicaInfo] = {}
         self.prefixes = PrefixIndex(most_replicas)
+        self.grammars = GrammarIndex(most_replicas)
         self.replicas: dict[str, ReplicaInfo] = {}
 
     def join(self, name: str, ready: Ready, now: float) -> ReplicaInfo:
@@ -95,6 +105,7 @@ class ReplicaTable:
         self._names[info.slot] = hash_of(name)
         self._open[info.slot], self._tokens[info.slot], self._rates[info.slot] = True, 0.0, info.rate
         self.prefixes.open(info.slot, ready.num_pages * ready.page_size)
+        self.grammars.open(info.slot)
         self.hear(info, now)
         return info
 
@@ -110,6 +121,7 @@ class ReplicaTable:
         for adapter in info.adapters:
             self._loaded[adapter][info.slot] = False
         self.prefixes.close(info.slot)
+        self.grammars.close(info.slot)
         self._free.append(info.slot)
 
     def drain(self, name: str) -> None:
@@ -118,12 +130,25 @@ class ReplicaTable:
         info.draining = True
         self._open[info.slot] = False
 
+    def reopen(self, name: str) -> None:
+        """Open a replica for new sequences again."""
+        info = self.replicas[name]
+        info.draining = False
+        self._open[info.slot] = True
+
+    @property
+    def queue_seconds(self) -> float:
+        """Seconds to compute all prompts that wait, on the replica where that takes least; 0 without a replica."""
+        waits = (sum(info.pending.values()) / info.rate for info in self.replicas.values() if not info.draining)
+        return min(waits, default=0.0)
+
     def choose(
         self,
         chain: Sequence[int],
         num_tokens: int,
         *,
         adapter: str | None = None,
+        grammar: int = 0,
         base_digest: str = "",
         heard_since: float = -np.inf,
         excluded: Container[str] = (),
@@ -132,6 +157,7 @@ class ReplicaTable:
         """Return the replica for a sequence, None if there is none; see ``choose_replica``.
 
         Args:
+            grammar: its key; 0 for none.
             base_digest: of the base model that it must have, "" for any.
             heard_since: it goes to replicas that were silent for longer only if there are no others.
             excluded: names of replicas that it must not go to.
@@ -148,19 +174,51 @@ class ReplicaTable:
         if (speaking := is_open & (self._heard >= heard_since)).any():
             is_open = speaking
         rate = float(self._rates[is_open].mean()) if is_open.any() else FIRST_RATE
-        columns = ReplicaColumns(self._names, is_open, self._tokens * (rate / self._rates))
+        wait = self._tokens * (rate / self._rates)
+        if grammar:
+            seconds = REPLAY_COMPILE_SECONDS if is_replay else COMPILE_SECONDS
+            wait = wait + np.where(self.grammars.holders(grammar), 0.0, seconds * rate)
+        columns = ReplicaColumns(self._names, is_open, wait)
         route = choose_replica(
             chain, num_tokens, cached, deepest, columns, self._adapter_columns(adapter, rate, is_replay)
         )
         return self._by_slot.get(route.replica), route
 
-    def place(self, info: ReplicaInfo, number: int, chain: Sequence[int], num_new: int, adapter: str | None) -> None:
+    def standby(self, grammar: int, base_digest: str) -> ReplicaInfo | None:
+        """Return a replica that should have a grammar compiled ahead; None if enough have it, or no other is there.
+
+        Args:
+            grammar: its key.
+            base_digest: of the base model that the replica must have, "" for any.
+        """
+        holders = self.grammars.holders(grammar)
+        if int((holders & self._open).sum()) >= GRAMMAR_COPIES:
+            return None
+        others = self._open & ~holders
+        for info in self.replicas.values() if base_digest else ():
+            others[info.slot] &= info.ready.base_digest == base_digest
+        if not others.any():
+            return None
+        ranks = np.where(others, rendezvous(grammar, self._names), np.uint64(0))
+        return self._by_slot[int(ranks.argmax())]
+
+    def place(
+        self,
+        info: ReplicaInfo,
+        number: int,
+        chain: Sequence[int],
+        num_new: int,
+        adapter: str | None,
+        grammar: int = 0,
+    ) -> None:
         """Note that a sequence was sent to a replica, which computes ``num_new`` tokens before it draws one."""
         info.pending[number] = num_new
         info.rows += 1
         self.prefixes.add(info.slot, chain)
         if adapter is not None:
             self._use_adapter(info, adapter)
+        if grammar:
+            self.grammars.add(info.slot, grammar)
         self._count_share(adapter)
         self._weigh(info)
 

@@ -1,0 +1,69 @@
+"""``rootgraft fleet status``: the replicas of a server as a table."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from .machine.text_table import duration_text, text_table
+from .options import FleetOptions, RemoteOptions
+from .remote_server import RemoteServer
+
+_HEAD = ("REPLICA", "STATE", "RUNNING", "WAITING", "KV", "HIT RATE", "UP", "PLACE", "ADAPTERS")
+
+
+def print_fleet(options: FleetOptions) -> int:
+    """Print the replicas of a server. Returns 0. Raises RemoteError, ConfigError."""
+    fleet = asyncio.run(_ask(options))
+    if options.json:
+        print(json.dumps(fleet, indent=2))
+        return 0
+    print(summary_of(fleet))
+    rows = [row_of(replica) for replica in fleet["data"]]
+    if rows:
+        print(text_table(_HEAD, rows))
+    return 0
+
+
+async def _ask(options: FleetOptions) -> dict[str, Any]:
+    # The name of no model: asking for one would need a key with another scope.
+    async with RemoteServer.connect(RemoteOptions(options.url, options.api_key, "-")) as server:
+        return await server.get("fleet")
+
+
+def summary_of(fleet: Mapping[str, Any]) -> str:
+    """Return a line or two: how many replicas serve, and what has happened since the start."""
+    states = [replica["state"] for replica in fleet["data"]]
+    bounds = fleet["autoscale"]
+    parts = [f"{states.count('serving')} of {fleet['wanted']} replicas serve"]
+    if bounds:
+        parts[0] += f" ({bounds['min']} to {bounds['max']} by load)"
+    for count, what in (
+        (fleet["starting"], "starting"),
+        (states.count("draining"), "draining"),
+        (fleet["held_requests"], "requests wait for one"),
+    ):
+        parts += [f"{count} {what}"] if count else []
+    since = [f"{fleet['started']} started", f"{fleet['lost']} lost", f"{fleet['drained']} drained"]
+    since += [f"{fleet['replays']} replays"]
+    if bounds:
+        since += [f"scaled up {fleet['scaled_up']}, down {fleet['scaled_down']}"]
+    return f"{', '.join(parts)}.\nSince the start: {', '.join(since)}."
+
+
+def row_of(replica: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a replica's cells."""
+    rate = replica["prefix_cache_hit_rate"]
+    return (
+        replica["id"],
+        replica["state"],
+        str(replica["running"]),
+        str(replica["waiting"]),
+        f"{replica['kv_cache_usage']:.0%}",
+        "-" if rate is None else f"{rate:.0%}",
+        duration_text(replica["up_seconds"]),
+        replica["place"],
+        ", ".join(replica["adapters"]) or "-",
+    )

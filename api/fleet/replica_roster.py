@@ -1,0 +1,109 @@
+"""Replica roster: the replicas of a fleet that run, each with its client, its index and what was last heard of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from .adapter_versions import BusyAdapters
+from .fleet_stats import FleetStats
+from .replica_client import ReplicaClient
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A replica that runs.
+
+    Attributes:
+        name: unique, also among those that are gone.
+        index: the lowest that no other one has: the label ``engine`` of its metrics.
+        joined: when it began to serve, in seconds of the monotonic clock.
+        num_frames: that have come from it.
+        busy: adapters in use, by its last heartbeat.
+        drains_until: when what it still has goes on elsewhere; None while it takes new sequences.
+    """
+
+    name: str
+    index: int
+    client: ReplicaClient
+    joined: float
+    num_frames: int = 0
+    busy: BusyAdapters = ((), ())
+    drains_until: float | None = None
+
+
+class ReplicaRoster:
+    """Members by name, in the order in which they joined.
+
+    Attributes:
+        num_joined: in all.
+    """
+
+    def __init__(self) -> None:
+        self._members: dict[str, Member] = {}
+        self._totals = FleetStats()
+        self._numbers = itertools.count(1)
+        self.num_joined = 0
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._members
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(tuple(self._members.values()))
+
+    def __getitem__(self, name: str) -> Member:
+        return self._members[name]
+
+    @property
+    def clients(self) -> Mapping[str, ReplicaClient]:
+        """Clients by the replicas' names."""
+        return {name: member.client for name, member in self._members.items()}
+
+    @property
+    def serving(self) -> list[str]:
+        """Names of those that take new sequences."""
+        return [name for name, member in self._members.items() if member.drains_until is None]
+
+    def add(self, client: ReplicaClient, now: float) -> Member:
+        """Add a replica that has started. Returns it with a name that no other one ever had."""
+        used = {member.index for member in self._members.values()}
+        index = next(index for index in itertools.count() if index not in used)
+        member = Member(f"replica-{next(self._numbers)}", index, client, now)
+        self._members[member.name] = member
+        self.num_joined += 1
+        return member
+
+    def remove(self, name: str) -> ReplicaClient:
+        """Forget a replica, but for what it has counted; nothing more is heard of it. Returns its client."""
+        member = self._members.pop(name)
+        self._totals.retire(member.index, member.client.stats)
+        mute(member.client)
+        return member.client
+
+    def next_frame(self, name: str) -> int:
+        """Return the number of the frame that has just come from a replica."""
+        member = self._members[name]
+        member.num_frames += 1
+        return member.num_frames - 1
+
+    @property
+    def stats(self) -> dict[str, float]:
+        """Sums of gauges and counters, those of replicas that are gone included."""
+        return self._totals.total(self._stats())
+
+    def stats_by_index(self) -> dict[int, dict[str, float]]:
+        """The same of each index, and the seconds of silence of those that run."""
+        sums = self._totals.by_index(self._stats())
+        for member in self:
+            sums[member.index]["engine_silent_seconds"] = member.client.silent_seconds
+        return sums
+
+    def _stats(self) -> dict[int, Mapping[str, float]]:
+        return {member.index: member.client.stats for member in self._members.values()}
+
+
+def mute(client: ReplicaClient) -> None:
+    """Hear nothing more of a replica."""
+    client.on_frame, client.on_heartbeat = (lambda messages: None), (lambda heartbeat: None)
+    client.on_death = lambda error: None

@@ -1,0 +1,1 @@
+"""Scaling: how many replicas there should be."""

@@ -1,0 +1,63 @@
+"""Collector of what only a fleet has: its replicas by state, and what has happened to them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from ...engine.serving.replica_status import FleetStatus
+from .metric_tables import OWN_PREFIX
+
+_STATES = ("serving", "starting", "draining")
+
+
+class ReplicaCollector:
+    """Yields the families of a fleet; none for an engine of one process.
+
+    Args:
+        status: returns the fleet's status; None where there is no fleet.
+    """
+
+    def __init__(self, status: Callable[[], FleetStatus | None], model_name: str) -> None:
+        self._status = status
+        self._model_name = model_name
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all families."""
+        status = self._status()
+        if status is None:
+            return
+        states = Counter(replica.state for replica in status.replicas)
+        states["starting"] = status.num_starting
+        replicas = GaugeMetricFamily(
+            OWN_PREFIX + "replicas", "Replicas of the fleet, by state.", labels=("model_name", "state")
+        )
+        for state in _STATES:
+            replicas.add_metric((self._model_name, state), states[state])
+        yield replicas
+        for name, text, value in (
+            ("replicas_wanted", "Replicas that there should be.", status.wanted),
+            ("requests_held", "Sequences that wait for a replica, as there is none.", status.num_held),
+        ):
+            gauge = GaugeMetricFamily(OWN_PREFIX + name, text, labels=("model_name",))
+            gauge.add_metric((self._model_name,), value)
+            yield gauge
+        for name, text, value in (
+            ("replica_starts", "Replicas that have begun to serve.", status.num_started),
+            ("replica_losses", "Replicas that ended or hung.", status.num_lost),
+            ("replica_drains", "Replicas that ended as they were not wanted any more.", status.num_drained),
+            ("replays", "Sequences that went on on another replica.", status.num_replays),
+        ):
+            counter = CounterMetricFamily(OWN_PREFIX + name, text, labels=("model_name",))
+            counter.add_metric((self._model_name,), value)
+            yield counter
+        scalings = CounterMetricFamily(
+            OWN_PREFIX + "replica_scalings",
+            "Changes of the wanted replicas by the load.",
+            labels=("model_name", "direction"),
+        )
+        scalings.add_metric((self._model_name, "up"), status.num_scaled_up)
+        scalings.add_metric((self._model_name, "down"), status.num_scaled_down)
+        yield scalings

@@ -1,0 +1,50 @@
+"""Replica view: the replicas of an engine as JSON, for ``GET /v1/fleet`` and the live page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...engine.serving.replica_status import FleetStatus, ReplicaStatus
+from .engine_collector import kv_usage
+
+
+def fleet_json(status: FleetStatus) -> dict[str, Any]:
+    """Return a fleet's status as a JSON object."""
+    bounds = None if status.bounds is None else {"min": status.bounds[0], "max": status.bounds[1]}
+    return {
+        "object": "fleet",
+        "wanted": status.wanted,
+        "autoscale": bounds,
+        "starting": status.num_starting,
+        "held_requests": status.num_held,
+        "started": status.num_started,
+        "lost": status.num_lost,
+        "replays": status.num_replays,
+        "drained": status.num_drained,
+        "scaled_up": status.num_scaled_up,
+        "scaled_down": status.num_scaled_down,
+        "data": [replica_json(each) for each in status.replicas],
+    }
+
+
+def replica_json(replica: ReplicaStatus) -> dict[str, Any]:
+    """Return a replica's status as a JSON object; counters are those since its own start."""
+    stats = replica.stats
+    prompt, cached = (int(stats.get(name, 0)) for name in ("prompt_tokens", "prompt_tokens_cached"))
+    return {
+        "id": replica.name,
+        "object": "replica",
+        "engine": replica.engine,
+        "state": replica.state,
+        "place": replica.place,
+        "up_seconds": round(replica.up_seconds, 1),
+        "silent_seconds": round(replica.silent_seconds, 2),
+        "running": int(stats.get("running", 0)),
+        "waiting": int(stats.get("waiting", 0)),
+        "kv_cache_usage": round(kv_usage(stats), 4),
+        "prompt_tokens": prompt,
+        "prompt_tokens_cached": cached,
+        "prefix_cache_hit_rate": round(cached / prompt, 4) if prompt else None,
+        "generation_tokens": int(stats.get("generation_tokens", 0)),
+        "adapters": list(replica.adapters),
+    }

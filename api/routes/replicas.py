@@ -1,0 +1,27 @@
+"""``GET /v1/fleet``: the replicas of the engine, their load, and what has happened to them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import APIRouter
+
+from ...engine.errors import CapacityError
+from ...engine.serving.replica_status import fleet_status
+from ..observe.replica_view import fleet_json
+from .dependencies import State
+
+router = APIRouter(tags=["operation"])
+
+
+@router.get("/v1/fleet")
+async def fleet(state: State) -> dict[str, Any]:
+    """All replicas, those that drain included. An engine of one process is a fleet of one.
+
+    Raises:
+        CapacityError: the model is being loaded.
+    """
+    if state.client is None or state.async_engine is None:
+        raise CapacityError("The model is still being loaded.")
+    return fleet_json(fleet_status(state.client, time.time() - state.started))
