@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ class XmlStyle:
         before_mark: text before the mark that is not part of the value.
         after_mark: text after the mark.
         capitals: whether models write True and False as well, as their templates do.
+        text_key_end: all text between a parameter's name and a string, where that differs from ``key_end``.
+        empty: what stands in place of all parameters where there are none.
     """
 
     name: str
@@ -41,6 +44,8 @@ class XmlStyle:
     before_mark: str = ""
     after_mark: str = ""
     capitals: bool = False
+    text_key_end: str = ""
+    empty: str = ""
 
     @property
     def value_end(self) -> str:
@@ -53,11 +58,18 @@ class XmlStyle:
             types: those that a parameter takes.
 
         Returns:
-            None if there is no other type than string.
+            None if there is no other type than string, and where strings have a mark of their own.
         """
+        if self.text_key_end:
+            return None
         others = "|".join(pattern for name, pattern in _SPELLINGS.items() if name in types)
         others += "|True|False" if self.capitals and "boolean" in types else ""
         return f"{_BLANKS}(?:{others}){_BLANKS}" if others else None
+
+    def written(self, name: str, value: str, *, is_text: bool) -> str:
+        """Return a parameter with its value, a string as it is or JSON."""
+        key_end = self.text_key_end if is_text and self.text_key_end else self.key_end
+        return f"{self.key_begin}{name}{key_end}{value}{self.value_end}"
 
     def is_plain_text(self, value: str, types: frozenset[str]) -> bool:
         """Return whether a whole value of a parameter that takes these types is a string, not JSON."""
@@ -75,12 +87,31 @@ XML_STYLES = {
         XmlStyle("minimax_xml", '<parameter name="', '">', "</parameter>", after_mark="\n"),
         XmlStyle("glm_xml", "<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>", after_mark="\n"),
         XmlStyle("glm47_xml", "<arg_key>", "</arg_key><arg_value>", "</arg_value>"),
+        XmlStyle(
+            "deepseek_xml", '<｜DSML｜parameter name="', '" string="false">', "</｜DSML｜parameter>", after_mark="\n",
+            text_key_end='" string="true">', empty="\n",
+        ),
+        XmlStyle(
+            "deepseek_v4_1_xml", '<｜DSML｜ parameter name="', '" string="false">', "</｜DSML｜ parameter>",
+            after_mark="\n", text_key_end='" string="true">', empty="\n",
+        ),
     )
-}
+}  # fmt: skip
 PYTHON = "python"  # keyword arguments with literals of Python
-STYLES = ("json", PYTHON, *XML_STYLES)
+GEMMA = "gemma"  # an object with names as they are, and strings as they are between quote marks
+GEMMA_QUOTE = '<|"|>'
+STYLES = ("json", PYTHON, GEMMA, *XML_STYLES)
 # Constants of JSON as Python writes them; numbers and strings in double quotes are the same.
 PYTHON_WORDS = {"null": "None", "true": "True", "false": "False"}
+
+
+def gemma_text(value: Any) -> str:
+    """Write a value of JSON in the style of Gemma, names in its order: by their letters, capital or not."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{name}:{gemma_text(value[name])}" for name in sorted(value, key=str.lower)) + "}"
+    if isinstance(value, list):
+        return f"[{','.join(map(gemma_text, value))}]"
+    return f"{GEMMA_QUOTE}{value}{GEMMA_QUOTE}" if isinstance(value, str) else json.dumps(value)
 
 
 def argument_types(schema: Any) -> dict[str, frozenset[str]]:

@@ -153,6 +153,8 @@ async def chat_prompt(
         thought = plan_thought(reasoning, text, continued=continued, output_format=output_format, shown=shown)
         if plan is not None and thought is None:
             text += plan.prefill
+        elif plan is None and continued is None:
+            text += dialect.format.text_opening(text)
         tokens = await async_engine.encode(text, add_special_tokens=body.add_special_tokens, owner=_owner(body, caller))
         return ChatPrompt(tokens, output_format, thought)
 

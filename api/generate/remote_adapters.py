@@ -42,8 +42,8 @@ _MOST_EVICTIONS = 8  # for room in the cache on disk, at one load
 logger = logging.getLogger("rootgraft.adapters")
 
 
-class _NoName(AdapterUnavailable):
-    """All names that requests may bring are being loaded."""
+class _Passing(AdapterUnavailable):
+    """There is no room now, or the name is being loaded: which may pass at once, and so is not remembered."""
 
 
 class RemoteAdapters:
@@ -54,6 +54,7 @@ class RemoteAdapters:
         client: of the engine.
         lora_dir: ``--lora-dir``, whose folders come before names on the Hub.
         most_names: names that requests may bring; beyond it, the one used longest ago is unloaded.
+        most_adapters: names that the engine may have, those of the operator's and of admins included.
         named: adapters of ``--lora-modules`` that were fetched at the start.
         clock: seconds, monotonic.
     """
@@ -65,13 +66,14 @@ class RemoteAdapters:
         *,
         lora_dir: str | None = None,
         most_names: int = 1,
+        most_adapters: int = 1,
         named: Mapping[str, FetchedAdapter] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fetcher = fetcher
         self._client = client
         self._root = None if lora_dir is None else Path(lora_dir)
-        self._most_names = most_names
+        self._most_names, self._most_adapters = most_names, most_adapters
         self._clock = clock
         self._fetched = {str(each.folder): each for each in (named or {}).values()}
         self._downloads: dict[str, tuple[AdapterSource, Download]] = {}  # by name
@@ -189,23 +191,33 @@ class RemoteAdapters:
     async def _bring(self, name: str, tenant: str) -> None:
         try:
             if len(self._loads) > self._most_names:  # with this one
-                raise _NoName(
+                raise _Passing(
                     f"{self._most_names} adapters that requests name are being loaded already, half of "
                     "--max-adapters: ask again in a while."
                 )
-            while self._brought and len(self._brought) + len(self._loads) > self._most_names:
+            while self._brought and (len(self._brought) + len(self._loads) > self._most_names or self._is_full()):
                 await self._unload(_next_to_unload(self._brought))
+            if self._is_full():  # asked before anything is downloaded
+                raise _Passing(
+                    f"{self._most_adapters} adapters are loaded or being loaded, which is the limit (--max-adapters): "
+                    "ask again when one is unloaded."
+                )
             await self._load_with_room(name)
             self._brought[name] = tenant
         except EngineError as error:
             if isinstance(error, RequestError) and error.param is None:
                 error.param = "model"
-            if not isinstance(error, CacheFull | _NoName):  # which pass as soon as any name is unloaded
+            if not isinstance(error, CacheFull | _Passing):
                 self._remember(name, error)
             raise
         finally:
             del self._loads[name]
             self._loading_for[tenant] -= 1
+
+    def _is_full(self) -> bool:
+        """Return whether the engine has no name left for one more load."""
+        names = {*self._client.adapters, *self._downloads}
+        return len(names) >= self._most_adapters
 
     async def _load_with_room(self, name: str) -> None:
         """Load an adapter; if the cache on disk is full, unload names of requests, if that makes room for it."""
@@ -238,7 +250,7 @@ class RemoteAdapters:
     async def _load(self, name: str, source: AdapterSource, *, replace: bool, for_request: bool = False) -> None:
         await self.release_unused()
         if name in self._downloads:
-            raise AdapterUnavailable(f"An adapter is being downloaded under the name {name!r}: {self._state(name)}.")
+            raise _Passing(f"An adapter is being downloaded under the name {name!r}: {self._state(name)}.")
         self._downloads[name] = source, self._fetcher.begin(source, for_request=for_request)
         try:
             fetched = await asyncio.wrap_future(self._downloads[name][1].result)
@@ -246,6 +258,8 @@ class RemoteAdapters:
                 await self._client.load_adapter(name, str(fetched.folder), replace=replace, trusted=True)
             except BaseException as error:
                 await asyncio.to_thread(self._fetcher.release, fetched)
+                if isinstance(error, AdapterUnavailable):
+                    raise _Passing(str(error)) from None
                 if isinstance(error, RequestError) and error.param != "name":
                     raise RequestError(
                         f"{fetched.origin} cannot be served: {error}", param="model", code="adapter_not_supported"

@@ -126,7 +126,15 @@ class ModelService:
         client = engine_of(config, path, self._options, self._num_engines)
         # The other half of the names is for adapters of the operator's, which no request can take.
         most = max(1, config.max_adapters // 2)
-        return client, RemoteAdapters(self._fetcher, client, lora_dir=config.lora_dir, most_names=most, named=named)
+        remote = RemoteAdapters(
+            self._fetcher,
+            client,
+            lora_dir=config.lora_dir,
+            most_names=most,
+            most_adapters=config.max_adapters,
+            named=named,
+        )
+        return client, remote
 
     def _load_tokenizer(self, path: Path) -> Tokenizer:
         other = self._config.tokenizer

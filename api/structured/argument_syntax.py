@@ -15,15 +15,19 @@ import orjson
 
 from ...grammar.argument_styles import (
     ALL_TYPES,
+    GEMMA,
+    GEMMA_QUOTE,
     PYTHON,
     PYTHON_WORDS,
     XML_STYLES,
     XmlStyle,
+    gemma_text,
 )
 
 _OUTSIDE, _INSIDE = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
 _BLANKS = " \t\r\n"
 _WORD_BEGIN, _WORD_REST = re.compile(r"[A-Za-z_]"), re.compile(r"\w*")
+_GEMMA_PART = re.compile(r"[^:,{}\[\]<]*")
 _JSON_WORDS = {python: word for word, python in PYTHON_WORDS.items()}
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -43,6 +47,8 @@ def argument_reader(style: str, types: Mapping[str, frozenset[str]]) -> Argument
     """Return a reader of one call's arguments; ``types`` are those of the function's parameters (`argument_types`)."""
     if style == PYTHON:
         return _PythonReader()
+    if style == GEMMA:
+        return _GemmaReader()
     return _XmlReader(XML_STYLES[style], types) if style in XML_STYLES else JsonReader()
 
 
@@ -89,6 +95,7 @@ class _XmlReader:
         self._name: str | None = None
         self._in_text = False
         self._in_name = False
+        self._is_text: bool | None = None  # what the mark before a value says of it, if it says that
         self._searched = 0  # characters of a name or a value without its end mark
 
     def read(self, text: str) -> tuple[str, int, bool]:
@@ -106,7 +113,7 @@ class _XmlReader:
         if self._in_name:
             return self._rest_of_name(text)
         begin = self._style.key_begin
-        blanks = len(text) - len(text.lstrip(_BLANKS)) if self._num_read else 0
+        blanks = len(text) - len(text.lstrip(_BLANKS)) if self._num_read or self._style.empty else 0
         rest = text[blanks:]
         if rest.startswith(begin):
             self._in_name = True
@@ -116,17 +123,21 @@ class _XmlReader:
         return "}", blanks, True
 
     def _rest_of_name(self, text: str) -> tuple[str, int, bool]:
-        mark = self._style.key_end
-        end = text.find(mark, max(0, self._searched - len(mark)))
+        marks = [mark for mark in (self._style.key_end, self._style.text_key_end) if mark]
+        found = [(text.find(mark, max(0, self._searched - len(mark))), mark) for mark in marks]
+        end, mark = min((each for each in found if each[0] >= 0), default=(-1, ""))
         if end < 0:
             self._searched = len(text)
             return "", 0, False
         self._name, self._in_name, self._searched = text[:end], False, 0
+        self._is_text = mark == self._style.text_key_end if self._style.text_key_end else None
         comma = ", " if self._num_read else ""
         return f"{comma}{_encode(self._name)}: ", end + len(mark), False
 
     def _value(self, text: str) -> tuple[str, int, bool]:
         types = self._types.get(str(self._name), ALL_TYPES)
+        if self._is_text is not None:
+            types = frozenset(("string",)) if self._is_text else ALL_TYPES - {"string"}
         before, mark = self._style.before_mark, self._style.mark
         end = text.find(mark, max(0, self._searched - len(mark)))
         self._searched = 0 if end >= 0 else len(text)
@@ -143,7 +154,7 @@ class _XmlReader:
             return "", 0, False
         # What may be the begin of the end stays for the next time.
         closing = before + mark
-        kept = next((size for size in range(len(closing) - 1, 0, -1) if text.endswith(closing[:size])), 0)
+        kept = _size_of_begin(text, closing)
         certain = text[: len(text) - kept]
         self._searched = kept
         opening = "" if self._in_text or not certain else '"'
@@ -207,6 +218,61 @@ class _PythonReader:
         return char, at + 1
 
 
+class _GemmaReader:
+    """Reads an object with bare names, and strings between quote marks."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = False
+        self._searched = 0  # characters of a name or a value without its end
+
+    def read(self, text: str) -> tuple[str, int, bool]:
+        """See `ArgumentReader`."""
+        written: list[str] = []
+        at = 0
+        while at < len(text):
+            piece, end = self._string(text, at) if self._in_string else self._token(text, at)
+            if end == at:
+                break
+            written.append(piece)
+            at = end
+            if not self._in_string and self._depth == 0:
+                return "".join(written), at, True
+        return "".join(written), at, False
+
+    def _string(self, text: str, at: int) -> tuple[str, int]:
+        end = text.find(GEMMA_QUOTE, at)
+        if end == at:
+            self._in_string = False
+            return '"', at + len(GEMMA_QUOTE)
+        # What may be the begin of a quote mark stays for the next time.
+        kept = _size_of_begin(text, GEMMA_QUOTE) if end < 0 else 0
+        end = len(text) - kept if end < 0 else end
+        return _encode(text[at:end])[1:-1], max(at, end)
+
+    def _token(self, text: str, at: int) -> tuple[str, int]:
+        if text[at] == "<":
+            if not text.startswith(GEMMA_QUOTE, at):
+                return ("", at) if GEMMA_QUOTE.startswith(text[at:]) else (text[at], at + 1)
+            self._in_string = True
+            return '"', at + len(GEMMA_QUOTE)
+        if text[at] in ":,{}[]":
+            self._depth += (text[at] in "[{") - (text[at] in "]}")
+            return text[at] + (" " if text[at] in ":," else ""), at + 1
+        part = _GEMMA_PART.match(text, at + self._searched)
+        end = len(text) if part is None else part.end()
+        self._searched = end - at if end == len(text) else 0
+        if self._searched:
+            return "", at
+        word = text[at:end]
+        return _encode(word) if text[end] == ":" else _JSON_WORDS.get(word, word), end
+
+
+def _size_of_begin(text: str, mark: str) -> int:
+    """Return how many characters at the end of a text may be the begin of a mark."""
+    return next((size for size in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:size])), 0)
+
+
 def write_arguments(arguments: str, style: str) -> str:
     """Return arguments, a JSON object as text, in a style. What is no object stays as it is."""
     if style == "json":
@@ -219,11 +285,14 @@ def write_arguments(arguments: str, style: str) -> str:
         return arguments
     if style == PYTHON:
         return ", ".join(f"{name}={_python(each)}" for name, each in value.items())
+    if style == GEMMA:
+        return gemma_text(value)
     xml = XML_STYLES[style]
-    return "".join(
-        f"{xml.key_begin}{name}{xml.key_end}{each if isinstance(each, str) else _encode(each)}{xml.value_end}"
+    texts = [
+        xml.written(name, each if isinstance(each, str) else _encode(each), is_text=isinstance(each, str))
         for name, each in value.items()
-    )
+    ]
+    return "".join(texts) or xml.empty
 
 
 def _python(value: Any) -> str:

@@ -54,6 +54,8 @@ class ToolFormat:
         id_begin: text between the name and what the model writes of the id.
         content_opening: text before an answer without calls.
         preamble: marks around text before a call; None for text without marks.
+        recipient_mark: mark before each part of an answer, which begins with its recipient: a function, or what
+            ``content_opening`` names. Prompts end in it.
     """
 
     name: str
@@ -77,11 +79,17 @@ class ToolFormat:
     id_begin: str = ""
     content_opening: str = ""
     preamble: tuple[str, str] | None = None
+    recipient_mark: str = ""
 
     @property
     def option(self) -> str:
         """The value of ``--tool-call-parser`` that chooses this format."""
         return self.parser or self.name
+
+    def text_opening(self, prompt: str) -> str:
+        """Return what a prompt needs at its end where the answer is text for the user, and no call."""
+        is_begun = self.recipient_mark and prompt.endswith(self.recipient_mark)
+        return self.content_opening if is_begun else ""
 
     @property
     def is_object(self) -> bool:
@@ -109,6 +117,18 @@ _HARMONY_CALL = "<|channel|>commentary to=functions."
 _DEEPSEEK_CALL, _DEEPSEEK_NAME = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
 _DEEPSEEK_CALLS, _DEEPSEEK_CLOSING = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _DEEPSEEK_END = "<｜tool▁call▁end｜>"
+
+
+def _dsml(name: str, style: str, models: str, calls: str, blank: str = "") -> ToolFormat:
+    """Return a format of DeepSeek's between DSML marks; ``blank`` follows the mark in each of them."""
+    mark = f"｜DSML｜{blank}"
+    return ToolFormat(
+        name, f"<{mark}{calls}>", f"<{mark}{calls}>\n", separator="", closing=f"</{mark}{calls}>", style=style,
+        before_name=f'<{mark}invoke name="', after_name='">\n', after_arguments=f"</{mark}invoke>\n",
+        models=models,
+        rendered=rf'<{mark}{calls}>\s*<{mark}invoke name="probe_tool">',
+    )  # fmt: skip
+
 
 # In the order in which detection tries them.
 FORMATS = {
@@ -167,6 +187,12 @@ FORMATS = {
             rendered=r"<function=probe_tool>\s*\{",
         ),
         ToolFormat(
+            "functionary_v32", "", "", parser="functionary", separator=">>>", recipient_mark=">>>",
+            content_opening="all\n", before_name="", after_name="\n", after_arguments="",
+            models="Functionary 3.2",
+            rendered=r">>>probe_tool\n\s*\{",
+        ),
+        ToolFormat(
             "glm45", "<tool_call>", "<tool_call>", closing="</tool_call>", style="glm_xml",
             before_name="", after_name="\n", after_arguments="",
             models="GLM-4.5, GLM-4.6",
@@ -198,6 +224,9 @@ FORMATS = {
             models="DeepSeek V3.1",
             rendered=f"{_DEEPSEEK_CALL}probe_tool{_DEEPSEEK_NAME}\\s*\\{{",
         ),
+        _dsml("deepseek_v32", "deepseek_xml", "DeepSeek V3.2", "function_calls"),
+        _dsml("deepseek_v4", "deepseek_xml", "DeepSeek V4", "tool_calls"),
+        _dsml("deepseek_v41", "deepseek_v4_1_xml", "DeepSeek V4.1", "calls", blank=" "),
         ToolFormat(
             "kimi_k2", "<|tool_calls_section_begin|>", "<|tool_calls_section_begin|>", separator="",
             closing="<|tool_calls_section_end|>", ids=CallIds.NUMBERED, id_begin=":",
@@ -213,6 +242,12 @@ FORMATS = {
             preamble=("<|channel|>commentary<|message|>", "<|end|><|start|>assistant"),
             models="gpt-oss",
             rendered=r"to=functions\.probe_tool[^{]*<\|message\|>\s*\{",
+        ),
+        ToolFormat(
+            "gemma4", "<|tool_call>", "<|tool_call>", closing="<tool_call|>", style="gemma", between="",
+            before_name="call:", after_name="", after_arguments="",
+            models="Gemma 4",
+            rendered=r"<\|tool_call>call:probe_tool\{probe:1\}",
         ),
         ToolFormat(
             "granite", "<|tool_call|>", "<|tool_call|>[", separator=", ", closing="]",

@@ -50,6 +50,8 @@ def tool_output_format(
         RequestError: a tool's schema is malformed or beyond the limits, or the formats contradict each other.
     """
     mode, callable_tools = resolve_choice(tools, choice)
+    if mode != "none":
+        _check_names(callable_tools, tools, form)
     parallel = parallel and not form.single
     fields = {tool.function.name: f"tools[{tools.index(tool)}].function.parameters" for tool in callable_tools}
     arguments = {tool.function.name: _arguments(tool, fields[tool.function.name]) for tool in callable_tools}
@@ -65,6 +67,17 @@ def tool_output_format(
     if mode == "required":
         return _required(arguments, fields, form, parallel=parallel)
     return _triggered(arguments, fields, form, requested, parallel=parallel, must_call=False)
+
+
+def _check_names(callable_tools: Sequence[Tool], tools: Sequence[Tool], form: ToolFormat) -> None:
+    """Refuse a function that has the name by which the model addresses its text."""
+    for tool in callable_tools if form.recipient_mark else ():
+        if form.head(tool.function.name) == form.content_opening:
+            field = f"tools[{tools.index(tool)}].function.name"
+            raise RequestError(
+                f"'{field}' cannot be {tool.function.name!r} here: this model writes it before text for the user.",
+                param=field,
+            )
 
 
 def _arguments(tool: Tool, name: str) -> GrammarSpec:
@@ -137,7 +150,7 @@ def _triggered(
         owners[id(document["json_schema"])] = requested.field
     shape: dict[str, Any]
     if form.content_opening and not must_call:
-        shape = _in_channels(calls, document, form)
+        shape = _in_channels(calls, document or _text(schemas, form, parallel=parallel), form)
     elif document is not None or must_call:
         if parallel and form.separator is None:
             calls = [{"type": "tags_with_separator", "tags": calls, "separator": form.between, "at_least_one": True}]
@@ -168,13 +181,13 @@ def _starts(form: ToolFormat, functions: Iterable[str]) -> tuple[str, ...]:
 def _calls(schemas: Mapping[str, Any], form: ToolFormat, *, parallel: bool) -> list[dict[str, Any]]:
     """Return structural tags, one of which is a call in the model's format, or several calls after one opening."""
     tags = [_call(name, schema, form) for name, schema in schemas.items()]
-    if form.only_at_start and form.separator is not None:
+    if (form.only_at_start or form.recipient_mark) and form.separator is not None:
         # The opening is one text with the first call's, as the lexer must tell both from free text.
         first = [tag | {"begin": form.opening + tag["begin"]} for tag in tags]
         more = [tag | {"begin": form.separator + tag["begin"]} for tag in tags] if parallel else []
         rest = [{"type": "tags_with_separator", "tags": more, "separator": ""}] if more else []
-        closing = {"type": "const_string", "value": form.closing}
-        return [{"type": "sequence", "elements": [{"type": "or", "elements": first}, *rest, closing]}]
+        closing = [{"type": "const_string", "value": form.closing}] if form.closing else []
+        return [{"type": "sequence", "elements": [{"type": "or", "elements": first}, *rest, *closing]}]
     if not form.opening:
         return tags
     content: dict[str, Any] = {"type": "or", "elements": tags}
@@ -197,9 +210,19 @@ def _call(name: str, schema: Any, form: ToolFormat) -> dict[str, Any]:
     return {"type": "tag", "begin": begin, "content": content, "end": form.after_arguments}
 
 
-def _in_channels(calls: list[dict[str, Any]], document: dict[str, Any] | None, form: ToolFormat) -> dict[str, Any]:
-    """Return the structural tag of an answer whose content stands in a channel of its own."""
-    content = {"type": "tag", "begin": form.content_opening, "content": document or {"type": "any_text"}, "end": ""}
+def _text(schemas: Mapping[str, Any], form: ToolFormat, *, parallel: bool) -> dict[str, Any]:
+    """Return the structural tag of text in a channel of its own, in which calls begin where parts have recipients."""
+    if not form.recipient_mark:
+        return {"type": "any_text"}
+    tags = [_call(name, schema, form) for name, schema in schemas.items()]
+    tags = [tag | {"begin": form.recipient_mark + tag["begin"]} for tag in tags]
+    triggers = [tag["begin"] for tag in tags]
+    return {"type": "triggered_tags", "triggers": triggers, "tags": tags, "stop_after_first": not parallel}
+
+
+def _in_channels(calls: list[dict[str, Any]], text: dict[str, Any], form: ToolFormat) -> dict[str, Any]:
+    """Return the structural tag of an answer whose content, free text or a document, stands in a channel of its own."""
+    content = {"type": "tag", "begin": form.content_opening, "content": text, "end": ""}
     options = [*calls, content]
     if form.preamble is not None:
         begin, end = form.preamble

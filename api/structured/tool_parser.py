@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 from .argument_syntax import ArgumentReader, JsonReader, argument_reader
@@ -42,7 +42,10 @@ class ToolParser:
 
     def __init__(self, plan: ToolPlan) -> None:
         self._plan, self._form = plan, plan.format
-        self._buffer = ""
+        self._buffer = self._form.recipient_mark if plan.reading is Reading.TRIGGERED else ""
+        self._triggers: tuple[str, ...] = (self._form.trigger,)
+        if self._form.recipient_mark:
+            self._triggers = tuple(self._form.recipient_mark + self._form.head(name) for name in plan.arguments)
         self._events: list[Event] = []
         self._num_calls = 0
         self._after_call = False
@@ -88,16 +91,17 @@ class ToolParser:
     def _begin_answer(self) -> bool:
         """Find out what an answer in marks begins with: content, text before a call, or a call."""
         form = self._form
-        begins: list[tuple[str, Callable[[], bool]]] = [(form.content_opening, self._rest)]
+        text = self._text if form.recipient_mark else self._rest
+        begins: list[tuple[str, Callable[[], bool]]] = [(form.recipient_mark + form.content_opening, text)]
         if form.preamble is not None:
             begins.append((form.preamble[0], self._preamble))
         for mark, state in begins:
             if self._buffer.startswith(mark):
                 self._buffer, self._state = self._buffer[len(mark) :], state
                 return True
-        if self._buffer.startswith(form.trigger):
+        if self._buffer.startswith(self._triggers):
             self._state = self._opening
-        elif not any(mark.startswith(self._buffer) for mark in (form.trigger, *(mark for mark, _ in begins))):
+        elif not any(mark.startswith(self._buffer) for mark in (*self._triggers, *(mark for mark, _ in begins))):
             self._state = self._rest
         return self._state != self._begin_answer
 
@@ -108,7 +112,7 @@ class ToolParser:
             self._add_content(before)
             self._buffer, self._state = rest, self._begin_answer
             return True
-        self._add_certain_content(end)
+        self._add_certain_content((end,))
         return False
 
     def _first_text(self) -> bool:
@@ -120,21 +124,24 @@ class ToolParser:
         return self._state != self._first_text
 
     def _text(self) -> bool:
-        trigger = self._form.trigger
         if self._after_call:
             self._buffer = self._buffer.lstrip()
-        before, found, _ = self._buffer.partition(trigger)
+        found = [at for at in map(self._buffer.find, self._triggers) if at >= 0]
         if found:
-            self._add_content(before.rstrip())
-            self._buffer = self._buffer[len(before) :]
+            self._add_content(self._buffer[: min(found)].rstrip())
+            self._buffer = self._buffer[min(found) :]
             self._state = self._opening
             return True
-        self._add_certain_content(trigger)
+        self._add_certain_content(self._triggers)
         return False
 
-    def _add_certain_content(self, trigger: str) -> None:
+    def _add_certain_content(self, triggers: Sequence[str]) -> None:
         """Emit the text except a possible prefix of a trigger and the white space before it."""
-        kept = next((size for size in range(len(trigger) - 1, 0, -1) if self._buffer.endswith(trigger[:size])), 0)
+        sizes = range(max(map(len, triggers)) - 1, 0, -1)
+        begins = (
+            size for size in sizes if any(self._buffer.endswith(each[:size]) for each in triggers if size < len(each))
+        )
+        kept = next(begins, 0)
         certain = self._buffer[: len(self._buffer) - kept].rstrip()
         self._add_content(certain)
         self._buffer = self._buffer[len(certain) :]
@@ -149,7 +156,7 @@ class ToolParser:
         return True
 
     def _opening(self) -> bool:
-        opening = self._form.opening
+        opening = self._form.recipient_mark or self._form.opening
         if self._buffer.startswith(opening):
             self._buffer = self._buffer[len(opening) :]
             self._state = self._head
@@ -212,7 +219,8 @@ class ToolParser:
         separator = form.after_arguments + (form.separator or "")
         if self._buffer.startswith(closing):
             self._buffer = self._buffer[len(closing) :]
-            self._state = self._rest if form.only_at_start or form.content_opening else self._text
+            is_over = form.only_at_start or (form.content_opening and not form.recipient_mark)
+            self._state = self._rest if is_over else self._text
         elif closing.startswith(self._buffer):
             return False
         elif form.separator is not None and self._buffer.startswith(separator):

@@ -9,25 +9,24 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ..argument_styles import ALL_TYPES, PYTHON_WORDS, XmlStyle, argument_types
 from ..regex.charset import rust_literal
-from ..regex.ecma_regex import read_pattern, to_rust
-from ..regex.string_formats import FORMATS
 from ..schema.analysis import Analysis
 from ..schema.constraints import ALWAYS, Conj, Objects, Strings
 from ..schema.json_types import ARRAY, NUMBER, OBJECT, STRING
 from ..schema.shortest_instance import MAX_TEXT_BYTES, ShortestInstance
 from .container_members import Field
 from .key_classes import key_classes, key_patterns
-from .lark_rules import LarkRules
+from .lark_rules import LarkRules, token_literal
 from .lark_writer import alternatives_of, checked_root, to_lark, write_bodies
 from .number_terminals import number_terminal
+from .raw_strings import mark_of, raw_name, raw_string
 from .string_rules import string_rules
 
-_ANY = "(?s:.*)"
+PartsOf = Callable[[str], Sequence[str | int]]
 _XML_KEY = r"[^<>\x00-\x1F\x22\x27=\/]+"
 _PYTHON_KEY = "[A-Za-z_][A-Za-z0-9_]*"
 _IS_XML_KEY, _IS_PYTHON_KEY = re.compile(r"[^<>\x00-\x1F\"'=/]+"), re.compile(_PYTHON_KEY)
@@ -51,18 +50,19 @@ class ArgumentGrammar(NamedTuple):
     ends: list[str]
 
 
-def xml_arguments(analysis: Analysis, style: XmlStyle, prefix: str) -> ArgumentGrammar:
+def xml_arguments(analysis: Analysis, style: XmlStyle, prefix: str, parts_of: PartsOf) -> ArgumentGrammar:
     """Write the arguments of a call between marks.
 
     Args:
         analysis: of the function's schema.
         style: the marks.
         prefix: a small letter before all names, as in `LarkRules`.
+        parts_of: divides a text into plain parts and ids of special tokens.
 
     Raises:
         GrammarError: for a schema that is unsatisfiable or that this style cannot express.
     """
-    return _XmlWriter(analysis, style, prefix).write()
+    return _XmlWriter(analysis, style, prefix, parts_of).write()
 
 
 class _Arguments(ABC):
@@ -80,8 +80,8 @@ class _Arguments(ABC):
         """Write one listed parameter."""
 
     @abstractmethod
-    def unlisted(self, keys: str, conj: Conj, listed: Sequence[str]) -> str:
-        """Write a parameter that is not listed, by the expression of its name's conditions."""
+    def unlisted(self, matched: Sequence[str], rest: Sequence[str], conj: Conj, listed: Sequence[str]) -> str:
+        """Write a parameter that is not listed, by the patterns that its name matches, and those it does not."""
 
     def options(self, root: Conj) -> str:
         """Write all alternatives of the arguments."""
@@ -129,7 +129,7 @@ class _Arguments(ABC):
                 self.rules.check_not_narrowed(conj)
                 continue
             rest = [pattern for pattern in patterns if pattern not in matched]
-            items.append(self.unlisted(_conditions(matched, rest), conj, listed))
+            items.append(self.unlisted(matched, rest, conj, listed))
         return f"({' | '.join(items)})" if items else ""
 
     def _in_order(self, fields: list[Field], extra: str) -> str:
@@ -154,18 +154,19 @@ class _Arguments(ABC):
 class _XmlWriter(_Arguments):
     key_pattern = _IS_XML_KEY
 
-    def __init__(self, analysis: Analysis, style: XmlStyle, prefix: str) -> None:
+    def __init__(self, analysis: Analysis, style: XmlStyle, prefix: str, parts_of: PartsOf) -> None:
         super().__init__(LarkRules(analysis, prefix))
-        self._analysis, self._style, self._prefix = analysis, style, prefix
+        self._analysis, self._style, self._prefix, self._parts_of = analysis, style, prefix, parts_of
         self._types = argument_types(analysis.document.nodes[analysis.document.root].schema)
-        self._values: dict[tuple[Conj, frozenset[str]], str] = {}
+        self._values: dict[tuple[Conj, frozenset[str]], _Values] = {}
         self._grammars: dict[str, str] = {}
         self._texts: dict[str, None] = {}
         self._ends: dict[str, None] = {}
-        self._end = rust_literal(style.value_end)
+        self._end = mark_of(parts_of(style.value_end))
         # A value that is JSON may have white space after it, and of that the newline before the mark.
         before = f"(?:{rust_literal(style.before_mark)})?" if style.before_mark else ""
-        self._json_end = before + rust_literal(style.mark + style.after_mark)
+        end = mark_of(parts_of(style.mark + style.after_mark))
+        self._json_end = end._replace(regex=before + end.regex)
 
     def write(self) -> ArgumentGrammar:
         root = checked_root(self.rules)
@@ -173,96 +174,108 @@ class _XmlWriter(_Arguments):
         string_rules(self.rules.satisfiability, root, nodes, is_possible=False)
         self._instances = ShortestInstance(self._analysis, self.rules.satisfiability)
         start = self.options(root)
+        if self._style.empty:
+            start = f"({start} | {self._literal(self._style.empty)})" if self._may_be_empty(root) else start
         return ArgumentGrammar(start, self.rules.all_bodies(), self._grammars, [*self._texts], [*self._ends])
+
+    def _may_be_empty(self, root: Conj) -> bool:
+        found = alternatives_of(self.rules, root)
+        return any(each.types & OBJECT and not each.objects.required for each in found)
+
+    def _literal(self, text: str) -> str:
+        return token_literal(self._parts_of(text))
 
     def note(self, objects: Objects, fields: Sequence[Field]) -> None:
         """Keep the shortest rest of the arguments after each parameter, as inside of a string any text goes on."""
         style, rest = self._style, ""
         self._ends[style.value_end] = None
         for field in reversed(fields):
-            value = self._shortest(objects.value(field.name))
+            value, is_text = self._shortest(objects.value(field.name))
             if value is None:
                 continue
+            whole = style.written(field.name, value, is_text=is_text) + rest
             written = value + style.value_end + rest
             if len(written) <= MAX_TEXT_BYTES:
-                self._ends |= dict.fromkeys((style.value_end + rest, written, field.name + style.key_end + written))
+                self._ends |= dict.fromkeys((style.value_end + rest, written, whole.removeprefix(style.key_begin)))
             if field.required and len(rest) <= MAX_TEXT_BYTES:
-                rest = f"{style.key_begin}{field.name}{style.key_end}{value}{style.value_end}{rest}"
+                rest = whole
 
-    def _shortest(self, conj: Conj) -> str | None:
+    def _shortest(self, conj: Conj) -> tuple[str | None, bool]:
+        """Return a short value as it is written, and whether it is a string."""
         text = self._instances.text(conj)
-        return json.loads(text) if text is not None and text.startswith('"') else text
+        return (json.loads(text), True) if text is not None and text.startswith('"') else (text, False)
 
     def listed(self, name: str, conj: Conj) -> str:
-        rest = self._style.key_end
-        self._texts[name + rest] = None
-        value = self._value(conj, self._types.get(name, ALL_TYPES))
-        return f"{_literal(self._style.key_begin)} {_literal(name + rest)} {value}"
+        values = self._value(conj, self._types.get(name, ALL_TYPES))
+        return self._parameter(name, lambda end: self._literal(name + end), values)
 
-    def unlisted(self, keys: str, conj: Conj, listed: Sequence[str]) -> str:
-        end = rust_literal(self._style.key_end)
-        names = "|".join(map(rust_literal, listed))
-        body = f"/{_XML_KEY}{end}/{keys.replace(_END, end)}" + (f" & ~/(?:{names}){end}/" if listed else "")
-        self._texts[f"key{self._style.key_end}"] = None
-        return f"{_literal(self._style.key_begin)} {self.rules.terminal(body)} {self._value(conj, ALL_TYPES)}"
+    def unlisted(self, matched: Sequence[str], rest: Sequence[str], conj: Conj, listed: Sequence[str]) -> str:
+        def key(end: str) -> str:
+            mark = mark_of(self._parts_of(end))
+            body = raw_name(_XML_KEY, mark.regex, listed=listed, matched=matched, rest=rest)
+            return self.rules.terminal(body) + mark.rest
 
-    def _value(self, conj: Conj, types: frozenset[str]) -> str:
+        return self._parameter("key", key, self._value(conj, ALL_TYPES))
+
+    def _parameter(self, name: str, key: Callable[[str], str], values: _Values) -> str:
+        """Write a parameter: a name by what ends it, and a value that may go with that end."""
+        style = self._style
+        ends: dict[str, list[str]] = {}
+        for end, options in ((style.text_key_end or style.key_end, values.texts), (style.key_end, values.others)):
+            if options:
+                ends[end] = [*ends.get(end, []), *options]
+        self._texts |= {name + end: None for end in ends}
+        written = [f"{key(end)} ({' | '.join(options)})" for end, options in ends.items()]
+        return f"{self._literal(style.key_begin)} ({' | '.join(written)})"
+
+    def _value(self, conj: Conj, types: frozenset[str]) -> _Values:
         known = self._values.get((conj, types))
         if known is None:
             known = self._values[conj, types] = self._written(conj, types)
         return known
 
-    def _written(self, conj: Conj, types: frozenset[str]) -> str:
-        rules, style = self.rules, self._style
+    def _written(self, conj: Conj, types: frozenset[str]) -> _Values:
+        rules, style, end = self.rules, self._style, self._json_end
         rules.current = conj
         found = alternatives_of(rules, conj)
-        options: dict[str, None] = {}
+        values = _Values({}, {})
         for each in found:
             words = rules.words(each.types)
             words += [word.capitalize() for word in words if style.capitals and word != "null"]
             scalars = [rules.terminal(f"/{'|'.join(words)}/")] if words else []
             if each.types & NUMBER:
                 scalars.append(number_terminal(rules, each.types & NUMBER, each.numbers))
-            options |= {rules.terminal(f"{scalar} /[ \\t\\r\\n]*{self._json_end}/"): None for scalar in scalars}
-            if each.types & STRING:
-                options |= dict.fromkeys(self._text(each.strings, types))
+            for scalar in scalars:
+                values.others[rules.terminal(f"{scalar} /[ \\t\\r\\n]*{end.regex}/") + end.rest] = None
+            text = self._text(each.strings, types) if each.types & STRING else None
+            if text is not None:
+                values.texts[text] = None
         if any(each.types & (ARRAY | OBJECT) for each in found):
             name = f"g{self._prefix}{len(self._grammars)}"
             self._grammars[name] = to_lark(self._analysis, root=conj, types=ARRAY | OBJECT).text
-            options[f"@{name} {rules.terminal(f'/{self._json_end}/')}"] = None
-        text = self._shortest(conj)
+            after = rules.terminal(f"/{end.regex}/") if end.regex else ""
+            values.others[f"@{name} {after}{end.rest}"] = None
+        text, _ = self._shortest(conj)
         if text is not None:
             self._texts[text + style.value_end] = None
-        if not options:
+        if not values.texts and not values.others:
             reason = f"no value can be written: a string cannot contain {style.mark}"
             raise rules.unsupported(("enum", "const", "pattern"), reason)
-        return f"({' | '.join(options)})"
+        return values
 
-    def _text(self, strings: Strings, types: frozenset[str]) -> list[str]:
-        """Write the terminal of the strings that satisfy some constraints, with the end of their value."""
+    def _text(self, strings: Strings, types: frozenset[str]) -> str | None:
+        """Write the strings that satisfy some constraints, with the end of their value; None if there is none."""
         taken = self._style.spelled_as_json(types)
-        if strings.values is not None:
-            usable = [value for value in strings.values if self._style.mark not in value]
-            if taken is not None:
-                usable = [value for value in usable if not re.fullmatch(taken, value)]
-            self._texts |= {value + self._style.value_end: None for value in usable}
-            body = "|".join(map(rust_literal, usable))
-            return [self.rules.terminal(f"/(?:{body}){self._end}/")] if usable else []
-        terms = [f"/{_ANY}{self._end}/"]
-        if strings.least or strings.most is not None:
-            most = "" if strings.most is None else strings.most
-            terms = [f"/(?s:.{{{strings.least},{most}}}){self._end}/"]
-        complements = [f"{_ANY}{rust_literal(self._style.mark)}{_ANY}"]
-        complements += [] if taken is None else [taken]
-        for name in sorted(strings.formats):
-            terms += [f"/(?:{to_rust(node)}){self._end}/" for node in FORMATS[name].must]
-        for source in sorted(strings.patterns):
-            pattern = read_pattern(source)
-            self._texts |= {text + self._style.value_end: None for text in pattern.examples if strings.admits(text)}
-        conditions = _conditions(sorted(strings.patterns), sorted(strings.not_patterns))
-        complements += map(rust_literal, sorted(strings.excluded))
-        body = " & ".join([*terms, *(f"~/(?:{each}){self._end}/" for each in complements)])
-        return [self.rules.terminal(body + conditions.replace(_END, self._end))]
+        found = raw_string(strings, self._end.regex, without=self._style.mark, taken=taken)
+        self._texts |= {text + self._style.value_end: None for text in found.examples}
+        return None if found.body is None else self.rules.terminal(found.body) + self._end.rest
+
+
+class _Values(NamedTuple):
+    """Expressions of the values of a parameter with the marks that end them, in order: strings, and what is JSON."""
+
+    texts: dict[str, None]
+    others: dict[str, None]
 
 
 def python_arguments(analysis: Analysis) -> tuple[str, list[str]]:
@@ -292,27 +305,9 @@ class _PythonWriter(_Arguments):
     def listed(self, name: str, conj: Conj) -> str:
         return f"{_literal(name + '=')} {self.rules.rule(conj)}"
 
-    def unlisted(self, keys: str, conj: Conj, listed: Sequence[str]) -> str:
-        names = "|".join(map(rust_literal, listed))
-        body = f"/{_PYTHON_KEY}=/{keys.replace(_END, '=')}" + (f" & ~/(?:{names})=/" if listed else "")
+    def unlisted(self, matched: Sequence[str], rest: Sequence[str], conj: Conj, listed: Sequence[str]) -> str:
+        body = raw_name(_PYTHON_KEY, "=", listed=listed, matched=matched, rest=rest)
         return f"{self.rules.terminal(body)} {self.rules.rule(conj)}"
-
-
-# Stands for what follows a text inside of a terminal.
-_END = "\0"
-
-
-def _conditions(patterns: Sequence[str], not_patterns: Sequence[str]) -> str:
-    """Write further terms of a terminal: patterns that its text must match, and patterns that it must not match."""
-    terms = []
-    for source in patterns:
-        pattern = read_pattern(source)
-        terms += [f"/(?:{to_rust(node)}){_END}/" for node in pattern.must]
-        terms += [f"~/(?:{to_rust(node)}){_END}/" for node in pattern.must_not]
-    for source in not_patterns:
-        inner = " & ".join(f"/(?:{to_rust(node)}){_END}/" for node in read_pattern(source, wide=True).must)
-        terms.append(f"~({inner})")
-    return "".join(f" & {term}" for term in terms)
 
 
 def _literal(text: str) -> str:

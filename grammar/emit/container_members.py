@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..schema.constraints import ALWAYS, Arrays, Conj, Contains, Objects
 from ..schema.json_types import ARRAY, NUMBER, OBJECT, STRING
-from .lark_rules import LarkRules, literal_number, literal_string
+from .lark_rules import LarkRules, literal_number
 
 MAX_STATES = 2_000
 MAX_UNIQUE_VALUES = 60
@@ -250,7 +250,7 @@ def _enumerated(rules: LarkRules, conj: Conj) -> list[str] | None:
             return None
         found |= {rules.terminal(f"/{word}/"): None for word in rules.words(alternative.types)}
         if alternative.types & STRING:
-            found |= dict.fromkeys(literal_string(value) for value in alternative.strings.values or ())
+            found |= dict.fromkeys(rules.literal_string(value) for value in alternative.strings.values or ())
         if alternative.types & NUMBER:
             found |= dict.fromkeys(literal_number(value) for value in alternative.numbers.values or ())
     return list(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 
 from ..errors import GrammarError
@@ -18,7 +18,8 @@ MAX_WHITESPACE = 80
 # White space between the parts of a JSON text: one expression for all parts, or the lexer keeps them apart.
 WHITESPACE = rf"[ \t\r\n]{{1,{MAX_WHITESPACE}}}"
 # Every division of a forced text into tokens stays allowed: the model chooses.
-_HEADER = f'%llguidance {{"ignore_once": true, "no_forcing": true}}\n%ignore /{WHITESPACE}/\n'
+_OPTIONS = '%llguidance {"ignore_once": true, "no_forcing": true}\n'
+_HEADER = f"{_OPTIONS}%ignore /{WHITESPACE}/\n"
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
@@ -30,6 +31,11 @@ def literal_number(value: Decimal) -> str:
     return f'"{spelling(value)}"'
 
 
+def token_literal(parts: Sequence[str | int]) -> str:
+    """Write a text that consists of plain parts and ids of special tokens."""
+    return " ".join(f"<[{part}]>" if isinstance(part, int) else _encode(part) for part in parts)
+
+
 class LarkRules:
     """Rules by name, shared terminals, and the conjunctions whose rules are still to be written.
 
@@ -38,15 +44,24 @@ class LarkRules:
         current: the conjunction being written, which errors are located by.
         string_rules: numbers of the strings that automata follow.
         prefix: of all names.
+        literal_string: writes one string.
 
     Args:
         analysis: of the schema.
         prefix: a small letter before all names, for rules that are part of a larger grammar.
         words: spellings of the constants null, true and false other than JSON's.
+        literal_string: as the attribute; JSON's spelling by default.
     """
 
-    def __init__(self, analysis: Subschemas, prefix: str = "", words: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        analysis: Subschemas,
+        prefix: str = "",
+        words: Mapping[str, str] | None = None,
+        literal_string: Callable[[str], str] = literal_string,
+    ) -> None:
         self.analysis = analysis
+        self.literal_string = literal_string
         self.prefix, self._words = prefix, words or {}
         self.satisfiability = Satisfiability(analysis)
         self.bodies: dict[str, str] = {}
@@ -56,9 +71,10 @@ class LarkRules:
         self._names: dict[Conj, str] = {}
         self._pending: list[Conj] = []
 
-    def text(self) -> str:
-        """Return the grammar's text."""
-        return _HEADER + "\n".join(f"{name}: {body}" for name, body in self.all_bodies().items()) + "\n"
+    def text(self, *, blanks: bool = True) -> str:
+        """Return the grammar's text, in which white space may stand between the parts of a value or not."""
+        lines = "\n".join(f"{name}: {body}" for name, body in self.all_bodies().items())
+        return f"{_HEADER if blanks else _OPTIONS}{lines}\n"
 
     def all_bodies(self) -> dict[str, str]:
         """Return the bodies of rules and terminals by name."""

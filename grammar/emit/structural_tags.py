@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..argument_styles import PYTHON, STYLES, XML_STYLES
+from ..argument_styles import GEMMA, GEMMA_QUOTE, PYTHON, STYLES, XML_STYLES
 from ..errors import GrammarError
 from ..regex.charset import rust_literal
 from ..regex.ecma_regex import parse, to_rust
@@ -24,7 +24,9 @@ from ..schema.shortest_instance import MAX_TEXT_BYTES
 from ..schema.subschemas import Narrowing
 from ..vocabulary import Vocabulary
 from .argument_rules import python_arguments, xml_arguments
+from .gemma_arguments import gemma_arguments
 from .grammar_artifact import Backend, GrammarArtifact
+from .lark_rules import token_literal
 from .lark_writer import to_lark
 from .plain_grammars import FREE
 from .string_rules import MAX_RULES
@@ -143,10 +145,7 @@ class _TagWriter:
     def fixed(self, text: str) -> str:
         """Write a fixed text, special tokens by their ids."""
         self.lead_ins.update(text.rstrip(_BLANKS)[-1:])
-        return " ".join(
-            f"<[{part}]>" if isinstance(part, int) else json.dumps(part, ensure_ascii=False)
-            for part in self.parts_of(text)
-        )
+        return token_literal(self.parts_of(text))
 
     def names_special(self, text: str) -> bool:
         return any(isinstance(part, int) for part in self.parts_of(text))
@@ -187,11 +186,14 @@ class _TagWriter:
             raise GrammarError("json_schema", where, "must be the schema of an object")
         try:
             analysis = Analysis(Document(schema))
-            if style == PYTHON:
-                lark, texts = python_arguments(analysis)
+            if style in (PYTHON, GEMMA):
+                is_python = style == PYTHON
+                lark, texts = python_arguments(analysis) if is_python else gemma_arguments(analysis, self.parts_of)
                 start = self._grammar(lark)
+                if style == GEMMA:  # in a string any other text goes on
+                    self.closing.ends[GEMMA_QUOTE] = None
             else:
-                found = xml_arguments(analysis, XML_STYLES[style], f"a{len(self.rules)}_")
+                found = xml_arguments(analysis, XML_STYLES[style], f"a{len(self.rules)}_", self.parts_of)
                 for name, lark in found.grammars.items():
                     self._grammar(lark, name)
                 start, texts = self.named(found.start), found.texts

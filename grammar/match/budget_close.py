@@ -167,7 +167,8 @@ class BudgetClose:
         others = [self._walk(state.copy(), lexical, most, rotate=True)] if texts.listed else []
         if texts.rests:
             others += [self._walk(state.copy(), lexical, most, first) for first in (texts.ends, texts.rests)]
-            others.append(self._walk(state.copy(), INSIDE if lexical == OUTSIDE else OUTSIDE, most))
+            flipped = INSIDE if lexical == OUTSIDE else OUTSIDE
+            others += [self._walk(state.copy(), flipped, most, first) for first in ([], texts.ends)]
         for found in chain(islice(walk, HEAD_START), chain.from_iterable(zip_longest(walk, *others))):
             if found is not None:
                 return found

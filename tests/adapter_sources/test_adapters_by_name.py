@@ -30,7 +30,7 @@ from rootgraft.api.http.app import create_app
 from rootgraft.api.http.server import _Service
 from rootgraft.engine.adapter_sources import adapter_fetcher
 from rootgraft.engine.adapter_sources.adapter_fetcher import AdapterFetcher
-from rootgraft.engine.errors import RequestError, UnknownModel
+from rootgraft.engine.errors import AdapterUnavailable, RequestError, UnknownModel
 from rootgraft.engine.types import AdapterInfo
 
 Make = Callable[..., AdapterFetcher]
@@ -43,12 +43,15 @@ LFS = f"/lfs/{hashlib.sha256(FILES[WEIGHTS]).hexdigest()}"
 class Engine(FakeClient):
     """Keeps names of adapters, and refuses those whose config says that they are of another base model."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
         super().__init__()
+        self.most = most
         self.loads: list[tuple[str, bool]] = []
 
     async def load_adapter(self, name: str, path: str, *, replace: bool = False, trusted: bool = False) -> None:
         assert trusted and not (name in self.adapters and not replace)
+        if name not in self.adapters and len(self.adapters) >= self.most:
+            raise AdapterUnavailable(f"{self.most} adapters are loaded, which is the limit (--max-adapters).")
         self.loads.append((name, replace))
         config = (Path(path) / CONFIG).read_bytes()
         assert (Path(path) / WEIGHTS).is_file()
@@ -96,8 +99,10 @@ async def serve(tmp_path: Path, fetcher: Make) -> AsyncIterator[Callable[..., Se
     file = tmp_path / "keys.json"
     write(file, *keys)
 
-    def start(*entries: str, most_names: int = 8, lora_dir: str | None = None, **options: Any) -> Server:
-        engine, now = Engine(), [0.0]
+    def start(
+        *entries: str, most_names: int = 8, most_adapters: int = 64, lora_dir: str | None = None, **options: Any
+    ) -> Server:
+        engine, now = Engine(most_adapters), [0.0]
         state = make_state(ServerConfig(api_key_file=str(file)))
         state.client = engine  # type: ignore[assignment]
         state.finds_adapters = lora_dir is not None
@@ -106,6 +111,7 @@ async def serve(tmp_path: Path, fetcher: Make) -> AsyncIterator[Callable[..., Se
             engine,  # type: ignore[arg-type]
             lora_dir=lora_dir,
             most_names=most_names,
+            most_adapters=most_adapters,
             clock=lambda: now[0],
         )
         transport = httpx.ASGITransport(app=create_app(state))
@@ -239,6 +245,61 @@ async def test_a_silent_hub_is_a_503_that_may_be_asked_again(hub: HubStub, serve
     hub.server.statuses[f"/{NAME}/resolve/main/{CONFIG}"] = 502
     answer = await serve("hf", LOCAL).ask(NAME)
     assert error_of(answer) == (503, "adapter_unavailable", None) and answer.headers["retry-after"] == "5"
+
+
+async def test_a_full_engine_is_a_503_that_passes_as_soon_as_there_is_room(hub: HubStub, serve: Any) -> None:
+    hub.add(NAME, FILES)
+    hub.add("acme/other", adapter_files(2))
+    server = serve("hf", LOCAL, most_names=1, most_adapters=1)
+    assert (await server.load("mine", "acme/other")).status_code == 200
+    hub.server.asked.clear()
+    for _ in range(2):
+        answer = await server.ask(NAME)
+        assert error_of(answer) == (503, "adapter_unavailable", None) and "--max-adapters" in answer.text
+    assert not hub.server.asked and [name for name, _ in server.engine.loads] == ["mine"]
+    await server.engine.unload_adapter("mine")  # by another server's admin, say: this one is not told
+    assert (await server.ask(NAME)).status_code == 200
+
+
+async def test_a_refusal_of_the_engine_for_want_of_room_is_not_remembered(hub: HubStub, serve: Any) -> None:
+    """The engine counts loads that are not seen here yet: what it says holds for the moment."""
+    hub.add(NAME, FILES)
+    server = serve("hf", LOCAL)
+    server.engine.most = 0
+    answer = await server.ask(NAME)
+    assert error_of(answer) == (503, "adapter_unavailable", None) and "--max-adapters" in answer.text
+    server.engine.most = 1
+    assert (await server.ask(NAME)).status_code == 200
+
+
+async def test_names_of_requests_make_room_where_admins_have_taken_more_than_their_half(
+    hub: HubStub, serve: Any
+) -> None:
+    for number, name in enumerate(("acme/a", "acme/b", "acme/c")):
+        hub.add(name, adapter_files(number + 1))
+    server = serve("hf", LOCAL, most_names=2, most_adapters=3)
+    for name in ("acme/a", "acme/b"):
+        assert (await server.ask(name)).status_code == 200
+    assert (await server.load("mine", "acme/a")).status_code == 200
+    assert (await server.ask("acme/c")).status_code == 200
+    assert sorted(server.engine.adapters) == ["acme/b", "acme/c", "mine"]
+    for name in ("acme/b", "acme/c"):
+        loaded = await server.load(name, "acme/a", load_inplace=True)
+        assert loaded.status_code == 200  # and the name is the admin's from now on
+    assert error_of(await server.ask("acme/a")) == (503, "adapter_unavailable", None)
+    assert sorted(server.engine.adapters) == ["acme/b", "acme/c", "mine"]
+
+
+async def test_what_an_admin_loads_under_the_name_meanwhile_is_not_remembered_either(hub: HubStub, serve: Any) -> None:
+    hub.add(NAME, FILES)
+    event = hub.storage.holds[LFS] = threading.Event()
+    server = serve("hf", LOCAL)
+    load = asyncio.create_task(server.load(NAME, NAME))
+    await until(lambda: bool(server.state.remote.downloads()))
+    assert error_of(await server.ask(NAME)) == (503, "adapter_unavailable", None)
+    event.set()
+    assert (await load).status_code == 200
+    assert (await server.ask(NAME)).status_code == 200
 
 
 async def test_waiting_is_bounded_and_the_download_goes_on(

@@ -37,6 +37,27 @@ def prompt(live: Live) -> str:
     return bytes(live.async_engine.seen[-1].tokens.tolist()).decode()
 
 
+def test_a_model_that_names_recipients_is_asked_for_text_where_it_may_call_nothing(live: Live) -> None:
+    """Functionary 3.2: the prompt ends in the mark, and in the recipient too unless a function may be one."""
+    live.async_engine.tokenizer.speaks = "functionary_v32"
+    say(live, "all\nWell.")
+    with live.openai() as client:
+        asked: Any = {"model": "tiny", "messages": HI, "tools": TOOLS}
+        assert client.chat.completions.create(**asked).choices[0].message.content == "Well."
+        assert prompt(live).endswith("<assistant>>>>")
+        with client.chat.completions.stream(**asked) as events:
+            assert events.get_final_completion().choices[0].message.content == "Well."
+        say(live, '{"a": 1}')
+        answers = [
+            client.chat.completions.create(**asked, tool_choice="none"),
+            client.chat.completions.create(model="tiny", messages=HI),
+            client.chat.completions.create(model="tiny", messages=HI, response_format={"type": "json_object"}),
+        ]
+    for answer, seen in zip(answers, live.async_engine.seen[-3:], strict=True):
+        assert answer.choices[0].message.content == '{"a": 1}'
+        assert bytes(seen.tokens.tolist()).decode().endswith("<assistant>>>>all\n")
+
+
 @pytest.mark.parametrize(("choice", "text", "calls", "content"), CASES)
 def test_calls_whole_and_streamed(
     live: Live, choice: Any, text: str, calls: list[tuple[str, str]], content: str | None
@@ -59,7 +80,11 @@ def test_calls_whole_and_streamed(
 
 
 @pytest.mark.parametrize(
-    "speaks", ["qwen3_coder", "glm45", "minimax_m2", "mistral_args", "kimi_k2", "granite", "pythonic", "functionary"]
+    "speaks",
+    [
+        *("qwen3_coder", "glm45", "minimax_m2", "mistral_args", "kimi_k2", "granite", "pythonic", "functionary"),
+        *("functionary_v32", "gemma4"),
+    ],
 )
 def test_every_format_comes_back_as_json(live: Live, speaks: str) -> None:
     """The model's own form is read off the template, and clients see OpenAI's shape, whole and streamed."""

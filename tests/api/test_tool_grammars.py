@@ -83,6 +83,9 @@ def test_free_text_and_calls(form: ToolFormat) -> None:
             assert not lets_through(grammar, written(form, call)), call
     assert not lets_through(grammar, written(form, ULM)[:-1])
     text = "Well.\n" + written(form, ULM)
+    if form.recipient_mark:
+        assert not lets_through(grammar, text)
+        text = content(form, "Well. >>> x\n>>>other\n>>>") + written(form, ULM)
     if form.preamble is not None:
         before, after = form.preamble
         assert lets_through(grammar, f"{before}Well.{after}{written(form, ULM)}")
@@ -147,6 +150,27 @@ def check_native(form: ToolFormat, named: CompiledGrammar, one: CompiledGrammar)
     if not form.single:
         assert not lets_through(one, written(form, PING, ULM))
         assert lets_through(compiled(form, "required"), written(form, PING, ULM))
+
+
+def test_parts_with_recipients_are_told_apart() -> None:
+    """Functionary's: the prompt ends in the mark; text is addressed to all, and no function can have that name."""
+    form = FORMATS["functionary_v32"]
+    output_format = tool_output_format(TOOLS, "auto", form, None, parallel=True)
+    assert output_format is not None and output_format.tools is not None
+    text = 'all\nSee >>> x\n>>>other\n{}>>>weather\n{"city": "Ulm"}>>>ping\n{}'
+    assert lets_through(compiled(form), text)
+    content, calls = read_calls(output_format.tools, text)
+    assert content == "See >>> x\n>>>other\n{}"
+    assert [(call.name, call.arguments) for call in calls] == [ULM, PING]
+    assert not lets_through(compiled(form, parallel=False), text)
+    assert (form.text_opening("<|eot_id|>assistant\n>>>"), form.text_opening("Say >>>.")) == ("all\n", "")
+    assert FORMATS["hermes"].text_opening("Hi") == ""
+    tools = [*TOOLS, Tool(type="function", function=Function(name="all"))]
+    with pytest.raises(RequestError, match=r"'tools\[2\].function.name' cannot be 'all'") as caught:
+        tool_output_format(tools, "auto", form, None, parallel=True)
+    assert caught.value.param == "tools[2].function.name"
+    assert tool_output_format(tools, "none", form, None, parallel=True) is None
+    assert tool_output_format(tools, "auto", FORMATS["hermes"], None, parallel=True) is not None
 
 
 def test_the_option_knows_the_formats() -> None:

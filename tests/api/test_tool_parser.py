@@ -52,6 +52,8 @@ def written(form: str, content: str, calls: list[tuple[str, str]]) -> str:
         return spec.content_opening + content
     if content and spec.preamble is not None:
         content = spec.preamble[0] + content + spec.preamble[1]
+    if content and spec.recipient_mark:
+        content = spec.content_opening + content + spec.recipient_mark
     return content + spec.calls(calls)
 
 

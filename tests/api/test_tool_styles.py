@@ -21,7 +21,7 @@ from rootgraft.api.structured.tool_grammar import tool_output_format
 from rootgraft.api.structured.tool_parser import ToolParser, read_calls
 from rootgraft.api.structured.tool_plan import Arguments, CallStart, Content, ToolPlan
 from rootgraft.engine.errors import GrammarRefused
-from rootgraft.grammar.argument_styles import XML_STYLES, argument_types
+from rootgraft.grammar.argument_styles import GEMMA, GEMMA_QUOTE, XML_STYLES, argument_types
 from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
 from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.errors import GrammarError
@@ -121,15 +121,26 @@ def streamed(plan: ToolPlan, text: str, cuts: list[int]) -> tuple[str, list[tupl
 
 def reads_as_other(form: str, value: dict[str, Any]) -> bool:
     """Whether a string cannot be written: it holds the end mark, or looks like another type that is admitted."""
+    if FORMATS[form].style == GEMMA:
+        return not has_plain_names(value)
     style = XML_STYLES.get(FORMATS[form].style)
     if style is None:
         return False
     maybe, mixed = value.get("maybe"), value.get("mixed")
+    if style.text_key_end:
+        maybe = mixed = None
     return (
         (isinstance(maybe, str) and maybe.strip(" \t\r\n") == "null")
         or (isinstance(mixed, str) and (mixed.strip(" \t\r\n")[:1] == "[" or is_integer(mixed.strip(" \t\r\n"))))
         or any(isinstance(text, str) and style.mark in text for text in value.values())
     )
+
+
+def has_plain_names(value: Any) -> bool:
+    """Whether all names are made of letters alone, as names without quotes must be."""
+    if isinstance(value, dict):
+        return all(name.isalpha() and has_plain_names(each) for name, each in value.items())
+    return not isinstance(value, list) or all(map(has_plain_names, value))
 
 
 def is_integer(text: str) -> bool:
@@ -185,30 +196,36 @@ def test_what_a_walk_of_the_grammar_writes_is_valid(
     assert num_calls >= 8
 
 
-def walked(grammar: CompiledGrammar, start: str, rng: random.Random, budget: int = 900) -> str:
+def walked(
+    grammar: CompiledGrammar, start: str, rng: random.Random, budget: int = 900, vocabulary: Vocabulary = VOCABULARY
+) -> str:
     """Return text of the grammar: a start, then letters at random, rare ones rarely, to an end within the budget."""
     matcher = grammar.matcher()
-    written = bytearray()
-    mask = np.zeros(VOCABULARY.num_words, dtype=np.int32)
+    written = list[int]()
+    mask = np.zeros(vocabulary.num_words, dtype=np.int32)
     for byte in start.encode():
         assert matcher.accept(byte)
         written.append(byte)
     common = frozenset(b'abf12 ,.:="<>/[]{}()\n_-')
     while len(written) < budget:
         matcher.fill_mask(mask, budget - len(written))
-        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[: EOS + 1])
-        assert len(allowed), bytes(written)
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[: len(vocabulary.tokens)])
+        assert len(allowed), text_of(written, vocabulary)
         liked = [int(token) for token in allowed if token in common] if rng.random() < 0.95 else []
         token = EOS if EOS in allowed and rng.random() < 0.3 else rng.choice(liked or [int(t) for t in allowed])
         assert matcher.accept(token)
         if token == EOS:
             break
         written.append(token)
-    assert matcher.is_done or matcher.can_end, bytes(written)
-    return written.decode(errors="replace")
+    assert matcher.is_done or matcher.can_end, text_of(written, vocabulary)
+    return text_of(written, vocabulary)
 
 
-@pytest.mark.parametrize("form", IN_MARKS)
+def text_of(tokens: list[int], vocabulary: Vocabulary) -> str:
+    return b"".join(vocabulary.tokens[token] for token in tokens).decode(errors="replace")
+
+
+@pytest.mark.parametrize("form", [form for form in IN_MARKS if not XML_STYLES[FORMATS[form].style].text_key_end])
 def test_strings_that_cannot_be_told_from_other_values_are_not_written(
     made: dict[str, tuple[ToolPlan, CompiledGrammar]], form: str
 ) -> None:
@@ -232,6 +249,79 @@ def test_strings_that_cannot_be_told_from_other_values_are_not_written(
     assert value(call(text=" ", mixed="007", unit="3")) == {"text": " ", "mixed": "007", "unit": 3}
     for text in (call(text=f"a{style.mark}b"), call(text="a", count="x"), call(text="a", count="100"), call(count="1")):
         assert not is_admitted(grammar, text), text
+
+
+@pytest.mark.parametrize("form", ["deepseek_v32", "deepseek_v41"])
+def test_strings_with_a_mark_of_their_own_are_whatever_they_look_like(
+    made: dict[str, tuple[ToolPlan, CompiledGrammar]], form: str
+) -> None:
+    plan, grammar = made[form]
+    style = XML_STYLES[FORMATS[form].style]
+
+    def call(*values: tuple[str, str, bool]) -> str:
+        body = "".join(style.written(name, value, is_text=is_text) for name, value, is_text in values)
+        whole = FORMATS[form].calls([("f", "{}")])
+        return whole.replace(FORMATS[form].after_name + style.empty, FORMATS[form].after_name + body)
+
+    def value(*values: tuple[str, str, bool]) -> Any:
+        text = call(*values)
+        assert is_admitted(grammar, text)
+        return json.loads(read_calls(plan, text)[1][0].arguments)
+
+    assert value(("text", "null", True), ("maybe", "null", True), ("mixed", "12", True)) == {
+        "text": "null",
+        "maybe": "null",
+        "mixed": "12",
+    }
+    assert value(("text", "1", True), ("maybe", "null", False), ("mixed", "[1]", False), ("unit", "3", False)) == {
+        "text": "1",
+        "maybe": None,
+        "mixed": [1],
+        "unit": 3,
+    }
+    for wrong in (("text", "a", False), ("text", f"a{style.mark}b", True)):
+        assert not is_admitted(grammar, call(wrong)), wrong
+    for wrong in (("count", "1", True), ("unit", "C", False), ("flag", "True", False)):
+        assert not is_admitted(grammar, call(("text", "a", True), wrong)), wrong
+
+
+MARKS = {
+    "deepseek_v32": ("｜DSML｜",),
+    "gemma4": ("<|tool_call>", "<tool_call|>", GEMMA_QUOTE),
+    "glm45": ("</arg_value>",),
+}
+
+
+def special_vocabulary(names: tuple[str, ...]) -> Vocabulary:
+    tokens = (*(bytes([byte]) for byte in range(256)), b"</s>", *(name.encode() for name in names))
+    return Vocabulary(tokens, frozenset(range(EOS, len(tokens))), (EOS,), len(tokens))
+
+
+@pytest.mark.parametrize("form", MARKS)
+def test_marks_that_are_special_tokens(form: str) -> None:
+    """The marks are those tokens and not their letters; arguments still end within the budget."""
+    vocabulary = special_vocabulary(MARKS[form])
+    found = tool_output_format(TOOLS, "required", FORMATS[form], None, parallel=True)
+    assert found is not None and found.tools is not None
+    grammar = compile(found.spec, vocabulary)
+    arguments = {"text": 'a "b" </', "maybe": "null", "list": ["x", ""], "object": {"a": None, "b": {"c": "[1"}}}
+    text = FORMATS[form].calls([("f", json.dumps(arguments)), ("ping", "{}")])
+
+    def accepts(tokens: list[int]) -> bool:
+        matcher = grammar.matcher()
+        return all(map(matcher.accept, tokens)) and matcher.can_end
+
+    if form == "glm45":
+        arguments["maybe"] = None
+    assert accepts(vocabulary.tokenize_named(text)) and not accepts(vocabulary.tokenize(text.encode()))
+    assert [json.loads(call.arguments) for call in read_calls(found.tools, text)[1]] == [arguments, {}]
+    rng = random.Random(5)
+    least = len(vocabulary.tokenize_named(FORMATS[form].calls([("ping", "{}")]))) + 3
+    for _ in range(6):
+        [*calls] = read_calls(found.tools, walked(grammar, "", rng, least + rng.randrange(60), vocabulary))[1]
+        assert calls
+        for call in calls:
+            Draft202012Validator(SCHEMAS[call.name]).validate(json.loads(call.arguments))
 
 
 HEAVY = {"type": "string", "pattern": r"^(?:\S+\s+){0,49}\S+$", "maxLength": 500}
@@ -296,7 +386,9 @@ def test_a_style_in_a_structural_tag() -> None:
     for style in ("yaml", 5, None):
         with pytest.raises(GrammarError) as caught:
             compiled(style)
-        assert caught.value.pointer == "/format/content/style" and "json, python, qwen_xml" in caught.value.reason
+        assert (
+            caught.value.pointer == "/format/content/style" and "json, python, gemma, qwen_xml" in caught.value.reason
+        )
 
 
 def test_the_types_of_a_subschema_are_found_once() -> None:
@@ -317,7 +409,7 @@ def test_the_types_of_a_subschema_are_found_once() -> None:
     assert reads < 200
 
 
-@pytest.mark.parametrize("style", ["python", *XML_STYLES])
+@pytest.mark.parametrize("style", ["python", GEMMA, *XML_STYLES])
 def test_a_name_without_an_end_is_searched_once(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
     searched = 0
 

@@ -70,7 +70,8 @@ class ByteTokenizer:
             return text
         thinks = (options.get("kwargs") or {}).get("enable_thinking", True)
         opened = {"qwen3": "" if thinks else "<think>\n\n</think>\n\n", "deepseek_r1": "<think>\n"}
-        return f"{text}<assistant>{opened.get(self.thinks, '')}"
+        mark = FORMATS[self.speaks].recipient_mark if self.speaks in FORMATS else ""
+        return f"{text}<assistant>{opened.get(self.thinks, mark)}"
 
     def _calls(self, message: dict[str, Any]) -> str:
         calls = [json.dumps(call["function"]) for call in message.get("tool_calls", ())]
@@ -84,7 +85,8 @@ class ByteTokenizer:
         if not calls or self.speaks not in FORMATS:
             return ""
         called = [call["function"] for call in message["tool_calls"]]
-        return FORMATS[self.speaks].calls([(each["name"], json.dumps(each["arguments"])) for each in called])
+        form = FORMATS[self.speaks]
+        return form.recipient_mark + form.calls([(each["name"], json.dumps(each["arguments"])) for each in called])
 
 
 class FakeFrontend:

@@ -33,6 +33,32 @@ def _together(opening: str, call: str, closing: str, separator: str = "") -> str
     return f"{_LOOP}{begin}{_CALLS}{call}{between}{{% endfor %}}{end}{{{{ message.content }}}}{{% endfor %}}"
 
 
+def _dsml(calls: str, blank: str = "") -> str:
+    """Return a template as `_together` does, with DeepSeek's marks: ``string`` says which values are no JSON."""
+    mark = f"｜DSML｜{blank}"
+    parameters = (
+        "{% for name, value in f.arguments | items %}{{ '\n' if not loop.first else '' }}"
+        f"<{mark}parameter name=\"{{{{ name }}}}\" string=\"{{{{ 'true' if value is string else 'false' }}}}\">"
+        f"{_TEXT}</{mark}parameter>{{% endfor %}}"
+    )
+    call = f'<{mark}invoke name="{{{{ f.name }}}}">\n{parameters}{{{{ "\\n" }}}}</{mark}invoke>\n'
+    return _together(f"<{mark}{calls}>\n", call, f"</{mark}{calls}>")
+
+
+_COMMA = "{{ ',' if not loop.last else '' }}"
+_GEMMA = "".join(
+    (
+        '{% macro value(each) %}{% if each is string %}<|"|>{{ each }}<|"|>',
+        "{% elif each is boolean %}{{ 'true' if each else 'false' }}",
+        "{% elif each is mapping %}{{ '{' }}{% for k, v in each | dictsort %}{{ k }}:{{ value(v) }}",
+        _COMMA,
+        "{% endfor %}{{ '}' }}{% elif each is sequence %}[{% for v in each %}{{ value(v) }}",
+        _COMMA,
+        "{% endfor %}]{% else %}{{ each }}{% endif %}{% endmacro %}",
+    )
+)
+
+
 def _parameters(body: str) -> str:
     return "{% for name, value in f.arguments | items %}" + body + "{% endfor %}"
 
@@ -55,6 +81,7 @@ TEMPLATES = {
         + "</function>\n</seed:tool_call>"
     ),
     "functionary": _each("<function={{ f.name }}>{{ f.arguments | tojson }}</function>", ""),
+    "functionary_v32": _each("{{ '>>>' + f.name + '\n' + f.arguments }}", ""),
     "glm45": _each(
         "<tool_call>{{ f.name }}\n"
         + _parameters(f"<arg_key>{{{{ name }}}}</arg_key>\n<arg_value>{_TEXT}</arg_value>\n")
@@ -85,6 +112,9 @@ TEMPLATES = {
         "{{ '<｜tool▁call▁begin｜>' + f.name + '<｜tool▁sep｜>' + f.arguments + '<｜tool▁call▁end｜>' }}",
         "<｜tool▁calls▁end｜>",
     ),
+    "deepseek_v32": _dsml("function_calls"),
+    "deepseek_v4": _dsml("tool_calls"),
+    "deepseek_v41": _dsml("calls", " "),
     "kimi_k2": _together(
         "<|tool_calls_section_begin|>",
         "<|tool_call_begin|>{{ call.id }}<|tool_call_argument_begin|>{{ f.arguments | tojson }}<|tool_call_end|>",
@@ -94,6 +124,7 @@ TEMPLATES = {
         "<|start|>assistant<|channel|>commentary to=functions.{{ f.name }} <|constrain|>json<|message|>"
         "{{ f.arguments | tojson }}<|call|>"
     ),
+    "gemma4": _GEMMA + _each("<|tool_call>call:{{ f.name }}{{ value(f.arguments) }}<tool_call|>", ""),
     "granite": _together("<|tool_call|>[", _OBJECT, "]", ", "),
     "granite_text": _together("<tool_call>[", _OBJECT, "]", ", "),
     "granite-20b-fc": _each(f"<function_call> {_OBJECT}"),
