@@ -31,7 +31,7 @@ def bearer(live: Live, name: str) -> httpx.Client:
 
 def metric(live: Live, reason: str) -> float:
     labels = {"model_name": "tiny", "engine": "0", "reason": reason}
-    value = live.state.metrics._registry.get_sample_value("rootgraft:admission_rejections_total", labels)
+    value = live.state.metrics.registry.get_sample_value("rootgraft:admission_rejections_total", labels)
     return float(value)
 
 
