@@ -16,6 +16,7 @@ from torch import Tensor
 from ..layouts import int8_kv_layout
 from ..layouts.attention_arguments import AttentionParams, PagedBatch, RopeParams
 from ..layouts.packed_weights import Largest, PackedLinear
+from .native_experts import ExpertKernels
 from .native_library import Fields, NativeLibrary
 from .native_lora import LoraKernels
 from .native_quantised import QuantisedKernels
@@ -50,6 +51,7 @@ class Kernels:
 
     Attributes:
         library: the compiled library, with thread count and arena.
+        experts: its ops on experts.
         lora: its LoRA op.
         quantised: its ops on quantised weights.
     """
@@ -65,6 +67,7 @@ class Kernels:
         self._largest = library.bind("largest", _LARGEST)
         self._mask_logits = library.bind("mask_logits", _MASK_LOGITS)
         self._copy_pages = library.bind("copy_pages", _COPY_PAGES)
+        self.experts = ExpertKernels(library)
         self.lora = LoraKernels(library)
         self.quantised = QuantisedKernels(library)
 
